@@ -9,7 +9,7 @@ PYTEST_FILES = output=$$(TF_NUM_INTRAOP_THREADS=1 JAX_DISABLE_MOST_OPTIMIZATIONS
   { code=$$?; { echo "$$output"; echo "Exit code $$code: $$*"; } > "$$0/$$$$"; exit $$code; }
 # Without byte code, each of the many processes would compile TensorFlow and Keras again, for eight seconds.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: setup demo test test-slow test-tpu-env lint docs bench
+.PHONY: setup demo test test-slow test-tpu-env test-beam lint docs bench
 .DELETE_ON_ERROR:
 
 setup: .venv/installed
@@ -58,6 +58,16 @@ test-tpu-env: .venv-tpu/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip==25.3
 	sed 's/^tensorflow-tpu==/tensorflow-cpu==/; /^libtpu==/d' requirements-tpu.txt > .venv-tpu/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r .venv-tpu/requirements.txt
+	@touch $@
+
+# The pipelines of Apache Beam, on this machine in several processes.
+test-beam: .venv-beam/installed
+	.venv-beam/bin/python -m pytest -q tests/beam
+
+.venv-beam/installed: requirements-beam.txt
+	$(PYTHON) -m venv .venv-beam
+	.venv-beam/bin/python -m pip install --quiet --disable-pip-version-check pip==25.3
+	.venv-beam/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements-beam.txt
 	@touch $@
 
 lint: setup

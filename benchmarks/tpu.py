@@ -2,6 +2,10 @@
 
     python -m benchmarks.tpu --recipes augreg-ti16-i21k vit-b16-i21k --output tpu-results
 
+    python -m benchmarks.tpu --topology v5e:4x4 --recipes vit-g14 vit-G14 --output slices
+
+compiles the step of `--shard-weights` on JAX, with rematerialization, for all chips of a slice.
+
 The compiler is that of the package libtpu (`benchmarks/requirements-tpu.txt`), so what compiles here compiles on the
 chip, and the memory is the chip's. Time is not measured. Every compilation runs in its own process, which takes minutes
 and several gigabytes. Results are appended to results.json; the same command continues after an interruption. It needs
@@ -19,6 +23,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from benchmarks.tpu_slices import HEADER, SliceCase, slice_rows
 from keras_vit import UserError, cli, parser, run_directory
 from keras_vit.files.atomic import write_text
 from keras_vit.files.tables import markdown_table
@@ -73,6 +78,11 @@ class Arguments:
     JAX."""
     chips: tuple[Chip, ...] = ("v5e",)
     """v5e has 16 GiB of memory, v6e 32."""
+    topology: tuple[str, ...] = ()
+    """Slices, such as v5e:4x4, v5e:16x16 or v6e:4x4, in place of steps and chips. The recipes may also be vit-g14,
+    vit-G14 and vit-e14."""
+    model_parallel: int = 1
+    """With --topology, chips that share one model."""
     batches: tuple[int, ...] = (16, 32)
     """Images per chip. From two of them the largest batch is extrapolated."""
     minutes: float = 30.0
@@ -82,14 +92,24 @@ class Arguments:
 
     def __post_init__(self) -> None:
         for recipe in self.recipes:
-            find_recipe(recipe)
+            for topology in self.topology:
+                SliceCase(recipe, topology, 1)  # raises UserError for what there is not
+            if not self.topology:
+                find_recipe(recipe)
         if not self.batches or min(self.batches) < 1:
             raise UserError(f"--batches takes positive numbers, but is {' '.join(map(str, self.batches))}.")
         if not self.minutes > 0:
             raise UserError(f"--minutes must be positive, but is {self.minutes}.")
 
-    def cases(self) -> list[TPUCase]:
+    def cases(self) -> list[TPUCase] | list[SliceCase]:
         """All cases, small batches first."""
+        if self.topology:
+            return [
+                SliceCase(recipe, topology, batch, self.model_parallel)
+                for recipe in self.recipes
+                for topology in self.topology
+                for batch in sorted(self.batches)
+            ]
         return [
             TPUCase(recipe, step, chip, batch)
             for recipe in self.recipes
@@ -147,7 +167,17 @@ def rows(results: Sequence[dict[str, Any]]) -> list[list[str]]:
     return table
 
 
-def compile_case(case: TPUCase, minutes: float) -> dict[str, Any]:
+def slice_table(results: Sequence[dict[str, Any]]) -> str:
+    """The table of steps that were compiled for slices."""
+    case = ("recipe", "topology", "model_parallel")
+    alike = [[other for other in results if all(other[key] == result[key] for key in case)] for result in results]
+    largest = [
+        largest_batch(group, MEMORY[result["topology"][:3]]) for group, result in zip(alike, results, strict=True)
+    ]
+    return markdown_table(HEADER, slice_rows(results, largest), num_text_columns=4)
+
+
+def compile_case(case: TPUCase | SliceCase, minutes: float) -> dict[str, Any]:
     """Compile in another process. Returns the case, its measurements, the seconds, and the failure or None."""
     start = time.perf_counter()
     command = [sys.executable, "-m", "benchmarks.tpu_compile", json.dumps(dataclasses.asdict(case))]
@@ -174,6 +204,7 @@ def main(arguments: Sequence[str]) -> None:
     if missing := [name for name in ("tensorflow", "jax", "libtpu") if importlib.util.find_spec(name) is None]:
         raise UserError(f"{missing[0]} is not installed; run pip install -r benchmarks/requirements-tpu.txt.")
     results = _earlier(output / "results.json")
+    table = slice_table if parsed.topology else _chip_table
     for case in parsed.cases():
         if any(dataclasses.asdict(case).items() <= result.items() for result in results):
             continue
@@ -183,8 +214,12 @@ def main(arguments: Sequence[str]) -> None:
         output.mkdir(parents=True, exist_ok=True)
         # After every case, for interrupted runs.
         write_text(output / "results.json", json.dumps(results, indent=1) + "\n")
-        write_text(output / "results.md", markdown_table(_HEADER, rows(results), num_text_columns=5) + "\n")
-    print(markdown_table(_HEADER, rows(results), num_text_columns=5))
+        write_text(output / "results.md", table(results) + "\n")
+    print(table(results))
+
+
+def _chip_table(results: Sequence[dict[str, Any]]) -> str:
+    return markdown_table(_HEADER, rows(results), num_text_columns=5)
 
 
 def _earlier(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -17,6 +17,8 @@ from typing import Any
 
 from benchmarks.case import NUM_CLASSES
 from benchmarks.tpu import TPUCase
+from benchmarks.tpu_slices import SliceCase, slice_recipe
+from benchmarks.tpu_slices import traffic as traffic_of
 from keras_vit import UserError
 from training.recipes.pretrain import find_recipe
 
@@ -27,22 +29,27 @@ _NUM_STEPS = 100_000  # only the learning rate depends on it
 
 def main(arguments: list[str]) -> None:
     """`CASE`"""
-    case = TPUCase(**json.loads(arguments[0]))
+    fields = json.loads(arguments[0])
     with os.fdopen(os.dup(1), "w") as answer, contextlib.redirect_stdout(sys.stderr):
         os.dup2(2, 1)
-        _set_environment(case)
-        answer.write(json.dumps(_compile_jax(case) if case.step == "jax" else _compile_tensorflow(case)))
+        if "topology" in fields:
+            found = _compile_slice(SliceCase(**fields))
+        else:
+            case = TPUCase(**fields)
+            _set_environment(_SLICES[case.chip][1], "jax" if case.step == "jax" else "tensorflow")
+            found = _compile_jax(case) if case.step == "jax" else _compile_tensorflow(case)
+        answer.write(json.dumps(found))
 
 
-def _set_environment(case: TPUCase) -> None:
+def _set_environment(accelerator_type: str, backend: str) -> None:
     """Of libtpu, before it is loaded: there is neither a TPU nor a metadata server."""
     import libtpu
 
-    os.environ["KERAS_BACKEND"] = "jax" if case.step == "jax" else "tensorflow"
+    os.environ["KERAS_BACKEND"] = backend
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # without a TPU, several processes may compile; "True" is ignored
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
-    os.environ["TPU_ACCELERATOR_TYPE"] = _SLICES[case.chip][1]
+    os.environ["TPU_ACCELERATOR_TYPE"] = accelerator_type
     os.environ["TPU_LIBRARY_PATH"] = libtpu.get_library_path()
     os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -142,6 +149,64 @@ def _compile_jax(case: TPUCase) -> dict[str, Any]:
     compiled = training_step(trainer).lower(state_shapes(trainer, sharding), batch).compile()
     host_bytes = sum(part.dtype.itemsize * part.size for part in batch)
     return _measured(compiled.memory_analysis(), compiled.cost_analysis(), host_bytes)
+
+
+def _compile_slice(case: SliceCase) -> dict[str, Any]:
+    """The step of `--shard-weights` on all chips of a slice, whose variables take no memory here."""
+    _set_environment(_SLICES[case.chip][1], "jax")
+    import jax
+    import keras
+    from jax.experimental import topologies
+    from keras.src.backend.jax.core import JaxVariable
+
+    from keras_vit.models.complexity import costs
+    from training.devices.jax_devices import DividedWeights
+    from training.loop.build import build_trainer
+    from training.options.common import Execution
+
+    class Devices:
+        """Those of the slice, in place of `JaxDevices`."""
+
+        num_replicas_in_sync = case.chips // case.model_parallel
+        scope = contextlib.nullcontext
+
+    def without_value(variable, *_):
+        variable._initialize_layout()
+        variable._value, variable._initializer = None, keras.initializers.Zeros()
+
+    def on_host(variable, value):
+        variable._value = value
+
+    JaxVariable._initialize_with_initializer, JaxVariable._direct_assign = without_value, on_host
+    chips = topologies.get_topology_desc(platform="tpu", topology_name=case.topology).devices
+    shape = Devices.num_replicas_in_sync, case.model_parallel
+    mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), list(chips))
+    distribution = DividedWeights(mesh, shard_weights=True)
+    keras.distribution.set_distribution(distribution)
+    recipe = dataclasses.replace(slice_recipe(case.recipe), batch_size=case.batch * case.chips, accumulation=1)
+    trainer = build_trainer(
+        lambda: recipe.build(NUM_CLASSES), recipe, _NUM_STEPS, strategy=Devices(),
+        execution=Execution(precision="bfloat16", remat=True), seed=0,
+    )  # fmt: skip
+
+    def described(shape, dtype, layout):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=layout.backend_layout)
+
+    state = tuple(
+        [described(v.shape, v.dtype, distribution.get_variable_layout(v)) for v in group]
+        for group in trainer._train_groups()
+    )
+    shapes = (recipe.batch_size, *recipe.image_size, recipe.channels), (recipe.batch_size, NUM_CLASSES)
+    batch = [described(shape, "float32", distribution.get_data_layout(shape)) for shape in shapes]
+    layouts = None, jax.tree.map(lambda value: value.sharding, state)
+    step = jax.jit(trainer.train_step, donate_argnums=0, out_shardings=layouts)
+    compiled = step.lower(state, batch).compile()
+    host_bytes = sum(part.dtype.itemsize * part.size for part in batch) // case.chips
+    found = _measured(compiled.memory_analysis(), compiled.cost_analysis(), host_bytes)
+    forward = costs(recipe.model, recipe.image_size, num_classes=NUM_CLASSES).flops
+    # Counted, because the compiler counts a loop once: with rematerialization, the forward pass is computed twice.
+    step_flops = 4 * forward * case.batch
+    return found | {"traffic": traffic_of(compiled.as_text()), "step_flops": step_flops}
 
 
 def _measured(memory, costs, host_bytes: int) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 import dataclasses
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
 from keras_vit import run_directory
 from keras_vit.errors import UserError, refuse_without_effect
-from keras_vit.files.remote import check_saved_model_path, to_path
-from keras_vit.parser import Count, Range, arguments_of, check_ranges
+from keras_vit.files.remote import check_saved_model_path, local_path, to_path
+from keras_vit.parser import Aliases, Count, MayLead, Range, arguments_of, check_ranges
 from keras_vit.runs import Run, open_run, open_run_directory
 
 # Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
@@ -21,7 +22,7 @@ LARGEST_DISAGREEMENT = 0.02
 class SourceOptions:
     """The model to export: one of --run and --checkpoint."""
 
-    run: str | None = None
+    run: Annotated[str | None, Aliases(("--model",)), MayLead()] = None
     """Run directory."""
     checkpoint: str | None = None
     """Checkpoint file or folder, address, or official name such as augreg:B_16."""
@@ -73,15 +74,11 @@ def check_output(output: str) -> None:
 
 
 def _check_directory(run: str) -> None:
-    """Raise UserError for a file as the run to export."""
+    """Raise UserError for a file as the run to export, unless it is the model of one."""
     path = to_path(run)
-    if path.is_file():
+    if path.is_file() and not (path.name == run_directory.MODEL and (path.parent / run_directory.LABELS).is_file()):
         run_directory.check_model_file(run)
-        if path.suffix == ".tflite":
-            raise UserError(f"{run} is an export already; give the directory of the run that it was exported from.")
-        is_of_run = (path.parent / run_directory.LABELS).is_file() and path.name == run_directory.MODEL
-        advice = f"give {path.parent}" if is_of_run else f"give --checkpoint {run}"
-        raise UserError(f"--run takes a directory, but {run} is a file; {advice}.")
+        raise UserError(f"--run takes a directory, but {run} is a file; give --checkpoint {shlex.quote(run)}.")
 
 
 Dtype = Literal["float32", "bfloat16"]
@@ -166,8 +163,8 @@ class TFLiteOptions:
     dynamic_batch: bool = False
     """Take any batch size; the files are named …-dynamic-batch.tflite. Not for int4-weights, int8 and int16x8."""
     calibration: str | None = None
-    """Folder of representative images for int4-weights, int8 and int16x8, and to rescale large channels for
-    int8-dynamic. Default: training images in the run directory."""
+    """Folder of representative images for int4-weights, int8 and int16x8; int8-dynamic and int8-weights lose less
+    with them. Default: training images in the run directory."""
     calibration_images: Count | None = None
     """Number of calibration images; default 256, or as many as there are."""
     max_disagreement: float = LARGEST_DISAGREEMENT
@@ -243,6 +240,32 @@ def check_web_formats(formats: Sequence[OnnxFormat]) -> None:
     """Raise UserError if there is no file for the page of --web to run."""
     if "onnx" not in formats:
         raise UserError(f"The page of --web runs model.onnx, but --formats has {', '.join(formats)}; add onnx.")
+
+
+FastestForm = Literal[
+    "saved-model", "saved-model-xla", "saved-model-bfloat16", "tflite", "tflite-int8-dynamic", "onnx", "openvino"
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class FastestOptions:
+    """Export a model in all forms, measure them on this machine, and recommend one."""
+
+    source: SourceOptions
+    output: str
+    """Directory for a folder of each form, report.md and report.json; of this machine."""
+    batch_size: Count = 1
+    """Images in a call."""
+    threads: Count | None = None
+    """Threads of a call; default: one for each processor that the command may use."""
+    rounds: Count = 11
+    """Rounds of the measurement, in each of which all forms run in turn."""
+    formats: tuple[FastestForm, ...] = get_args(FastestForm)
+    """Forms to compare; those of packages that are not installed are left out."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        local_path(self.output, "output")
 
 
 @dataclasses.dataclass(frozen=True)

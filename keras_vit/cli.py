@@ -65,6 +65,7 @@ COMMANDS = {
     "saved-model": "export.saved_model.__main__",
     "tflite": "export.tflite.__main__",
     "onnx": "export.onnx.__main__",
+    "fastest": "export.fastest.__main__",
     "serving": "export.serving.kit",
 }
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"

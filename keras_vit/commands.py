@@ -45,6 +45,7 @@ _GROUPS = {
         "saved-model": "export for TF Serving",
         "tflite": "export for phones",
         "onnx": "export for ONNX Runtime, OpenVINO and the browser",
+        "fastest": "measure the exports on this machine, and recommend one",
         "serving": "write the configuration and the clients of TF Serving",
         "convert": "write a checkpoint for another library",
     },

@@ -60,6 +60,11 @@ class Positional:
 
 
 @dataclasses.dataclass(frozen=True)
+class MayLead:
+    """Annotates a field of a class without `Positional` fields: its value may stand alone, without the option."""
+
+
+@dataclasses.dataclass(frozen=True)
 class MayBeEmpty:
     """Annotates a field of any number of values: its option may stand alone, which gives ()."""
 
@@ -217,6 +222,9 @@ def read(options_class: type, arguments: Sequence[str], *, prog: str, **defaults
             count = len(others) if option.repeated else 1
             given[option.path] = _value(option, option.name, others[:count])
             others = others[count:]
+    for option in options:
+        if others and option.path not in given and any(isinstance(note, MayLead) for note in _notes(option.hint)):
+            given[option.path] = _value(option, option.name, [others.pop(0)])
     if others:
         raise UserError(f"Unrecognized arguments: {' '.join(others)}; {_HELP}")
     return given

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import tempfile
 import zipfile
 import zlib
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_vit.errors import UserError, near_path
-from keras_vit.files.kinds import MODEL_SUFFIXES, kind_of
+from keras_vit.files.kinds import MODEL_SUFFIXES, check_readable, kind_of
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import is_remote, is_web, local_copy, to_path
@@ -78,11 +79,8 @@ def check_model_file(path: str | os.PathLike) -> None:
         is_of_run = any((run / name).is_file() for name in (MODEL, LABELS))
         if is_of_run and (not is_model or file.name in _OTHER_FILES or file.parent.name == CHECKPOINTS):
             raise UserError(f"{path} is a file of a run, but not its model; give the run {run}.")
-    if not is_model:
-        raise UserError(
-            f"{path} is not a checkpoint; give the folder of a run, or a file that ends in .npz, .safetensors "
-            "or .keras."
-        )
+    if not file.name.endswith((".h5", ".index.json")):  # h5 may be weights for a model that is named
+        check_readable(file)
 
 
 def load(run: str | os.PathLike) -> tuple["keras.Model", tuple[str, ...]]:
@@ -136,6 +134,11 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
             named.symlink_to(path.resolve())
             return keras.models.load_model(named, compile=False)
     except (ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        if code := re.search(r"Could not locate \w+ '([^']+)'|(`Lambda`)", str(error)):
+            raise UserError(
+                f"{shown} has a layer of its author's code, {code[1] or 'Lambda'}, which is not run from a file; "
+                "replace it by layers of Keras or functions of keras.ops, and save the model again."
+            ) from error
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"{shown} cannot be read as a Keras model ({reason}); it may be damaged.") from error
 

@@ -19,7 +19,7 @@ from keras_vit.checkpoints.fetch.find import check_name, find_checkpoint
 from keras_vit.errors import UserError
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.npz import read_npz
-from keras_vit.files.remote import is_remote, is_web, to_path
+from keras_vit.files.remote import can_be_saved_model, is_remote, is_web, to_path
 from keras_vit.models.config import Classes
 from keras_vit.run_directory import SAMPLES, Samples
 from keras_vit.scores import Scoring
@@ -254,7 +254,7 @@ class Run:
     def next_commands(self, done: str) -> list[tuple[str, ...]]:
         """What `keras_vit.cli.print_next` shows after the command `done`: up to three that take this run directory."""
         data, name = self.data_options, self.name.removesuffix(run_directory.MODEL).rstrip("/") or "."
-        model = ("--run", name)
+        model, served = ("--run", name), f"{name}/saved_model"
         recipe = self.settings.get("recipe")
         if isinstance(recipe, dict) and recipe.get("target", "classes") != "classes":  # pretrained without labels
             return [
@@ -266,7 +266,7 @@ class Run:
             "evaluate": ("evaluate", *model, *data) if data else None,
             "predict": ("predict", *model, *pictures),
             "inspect": ("inspect", *model, "--output", f"{name}/inspection") if self.file(SAMPLES) else None,
-            "saved-model": ("saved-model", *model, "--output", f"{name}/saved_model"),
+            "saved-model": ("saved-model", *model, "--output", served if can_be_saved_model(served) else "saved_model"),
         }
         return [command for name, command in commands.items() if command and name != done][:3]
 
@@ -367,7 +367,10 @@ def open_run(
 
 
 def open_run_directory(path: str | os.PathLike) -> Run:
-    """Open the directory of a finished run. Raises UserError for anything else."""
+    """Open the directory of a finished run, or the model in it. Raises UserError for anything else."""
+    place = to_path(path)
+    if place.name == run_directory.MODEL and place.is_file():
+        path = place.parent
     run_directory.find(path, run_directory.MODEL)
     return open_run(path)
 

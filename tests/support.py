@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from keras_vit import ResNetConfig, ViTConfig
+from keras_vit.files.lazy_array import LazyArray
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 
@@ -100,6 +101,11 @@ def randomize(model: keras.Model) -> keras.Model:
     values = [rng.normal(0.0, 0.3, weight.shape) for weight in model.weights]
     model.set_weights([abs(v) if "variance" in w.path else v for w, v in zip(model.weights, values, strict=True)])
     return model
+
+
+def fetched(arrays: dict[str, LazyArray]) -> dict[str, np.ndarray]:
+    """Read the arrays of a checkpoint."""
+    return {name: array.fetch() for name, array in arrays.items()}
 
 
 def official(name: str) -> type:

@@ -30,6 +30,7 @@ from export.tflite import __main__ as tflite
 from keras_vit import UserError, cli, convert, parser
 from keras_vit.errors import ParityError
 from keras_vit.native_stderr import native_stderr_silenced
+from keras_vit.runs import Run
 from tests.support import FIXTURES
 from training import demo, predict
 from training.recipes.pretrain import RECIPES
@@ -277,6 +278,12 @@ def test_the_next_commands_run_when_they_are_pasted(tmp_path, monkeypatch, capsy
     assert commands[1] == "  keras-vit evaluate --run runs/a"
 
 
+@pytest.mark.parametrize(("run", "output"), [("runs/a", "runs/a/saved_model"), ("pictures [new]/run", "saved_model")])
+def test_the_next_export_goes_where_tensorflow_can_load_it(run, output):
+    commands = Run(run).next_commands("predict")
+    assert ("saved-model", "--run", run, "--output", output) in commands
+
+
 def test_only_one_spelling_of_the_commands_is_written():
     """`python -m MODULE` works, too; the quickstart says so."""
     modules = "|".join(re.escape(name.removesuffix(".__main__")) for name in cli.COMMANDS.values())
@@ -473,7 +480,7 @@ def test_help_and_a_wrong_option_wait_for_nothing():
 
 
 def test_all_commands_are_found_and_all_but_these_require_tensorflow():
-    assert len(COMMANDS) == 39
+    assert len(COMMANDS) == 40
     without = {name for name, path in COMMANDS.items() if "    cli.require_tensorflow()\n" not in path.read_text()}
     assert without == {
         "benchmarks.gpu",

@@ -38,6 +38,7 @@ for line in sys.stdin:
 """
 DATA = "There is no folder 'gone'; --data folder:PATH takes"
 KIND = "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given"
+NO_INDEX = "There are no features in 'gone'"
 NAME = "There is no file, folder or official checkpoint 'gone'"
 RUN = "There is no run directory 'gone'"
 TRAIN = "training.pretrain digits --workdir never"
@@ -58,6 +59,7 @@ MISTAKES = {
     "training.segment fit --checkpoint gone --data tfds:x --workdir never --seed -1": "--seed must be in [0, ",
     "training.vtab --checkpoint gone --workdir never --seed -1": "--seed must be in [0, ",
     "training.demo --workdir never --seed -1": "--seed must be in [0, ",
+    f"{TRAIN} --data digits --shard-weights": "--shard-weights needs KERAS_BACKEND=jax; set it",
     f"{TRAIN} --data digits --model-parallel 0": "--model-parallel must be at least 1, but is 0",
     f"{TUNE} --checkpoint augreg:B_16 --data digits --model-parallel 2": "--model-parallel 2 needs KERAS_BACKEND=jax",
     f"{TUNE} --checkpoint gone --data digits": NAME,
@@ -70,7 +72,7 @@ MISTAKES = {
     f"{TRAIN} --data digits --image-size 0": "--image-size takes one or two whole numbers",
     "training.evaluate --run tests/fixtures/vit_token.npz --data digits": "npz' is not a run directory to put",
     **{
-        f"{command} README.md{rest}": "README.md is not a checkpoint; give the folder of a run, or a file that ends in"
+        f"{command} README.md{rest}": "README.md is a text file; give a model: a .npz, .safetensors or"
         for command, rest in (
             ("training.predict pictures --run", ""),
             ("training.evaluate --run", " --data digits"),
@@ -117,6 +119,28 @@ MISTAKES = {
     "training.shard --data digits --output docs": "docs should be new or empty, but holds api; give",
     "training.samples --data folder:gone --output never": DATA,
     "training.predict --run gone README.md": NAME,
+    "training.predict gone README.md": NAME,
+    "training.evaluate gone --data digits": NAME,
+    "export.tflite.__main__ gone --output never": RUN,
+    "training.predict --run gone README.md --runner DirectRunner": "--runner needs --output with a folder for Parquet",
+    "training.predict --run gone README.md -- --project x": "Options behind -- are those of a pipeline, as '--project",
+    "training.embed --run gone README.md --output never": NAME,
+    "training.embed --run gone --output never": "Give --data, such as folder:pictures, or pictures",
+    "training.embed --run gone README.md --output never --batch-size 0": "--batch-size must be at least 1, but is 0",
+    "training.embed --run gone --data digits --output never --runner DirectRunner": "With --runner, --data takes csv:F",
+    "training.embed --run gone README.md --output never --runner DirectRunner": "--runner needs Apache Beam, which",
+    "training.shard --data csv:gone.csv --output never --runner SparkRunner": "There is no file 'gone.csv'; --data csv",
+    "training.similar README.md --index gone": NO_INDEX,
+    "training.similar README.md --index gone --output x.txt": "--output takes a file that ends in .csv or .html, but",
+    "training.search cat --index gone": NO_INDEX,
+    "training.review --index gone": NO_INDEX,
+    "training.review --index gone --duplicate-similarity 2": "--duplicate-similarity must be in (0, 1], but is 2.0",
+    "training.unknown --run gone --data digits": RUN,
+    "training.unknown --run gone --data digits --false-alarms 2": "--false-alarms must be in (0, 1), but is 2.0",
+    "training.anomaly fit --checkpoint gone --data gone --workdir never": "There is no folder 'gone'; --data takes a f",
+    "training.anomaly fit --checkpoint gone --data docs --workdir docs": "docs exists already; choose another",
+    "training.anomaly fit --checkpoint gone --data docs --workdir never": NAME,
+    "training.anomaly predict README.md --run docs --output x.json": "--output takes a file that ends in .csv or",
     "training.predict --run gone/model-int8.tflite README.md": "is an export, but pictures are classified by the model",
     "keras_vit.convert gone x.npz --layout npz": NAME,
     f"{TRAIN} --data csv:gone.csv": "There is no file 'gone.csv'; --data csv:FILE takes",
@@ -183,6 +207,7 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         "empty": ("ant/0.png", "ant/1.png", "bee/.hidden.png"),
         "one": ("ant/0.png", "ant/1.png", "bee/0.png"),
         "few": ("ant/0.png", "ant/1.png", "bee/0.png", "bee/more/1.png"),
+        "deep": ("two/three/four/ant/0.png", "two/three/four/bee/0.png"),
         "split": ("train/ant/0.png", "train/bee/0.png", "test/ant/0.png", "test/bee/0.png"),
     }.items():
         for file in files:
@@ -203,7 +228,7 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         f"Of 2 files that {tmp_path}/gone.csv names, 2 cannot be found, first {tmp_path}/a/0.png; a path is relative "
     )
     gone += f"to {tmp_path}: correct the paths."
-    (tmp_path / "x.tflite").touch()
+    (tmp_path / "x.tflite").write_bytes(b"\x1c\0\0\0TFL3")
     options = PretrainOptions(source=DataOptions("digits"), workdir="", recipe=find_recipe("digits"))
     settings = run_settings(options, "pretrain", "digits") | {"images": None}
     (tmp_path / "other").mkdir()
@@ -219,6 +244,7 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
     sentences = {
         f"training.predict --run {run} README.md --labels {tmp_path}/twice.txt": "names the class 'ant' twice; give",
         f"training.predict --run {run} --serve --port {port}": f"Port {port} cannot be used (Address already in use)",
+        f"{digits}/deep": f"at least two classes, but they are in {tmp_path}/deep/two/three/four; give --data folder:",
         f"{digits}/empty": "The class 'bee' of",
         f"{digits}/one": "The class 'bee' has one image, and needs two",
         f"{digits}/few": "A batch of 32 is larger than the training set of 2 images; give --batch-size 2 or less.",
@@ -235,8 +261,8 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         f"{digits}/emptty": f"There is no folder '{tmp_path}/emptty'; did you mean {tmp_path}/empty?",
         f"training.soup {tmp_path}/othr {run} --output never": f"did you mean {tmp_path}/other?",
         f"export.tflite.__main__ --run {run}/model.keras --output never": f"model.keras is a file; give {run}.",
-        f"export.tflite.__main__ --run {tmp_path}/list.csv --output never": "list.csv is not a checkpoint; give the",
-        f"export.onnx.__main__ --run {tmp_path}/x.tflite --output never": "x.tflite is an export already; give the",
+        f"export.tflite.__main__ --run {tmp_path}/list.csv --output never": "list.csv is a text file; give a model",
+        f"export.onnx.__main__ --run {tmp_path}/x.tflite --output never": "x.tflite is a TFLite file; give the .npz,",
         **{
             f"export.{kind}.__main__ {model} --output {run}": f"{run} is a run directory, which would no longer be used"
             for kind in ("saved_model", "tflite", "onnx")

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmarks import tpu, tpu_compile
+from benchmarks import tpu, tpu_compile, tpu_slices
 from keras_vit import UserError
 
 
@@ -45,9 +45,53 @@ def test_for_a_tpu_an_interrupted_run_continues(tmp_path, monkeypatch, capsys):
     assert text.strip() in capsys.readouterr().out
 
 
+PROGRAM = """HloModule step
+%add (x: f32[], y: f32[]) -> f32[] {
+  ROOT %sum = f32[] add(%x, %y)
+}
+%block (state: (s32[], bf16[8,4])) -> (s32[], bf16[8,4]) {
+  %all-gather.1 = bf16[8,4]{1,0:T(8,128)} all-gather(%part), replica_groups=[2,8]<=[16], dimensions={0}
+}
+ENTRY %main (p: f32[8,4]) -> f32[8,4] {
+  %all-reduce.2 = (f32[10]{0}, f32[6]{0}) all-reduce(%a, %b), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
+  %reduce-scatter.3 = f32[4]{0} reduce-scatter(%c), replica_groups={{0,1,2,3}}, to_apply=%add
+  %start = (f32[4]{0}, f32[16]{0}) all-gather-start(%d), replica_groups={{0,1,2,3}}, dimensions={0}
+  %done = f32[16]{0} all-gather-done(%start)
+  %loop = (s32[], bf16[8,4]) while(%init), body=%block, backend_config={"known_trip_count":{"n":"47"}}
+}
+"""
+
+
+def test_what_chips_send_is_counted_by_kind_and_for_every_turn_of_a_loop():
+    gathered = 47 * (8 * 4 * 2) * 7 // 8 + 16 * 4 * 3 // 4
+    assert tpu_slices.traffic(PROGRAM) == {
+        "all-reduce": 2 * 16 * 4 * 3 // 4, "reduce-scatter": 4 * 4 * 4 * 3 // 4, "all-gather": gathered
+    }  # fmt: skip
+
+
+def test_for_a_slice_there_is_a_table_of_its_own(tmp_path, monkeypatch, capsys):
+    def compile_some(case, minutes):
+        if case.recipe == "vit-g14":
+            return dataclasses.asdict(case) | {"failure": "Error: a | b", "seconds": 9.0}
+        found = {"traffic": {"all-gather": 2 * 10**9}, "step_flops": 197e11}
+        return _compiled(case, case.batch / 10) | found
+
+    monkeypatch.setattr(tpu, "compile_case", compile_some)
+    monkeypatch.setattr(tpu.importlib.util, "find_spec", lambda name: name)
+    options = ["--recipes", "vit-G14", "vit-g14", "--topology", "v5e:4x4", "--batches", "20", "10"]
+    tpu.main([*options, "--output", str(tmp_path / "slices")])
+    text = capsys.readouterr().out
+    row = next(line for line in text.splitlines() if line.startswith("| vit-G14"))
+    assert [cell.strip() for cell in row.split("|")[1:-1]] == [
+        "vit-G14", "v5e:4x4", "10", "yes", "1", "171", "19.7", "2", "100", "10", "60"
+    ]  # fmt: skip
+    assert "no: Error: a / b" in text
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--topology", "v5e:16"], "--topology takes v5e or v6e and a grid of chips, such as v5e:4x4, not 'v5e:16'"),
         (["--recipes", "digitz"], "no recipe named 'digitz'"),
         (["--batches", "0"], "--batches takes positive numbers"),
         (["--minutes", "0"], "--minutes must be positive"),

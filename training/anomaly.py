@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli, parser, run_directory
 from training.options.outliers import AnomalyFitOptions, AnomalyPredictOptions
+from training.options.predict import with_run
 
 _PROG = "keras-vit anomaly"
 
@@ -38,7 +39,8 @@ def _fit(arguments: Sequence[str]) -> None:
 
 
 def _predict(arguments: Sequence[str]) -> None:
-    options = parser.parse(AnomalyPredictOptions, arguments, prog=f"{_PROG} predict")
+    given = with_run(parser.read(AnomalyPredictOptions, arguments, prog=f"{_PROG} predict"))
+    options = parser.build(AnomalyPredictOptions, given, prog=f"{_PROG} predict")
     run_directory.find(options.run, "anomaly.json")
     if options.output is not None:
         run_directory.check_output(pathlib.Path(options.output).parent)

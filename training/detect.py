@@ -17,7 +17,7 @@ from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.runs import open_run
 from keras_vit.text.classes import classes_of_options
 from training.options.detect import DetectEvaluateOptions, DetectFitOptions, DetectPredictOptions
-from training.options.predict import with_pictures
+from training.options.predict import with_pictures, with_run
 from training.workdir import check_workdir_of
 
 _PROG = "keras-vit detect"
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _predict(arguments: Sequence[str]) -> None:
     prog = f"{_PROG} predict"
-    given = with_pictures(parser.read(DetectPredictOptions, arguments, prog=prog))
+    given = with_run(with_pictures(parser.read(DetectPredictOptions, arguments, prog=prog)))
     options = parser.build(DetectPredictOptions, given, prog=prog)
 
     from training.prediction.pictures import find_pictures

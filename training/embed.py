@@ -2,6 +2,7 @@
 
     keras-vit embed --checkpoint hf:facebook/dinov2-small --data folder:pictures --output features
     keras-vit embed --checkpoint hf:openai/clip-vit-base-patch32 photographs/ --output features
+    keras-vit embed --run gs://bucket/run gs://bucket/new --output gs://bucket/features --runner DataflowRunner -- …
 
 One pass over the pictures; a command that was killed continues where it was. The folder has Parquet files with the
 path, digest, label, split and embedding of each picture, and the fingerprint of the model.
@@ -10,18 +11,34 @@ path, digest, label, split and embedding of each picture, and the fingerprint of
 from collections.abc import Sequence
 
 from keras_vit import cli, parser, run_directory
+from keras_vit.files.remote import to_path
 from training.options.checks import check_data
 from training.options.features import EmbedOptions
+from training.options.pipeline import check_table, pipeline_options, split_arguments
+from training.options.predict import with_run
+
+_PROG = "keras-vit embed"
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint NAME, --data … | PICTURES…, --output DIR`"""
-    options = parser.parse(EmbedOptions, arguments, prog="keras-vit embed")
+    own, behind = split_arguments(arguments)
+    options = parser.build(EmbedOptions, with_run(parser.read(EmbedOptions, own, prog=_PROG)), prog=_PROG)
     run_directory.check_output(options.output)
     source = options.source
-    if source is not None:
+    table = check_table(source.data) if options.runner and source else None
+    pipeline = pipeline_options(options.runner, behind, options.run, (*options.pictures, table, options.output))
+    if source is not None and pipeline is None:
         check_data(source)
     run = options.open_run()
+    if pipeline is not None:
+        cli.require_tensorflow()
+
+        from training.beam.embed import embed as embed_by_pipeline
+        from training.beam.pictures import PictureList
+
+        _print_next(options, embed_by_pipeline(run, PictureList(options.pictures, table), options, pipeline))
+        return
 
     from training.prediction.pictures import find_pictures
 
@@ -32,12 +49,18 @@ def main(arguments: Sequence[str]) -> None:
     from training.input.sources import open_source
 
     listing = listing_of_files(files) if source is None else listing_of_data(open_source(source))
-    index = embed(run, listing, options)
-    [first] = index.some([0]).paths
+    [first] = embed(run, listing, options).some([0]).paths
+    _print_next(options, first)
+
+
+def _print_next(options: EmbedOptions, first: str) -> None:
+    from training.features.store import read_description
+
+    source = options.source
     following: list[tuple[str, ...]] = [("review", "--index", options.output)]
     if source is None or source.kind in ("folder", "csv"):
         following.insert(0, ("similar", "--index", options.output, first))
-    if index.description.features == "joint":
+    if read_description(to_path(options.output)).features == "joint":
         following.append(("search", "red bicycle in snow", "--index", options.output))
     cli.print_next(following)
 

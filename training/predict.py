@@ -3,6 +3,7 @@
     keras-vit predict --run runs/pictures new/ cat.jpg
     keras-vit predict --checkpoint hf:google/vit-base-patch16-224 new/ --output new.html --explain rollout
     keras-vit predict --run runs/pictures --serve
+    keras-vit predict --run gs://bucket/run gs://bucket/new --output gs://bucket/found --runner DataflowRunner -- …
     keras-vit predict --checkpoint hf:openai/clip-vit-base-patch32 --classes cat dog "a rabbit" new/
 
 prints the five most likely classes of each picture. `runs/pictures new/`, without an option, is the same. A file that
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from keras_vit import cli, parser
 from keras_vit.runs import open_run
 from keras_vit.text.classes import classes_of_options
+from training.options.pipeline import pipeline_options, split_arguments
 from training.options.predict import PredictOptions, check_names, with_pictures, with_run
 
 _PROG = "keras-vit predict"
@@ -22,8 +24,12 @@ _PROG = "keras-vit predict"
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint NAME PICTURES…`"""
-    given = with_run(with_pictures(parser.read(PredictOptions, arguments, prog=_PROG)))
+    own, behind = split_arguments(arguments)
+    given = with_run(with_pictures(parser.read(PredictOptions, own, prog=_PROG)))
     options = parser.build(PredictOptions, given, prog=_PROG)
+    pipeline = pipeline_options(
+        options.runner, behind, options.run, (*options.pictures, options.labels, options.output)
+    )
 
     from training.prediction.pictures import find_pictures
 
@@ -33,6 +39,14 @@ def main(arguments: Sequence[str]) -> None:
         run.check_label_file(options.labels)
         check_names(options.labels)
     options.check_port()
+    if pipeline is not None:
+        cli.require_tensorflow()
+
+        from training.beam.pictures import PictureList
+        from training.beam.predict import predict as predict_by_pipeline
+
+        predict_by_pipeline(run, PictureList(options.pictures), options, pipeline)
+        return
     files = find_pictures(options.pictures)
     cli.require_tensorflow()
 

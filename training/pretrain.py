@@ -12,6 +12,10 @@ chooses model, image size, epochs and augmentation from the data, and says why.
     keras-vit pretrain dino-vit-s16 --checkpoint runs/old --data folder:pictures --workdir runs/own
 
 goes on without labels from a published model or a run.
+
+    keras-vit pretrain vit-b16-i21k --data imagenet-21k --workdir runs/b16 --precision bfloat16 --dry-run --chips v5e-16
+
+says what the recipe takes on a Cloud TPU: steps, operations, days and memory.
 """
 
 import dataclasses
@@ -62,6 +66,9 @@ def train(arguments: Sequence[str]) -> str | None:
         check_continued(checkpoint, given, name)
     # The sizes are those of the checkpoint's model, which is not known yet.
     options = _options(name, given if checkpoint is None else without_sizes(given), named)
+    if options.chips is not None:
+        _print_budget(options, options.chips, name, named)
+        return None
     check_data(options.source)
     check_loss(options.source, options.recipe)
     is_final = name in RECIPES and checkpoint is None
@@ -100,6 +107,34 @@ def train(arguments: Sequence[str]) -> str | None:
             callbacks = [WatchFeatures(setup.source, RunDirectory(to_path(options.workdir)), options.knn_every)]
         pretrain(options, name, setup, callbacks)
         return options.workdir if is_chief(setup.strategy) and not options.dry_run else None
+
+
+def _print_budget(options: PretrainOptions, chips: str, name: str, named: PretrainRecipe) -> None:
+    """Print what the recipe takes on the chips."""
+    from training.loop.budget import DATA_SETS, budget, describe_budget, slice_of
+    from training.loop.setup import open_setup
+
+    if name == _AUTO:
+        raise UserError(
+            f"--chips is for a named recipe, but {_AUTO} depends on the data; give one such as vit-b16-i21k."
+        )
+    slice_of(chips)
+    if options.source.data in DATA_SETS:
+        examples, classes = DATA_SETS[options.source.data]
+    else:
+        check_data(options.source)
+        source = open_setup(options).source
+        examples, classes = source.train.num_examples, len(source.labels)
+    found = budget(
+        options.recipe,
+        name if options.recipe.model == named.model and options.recipe.image_size == named.image_size else "",
+        chips,
+        num_examples=examples,
+        num_classes=classes,
+        execution=options.execution,
+        shard_weights=options.shard_weights,
+    )
+    print(describe_budget(found, name, chips, options.recipe))
 
 
 def _options(name: str, given: parser.Given, recipe: PretrainRecipe) -> PretrainOptions:

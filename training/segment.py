@@ -18,7 +18,7 @@ from keras_vit.files.remote import to_path
 from keras_vit.runs import open_run
 from training.devices.tpu import prepare_tpu
 from training.options.jax import check_jax, check_tensorflow, jax_requested
-from training.options.predict import with_pictures
+from training.options.predict import with_pictures, with_run
 from training.options.segment import SegmentEvaluateOptions, SegmentFitOptions, SegmentPredictOptions
 from training.recipes.dense import SEGMENT_RECIPES
 from training.recipes.overrides import overridden
@@ -91,7 +91,7 @@ def _evaluate(arguments: Sequence[str]) -> None:
 
 def _predict(arguments: Sequence[str]) -> None:
     prog = f"{_PROG} predict"
-    given = with_pictures(parser.read(SegmentPredictOptions, arguments, prog=prog))
+    given = with_run(with_pictures(parser.read(SegmentPredictOptions, arguments, prog=prog)))
     options = parser.build(SegmentPredictOptions, given, prog=prog)
 
     from training.prediction.pictures import find_pictures

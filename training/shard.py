@@ -2,6 +2,7 @@
 
     keras-vit shard --data folder:pictures --output shards --shards 16
     keras-vit pretrain photos-small --data 'tfrecord:shards/*.tfrecord' --workdir runs/pictures
+    keras-vit shard --data csv:gs://bucket/list.csv --output gs://bucket/new --shards 1000 --runner DataflowRunner -- …
 
 Image files are stored unchanged. Example i of a split goes to file i mod N, so every file contains all classes.
 """
@@ -11,20 +12,31 @@ from collections.abc import Sequence
 from keras_vit import cli, parser
 from training.options.checks import check_data
 from training.options.data import ShardOptions
+from training.options.pipeline import check_table, pipeline_options, split_arguments
 from training.workdir import check_no_run
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--data … --output DIR --shards N`"""
-    options = parser.parse(ShardOptions, arguments, prog="keras-vit shard")
-    check_data(options.source)
+    own, behind = split_arguments(arguments)
+    options = parser.parse(ShardOptions, own, prog="keras-vit shard")
+    table = check_table(options.source.data) if options.runner else None
+    pipeline = pipeline_options(options.runner, behind, None, (table, options.output))
+    if pipeline is None:
+        check_data(options.source)
     check_no_run(options.output)
     options.check_output()
     cli.require_tensorflow()
 
-    from training.input.write_tfrecord import shard
+    if pipeline is not None:
+        from training.beam.pictures import PictureList
+        from training.beam.shard import shard as shard_by_pipeline
 
-    shard(**vars(options))
+        shard_by_pipeline(PictureList(table=table, evaluation="eval"), options, pipeline)
+    else:
+        from training.input.write_tfrecord import shard
+
+        shard(options.source, options.output, shards=options.shards)
     cli.print_next([("auto", "--data", f"tfrecord:{options.output}/*.tfrecord", "--workdir", "runs/auto")])
 
 

@@ -16,7 +16,7 @@ from training.options.common import TrainingOptions
 from training.options.probes import ProbeOptions
 
 # Options that may change when a run is resumed: they change where and how it is computed, not the result.
-_CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "model_parallel")
+_CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "chips", "model_parallel", "shard_weights")
 # Defaults of fields that older runs do not have.
 _NEWER = (("zero_shot_head", False), ("templates", None), ("wise_ft", 1.0), ("knn_every", None))
 _NEWER_IN_RECIPE = (("class_weights", False),)

@@ -7,8 +7,9 @@
 JPEGs of 500x375 become 224x224 by Inception crop and flip. The minimal loop reads a file, samples a window, decodes
 only this window, resizes, flips, batches and normalizes. The input pipeline adds a shuffled order that can resume at
 any step, labels, seeds, and rounding to bytes. The sequential loop reads TFRecord files from the first byte to the
-last; the pipeline reads them in shuffled order. Rounds alternate, so that all meet the same conditions. The ratios are
-more reliable than the rates; the ratio by processor time is reliable on a shared machine too.
+last; the pipeline reads them in shuffled order. The last two decode and resize whole images as in evaluation: bilinear
+in TensorFlow's way, and bicubic with the pixels of Pillow. Rounds alternate, so that all meet the same conditions. The
+ratios are more reliable than the rates; the ratio by processor time is reliable on a shared machine too.
 
 With --augmentation the input pipeline runs beside those of Keras, keras-cv, torchvision, timm and Grain, all with
 RandAugment, MixUp and random windows (`benchmarks/input/augmented_peers.py`).

@@ -22,6 +22,8 @@ from training.recipes.recipe import Recipe
 
 _RECIPE = Recipe(image_size=(224, 224), batch_size=64, learning_rate=1.0, epochs=1, inception_crop=True, flip=True)
 _PREPROCESSING = Preprocessing((224, 224))
+# As the checkpoints of timm say it: antialiased, equal to Pillow's pixels.
+_BICUBIC = Preprocessing((224, 224), interpolation="bicubic", library="timm")
 _JITTER = 0.3
 
 
@@ -49,13 +51,21 @@ def window(data: tf.Tensor) -> tf.Tensor:
 
 def _batches(images: tf.data.Dataset) -> tf.data.Dataset:
     data = images.batch(64, drop_remainder=True)
-    return data.map(lambda images: (images - 127.5) / 127.5).prefetch(tf.data.AUTOTUNE)
+    return data.map(lambda images: (tf.cast(images, tf.float32) - 127.5) / 127.5).prefetch(tf.data.AUTOTUNE)
 
 
 def minimal(folder: pathlib.Path) -> tf.data.Dataset:
     """Endless batches of the files of a folder."""
     files = tf.data.Dataset.from_tensor_slices([str(path) for path in folder.rglob("*.jpg")]).repeat()
     return _batches(files.map(lambda path: window(tf.io.read_file(path)), num_parallel_calls=tf.data.AUTOTUNE))
+
+
+def whole(folder: pathlib.Path, preprocessing: Preprocessing) -> tf.data.Dataset:
+    """Endless batches of the files of a folder, decoded and resized as in evaluation."""
+    files = tf.data.Dataset.from_tensor_slices([str(path) for path in folder.rglob("*.jpg")]).repeat()
+    return _batches(
+        files.map(lambda path: preprocessing.read(tf.io.read_file(path)), num_parallel_calls=tf.data.AUTOTUNE)
+    )
 
 
 def sequential(shards: pathlib.Path) -> tf.data.Dataset:
@@ -131,6 +141,8 @@ def compare(rounds: int, batches: int, images: int) -> None:
             "tfrecord": full(records),
             "folder, color jitter": full(photographs, color_jitter=_JITTER),
             "keras-cv, color jitter": keras_cv_jitter(folder),
+            "whole, bilinear": whole(folder, _PREPROCESSING),
+            "whole, bicubic": whole(folder, _BICUBIC),
         }
         measured = {name: [] for name in peers}
         for number in range(rounds + 1):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+import keras
 import numpy as np
 
 from export import fingerprint, parity, report
@@ -19,6 +20,7 @@ from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
 from keras_vit.progress import Progress
+from keras_vit.unknown import UnknownScorer, features_and_logits
 
 # Further batch sizes to verify, on the first images.
 _BATCHES = (1, 5)
@@ -45,7 +47,11 @@ def export_onnx(exported: ExportedModel, options: OnnxOptions) -> dict[OnnxForma
     expected = parity.reference(
         in_dtype(model, "float32"), exported.preprocessing, exported.samples, multi_label=origin.multi_label
     )
-    network = inference_model(model, for_onnx=True)
+    network, scores = inference_model(model, for_onnx=True), np.zeros(0)
+    scorer = exported.unknown
+    if scorer is not None:
+        network = _with_score(network, scorer)
+        scores = scorer.scores(in_dtype(model, "float32"), (images for _, images in expected.batches()))
     written: dict[OnnxFormat, tuple[pathlib.Path, parity.Parity]] = {}
     rows, notes = {}, []
     with staged(output) as stage, Progress("Writing the files"):
@@ -54,11 +60,15 @@ def export_onnx(exported: ExportedModel, options: OnnxOptions) -> dict[OnnxForma
             about = {"weights": origin.weights, "license": origin.license_text}
             about["temperature"] = str(origin.temperature)
             about["multi_label"] = str(origin.multi_label).lower()
+            about |= {} if scorer is None else {"unknown_threshold": f"{scorer.threshold:.9g}"}
             runtimes.write(network, kind, stage, labels, about)
             file = stage / FILES[kind][0]
             found, batches = _verify(file, kind, expected)
             written[kind] = (output / file.name, found)
             rows[kind] = _measurements(file, kind, expected, found, batches, started)
+            if scorer is not None:
+                found_scores = _run(runtimes.open_file(file, kind, output="unknown_score"), expected, file.name)
+                rows[kind] |= parity.unknown_facts(f"{kind} file", scorer, scores, found_scores, exact=True)
             if kind == "openvino":
                 notes += _default_precision(file, expected)
         for name, text in texts.items():
@@ -67,6 +77,15 @@ def export_onnx(exported: ExportedModel, options: OnnxOptions) -> dict[OnnxForma
             web_page.write_page(stage, exported.preprocessing, labels, origin)
         _report(stage, origin, expected, rows, [*notes, *fingerprint.note_on_earlier(output, stage)])
     return written
+
+
+def _with_score(network: keras.Model, scorer: UnknownScorer) -> keras.Model:
+    """The model with the score of unknown images as another output."""
+    inside = features_and_logits(network)
+    logits = inside.output["logits"]
+    return keras.Model(
+        inside.input, {"logits": logits, "unknown_score": scorer.score(inside.output["pre_logits"], logits)}
+    )
 
 
 def _verify(file: pathlib.Path, kind: OnnxFormat, expected: parity.Reference) -> tuple[parity.Parity, dict[str, float]]:
@@ -93,7 +112,7 @@ def _verify(file: pathlib.Path, kind: OnnxFormat, expected: parity.Reference) ->
 
 
 def _run(runner: Runner, expected: parity.Reference, name: str) -> np.ndarray:
-    """Logits (n, K) of the sample images."""
+    """Logits (n, K) of the sample images, or what else the runner returns of each."""
     logits = []
     with Progress(f"verifying {name}", len(expected.logits)) as progress:
         for _, images in expected.batches():

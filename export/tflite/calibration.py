@@ -19,6 +19,8 @@ _PRODUCTS = (schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.CONV
 # Bins of a histogram, and the shares of the extremes that are tried.
 _BINS = 2048
 _SHARES = np.linspace(0.3, 1.0, 71)
+# Noise of a product by its ranges, relative to the variance of its outputs, from which it is called noisy.
+_NOISY = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +101,47 @@ def _best_share(counts: np.ndarray, low: float, high: float, bits: int) -> float
         step = share * (high - low) / (2**bits - 1)
         errors.append(np.sum(counts * ((values - clipped) ** 2 + step**2 / 12.0)))
     return float(_SHARES[int(np.argmin(errors))])
+
+
+def noisy_products(
+    content: bytes, ranges: Mapping[str, Mapping[str, np.ndarray]], images: Sequence[np.ndarray], bits: int
+) -> list[str]:
+    """Return the outputs of the products whose inputs and outputs lose most in their ranges, by tensor name.
+
+    Args:
+        content: the float32 file.
+        ranges: "min" and "max" of each tensor, by tensor name.
+        images: some inputs of the file.
+        bits: of the activations.
+    """
+    found = {product.outputs: product for product in products(content)}
+    names = {name for product in found.values() for name in (product.inputs, product.outputs)}
+    noise = dict.fromkeys(found, 0.0)
+    outputs: dict[str, list[np.ndarray]] = {name: [] for name in found}  # mean and mean square of each unit
+    for tensors in _activations(content, images, names):
+        errors = {name: _error(tensor, ranges[name], bits) for name, tensor in tensors.items() if name in ranges}
+        for name, product in found.items():
+            if product.inputs in errors and name in errors:
+                units = len(product.weights)
+                # The errors of the inputs are independent, so their power is multiplied by that of the weights.
+                noise[name] += np.mean(np.square(errors[product.inputs])) * np.sum(np.square(product.weights))
+                noise[name] += np.mean(np.square(errors[name])) * units
+                rows = tensors[name].reshape(-1, units).astype(np.float64)
+                outputs[name].append(np.stack([rows.mean(axis=0), np.square(rows).mean(axis=0)]))
+    noisy = []
+    for name, moments in outputs.items():
+        if moments:
+            mean, square = np.mean(moments, axis=0)
+            if noise[name] > _NOISY * len(moments) * np.sum(square - np.square(mean)):
+                noisy.append(name)
+    return noisy
+
+
+def _error(tensor: np.ndarray, ends: Mapping[str, np.ndarray], bits: int) -> np.ndarray:
+    """What rounding and clipping to a range takes from a tensor."""
+    low, high = min(float(np.min(ends["min"])), 0.0), max(float(np.max(ends["max"])), 0.0)
+    step = max(high - low, 1e-30) / (2**bits - 1)
+    return tensor - np.clip(np.round(tensor / step) * step, low, high)
 
 
 def with_corrected_biases(content: bytes, images: Sequence[np.ndarray]) -> bytes:

@@ -20,8 +20,9 @@ from export.tflite import quantize, tflite_file
 from export.tflite.delegate_model import delegate_model, with_four_axes
 from export.tflite.delegate_rules import require_rules
 from export.tflite.four_bits import DenseLayers
+from export.tflite.gptq import round_kernels
 from export.tflite.half_precision import run_in_half
-from export.tflite.quantize import EIGHT_BIT_ACTIVATIONS, STATIC, WEIGHT_SHARE
+from export.tflite.quantize import EIGHT_BIT_ACTIVATIONS, EIGHT_BIT_WEIGHTS, STATIC, WEIGHT_SHARE
 from export.tflite.smooth_quant import Gain, smooth_quant
 from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.errors import ParityError
@@ -77,13 +78,15 @@ def export_tflite(
         batches = (images for _, images in expected.batches(raw_pixels=uint8_input))
         normalized = (np.asarray(preprocessing.normalize(images)) if uint8_input else images for images in batches)
         expected_scores = unknown.scores(in_dtype(model, "float32"), normalized)
-    inputs: list[np.ndarray] = []
+    representative, inputs = list[np.ndarray](), list[np.ndarray]()
     smoothed, scaled = model, dict[str, Gain]()
     if calibration is not None:
         reference = parity.Reference(calibration, preprocessing, np.zeros(0))
-        inputs = [image[None] for _, images in reference.batches(raw_pixels=uint8_input) for image in images]
+        representative = [images for _, images in reference.batches()]
+        raw = (images for _, images in reference.batches(raw_pixels=True)) if uint8_input else representative
+        inputs = [image[None] for images in raw for image in images]
         if any(kind in EIGHT_BIT_ACTIVATIONS for kind in formats):
-            smoothed, scaled = smooth_quant(model, (images for _, images in reference.batches()))
+            smoothed, scaled = smooth_quant(model, representative)
     scaled_by = None if target == "cpu" else next(expected.batches())[1][:_COMPARED]
     written: dict[TFLiteFormat, tuple[pathlib.Path, parity.Parity]] = {}
     rows, errors, steps, in_eight_bits = {}, {}, {}, list[DenseLayers]()
@@ -92,17 +95,22 @@ def export_tflite(
         tempfile.TemporaryDirectory(dir=stage) as temporary,
         Progress("TFLite") as progress,
     ):
-        float_files: dict[tuple[bool, bool], pathlib.Path] = {}
+        float_files: dict[tuple[bool, bool, bool], pathlib.Path] = {}
+        models = {(False, False): model, (True, False): smoothed}  # smoothed, rounded
         for number, kind in enumerate(formats, 1):
             started = time.perf_counter()
             progress.doing = f"{kind} ({number} of {len(formats)})"
             # Ranges over all tokens are wider than those of the class tokens of a few images, and clip less.
             all_tokens, is_smoothed = kind in CALIBRATED, kind in EIGHT_BIT_ACTIVATIONS and smoothed is not model
-            if (all_tokens, is_smoothed) not in float_files:
-                float_files[all_tokens, is_smoothed] = pathlib.Path(temporary) / f"{kind}.tflite"
-                float_files[all_tokens, is_smoothed].write_bytes(
+            is_rounded = kind in EIGHT_BIT_WEIGHTS and bool(representative)
+            if (is_smoothed, is_rounded) not in models:
+                models[is_smoothed, is_rounded] = round_kernels(models[is_smoothed, False], representative)
+            form = all_tokens, is_smoothed, is_rounded
+            if form not in float_files:
+                float_files[form] = pathlib.Path(temporary) / f"{kind}.tflite"
+                float_files[form].write_bytes(
                     convert(
-                        smoothed if is_smoothed else model,
+                        models[is_smoothed, is_rounded],
                         for_delegates=scaled_by,
                         uint8_input=uint8_input,
                         dynamic_batch=dynamic_batch,
@@ -110,10 +118,10 @@ def export_tflite(
                         unknown=None if all_tokens else unknown,
                     )
                 )
-            float_file = float_files[all_tokens, is_smoothed]
+            float_file = float_files[form]
             if kind in STATIC:
                 content, steps[kind] = quantize.quantize_static(
-                    float_file, kind, inputs, multi_label=origin.multi_label
+                    float_file, kind, inputs, multi_label=origin.multi_label, at_run_time=target == "cpu"
                 )
             elif kind == "int4-weights":
                 content, in_eight_bits = quantize.quantize_four_bits(float_file, inputs)
@@ -377,7 +385,7 @@ def read_calibration(run: Run, options: TFLiteOptions, labels: Sequence[str]) ->
     number = _MOST_CALIBRATION_IMAGES if asked is None else asked
     stored = run.file(CALIBRATION)
     is_there = options.calibration is not None or stored is not None
-    if not is_needed and not (is_there and "int8-dynamic" in options.formats):
+    if not is_needed and not (is_there and any(kind in EIGHT_BIT_WEIGHTS for kind in options.formats)):
         return None
     if options.calibration is not None:
         found, where = read_folder(options.calibration, labels, most=number), options.calibration

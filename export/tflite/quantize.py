@@ -38,13 +38,15 @@ from ai_edge_quantizer.utils import qsv_utils, validation_utils
 from export import parity
 from export.options import CALIBRATED, TFLiteFormat
 from export.tflite import four_bits
-from export.tflite.calibration import products, searched_ranges, with_corrected_biases
+from export.tflite.calibration import noisy_products, products, searched_ranges, with_corrected_biases
 from keras_vit import UserError
 
 # Formats with ranges from calibration images, and the bits of their activations.
 STATIC: dict[TFLiteFormat, int] = {"int8": 8, "int16x8": 16}
 # Formats whose products take activations in 8 bits, to which SmoothQuant matters.
 EIGHT_BIT_ACTIVATIONS: tuple[TFLiteFormat, ...] = ("int8-dynamic", "int4-weights", "int8")
+# Formats whose dense layers have weights in 8 bits, which GPTQ rounds where there are calibration images.
+EIGHT_BIT_WEIGHTS: tuple[TFLiteFormat, ...] = ("int8-dynamic", "int8-weights", "int8", "int16x8")
 # Size of a weight relative to float32.
 WEIGHT_SHARE: dict[TFLiteFormat, float] = {
     "float32": 1.0,
@@ -116,29 +118,37 @@ def quantize_four_bits(
 
 
 def quantize_static(
-    float_file: pathlib.Path, kind: TFLiteFormat, calibration: Sequence[np.ndarray], *, multi_label: bool = False
+    float_file: pathlib.Path,
+    kind: TFLiteFormat,
+    calibration: Sequence[np.ndarray],
+    *,
+    multi_label: bool = False,
+    at_run_time: bool = True,
 ) -> tuple[bytes, list[Step]]:
     """Content of an int8 or int16x8 file, and what each step gained.
 
-    The steps: extremes as ranges, searched ranges, corrected biases, and, while fewer than 99.5 % of the images agree,
-    the product with the most noise in float32, until such products have a twentieth of the weights.
+    The steps: extremes as ranges, searched ranges, corrected biases, ranges at run time for the products that lose most
+    by calibrated ones, and, while fewer than 99.5 % of the images agree, the product with the most noise in float32,
+    until such products have a twentieth of the weights.
 
     Args:
         float_file: float32 file with batch 1.
         kind: the format.
         calibration: inputs (1, h, w, C) of the model.
         multi_label: whether an image may have several classes.
+        at_run_time: whether products may take ranges at run time, as those of int8-dynamic; delegates may not run them.
     """
     content = float_file.read_bytes()
     judges, measured = _spread(calibration, _JUDGES), _spread(calibration, _MEASURED)
     expected = _logits(content, judges)
     steps: list[Step] = []
+    dynamic: list[str] = []
 
     def tried(name: str, content: bytes, ranges: Mapping, in_float: Sequence[str] = ()) -> bytes:
         with tempfile.NamedTemporaryFile(suffix=".tflite", dir=float_file.parent) as temporary, _silenced():
             temporary.write(content)
             temporary.flush()
-            settings = _recipe(kind, in_float)
+            settings = _recipe(kind, in_float, dynamic)
             found = bytes(quantizer.Quantizer(temporary.name, settings).quantize(dict(ranges)).quantized_model)
         logits = _logits(found, judges)
         error = float(np.sqrt(np.mean(np.square(logits - expected))))
@@ -161,6 +171,12 @@ def quantize_static(
     found = tried("corrected biases", corrected, ranges)
     if steps[-1].kept:
         best, content = found, corrected
+    if at_run_time and (dynamic := noisy_products(content, ranges, _spread(calibration, _FEWEST), STATIC[kind])):
+        found = tried(f"ranges at run time for {len(dynamic)} products", content, ranges)
+        if steps[-1].kept:
+            best = found
+        else:
+            dynamic = []
     in_float: list[str] = []
     sizes = {found.outputs: found.weights.size for found in products(content)}
     budget = _FLOAT_SHARE * sum(sizes.values())
@@ -205,10 +221,11 @@ def layer_of(tensor: str) -> str:
     return [*tensor.split(";")[0].split("/"), tensor][1]
 
 
-def _recipe(kind: TFLiteFormat, excepted: Sequence[str] = ()) -> list[dict]:
+def _recipe(kind: TFLiteFormat, excepted: Sequence[str] = (), dynamic: Sequence[str] = ()) -> list[dict]:
     """The recipe of a format.
 
-    `excepted` names the outputs of products that int8 and int16x8 leave in float32, and int4-weights in 8 bits.
+    `excepted` names the outputs of products that int8 and int16x8 leave in float32, and int4-weights in 8 bits;
+    `dynamic` those that take ranges at run time in int8.
     """
     if kind == "int8-dynamic":
         return recipe.dynamic_wi8_afp32()
@@ -233,6 +250,8 @@ def _recipe(kind: TFLiteFormat, excepted: Sequence[str] = ()) -> list[dict]:
     else:
         for operator in _PRODUCTS:
             manager.add_static_config(".*", operator, STATIC[kind], 8)
+            for name in dynamic:
+                manager.add_dynamic_config(f"^{re.escape(name)};$", operator, 8)
             for name in excepted:
                 no = algorithm_manager.AlgorithmName.NO_QUANTIZE
                 manager.add_quantization_config(f"^{re.escape(name)};$", operator, algorithm_key=no)

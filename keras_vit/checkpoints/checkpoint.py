@@ -146,7 +146,7 @@ def normalize_keys(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray
         if not key.startswith(prefix):
             continue
         name = re.sub(r"/standardized_conv2d_\d+/", "/standardized_conv2d/", key.removeprefix(prefix))
-        unstacked = _unstack_scan(name, array) if name.startswith("Transformer/encoderblock/") else {name: array}
+        unstacked = unstack_scan(name, array) if name.startswith("Transformer/encoderblock/") else {name: array}
         if duplicates := normalized.keys() & unstacked.keys():
             raise UserError(
                 f"The arrays {normalized[min(duplicates)].key!r} and {key!r} are the same weight; keep one of them."
@@ -181,7 +181,8 @@ def _has_model(arrays: Mapping[str, LazyArray], prefix: str) -> bool:
     return f"{prefix}embedding/kernel" in arrays or any(key.startswith(f"{prefix}resnet/root_block/") for key in arrays)
 
 
-def _unstack_scan(name: str, array: LazyArray) -> dict[str, LazyArray]:
+def unstack_scan(name: str, array: LazyArray) -> dict[str, LazyArray]:
+    """An array of all blocks (big_vision's scan) as those of each block, by their names; `name` has "encoderblock/"."""
     if not array.shape or array.shape[0] > 1000:
         raise UserError(f"The array {array.key!r} should begin with an axis for the blocks, but has {array.shape}.")
     return {

@@ -21,6 +21,13 @@ def is_temporary(path: pathlib.Path) -> bool:
     return _TEMPORARY.fullmatch(path.name) is not None
 
 
+def remove_temporary(folder: pathlib.Path) -> None:
+    """Remove the temporary files in a folder into which no other process writes, if there is such a folder."""
+    for file in folder.iterdir() if folder.is_dir() else ():
+        if is_temporary(file):
+            file.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def atomic_write(
     path: pathlib.Path, final_path: Callable[[pathlib.Path], pathlib.Path] | None = None

@@ -1,19 +1,45 @@
 """What a file with a model is, by its first bytes; its name decides only where these say nothing."""
 
 import pathlib
+import re
 import zipfile
 from typing import Literal
 
 from keras_vit.errors import UserError
-from keras_vit.files.remote import is_remote
+from keras_vit.files.remote import first_bytes, is_remote
 
-Kind = Literal["npz", "safetensors", "keras", "h5", "pickle", "lfs pointer", "unknown"]
+Kind = Literal["npz", "safetensors", "keras", "h5", "pickle", "unknown"]
+
+_FIRST_BYTES = 512
 
 # By the end of the name.
 _BY_NAME: dict[str, Kind] = {".npz": "npz", ".safetensors": "safetensors", ".keras": "keras", ".h5": "h5"}
 _BY_NAME |= dict.fromkeys((".pth", ".pt", ".bin", ".pkl", ".ckpt"), "pickle")
 # The ends of the names of files with a model, and of others that are refused with a sentence of their own.
 MODEL_SUFFIXES = (*_BY_NAME, ".tflite", ".pb")
+
+_TAKE_SOURCE = "give the .npz, .safetensors or .keras file, or the folder, that it was made from"
+_UNPACK = "unpack it, and give what is inside"
+_GIVE_MODEL = "give a model: a .npz, .safetensors or .keras file, or a folder"
+# Files without weights that are read here: how they begin -> what they are, and what to do.
+_OTHERS = {
+    rb"(<\?xml[^>]*>\s*)?<net ": ("an OpenVINO file", _TAKE_SOURCE),
+    rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype|html|head|body|\?xml|!--)": (
+        "a web page, which was downloaded instead of the file",
+        "download the file itself, by the link on its page",
+    ),
+    b"version https://git-lfs": ("a Git LFS pointer, not the file itself", "run 'git lfs pull' in its folder"),
+    b"GGUF|lmgg|tjgg": ("a file of llama.cpp", _TAKE_SOURCE),
+    b".{4}TFL3": ("a TFLite file", _TAKE_SOURCE),
+    rb"\x08\x01\x12": ("the graph of a SavedModel", _TAKE_SOURCE),
+    rb"\x08[\x02-\x20][\x12\x1a\x22\x2a\x32\x3a\x42]": ("an ONNX file", _TAKE_SOURCE),
+    rb"\x93NUMPY": ("a single NumPy array", _GIVE_MODEL),
+    rb"PK|\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd|7z\xbc\xaf|Rar!|.{257}ustar": ("an archive of other files", _UNPACK),
+    rb"\x89PNG|\xff\xd8\xff|GIF8|BM|RIFF.{4}WEBP|II\*\0|MM\0\*|.{4}ftyp": ("a picture", _GIVE_MODEL),
+    b"%PDF": ("a PDF document", _GIVE_MODEL),
+    rb"\Z": ("empty", "download it again"),
+    rb"[^\x00-\x08\x0e-\x1f]+\Z": ("a text file", _GIVE_MODEL),
+}  # fmt: skip
 
 
 def kind_of(path: pathlib.Path) -> Kind:
@@ -22,29 +48,25 @@ def kind_of(path: pathlib.Path) -> Kind:
     if is_remote(path):
         return named
     try:
-        with open(path, "rb") as stream:
-            start = stream.read(48)
+        start = first_bytes(path, _FIRST_BYTES)
     except OSError:
         return named
     if start.startswith(b"PK"):
         return _kind_of_zip(path) or named
     if start.startswith(b"\x89HDF\r\n\x1a\n"):
         return "h5"
-    if start.startswith(b"version https://git-lfs"):
-        return "lfs pointer"
     if start[8:9] == b"{":
         return "safetensors"
-    # Pickles of the protocols 2 to 5; the older have no mark.
-    if start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+    # Pickles of the protocols 2 to 5; the older have no mark, but begin with a few characters.
+    is_old_pickle = named == "pickle" and start[:1] in (b"(", b"c", b"]", b"}")
+    if is_old_pickle or (start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")):
         return "pickle"
-    return named
+    return "unknown" if named in ("pickle", "h5") or _other_format(start) else named
 
 
 def check_readable(path: pathlib.Path) -> Kind:
-    """What a file is. Raises UserError, with the way out, for one that holds weights but is not read here."""
+    """What a file is. Raises UserError, with the way out, for one that is not read here."""
     kind = kind_of(path)
-    if kind == "lfs pointer":
-        raise UserError(f"{path.name} is a Git LFS pointer, not the file itself; run 'git lfs pull' in its folder.")
     if path.name in ("tf_model.h5", "flax_model.msgpack"):
         code = "tf" if kind == "h5" else "flax"
         raise UserError(
@@ -68,7 +90,16 @@ def check_readable(path: pathlib.Path) -> Kind:
             f"{path.name} is an HDF5 file of Keras; load it with keras.models.load_model where you trust it, and save "
             "the model as a .keras file: model.save('model.keras')."
         )
+    if kind == "unknown" and not is_remote(path):
+        found = _other_format(first_bytes(path, _FIRST_BYTES))
+        what, advice = found or ("of no format that is known here", _GIVE_MODEL)
+        raise UserError(f"{path.name} is {what}; {advice}.")
     return kind
+
+
+def _other_format(start: bytes) -> tuple[str, str] | None:
+    """What a file that begins so is, and what to do; None if that is not known."""
+    return next((found for pattern, found in _OTHERS.items() if re.match(pattern, start, re.DOTALL)), None)
 
 
 def _kind_of_zip(path: pathlib.Path) -> Kind | None:

@@ -8,9 +8,10 @@ import pathlib
 import typing
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_write
@@ -125,7 +126,7 @@ def _data_offset(stream: io.RawIOBase, member: zipfile.ZipInfo) -> int:
     return member.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
 
 
-def write_npz(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> None:
+def write_npz(path: str | os.PathLike, arrays: Mapping[str, ArrayLike]) -> None:
     """Write an uncompressed archive atomically."""
     with (
         atomic_write(to_path(path)) as temporary,
@@ -134,7 +135,7 @@ def write_npz(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> None:
         _write_archive(stream, arrays)
 
 
-def _write_archive(stream: typing.BinaryIO, arrays: dict[str, np.ndarray]) -> None:
+def _write_archive(stream: typing.BinaryIO, arrays: Mapping[str, ArrayLike]) -> None:
     """Write the bytes that np.savez writes. NumPy 2.1's leaves the archive open if an array cannot be written."""
     with zipfile.ZipFile(stream, "w") as archive:
         for name, array in arrays.items():

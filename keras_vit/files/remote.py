@@ -251,9 +251,14 @@ def first_bytes(path: pathlib.Path, count: int) -> bytes:
         return stream.read(count)
 
 
+def can_be_saved_model(path: str | os.PathLike) -> bool:
+    """Whether TensorFlow can load a SavedModel from a path, which it takes for a pattern if it has some characters."""
+    return not {"[", "\\"} & {*os.fspath(path)}
+
+
 def check_saved_model_path(path: str | os.PathLike) -> None:
-    """Raise UserError for the path of a SavedModel that TensorFlow takes for a pattern, so that it cannot load it."""
-    if {"[", "\\"} & {*os.fspath(path)}:
+    """Raise UserError for a path from which TensorFlow cannot load a SavedModel."""
+    if not can_be_saved_model(path):
         raise UserError(
             f"TensorFlow cannot load a SavedModel from a path with [ or \\, but it is {os.fspath(path)!r}; give a "
             "folder without them."

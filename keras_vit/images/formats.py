@@ -43,7 +43,7 @@ _DISTRIBUTIONS = (
 )
 # Values of 16 bits below this are nearly black in 8 bits.
 _DARK = 4096
-SCALE_BITS = "multiply its values so that white is 65,535"
+SCALE_BITS = "multiply its values so that white is 65,535, as the command prepare does"
 # The EXIF tag for orientation, and its value for upright images.
 _ORIENTATION, _UPRIGHT = 0x0112, 1
 # Largest number of pixels of an image: above it Pillow warns of a decompression bomb. A JPEG counts as often as it has

@@ -526,19 +526,26 @@ def _resized_rows(matrix: tf.Tensor, length, interpolation: str, *, exact: bool)
     if interpolation == "box":  # whose pixels at the edge are in or out by the last bit
         return _box(matrix, length)
     side, width = tf.unstack(tf.shape(matrix))
-    scale = tf.cast(tf.cast(length, tf.float64) / tf.cast(side, tf.float64), tf.float32)
+    # The op inverts its scale in float32: the inverse of the rounded step comes back as the step.
+    step = tf.cast(tf.cast(side, tf.float64) / tf.cast(length, tf.float64), tf.float32)
     sums = tf.raw_ops.ScaleAndTranslate(
         images=tf.reshape(matrix, tf.stack([1, side, 1, width])),
         size=tf.stack([length, 1]),
-        scale=tf.stack([scale, 1.0]),
+        scale=tf.stack([1.0 / step, 1.0]),
         translation=[0.0, 0.0],
         kernel_type=_KERNELS[interpolation],
         antialias=True,
     )
-    sums = tf.clip_by_value(tf.reshape(sums, (length, width)), 0.0, 255.0)
-    whole = tf.round(sums)
-    pixels = tf.cast(whole, tf.uint8)
-    return _halves_as_in_pillow(pixels, sums - whole, matrix, interpolation) if exact else pixels
+    sums = tf.reshape(sums, (length, width))
+    return _halves_as_in_pillow(sums, matrix, interpolation) if exact else _rounded(sums)
+
+
+def _rounded(sums: tf.Tensor, shift=0.0) -> tf.Tensor:
+    """Sums plus a shift >= 0, rounded to 0..255, uint8: in one pass over them."""
+    quantized = tf.raw_ops.QuantizeV2(
+        input=sums, min_range=-shift, max_range=255.0 - shift, T=tf.quint8, round_mode="HALF_AWAY_FROM_ZERO"
+    )
+    return tf.bitcast(quantized.output, tf.uint8)
 
 
 def _box(matrix: tf.Tensor, length) -> tf.Tensor:
@@ -556,10 +563,8 @@ def _box(matrix: tf.Tensor, length) -> tf.Tensor:
     return tf.cast(tf.clip_by_value(tf.floor(sums * 2.0**-_PRECISION + 0.5), 0.0, 255.0), tf.uint8)
 
 
-def _halves_as_in_pillow(pixels: tf.Tensor, rest: tf.Tensor, matrix: tf.Tensor, interpolation: str) -> tf.Tensor:
-    """The pixels (length, n), of which those whose sums are close to a half are computed again in integers.
-
-    rest: the sums less the pixels to which they are rounded.
+def _halves_as_in_pillow(sums: tf.Tensor, matrix: tf.Tensor, interpolation: str) -> tf.Tensor:
+    """Sums (length, n) rounded to uint8; those that are close to a half are computed again, in integers.
 
     Pillow's weights are integers of 22 bits (`Resample.c`, normalize_coeffs_8bpc). Their errors decide where it rounds
     a sum that is a half in exact arithmetic, and for simple ratios of sides many are.
@@ -567,8 +572,9 @@ def _halves_as_in_pillow(pixels: tf.Tensor, rest: tf.Tensor, matrix: tf.Tensor, 
     side, width = tf.unstack(tf.shape(matrix))
     # ScaleAndTranslate computes places of pixels in float32.
     distance = 5e-4 + 1e-6 * tf.cast(side, tf.float32)
-    doubtful = tf.where(tf.reshape(tf.square(rest) > (0.5 - distance) ** 2, (-1,)))  # (m, 1)
-    first, coefficients = _pillow_coefficients(side, tf.shape(rest)[0], interpolation)
+    pixels = _rounded(sums - distance)
+    doubtful = tf.where(tf.reshape(tf.not_equal(pixels, _rounded(sums, distance)), (-1,)))  # (m, 1)
+    first, coefficients = _pillow_coefficients(side, tf.shape(sums)[0], interpolation)
     place = tf.cast(doubtful[:, 0], tf.int32)
     row, column = place // width, place % width
     rows = tf.minimum(tf.gather(first, row)[:, None] + tf.range(tf.shape(coefficients)[1]), side - 1)  # (m, taps)

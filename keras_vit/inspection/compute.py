@@ -177,9 +177,14 @@ def as_uint8(resized: np.ndarray) -> np.ndarray:
 
 def logits_of(model: keras.Model, inputs: np.ndarray) -> np.ndarray:
     """(B, K) float32 of a model of logits. Raises UserError if they are not finite."""
-    logits = _as_float32(model(inputs, training=False))
-    _check_finite({"logits": logits})
-    return logits
+    return checked_logits(model(inputs, training=False))
+
+
+def checked_logits(logits) -> np.ndarray:
+    """A tensor (B, K) as float32. Raises UserError if it is not finite."""
+    found = _as_float32(logits)
+    _check_finite({"logits": found})
+    return found
 
 
 def _as_float32(tensor) -> np.ndarray:

@@ -121,7 +121,7 @@ def _file(path: pathlib.Path, name: str, preprocessing: "Preprocessing | None") 
     image = decode(data, name, preprocessing=preprocessing)
     if (highest := highest_of_unused_bits(data)) is not None:
         print(f"Warning: {name} has 16 bits and is nearly black, since its highest value is {highest:,}; {SCALE_BITS}.")
-    if is_uniform(image.pixels):
+    elif is_uniform(image.pixels):
         is_transparent = image.pixels.shape[-1] % 2 == 0 and image.pixels[..., -1].min() < 255
         reason = "; transparent images are put on white" if is_transparent else ""
         print(f"Warning: {name} has one color throughout{reason}.")

@@ -2,10 +2,12 @@
 
 import dataclasses
 import pathlib
+from typing import Annotated
 
 from keras_vit import run_directory
 from keras_vit.errors import UserError
 from keras_vit.files.remote import to_path
+from keras_vit.parser import Aliases, MayLead
 from keras_vit.runs import Run, open_run
 
 FIGURES = ("filters", "positions", "distance", "rollout", "attention", "norms", "relevance")
@@ -19,7 +21,7 @@ class InspectionOptions:
 
     output: pathlib.Path
     """Output directory."""
-    run: str | None = None
+    run: Annotated[str | None, Aliases(("--model",)), MayLead()] = None
     """Run directory of a training command, or a .keras file. Use this or --checkpoint."""
     checkpoint: str | None = None
     """Checkpoint file, folder, URL, or official name such as augreg:B_16."""

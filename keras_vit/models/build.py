@@ -282,9 +282,9 @@ def intermediates(model: keras.Model, names: str | Collection[str] | None = None
         names: names of the outputs; None for all that the model has. With one name instead of a list, the output is
             that tensor instead of a dict.
     """
+    config = config_of(model)
     if isinstance(names, str):
         return keras.Model(model.input, intermediates(model, [names]).output[names], name=f"{model.name}_{names}")
-    config = config_of(model)
     layers = {layer.name: layer for layer in model.layers}
     available = _inside_vit(config, layers) if isinstance(config, ViTConfig) else _inside_resnet(config, layers)
     if head := classifier_head(model):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import folder_of, join_keys, open_arrays
+from keras_vit.checkpoints.checkpoint import folder_of, join_keys, open_arrays, unstack_scan
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.key_mapping import Weight, heads_in, translate
 from keras_vit.checkpoints.load import assign, weights_by_key
@@ -21,7 +21,7 @@ from keras_vit.files.lazy_array import LazyArray, check_all
 from keras_vit.files.safetensors import read_json
 from keras_vit.run_directory import is_keras_model
 from keras_vit.text.config import TextConfig
-from keras_vit.text.layouts import TextLayout, identify_text, sizes_of
+from keras_vit.text.layouts import UNREAD, TextLayout, identify_text, sizes_of
 
 # Logits are multiplied by exp of at most this; training clips CLIP's at log(100).
 _LARGEST_LOG_SCALE = 10.0
@@ -39,7 +39,7 @@ class TextCheckpoint:
     scale: float
     """Factor of the cosine of an image and a text in the logits: exp(logit_scale)."""
     bias: float | None
-    """Added to the logits (SigLIP); None for CLIP."""
+    """Added to the logits (SigLIP, OpenCLIP with its loss); None for CLIP."""
 
     @property
     def folder(self) -> pathlib.Path:
@@ -68,9 +68,15 @@ def open_text(path: str | os.PathLike) -> TextCheckpoint:
     path: as `keras_vit.from_checkpoint` takes it.
     """
     file = find_checkpoint(path)
-    arrays = {} if is_keras_model(file) else _without_detector(open_arrays(file))
+    arrays = {} if is_keras_model(file) else _by_usual_keys(open_arrays(file))
     layout = identify_text(arrays)
     if layout is None:
+        for part, kind in UNREAD.items():
+            if any(part in key for key in arrays):
+                raise UserError(
+                    f"{os.fspath(path)} has {kind}, which is not read; give a checkpoint of CLIP or SigLIP that "
+                    "transformers wrote, such as hf:google/siglip2-base-patch16-224."
+                )
         raise UserError(
             f"{os.fspath(path)} has no text tower of CLIP or SigLIP; give a two-tower checkpoint, such as "
             "hf:openai/clip-vit-base-patch32 or hf:google/siglip2-base-patch16-224."
@@ -104,11 +110,21 @@ def open_text(path: str | os.PathLike) -> TextCheckpoint:
 def has_text_tower(path: str | os.PathLike) -> bool:
     """Whether a checkpoint has a text tower that is known; reads its headers. `path` as in `open_text`."""
     file = find_checkpoint(path)
-    return not is_keras_model(file) and identify_text(_without_detector(open_arrays(file))) is not None
+    return not is_keras_model(file) and identify_text(_by_usual_keys(open_arrays(file))) is not None
 
 
-def _without_detector(arrays: dict[str, LazyArray]) -> dict[str, LazyArray]:
-    """The arrays by their keys in CLIP, whose two towers OWL-ViT and OWLv2 have under their own names."""
+def _by_usual_keys(arrays: dict[str, LazyArray]) -> dict[str, LazyArray]:
+    """The arrays by the keys that the layouts know.
+
+    OWL-ViT and OWLv2 have the two towers of CLIP under their own names, OpenCLIP's CustomTextCLIP puts text. before the
+    keys of its text tower, and big_vision's scan stacks the blocks.
+    """
+    if "params/txt/Encoder_0/encoderblock/LayerNorm_0/scale" in arrays:
+        stacked = {key for key in arrays if key.startswith("params/txt/Encoder_0/encoderblock/")}
+        blocks = {name: block for key in stacked for name, block in unstack_scan(key, arrays[key]).items()}
+        return {key: array for key, array in arrays.items() if key not in stacked} | blocks
+    if "text.token_embedding.weight" in arrays:
+        return {key.removeprefix("text."): array for key, array in arrays.items()}
     for prefix in ("owlvit.", "owlv2."):
         if f"{prefix}text_projection.weight" in arrays:
             return {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}

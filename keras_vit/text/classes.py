@@ -98,12 +98,12 @@ def classes_of_labels(labels: Sequence[str], templates: Sequence[str] | None) ->
 
 
 def _name_of(line: str) -> str:
-    return line.partition(_NAMED)[0].strip()
+    return f"{line} ".partition(_NAMED)[0].strip()
 
 
 def _class_of(line: str) -> tuple[str, tuple[str, ...]]:
-    texts = line.partition(_NAMED)[2] or line
-    return _name_of(line), tuple(text.strip() for text in texts.split(_SEPARATOR))
+    _, named, texts = f"{line} ".partition(_NAMED)  # the lines have no white space at their ends
+    return _name_of(line), tuple(text.strip() for text in (texts if named else f"{line} ").split(_SEPARATOR))
 
 
 def _lines(option: str, file: str | os.PathLike) -> tuple[str, ...]:

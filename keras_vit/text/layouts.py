@@ -34,6 +34,13 @@ _BLOCK = "encoderblock_{i}/"
 _ATTENTION = f"{_BLOCK}MultiHeadDotProductAttention_1/"
 # (1, T, D) of flax.
 _LIKE_IMAGES = Transform((3,), lambda s: s[1:] if s[0] == 1 else s, lambda a: a[0], lambda w, heads: w[None])
+# Towers of kinds that are not read, by a part of a key that only they have.
+UNREAD = {
+    "visual.trunk.": "a tower of timm for its images, inside OpenCLIP",
+    "visual.attnpool.": "a ResNet for its images",
+    "text.transformer.embeddings.": "a text tower of another library, inside OpenCLIP",
+    "text_model.embeddings.word_embeddings.": "a text tower of another kind, such as BERT",
+}
 # Defaults of CLIPTextConfig and SiglipTextConfig in transformers 5.23, for fields missing in config.json.
 _CLIP: Mapping[str, Any] = {
     "num_attention_heads": 8,
@@ -44,6 +51,8 @@ _CLIP: Mapping[str, Any] = {
 _SIGLIP: Mapping[str, Any] = {"num_attention_heads": 12, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
 # Of CLIP's first files, whose config.json has this id, which is not that of the token: the largest id is pooled.
 _LEGACY_END = 2
+# Whose token it is.
+_METACLIP_2 = "metaclip_2"
 # Sizes that both config.json and the arrays have: TextConfig field -> name in transformers.
 _SIZES = {
     "vocab_size": "vocab_size",
@@ -68,7 +77,7 @@ class TextLayout:
     scale: str
     """Key of the logarithm of the factor of the logits."""
     bias: str | None = None
-    """Key of the number that is added to the logits; None for CLIP."""
+    """Key of the number that is added to the logits, where a file has one; None for CLIP."""
     prefix: str = ""
     """Beginning of the keys of the text tower alone, for those that must all be used; "" if the rules tell."""
 
@@ -110,7 +119,7 @@ def _of_clip(config: dict, sizes: dict[str, Any]) -> TextConfig:
     end = fields["eos_token_id"]
     if not isinstance(end, int) or isinstance(end, bool):
         raise UserError(f"config.json should give one eos_token_id in text_config, but gives {end!r:.80}.")
-    legacy = end == _LEGACY_END
+    legacy = end == _LEGACY_END and config.get("model_type") != _METACLIP_2
     return _of_transformers(
         fields, sizes, pooling="largest" if legacy else "first-end", end_token=None if legacy else end
     )
@@ -200,7 +209,13 @@ _SIGLIP_LAYOUT = TextLayout(
     "SigLIP", _transformers_rules(clip=False), "config.json", _of_siglip, "logit_scale", "logit_bias", "text_model."
 )
 _OPEN_CLIP_LAYOUT = TextLayout(
-    "OpenCLIP", _open_clip_rules(), "open_clip_config.json", _of_open_clip, "logit_scale", prefix="transformer."
+    "OpenCLIP",
+    _open_clip_rules(),
+    "open_clip_config.json",
+    _of_open_clip,
+    "logit_scale",
+    "logit_bias",  # of those that were trained with SigLIP's loss
+    "transformer.",
 )
 _BIG_VISION_LAYOUT = TextLayout(
     "big_vision", _big_vision_rules(), None, _of_big_vision, "params/t", "params/b", "params/txt/"

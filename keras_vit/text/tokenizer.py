@@ -1,15 +1,9 @@
-"""Tokenizers of text towers, from the files beside the weights, with the library `tokenizers`.
-
-tokenizer.json, as transformers writes it; or vocab.json with merges.txt, as the first folders of CLIP have them.
-"""
+"""Texts -> token ids, as each family of text towers has them: its form of a text, length, start, end and padding."""
 
 import dataclasses
-import json
 import os
-import pathlib
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -17,13 +11,19 @@ from keras_vit.checkpoints.fetch import hub
 from keras_vit.errors import UserError
 from keras_vit.text.canonical import clip_form, siglip2_form, siglip_form
 from keras_vit.text.checkpoint import TextCheckpoint, open_text
+from keras_vit.text.vocabulary import (
+    CLIP_END,
+    CLIP_START,
+    FILE,
+    MERGES,
+    PIECES,
+    VOCABULARY,
+    Vocabulary,
+    open_vocabulary,
+    read_settings,
+)
 
-_FILE, _VOCABULARY, _MERGES, _SETTINGS = "tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"
-# Bytes; that of SigLIP 2 has 34 MB, CLIP's vocabulary 1 MB.
-_LARGEST, _LARGEST_VOCABULARY = 2**26, 2**24
-# Pieces of a text that byte pairs are merged in (OpenAI's simple_tokenizer).
-_PIECES = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-_CLIP_START, _CLIP_END = "<|startoftext|>", "<|endoftext|>"
+_SETTINGS = "tokenizer_config.json"
 _ENDS = ("</s>", "<eos>")
 # Of Gemma's vocabulary, which SigLIP 2 has.
 _GEMMA = "<bos>"
@@ -35,8 +35,8 @@ _CHARACTERS_PER_TOKEN = 256
 class Tokenizer:
     """Turns texts into the token ids of a text tower: call it."""
 
-    library: Any
-    """A `tokenizers.Tokenizer` without truncation and padding."""
+    vocabulary: Vocabulary
+    """What splits a text in the family's form."""
     canonical: Callable[[str], str]
     """The family's form of a text."""
     length: int
@@ -62,7 +62,12 @@ class Tokenizer:
                 raise UserError(f"A text must be a string, but is {text!r:.80}.")
             whole = self.canonical(text.encode("utf-8", "replace").decode("utf-8"))
             shown = whole[: self.length * _CHARACTERS_PER_TOKEN]
-            tokens = self.library.encode(shown, add_special_tokens=False).ids
+            tokens = self.vocabulary.split(shown)
+            if tokens and max(tokens) >= self.vocabulary.size:
+                raise UserError(
+                    f"The tokenizer has the id {max(tokens)}, but its ids should be below {self.vocabulary.size}; put "
+                    "the one that belongs to the weights there."
+                )
             if len(tokens) > room or len(shown) < len(whole):
                 cut.append(text)
             row = (*self.start, *tokens[:room], *self.end)
@@ -78,7 +83,7 @@ class Tokenizer:
 
 
 def tokenizer(path: str | os.PathLike) -> Tokenizer:
-    """The tokenizer of a two-tower checkpoint, from tokenizer.json or vocab.json and merges.txt beside the weights.
+    """The tokenizer of a two-tower checkpoint, from the files beside the weights.
 
     Args:
         path: as `keras_vit.text_tower` takes it.
@@ -96,122 +101,48 @@ def open_tokenizer(path: str | os.PathLike, text: TextCheckpoint) -> Tokenizer:
     """`tokenizer` of a text tower whose headers have been read; `path` is what it was opened by."""
     folder = text.folder
     if (name := hub.parse_name(os.fspath(path))) is not None:
-        hub.download_beside(name, folder, (_FILE, _SETTINGS), instead=(_VOCABULARY, _MERGES))
-    library = _open_library(folder, os.fspath(path))
-    library.no_truncation()
-    library.no_padding()
-    size = library.get_vocab_size(with_added_tokens=True)
-    if size != text.config.vocab_size:
+        hub.download_beside(name, folder, (FILE, _SETTINGS), instead=(VOCABULARY, MERGES, PIECES))
+    vocabulary = open_vocabulary(folder, os.fspath(path))
+    if vocabulary.size != text.config.vocab_size:
         raise UserError(
-            f"The tokenizer of {os.fspath(path)} has {size} tokens, but its text tower has {text.config.vocab_size}; "
-            "put the tokenizer that belongs to the weights there."
+            f"The tokenizer of {os.fspath(path)} has {vocabulary.size} tokens, but its text tower has "
+            f"{text.config.vocab_size}; put the tokenizer that belongs to the weights there."
         )
-    start, end = _special_ids(library)
-    return Tokenizer(
-        library, _canonical(library, text), text.config.length, start, end, _padding(library, folder, text)
-    )
-
-
-def _open_library(folder: pathlib.Path, path: str) -> Any:
-    try:
-        import tokenizers  # lazy: only texts need it
-    except ModuleNotFoundError as missing:
-        raise UserError(
-            "Texts need the Python package tokenizers; install it with pip install tokenizers."
-        ) from missing
-    file, vocabulary, merges = (folder / name for name in (_FILE, _VOCABULARY, _MERGES))
-    if file.is_file():
-        content = _read(file, _LARGEST)
-        try:
-            return tokenizers.Tokenizer.from_str(content)
-        except BaseException as error:  # the library raises Exception, and PanicException, which is none
-            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
-                raise
-            raise _unreadable(file, error) from error
-    if vocabulary.is_file() and merges.is_file():
-        return _byte_pairs(tokenizers, vocabulary, merges)
-    raise UserError(
-        f"{path} has no tokenizer: neither {_FILE} nor {_VOCABULARY} and {_MERGES} lie beside the weights; download "
-        f"{_FILE} of the model into that folder."
-    )
-
-
-def _byte_pairs(tokenizers: Any, vocabulary: pathlib.Path, merges: pathlib.Path) -> Any:
-    """CLIP's tokenizer from its vocabulary and its merges."""
-    try:
-        ids = json.loads(_read(vocabulary, _LARGEST_VOCABULARY))
-    except (ValueError, RecursionError) as error:
-        raise _unreadable(vocabulary, error) from error
-    if not isinstance(ids, dict) or not all(type(number) is int and 0 <= number < 2**31 for number in ids.values()):
-        raise UserError(f"{vocabulary.name} should give a number for each token; download it again.")
-    lines = _read(merges, _LARGEST_VOCABULARY).split("\n")
-    pairs = [tuple(line.split()) for line in lines if line.strip() and not line.startswith("#version")]
-    try:
-        model = tokenizers.models.BPE(
-            ids, pairs, unk_token=_CLIP_END, end_of_word_suffix="</w>", continuing_subword_prefix=""
-        )
-    except Exception as error:  # the library raises no other
-        raise _unreadable(merges, error) from error
-    library = tokenizers.Tokenizer(model)
-    library.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
-        [
-            tokenizers.pre_tokenizers.Split(tokenizers.Regex(_PIECES), "removed", invert=True),
-            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    library.add_special_tokens([token for token in (_CLIP_START, _CLIP_END) if token in ids])
-    return library
-
-
-def _read(file: pathlib.Path, most: int) -> str:
-    size = file.stat().st_size
-    if size > most:
-        raise UserError(f"{file.name} is {size:,} bytes, too large for a tokenizer; download it again.")
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise _unreadable(file, error) from error
-
-
-def _unreadable(file: pathlib.Path, error: BaseException) -> UserError:
-    reason = " ".join(str(error).split())[:200]
-    return UserError(f"{file.name} cannot be read as a tokenizer ({reason}); download it again.")
-
-
-def _special_ids(library: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(ids before, ids behind a text): those that the file's post-processor adds, else those of the family."""
-    alone = library.encode("a", add_special_tokens=False).ids
-    whole = library.encode("a").ids
-    if len(whole) > len(alone):
-        before = next((i for i in range(len(whole)) if whole[i : i + len(alone)] == alone), 0)
-        return tuple(whole[:before]), tuple(whole[before + len(alone) :])
-    if library.token_to_id(_CLIP_END) is not None:
-        start = library.token_to_id(_CLIP_START)
-        return (() if start is None else (start,)), (library.token_to_id(_CLIP_END),)
-    return (), tuple(number for token in _ENDS if (number := library.token_to_id(token)) is not None)[:1]
-
-
-def _canonical(library: Any, text: TextCheckpoint) -> Callable[[str], str]:
+    canonical, length = _canonical(vocabulary, text), text.config.length
     if text.config.causal:
-        return clip_form
-    return siglip2_form if library.token_to_id(_GEMMA) is not None else siglip_form
+        start, end = _clip_ids(vocabulary)
+        if len(start) + len(end) >= length:
+            raise UserError(
+                f"The tokenizer puts {len(start) + len(end)} tokens around a text, but its text tower has room for "
+                f"{length}; put the tokenizer that belongs to the weights there."
+            )
+        return Tokenizer(vocabulary, canonical, length, start, end, padding=0)  # as OpenAI; no pooled token sees it
+    end = tuple(number for token in _ENDS if (number := vocabulary.id_of(token)) is not None)[:1]
+    return Tokenizer(vocabulary, canonical, length, (), end, _padding(vocabulary, text))
 
 
-def _padding(library: Any, folder: pathlib.Path, text: TextCheckpoint) -> int:
-    """The id of the padding: for CLIP 0, as in OpenAI's code, which no pooled token sees; else as the files say."""
+def _clip_ids(vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(ids before, ids behind a text of CLIP): those of its file, else those of its first folders, which say none."""
+    if vocabulary.start or vocabulary.end:
+        return vocabulary.start, vocabulary.end
+    start, end = vocabulary.id_of(CLIP_START), vocabulary.id_of(CLIP_END)
+    return (() if start is None else (start,)), (() if end is None else (end,))
+
+
+def _canonical(vocabulary: Vocabulary, text: TextCheckpoint) -> Callable[[str], str]:
     if text.config.causal:
-        return 0
-    token: Any = None
-    if (folder / _SETTINGS).is_file():
-        try:
-            settings = json.loads(_read(folder / _SETTINGS, _LARGEST_VOCABULARY))
-        except (ValueError, RecursionError) as error:
-            raise _unreadable(folder / _SETTINGS, error) from error
-        token = settings.get("pad_token") if isinstance(settings, dict) else None
-        token = token.get("content") if isinstance(token, dict) else token
+        # The multilingual MetaCLIP 2 has another vocabulary, and takes texts as they are.
+        return str if vocabulary.id_of(CLIP_END) is None else clip_form
+    return siglip_form if vocabulary.id_of(_GEMMA) is None else siglip2_form
+
+
+def _padding(vocabulary: Vocabulary, text: TextCheckpoint) -> int:
+    """The id with which SigLIP fills a text to its full length, as the files say."""
+    token = read_settings(text.folder / _SETTINGS).get("pad_token")
+    token = token.get("content") if isinstance(token, dict) else token
     if not isinstance(token, str):
-        token = "<pad>" if library.token_to_id(_GEMMA) is not None else "</s>"
-    number = library.token_to_id(token)
+        token = "</s>" if vocabulary.id_of(_GEMMA) is None else "<pad>"
+    number = vocabulary.id_of(token)
     if number is None:
         raise UserError(
             f"The tokenizer has no padding token {token!r:.80}, with which SigLIP fills a text to its full length; put "

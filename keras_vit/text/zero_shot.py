@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import keras
 import numpy as np
 
+from keras_vit.checkpoints.checkpoint import join_keys
 from keras_vit.checkpoints.from_checkpoint import from_checkpoint
 from keras_vit.checkpoints.key_mapping import Weight
 from keras_vit.checkpoints.load import weights_by_key
@@ -97,6 +98,11 @@ def with_text_head(
     if not isinstance(config, ViTConfig):
         raise UserError(f"{os.fspath(path)} has a ResNet for its images, which is not supported; give one with a ViT.")
     values = {key: variable.value for key, variable in weights_by_key(tower).items()}
+    if own := sorted(values.keys() & {"head/bias", "pre_logits/kernel"}):
+        raise UserError(
+            f"The embeddings of images of {os.fspath(path)} have {join_keys(own)}, as those of LiT, which is not "
+            "supported; give a checkpoint of CLIP or SigLIP."
+        )
     projection = values.pop("head/kernel", None)
     if projection is not None:  # CLIP's
         values["pre_logits/kernel"] = projection

@@ -256,8 +256,16 @@ def test_a_model_around_one_of_ours_names_the_inner_one():
     whole = keras.Sequential([keras.Input(inner.input_shape[1:]), keras.layers.Rescaling(2.0), inner])
     with pytest.raises(UserError, match=r"give that one, model.get_layer\('model'\)"):
         keras_vit.adapt(whole)
+    with pytest.raises(UserError, match="contains a model of keras_vit, but is none itself"):
+        keras_vit.intermediates(whole, "logits")
     with pytest.raises(UserError, match="was not built by keras_vit; take one of keras_vit.build"):
         keras_vit.adapt(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]))
+
+
+def test_a_lambda_in_a_file_is_not_run_and_named(tmp_path):
+    _behind(keras.layers.Lambda(lambda logits: 2.0 * logits)).save(tmp_path / "mine.keras")
+    with pytest.raises(UserError, match=r"layer of its author's code, Lambda, which is not run from a file; replace"):
+        keras_vit.from_checkpoint(tmp_path / "mine.keras")
 
 
 def test_an_adapted_model_keeps_its_name_and_its_frozen_layers():

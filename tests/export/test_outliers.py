@@ -10,7 +10,14 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 import keras_vit
 from export.parity import Reference
-from export.tflite.calibration import Product, products, searched_ranges, with_corrected_biases
+from export.tflite.calibration import (
+    Product,
+    _activations,
+    noisy_products,
+    products,
+    searched_ranges,
+    with_corrected_biases,
+)
 from export.tflite.export import convert
 from export.tflite.graph import Graph, unpack
 from export.tflite.quantize import quantize_static
@@ -87,6 +94,31 @@ def test_a_searched_range_clips_what_is_rare_and_keeps_what_is_not(float_file):
     assert found[name]["max"].item() == pytest.approx(0.3 * 400.0)  # the smallest share
     narrow = {name: {"min": np.array([[-0.1]], np.float32), "max": np.array([[0.1]], np.float32)}}
     assert searched_ranges(content, narrow, images(4), bits=8)[name]["max"].item() == pytest.approx(0.1, rel=0.05)
+
+
+def test_a_product_whose_range_is_wide_is_noisy_and_takes_its_range_at_run_time(float_file, monkeypatch):
+    content, seen = float_file.read_bytes(), images(8)
+    found = products(content)
+    names = {name for product in found for name in (product.inputs, product.outputs)}
+    extremes: dict = {}
+    for tensors in _activations(content, seen, names):
+        for name, tensor in tensors.items():
+            low, high = extremes.get(name, {"min": 0.0, "max": 0.0}).values()
+            extremes[name] = {"min": min(low, tensor.min()), "max": max(high, tensor.max())}
+    assert noisy_products(content, extremes, seen, bits=16) == []
+    wide = found[2].outputs
+    extremes[wide] = {"min": 3000 * extremes[wide]["min"], "max": 3000 * extremes[wide]["max"]}
+    assert noisy_products(content, extremes, seen, bits=16) == [wide]
+
+    monkeypatch.setattr("export.tflite.quantize.noisy_products", lambda *_: [product.outputs for product in found])
+    quantized, steps = quantize_static(float_file, "int8", seen)
+    [step] = [step for step in steps if "run time" in step.name]
+    assert step.kept
+    dense = [o for o in Graph(quantized).operators if o.name in ("FULLY_CONNECTED", "CONV_2D")]
+    kinds = [tuple(tensor.dtype for tensor in (*o.inputs[:2], *o.outputs)) for o in dense]
+    assert kinds == [("FLOAT32", "INT8", "FLOAT32")] * len(found)
+    _, steps = quantize_static(float_file, "int8", seen, at_run_time=False)
+    assert not any("run time" in step.name for step in steps)
 
 
 def mean_outputs(content: bytes, found: Product, seen: list[np.ndarray], rounded: bool) -> np.ndarray:

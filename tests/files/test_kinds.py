@@ -55,6 +55,13 @@ REFUSED = {
         lambda path: path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
         "{} is a Git LFS pointer, .*git lfs pull",
     ),
+    "a web page": (lambda path: path.write_bytes(b"\n<!DOCTYPE html>\n<html>"), "is a web page, .*the file itself"),
+    "GGUF": (lambda path: path.write_bytes(b"GGUF\3" + bytes(99)), "is a file of llama.cpp; give the .npz"),
+    "ONNX": (lambda path: path.write_bytes(b"\x08\x0a\x12\x07pytorch"), "is an ONNX file; give the .npz"),
+    "TFLite": (lambda path: path.write_bytes(b"\x1c\0\0\0TFL3" + bytes(99)), "is a TFLite file; give the .npz"),
+    "gzip": (lambda path: path.write_bytes(b"\x1f\x8b\x08" + bytes(99)), "is an archive of other files; unpack it"),
+    "a picture": (lambda path: path.write_bytes(b"\xff\xd8\xff\xe0"), "is a picture; give a model"),
+    "a text": (lambda path: path.write_text("Straße\n"), "is a text file; give a model"),
     "HDF5": (hdf5, "is an HDF5 file of Keras; load it with keras.models.load_model"),
 }
 
@@ -67,6 +74,13 @@ def test_what_is_not_read_is_refused_by_its_content(kind, name, tmp_path):
     for path in (tmp_path / name, *([tmp_path] if name == "model.safetensors" else [])):
         with pytest.raises(UserError, match=words.format(name)):
             keras_vit.from_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["x", "x.gguf", "x.pth", "x.h5"])
+def test_bytes_of_no_known_format_are_called_so(name, tmp_path):
+    (tmp_path / name).write_bytes(bytes(range(256)))
+    with pytest.raises(UserError, match=f"{name} is of no format that is known here; give a model"):
+        keras_vit.from_checkpoint(tmp_path / name)
 
 
 @pytest.mark.parametrize(

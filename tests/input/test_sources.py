@@ -250,7 +250,7 @@ def odd_images() -> dict[str, bytes]:
     files = {}
     for name, image, form, options in (
         ("turned.jpg", colors[..., :3], "JPEG", {"exif": exif}),
-        ("dark.png", rng.integers(0, 1024, (9, 7)).astype(np.uint16), "PNG", {}),
+        ("dark.png", rng.integers(0, 256, (9, 7)).astype(np.uint16), "PNG", {}),
         ("clear.png", clear, "PNG", {}),
         ("one color.png", np.full((9, 7), 40, np.uint8), "PNG", {}),
         ("seen.png", colors, "PNG", {}),
@@ -288,7 +288,7 @@ def test_dark_images_and_images_of_one_color_are_counted_and_named(odd_folder, c
     printed = capsys.readouterr().out
     assert_warned_of_oddities(printed)
     for kind in ("train", "test"):
-        for name in ("dark.png (1", "clear.png", "one color.png"):
+        for name in ("dark.png (2", "clear.png", "one color.png"):
             assert str(odd_folder / kind / "ant" / name) in printed
 
 
@@ -446,6 +446,34 @@ def test_what_was_assumed_of_a_csv_file_is_printed_once(tmp_path, capsys):
     assert capsys.readouterr().out.count("is read as cp1252") == 1
 
 
+PLAIN = {
+    "an index without a name, as pandas writes it": ",path,label\n0,ä.png,ant\n1,b.png,bee\n".encode(),
+    "a separator behind the last column": "path,label,\nä.png,ant,\nb.png,bee,\n".encode(),
+    "UTF-16 without its mark": "path;label\nä.png;ant\nb.png;bee\n".encode("utf-16-le"),
+    "umlauts of macOS": "path,label\na\u0308.png,ant\nb.png,bee\n".encode(),
+    "a line twice": "path,label\nä.png,ant\nb.png,bee\nä.png,ant\n".encode(),
+    "paths from the current folder": "path,label\nlists/ä.png,ant\nlists/b.png,bee\n".encode(),
+}
+
+
+@pytest.mark.parametrize("form", PLAIN)
+def test_what_is_plain_in_a_csv_file_is_understood(form, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = pathlib.Path("lists")
+    folder.mkdir()
+    for name in ("ä.png", "b.png"):
+        (folder / name).touch()
+    (folder / "list.csv").write_bytes(PLAIN[form])
+    found = listed_files(folder / "list.csv")
+    assert found.value_of == {"": {"lists/ä.png": "ant", "lists/b.png": "bee"}}
+
+
+def test_a_workbook_is_no_csv_file(tmp_path):
+    (tmp_path / "list.csv").write_bytes(b"PK\3\4" + bytes(9))
+    with pytest.raises(UserError, match="cannot be read as a CSV file .*workbook"):
+        listed_files(tmp_path / "list.csv")
+
+
 def test_a_csv_file_may_name_the_splits(tmp_path):
     for number in range(4):
         write_image(tmp_path / "all" / f"{number}.png", 10 * number)
@@ -483,7 +511,6 @@ def test_of_a_csv_file_with_test_and_validation_images_those_of_test_are_used_as
             ["path,label", "a.png,ant", "a.png,bee"],
             "Lines 2 and 3 of .* are of the same image 'a.png', with 'ant' and 'bee'; an image has one label",
         ),
-        (["path,label", "a.png,ant", "a.png,ant"], "Lines 2 and 3 of .* the same image 'a.png'; remove one of them"),
         (
             ["path,label,split", "a.png,ant,train", "b.png,bee,test", "a.png,ant,test"],
             "Lines 2 and 4 of .* the same image 'a.png', of the splits train and test; keep it in one of them",

@@ -41,17 +41,19 @@ CASES = {
 }
 
 
-def train(case: str, state: dict[str, np.ndarray] | None, model_parallel: int = 1) -> dict[str, np.ndarray]:
+def train(
+    case: str, state: dict[str, np.ndarray] | None, model_parallel: int = 1, *, shard_weights: bool = False
+) -> dict[str, np.ndarray]:
     """Train from a state or random weights; return it, the loss of each step and of the average, and the end."""
     recipe, execution = CASES[case]
-    source, strategy = digits(), open_strategy(StrategyOptions(), model_parallel)
+    source, strategy = digits(), open_strategy(StrategyOptions(), model_parallel, shard_weights=shard_weights)
     trainer = build_trainer(lambda: recipe.build(10), recipe, STEPS, strategy=strategy, execution=execution, seed=1)
     if state is None:
         rng = np.random.default_rng(2)
         for variable in trainer.network.trainable_variables:
             variable.assign(rng.normal(0.0, 0.1, variable.shape))
         for average, variable in zip(trainer.ema, trainer.network.trainable_variables, strict=True):
-            average.assign(variable)
+            average.assign(np.array(variable))  # of its own: a step donates each buffer once
     for name, variable in trainer.state.items() if state else ():
         variable.assign(state[f"begin/{name}"])
     begin = {f"begin/{name}": np.array(variable) for name, variable in trainer.state.items()}

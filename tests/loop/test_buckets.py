@@ -14,6 +14,7 @@ from keras_vit import UserError
 from keras_vit.files import remote
 from keras_vit.files.remote import to_path
 from keras_vit.files.transfer import TransferError
+from tests.support import fetched
 from training import evaluate, pretrain, shard
 from training.input.record_index import record_lengths
 from training.input.sources import open_source
@@ -74,7 +75,7 @@ def train(workdir, data: str = RECORDS) -> None:
 
 
 def state(workdir) -> dict[str, np.ndarray]:
-    return checkpoints.load_latest(RunDirectory(to_path(workdir)).checkpoints_folder)[2]
+    return fetched(checkpoints.load_latest(RunDirectory(to_path(workdir)).checkpoints_folder)[2])
 
 
 @pytest.fixture(name="calls", scope="module")

@@ -21,7 +21,7 @@ def test_the_newest_state_is_the_one_that_was_saved_last(tmp_path):
         save(tmp_path, step)
     step, progress, arrays = checkpoints.load_latest(tmp_path)
     assert (step, progress) == (100_000_000, {"records": [100_000_000]})
-    np.testing.assert_array_equal(arrays["w"], np.full(3, 1e8, np.float32))
+    np.testing.assert_array_equal(arrays["w"].fetch(), np.full(3, 1e8, np.float32))
 
 
 def test_the_last_two_are_kept(tmp_path):

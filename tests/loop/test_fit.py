@@ -19,7 +19,7 @@ import keras_vit
 from keras_vit import UserError, ViTConfig
 from keras_vit.files.atomic import write_text
 from keras_vit.models.layers import no_init_weights
-from tests.support import randomize
+from tests.support import fetched, randomize
 from training.input.pipeline import training_batches
 from training.input.sources import DataOptions, array_split
 from training.loop import build, checkpoints, setup, train
@@ -188,7 +188,7 @@ def _with_a_longer_weight(arrays: dict) -> dict:
 def test_a_state_of_another_model_is_refused_in_one_sentence(damage, trained, tmp_path):
     run = RunDirectory(shutil.copytree(trained.path, tmp_path / "run"))
     step, progress, arrays = checkpoints.load_latest(run.checkpoints_folder)
-    checkpoints.save(run.checkpoints_folder, step + 1, progress, damage(arrays))
+    checkpoints.save(run.checkpoints_folder, step + 1, progress, damage(fetched(arrays)))
     with pytest.raises(
         UserError, match=f"was saved by another version .* cannot continue; remove {run.path} to start again"
     ):
@@ -362,8 +362,8 @@ def test_steps_instead_of_epochs_are_exact(steps, epochs, tmp_path):
     run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
     assert len(run.metrics()) == epochs
     step, _, arrays = checkpoints.load_latest(run.checkpoints_folder)
-    assert step == arrays["step/00000"] == steps
-    assert arrays["optimizer/00000"] == steps  # the optimizer's own count of its updates
+    assert step == arrays["step/00000"].fetch() == steps
+    assert arrays["optimizer/00000"].fetch() == steps  # the optimizer's own count of its updates
 
 
 @pytest.mark.slow
@@ -372,7 +372,7 @@ def test_a_run_can_be_evaluated_at_other_steps_and_ends_in_the_same_bits(finishe
     run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
     assert [record["step"] for record in run.metrics()] == [8, 16, 21]
     assert [record["epoch"] for record in run.metrics()] == [1.143, 2.286, 3]  # of 7 steps each
-    ends = [checkpoints.load_latest(each.checkpoints_folder)[2] for each in (finished, run)]
+    ends = [fetched(checkpoints.load_latest(each.checkpoints_folder)[2]) for each in (finished, run)]
     for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
         np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
 
@@ -428,7 +428,7 @@ def test_callbacks_of_the_caller_see_one_training_of_all_epochs_and_change_no_bi
 
 
 def assert_same_end(run: RunDirectory, other: RunDirectory) -> None:
-    ends = [checkpoints.load_latest(each.checkpoints_folder)[2] for each in (run, other)]
+    ends = [fetched(checkpoints.load_latest(each.checkpoints_folder)[2]) for each in (run, other)]
     for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
         np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
 
@@ -440,9 +440,9 @@ def test_a_callback_that_stops_within_an_epoch_ends_the_run_with_everything_save
     assert [record["step"] for record in run.metrics()] == [7, 10]
     assert seen.calls == ["begin", (0, MEASURED), (1, MEASURED), "end"]
     step, _, arrays = checkpoints.load_latest(run.checkpoints_folder)
-    assert step == arrays["step/00000"] == 10
+    assert step == arrays["step/00000"].fetch() == 10
     assert {"model.keras", "curves.png", "labels.txt"} <= {path.name for path in run.path.iterdir()}
-    weights = [arrays[name] for name in sorted(arrays) if name.startswith("weight/")]
+    weights = [arrays[name].fetch() for name in sorted(arrays) if name.startswith("weight/")]
     saved = keras.models.load_model(run.model_file).trainable_weights
     for there, here in zip(weights, saved, strict=False):
         np.testing.assert_array_equal(np.array(here), there)
@@ -457,7 +457,7 @@ def test_early_stopping_that_restores_the_best_weights_decides_what_is_saved(tmp
     recipe = dataclasses.replace(RECIPE, learning_rate=1e-3)
     run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny", callbacks=[early])
     assert len(run.metrics()) == 2
-    last = checkpoints.load_latest(run.checkpoints_folder)[2]["weight/00000"]
+    last = checkpoints.load_latest(run.checkpoints_folder)[2]["weight/00000"].fetch()
     assert not np.array_equal(np.array(keras.models.load_model(run.model_file).trainable_weights[0]), last)
 
 

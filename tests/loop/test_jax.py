@@ -23,13 +23,17 @@ from training.recipes.pretrain import RECIPES
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def on_jax(*arguments: str, devices: int = 1) -> str:
+def jax_process(*arguments: str, devices: int = 1) -> subprocess.CompletedProcess:
     flags = f"--xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=environment | {"PYTHONPATH": str(ROOT)}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
+
+
+def on_jax(*arguments: str, devices: int = 1) -> str:
+    done = jax_process(*arguments, devices=devices)
     assert done.returncode == 0, done.stdout[-3000:]
     return done.stdout
 

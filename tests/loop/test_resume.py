@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from keras_vit.files.npz import read_npz
-from tests.support import replaced
+from tests.support import fetched, replaced
 from training import pretrain
 from training.devices.strategies import CONTINUE_LATER
 from training.loop import checkpoints, train
@@ -49,7 +49,7 @@ def finish(folder: pathlib.Path, *more: str, launcher: tuple[str, ...] = ()) -> 
 
 def final_state(folder: pathlib.Path) -> dict[str, np.ndarray]:
     """Everything that training changes, at the end; without the clock."""
-    return checkpoints.load_latest(RunDirectory(folder).checkpoints_folder)[2]
+    return fetched(checkpoints.load_latest(RunDirectory(folder).checkpoints_folder)[2])
 
 
 def assert_ended_alike(folder: pathlib.Path, undisturbed: pathlib.Path) -> None:

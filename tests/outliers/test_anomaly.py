@@ -7,11 +7,12 @@ import numpy as np
 import PIL.Image
 import pytest
 import tensorflow as tf
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import pairwise_distances, roc_auc_score
+from sklearn.neighbors import NearestNeighbors
 
 import keras_vit
 from keras_vit import UserError
-from keras_vit.models.patch_memory import PatchMemory
+from keras_vit.models.patch_memory import PatchMemory, _distances
 from tests.support import randomize
 from training import anomaly
 from training.outliers.anomaly import open_detector
@@ -91,6 +92,22 @@ def test_a_coreset_covers_all_vectors():
     clusters = np.repeat(np.arange(10), 20)
     vectors = 100.0 * rng.normal(size=(10, 6))[clusters] + rng.normal(size=(200, 6))
     assert sorted(clusters[k_center(vectors, 10, 0)]) == list(range(10))
+
+
+def test_the_coreset_and_the_distances_are_those_of_the_paper():
+    """Algorithm 1 with all distances, and equation 6, by scikit-learn."""
+    rng = np.random.default_rng(3)
+    vectors = rng.normal(size=(90, 7)).astype(np.float32)
+    found = k_center(vectors, 20, seed=5)
+    between, chosen = pairwise_distances(vectors.astype(np.float64)), [found[0]]
+    while len(chosen) < 20:
+        chosen.append(np.argmax(between[:, chosen].min(axis=1)))
+    np.testing.assert_array_equal(found, chosen)
+    patches = rng.normal(size=(6, 7)).astype(np.float32)
+    distances, nearest = NearestNeighbors(n_neighbors=1).fit(vectors[found]).kneighbors(patches)
+    between_both = np.asarray(_distances(patches, vectors[found]))
+    np.testing.assert_allclose(between_both.min(axis=1), distances[:, 0], rtol=1e-4)
+    np.testing.assert_array_equal(between_both.argmin(axis=1), nearest[:, 0])
 
 
 def test_a_folder_of_too_few_parts_is_refused(tmp_path):

@@ -15,9 +15,11 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 
 import keras_vit
+from export.onnx import __main__ as onnx
 from export.saved_model import __main__ as saved_model
 from export.tflite import __main__ as tflite
 from keras_vit import UserError, run_directory
+from keras_vit.inspection import Image
 from keras_vit.run_directory import Samples
 from keras_vit.runs import open_run
 from keras_vit.unknown import KINDS, UNKNOWN, threshold_of
@@ -26,6 +28,7 @@ from training import evaluate, linear_probe, predict, unknown
 from training.input.sources import open_source
 from training.options.common import DataOptions
 from training.outliers.unknown import Outputs, auroc_of_left_out_classes, fit, outputs_of
+from training.prediction import predict as prediction
 
 SHARED = pathlib.Path(os.environ.get("SHARED_DATA", pathlib.Path(__file__).parents[3] / "shared")) / "data" / "tfds"
 
@@ -128,6 +131,31 @@ def test_exports_compute_the_same_score(run, tmp_path):
     np.testing.assert_allclose(runner(image=image)["unknown_score"], [expected], atol=1e-5)
     report = json.loads((tmp_path / "phone" / "report.json").read_text())
     assert report["formats"]["float32"]["unknown_max_abs_diff"] < 1e-4
+
+
+@pytest.mark.slow
+def test_onnx_and_openvino_compute_the_same_score(run, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("openvino")
+    pytest.importorskip("tf2onnx")
+    onnx.main(["--run", str(run), "--output", str(tmp_path), "--formats", "onnx", "openvino"])
+    opened = open_run(run)
+    image = np.asarray(opened.preprocessing.normalize(np.full((3, 8, 8, 1), 100.0, np.float32)))
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    found = session.run(["unknown_score"], {"image": image})[0]
+    np.testing.assert_allclose(found, opened.unknown.scores(opened.model, [image]), atol=1e-5)
+    assert float(session.get_modelmeta().custom_metadata_map["unknown_threshold"]) == pytest.approx(
+        opened.unknown.threshold
+    )
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert all(report["formats"][kind]["unknown_agreement"] == 1.0 for kind in ("onnx", "openvino"))
+
+
+def test_a_picture_goes_through_the_model_once(run, monkeypatch):
+    monkeypatch.setattr(prediction, "logits_model", None)  # what another pass would take
+    classifier = prediction.open_classifier(open_run(run))
+    [card] = classifier.classify([Image("checks", np.tile(np.uint8([[255, 0], [0, 255]]), (4, 4))[..., None])])
+    assert card.ranked.is_unknown
 
 
 def test_the_score_of_another_model_is_refused(run, tmp_path):

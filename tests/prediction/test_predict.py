@@ -329,7 +329,7 @@ def test_a_map_lies_on_the_part_of_the_picture_that_the_model_sees(place, tmp_pa
         (["pictures", "--serve"], "not both"),
         (["nowhere"], "There is no picture 'nowhere'"),
         (["pictures/*.gif"], "There is no picture"),
-        (["pictures", "--output", "found.txt"], r"ends in .csv, .json, .html, but is 'found.txt'"),
+        (["pictures", "--output", "found.txt"], r"ends in .csv, .json, .html, .parquet, but is 'found.txt'"),
         (["pictures", "--output", "gone/found.csv"], "There is no folder 'gone'"),
         (["pictures", "--output", "folder.csv"], "folder.csv is a folder; --output takes a file"),
         (["pictures", "--threshold", "60"], "--threshold is a probability, 0 to 1, but is 60"),

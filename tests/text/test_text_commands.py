@@ -73,6 +73,13 @@ def test_classes_and_templates_of_files_are_those_of_options(tmp_path):
     assert len(classes_of_options(["cat"], ["clip"]).templates) == 80
 
 
+@pytest.mark.parametrize("line", ["cat: a cat |", "cat:", ": a cat"])
+def test_a_line_without_a_text_or_name_is_one_sentence(line, tmp_path):
+    (tmp_path / "classes.txt").write_text(f"dog\n{line}\n")
+    with pytest.raises(UserError, match="is empty, or has an empty text"):
+        classes_of_options([str(tmp_path / "classes.txt")], None)
+
+
 def test_the_names_of_the_data_are_texts_without_underscores():
     assert classes_of_labels(("golden_retriever",), None).texts == (("golden retriever",),)
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import keras_vit
 from tests.support import FIXTURES
-from tests.text.towers import ALL, CLIP, LEGACY, OPEN_CLIP, SIGLIP, TOWERS, golden
+from tests.text.towers import ALL, CLIP, LEGACY, OPEN_CLIP, SIGLIP, TOWERS, golden, texts_of, with_tokenizer
 
 
 def embed(model: keras.Model, ids: np.ndarray) -> np.ndarray:
@@ -67,6 +67,15 @@ def test_the_fields_that_config_json_lacks_have_the_defaults_of_their_class(tmp_
     np.testing.assert_allclose(embed(keras_vit.text_tower(folder), io["input_ids"]), io["text_embeds"], atol=2e-6)
 
 
+def test_the_end_token_2_is_that_of_metaclip_2_but_not_of_clip(tmp_path):
+    folder = edited(LEGACY, tmp_path / "metaclip", lambda config: config.update(model_type="metaclip_2"))
+    ids = golden(LEGACY)["input_ids"].copy()
+    ids[:, 3] = 2
+    found = embed(keras_vit.text_tower(folder), ids)
+    np.testing.assert_allclose(found, embed(keras_vit.text_tower(folder), ids[:, :4]), rtol=0, atol=1e-6)
+    assert np.abs(found - embed(keras_vit.text_tower(TOWERS / LEGACY), ids)).max() > 0.1
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -97,6 +106,16 @@ def test_a_tower_without_an_array_or_with_another_is_one_sentence(tmp_path):
 def test_a_checkpoint_without_text_tower_is_one_sentence():
     with pytest.raises(keras_vit.UserError, match="has no text tower of CLIP or SigLIP; give a two-tower checkpoint"):
         keras_vit.text_tower(FIXTURES / "hf_vit")
+
+
+def test_naflex_is_refused_by_its_name(tmp_path):
+    def flat(arrays):
+        key = "vision_model.embeddings.patch_embedding.weight"
+        arrays[key] = arrays[key].reshape(48, -1).copy()
+
+    folder = edited(SIGLIP, tmp_path / "naflex", lambda config: None, flat)
+    with pytest.raises(keras_vit.UserError, match="is a SigLIP 2 NaFlex"):
+        keras_vit.from_checkpoint(folder)
 
 
 def test_weights_without_their_config_are_one_sentence(tmp_path):
@@ -152,6 +171,41 @@ def test_both_towers_of_open_clips_own_layout_are_read(tmp_path):
     np.testing.assert_allclose(images, io["image_embeds"], rtol=0, atol=2e-6)
 
 
+def with_arrays(folder, edit):
+    """A folder of open_clip with other arrays."""
+    file = folder / "open_clip_model.safetensors"
+    arrays = edit(load_file(file))
+    file.unlink()
+    save_file(arrays, file)
+    return folder
+
+
+def test_open_clip_with_a_text_tower_of_its_own_and_the_bias_of_siglip_is_read(tmp_path):
+    def edit(arrays):
+        outside = ("visual.", "logit_scale")
+        named = {key if key.startswith(outside) else f"text.{key}": array for key, array in arrays.items()}
+        return {**named, "logit_bias": np.array([-3.0], np.float32)}
+
+    folder, io = with_arrays(open_clip_folder(tmp_path / "own"), edit), golden(OPEN_CLIP)
+    shutil.copy(with_tokenizer(OPEN_CLIP, tmp_path / "tokens") / "tokenizer.json", folder)
+    model = keras_vit.zero_shot(folder, texts_of(OPEN_CLIP))
+    np.testing.assert_allclose(embed_images(model, io), io["logits_per_image"] - 3.0, rtol=0, atol=1e-5)
+    assert keras_vit.classes_of(model).multi_label
+
+
+def embed_images(model, io):
+    return keras.ops.convert_to_numpy(model(io["images"], training=False))
+
+
+def test_a_tower_of_timm_inside_of_open_clip_is_refused_by_its_name(tmp_path):
+    folder = with_arrays(
+        open_clip_folder(tmp_path / "own"),
+        lambda arrays: {key.replace("visual.", "visual.trunk."): array for key, array in arrays.items()},
+    )
+    with pytest.raises(keras_vit.UserError, match="has a tower of timm for its images, inside OpenCLIP, which is not"):
+        keras_vit.text_tower(folder)
+
+
 def test_a_setting_of_open_clip_that_changes_the_computation_is_refused(tmp_path):
     folder = open_clip_folder(tmp_path / "own", no_causal_mask=True)
     with pytest.raises(keras_vit.UserError, match="unsupported no_causal_mask=True in text_cfg"):
@@ -191,7 +245,37 @@ def big_vision_file(path):
     return path
 
 
-def test_the_text_tower_of_big_vision_is_read(tmp_path):
+def stacked(path):
+    """The same file with the blocks in one array, as big_vision's scan writes it."""
+    arrays, found = dict(np.load(path)), {}
+    for key, array in arrays.items():
+        if "encoderblock_0" in key:
+            blocks = [array, arrays[key.replace("encoderblock_0", "encoderblock_1")]]
+            found[key.replace("encoderblock_0", "encoderblock")] = np.stack(blocks)
+        elif "encoderblock_" not in key:
+            found[key] = array
+    np.savez(path, **found)
+    return path
+
+
+@pytest.mark.parametrize("form", [lambda path: path, stacked])
+def test_the_text_tower_of_big_vision_is_read(form, tmp_path):
     io = golden(SIGLIP)
-    found = embed(keras_vit.text_tower(big_vision_file(tmp_path / "siglip.npz")), io["input_ids"])
+    found = embed(keras_vit.text_tower(form(big_vision_file(tmp_path / "siglip.npz"))), io["input_ids"])
     np.testing.assert_allclose(found, io["text_embeds"], rtol=0, atol=2e-6)
+
+
+def test_both_towers_of_big_vision_make_a_model_of_texts_but_not_with_a_head_of_their_own(tmp_path):
+    folder, io = with_tokenizer(SIGLIP, tmp_path / "tokens"), golden(SIGLIP)
+    texts = dict(np.load(big_vision_file(folder / "siglip.npz")))
+    for num_classes, message in ((None, None), (48, "have head/bias, as those of LiT, which is not supported")):
+        image_tower = keras_vit.from_checkpoint(TOWERS / SIGLIP, num_classes=num_classes)
+        keras_vit.save_checkpoint(image_tower, folder / "images.npz", layout="big_vision")
+        images = {f"params/img/{key}": array for key, array in np.load(folder / "images.npz").items()}
+        np.savez(folder / "siglip.npz", **texts, **images)
+        if message is None:
+            model = keras_vit.zero_shot(folder / "siglip.npz", texts_of(SIGLIP))
+            np.testing.assert_allclose(embed_images(model, io), io["logits_per_image"], rtol=0, atol=1e-5)
+        else:
+            with pytest.raises(keras_vit.UserError, match=message):
+                keras_vit.zero_shot(folder / "siglip.npz", texts_of(SIGLIP))

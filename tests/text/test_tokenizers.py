@@ -66,9 +66,9 @@ def test_a_text_that_is_too_long_keeps_its_end_and_is_said(clip):
     assert ids[1, -1] == ids[0].max() == tokenize.end[0]
 
 
-def test_ten_million_characters_are_cut_before_they_are_split(clip):
+def test_a_million_characters_are_cut_before_they_are_split(clip):
     with pytest.warns(UserWarning, match="longer than"):
-        assert keras_vit.tokenizer(clip)("cat " * 2_500_000).shape == (1, 77)
+        assert keras_vit.tokenizer(clip)("cat " * 250_000).shape == (1, 77)
 
 
 def test_one_text_is_a_batch_of_one_and_none_a_batch_of_none(clip):
@@ -84,8 +84,11 @@ def test_one_text_is_a_batch_of_one_and_none_a_batch_of_none(clip):
     [
         (clip_form, "  A\tCat &amp;&nbsp;dog ", "a cat & dog"),
         (clip_form, "“ﬁne”  ＡＢＣ it’s\u200b", '"fine" abc it\'s\u200b'),
+        (clip_form, "C++\x85 \x91a\x92 ﬅ", "c++… 'a' ſt"),
+        (clip_form, "\x1b[31mred\x1b[0m", "red"),
         (siglip_form, " A photo, of   a cat!\n(red) ", "a photo of a cat red"),
         (siglip2_form, "A Photo, of É", "a photo, of é"),
+        (siglip2_form, "ΣΟΦΟΣ", "σοφοσ"),
     ],
 )
 def test_each_family_has_its_form_of_a_text(form, text, expected):
@@ -130,6 +133,60 @@ def test_siglip_without_a_padding_token_is_one_sentence(tmp_path):
     folder = siglip_folder(tmp_path / "siglip", words(**{"<eos>": 1}))
     with pytest.raises(keras_vit.UserError, match="has no padding token '</s>'"):
         keras_vit.tokenizer(folder)
+
+
+def test_siglip_reads_the_sentence_pieces_of_transformers(tmp_path):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    folder = tmp_path / "siglip"
+    shutil.copytree(TOWERS / SIGLIP, folder)
+    (tmp_path / "corpus.txt").write_text("a photo of a cat\nthe dog in the snow\n" * 9)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "corpus.txt"), model_prefix=str(folder / "spiece"), vocab_size=19, minloglevel=2,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+    )  # fmt: skip
+    resized(folder, 19, 8)
+    library = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spiece.model"))
+    ids = library.encode("a cat")
+    assert len(ids) < 8
+    assert keras_vit.tokenizer(folder)("A  Cat!").tolist() == [ids + [1] * (8 - len(ids))]
+    (folder / "spiece.model").write_bytes(b"no model")
+    with pytest.raises(keras_vit.UserError, match=r"spiece\.model cannot be read as a tokenizer"):
+        keras_vit.tokenizer(folder)
+
+
+def test_an_id_behind_the_embeddings_is_one_sentence(tmp_path):
+    folder = with_tokenizer(CLIP, tmp_path / "clip")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["vocab"]["w5"] = 1000
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(keras_vit.UserError, match="has the id 1000, but its ids should be below 50"):
+        keras_vit.tokenizer(folder)("w4 w5")
+
+
+def fifty_ends():
+    """A post-processor that puts 50 tokens behind each text."""
+    pieces = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "w9", "type_id": 0}}]
+    special = {"w9": {"id": "w9", "ids": [9] * 50, "tokens": ["w9"] * 50}}
+    return {"type": "TemplateProcessing", "single": pieces, "pair": pieces, "special_tokens": special}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("post_processor", fifty_ends(), "puts 50 tokens around a text, but its text tower has room for 8"),
+        (
+            "pre_tokenizer",
+            {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False},
+            r"tokenizer\.json cannot be read as a tokenizer \(Onig: Regex search error",
+        ),
+    ],
+)
+def test_a_tokenizer_that_fails_when_it_is_used_is_one_sentence(field, value, message, tmp_path):
+    folder = with_tokenizer(CLIP, tmp_path / "clip")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(content | {field: value}))
+    with pytest.raises(keras_vit.UserError, match=message):
+        keras_vit.tokenizer(folder)("a" * 40 + "!")
 
 
 def sparse(path: pathlib.Path, size: int) -> None:

@@ -102,7 +102,7 @@ def test_wrong_classes_and_templates_are_one_sentence(classes, templates, messag
 def test_a_checkpoint_without_text_tower_or_tokenizer_is_one_sentence():
     with pytest.raises(keras_vit.UserError, match="has no text tower"):
         keras_vit.zero_shot(FIXTURES / "hf_vit", ["cat"])
-    with pytest.raises(keras_vit.UserError, match=r"has no tokenizer: neither tokenizer\.json nor vocab\.json"):
+    with pytest.raises(keras_vit.UserError, match=r"has no tokenizer: neither tokenizer\.json, nor vocab\.json"):
         keras_vit.zero_shot(TOWERS / CLIP, ["cat"])
 
 

@@ -34,13 +34,15 @@ _LOST_WORKER_ERRORS = (
 )
 
 
-def open_strategy(options: StrategyOptions, model_parallel: int = 1) -> tf.distribute.Strategy:
+def open_strategy(
+    options: StrategyOptions, model_parallel: int = 1, *, shard_weights: bool = False
+) -> tf.distribute.Strategy:
     """Create the strategy; once per process, before any computation. Raises UserError for missing devices.
 
-    On JAX, return the devices of `keras.distribution` in its place, `model_parallel` of them for each model.
+    On JAX, return the devices of `keras.distribution` in its place, see `JaxDevices` for the other arguments.
     """
     if keras.backend.backend() == "jax":
-        return JaxDevices(model_parallel)
+        return JaxDevices(model_parallel, shard_weights=shard_weights)
     kind = options.strategy
     gpus = tf.config.list_physical_devices("GPU")
     if kind == "auto":

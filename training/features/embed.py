@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError, run_directory
-from keras_vit.files.atomic import is_temporary
+from keras_vit.files.atomic import remove_temporary
 from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.remote import to_path
 from keras_vit.native_stderr import native_stderr_silenced
@@ -84,6 +84,30 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
 
     Raises UserError for a folder with features of another model or of other pictures.
     """
+    splits = {name: split.num_examples for name, split in listing.splits.items()}
+    description, extractor = opened(run, options, listing.labels, splits, listing.checksum)
+    folder = to_path(options.output)
+    with locked(folder):
+        remove_temporary(folder)
+        index = write_features(folder, description, listing, extractor)
+    for number, (path, why) in enumerate(index.problems.items()):
+        print(f"Not embedded: {path}: {why}" if number < _NAMED else f"… and {len(index.problems) - _NAMED} more.")
+        if number == _NAMED:
+            break
+    count = sum(index.counts.values())
+    if not count:
+        raise UserError("None of the pictures could be read; convert them, or give others.")
+    print(
+        f"{options.output} has {description.width} features ({description.features}, {description.dtype}) of "
+        f"{count:,} pictures."
+    )
+    return index
+
+
+def opened(
+    run: Run, options: EmbedOptions, labels: tuple[str, ...], splits: dict[str, int], checksum: int
+) -> tuple[FeatureDescription, Extractor]:
+    """What is to be written of pictures, and what makes it; for the arguments see `FeatureDescription`."""
     has_texts = not run_directory.is_ours(run.checkpoint) and has_text_tower(run.checkpoint)
     kind = options.features or ("joint" if has_texts else "pre_logits")
     own = run.preprocessing
@@ -95,37 +119,28 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
         features=kind,
         width=int(model.output_shape[-1]),
         dtype=options.dtype,
-        labels=listing.labels,
-        splits={name: split.num_examples for name, split in listing.splits.items()},
-        checksum=listing.checksum,
+        labels=labels,
+        splits=splits,
+        checksum=checksum,
         data=None if options.source is None else options.source.settings(),
         settings=options.settings,
     )
-    extractor, folder = Extractor(model, preprocessing, options.batch_size), to_path(options.output)
-    with locked(folder):
-        for file in folder.iterdir():
-            if is_temporary(file):
-                file.unlink()  # of a process that was killed
-        index = write_features(folder, description, listing, extractor)
-    for number, (path, why) in enumerate(index.problems.items()):
-        print(f"Not embedded: {path}: {why}" if number < _NAMED else f"… and {len(index.problems) - _NAMED} more.")
-        if number == _NAMED:
-            break
-    count = sum(index.counts.values())
-    if not count:
-        raise UserError("None of the pictures could be read; convert them, or give others.")
-    print(f"{options.output} has {description.width} features ({kind}, {description.dtype}) of {count:,} pictures.")
-    return index
+    return description, Extractor(model, preprocessing, options.batch_size)
+
+
+def open_folder(folder: pathlib.Path, description: FeatureDescription) -> None:
+    """Make a folder ready for features. Raises UserError for one that holds the features of something else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_same(folder, description)
+    if not (folder / DESCRIPTION).is_file():
+        write_description(folder, description)
 
 
 def write_features(
     folder: pathlib.Path, description: FeatureDescription, listing: Listing, extractor: Extractor
 ) -> FeatureIndex:
     """Write the files of features that are not there yet."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _check_same(folder, description)
-    if not (folder / DESCRIPTION).is_file():
-        write_description(folder, description)
+    open_folder(folder, description)
     missing = [
         (name, number)
         for name, count in description.splits.items()
@@ -137,7 +152,7 @@ def write_features(
     with Progress("Features", total, done=total - left) as progress:
         for name, number in missing:
             part = embed_rows(listing, name, _rows(listing.splits[name], number), extractor, progress)
-            write_part(folder, description, name, number, _stored(part, description))
+            write_part(folder, description, name, number, as_stored(part, description))
     return FeatureIndex(folder, description)
 
 
@@ -195,6 +210,7 @@ def _problems(files: Sequence[str], contents: FileContents) -> dict[str, str]:
     image_warnings = ImageWarnings()
     with native_stderr_silenced(), concurrent.futures.ThreadPoolExecutor() as pool:
         found = list(pool.map(lambda file: file_problem(file, image_warnings, contents), files))
+    image_warnings.warn(f"{len(files):,} pictures")
     return {file: why for file, why in zip(files, found, strict=True) if why}
 
 
@@ -243,7 +259,7 @@ def check_finite(values: np.ndarray) -> None:
         )
 
 
-def _stored(part: Part, description: FeatureDescription) -> Part:
+def as_stored(part: Part, description: FeatureDescription) -> Part:
     """The part in the type in which it is stored. Raises UserError for what this cannot hold."""
     check_finite(part.embeddings)
     with np.errstate(over="ignore"):

@@ -328,10 +328,10 @@ class ImageWarnings:
 
     def note(self, name: str, image: tf.Tensor, content: bytes | None = None) -> None:
         """Look at an image (h, w, C) uint8, and at the bytes of its file."""
-        if is_uniform(image.numpy()):
-            self.uniform.append(name)
         if content is not None and (highest := formats.highest_of_unused_bits(content)) is not None:
-            self.dark.append(f"{name} ({highest})")
+            self.dark.append(f"{name} ({highest})")  # or even all black
+        elif is_uniform(image.numpy()):
+            self.uniform.append(name)
 
     def warn(self, looked_at: str) -> None:
         """Print a sentence for each kind. looked_at: how many images, and which."""

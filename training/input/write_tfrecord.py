@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import shlex
 
 import numpy as np
@@ -43,10 +44,14 @@ def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
             lengths |= _write(split, paths, f"Writing {name}")
         record_index.write(stage, lengths)
         (stage / run_directory.LABELS).write_text(labels_text(dataset.labels), encoding="utf-8")
+    print_written(directory, dataset.train.num_examples, dataset.evaluation.num_examples, len(dataset.labels), shards)
+
+
+def print_written(directory: pathlib.Path, num_train: int, num_evaluation: int, num_classes: int, shards: int) -> None:
+    """Say what was written, and what to give as `--data`."""
     print(
-        f"{dataset.train.num_examples:,} images to train on and {dataset.evaluation.num_examples:,} to evaluate on, of "
-        f"{len(dataset.labels)} classes, in {shards} files each: --data "
-        + f"{shlex.quote(f'tfrecord:{directory}/*.tfrecord')}."
+        f"{num_train:,} images to train on and {num_evaluation:,} to evaluate on, of {num_classes} classes, in "
+        f"{shards} files each: --data {shlex.quote(f'tfrecord:{directory}/*.tfrecord')}."
     )
 
 
@@ -58,9 +63,9 @@ def _write(split: Split, paths: list[str], title: str) -> dict[str, np.ndarray]:
         writers = [open_files.enter_context(tf.io.TFRecordWriter(path)) for path in paths]
         progress = tracked(data, title, split.num_examples)
         for number, (image, label) in enumerate(progress):
-            record = _record(image.numpy(), int(label))
-            writers[number % len(writers)].write(record)
-            lengths[os.path.basename(paths[number % len(paths)])].append(len(record))
+            data = record(image.numpy(), int(label))
+            writers[number % len(writers)].write(data)
+            lengths[os.path.basename(paths[number % len(paths)])].append(len(data))
     return {name: np.array(values, np.int64) for name, values in lengths.items()}
 
 
@@ -74,9 +79,10 @@ def _encoded(split: Split):
     return read
 
 
-def _record(image: bytes, label: int) -> bytes:
+def record(image: bytes, label: int) -> bytes:
+    """An image file with its class as a record; the same bytes each time."""
     feature = {
         IMAGE: tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
         LABEL: tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
     }
-    return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+    return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString(deterministic=True)

@@ -15,10 +15,12 @@ from collections.abc import Mapping
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from keras_vit import UserError
 from keras_vit.files.atomic import atomic_write
-from keras_vit.files.npz import read_npz, write_npz
+from keras_vit.files.lazy_array import LazyArray
+from keras_vit.files.npz import open_npz, write_npz
 from keras_vit.files.remote import RemoteError, is_remote, local_copy
 from keras_vit.run_directory import CONFIG
 
@@ -27,14 +29,14 @@ _MAX_TO_KEEP = 2
 _LATEST = "latest"
 
 
-def save(folder: pathlib.Path, step: int, progress: dict, arrays: dict[str, np.ndarray]) -> None:
+def save(folder: pathlib.Path, step: int, progress: dict, arrays: Mapping[str, ArrayLike]) -> None:
     """Write a checkpoint and remove the oldest ones.
 
     Args:
         folder: of the run's checkpoints, in its run directory.
         step: training steps done.
         progress: JSON values.
-        arrays: variables by name.
+        arrays: variables by name; what has `__array__` is read when it is written, so that memory never holds all.
 
     Raises UserError if the file cannot be written; earlier checkpoints remain.
     """
@@ -73,12 +75,16 @@ def restore(folder: pathlib.Path, variables: Mapping[str, keras.Variable]) -> tu
             f"The checkpoint of step {step} in {folder} was saved by another version of this code, so the run cannot "
             f"continue; remove {folder.parent} to start again."
         )
+    distribution = keras.distribution.distribution()
     for name, variable in variables.items():
-        variable.assign(arrays[name])
+        values = arrays[name].fetch()
+        if distribution is not None:  # no device gets more than its part
+            values = keras.distribution.distribute_tensor(values, distribution.get_variable_layout(variable))
+        variable.assign(values)
     return step, progress
 
 
-def load_latest(folder: pathlib.Path) -> tuple[int, dict, dict[str, np.ndarray]] | None:
+def load_latest(folder: pathlib.Path) -> tuple[int, dict, dict[str, LazyArray]] | None:
     """Return (step, progress, arrays) of the latest intact checkpoint; None if there are no checkpoints.
 
     Raises UserError if there are checkpoints but all are damaged.
@@ -92,8 +98,8 @@ def load_latest(folder: pathlib.Path) -> tuple[int, dict, dict[str, np.ndarray]]
             local = local_copy(path)
             if not path.stem.endswith(f"-{_digest(local, _run_id(folder), _step(path))}"):
                 raise ValueError("its hash does not match this run, step and content")
-            arrays = read_npz(local)
-            return _step(path), json.loads(arrays.pop("progress").tobytes()), arrays
+            arrays = open_npz(local)
+            return _step(path), json.loads(arrays.pop("progress").fetch().tobytes()), arrays
         except (ValueError, KeyError, OSError) as error:  # UserError is a ValueError
             if isinstance(error, RemoteError) and not isinstance(error, FileNotFoundError):
                 raise  # the checkpoint may be intact

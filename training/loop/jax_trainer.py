@@ -2,17 +2,21 @@
 
 They compute what `Trainer` does on TensorFlow, from the same batches, in the same order: see there. Here one compiled
 function takes the values of all variables and returns the new ones. `keras.distribution` divides the batch, and with
-`--model-parallel` the weights, among the devices; sums over the batch are sums over all devices, and dropout masks do
-not depend on their number.
+`--model-parallel` and `--shard-weights` the weights, among the devices; sums over the batch are sums over all devices,
+and dropout masks do not depend on their number.
 """
 
 import collections
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import keras
+import numpy as np
 from keras import ops
 
+from training.devices.jax_devices import gathered, saves_no_weights, shards_weights, stacked
+from training.devices.rematerialization import segments
 from training.loop.trainer import Trainer
 
 
@@ -29,11 +33,22 @@ class JaxTrainer(Trainer):
         super().__init__(network, options, **kwargs)
         # An object of its own, because Keras would wrap the lists.
         self._after_step = _AfterStep()
+        self._shards_weights = shards_weights()
+        parts = self._segments or [self._forward]
+        if self._shards_weights and not isinstance(network.output, dict):
+            parts = segments(self._forward)
+        # With divided weights, blocks that are alike are one loop, which takes a fraction of the time to compile.
+        key = _structure if self._shards_weights else id
+        self._parts = [list(alike) for _, alike in itertools.groupby(parts, key)]
 
     @property
     def state(self) -> dict[str, keras.Variable]:
         self.jax_state_sync()
         return super().state
+
+    def read(self, variable):
+        # An array of JAX keeps what NumPy reads of it, so this reads a copy: else the state would end up on this host.
+        return np.array(ops.copy(variable.value))
 
     def reset_metrics(self):
         self.jax_state_sync()
@@ -103,7 +118,7 @@ class JaxTrainer(Trainer):
         with keras.StatelessScope(_pairs(groups, state)) as scope:
             trained = [v.value for v in self.ema or self.network.trainable_variables]
             others = [v.value for v in self.network.non_trainable_variables]
-            outputs, _ = self.network.stateless_call(trained, others, images, training=False)
+            outputs, _ = self._call(self.network, False, trained, others, images)
             logs = self._logs(self.test_sums, self._validation.measure(images, labels, outputs, weights)[1])
         return logs, _values(scope, groups)
 
@@ -113,7 +128,7 @@ class JaxTrainer(Trainer):
         count = self._accumulation
         parts = [keras.tree.map_structure(lambda x: _micro_batches(x, count), x) for x in (images, labels)]
         start = (
-            [ops.zeros(variable.shape) for variable in self.network.trainable_variables],
+            [self._zeros(variable) for variable in self.network.trainable_variables],
             [ops.zeros(()) for _ in range(3)],
             [v.value for v in self._statistics],
         )
@@ -150,13 +165,47 @@ class JaxTrainer(Trainer):
         import jax
 
         outputs = images
-        for part in self._segments or [self._forward]:
-            call = functools.partial(part.stateless_call, training=True)
+        for part, *alike in self._parts:
+            call: Callable = functools.partial(self._call, part, True)
+            if self._segments:
+                call = jax.checkpoint(call)
+            elif self._shards_weights:
+                call = jax.checkpoint(call, policy=saves_no_weights({tuple(v.shape) for v in part.variables}))
             groups = part.trainable_variables, part.non_trainable_variables
             given = [[values[id(v)] for v in group] for group in groups]
-            outputs, others = (jax.checkpoint(call) if self._segments else call)(*given, outputs)
-            values = values | {id(v): value for v, value in zip(groups[1], others, strict=True)}
+            if alike:
+                more = ((p.trainable_variables, p.non_trainable_variables) for p in alike)
+                of_all = [given, *([[values[id(v)] for v in group] for group in groups] for groups in more)]
+                loop = jax.tree.map(lambda v, *values: stacked(v, values), list(groups), *of_all)
+                outputs, _ = jax.lax.scan(lambda x, given, call=call: (call(*given, x)[0], None), outputs, loop)
+            else:
+                outputs, others = call(*given, outputs)
+                values = values | {id(v): value for v, value in zip(groups[1], others, strict=True)}
         return outputs, values
+
+    def _call(self, part: keras.Model, training: bool, trained: list, others: list, inputs) -> tuple:
+        """As `part.stateless_call`, with the weights that are divided among the devices collected."""
+        if not self._shards_weights:
+            return part.stateless_call(trained, others, inputs, training=training)
+        dtypes = {id(v): layer.compute_dtype for layer in part.layers for v in layer.variables if v._autocast}
+        groups = zip((part.trainable_variables, part.non_trainable_variables), (trained, others), strict=True)
+        whole = [
+            [gathered(v, value, dtypes.get(id(v), "float32")) for v, value in zip(group, values, strict=True)]
+            for group, values in groups
+        ]
+        outputs, after = part.stateless_call(*whole, inputs, training=training)
+        # Frozen weights are left divided.
+        others = [new if used is old else old for old, used, new in zip(others, whole[1], after, strict=True)]
+        return outputs, others
+
+    def _zeros(self, variable: keras.Variable):
+        """Zeros that are divided among the devices as the variable is."""
+        import jax
+
+        zeros, distribution = ops.zeros(variable.shape), keras.distribution.distribution()
+        if distribution is None:
+            return zeros
+        return jax.lax.with_sharding_constraint(zeros, distribution.get_variable_layout(variable).backend_layout)
 
     def layer_seeds(self, micro) -> list:
         """Return the seed of each random layer, different for each step and micro-batch."""
@@ -189,6 +238,16 @@ def state_shapes(trainer: JaxTrainer, sharding) -> tuple[list, ...]:
 
     groups = trainer._train_groups()
     return tuple([jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=sharding) for v in group] for group in groups)
+
+
+def _structure(part: keras.Model) -> tuple:
+    """Equal for parts of a network that compute the same from other weights."""
+    layers = tuple(
+        (type(layer), getattr(layer, "rate", None), tuple((tuple(v.shape), v.trainable) for v in layer.variables))
+        for layer in part.layers
+    )
+    counts = any(isinstance(layer, keras.layers.BatchNormalization) for layer in part.layers)
+    return part.input.shape, layers, id(part) if counts else None
 
 
 def _pairs(groups: Sequence[Sequence[keras.Variable]], state) -> list[tuple]:

@@ -59,7 +59,7 @@ def open_setup(options: TrainingOptions, open_data: Callable[[], DataSet] | None
     if is_remote(options.workdir):
         to_path(options.workdir).mkdir(parents=True, exist_ok=True)  # raises what is wrong before all the work
     return Setup(
-        strategy=open_strategy(options.devices, options.model_parallel),
+        strategy=open_strategy(options.devices, options.model_parallel, shard_weights=options.shard_weights),
         source=open_data() if open_data else open_source(options.source, multi_label=True),
     )
 

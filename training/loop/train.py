@@ -189,7 +189,7 @@ class Training:
                     logs = _numbers(trainer.train_steps(batches, tf.constant(steps)))
                     self.step += steps
                     if not np.isfinite(logs["loss"]):
-                        raise self._diverged()
+                        raise self.diverged()
                     seconds = time.monotonic() - start
                     rate = round((self.step - begin) * self._options.recipe.batch_size / seconds, 1)
                     callbacks.on_train_batch_end(self.step - begin - 1, logs | {"images_per_second": rate})
@@ -311,17 +311,29 @@ class Training:
         """Save a checkpoint after `seconds` of the current epoch. Raises UserError if a weight is not finite."""
         if not self._writes:
             return
-        arrays = {name: np.array(variable) for name, variable in self.trainer.state.items()}
-        if not all(np.isfinite(array).all() for array in arrays.values() if array.dtype.kind == "f"):
-            raise self._diverged()
+        arrays = {name: _Saved(variable, self) for name, variable in self.trainer.state.items()}
         progress = {"records": self.records, "seconds": seconds}
         checkpoints.save(self._run.checkpoints_folder, self.step, progress, arrays)
 
-    def _diverged(self) -> UserError:
+    def diverged(self) -> UserError:
+        """The error for a loss or a weight that is not finite."""
         return UserError(
             f"The loss or a weight is not finite at step {self.step}, so training stopped; the workdir keeps the last "
             "checkpoint: try a lower --learning-rate in a new workdir."
         )
+
+
+class _Saved:
+    """A variable that is read, and checked, when it is written. Raises UserError if a weight is not finite."""
+
+    def __init__(self, variable: keras.Variable, training: Training):
+        self._variable, self._training = variable, training
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        array = self._training.trainer.read(self._variable)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise self._training.diverged()
+        return array
 
 
 def evaluation_size(num_examples: int, replicas: int, most: int = _EVALUATION_BATCH) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import ops
 
@@ -187,6 +188,10 @@ class Trainer(keras.Model):
             "step": [self.step],
         }
         return {f"{group}/{i:05d}": v for group, variables in groups.items() for i, v in enumerate(variables)}
+
+    def read(self, variable: keras.Variable) -> np.ndarray:
+        """Return the values of a variable."""
+        return np.array(variable)
 
     def request_stop(self) -> None:
         """Request a stop from all workers, with the next step."""

@@ -26,6 +26,8 @@ from training.recipes.recipe import Recipe
 HOLD_OUT = 10
 # Files of a folder up to which they are counted beforehand.
 _MOST_COUNTED = 10_000
+# Levels of folders that are searched for those of classes, and folders on one of them.
+_MOST_LEVELS, _MOST_FOLDERS = 8, 100
 # Bytes of a CSV file that takes seconds to read.
 _LONG_LIST = 2**24
 # What the names of the files of a source end in, and those of compressed tar files.
@@ -190,13 +192,23 @@ def few_classes(path: pathlib.Path, count: int) -> UserError:
         return UserError(
             f"{path} holds {images}, but no class folders; move the images of each class into a folder of their own."
         )
-    inside = [path / name for name in directories(path) if len(directories(path / name)) > 1]
-    if len(inside) == 1:
+    if inside := _several_folders(path):
         return UserError(
-            f"{path} should hold a folder for each of at least two classes, but they are in {inside[0]}; give --data "
-            f"{shlex.quote(f'folder:{inside[0]}')}."
+            f"{path} should hold a folder for each of at least two classes, but they are in {inside}; give --data "
+            f"{shlex.quote(f'folder:{inside}')}."
         )
     return UserError(f"{path} should hold a folder for each of at least two classes, but holds {count}.")
+
+
+def _several_folders(path: pathlib.Path) -> pathlib.Path | None:
+    """The nearest folder below a path that holds several, if it alone does on its level; None if there is none."""
+    level = [path]
+    for _ in range(_MOST_LEVELS):
+        level = [folder / name for folder in level for name in directories(folder)]
+        found = [folder for folder in level if len(directories(folder)) > 1]
+        if found or len(level) > _MOST_FOLDERS:
+            return found[0] if len(found) == 1 else None
+    return None
 
 
 def split_folders(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:

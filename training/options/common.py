@@ -11,7 +11,7 @@ from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
-from keras_vit.parser import Aliases, Count, Natural, Seed, arguments_of, check_ranges
+from keras_vit.parser import Aliases, Count, MayLead, Natural, Seed, arguments_of, check_ranges
 from keras_vit.runs import Run, open_run
 from training.recipes.recipe import Recipe
 
@@ -154,6 +154,9 @@ class TrainingOptions:
     """Print the configuration, steps, learning rate, operations and memory of the run, and stop."""
     model_parallel: Count = 1
     """With KERAS_BACKEND=jax, devices that share one model: the weights of attention and MLP are divided among them."""
+    shard_weights: bool = False
+    """With KERAS_BACKEND=jax, divide all weights, gradients and the optimizer's state among the devices, which collect
+    the weights of a layer to compute it (ZeRO-3, FSDP)."""
     devices: StrategyOptions = dataclasses.field(default_factory=StrategyOptions)
     execution: Execution = dataclasses.field(default_factory=Execution)
     recipe: Recipe
@@ -167,7 +170,7 @@ class TrainingOptions:
 class FeatureOptions:
     """Options of all commands that extract features."""
 
-    run: Annotated[str, Aliases(("--checkpoint", "--model"))]
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
     """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     source: DataOptions
     features: FeatureKind = "pre_logits"

@@ -1,12 +1,13 @@
 """Read a CSV file of images and their classes. Imports neither TensorFlow nor Keras.
 
-The column path names the files, relative to the folder of the CSV file. One of the columns label (a class), labels (any
-number of classes such as "cat|dog", or none) and probabilities (shares that sum to 1, such as "cat=0.7|dog=0.3") says
-what they show. A further column split says train (or training), or test (testing, val, valid, validation); as in a
-folder, the images of test are evaluated on where there are others beside them. Other columns are ignored.
+The column path names the files, relative to the folder of the CSV file or, if the first is not there, to the current
+folder. One of the columns label (a class), labels (any number of classes such as "cat|dog", or none) and probabilities
+(shares that sum to 1, such as "cat=0.7|dog=0.3") says what they show. A further column split says train (or training),
+or test (testing, val, valid, validation); as in a folder, the images of test are evaluated on where there are others
+beside them. Other columns are ignored.
 
 Columns may have other usual names, in any case (`_NAMES`), and may be separated by commas, semicolons, tabs or bars, as
-the first line says. The text is UTF-8, UTF-16 with its byte order mark, or else Windows' cp1252, as Excel writes it.
+the first line says. The text is UTF-8, UTF-16, or else Windows' cp1252, as Excel writes it.
 """
 
 import codecs
@@ -16,7 +17,8 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from keras_vit.errors import UserError, near_path
@@ -27,8 +29,20 @@ from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, composed
 ONE_CLASS, SEVERAL_CLASSES, CLASS_SHARES = "label", "labels", "probabilities"
 # Meaning of a column -> its usual names, without spaces and underscores; the first of them that is there is taken.
 _NAMES = {
-    "path": ("path", "filepath", "filename", "file", "imagepath", "imagefile", "imagename", "image", "photo"),
-    ONE_CLASS: ("label", "classname", "labelname", "class", "category", "species"),
+    "path": (
+        "path",
+        "filepath",
+        "filename",
+        "fname",
+        "file",
+        "imagepath",
+        "imagefile",
+        "imagename",
+        "image",
+        "img",
+        "photo",
+    ),
+    ONE_CLASS: ("label", "classname", "labelname", "class", "category", "species", "target"),
     SEVERAL_CLASSES: ("labels", "classes", "categories", "tags"),
     CLASS_SHARES: ("probabilities",),
     "split": ("split",),
@@ -59,7 +73,7 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
     try:
         content, encoding = _decoded(path.read_bytes())
         content = re.sub(r"\Asep=.(?=[\r\n])", "", content)  # Excel's first line
-        separator = _separator(content)
+        separator = separator_of(content)
         # Line breaks stay, since those in quotes belong to a value.
         lines = csv.reader(io.StringIO(content, newline=""), delimiter=separator, skipinitialspace=True, strict=True)
         table = [(lines.line_num, row) for row in lines if any(map(str.strip, row))]
@@ -72,7 +86,7 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
         header = ["path", ONE_CLASS]
     else:
         table = table[1:]
-    place_of = _places(header)
+    place_of = places_of(header)
     of_classes = [name for name in (ONE_CLASS, SEVERAL_CLASSES, CLASS_SHARES) if name in place_of]
     of_classes = [name for name in of_classes if name in map(_plain, header)] or of_classes
     if "path" not in place_of or len(of_classes) != 1:
@@ -84,38 +98,37 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
     for meaning in ("path", column):
         if len({_plain(name) for name in header} & {*_NAMES[meaning]}) > 1 and meaning not in map(_plain, header):
             remarks.append(f"{path}: the column {header[place_of[meaning]]!r} is taken as the {meaning}.")
+    folder = path.parent
+    first = table[0][1][place_of["path"]].strip() if table and place_of["path"] < len(table[0][1]) else ""
+    if first and os.path.lexists(first) and not os.path.lexists(_file(folder, first)):
+        folder = pathlib.Path()
+        remarks.append(f"The paths of {path} are taken relative to the current folder.")
     splits = (*TRAINING_NAMES, *EVALUATION_NAMES) if "split" in place_of else ("",)
     found: dict[str, dict[str, str]] = {split: {} for split in splits}
     seen: dict[str, tuple[int, str, str]] = {}
+    repeated = 0
     for number, row in table:
-        value_of = {name: row[place].strip() for name, place in place_of.items() if place < len(row)}
-        image, label = value_of.get("path", ""), composed(value_of.get(column, ""))
-        if any(map(str.strip, row[len(header) :])):
-            raise UserError(
-                f"Line {number} of {path} has more values than there are columns; put a value with commas in quotes, "
-                "and | between several classes."
-            )
-        if not image or not (label or column == SEVERAL_CLASSES) or not label.isprintable():
-            raise UserError(
-                f"Line {number} of {path} needs a path and a value of printable characters in the column {column}; "
-                "complete it."
-            )
-        split = value_of.get("split", "").lower()
+        image, label, split = row_values(row, header, place_of, column, f"Line {number} of {path}")
         if split not in found:
             raise UserError(
                 f"Line {number} of {path} has the split {split!r}; give train or one of {', '.join(EVALUATION_NAMES)}."
             )
-        file = str(path.parent / image)
-        if "\\" in image and not os.path.lexists(file):  # as Windows writes paths
-            file = str(path.parent / image.replace("\\", "/"))
+        file = _file(folder, image)
         if file in seen:
-            first, known_label, known_split = seen[file]
-            advice = _same_image(column, known_label, known_split, label, split)
-            raise UserError(f"Lines {first} and {number} of {path} are of the same image {image!r}{advice}.")
+            line, known_label, known_split = seen[file]
+            if (known_label, known_split) != (label, split):
+                advice = _same_image(column, known_label, known_split, label, split)
+                raise UserError(f"Lines {line} and {number} of {path} are of the same image {image!r}{advice}.")
+            repeated += 1
+            continue
         if column != ONE_CLASS:
             class_shares(label, column, f"Line {number} of {path}")
         seen[file] = number, label, split
         found[split][file] = label
+    if repeated:
+        remarks.append(
+            f"Of {path}, {repeated:,} {'line is' if repeated == 1 else 'lines are'} there twice; each counts once."
+        )
     texts = {label for files in found.values() for label in files.values()}
     names = texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}
     if len(names) < 2:
@@ -137,13 +150,45 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
     return ListedFiles(column, used, {name: len(found[name]) for name in others}, tuple(remarks))
 
 
+def _file(folder: pathlib.Path, image: str) -> str:
+    """The path of an image: as it is written, or in another form if that is there.
+
+    Windows has other separators, and macOS writes letters with accents as two characters.
+    """
+    slashed = image.replace("\\", "/")
+    others = (slashed, unicodedata.normalize("NFC", slashed), unicodedata.normalize("NFD", slashed))
+    paths = [str(folder / form) for form in dict.fromkeys((image, *others))]
+    if len(paths) == 1:
+        return paths[0]
+    return next(filter(os.path.lexists, paths), str(folder / slashed))
+
+
+def row_values(
+    row: Sequence[str], header: Sequence[str], place_of: Mapping[str, int], column: str | None, where: str
+) -> tuple[str, str, str]:
+    """(path, what the column says of it, split) of a line; "" for a column that is not there.
+
+    Raises UserError, which begins with `where`, for a line that lacks a value, or has more of them than columns.
+    """
+    value_of = {name: row[place].strip() for name, place in place_of.items() if place < len(row)}
+    image, label = value_of.get("path", ""), composed(value_of.get(column or "", ""))
+    if any(map(str.strip, row[len(header) :])):
+        raise UserError(
+            f"{where} has more values than there are columns; put a value with commas in quotes, and | between several "
+            "classes."
+        )
+    if not image or (column is not None and not (label or column == SEVERAL_CLASSES)) or not label.isprintable():
+        raise UserError(
+            f"{where} needs a path and a value of printable characters in the column {column or 'path'}; complete it."
+        )
+    return image, label, value_of.get("split", "").lower()
+
+
 def _same_image(column: str, label: str, split: str, other_label: str, other_split: str) -> str:
     """The end of a sentence on two lines of one image: what is wrong with them, and what to do."""
     if label != other_label:
         return f", with {label!r} and {other_label!r}; an image has one {'label' if column == ONE_CLASS else 'line'}"
-    if split != other_split:
-        return f", of the splits {split} and {other_split}; keep it in one of them"
-    return "; remove one of them"
+    return f", of the splits {split} and {other_split}; keep it in one of them"
 
 
 def _check_labels(path: pathlib.Path, names: set[str]) -> None:
@@ -158,13 +203,17 @@ def _decoded(content: bytes) -> tuple[str, str]:
     """The text of a file and its encoding. Raises UnicodeDecodeError if it has none of the usual ones."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return content.decode("utf-16"), "utf-16"
+    if b"\0" in content[:2]:
+        return content.decode("utf-16-be" if content[:1] == b"\0" else "utf-16-le"), "utf-16"
+    if b"\0" in content:
+        raise csv.Error("it is no text, as a workbook of Excel is none")
     try:
         return content.decode("utf-8-sig"), "utf-8"
     except UnicodeDecodeError:
         return content.decode("cp1252"), "cp1252"
 
 
-def _separator(content: str) -> str:
+def separator_of(content: str) -> str:
     """What separates the values: what makes columns of the first line that can be used, else a comma.
 
     Python's `csv.Sniffer` counts characters, and takes a letter or a bar between classes for it.
@@ -172,16 +221,16 @@ def _separator(content: str) -> str:
     first = next(filter(str.strip, content.splitlines()), "")
     for separator in _SEPARATORS:
         columns = next(csv.reader([first], delimiter=separator, skipinitialspace=True))
-        if "path" in _places(columns) or (len(columns) == 2 and is_picture_name(columns[0])):
+        if "path" in places_of(columns) or (len(columns) == 2 and is_picture_name(columns[0])):
             return separator
     return _SEPARATORS[0]
 
 
-def _places(header: Sequence[str]) -> dict[str, int]:
+def places_of(header: Sequence[str]) -> dict[str, int]:
     """Meaning -> the number of the column with the first of its usual names; without what is there twice."""
     names = [_plain(name) for name in header]
     usual = {meaning: next((name for name in known if name in names), "") for meaning, known in _NAMES.items()}
-    return {meaning: names.index(name) for meaning, name in usual.items() if names.count(name) == 1}
+    return {meaning: names.index(name) for meaning, name in usual.items() if name and names.count(name) == 1}
 
 
 def _plain(column: str) -> str:

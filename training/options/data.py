@@ -12,6 +12,7 @@ from keras_vit.files.remote import is_remote, to_path
 from keras_vit.images.formats import is_hidden
 from keras_vit.parser import Count, Positional
 from training.options.common import DataOptions
+from training.options.pipeline import PIPELINE, PROBLEMS, Runner
 
 # The file of the lengths of all records, beside TFRecord files.
 RECORD_INDEX = "records.npz"
@@ -26,6 +27,9 @@ class ShardOptions:
     """Directory of the files; must not hold TFRecord files yet."""
     shards: Count = 1
     """Number of files per split."""
+    runner: Runner | None = None
+    """Run as an Apache Beam pipeline on many machines; --data is then a csv:FILE with the columns path, label and
+    split. Options of the pipeline follow --; see embed."""
 
     def check_output(self) -> None:
         """Raise UserError for a folder with files of something else, such as pictures: they would be mixed."""
@@ -33,7 +37,12 @@ class ShardOptions:
         if is_remote(self.output) or not folder.is_dir():
             return
         for entry in sorted(folder.iterdir()):
-            is_ours = entry.suffix == ".tfrecord" or entry.name in (RECORD_INDEX, run_directory.LABELS)
+            is_ours = entry.suffix == ".tfrecord" or entry.name in (
+                RECORD_INDEX,
+                run_directory.LABELS,
+                PIPELINE,
+                PROBLEMS,
+            )
             if not (is_ours or is_temporary(entry) or is_hidden(entry.name)):
                 raise UserError(
                     f"{folder} should be new or empty, but holds {entry.name}; give --output a folder of its own."

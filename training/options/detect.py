@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from keras_vit import UserError
 from keras_vit.errors import near_path, refuse_without_effect
-from keras_vit.parser import Aliases, Count, Positional, Share, check_ranges
+from keras_vit.parser import Aliases, Count, MayLead, Positional, Share, check_ranges
 from training.options.common import TrainingOptions
 from training.options.predict import check_output_file
 from training.recipes.detect import DETECT, DetectRecipe
@@ -130,7 +130,7 @@ class BoxesOptions:
 class DetectEvaluateOptions:
     """Measure a detector on pictures with boxes: COCO's average precision, and a page of its worst mistakes."""
 
-    run: Annotated[str, Aliases(("--checkpoint", "--model"))]
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
     """Run directory or .keras file of a detector, or OWL-ViT or OWLv2, which looks for the names of the classes."""
     source: BoxesOptions
     output: str

@@ -7,7 +7,7 @@ from typing import Annotated
 from keras_vit import UserError, run_directory
 from keras_vit.errors import nearest, refuse_without_effect
 from keras_vit.files.remote import is_remote, to_path
-from keras_vit.parser import Aliases, Count, Given, MayBeEmpty, Positional
+from keras_vit.parser import Aliases, Count, Given, MayBeEmpty, MayLead, Positional
 from keras_vit.published_accuracy import ACCURACY
 from keras_vit.runs import Run, open_run
 from keras_vit.text.classes import classes_of_labels, classes_of_options
@@ -18,7 +18,7 @@ from training.options.common import DataOptions, InputOptions, StrategyOptions
 class EvaluateOptions:
     """Measure a model on the evaluation images of a data set; without --data, of that which a run was trained on."""
 
-    run: Annotated[str, Aliases(("--checkpoint", "--model"))]
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
     """Run directory, .keras file, checkpoint file or folder, address, official name, SavedModel directory or .tflite
     file."""
     # Without --data, `with_data` takes the options of the run.

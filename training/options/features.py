@@ -11,6 +11,7 @@ from keras_vit.images.geometry import Resize
 from keras_vit.parser import Aliases, Count, Positional, Range, check_ranges
 from keras_vit.runs import Run, open_run
 from training.options.common import DataOptions, OnBadImage
+from training.options.pipeline import Runner
 
 IndexKind = Literal["pre_logits", "token", "mean", "both", "joint"]
 TABLES = (".csv", ".html")
@@ -57,6 +58,10 @@ class EmbedOptions:
     """How images are resized to the model's input: pad shows them whole; default the model's own."""
     batch_size: Count = 64
     """Images per forward pass."""
+    runner: Runner | None = None
+    """Run as an Apache Beam pipeline on many machines. PICTURES may then be in a bucket, and be a .csv file with a
+    column path; --data is a csv:FILE with the columns path, label and split. Options of the pipeline follow --, as in
+    --runner DataflowRunner -- --project mine --region europe-west1 --temp_location gs://bucket/temporary."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

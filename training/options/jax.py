@@ -53,9 +53,10 @@ def check_jax(options: TrainingOptions, recipe: Recipe) -> None:
 
 
 def check_tensorflow(options: TrainingOptions) -> None:
-    """Raises UserError for the option that needs JAX."""
-    if options.model_parallel > 1:
-        raise UserError(
-            f"--model-parallel {options.model_parallel} needs KERAS_BACKEND=jax; set it in the environment, or leave "
-            "the option out."
-        )
+    """Raises UserError for an option that needs JAX."""
+    for found in (
+        f"--model-parallel {options.model_parallel}" if options.model_parallel > 1 else "",
+        "--shard-weights" if options.shard_weights else "",
+    ):
+        if found:
+            raise UserError(f"{found} needs KERAS_BACKEND=jax; set it in the environment, or leave the option out.")

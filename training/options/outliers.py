@@ -5,7 +5,7 @@ import pathlib
 from typing import Annotated
 
 from keras_vit import UserError
-from keras_vit.parser import Aliases, Count, Positional, Range, Seed, check_ranges
+from keras_vit.parser import Aliases, Count, MayLead, Positional, Range, Seed, check_ranges
 from keras_vit.runs import Run, open_run, open_run_directory
 from keras_vit.unknown import UnknownKind
 from training.options.common import DataOptions
@@ -17,7 +17,7 @@ FalseAlarms = Annotated[float, Range("(0, 1)")]
 class UnknownOptions:
     """Fit a score that tells pictures of none of the classes, and store it in the run."""
 
-    run: str
+    run: Annotated[str, MayLead()]
     """Run directory."""
     source: DataOptions
     false_alarms: FalseAlarms = 0.05
@@ -49,7 +49,7 @@ class UnknownOptions:
 class AnomalyFitOptions:
     """Learn from pictures of good parts what is normal."""
 
-    checkpoint: Annotated[str, Aliases(("--run", "--model"))]
+    checkpoint: Annotated[str, Aliases(("--run", "--model")), MayLead()]
     """Run directory, .keras file, checkpoint file or folder, address, or official name, of a Vision Transformer."""
     data: str
     """Folder of pictures of good parts, searched recursively; folder:PATH is the same."""

@@ -9,15 +9,17 @@ from typing import Annotated, Literal
 from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.labels import read_labels
+from keras_vit.files.remote import matching
 from keras_vit.parser import Aliases, Given, Positional, arguments_of
 from keras_vit.run_directory import CONFIG, MODEL
 from keras_vit.runs import Run
+from training.options.pipeline import Runner
 
 Explanation = Literal["rollout", "relevance"]
 HOST = "127.0.0.1"
 # How the file of a model is called, and no picture.
 _MODEL_FILES = (".keras", ".npz", ".safetensors")
-OUTPUTS = (".csv", ".json", ".html")
+OUTPUTS = (".csv", ".json", ".html", ".parquet")
 # Files of a SavedModel, in its directory or in that of its versions, which TF Serving takes.
 _EXPORTED = ("saved_model.pb", "[0-9]*/saved_model.pb")
 
@@ -40,7 +42,7 @@ class PredictOptions:
     """Sentences in which each text replaces {}, such as "a photo of a {}.", whose embeddings are averaged; clip: the 80
     of CLIP; siglip: the one of SigLIP; or a .txt file with one in each line. Default: the texts as they are."""
     output: str | None = None
-    """File for the results, which ends in .csv, .json or .html."""
+    """File for the results, which ends in .csv, .json, .html or .parquet; with --runner, a folder of Parquet files."""
     excel: bool = False
     """Begin a .csv file with a byte order mark, by which Excel knows that it is UTF-8."""
     threshold: float | None = None
@@ -56,6 +58,9 @@ class PredictOptions:
     """Height and width in pixels to resize the model's input to; default its own."""
     num_heads: int | None = None
     """Attention heads, if the checkpoint does not specify them."""
+    runner: Runner | None = None
+    """Run as an Apache Beam pipeline on many machines; PICTURES may then be in a bucket, and be a .csv file with a
+    column path. Options of the pipeline follow --; see embed."""
 
     def __post_init__(self) -> None:
         if self.serve == bool(self.pictures):
@@ -67,9 +72,11 @@ class PredictOptions:
             )
         if self.serve and self.output is not None:
             raise UserError("--serve shows its results in the browser; leave --output out.")
-        if self.output is not None and pathlib.Path(self.output).suffix not in OUTPUTS:
-            raise UserError(f"--output takes a file that ends in {', '.join(OUTPUTS)}, but is {self.output!r}.")
-        if self.output is not None:
+        if self.runner is not None and (self.output is None or pathlib.Path(self.output).suffix or self.explain):
+            raise UserError("--runner needs --output with a folder for Parquet files, and makes no page; give that.")
+        if self.output is not None and self.runner is None:
+            if pathlib.Path(self.output).suffix not in OUTPUTS:
+                raise UserError(f"--output takes a file that ends in {', '.join(OUTPUTS)}, but is {self.output!r}.")
             check_output_file(pathlib.Path(self.output))
         if self.explain is not None and not (self.serve or (self.output or "").endswith(".html")):
             raise UserError("--explain draws maps, so it needs --output FILE.html or --serve.")
@@ -123,9 +130,14 @@ def _is_picture(value: str) -> bool:
 
 
 def with_run(given: Given) -> Given:
-    """The options that were given; without `--run`, a run directory or model file among the pictures is the run."""
+    """The options that were given; without `--run`, a run directory or model file among the pictures is the run.
+
+    So is the first of several that is no file or folder of this machine: an official name, or a path that is missing.
+    """
     pictures = given.get(("pictures",), ())
     models = [name for name in pictures if _is_model(pathlib.Path(name))][:1]
+    if not models and pictures and (pictures[1:] or ("serve",) in given) and not matching(pictures[0]):
+        models = [pictures[0]]
     if ("run",) in given or not models:
         return given
     return {**given, ("run",): models[0], ("pictures",): tuple(name for name in pictures if name not in models)}

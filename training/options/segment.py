@@ -9,7 +9,7 @@ from keras_vit import UserError
 from keras_vit.errors import near_path, refuse_without_effect
 from keras_vit.files.remote import is_remote
 from keras_vit.models.config import SegmentationTask
-from keras_vit.parser import Aliases, Positional, Share, check_ranges
+from keras_vit.parser import Aliases, MayLead, Positional, Share, check_ranges
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, TrainingOptions
 from training.recipes.dense import SegmentRecipe
 
@@ -118,7 +118,7 @@ class SegmentFitOptions(TrainingOptions):
 class SegmentEvaluateOptions:
     """Measure a model that segments, and show its worst pictures."""
 
-    run: Annotated[str, Aliases(("--checkpoint", "--model"))]
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
     """Run directory or .keras file of a model that segments, or a published EoMT."""
     source: SceneOptions
     task: SegmentationTask | None = None

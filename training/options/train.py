@@ -24,6 +24,9 @@ class PretrainOptions(TrainingOptions):
     """Without labels: epochs between two measurements of the features by nearest neighbors, with the labels of the
     data. When they get worse, the run stops and keeps the best weights. Default: only with --checkpoint, before the
     first and after the last step."""
+    chips: str | None = None
+    """With --dry-run: a slice of Cloud TPU such as v5e-16, to say what the recipe would take there: steps, operations,
+    days and memory. --data may then be imagenet-1k, imagenet-21k or jft-300m, of which only the size is needed."""
     recipe: PretrainRecipe
 
     def __post_init__(self) -> None:
@@ -36,6 +39,10 @@ class PretrainOptions(TrainingOptions):
                 )
             if self.knn_every is not None:
                 raise UserError("--knn-every measures features, but this recipe learns classes; leave it out.")
+        if self.chips is not None and (not self.dry_run or self.recipe.target != "classes"):
+            raise UserError(
+                "--chips is for the --dry-run of a recipe that learns classes; leave it out, or add --dry-run."
+            )
         if self.knn_every is not None and self.devices.strategy == "multi-worker":
             raise UserError("--knn-every measures on one machine; leave it out, and use keras-vit knn afterwards.")
 

@@ -15,19 +15,21 @@ from keras_vit import Preprocessing, UserError, inspection, run_directory
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.labels import read_labels
 from keras_vit.files.tables import markdown_table, short_name
-from keras_vit.inspection.compute import logits_of, model_inputs, model_name
+from keras_vit.inspection.compute import checked_logits, model_inputs, model_name
 from keras_vit.inspection.html_page import thumbnail_address
 from keras_vit.inspection.html_report import maps_of
 from keras_vit.inspection.prediction_page import PICTURE_SIDE, PictureCard, groups_of, prediction_page
 from keras_vit.models.build import logits_model
 from keras_vit.runs import Run
-from keras_vit.scores import TOP_K, RankedClasses, Scoring
+from keras_vit.scores import TOP_K, Scoring
 from keras_vit.unknown import features_and_logits
 from training.options.predict import Explanation, PredictOptions, check_names
 from training.prediction.pictures import only_folder
 
 # Images of one forward pass; with relevance, their activations are kept for the gradient.
-_BATCH = 8
+BATCH = 8
+# A file with its image, or with the reason why it cannot be read.
+Picture = tuple[pathlib.Path, inspection.Image | None, str | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,16 +45,26 @@ class Classifier:
 
     def classify(self, images: Sequence[inspection.Image]) -> list[PictureCard]:
         """Return the classes of each image, with its map if one is to be made."""
-        if self.explain is None:
+        scorer = self.run.unknown
+        maps: list = [()] * len(images)
+        inside: dict = {}
+        if self.explain is None or scorer is not None:
             inputs = model_inputs(images, self.run.preprocessing)[1]
-            logits = logits_of(logits_model(self.run.model), inputs)
-            maps: list = [()] * len(images)
+            inside = self._network(inputs, training=False)
+        if self.explain is None:
+            logits = checked_logits(inside["logits"])
         else:
             result = inspection.inspect(
                 self.run.model, images, checkpoint=self.run.name, figures=(self.explain,), shown=len(images)
             )
             logits, maps = result.arrays["logits"], maps_of(result)
-        ranked = self._with_unknown(self.scoring.rank(logits, self.labels), images)
+        ranked = [*self.scoring.rank(logits, self.labels)]
+        if scorer is not None:
+            scores = np.asarray(scorer.score(inside["pre_logits"], inside["logits"])).tolist()
+            ranked = [
+                dataclasses.replace(each, unknown=score, is_unknown=score > scorer.threshold)
+                for each, score in zip(ranked, scores, strict=True)
+            ]
         return [
             PictureCard(image.name, classes, groups_of(classes, self.scoring), of_image)
             for image, classes, of_image in zip(images, ranked, maps, strict=True)
@@ -67,21 +79,12 @@ class Classifier:
         return dataclasses.replace(card, address=address, seen=(left, top, right, bottom))
 
     @functools.cached_property
-    def _features_and_logits(self) -> keras.Model:
-        """One model for all batches, so that it is traced once."""
-        return features_and_logits(self.run.model)
-
-    def _with_unknown(self, ranked: Sequence[RankedClasses], images: Sequence[inspection.Image]) -> list[RankedClasses]:
-        """Add which images are of none of the classes, if the run has a score for it."""
-        scorer = self.run.unknown
-        if scorer is None:
-            return list(ranked)
-        inside = self._features_and_logits.predict_on_batch(model_inputs(images, self.run.preprocessing)[1])
-        scores = np.asarray(scorer.score(inside["pre_logits"], inside["logits"])).tolist()
-        return [
-            dataclasses.replace(each, unknown=score, is_unknown=score > scorer.threshold)
-            for each, score in zip(ranked, scores, strict=True)
-        ]
+    def _network(self) -> keras.Model:
+        """Images -> what is needed of them, in one pass: "logits" and, for a score of unknown images, "pre_logits"."""
+        if self.run.unknown is not None:
+            return features_and_logits(self.run.model)
+        model = logits_model(self.run.model)
+        return keras.Model(model.input, {"logits": model.output})
 
     def answer(self, data: bytes, name: str) -> str:
         """A page with the classes of one picture. Raises UserError for bytes that are none."""
@@ -155,21 +158,13 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], options: Pred
     shown: list[PictureCard] = []
     progress = tqdm.tqdm(total=len(files), unit="picture", disable=None)
     for batch in _batches(files, classifier.run.preprocessing):
-        good = [image for _, image, _ in batch if image is not None]
-        cards = classifier.classify(good) if good else []
-        ranked = (card.ranked for card in cards)
+        found, cards = classified(classifier, batch)
+        predictions += found
         if output is not None and output.endswith(".html"):
+            good = [image for _, image, _ in batch if image is not None]
             for card, image in zip(cards, good, strict=True):
                 named = dataclasses.replace(card, name=_shown(card.name, folder))
                 shown.append(classifier.with_picture(named, image))
-        for file, _, problem in batch:
-            name = as_utf8(str(file))
-            if problem is None and (classes := next(ranked)) is not None:
-                predictions.append(
-                    Prediction(name, classes.chosen, classes.is_rejected, classes.unknown, classes.is_unknown)
-                )
-            else:
-                predictions.append(Prediction(name, problem=problem))
         progress.update(len(batch))
     progress.close()
     if table := _table([dataclasses.replace(each, file=_shown(each.file, folder)) for each in predictions]):
@@ -183,6 +178,8 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], options: Pred
         with atomic_write(pathlib.Path(output)) as temporary:
             if output.endswith(".csv"):
                 _write_csv(temporary, predictions, classifier.scoring, excel=options.excel)
+            elif output.endswith(".parquet"):
+                write_parquet(temporary, predictions)
             elif output.endswith(".json"):
                 _write_json(temporary, predictions)
             else:
@@ -192,17 +189,31 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], options: Pred
         raise UserError("None of the pictures could be read; convert them, or give others.")
 
 
+def classified(classifier: Classifier, batch: Sequence[Picture]) -> tuple[list[Prediction], list[PictureCard]]:
+    """What is written of each picture of a batch, and the cards of those that can be read."""
+    good = [image for _, image, _ in batch if image is not None]
+    cards = classifier.classify(good) if good else []
+    ranked, predictions = (card.ranked for card in cards), []
+    for file, _, problem in batch:
+        name = as_utf8(str(file))
+        if problem is None and (classes := next(ranked)) is not None:
+            predictions.append(
+                Prediction(name, classes.chosen, classes.is_rejected, classes.unknown, classes.is_unknown)
+            )
+        else:
+            predictions.append(Prediction(name, problem=problem))
+    return predictions, cards
+
+
 def _shown(file: str, folder: pathlib.Path | None) -> str:
     """The path of a file, relative to the folder that was given."""
     path = pathlib.PurePath(file)
     return str(path.relative_to(folder)) if folder is not None and path.is_relative_to(folder) else file
 
 
-def _batches(
-    files: Sequence[pathlib.Path], preprocessing: Preprocessing
-) -> Iterator[list[tuple[pathlib.Path, inspection.Image | None, str | None]]]:
-    for begin in range(0, len(files), _BATCH):
-        yield [(file, *read_picture(file, preprocessing)) for file in files[begin : begin + _BATCH]]
+def _batches(files: Sequence[pathlib.Path], preprocessing: Preprocessing) -> Iterator[list[Picture]]:
+    for begin in range(0, len(files), BATCH):
+        yield [(file, *read_picture(file, preprocessing)) for file in files[begin : begin + BATCH]]
 
 
 def read_picture(file: pathlib.Path, preprocessing: Preprocessing) -> tuple[inspection.Image | None, str | None]:
@@ -267,6 +278,28 @@ def _write_csv(path: pathlib.Path, predictions: Sequence[Prediction], scoring: S
             unknown = ["", ""] if each.unknown is None else [each.is_unknown, f"{each.unknown:.6g}"]
             rejected = "" if each.problem else each.rejected
             writer.writerow([each.file, *cells, rejected, *(unknown if scored else []), each.problem or ""])
+
+
+def write_parquet(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
+    """One row for each picture. Columns: picture, classes and probabilities (lists), rejected, unknown and
+    unknown_score (null without a score), problem (null for a picture that can be read).
+    """
+    import pyarrow  # lazy: no other form of the results needs it
+    import pyarrow.parquet
+
+    text, number, truth = pyarrow.string(), pyarrow.float64(), pyarrow.bool_()
+    columns = {
+        "picture": pyarrow.array([each.file for each in predictions], text),
+        "classes": pyarrow.array([[name for name, _ in each.classes] for each in predictions], pyarrow.list_(text)),
+        "probabilities": pyarrow.array(
+            [[share for _, share in each.classes] for each in predictions], pyarrow.list_(number)
+        ),
+        "rejected": pyarrow.array([None if each.problem else each.rejected for each in predictions], truth),
+        "unknown": pyarrow.array([None if each.unknown is None else each.is_unknown for each in predictions], truth),
+        "unknown_score": pyarrow.array([each.unknown for each in predictions], number),
+        "problem": pyarrow.array([each.problem for each in predictions], text),
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, compression="zstd", write_statistics=False)
 
 
 def _write_json(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:

@@ -75,7 +75,7 @@ _LAYOUT = Layout(
     ambiguous=("gelu",),
     ignored=(
         *("transformer.", "token_embedding.", "positional_embedding", "ln_final.", "text_projection"),
-        *("logit_scale", "logit_bias", "attn_mask"),
+        *("logit_scale", "logit_bias", "attn_mask", "text."),
     ),
 )
 

@@ -53,7 +53,13 @@ _MLP = f"{BLOCK}MlpBlock_3/"
 def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     """The layout of a file with these arrays; None for that of another format."""
     for prefix in ("vision_model.", ""):
-        if f"{prefix}embeddings.patch_embedding.weight" in arrays:
+        patches = arrays.get(f"{prefix}embeddings.patch_embedding.weight")
+        if patches is not None and len(patches.shape) == 2:
+            raise UserError(
+                "The file is a SigLIP 2 NaFlex, whose images keep their proportions, which is not supported; give one "
+                "of fixed size, such as hf:google/siglip2-base-patch16-224."
+            )
+        if patches is not None:
             clip = f"{prefix}pre_layrnorm.weight" in arrays
             return _layout(prefix, clip=clip, classifies=not clip and "classifier.weight" in arrays)
     return None

@@ -1,0 +1,1 @@
+"""The forms of a model measured side by side on this machine."""

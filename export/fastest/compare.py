@@ -1,0 +1,276 @@
+"""Writes a model in all forms that this machine can run, and measures them side by side."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from export import parity, report
+from export.fastest import runtime_process
+from export.inference_model import in_dtype
+from export.onnx.export import export_onnx
+from export.options import (
+    Dtype,
+    FastestForm,
+    FastestOptions,
+    OnnxFormat,
+    OnnxOptions,
+    SavedModelOptions,
+    TFLiteFormat,
+    TFLiteOptions,
+)
+from export.saved_model.export import export_saved_model
+from export.source import ExportedModel
+from export.tflite.export import export_tflite
+from keras_vit import UserError
+from keras_vit.errors import ParityError, is_or_are
+from keras_vit.files.remote import to_path
+from keras_vit.files.tables import markdown_table, short_name
+from keras_vit.progress import Progress, tracked
+
+# Seconds of calls of one form in a round, and calls before the first round.
+_ROUND_SECONDS, _WARM_UP = 0.3, 3
+# Forms that compute in float32.
+_EXACT: tuple[FastestForm, ...] = ("saved-model", "saved-model-xla", "tflite", "onnx", "openvino")
+# Smallest share of images with the same class of a form that is recommended.
+_LEAST_AGREEMENT = 0.99
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A form of the model on this machine."""
+
+    name: str
+    path: str
+    parity: parity.Parity
+    milliseconds: tuple[float, float, float]
+    """Of a batch: lower quartile, median and upper quartile over the rounds."""
+    memory: int
+    """Bytes of the process after the measurement."""
+    peak_memory: int
+    """Bytes of the process at most, which is while it loads the model."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the logits differ from the model's by no more than rounding."""
+        return self.parity.max_abs_diff <= self.parity.tolerance
+
+
+def compare_forms(exported: ExportedModel, options: FastestOptions) -> tuple[list[Measured], dict[str, str]]:
+    """Write the forms into folders of `options.output`, and measure them. `options.source` is not used.
+
+    Returns the forms, the fastest first, and of those that are not measured the reason: a package that is not
+    installed, or outputs that differ from the model's. Writes report.json and report.md.
+    """
+    exported = exported.with_logits()
+    expected = parity.reference(
+        in_dtype(exported.model, "float32"),
+        exported.preprocessing,
+        exported.samples,
+        multi_label=exported.origin.multi_label,
+    )
+    paths: dict[FastestForm, pathlib.Path] = {}
+    left_out: dict[str, str] = {}
+    with Progress("Exporting") as progress:
+        for number, form in enumerate(dict.fromkeys(options.formats), 1):
+            progress.doing = f"Exporting {form} ({number} of {len(options.formats)})"
+            try:
+                paths[form] = _write(exported, form, options)
+            except (UserError, ParityError) as error:
+                left_out[form] = str(error)
+    threads = options.threads or _available_threads()
+    measured, failed = _measure(paths, expected, options, threads)
+    left_out |= failed
+    if not measured:
+        raise UserError(f"None of the forms can be used here: {' '.join(left_out.values())}")
+    measured.sort(key=lambda form: form.milliseconds[1])
+    _report(exported, options, threads, measured, left_out)
+    return measured, left_out
+
+
+def _available_threads() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _write(exported: ExportedModel, form: FastestForm, options: FastestOptions) -> pathlib.Path:
+    """Write one form. Returns the path that its runtime loads. Raises ParityError if it differs from the model."""
+    output = str(to_path(options.output) / form)
+    if form in ("saved-model", "saved-model-xla", "saved-model-bfloat16"):
+        dtype: Dtype = "bfloat16" if form == "saved-model-bfloat16" else "float32"
+        chosen = SavedModelOptions(options.source, output, dtype=dtype, xla=form == "saved-model-xla")
+        return export_saved_model(exported, chosen)[0]
+    if form in ("tflite", "tflite-int8-dynamic"):
+        kind: TFLiteFormat = "float32" if form == "tflite" else "int8-dynamic"
+        files = TFLiteOptions(options.source, output, (kind,), dynamic_batch=options.batch_size > 1)
+        return export_tflite(exported, files)[kind][0]
+    other: OnnxFormat = "onnx" if form == "onnx" else "openvino"
+    return export_onnx(exported, OnnxOptions(options.source, output, (other,)))[other][0]
+
+
+def _measure(
+    paths: Mapping[FastestForm, pathlib.Path], expected: parity.Reference, options: FastestOptions, threads: int
+) -> tuple[list[Measured], dict[str, str]]:
+    """Run all forms in turn, each in its process. Returns their measurements, and why others have none."""
+    measured, failed = list[Measured](), dict[str, str]()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        images = pathlib.Path(folder) / "images.npy"
+        np.save(images, np.concatenate([batch for _, batch in expected.batches()]))
+        found: dict[FastestForm, parity.Parity] = {}
+        processes: dict[FastestForm, _RuntimeProcess] = {}
+        for form, path in tracked(paths.items(), "Loading", len(paths), "forms"):
+            logits = pathlib.Path(folder) / f"{form}.npy"
+            runtime = next(name for name in runtime_process.RUNTIMES if form.startswith(name))
+            numbers = (str(threads), str(options.batch_size))
+            arguments = (runtime, str(path), *numbers, str(images), str(logits))
+            process = stack.enter_context(_RuntimeProcess(arguments, logits.with_suffix(".txt")))
+            try:
+                process.answer()
+                found[form] = parity.compare(expected, np.load(logits))
+                if form in _EXACT:
+                    parity.require_equal(form, found[form])
+                else:
+                    parity.require_agreement(form, found[form])
+            except ParityError as error:
+                failed[form] = str(error)
+            else:
+                processes[form] = process
+        counts = {
+            form: max(1, round(_ROUND_SECONDS / float(np.median(process.run(_WARM_UP)["seconds"]))))
+            for form, process in processes.items()
+        }
+        medians: dict[FastestForm, list[float]] = {form: [] for form in processes}
+        last: dict[FastestForm, Mapping[str, Any]] = {}
+        # In turn, so that whatever else the machine does slows all of them alike.
+        for _ in tracked(range(options.rounds), "Measuring", options.rounds, "rounds"):
+            for form, process in processes.items():
+                last[form] = process.run(counts[form])
+                medians[form].append(1e3 * float(np.median(last[form]["seconds"])))
+        for form in processes:
+            low, median, high = (float(value) for value in np.quantile(medians[form], (0.25, 0.5, 0.75)))
+            memory = last[form]["memory"], last[form]["peak_memory"]
+            measured.append(Measured(form, str(paths[form]), found[form], (low, median, high), *memory))
+    return measured, failed
+
+
+class _RuntimeProcess:
+    """A process of `runtime_process`, as a context manager."""
+
+    def __init__(self, arguments: Sequence[str], errors: pathlib.Path):
+        self._errors = errors
+        with errors.open("w") as stream:
+            self._process = subprocess.Popen(
+                [sys.executable, runtime_process.__file__, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stream,
+                text=True,
+                env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+            )
+
+    def __enter__(self) -> "_RuntimeProcess":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def answer(self) -> Any:
+        """What it says next. Raises ParityError if it has ended."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            reason = (self._errors.read_text(errors="replace").splitlines() or ["the process was killed"])[-1]
+            raise ParityError(f"The file cannot be run here ({reason[:200]}).")
+        return json.loads(line)
+
+    def run(self, calls: int) -> Mapping[str, Any]:
+        """The seconds of as many calls, and the memory of the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{calls}\n")
+        self._process.stdin.flush()
+        return self.answer()
+
+
+def recommendation(measured: Sequence[Measured]) -> str:
+    """A sentence on the form to take: the fastest with nearly all classes of the model.
+
+    Of forms whose quartiles overlap with those of the fastest, exact ones come first, then those with less memory.
+
+    Args:
+        measured: the forms, the fastest first.
+    """
+    good = [form for form in measured if form.exact or form.parity.agreement >= _LEAST_AGREEMENT]
+    if not good:
+        return "None of the forms has the classes of the model for nearly all images; take saved-model."
+    alike = [form for form in good if form.milliseconds[0] <= good[0].milliseconds[2]]
+    best = min(alike, key=lambda form: (not form.exact, form.memory))
+    outputs = "the outputs of the model" if best.exact else f"{best.parity.agreement:.1%} of its classes"
+    sentence = f"Take {best.name}: {best.milliseconds[1]:.3g} ms for a batch, {best.memory / 1e6:,.0f} MB, {outputs}"
+    if others := [form.name for form in alike if form is not best]:
+        sentence += f"; no slower within the spread {is_or_are(len(others))} {', '.join(others)}"
+    exact = [form for form in good if form.exact]
+    if not best.exact and exact:
+        sentence += f"; the fastest with the outputs of the model is {exact[0].name}, {exact[0].milliseconds[1]:.3g} ms"
+    return sentence + "."
+
+
+def table(measured: Sequence[Measured]) -> str:
+    """The measurements as a table of Markdown."""
+    header = ("form", "ms", "quartiles", "memory, MB", "at most, MB", "max |logit diff|", "same classes", "file")
+    rows = [
+        (
+            form.name,
+            f"{form.milliseconds[1]:.3g}",
+            f"{form.milliseconds[0]:.3g} to {form.milliseconds[2]:.3g}",
+            f"{form.memory / 1e6:,.0f}",
+            f"{form.peak_memory / 1e6:,.0f}",
+            f"{form.parity.max_abs_diff:.2g}",
+            f"{form.parity.agreement:.1%}",
+            form.path,
+        )
+        for form in measured
+    ]
+    return markdown_table(header, rows, num_text_columns=1)
+
+
+def _report(
+    exported: ExportedModel,
+    options: FastestOptions,
+    threads: int,
+    measured: Sequence[Measured],
+    left_out: Mapping[str, str],
+) -> None:
+    """Write report.json and report.md."""
+    output, versions = to_path(options.output), report.versions()
+    facts = {
+        **exported.origin.as_json(),
+        "batch_size": options.batch_size,
+        "threads": threads,
+        "rounds": options.rounds,
+        "recommendation": recommendation(measured),
+        "forms": {form.name: dataclasses.asdict(form) for form in measured},
+        "left_out": dict(left_out),
+        "versions": versions,
+    }
+    (output / "report.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    lines = [
+        f"# {short_name(exported.origin.name)} on this machine",
+        "",
+        f"Batches of {options.batch_size} on {threads} threads of {versions['processor']}; {options.rounds} rounds, "
+        "all forms in turn.",
+        "",
+        table(measured),
+        "",
+        recommendation(measured),
+        *(line for form, reason in left_out.items() for line in ("", f"Not measured: {form}. {reason}")),
+    ]
+    (output / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

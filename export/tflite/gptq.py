@@ -1,0 +1,101 @@
+"""GPTQ: kernels of dense layers are rounded so that each weight corrects the errors of those before it.
+
+Rounding to nearest treats the weights one by one. But only the sum over the channels of the input matters, and the
+channels of a Vision Transformer are correlated, so the error of one weight can be taken back by those that are rounded
+after it ("GPTQ", arXiv 2210.17323, section 3). The kernels stay in float32, on the grid that quantization uses
+afterwards: the largest weight of each unit stays as it is, so that quantization finds the same scale.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import keras
+import numpy as np
+from scipy import linalg
+
+from export.inference_model import float32_copy
+
+# Largest number of 8 bits, with as many below 0.
+_LARGEST = 127
+# Part of the mean square of the channels that is added to each, as in the paper.
+_DAMPING = 0.01
+# Channels that are rounded before their errors are passed on to all others.
+_BLOCK = 128
+# Vectors for each channel of an input: with fewer, the correlations of its channels are unknown; more are not needed.
+_FEWEST, _ENOUGH = 2, 8
+# Numbers of the second moments (D, D) in memory at a time.
+_MOST_NUMBERS = 2**27
+
+
+def round_kernels(model: keras.Model, batches: Iterable[np.ndarray]) -> keras.Model:
+    """Return the model in float32, with the kernels of dense layers rounded to numbers of 8 bits.
+
+    Layers with few inputs, such as the head, stay as they are: quantization rounds them to nearest.
+
+    Args:
+        model: classifier from `keras_vit.build`.
+        batches: calibration images (B, h, w, C), in the model's range.
+    """
+    copy = float32_copy(model)
+    for layers, moments, count in _second_moments(model, list(batches)):
+        if count < _FEWEST * len(moments):
+            continue
+        order, inverse = _inverse(moments)
+        for layer in layers:
+            kernel, *bias = copy.get_layer(layer.name).get_weights()
+            copy.get_layer(layer.name).set_weights([rounded(kernel, order, inverse), *bias])
+    return copy
+
+
+def _second_moments(
+    model: keras.Model, batches: list[np.ndarray]
+) -> Iterator[tuple[list[keras.layers.Layer], np.ndarray, int]]:
+    """Yield dense layers that read the same tensor, the sum of x x^T over its vectors (D, D), and their number."""
+    readers: dict[int, list[keras.layers.Layer]] = {}
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.Dense):
+            readers.setdefault(id(layer.input), []).append(layer)
+    left = list(readers.values())
+    while left:
+        chosen, numbers = list[list[keras.layers.Layer]](), 0
+        while left and (not chosen or numbers + left[0][0].input.shape[-1] ** 2 <= _MOST_NUMBERS):
+            chosen.append(left.pop(0))
+            numbers += chosen[-1][0].input.shape[-1] ** 2
+        tensors = [layers[0].input for layers in chosen]
+        network = keras.Model(model.input, tensors)
+        moments = [np.zeros((tensor.shape[-1],) * 2, np.float32) for tensor in tensors]
+        counts = [0] * len(chosen)
+        for images in batches:
+            if all(count >= _ENOUGH * len(sums) for count, sums in zip(counts, moments, strict=True)):
+                break
+            for index, vectors in enumerate(keras.tree.flatten(network.predict_on_batch(images))):
+                rows = np.asarray(vectors, np.float32).reshape(-1, vectors.shape[-1])
+                moments[index] += rows.T @ rows
+                counts[index] += len(rows)
+        yield from zip(chosen, moments, counts, strict=True)
+
+
+def _inverse(moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The channels, the largest first, and the upper Cholesky factor of the inverse of their moments (D, D)."""
+    order = np.argsort(-np.diagonal(moments), kind="stable")
+    damped = moments[np.ix_(order, order)].astype(np.float64)
+    damped[np.diag_indices_from(damped)] += _DAMPING * np.trace(damped) / len(damped) + 1e-12
+    return order, linalg.cholesky(linalg.inv(damped))
+
+
+def rounded(kernel: np.ndarray, order: np.ndarray, inverse: np.ndarray) -> np.ndarray:
+    """Return a kernel (D, units) whose units are multiples of a step each; see `_inverse` for the other arguments."""
+    weights = kernel[order].astype(np.float64)
+    steps = np.maximum(np.abs(weights).max(axis=0), 1e-30) / _LARGEST
+    pinned = np.abs(weights).argmax(axis=0)
+    signs = np.sign(weights[pinned, np.arange(len(pinned))])
+    result = np.empty_like(weights)
+    for start in range(0, len(weights), _BLOCK):
+        end = min(start + _BLOCK, len(weights))
+        errors = np.empty((end - start, weights.shape[1]))
+        for row in range(start, end):
+            numbers = np.clip(np.round(weights[row] / steps), -_LARGEST, _LARGEST)
+            result[row] = np.where(pinned == row, signs * _LARGEST, numbers) * steps
+            errors[row - start] = (weights[row] - result[row]) / inverse[row, row]
+            weights[row + 1 : end] -= inverse[row, row + 1 : end, None] * errors[row - start]
+        weights[end:] -= inverse[start:end, end:].T @ errors
+    return result[np.argsort(order)].astype(np.float32)

@@ -1,0 +1,52 @@
+"""Kernels of dense layers rounded to 8 bits by GPTQ."""
+
+import keras
+import numpy as np
+
+import keras_vit
+from export.tflite import gptq
+from tests.support import TINY, TINY_IMAGE, randomize
+
+
+def to_nearest(kernel: np.ndarray) -> np.ndarray:
+    steps = np.abs(kernel).max(axis=0) / 127
+    return np.round(kernel / steps) * steps
+
+
+def test_errors_of_correlated_channels_cancel_in_the_product_and_the_scale_stays():
+    rng = np.random.default_rng(0)
+    tokens = rng.normal(size=(4000, 7)) @ rng.normal(size=(7, 150)) + 0.1 * rng.normal(size=(4000, 150))
+    kernel = rng.normal(size=(150, 11)).astype(np.float32)  # more channels than a block
+    rounded = gptq.rounded(kernel, *gptq._inverse((tokens.T @ tokens).astype(np.float32)))
+    np.testing.assert_allclose(to_nearest(rounded), rounded, atol=1e-6)  # nothing is left to round
+    np.testing.assert_array_equal(np.abs(rounded).max(axis=0), np.abs(kernel).max(axis=0))
+    errors = [np.square(tokens @ (found - kernel)).sum() for found in (rounded, to_nearest(kernel))]
+    assert errors[0] < 0.2 * errors[1]
+
+
+def test_kernels_with_few_inputs_stay_as_they_are(tiny_images):
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+    found = gptq.round_kernels(model, [tiny_images] * 3)
+    for before, after in zip(model.layers, found.layers, strict=True):
+        if not isinstance(before, keras.layers.Dense):
+            continue
+        kernel, rounded = np.asarray(before.kernel), np.asarray(after.kernel)
+        if before.name == "head":
+            np.testing.assert_array_equal(rounded, kernel)
+        else:
+            assert not np.array_equal(rounded, kernel)
+            np.testing.assert_allclose(to_nearest(rounded), rounded, atol=1e-6)
+    logits, expected = np.asarray(found(tiny_images)), np.asarray(model(tiny_images))
+    np.testing.assert_allclose(logits, expected, atol=0.05 * np.abs(expected).max())
+
+
+def test_second_moments_in_several_passes_are_the_same(tiny_images, monkeypatch):
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
+    at_once = list(gptq._second_moments(model, [tiny_images] * 2))
+    monkeypatch.setattr(gptq, "_MOST_NUMBERS", 1)
+    one_by_one = list(gptq._second_moments(model, [tiny_images] * 2))
+    for (layers, moments, count), (others, same, number) in zip(at_once, one_by_one, strict=True):
+        assert layers == others
+        assert count == number
+        np.testing.assert_allclose(same, moments, rtol=1e-4, atol=1e-4)
+        assert moments.shape[0] == layers[0].kernel.shape[0]

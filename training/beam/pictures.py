@@ -1,0 +1,227 @@
+"""Lists of pictures as streams: files, folders, patterns and CSV files, here or in a bucket, without a list in memory.
+
+A pipeline reads its list twice: once where it is started, to count it, and once in a worker, which hands the pictures
+on in groups. Both times the order is the same: that of the list, and that of their names in a folder.
+"""
+
+import collections
+import csv
+import dataclasses
+import io
+import os
+import pathlib
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from apache_beam.io.filesystems import FileSystems
+
+from keras_vit import UserError
+from keras_vit.files.remote import is_remote, to_path
+from keras_vit.images.formats import is_hidden, is_picture, is_picture_name
+from training.features.store import NO_SPLIT
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES
+from training.options.csv_file import ONE_CLASS, places_of, row_values, separator_of
+
+
+class Row(NamedTuple):
+    """A picture of the list."""
+
+    path: str
+    label: str | None
+    split: str
+    """As the list calls it."""
+
+
+class Group(NamedTuple):
+    """Pictures of one split in a row."""
+
+    split: str
+    number: int
+    """Of the group in its split, from 0."""
+    rows: tuple[Row, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What a list holds, after it was read once."""
+
+    splits: dict[str, str]
+    """What the list calls a split -> its name in the output; of those that are used."""
+    counts: dict[str, int]
+    """Pictures of each split, by its name in the output."""
+    labels: tuple[str, ...]
+    """Names of the classes, in order."""
+    checksum: int
+    first: str
+    """The path of the first picture."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PictureList:
+    """A list of pictures."""
+
+    names: tuple[str, ...] = ()
+    """Files, folders, patterns with *, ** and ?, and CSV files with a column path."""
+    table: str | None = None
+    """CSV file with the columns path, label and split, instead of these."""
+    evaluation: str = "test"
+    """Name in the output of the split to evaluate on."""
+
+    def rows(self) -> Iterator[Row]:
+        """The pictures, in order. Raises UserError for what cannot be read as a list."""
+        if self.table is not None:
+            yield from _table(self.table, labelled=True)
+            return
+        for name in self.names:
+            if name.lower().endswith(".csv"):
+                yield from _table(name, labelled=False)
+            else:
+                yield from (Row(path, None, NO_SPLIT) for path in _files(name))
+
+    def groups(self, splits: Mapping[str, str], size: int) -> Iterator[Group]:
+        """The pictures of the splits that are used, in groups of one size; the last of each split may be smaller."""
+        waiting: dict[str, list[Row]] = {split: [] for split in splits.values()}
+        numbers = dict.fromkeys(waiting, 0)
+        for row in self.rows():
+            if (split := splits.get(row.split)) is None:
+                continue
+            waiting[split].append(row)
+            if len(waiting[split]) == size:
+                yield Group(split, numbers[split], tuple(waiting[split]))
+                waiting[split], numbers[split] = [], numbers[split] + 1
+        for split, rows in waiting.items():
+            if rows:
+                yield Group(split, numbers[split], tuple(rows))
+
+    def summary(self) -> Summary:
+        """Read the list. Raises UserError without pictures, and for a table whose splits have not the same classes."""
+        counts: collections.Counter[str] = collections.Counter()
+        labels: dict[str, set[str]] = collections.defaultdict(set)
+        checksum, first = 0, ""
+        for row in self.rows():
+            text = os.fsencode(row.path) if row.label is None else f"{row.split}\0{row.path}\0{row.label}".encode()
+            checksum = zlib.crc32(b"\0" + text if first else text, checksum)
+            first = first or row.path
+            counts[row.split] += 1
+            if row.label is not None:
+                labels[row.split].add(row.label)
+        if not counts:
+            raise UserError(f"There is no picture in {', '.join(map(repr, self.names)) or self.table}; give others.")
+        splits = {NO_SPLIT: NO_SPLIT} if self.table is None else self._splits(counts)
+        named: collections.Counter[str] = collections.Counter()
+        classes: dict[str, set[str]] = {split: set() for split in splits.values()}
+        for name, split in splits.items():
+            named[split] += counts[name]
+            classes[split] |= labels[name]
+        everywhere, [*several] = set.union(*classes.values()), classes.values()
+        if self.table is not None and (len(everywhere) < 2 or any(found != everywhere for found in several)):
+            raise UserError(
+                f"{self.table} must list pictures of at least two classes, the same in both splits, but "
+                + " and ".join(f"{split} has {len(found)}" for split, found in classes.items())
+                + "; complete it."
+            )
+        return Summary(splits, dict(named), tuple(sorted(everywhere)), checksum, first)
+
+    def _splits(self, counts: Mapping[str, int]) -> dict[str, str]:
+        """The splits of a table that are used: those to train on, and the first to evaluate on that has pictures."""
+        train = [name for name in TRAINING_NAMES if counts.get(name)]
+        evaluation = [name for name in EVALUATION_NAMES if counts.get(name)]
+        if not train or not evaluation:
+            raise UserError(
+                f"{self.table} must have pictures of the split train and of one of {', '.join(EVALUATION_NAMES)}, but "
+                f"has those of {', '.join(sorted(counts))}; correct its column split."
+            )
+        for name in evaluation[1:]:
+            print(
+                f"Not used, beside the pictures of {self.table} to train and to evaluate on: {counts[name]:,} {name}."
+            )
+        return {**dict.fromkeys(train, "train"), evaluation[0]: self.evaluation}
+
+
+def _table(path: str, *, labelled: bool) -> Iterator[Row]:
+    """The rows of a CSV file in UTF-8 (`training/options/csv_file.py`), line by line."""
+    with io.TextIOWrapper(FileSystems.open(path), "utf-8-sig", newline="") as stream:
+        try:
+            first = stream.readline().rstrip("\r\n")
+            separator = separator_of(first)
+            header = [name.strip() for name in next(csv.reader([first], delimiter=separator, skipinitialspace=True))]
+            place_of = places_of(header)
+            wanted = ("path", ONE_CLASS, "split") if labelled else ("path",)
+            if missing := [name for name in wanted if name not in place_of]:
+                raise UserError(
+                    f"The first line of {path} must name the columns {', '.join(wanted)}, but lacks {missing[0]}."
+                )
+            lines = csv.reader(stream, delimiter=separator, skipinitialspace=True, strict=True)
+            for row in lines:
+                if not any(map(str.strip, row)):
+                    continue
+                where = f"Line {lines.line_num + 1} of {path}"
+                image, label, split = row_values(row, header, place_of, ONE_CLASS if labelled else None, where)
+                if labelled and split not in (*TRAINING_NAMES, *EVALUATION_NAMES):
+                    raise UserError(
+                        f"{where} has the split {split!r}; give train or one of {', '.join(EVALUATION_NAMES)}."
+                    )
+                file = image if is_remote(image) else str(to_path(path).parent / image)
+                yield Row(file, label if labelled else None, split if labelled else NO_SPLIT)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise UserError(f"{path} cannot be read as a CSV file ({str(error)[:100]}); save it in UTF-8.") from error
+
+
+def _files(name: str) -> Iterator[str]:
+    """A file, the pictures of a folder and of those inside it, or the files that a pattern matches."""
+    if is_remote(name):
+        yield from _in_bucket(name)
+        return
+    path = pathlib.Path(name)
+    if path.is_dir():
+        yield from (str(file) for file in _walk(path) if is_picture(file))
+    elif path.is_file():
+        yield name
+    else:
+        prefix = re.match(r"[^\[*?]*", name)[0]  # type: ignore[index]
+        matches = re.compile(FileSystems.get_filesystem(name).translate_pattern(name))
+        folder = pathlib.Path(os.path.dirname(prefix))
+        yield from (str(file) for file in _walk(folder) if matches.match(str(file)))
+
+
+def _walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """The files in a folder and in those inside it, in the order of their paths, without hidden ones.
+
+    At any time, the names of one folder and of those above it are held.
+    """
+    if not folder.is_dir():
+        return
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if is_hidden(entry.name):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(folder / entry.name)
+        else:
+            yield folder / entry.name
+
+
+def _in_bucket(name: str) -> Iterator[str]:
+    """The objects that a pattern matches, or the pictures of a folder, in the bucket's order, page by page.
+
+    `FileSystems.match` would hold the list of all.
+    """
+    system = FileSystems.get_filesystem(name)
+    if re.search(r"[\[*?]", name):
+        prefix = re.match(r"[^\[*?]*", name)[0]  # type: ignore[index]
+        found = system.match_files(system._list(os.path.dirname(prefix) if system.has_dirs() else prefix), name)
+        yield from (file.path for file in found)
+    elif is_picture_name(name):
+        yield name
+    else:
+        folder = name.rstrip("/") + "/"
+        for file in system._list(folder):
+            inside = file.path.removeprefix(folder).split("/")
+            if is_picture_name(inside[-1]) and not any(map(is_hidden, inside)):
+                yield file.path
+
+
+def paths_of(rows: Sequence[Row]) -> list[str]:
+    """The paths of some pictures."""
+    return [row.path for row in rows]

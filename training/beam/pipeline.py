@@ -1,0 +1,156 @@
+"""What the pipelines share: their start, the groups of pictures, files that are there already, and the model."""
+
+import collections
+import json
+import logging
+import os
+import pathlib
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import apache_beam
+from apache_beam.metrics import Metrics, MetricsFilter
+from apache_beam.ml.inference.base import ModelHandler
+from apache_beam.options.pipeline_options import PipelineOptions as BeamOptions
+from apache_beam.runners.runner import PipelineState
+
+from keras_vit import UserError
+from keras_vit.files.atomic import write_text
+from training.beam.pictures import Group, PictureList, Summary
+from training.devices.strategies import CONTINUE_LATER
+from training.options.pipeline import PIPELINE, PROBLEMS, PipelineOptions
+
+_NAMESPACE = "keras_vit"
+# One call of a model at a time in each process: it uses all cores itself.
+_one_at_a_time = threading.Lock()
+
+
+def counted(name: str, number: int) -> None:
+    """Add to a number that `run_pipeline` returns."""
+    Metrics.counter(_NAMESPACE, name).inc(number)
+
+
+class ListGroups(apache_beam.DoFn):
+    """Reads a list of pictures in one worker, and hands them on in groups."""
+
+    def __init__(self, pictures: PictureList, summary: Summary, size: int):
+        self._pictures, self._summary, self._size = pictures, summary, size
+
+    def process(self, element: Any) -> Iterator[Group]:
+        """Yields all groups; the element means nothing."""
+        yield from self._pictures.groups(self._summary.splits, self._size)
+
+
+class NotThere(apache_beam.DoFn):
+    """Leaves out the groups whose file an earlier pipeline has written."""
+
+    def __init__(self, file_of: Callable[[str, int], pathlib.Path]):
+        self._file_of = file_of
+
+    def process(self, element: Group) -> Iterator[Group]:
+        """Yields the group, or nothing."""
+        if self._file_of(element.split, element.number).is_file():
+            counted("kept", len(element.rows))
+        else:
+            yield element
+
+
+class GroupHandler(ModelHandler):
+    """Runs a model of ours on groups of pictures: for `RunInference`, which loads it once for each process.
+
+    A group is read, decoded and batched as on one machine, by the same code and in the same batches. So the numbers are
+    the same to the last bit, on processors of one kind.
+    """
+
+    def __init__(self, load: Callable[[], Any], compute: Callable[[Group, Any], Any]):
+        """`load` returns what `compute` takes beside a group; both are pickled."""
+        super().__init__(min_batch_size=1, max_batch_size=1)
+        self._load, self._compute = load, compute
+
+    def load_model(self) -> Any:
+        """See `load`."""
+        return self._load()
+
+    def run_inference(self, batch: Sequence[Group], model: Any, inference_args: dict | None = None) -> Iterator[Any]:
+        """Yields what `compute` returns for each group."""
+        with _one_at_a_time:
+            results = [self._compute(group, model) for group in batch]
+        yield from results
+
+    def get_num_bytes(self, batch: Sequence[Group]) -> int:
+        """Size of the paths."""
+        return sum(len(row.path) for group in batch for row in group.rows)
+
+
+def write_problems(folder: pathlib.Path, name: str, problems: Mapping[str, str]) -> None:
+    """Write the pictures that cannot be read as JSON, one in each line; call it before the file without them is there.
+
+    So a pipeline that is started again, and leaves out what is there, leaves out none of these.
+    """
+    counted("problems", len(problems))
+    if problems:
+        (folder / PROBLEMS).mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps({"picture": path, "problem": why}) for path, why in problems.items()]
+        write_text(folder / PROBLEMS / f"{name}.jsonl", "\n".join(lines) + "\n")
+
+
+def open_output(folder: pathlib.Path, settings: Mapping[str, Any]) -> None:
+    """Write what a folder is filled with. Raises UserError for one with files of something else."""
+    file, text = folder / PIPELINE, json.dumps(settings, indent=2) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    if file.is_file() and file.read_text(encoding="utf-8") != text:
+        known = json.loads(file.read_text(encoding="utf-8"))
+        changed = [name for name in settings if settings[name] != known.get(name)]
+        raise UserError(
+            f"{folder} is of another pipeline, which differs in {', '.join(changed)}; give another --output."
+        )
+    write_text(file, text)
+
+
+def run_pipeline(options: PipelineOptions, build: Callable[[apache_beam.Pipeline], Any]) -> collections.Counter[str]:
+    """Run a pipeline to its end, and return what `counted` has added up.
+
+    Raises UserError for a pipeline that failed because of one, and for options that Beam refuses.
+    """
+    logging.getLogger().setLevel(logging.ERROR)  # Beam warns of what is usual, and partly without a name
+    try:
+        beam_options = BeamOptions([*options.arguments], runner=options.runner)
+    except SystemExit as refused:  # of argparse, which has said why
+        raise UserError("Beam refuses the options behind --; correct them.") from refused
+    if options.runner == "DirectRunner":
+        # Else Beam downloads a program for its DirectRunner, Prism. Of the current version, this changes nothing else.
+        beam_options = BeamOptions(
+            [*options.arguments], runner=options.runner, update_compatibility_version=apache_beam.__version__
+        )
+        threading.excepthook = _end_with_a_worker
+    pipeline = apache_beam.Pipeline(options=beam_options)
+    build(pipeline)
+    try:
+        result = pipeline.run()
+        state = result.wait_until_finish()
+    except RuntimeError as error:
+        # The error of a worker arrives as text.
+        if found := re.search(r"keras_vit\.errors\.UserError: (.+?)(?: \[while running|\n)", str(error)):
+            raise UserError(found[1]) from error
+        raise
+    if state not in (None, PipelineState.DONE):
+        raise UserError(f"The pipeline ended as {state}; see its log, and give the same command again.")
+    found = result.metrics().query(MetricsFilter().with_namespace(_NAMESPACE))["counters"]
+    return collections.Counter({counter.key.metric.name: counter.result for counter in found})
+
+
+def _end_with_a_worker(thread: threading.ExceptHookArgs) -> None:
+    """End this process, for Beam's DirectRunner waits for ever for a worker process that was killed."""
+    if "Worker subprocess exited" not in str(thread.exc_value):
+        threading.__excepthook__(thread)
+        return
+    print(
+        f"A worker process has ended ({thread.exc_value}), perhaps for want of memory; give the same command again, "
+        "which makes what is missing.",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(CONTINUE_LATER)  # the workers that are left end with it

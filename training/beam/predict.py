@@ -1,0 +1,131 @@
+"""`keras-vit predict` as a pipeline: Parquet files with the same rows as on one machine."""
+
+import concurrent.futures
+import functools
+from collections.abc import Iterator
+
+import apache_beam
+from apache_beam.ml.inference.base import RunInference
+
+from keras_vit import UserError, inspection, run_directory
+from keras_vit.files.atomic import atomic_write, remove_temporary
+from keras_vit.files.remote import RemotePath, to_path
+from keras_vit.runs import Run, open_run
+from keras_vit.text.classes import Classes
+from training.beam.pictures import Group, PictureList, paths_of
+from training.beam.pipeline import (
+    GroupHandler,
+    ListGroups,
+    NotThere,
+    counted,
+    open_output,
+    run_pipeline,
+    write_problems,
+)
+from training.features.extractors import fingerprint_of
+from training.features.store import PART, part_file
+from training.lock import locked
+from training.options.pipeline import PROBLEMS, PipelineOptions
+from training.options.predict import PredictOptions
+from training.prediction.predict import (
+    BATCH,
+    Classifier,
+    Picture,
+    Prediction,
+    as_utf8,
+    classified,
+    open_classifier,
+    read_picture,
+    write_parquet,
+)
+
+# Objects of a bucket that are read at the same time, for each read mostly waits.
+_READS = 64
+
+
+def predict(run: Run, pictures: PictureList, options: PredictOptions, pipeline: PipelineOptions) -> None:
+    """Classify all pictures, or those that are missing in the folder `--output`.
+
+    Raises UserError for a folder with the results of another model or of other pictures.
+    """
+    assert options.output is not None
+    output = options.output
+    run_directory.check_output(output)
+    summary, folder = pictures.summary(), to_path(output)
+    classifier = open_classifier(run, options.labels, threshold=options.threshold)
+    settings = {
+        "model": fingerprint_of(run.model, run.preprocessing, "pre_logits"),
+        "labels": list(classifier.labels),
+        "temperature": classifier.scoring.temperature,
+        "threshold": options.threshold,
+        "pictures": sum(summary.counts.values()),
+        "checksum": summary.checksum,
+    }
+
+    def build(root: apache_beam.Pipeline) -> None:
+        (
+            root
+            | apache_beam.Create([None])
+            | "List" >> apache_beam.ParDo(ListGroups(pictures, summary, PART))
+            | apache_beam.Reshuffle()
+            | "Missing" >> apache_beam.ParDo(NotThere(functools.partial(part_file, folder)))
+            | RunInference(GroupHandler(functools.partial(_load, options, run.texts), _predictions))
+            | "Write" >> apache_beam.ParDo(_Write(output))
+        )
+
+    with locked(folder):
+        remove_temporary(folder)
+        open_output(folder, settings)
+        counts = run_pipeline(pipeline, build)
+    if counts["problems"] == settings["pictures"]:
+        raise UserError("None of the pictures could be read; convert them, or give others.")
+    print(
+        f"{options.output} has the classes of {settings['pictures']:,} pictures, {counts['kept']:,} of them from an "
+        "earlier pipeline"
+        + (f"; {counts['problems']:,} cannot be read, see {folder / PROBLEMS}." if counts["problems"] else ".")
+    )
+
+
+def _load(options: PredictOptions, texts: Classes | None) -> Classifier:
+    run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads, texts=texts)
+    return open_classifier(run, options.labels, threshold=options.threshold)
+
+
+def _predictions(group: Group, classifier: Classifier) -> tuple[str, int, list[Prediction]]:
+    found: list[Prediction] = []
+    paths = [to_path(path) for path in paths_of(group.rows)]
+    with concurrent.futures.ThreadPoolExecutor(_READS) as pool:
+        for begin in range(0, len(paths), _READS):
+            files = paths[begin : begin + _READS]
+            contents = {file: pool.submit(file.read_bytes) for file in files if isinstance(file, RemotePath)}
+            for first in range(0, len(files), BATCH):
+                batch = [_read(file, contents, classifier) for file in files[first : first + BATCH]]
+                found += classified(classifier, batch)[0]
+    return group.split, group.number, found
+
+
+def _read(file, contents: dict, classifier: Classifier) -> Picture:
+    """The picture of a file, whose content is being read if it is in a bucket."""
+    preprocessing = classifier.run.preprocessing
+    if file not in contents:
+        return file, *read_picture(file, preprocessing)
+    try:
+        return file, inspection.decode(contents[file].result(), file.name, preprocessing=preprocessing), None
+    except (UserError, OSError) as error:
+        return file, None, as_utf8(str(error))
+
+
+class _Write(apache_beam.DoFn):
+    """Writes the file of a group under a temporary name and renames it; a second time, it gives the same bytes."""
+
+    def __init__(self, output: str):
+        self._output = output
+
+    def process(self, element: tuple[str, int, list[Prediction]]) -> Iterator[None]:
+        split, number, predictions = element
+        file = part_file(to_path(self._output), split, number)
+        write_problems(file.parent, file.stem, {each.file: each.problem for each in predictions if each.problem})
+        with atomic_write(file) as temporary:
+            write_parquet(temporary, predictions)
+        counted("written", len(predictions))
+        yield from ()

@@ -1,0 +1,134 @@
+"""`keras-vit shard` as a pipeline: the same files, byte for byte, as on one machine from a table in its order."""
+
+import concurrent.futures
+import functools
+import itertools
+import os
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import apache_beam
+import numpy as np
+import tensorflow as tf
+
+from keras_vit import UserError, run_directory
+from keras_vit.files.atomic import atomic_write, remove_temporary, write_text
+from keras_vit.files.labels import labels_text
+from keras_vit.files.remote import to_path
+from keras_vit.native_stderr import native_stderr_silenced
+from training.beam.pictures import PictureList, Summary
+from training.beam.pipeline import counted, open_output, run_pipeline, write_problems
+from training.input import record_index
+from training.input.dataset import decoding_problem, error_reason
+from training.input.tfrecord import shard_name
+from training.input.write_tfrecord import print_written, record
+from training.lock import locked
+from training.options.data import ShardOptions
+from training.options.pipeline import PROBLEMS, PipelineOptions
+
+# Pictures that are read at the same time, for each read from a bucket mostly waits.
+_READS = 64
+# (split, number of the file), and (number in the split, path, label) of a picture.
+Shard = tuple[str, int]
+Item = tuple[int, str, int]
+
+
+def shard(pictures: PictureList, options: ShardOptions, pipeline: PipelineOptions) -> None:
+    """Write train-*, eval-*, labels.txt and the index of the records, or what of it is missing.
+
+    A picture that cannot be decoded is left out. Raises UserError for a folder with other TFRecord files.
+    """
+    directory = run_directory.check_output(options.output)
+    summary, shards = pictures.summary(), options.shards
+    settings = {"counts": summary.counts, "checksum": summary.checksum, "labels": [*summary.labels], "shards": shards}
+    for name, count in summary.counts.items():
+        if count < shards:
+            raise UserError(f"{count} images of {name} cannot fill {shards} files; give --shards {count} or fewer.")
+
+    def build(root: apache_beam.Pipeline) -> None:
+        (
+            root
+            | apache_beam.Create([None])
+            | "List" >> apache_beam.ParDo(_List(pictures, summary, shards))
+            | apache_beam.GroupByKey()
+            | "Write" >> apache_beam.ParDo(_Write(options.output, shards))
+            | apache_beam.combiners.ToList()
+            | "Index" >> apache_beam.Map(functools.partial(_write_index, options.output))
+        )
+
+    with locked(directory):
+        remove_temporary(directory)
+        open_output(directory, settings)
+        write_text(directory / run_directory.LABELS, labels_text(summary.labels))
+        counts = run_pipeline(pipeline, build)
+    if counts["problems"]:
+        print(f"{counts['problems']:,} pictures cannot be read and are left out, see {directory / PROBLEMS}.")
+    print_written(directory, summary.counts["train"], summary.counts["eval"], len(summary.labels), shards)
+
+
+class _List(apache_beam.DoFn):
+    """Reads the table in one worker: picture i of a split goes to file i mod N."""
+
+    def __init__(self, pictures: PictureList, summary: Summary, shards: int):
+        self._pictures, self._summary, self._shards = pictures, summary, shards
+
+    def process(self, element: Any) -> Iterator[tuple[Shard, Item]]:
+        """Yields all pictures; the element means nothing."""
+        number_of = {name: number for number, name in enumerate(self._summary.labels)}
+        numbers = {split: itertools.count() for split in self._summary.splits.values()}
+        for row in self._pictures.rows():
+            if (split := self._summary.splits.get(row.split)) is not None:
+                number = next(numbers[split])
+                yield (split, number % self._shards), (number, row.path, number_of[row.label or ""])
+
+
+class _Write(apache_beam.DoFn):
+    """Writes a file under a temporary name and renames it; a second time, it gives the same bytes."""
+
+    def __init__(self, output: str, shards: int):
+        self._output, self._shards = output, shards
+
+    def process(self, element: tuple[Shard, Iterable[Item]]) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields the name of the file, and the length of each record."""
+        (split, number), items = element
+        file = to_path(self._output) / shard_name(split, number, self._shards)
+        if not file.is_file():
+            self._write(file, sorted(items))
+        yield file.name, record_index.scan(str(file))
+
+    def _write(self, file: pathlib.Path, items: list[Item]) -> None:
+        problems: dict[str, str] = {}
+        with (
+            atomic_write(file) as temporary,
+            tf.io.TFRecordWriter(str(temporary)) as writer,
+            concurrent.futures.ThreadPoolExecutor(_READS) as pool,
+            native_stderr_silenced(),
+        ):
+            for begin in range(0, len(items), _READS):
+                some = items[begin : begin + _READS]
+                for (_, path, label), (content, problem) in zip(some, pool.map(_read, some), strict=True):
+                    if problem is None:
+                        writer.write(record(content, label))
+                    else:
+                        problems[path] = problem
+            write_problems(file.parent, file.stem, problems)
+        counted("written", len(items) - len(problems))
+
+
+def _read(item: Item) -> tuple[bytes, str | None]:
+    """The content of a picture, and why it cannot be decoded."""
+    try:
+        data = tf.io.read_file(os.fsencode(item[1]))
+        return data.numpy(), decoding_problem(data)
+    except tf.errors.OpError as error:
+        return b"", error_reason(error)
+
+
+def _write_index(output: str, lengths: list[tuple[str, np.ndarray]]) -> None:
+    record_index.write(output, dict(sorted(lengths, key=_order)))
+
+
+def _order(found: tuple[str, np.ndarray]) -> tuple[bool, str]:
+    """As on one machine: the files to train on come first."""
+    return not found[0].startswith("train"), found[0]
