@@ -78,6 +78,8 @@ def _check_directory(run: str) -> None:
     path = to_path(run)
     if path.is_file() and not (path.name == run_directory.MODEL and (path.parent / run_directory.LABELS).is_file()):
         run_directory.check_model_file(run)
+        if path.suffix == ".tflite":
+            raise UserError(f"{run} is an export already; give the directory of the run that it was exported from.")
         raise UserError(f"--run takes a directory, but {run} is a file; give --checkpoint {shlex.quote(run)}.")
 
 

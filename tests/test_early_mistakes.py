@@ -260,9 +260,8 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         f"{digits}/fevv": f"There is no folder '{tmp_path}/fevv'; --data folder:PATH takes",
         f"{digits}/emptty": f"There is no folder '{tmp_path}/emptty'; did you mean {tmp_path}/empty?",
         f"training.soup {tmp_path}/othr {run} --output never": f"did you mean {tmp_path}/other?",
-        f"export.tflite.__main__ --run {run}/model.keras --output never": f"model.keras is a file; give {run}.",
         f"export.tflite.__main__ --run {tmp_path}/list.csv --output never": "list.csv is a text file; give a model",
-        f"export.onnx.__main__ --run {tmp_path}/x.tflite --output never": "x.tflite is a TFLite file; give the .npz,",
+        f"export.onnx.__main__ --run {tmp_path}/x.tflite --output never": "x.tflite is an export already; give the",
         **{
             f"export.{kind}.__main__ {model} --output {run}": f"{run} is a run directory, which would no longer be used"
             for kind in ("saved_model", "tflite", "onnx")

@@ -170,7 +170,7 @@ def test_a_missing_file_is_named():
 def test_a_truncated_file_is_refused(share, tmp_path):
     content = TOKEN.read_bytes()
     (tmp_path / "cut.npz").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(UserError, match=r"cut.npz cannot be read as an .npz archive .* download it again"):
+    with pytest.raises(UserError, match=r"cut.npz (is empty|cannot be read as an .npz .*)[:;] download it again"):
         keras_vit.from_checkpoint(tmp_path / "cut.npz")
 
 
@@ -299,5 +299,5 @@ def header_of(**arrays) -> bytes:
 )
 def test_incomplete_safetensors_are_refused(content, tmp_path):
     (tmp_path / "x.safetensors").write_bytes(content)
-    with pytest.raises(UserError, match=r"x.safetensors cannot be read as a .safetensors file"):
+    with pytest.raises(UserError, match=r"x.safetensors (cannot be read as a .safet|is empty|is a text file)"):
         keras_vit.from_checkpoint(tmp_path / "x.safetensors")

@@ -133,7 +133,7 @@ def test_a_libtpu_without_its_library_is_refused(tmp_path):
 @pytest.mark.skipif(has_tpu(), reason="this machine has a TPU")
 def test_a_tpu_that_is_absent_is_refused_before_tensorflow_is_imported(command, tmp_path):
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
-    (tmp_path / "a.npz").touch()
+    (tmp_path / "a.npz").write_bytes(b"PK")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "model.keras").touch()
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "KERAS_BACKEND": "tensorflow"}

@@ -233,7 +233,7 @@ def test_data_of_other_classes_are_refused(run):
 
 def test_a_published_folder_with_a_pickle_is_no_unfinished_run(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
-    (tmp_path / "pytorch_model.bin").touch()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02")
     with pytest.raises(UserError, match="safetensors"):
         evaluated(tmp_path, output=str(tmp_path / "report"))
 
@@ -679,7 +679,12 @@ for name, batch_size, devices in (
     ("one", 2003, StrategyOptions("single")),
 ):
     options = EvaluateOptions(
-        run, DataOptions("digits"), batch_size, f"{output}/{name}", save_predictions=True, devices=devices
+        run,
+        DataOptions("digits"),
+        batch_size=batch_size,
+        output=f"{output}/{name}",
+        save_predictions=True,
+        devices=devices,
     )
     predictor = open_predictor(options.open_run(), options.input, options.devices)
     rng = np.random.default_rng(1)

@@ -44,8 +44,9 @@ def test_classes_and_masks_agree_with_transformers(name):
     error = np.abs(masks - expected["masks_queries_logits"])
     allowed = tolerance["atol"] + tolerance["rtol"] * np.abs(expected["masks_queries_logits"])
     # The tolerance is below the rounding of torch's float32, by which the logits of up to 56 were recorded: computed in
-    # float64, 2, 1 and 0 of the 5,600 logits of the three files miss it, by at most 6.3e-5.
-    assert (error > allowed).sum() <= 2
+    # float64, 2, 1 and 0 of the 5,600 logits of the three files miss it, by at most 6.3e-5; in float32, up to 3 do, by
+    # the processor.
+    assert (error > allowed).sum() <= 3
     assert error.max() < 1e-4
 
 

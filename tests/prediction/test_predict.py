@@ -470,7 +470,7 @@ def test_rollout_of_a_resnet_is_refused_with_the_map_that_it_has(place, tmp_path
 def test_a_page_of_several_batches_has_the_maps_of_one(place, arguments, monkeypatch):
     pages = []
     for batch in (2, 8):
-        monkeypatch.setattr("training.prediction.predict._BATCH", batch)
+        monkeypatch.setattr("training.prediction.predict.BATCH", batch)
         command.main([*arguments, "pictures", "--output", f"{batch}.html", "--explain", "rollout"])
         pages.append((place / f"{batch}.html").read_text())
     assert "more/c.webp" in pages[0]
