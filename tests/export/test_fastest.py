@@ -64,6 +64,7 @@ def _exported() -> ExportedModel:
     return exported_model(model, "abcde", Samples(tuple(files), np.full(7, -1)))
 
 
+@pytest.mark.slow
 def test_forms_are_measured_in_processes_of_their_own_and_others_named_with_the_reason(exported, tmp_path, monkeypatch):
     file = tmp_path / "model.tflite"
     file.write_bytes(convert(exported.model, dynamic_batch=True))
