@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 
 import keras_vit
 from export.tflite import gptq
@@ -40,6 +41,7 @@ def test_kernels_with_few_inputs_stay_as_they_are(tiny_images):
     np.testing.assert_allclose(logits, expected, atol=0.05 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_second_moments_in_several_passes_are_the_same(tiny_images, monkeypatch):
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
     at_once = list(gptq._second_moments(model, [tiny_images] * 2))
