@@ -91,7 +91,7 @@ def _upright(image: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
 
 def _jpeg(data: tf.Tensor, channels: int, *, accurate: bool) -> tf.Tensor:
     pixels = _jpeg_pixels(data)
-    with tf.control_dependencies([tf.debugging.Assert(pixels <= LARGEST_IMAGE, ["too large", pixels])]):
+    with tf.control_dependencies([tf.debugging.Assert(pixels <= LARGEST_IMAGE, ["too large"])]):
         return tf.io.decode_jpeg(tf.identity(data), channels=channels, dct_method=dct_method(accurate=accurate))
 
 
@@ -105,7 +105,7 @@ def _other(data: tf.Tensor) -> tf.Tensor:
     """A file that is no JPEG."""
     pixels, end = header_pixels(data)
     good = (pixels > 0) & (pixels <= LARGEST_IMAGE)
-    with tf.control_dependencies([tf.debugging.Assert(good, ["no", format_list(), "of a size that is read", pixels])]):
+    with tf.control_dependencies([tf.debugging.Assert(good, [f"not a whole {format_list()}, or too large"])]):
         data = tf.identity(data)
 
     def whole() -> tf.Tensor:
