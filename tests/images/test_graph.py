@@ -173,7 +173,7 @@ def test_an_image_that_is_resized_to_known_sides_has_them_before_the_graph_runs(
 
 def test_no_slice_of_the_graph_has_a_negative_stride():
     """Grappler prints an error for each that it takes for a slice of a shape: "layout failed: … stride is negative"."""
-    preprocessing = Preprocessing(image_size=(8, 8), resize="pad", interpolation="bicubic", library="pillow")
+    preprocessing = Preprocessing(image_size=(8, 8), resize="pad", interpolation="bicubic")
     read = tf.function(preprocessing.read, autograph=False)
     definition = read.get_concrete_function(tf.TensorSpec((), tf.string)).graph.as_graph_def()
     for nodes in (definition.node, *(function.node_def for function in definition.library.function)):
