@@ -2,6 +2,7 @@
 
 import io
 import json
+import pathlib
 import shutil
 
 import numpy as np
@@ -12,7 +13,7 @@ import keras_vit
 from export.options import SourceOptions
 from export.saved_model.model_card import model_card
 from export.source import Provenance, open_model
-from keras_vit import UserError
+from keras_vit import UserError, parser
 from keras_vit.text.classes import classes_of_labels, classes_of_options
 from tests.support import FIXTURES
 from tests.text.towers import CLIP, SIGLIP, texts_of, with_tokenizer
@@ -20,6 +21,7 @@ from training import evaluate, predict
 from training import finetune as finetuning
 from training.experiments.auto import zero_shot_accuracy
 from training.input.sources import DataOptions, open_source
+from training.options.predict import PredictOptions, with_pictures, with_run
 
 
 @pytest.fixture(name="place", scope="module")
@@ -123,19 +125,52 @@ def test_a_saved_model_of_texts_predicts_by_their_names(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--classes", "w2", "w2", "data"], "The class 'w2' is named twice"),
-        (["--classes", "w2", "", "data"], "The class '' is empty"),
-        (["--classes", "nowhere.txt", "data"], "There is no file 'nowhere.txt'"),
-        (["--classes", "w2", "data", "--templates", "photo"], "A template must have {}"),
+        (["--classes", "w2", "w2", "data/"], "The class 'w2' is named twice"),
+        (["--classes", "w2", "", "data/"], "The class '' is empty"),
+        (["--classes", "nowhere.txt", "data/"], "There is no file 'nowhere.txt'"),
+        (["--classes", "w2", "data/", "--templates", "photo"], "A template must have {}"),
         (["--templates", "a {}", "--labels", "x", "--", "data"], "."),
         (["--classes", "w2", "--labels", "names.txt", "data/"], "leave --labels out"),
         (["--classes", "w2", "w3"], "Give the pictures to classify"),
+        (["--classes", "w2", "data"], "data is taken as a class, so write ./data if it is meant"),
+        (["--classes", "w2", "data/", "w3"], "'w3' stands behind the picture 'data/'"),
+        (["--classes", "w2", "24/7", "data/"], "There is no picture or folder '24/7', as which --classes takes"),
+        (["--classes", "w2", "names.txt", "data/"], "takes texts or one text file, but was given 'names.txt' beside"),
+        (["--classes", "data/"], "There is no class"),
         (["data", "--classes", "w2", "--num-heads", "4"], "leave --num-heads out"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, message):
     with pytest.raises(UserError, match=message):
         predict.main(["--checkpoint", CLIP, *arguments])
+
+
+CLASSES, TEMPLATES, PICTURES, RUN = (("classes",), ("templates",), ("pictures",), ("run",))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--classes cat dog pictures/", {CLASSES: ("cat", "dog"), PICTURES: ("pictures/",)}),
+        ("--classes cat dog ./dog", {CLASSES: ("cat", "dog"), PICTURES: ("./dog",)}),
+        ("--classes cat a.png pictures/*", {CLASSES: ("cat",), PICTURES: ("a.png", "pictures/*")}),
+        ("pictures/ --classes cat dog", {CLASSES: ("cat", "dog"), PICTURES: ("pictures/",)}),
+        ("towers --classes cat pictures/", {CLASSES: ("cat",), PICTURES: ("pictures/",), RUN: "towers"}),
+        ("--classes lists/c.txt pictures/", {CLASSES: ("lists/c.txt",), PICTURES: ("pictures/",)}),
+        (
+            "--classes cat --templates {}/{} a{}.png dog/ gs://b/c",
+            {CLASSES: ("cat",), TEMPLATES: ("{}/{}", "a{}.png"), PICTURES: ("dog/", "gs://b/c")},
+        ),
+    ],
+)
+def test_what_is_a_class_and_what_a_picture_depends_on_how_it_is_written(arguments, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("dog", "pictures"):  # where a class is called like a folder
+        pathlib.Path(folder).mkdir()
+        for name in (f"{folder}/a.png", "a.png"):
+            pathlib.Path(name).touch()
+    given = with_run(with_pictures(parser.read(PredictOptions, arguments.split(), prog="predict")))
+    assert given == expected
 
 
 def test_a_run_or_checkpoint_without_text_tower_is_one_sentence(tmp_path):
