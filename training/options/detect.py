@@ -57,7 +57,9 @@ class DetectPredictOptions:
         check_ranges(self)
         if self.serve == bool(self.pictures):
             hint = "" if self.serve else picture_among(self.classes)
-            raise UserError(f"Give the pictures to look at, such as pictures/ or a.jpg, or --serve, but not both{hint}.")
+            raise UserError(
+                f"Give the pictures to look at, such as pictures/ or a.jpg, or --serve, but not both{hint}."
+            )
         if self.serve and self.output is not None:
             raise UserError("--serve shows its results in the browser; leave --output out.")
         if not 0 <= self.port < 2**16:
