@@ -11,6 +11,7 @@ import PIL.ImageOps
 import pytest
 import tensorflow as tf
 
+from keras_vit import Preprocessing
 from keras_vit.errors import UserError
 from keras_vit.images import decode as decode_module
 from keras_vit.images import graph, pillow
@@ -183,3 +184,15 @@ def test_the_first_pictures_are_decoded_without_a_graph_to_the_same_pixels_and_m
 
     for file in (*FILES.values(), *(file.read_bytes() for file in sorted(DAMAGED.iterdir()))):
         np.testing.assert_array_equal(found(0, file), found(decode_module._WITHOUT_GRAPH, file))
+
+
+def test_no_slice_of_the_graph_has_a_negative_stride():
+    """Grappler prints an error for each that it takes for a slice of a shape: "layout failed: … stride is negative"."""
+    preprocessing = Preprocessing(image_size=(8, 8), resize="pad", interpolation="bicubic")
+    read = tf.function(preprocessing.read, autograph=False)
+    definition = read.get_concrete_function(tf.TensorSpec((), tf.string)).graph.as_graph_def()
+    for nodes in (definition.node, *(function.node_def for function in definition.library.function)):
+        constants = {node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"}
+        for node in nodes:
+            strides = constants.get(node.input[3].split(":")[0]) if node.op == "StridedSlice" else None
+            assert strides is None or (tf.make_ndarray(strides) > 0).all(), node.name
