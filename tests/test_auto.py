@@ -45,7 +45,8 @@ def test_without_a_gpu_the_features_stay_frozen_and_whole_pictures_are_shown(pic
     workdir = str(tmp_path / "my run")
     auto.main(["--data", f"folder:{pictures}", "--checkpoint", str(backbone), "--workdir", workdir])
     printed = capsys.readouterr().out
-    assert "The backbone stays frozen, because there is no GPU" in printed
+    assert "The backbone stays frozen, because there is no GPU; its features take about " in printed
+    assert printed.count("Every tenth image of each class is kept") == 1  # the pictures are looked at once
     assert "Whole pictures (--resize pad): on 54 training images" in printed
     assert "All images in 5 folds: accuracy " in printed
     run = open_run(workdir)

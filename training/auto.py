@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
 
     data = options.source.arguments()
     training = [*data, "--workdir", options.workdir, "--seed", str(options.seed)]
-    checkpoint, baseline = usable_checkpoint(options.checkpoint), None
+    checkpoint, baseline, source = usable_checkpoint(options.checkpoint), None, None
     more = [] if options.unlabelled is None else ["--unlabelled", options.unlabelled]
     first = f"{options.workdir}-labels" if more else options.workdir  # of the fine-tuning with the labels alone
     if checkpoint is None:
@@ -73,7 +73,8 @@ def main(arguments: Sequence[str]) -> None:
             probe(run, source, dataclasses.replace(named, resize=resize, folds=folds))
     measured = EvaluateOptions(run=options.workdir, source=options.source)
     trained = measured.open_run()
-    evaluate(open_predictor(trained, measured.input, measured.devices), open_source(options.source), measured)
+    predictor = open_predictor(trained, measured.input, measured.devices)
+    evaluate(predictor, source or open_source(options.source), measured)
     commands = trained.next_commands("evaluate")
     if checkpoint is not None and baseline is not None:  # the classes' names are a better start than zeros
         words = ("finetune", "--checkpoint", checkpoint, "--zero-shot-head", *data)

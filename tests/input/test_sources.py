@@ -557,11 +557,13 @@ def test_every_bad_image_is_named_and_stops(folder, capfd):
     (folder / "zebra" / "words.png").write_text("no image")
     (folder / "ant" / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0")
     (folder / "ant" / "empty.png").write_bytes(b"")
-    with pytest.raises(UserError, match="^4 of 16 files in .* cannot be read as images: ") as caught:
+    (folder / "ant" / "begun.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(UserError, match="^5 of 17 files in .* cannot be read as images: ") as caught:
         open_source(DataOptions(f"folder:{folder}"))
     for name in ("broken.jpg", "words.png", "photo.heic", "empty.png"):
         assert name in str(caught.value)
     assert f"words.png (not {format_list()})" in str(caught.value)
+    assert f"begun.png (not a whole {format_list()}, or too large)" in str(caught.value)
     assert "photo.heic (not JPEG" in str(caught.value)
     assert "but a HEIC file; convert the folder by keras-vit prepare IN OUT)" in str(caught.value)
     assert "{{" not in str(caught.value)

@@ -11,7 +11,7 @@ from keras_vit import Preprocessing, UserError, run_directory
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
-from keras_vit.progress import Progress
+from keras_vit.progress import Progress, duration
 from keras_vit.runs import Run, open_run
 from keras_vit.text.checkpoint import has_text_tower
 from keras_vit.text.classes import classes_of_labels
@@ -35,6 +35,8 @@ _FEWEST_EPOCHS = 3
 _TEMPLATE = "a photo of a {}."
 # Inverse strength of the penalty for that, and images per forward pass.
 _C, _BATCH = 0.1, 64
+# Images on which the time of the features is measured.
+_TIMED = 16
 
 
 def usable_checkpoint(name: str | None) -> str | None:
@@ -91,7 +93,7 @@ def zero_shot_accuracy(checkpoint: str, source: DataSet) -> float | None:
 def finetuning_epochs(run: Run, source: DataSet, minutes: float | None) -> int:
     """Epochs for which to train all weights; 0 if the backbone should stay frozen. Prints the reason.
 
-    With `minutes`, times a training step on this machine.
+    Times a training step on this machine, or the features of some images.
     """
     count = source.train.num_examples
     size, _, transparent = typical_image(source.train)
@@ -102,7 +104,11 @@ def finetuning_epochs(run: Run, source: DataSet, minutes: float | None) -> int:
         print("Fine-tuning all weights, because there is a GPU.")
         return most
     if minutes is None:
-        print("The backbone stays frozen, because there is no GPU; --minutes 30 fine-tunes it if that time suffices.")
+        passes = count + source.evaluation.num_examples + 2 * min(_COMPARED, count)
+        print(
+            f"The backbone stays frozen, because there is no GPU; its features take about "
+            f"{duration(passes * _image_seconds(run.model))} here. --minutes 30 fine-tunes it if that time suffices."
+        )
         return 0
     seconds = _step_seconds(run.model, recipe.batch_size)
     epochs = min(int(minutes * 60 / (seconds * steps_per_epoch)), most)
@@ -130,6 +136,16 @@ def _step_seconds(model: keras.Model, batch_size: int) -> float:
     return time.perf_counter() - begin
 
 
+def _image_seconds(model: keras.Model) -> float:
+    """Seconds for the features of an image, measured on random ones."""
+    images = tf.random.stateless_uniform((_TIMED, *model.input_shape[1:]), (0, 0))
+    forward = tf.function(lambda: model(images, training=False), autograph=False)
+    forward()  # traces
+    begin = time.perf_counter()
+    keras.tree.flatten(forward())[0].numpy()
+    return (time.perf_counter() - begin) / _TIMED
+
+
 def resize_for(run: Run, source: DataSet) -> Resize | None:
     """Return "pad" unless the model's own crops are classified better than whole images; None keeps the model's own.
 
@@ -140,10 +156,11 @@ def resize_for(run: Run, source: DataSet) -> Resize | None:
     if own.resize in ("stretch", "pad"):
         return None
     some = random_subset(source.train, min(_COMPARED, source.train.num_examples), seed=0)
+    extractor = feature_extractor(run.model)
     with Progress("Crops"):
-        cropped = _accuracy(run.model, some, len(source.labels), own)
+        cropped = _accuracy(extractor, some, len(source.labels), own)
     with Progress("Whole pictures"):
-        padded = _accuracy(run.model, some, len(source.labels), own.with_resize("pad", None))
+        padded = _accuracy(extractor, some, len(source.labels), own.with_resize("pad", None))
     if cropped is None or padded is None:
         return None
     noise = (cropped * (1.0 - cropped) / some.num_examples) ** 0.5
@@ -157,9 +174,8 @@ def resize_for(run: Run, source: DataSet) -> Resize | None:
     return "pad" if is_padded else None
 
 
-def _accuracy(model: keras.Model, split: Split, num_classes: int, preprocessing: Preprocessing) -> float | None:
+def _accuracy(extractor: keras.Model, split: Split, num_classes: int, preprocessing: Preprocessing) -> float | None:
     """Cross-validated accuracy of a linear classifier on frozen features; None if there are too few images."""
-    extractor = feature_extractor(model)
     values, labels = outputs(
         extractor.predict_on_batch, split, preprocessing, num_classes=num_classes, batch_size=_BATCH
     )

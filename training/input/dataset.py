@@ -362,4 +362,5 @@ def warn_about_images(*splits: Split) -> None:
 
 def error_reason(error: tf.errors.OpError) -> str:
     """What went wrong, without the names of TensorFlow's operators."""
-    return error.message.split("}} ")[-1].split("\n")[0].split(" [Op:")[0]
+    reason = error.message.split("}} ")[-1].split("\n")[0].split(" [Op:")[0]
+    return reason.removeprefix("assertion failed: ").removeprefix("[").removesuffix("]")
