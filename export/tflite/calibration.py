@@ -39,7 +39,7 @@ class Product:
 
 
 def products(content: bytes) -> list[Product]:
-    """Return the products with weights, in the order of the computation, without those of the score of unknown images."""
+    """Return the products with weights, in order, without those of the score of unknown images."""
     model = unpack(content)
     [subgraph] = model.subgraphs
     found = []

@@ -135,8 +135,17 @@ def export_tflite(
                 description += f"; {SEVERAL_CLASSES}"
             if origin.temperature != 1.0:
                 description += calibration_text(origin.temperature)
+            score_facts = dict[str, object]()
             if unknown is not None:
-                description += f"; unknown above the unknown_score {unknown.threshold:.9g}"
+                file.write_bytes(content)
+                scores = tflite_file.run(file, expected, uint8_input, output=UNKNOWN_SCORE)
+                exact, threshold = kind == "float32", unknown.threshold
+                if not exact:
+                    threshold = parity.matched_threshold(threshold, expected_scores, scores)
+                score_facts = parity.unknown_facts(
+                    f"{kind} TFLite file", unknown, expected_scores, scores, exact=exact, threshold=threshold
+                )
+                description += f"; unknown above the unknown_score {threshold:.9g}"
             file.write_bytes(
                 tflite_file.with_metadata(
                     content, model.name, description, labels, preprocessing, uint8_input, origin.license_text
@@ -150,12 +159,7 @@ def export_tflite(
             else:
                 parity.require_agreement(f"{kind} TFLite file", found, options.max_disagreement)
             written[kind] = (output / file.name, found)
-            rows[kind] = _measurements(file, found, started)
-            if unknown is not None:
-                scores = tflite_file.run(file, expected, uint8_input, output=UNKNOWN_SCORE)
-                rows[kind] |= parity.unknown_facts(
-                    f"{kind} TFLite file", unknown, expected_scores, scores, exact=kind == "float32"
-                )
+            rows[kind] = _measurements(file, found, started) | score_facts
             if target == "gpu":
                 half = parity.compare(expected, run_in_half(content, expected))
                 rows[kind]["float16_agreement"] = half.agreement

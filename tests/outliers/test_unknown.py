@@ -79,6 +79,15 @@ def test_left_out_classes_are_told_and_the_threshold_is_conformal():
     assert threshold_of(np.arange(5), 0.05) == 4
 
 
+def test_the_threshold_of_rounded_weights_leaves_as_many_images_unknown_as_the_models():
+    rng = np.random.default_rng(2)
+    scores = rng.normal(size=100)
+    moved = 3.0 + 2.0 * scores + 0.1 * rng.normal(size=100)
+    found = parity.matched_threshold(1.5, scores, moved)
+    assert np.sum(moved > found) == np.sum(scores > 1.5)
+    assert parity.matched_threshold(10.0, scores, scores + 1.0) == pytest.approx(11.0)
+
+
 @pytest.fixture(name="run", scope="module")
 def _run(tmp_path_factory) -> pathlib.Path:
     """A run of handwritten digits with random weights, and its score."""
