@@ -215,6 +215,11 @@ def model_spec(model: keras.Model) -> ModelSpec:
     )
 
 
+def has_own_call(model: keras.Model) -> bool:
+    """Whether a model is of a class of the user's whose `call` may compute something else than its graph of layers."""
+    return not hasattr(model, "operations") or type(model).call is not ImageModel.call
+
+
 def class_token_only(model: keras.Model) -> frozenset[str]:
     """Names of the layers whose outputs (B, N, D) are read at the class token alone.
 
@@ -244,12 +249,17 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
         of_all |= {f"{attention}.{part}" for part in ("query", "rotated_query", "rotated_key")}
     last = {name for name in layers if name.startswith(f"{block}.")} | {block, "Transformer.encoder_norm"}
     inside = last & layers.keys() - of_all  # a user may have left out a block, or the norm
-    first_only = {id(layers[name].output) for name in inside}
-    for operation in model.operations:  # a layer of the user's may read all tokens
-        reads = any(id(tensor) in first_only for tensor in keras.tree.flatten(operation.input))
+    first_only = {id(tensor) for name in inside for node in _calls(layers[name]) for tensor in node.output_tensors}
+    for operation in model.operations:  # a layer of the user's, or a block that is called again, may read all tokens
+        reads = any(id(tensor) in first_only for node in _calls(operation) for tensor in node.input_tensors)
         if reads and operation.name not in (*inside, "pool"):
             return frozenset()
     return frozenset(inside)
+
+
+def _calls(operation: keras.Operation) -> list:
+    """All calls of a layer; `input` and `output` are those of the first one, of an inner model not even these."""
+    return operation._inbound_nodes  # Keras has no public name for them
 
 
 def calling_class_token_only(names: Collection[str]) -> Callable:
