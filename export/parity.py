@@ -218,11 +218,18 @@ def require_agreement(name: str, parity: Parity, largest_disagreement: float = L
 
 
 def unknown_facts(
-    name: str, scorer: UnknownScorer, expected: np.ndarray, found: np.ndarray, *, exact: bool
+    name: str,
+    scorer: UnknownScorer,
+    expected: np.ndarray,
+    found: np.ndarray,
+    *,
+    exact: bool,
+    threshold: float | None = None,
 ) -> dict[str, object]:
     """The fields of report.json about the scores (n,) of unknown images by an artifact, beside the model's.
 
-    Raises ParityError if they are to be equal and differ by more than rounding.
+    `threshold` is the artifact's; default: the model's. Raises ParityError if the scores are to be equal and differ by
+    more than rounding.
     """
     difference = float(np.abs(found - expected).max())
     tolerance = FLOAT_TOLERANCE * max(1.0, float(np.abs(expected).max()))
@@ -231,13 +238,24 @@ def unknown_facts(
             f"The unknown scores of the {name} differ from the model's by up to {difference:.3g}, more than "
             f"{tolerance:.3g}, so it was not kept."
         )
-    agreement = float(np.mean((found > scorer.threshold) == (expected > scorer.threshold)))
+    threshold = scorer.threshold if threshold is None else threshold
+    agreement = float(np.mean((found > threshold) == (expected > scorer.threshold)))
     return {
         "unknown_kind": scorer.kind,
-        "unknown_threshold": scorer.threshold,
+        "unknown_threshold": threshold,
         "unknown_max_abs_diff": difference,
         "unknown_agreement": agreement,
     }
+
+
+def matched_threshold(threshold: float, expected: np.ndarray, found: np.ndarray) -> float:
+    """The threshold of an artifact with rounded weights, which move the scores (n,), and distances the most.
+
+    It has the same rank among its scores as the model's threshold among the model's; beyond all of these, it is as far
+    from the last one.
+    """
+    nearest = np.clip(threshold, expected.min(), expected.max())
+    return float(threshold - nearest + np.interp(nearest, np.sort(expected), np.sort(found)))
 
 
 def as_table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...]) -> str:

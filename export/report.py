@@ -172,6 +172,8 @@ def write_formats(
         panels: further panels.
         raw_pixels: whether the files take pixels 0..255, uint8.
     """
+    if all("unknown_agreement" in row for row in formats.values()):
+        columns = {"unknown agreement": lambda row: f"{row['unknown_agreement']:.4f}", **columns}
     header = (
         "format", "bytes", "max diff", "mean diff", "agreement", "accuracy", "correct only in Keras",
         "correct only here", "McNemar's p", "1 thread, ms", "2 threads, ms", "operators", *columns,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 UnknownKind = Literal["max-logit", "energy", "knn", "mahalanobis", "combined"]
 KINDS: tuple[UnknownKind, ...] = get_args(UnknownKind)
 UNKNOWN = "unknown.npz"
+# The output of exported files.
+UNKNOWN_SCORE = "unknown_score"
 # The cosine of an image and its nearest training images counts at the last of these.
 NEIGHBORS = 5
 # What each kind needs beside the model.

@@ -14,6 +14,7 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from export.tflite.graph import pack, unpack
+from keras_vit.unknown import UNKNOWN_SCORE
 
 _PRODUCTS = (schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.CONV_2D)
 # Bins of a histogram, and the shares of the extremes that are tried.
@@ -38,7 +39,7 @@ class Product:
 
 
 def products(content: bytes) -> list[Product]:
-    """Return the products with weights, in the order of the computation."""
+    """Return the products with weights, in order, without those of the score of unknown images."""
     model = unpack(content)
     [subgraph] = model.subgraphs
     found = []
@@ -48,9 +49,9 @@ def products(content: bytes) -> list[Product]:
         taken, weights = (subgraph.tensors[index] for index in operator.inputs[:2])
         bias = [subgraph.tensors[index].buffer for index in operator.inputs[2:] if index >= 0]
         data = model.buffers[weights.buffer].data
-        if data is not None:
+        made = subgraph.tensors[operator.outputs[0]].name.decode()
+        if data is not None and not made.startswith(f"{UNKNOWN_SCORE}/"):
             values = np.frombuffer(np.asarray(data, np.uint8).tobytes(), np.float32).reshape(weights.shape)
-            made = subgraph.tensors[operator.outputs[0]].name.decode()
             found.append(Product(taken.name.decode(), made, values, bias[0] if bias else None))
     return found
 

@@ -32,7 +32,7 @@ from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
 from keras_vit.progress import Progress
 from keras_vit.run_directory import CALIBRATION, Samples
 from keras_vit.runs import Run
-from keras_vit.unknown import UnknownScorer, features_and_logits
+from keras_vit.unknown import UNKNOWN_SCORE, UnknownScorer, features_and_logits
 
 # Number of images for the comparison of layers, and of layers in the report.
 _COMPARED, _LISTED = 8, 30
@@ -64,7 +64,7 @@ def export_tflite(
         _check_dense(exported.model, target)
     exported = exported.with_logits()
     model, labels, samples, origin = exported.model, exported.labels, exported.samples, exported.origin
-    # Calibrated formats and delegates have the logits alone.
+    # Files for delegates have the logits alone.
     unknown = exported.unknown if target == "cpu" else None
     texts = fingerprint.check_output(output, model, labels, origin)
     ending = "" if target == "cpu" else f"-{target}"
@@ -86,7 +86,7 @@ def export_tflite(
         raw = (images for _, images in reference.batches(raw_pixels=True)) if uint8_input else representative
         inputs = [image[None] for images in raw for image in images]
         if any(kind in EIGHT_BIT_ACTIVATIONS for kind in formats):
-            smoothed, scaled = smooth_quant(model, representative)
+            smoothed, scaled = smooth_quant(model, representative, head=unknown is None)
     scaled_by = None if target == "cpu" else next(expected.batches())[1][:_COMPARED]
     written: dict[TFLiteFormat, tuple[pathlib.Path, parity.Parity]] = {}
     rows, errors, steps, in_eight_bits = {}, {}, {}, list[DenseLayers]()
@@ -115,7 +115,7 @@ def export_tflite(
                         uint8_input=uint8_input,
                         dynamic_batch=dynamic_batch,
                         all_tokens=all_tokens,
-                        unknown=None if all_tokens else unknown,
+                        unknown=unknown,
                     )
                 )
             float_file = float_files[form]
@@ -135,28 +135,31 @@ def export_tflite(
                 description += f"; {SEVERAL_CLASSES}"
             if origin.temperature != 1.0:
                 description += calibration_text(origin.temperature)
-            if unknown is not None and kind not in CALIBRATED:
-                description += f"; unknown above the unknown_score {unknown.threshold:.9g}"
+            score_facts = dict[str, object]()
+            if unknown is not None:
+                file.write_bytes(content)
+                scores = tflite_file.run(file, expected, uint8_input, output=UNKNOWN_SCORE)
+                exact, threshold = kind == "float32", unknown.threshold
+                if not exact:
+                    threshold = parity.matched_threshold(threshold, expected_scores, scores)
+                score_facts = parity.unknown_facts(
+                    f"{kind} TFLite file", unknown, expected_scores, scores, exact=exact, threshold=threshold
+                )
+                description += f"; unknown above the unknown_score {threshold:.9g}"
             file.write_bytes(
                 tflite_file.with_metadata(
                     content, model.name, description, labels, preprocessing, uint8_input, origin.license_text
                 )
             )
-            has_score = unknown is not None and kind not in CALIBRATED
-            extra = unknown.num_bytes if unknown is not None and has_score else 0
-            _check_weights(file, 4 * model.count_params() + extra, WEIGHT_SHARE[kind])
+            in_float = 0 if unknown is None else unknown.num_bytes
+            _check_weights(file, 4 * model.count_params(), WEIGHT_SHARE[kind], in_float)
             found = parity.compare(expected, run_tflite(file, expected, uint8_input))
             if kind == "float32":
                 parity.require_equal("float32 TFLite file", found)
             else:
                 parity.require_agreement(f"{kind} TFLite file", found, options.max_disagreement)
             written[kind] = (output / file.name, found)
-            rows[kind] = _measurements(file, found, started)
-            if unknown is not None and has_score:
-                scores = tflite_file.run(file, expected, uint8_input, output="unknown_score")
-                rows[kind] |= parity.unknown_facts(
-                    f"{kind} TFLite file", unknown, expected_scores, scores, exact=kind == "float32"
-                )
+            rows[kind] = _measurements(file, found, started) | score_facts
             if target == "gpu":
                 half = parity.compare(expected, run_in_half(content, expected))
                 rows[kind]["float16_agreement"] = half.agreement
@@ -223,7 +226,8 @@ def convert(
         if unknown is not None:
             inside = scored(pixels, training=False)
             logits = inside["logits"]
-            return {output: logits, "unknown_score": unknown.score(inside["pre_logits"], logits)}
+            with tf.name_scope(UNKNOWN_SCORE):
+                return {output: logits, UNKNOWN_SCORE: unknown.score(inside["pre_logits"], logits)}
         logits = network(pixels, training=False)
         if isinstance(logits, dict):
             return logits
@@ -238,9 +242,12 @@ def convert(
     return content if for_delegates is None else with_four_axes(content)
 
 
-def _check_weights(file: pathlib.Path, weight_bytes: int, share: float) -> None:
-    """Raise ParityError if a file is too small to hold the weights, or too large for quantized weights."""
-    size = file.stat().st_size
+def _check_weights(file: pathlib.Path, weight_bytes: int, share: float, in_float: int = 0) -> None:
+    """Raise ParityError if a file is too small to hold the weights, or too large for quantized weights.
+
+    `in_float` are the bytes of what stays in float32 beside the weights.
+    """
+    size = file.stat().st_size - in_float
     if size < 0.9 * share * weight_bytes:
         raise ParityError(f"{file.name} has {size} bytes, too few for its weights, so it was not kept.")
     if share < 1.0 and size > (share + 0.5) / 1.5 * weight_bytes + 2**20:

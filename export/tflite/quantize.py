@@ -32,14 +32,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
-from ai_edge_quantizer import algorithm_manager, calibrator, qtyping, quantizer, recipe, recipe_manager
+from ai_edge_quantizer import algorithm_manager, calibrator, qtyping, quantizer, recipe_manager
 from ai_edge_quantizer.utils import qsv_utils, validation_utils
 
 from export import parity
 from export.options import CALIBRATED, TFLiteFormat
 from export.tflite import four_bits
 from export.tflite.calibration import noisy_products, products, searched_ranges, with_corrected_biases
+from export.tflite.graph import pack, unpack
 from keras_vit import UserError
+from keras_vit.unknown import UNKNOWN_SCORE
 
 # Formats with ranges from calibration images, and the bits of their activations.
 STATIC: dict[TFLiteFormat, int] = {"int8": 8, "int16x8": 16}
@@ -109,7 +111,8 @@ def quantize_four_bits(
         calibration: inputs (1, h, w, C) of the model.
     """
     measured = _spread(calibration, _MEASURED)
-    head = Interpreter(model_path=str(float_file)).get_output_details()[0]["name"]
+    outputs = Interpreter(model_path=str(float_file)).get_signature_runner(_SIGNATURE).get_output_details()
+    head = outputs["logits"]["name"]
     kept = four_bits.in_eight_bits(float_file.read_bytes(), lambda content: _logits(content, measured), [head])
     settings = _recipe("int4-weights", [head, *(name for layers in kept for name in layers.outputs)])
     with _silenced():
@@ -149,7 +152,8 @@ def quantize_static(
             temporary.write(content)
             temporary.flush()
             settings = _recipe(kind, in_float, dynamic)
-            found = bytes(quantizer.Quantizer(temporary.name, settings).quantize(dict(ranges)).quantized_model)
+            made = quantizer.Quantizer(temporary.name, settings).quantize(dict(ranges))
+        found = _with_signature(bytes(made.quantized_model))
         logits = _logits(found, judges)
         error = float(np.sqrt(np.mean(np.square(logits - expected))))
         same = parity.agreement(expected, logits, multi_label=multi_label)
@@ -195,6 +199,21 @@ def quantize_static(
     return best, steps
 
 
+def _with_signature(content: bytes) -> bytes:
+    """A quantized file whose signature names the outputs of its graph.
+
+    Where the score of unknown images reads the logits too, ai-edge-quantizer 0.10.0 leaves the signature at their
+    integers.
+    """
+    model = unpack(content)
+    [subgraph], [signature] = model.subgraphs, model.signatureDefs
+    unnamed = {*subgraph.outputs} - {end.tensorIndex for end in signature.outputs}
+    for end in signature.outputs:
+        if end.tensorIndex not in subgraph.outputs:
+            end.tensorIndex = unnamed.pop()
+    return pack(model)
+
+
 def _spread(images: Sequence[np.ndarray], most: int) -> list[np.ndarray]:
     """Some of the images, evenly spaced."""
     return [images[index] for index in np.unique(np.linspace(0, len(images) - 1, most).astype(int))]
@@ -225,21 +244,22 @@ def _recipe(kind: TFLiteFormat, excepted: Sequence[str] = (), dynamic: Sequence[
     """The recipe of a format.
 
     `excepted` names the outputs of products that int8 and int16x8 leave in float32, and int4-weights in 8 bits;
-    `dynamic` those that take ranges at run time in int8.
+    `dynamic` those that take ranges at run time in int8. The score of unknown images stays in float32: it is a
+    difference of large numbers, and small beside the model.
     """
+    manager, no = recipe_manager.RecipeManager(), algorithm_manager.AlgorithmName.NO_QUANTIZE
+    every = qtyping.TFLOperationName.ALL_SUPPORTED
     if kind == "int8-dynamic":
-        return recipe.dynamic_wi8_afp32()
-    if kind == "int8-weights":
-        return recipe.weight_only_wi8_afp32()
-    manager = recipe_manager.RecipeManager()
-    if kind == "int4-weights":
+        manager.add_dynamic_config(".*", every, 8)
+    elif kind == "int8-weights":
+        manager.add_weight_only_config(".*", every, 8)
+    elif kind == "int4-weights":
         dense, convolution = _PRODUCTS
         manager.add_dynamic_config(".*", dense, 4, algorithm_key=algorithm_manager.AlgorithmName.GPTQ)
         for name in excepted:  # of rules that match, the last one counts
             manager.add_dynamic_config(f"^{re.escape(name)};$", dense, 8)
         manager.add_dynamic_config(".*", convolution, 8)
-        return manager.get_quantization_recipe()
-    if kind == "float16":
+    elif kind == "float16":
         half = qtyping.OpQuantizationConfig(
             weight_tensor_config=qtyping.TensorQuantizationConfig(num_bits=16, dtype=qtyping.TensorDataType.FLOAT),
             compute_precision=qtyping.ComputePrecision.FLOAT,
@@ -253,8 +273,8 @@ def _recipe(kind: TFLiteFormat, excepted: Sequence[str] = (), dynamic: Sequence[
             for name in dynamic:
                 manager.add_dynamic_config(f"^{re.escape(name)};$", operator, 8)
             for name in excepted:
-                no = algorithm_manager.AlgorithmName.NO_QUANTIZE
                 manager.add_quantization_config(f"^{re.escape(name)};$", operator, algorithm_key=no)
+    manager.add_quantization_config(f"^{UNKNOWN_SCORE}/", every, algorithm_key=no)
     return manager.get_quantization_recipe()
 
 

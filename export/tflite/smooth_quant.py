@@ -51,7 +51,9 @@ class Gain:
     """The same, with scaled channels."""
 
 
-def smooth_quant(model: keras.Model, batches: Iterable[np.ndarray]) -> tuple[keras.Model, dict[str, Gain]]:
+def smooth_quant(
+    model: keras.Model, batches: Iterable[np.ndarray], *, head: bool = True
+) -> tuple[keras.Model, dict[str, Gain]]:
     """Return the model with scaled channels, in float32, and what was scaled, by the name of the layer that divides.
 
     The alpha of each activation is that with the least error of its products in 8 bits: the activation with one scale,
@@ -61,8 +63,9 @@ def smooth_quant(model: keras.Model, batches: Iterable[np.ndarray]) -> tuple[ker
     Args:
         model: classifier from `keras_vit.build`.
         batches: calibration images (B, h, w, C), in the model's range.
+        head: whether also the channels that the head reads may be scaled, which a score of unknown images reads too.
     """
-    activations = scalable_activations(model)
+    activations = [found for found in scalable_activations(model) if head or "head" not in found.products]
     if not activations:
         return model, {}
     copy = float32_copy(model)

@@ -19,6 +19,7 @@ from keras_vit.files.labels import labels_text
 from keras_vit.files.tflite_metadata import preprocessing_text
 from keras_vit.native_stderr import native_stderr_silenced
 from keras_vit.progress import Progress
+from keras_vit.unknown import UNKNOWN_SCORE
 
 # Largest number of interpreters in parallel.
 _MOST_WORKERS = 4
@@ -92,7 +93,7 @@ def _metadata(
     labels = _table(builder, {0: text[run_directory.LABELS]}, {2: _AXIS_LABELS})
     image_info = _table(builder, {0: text["image"], 1: about_input, 3: content, 4: _offsets(builder, [unit])})
     about_score = builder.CreateString("larger for an image of none of the classes; the description has its threshold")
-    known = {"logits": {1: about_logits, 6: _offsets(builder, [labels])}, "unknown_score": {1: about_score}}
+    known = {"logits": {1: about_logits, 6: _offsets(builder, [labels])}, UNKNOWN_SCORE: {1: about_score}}
     infos = [_table(builder, {0: text[output], **known.get(output, {})}) for output in outputs]
     graph = _table(builder, {2: _offsets(builder, [image_info]), 3: _offsets(builder, infos)})
     graphs = _offsets(builder, [graph])
@@ -136,7 +137,7 @@ def run(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False
     """Logits (n, K) of the sample images, or unknown_score (n,), one image at a time in parallel interpreters."""
     count = len(expected.logits)
     workers = min(_MOST_WORKERS, os.cpu_count() or 1, count)
-    is_score = output == "unknown_score"
+    is_score = output == UNKNOWN_SCORE
     logits = np.empty(count if is_score else expected.logits.shape, np.float32)
     interpreters = [interpreter(file, 1) for _ in range(workers)]
 

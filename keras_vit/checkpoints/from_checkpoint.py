@@ -8,7 +8,7 @@ import functools
 import io
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -148,8 +148,16 @@ def from_checkpoint(
     return load_with(path, options)
 
 
-def load_with(path: str | os.PathLike, options: LoadOptions) -> keras.Model:
-    """`from_checkpoint` with its keywords as one object."""
+# What the config and the weights of a classifier become before it is built.
+Edit = Callable[[ModelConfig, Mapping[str, Weight]], tuple[ModelConfig, Mapping[str, Weight]]]
+
+
+def load_with(path: str | os.PathLike, options: LoadOptions, edit: Edit | None = None) -> keras.Model:
+    """`from_checkpoint` with its keywords as one object.
+
+    edit: changes the config and the weights of a classifier before its model is built, such as to give it another head;
+        not called for another task.
+    """
     file = find_checkpoint(path)
     if is_keras_model(file):
         return _from_keras_model(load_model(file), options)
@@ -171,6 +179,9 @@ def load_with(path: str | os.PathLike, options: LoadOptions) -> keras.Model:
     num_channels = _first_kernel(checkpoint.weights)[1].shape[2]
     _warn_of_images(checkpoint, os.fspath(path), None if options.size else size, num_channels)
     preprocessing = original_preprocessing(checkpoint, size, num_channels)
+    if edit is not None and task is None:
+        config, weights = edit(config, checkpoint.weights)
+        checkpoint = dataclasses.replace(checkpoint, weights=weights)
     return _build_and_fill(checkpoint, config, preprocessing, grid, options, task)
 
 
@@ -305,9 +316,7 @@ def _adapted(model: keras.Model, config: ModelConfig, options: LoadOptions) -> k
     """Build a model with the changes and copy the weights; `config` may differ from the model's in its drop rates."""
     preprocessing, weights = preprocessing_of(model), {}
     for key, value in values_by_key(model).items():
-        content = functools.partial(_value_stream, value)
-        array = LazyArray(key, tuple(value.shape), np.dtype(np.float32), content)
-        weights[key] = Weight(array, array.shape, np.asarray)
+        weights[key] = weight_of(key, value)
     grid = config.grid(preprocessing.image_size) if isinstance(config, ViTConfig) and POSITIONS in weights else None
     if options.image_size is not None:
         size, preprocessing = preprocessing.image_size, preprocessing.for_image_size(options.image_size)
@@ -318,6 +327,12 @@ def _adapted(model: keras.Model, config: ModelConfig, options: LoadOptions) -> k
     if options.num_classes is None:
         set_classes(adapted, classes_of(model))
     return adapted
+
+
+def weight_of(key: str, value: Any) -> Weight:
+    """A weight in memory, float32."""
+    array = LazyArray(key, tuple(value.shape), np.dtype(np.float32), functools.partial(_value_stream, value))
+    return Weight(array, array.shape, np.asarray)
 
 
 def _value_stream(value: Any) -> io.BytesIO:

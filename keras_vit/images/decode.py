@@ -1,7 +1,9 @@
-"""Decode one image file: in a graph of TensorFlow where that is the backend, else by Pillow."""
+"""Decode one image file: by TensorFlow where that is the backend, else by Pillow."""
 
+import contextlib
 import functools
 import importlib
+import itertools
 
 import numpy as np
 
@@ -34,7 +36,7 @@ def decode_file(data: bytes, name: str, *, accurate: bool, upright: bool) -> np.
 
         try:
             if keras.backend.backend() == "tensorflow":
-                return _in_graph(data, accurate=accurate, upright=upright)
+                return _by_tensorflow(data, accurate=accurate, upright=upright)
             return pillow.decode(data, upright=upright)
         except Exception as error:  # decoders raise many types for damaged files
             problem = " ".join(str(getattr(error, "message", error)).split("}} ")[-1].split("\n")[0].split())
@@ -43,8 +45,17 @@ def decode_file(data: bytes, name: str, *, accurate: bool, upright: bool) -> np.
     raise UserError(f"{name} is not a readable picture: {problem}{advice}.")
 
 
-def _in_graph(data: bytes, *, accurate: bool, upright: bool) -> np.ndarray:
+# A graph is traced in about a second, in which a hundred pictures are decoded without one.
+_WITHOUT_GRAPH = 64
+_pictures = itertools.count()
+
+
+def _by_tensorflow(data: bytes, *, accurate: bool, upright: bool) -> np.ndarray:
+    tf, graph = importlib.import_module("tensorflow"), importlib.import_module("keras_vit.images.graph")
     with native_stderr_silenced():  # what libjpeg prints of broken files
+        if next(_pictures) < _WITHOUT_GRAPH:
+            with contextlib.suppress(tf.errors.OpError):  # then the graph tells in better words what is wrong
+                return np.asarray(graph.decode_image(tf.constant(data), accurate=accurate, upright=upright))
         return np.asarray(_decoder(accurate, upright)(data))
 
 

@@ -165,8 +165,8 @@ def _turned(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
     across = tf.cond(orientation >= 5, lambda: tf.transpose(image, (1, 0, 2)), lambda: image)
     mirrored = tf.reduce_any(tf.equal(orientation, [2, 3, 6, 7]))
     upside_down = tf.reduce_any(tf.equal(orientation, [3, 4, 7, 8]))
-    across = tf.cond(mirrored, lambda: across[:, ::-1], lambda: across)
-    return tf.cond(upside_down, lambda: across[::-1], lambda: across)
+    across = tf.cond(mirrored, lambda: tf.reverse(across, [1]), lambda: across)
+    return tf.cond(upside_down, lambda: tf.reverse(across, [0]), lambda: across)
 
 
 def orientation(data: tf.Tensor) -> tf.Tensor:
@@ -255,8 +255,9 @@ def _exif_orientation(exif: tf.Tensor) -> tf.Tensor:
 
     def number(digits: tf.Tensor, count: int = 2) -> tf.Tensor:
         """Bytes (..., count) as numbers."""
-        powers = tf.constant([256**place for place in range(count)], tf.int64)
-        return tf.reduce_sum(digits * tf.where(little, powers, powers[::-1]), axis=-1)
+        powers = [256**place for place in range(count)]
+        ordered = tf.where(little, tf.constant(powers, tf.int64), tf.constant(powers[::-1], tf.int64))
+        return tf.reduce_sum(digits * ordered, axis=-1)
 
     directory = tf.cast(tf.minimum(number(content[4:8], 4), 2**16), tf.int32)
     known = (little | begins(exif, b"MM")) & (directory + 2 <= length)
@@ -503,7 +504,7 @@ def resize_bytes(image: tf.Tensor, size: tuple, interpolation: str, *, exact: bo
         return tf.cond(tall, lambda: tf.transpose(pixels, (1, 0, 2)), lambda: pixels)
 
     (height, width), size = (
-        tf.unstack(tf.where(tall, sides[::-1], sides)) for sides in (tf.shape(image)[:2], tf.stack(size))
+        tf.unstack(tf.where(tall, tf.reverse(sides, [0]), sides)) for sides in (tf.shape(image)[:2], tf.stack(size))
     )
     columns = tf.transpose(tf.reshape(across(image), (height, width * channels)))
     columns = _resized_rows(tf.reshape(columns, (width, channels * height)), size[1], interpolation, exact=exact)

@@ -75,6 +75,8 @@ def classes_of_options(values: Sequence[str], templates: Sequence[str] | None) -
             `cat: a cat | a kitten`.
         templates: sentences with {}, a name, or one .txt file with one in each line.
     """
+    if len(values) > 1 and (file := next((value for value in values if value.endswith(".txt")), None)):
+        raise UserError(f"--classes takes texts or one text file, but was given {file!r:.80} beside others; give one.")
     lines = _lines("--classes", values[0]) if is_text_file(values) else tuple(values)
     if twice := _twice([_name_of(line) for line in lines] if is_text_file(values) else lines):
         raise UserError(f"The class {twice!r:.80} is named twice; give each class once.")

@@ -13,12 +13,12 @@ import keras
 import numpy as np
 
 from keras_vit.checkpoints.checkpoint import join_keys
-from keras_vit.checkpoints.from_checkpoint import from_checkpoint
+from keras_vit.checkpoints.from_checkpoint import load_with, weight_of
 from keras_vit.checkpoints.key_mapping import Weight
-from keras_vit.checkpoints.load import weights_by_key
+from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import UserError
-from keras_vit.models.build import build, config_of, dtype_policy, preprocessing_of, set_classes
-from keras_vit.models.config import Classes, ViTConfig
+from keras_vit.models.build import dtype_policy, set_classes
+from keras_vit.models.config import Classes, ModelConfig, ViTConfig
 from keras_vit.models.layers import no_init_weights
 from keras_vit.models.tasks import task_of
 from keras_vit.progress import Progress
@@ -88,30 +88,46 @@ def with_text_head(
     image_size: int | tuple[int, int] | None = None,
 ) -> keras.Model:
     """The image tower of a checkpoint with a head of text embeddings (K, D), each of length 1."""
-    tower = from_checkpoint(path, image_size=image_size, dtype="float32")
-    if task_of(tower) is not None:
+
+    def with_head(config: ModelConfig, weights: Mapping[str, Weight]) -> tuple[ModelConfig, Mapping[str, Weight]]:
+        return _with_head(config, weights, embeddings, text, os.fspath(path))
+
+    model = load_with(path, LoadOptions(image_size=image_size, dtype="float32"), with_head)
+    if task_of(model) is not None:
         raise UserError(
             f"{os.fspath(path)} is a detector, whose texts are for boxes; give the embeddings of "
             "keras_vit.text_tower to keras_vit.with_classes."
         )
-    config = config_of(tower)
+    set_classes(model, dataclasses.replace(classes, multi_label=text.bias is not None))
+    return model
+
+
+def _with_head(
+    config: ModelConfig, weights: Mapping[str, Weight], embeddings: np.ndarray, text: TextCheckpoint, name: str
+) -> tuple[ModelConfig, Mapping[str, Weight]]:
+    """Config and weights of an image tower whose head are the embeddings of texts (K, D)."""
     if not isinstance(config, ViTConfig):
-        raise UserError(f"{os.fspath(path)} has a ResNet for its images, which is not supported; give one with a ViT.")
-    values = {key: variable.value for key, variable in weights_by_key(tower).items()}
-    if own := sorted(values.keys() & {"head/bias", "pre_logits/kernel"}):
+        raise UserError(f"{name} has a ResNet for its images, which is not supported; give one with a ViT.")
+    if own := sorted(weights.keys() & {"head/bias", "pre_logits/kernel"}):
         raise UserError(
-            f"The embeddings of images of {os.fspath(path)} have {join_keys(own)}, as those of LiT, which is not "
-            "supported; give a checkpoint of CLIP or SigLIP."
+            f"The embeddings of images of {name} have {join_keys(own)}, as those of LiT, which is not supported; give "
+            "a checkpoint of CLIP or SigLIP."
         )
-    projection = values.pop("head/kernel", None)
+    weights = dict(weights)
+    projection = weights.pop("head/kernel", None)
     if projection is not None:  # CLIP's
-        values["pre_logits/kernel"] = projection
+        weights["pre_logits/kernel"] = projection
     width = config.hidden_size if projection is None else projection.shape[1]
     if width != embeddings.shape[1]:
         raise UserError(
             f"The embeddings of images have {width} numbers, those of texts {embeddings.shape[1]}; use the complete "
             "checkpoint."
         )
+    # In float64, because the product with the scale is rounded once.
+    kernel = (embeddings.astype(np.float64).T * text.scale).astype(np.float32)
+    weights["head/kernel"] = weight_of("head/kernel", kernel)
+    if text.bias is not None:
+        weights["head/bias"] = weight_of("head/bias", np.full(len(embeddings), text.bias, np.float32))
     config = dataclasses.replace(
         config,
         representation_size=None if projection is None else width,
@@ -119,16 +135,7 @@ def with_text_head(
         normalized=True,
         head_bias=text.bias is not None,
     )
-    # In float64, because the product with the scale is rounded once.
-    values["head/kernel"] = (embeddings.astype(np.float64).T * text.scale).astype(np.float32)
-    if text.bias is not None:
-        values["head/bias"] = np.full(len(embeddings), text.bias, np.float32)
-    with no_init_weights():
-        model = build(config, preprocessing=preprocessing_of(tower), num_classes=len(embeddings), name=tower.name)
-    for key, variable in weights_by_key(model).items():
-        variable.assign(values.pop(key))
-    set_classes(model, dataclasses.replace(classes, multi_label=text.bias is not None))
-    return model
+    return config, weights
 
 
 def _class_embeddings(text: TextCheckpoint, tokenize: Tokenizer, classes: Classes) -> np.ndarray:

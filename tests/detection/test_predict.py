@@ -157,7 +157,7 @@ def test_the_page_is_one_file_and_names_cannot_write_into_it():
 )
 def test_a_mistake_is_one_sentence(arguments, words):
     with pytest.raises(UserError, match=words):
-        command.main(["predict", *arguments, "pictures"])
+        command.main(["predict", *arguments, "./pictures"])
 
 
 def test_a_classifier_is_no_detector(tmp_path):

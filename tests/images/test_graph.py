@@ -1,6 +1,7 @@
 """The decoder in a graph and the one with Pillow: the same pixels, orientations and verdicts."""
 
 import io
+import itertools
 import pathlib
 import struct
 
@@ -10,6 +11,9 @@ import PIL.ImageOps
 import pytest
 import tensorflow as tf
 
+from keras_vit import Preprocessing
+from keras_vit.errors import UserError
+from keras_vit.images import decode as decode_module
 from keras_vit.images import graph, pillow
 from keras_vit.images.formats import color_key, format_problem, orientation
 from keras_vit.images.preprocessing import to_channels
@@ -168,3 +172,27 @@ def test_an_image_that_is_resized_to_known_sides_has_them_before_the_graph_runs(
     """Training needs them: patches are cut by numbers."""
     resize = tf.function(lambda image: graph.resize_bytes(image, (12, 16), interpolation))
     assert resize.get_concrete_function(tf.TensorSpec((None, None, 3), tf.uint8)).output_shapes == (12, 16, 3)
+
+
+def test_the_first_pictures_are_decoded_without_a_graph_to_the_same_pixels_and_messages(monkeypatch):
+    def found(first: int, data: bytes) -> np.ndarray | str:
+        monkeypatch.setattr(decode_module, "_pictures", itertools.count(first))
+        try:
+            return decode_module.decode_file(data, "x", accurate=True, upright=True)
+        except UserError as error:
+            return str(error)
+
+    for file in (*FILES.values(), *(file.read_bytes() for file in sorted(DAMAGED.iterdir()))):
+        np.testing.assert_array_equal(found(0, file), found(decode_module._WITHOUT_GRAPH, file))
+
+
+def test_no_slice_of_the_graph_has_a_negative_stride():
+    """Grappler prints an error for each that it takes for a slice of a shape: "layout failed: … stride is negative"."""
+    preprocessing = Preprocessing(image_size=(8, 8), resize="pad", interpolation="bicubic")
+    read = tf.function(preprocessing.read, autograph=False)
+    definition = read.get_concrete_function(tf.TensorSpec((), tf.string)).graph.as_graph_def()
+    for nodes in (definition.node, *(function.node_def for function in definition.library.function)):
+        constants = {node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"}
+        for node in nodes:
+            strides = constants.get(node.input[3].split(":")[0]) if node.op == "StridedSlice" else None
+            assert strides is None or (tf.make_ndarray(strides) > 0).all(), node.name

@@ -110,7 +110,7 @@ def test_the_seeds_of_layers_stay_as_they_are():
     np.testing.assert_array_equal(flat(ours._random), before)
 
 
-@pytest.mark.parametrize("kind", ["sgd", "muon"])
+@pytest.mark.parametrize("kind", [pytest.param("sgd", marks=pytest.mark.slow), "muon"])
 def test_a_step_that_overflows_float16_is_left_out(kind):
     ours = trainer()
     inner = make_optimizer(kind, ours.network, 0.1, clip_norm=None)

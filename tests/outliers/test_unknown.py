@@ -1,5 +1,6 @@
 """Images of none of the classes: the scores, their choice and threshold, and what prediction and exports say."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -15,14 +16,21 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 
 import keras_vit
+from export import parity
 from export.onnx import __main__ as onnx
+from export.options import SourceOptions, TFLiteOptions
 from export.saved_model import __main__ as saved_model
+from export.source import ExportedModel, Provenance
 from export.tflite import __main__ as tflite
+from export.tflite.export import convert, export_tflite
+from export.tflite.graph import unpack
+from export.tflite.quantize import quantize, quantize_static
+from export.tflite.smooth_quant import smooth_quant
 from keras_vit import UserError, run_directory
 from keras_vit.inspection import Image
 from keras_vit.run_directory import Samples
 from keras_vit.runs import open_run
-from keras_vit.unknown import KINDS, UNKNOWN, threshold_of
+from keras_vit.unknown import KINDS, UNKNOWN, UnknownKind, features_and_logits, threshold_of
 from tests.support import randomize
 from training import evaluate, linear_probe, predict, unknown
 from training.input.sources import open_source
@@ -69,6 +77,15 @@ def test_left_out_classes_are_told_and_the_threshold_is_conformal():
     assert min(found["knn"], found["mahalanobis"]) > 0.95
     assert threshold_of(np.arange(1, 100), 0.05) == 95
     assert threshold_of(np.arange(5), 0.05) == 4
+
+
+def test_the_threshold_of_rounded_weights_leaves_as_many_images_unknown_as_the_models():
+    rng = np.random.default_rng(2)
+    scores = rng.normal(size=100)
+    moved = 3.0 + 2.0 * scores + 0.1 * rng.normal(size=100)
+    found = parity.matched_threshold(1.5, scores, moved)
+    assert np.sum(moved > found) == np.sum(scores > 1.5)
+    assert parity.matched_threshold(10.0, scores, scores + 1.0) == pytest.approx(11.0)
 
 
 @pytest.fixture(name="run", scope="module")
@@ -119,7 +136,7 @@ def test_an_evaluation_reports_the_auroc_of_left_out_classes(run, tmp_path):
 @pytest.mark.slow
 def test_exports_compute_the_same_score(run, tmp_path):
     saved_model.main(["--run", str(run), "--output", str(tmp_path / "saved")])
-    tflite.main(["--run", str(run), "--output", str(tmp_path / "phone"), "--formats", "float32", "int8-dynamic"])
+    tflite.main(["--run", str(run), "--output", str(tmp_path / "phone"), "--formats", "float32"])
     opened = open_run(run)
     image = np.asarray(opened.preprocessing.normalize(np.full((1, 8, 8, 1), 100.0, np.float32)))
     (expected,) = opened.unknown.scores(opened.model, [image])
@@ -131,6 +148,60 @@ def test_exports_compute_the_same_score(run, tmp_path):
     np.testing.assert_allclose(runner(image=image)["unknown_score"], [expected], atol=1e-5)
     report = json.loads((tmp_path / "phone" / "report.json").read_text())
     assert report["formats"]["float32"]["unknown_max_abs_diff"] < 1e-4
+
+
+def digits_samples(count: int) -> Samples:
+    digits = sklearn.datasets.load_digits()
+    images = np.minimum(digits.images[:count, ..., None] * 16, 255).astype(np.uint8)
+    return Samples(tuple(tf.io.encode_png(image).numpy() for image in images), digits.target[:count])
+
+
+def exported_of(kind: UnknownKind, samples: Samples) -> ExportedModel:
+    """A model whose channels SmoothQuant scales before its head, too, and a score of a kind."""
+    config = keras_vit.ViTConfig(patch_size=4, hidden_size=24, num_layers=1, num_heads=3, mlp_dim=32)
+    model = randomize(keras_vit.build(config, image_size=8, channels=1, num_classes=10))
+    norm = model.get_layer("Transformer.encoder_norm")
+    scale, center = norm.get_weights()
+    scale[::8] *= 50.0
+    norm.set_weights([scale, center])
+    data = parity.Reference(samples, keras_vit.preprocessing_of(model), np.zeros(0))
+    network = features_and_logits(model)
+    found = [network.predict_on_batch(images) for _, images in data.batches()]
+    features, logits = (np.concatenate([each[name] for each in found]) for name in ("pre_logits", "logits"))
+    scorer = dataclasses.replace(fit(kind, Outputs(features, logits, samples.labels), 0), threshold=3.0)
+    return ExportedModel(model, tuple("0123456789"), samples, Provenance("a model"), scorer)
+
+
+def test_the_score_reads_the_features_as_they_are_and_stays_in_float32_in_eight_bits(tmp_path):
+    exported = exported_of("combined", digits_samples(200))
+    images = next(parity.Reference(digits_samples(4), exported.preprocessing, np.zeros(0)).batches())[1]
+    assert "Transformer.encoder_norm" in smooth_quant(exported.model, [images])[1]
+    assert "Transformer.encoder_norm" not in smooth_quant(exported.model, [images], head=False)[1]
+    file = tmp_path / "float.tflite"
+    file.write_bytes(convert(exported.model, all_tokens=True, unknown=exported.unknown))
+    expected = exported.unknown.scores(exported.model, [images])
+    inputs = [image[None] for image in images]
+    for content in (quantize_static(file, "int8", inputs)[0], quantize(file, "int8-dynamic")):
+        runner = Interpreter(model_content=content).get_signature_runner()
+        found = np.concatenate([runner(image=image)["unknown_score"] for image in inputs])
+        np.testing.assert_allclose(found, expected, atol=1.0)
+        model = unpack(content)
+        arrays = [array.nbytes for array in exported.unknown.arrays.values() if array.ndim == 2]
+        sizes = [len(buffer.data) for buffer in model.buffers if buffer.data is not None]
+        assert all(size in sizes for size in arrays)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_formats_have_the_score(kind, tmp_path):
+    exported = exported_of(kind, digits_samples(40))
+    formats = ("float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8", "int16x8")
+    options = TFLiteOptions(SourceOptions("a model"), str(tmp_path / "phone"), formats, max_disagreement=1.0)
+    export_tflite(exported, options, exported.samples)
+    report = json.loads((tmp_path / "phone" / "report.json").read_text())
+    for name in formats:
+        assert report["formats"][name]["unknown_agreement"] >= 0.9, name
+    assert "unknown agreement" in (tmp_path / "phone" / "report.md").read_text()
 
 
 @pytest.mark.slow

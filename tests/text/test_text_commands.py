@@ -1,9 +1,13 @@
 """Texts as classes on the command line: predict, evaluate, exports of a saved model, and the mistakes."""
 
+import contextlib
 import io
 import json
+import pathlib
 import shutil
+import types
 
+import keras
 import numpy as np
 import PIL.Image
 import pytest
@@ -12,14 +16,18 @@ import keras_vit
 from export.options import SourceOptions
 from export.saved_model.model_card import model_card
 from export.source import Provenance, open_model
-from keras_vit import UserError
+from export.tflite import __main__ as tflite
+from keras_vit import UserError, parser
 from keras_vit.text.classes import classes_of_labels, classes_of_options
 from tests.support import FIXTURES
-from tests.text.towers import CLIP, SIGLIP, texts_of, with_tokenizer
+from tests.text.towers import CLIP, SIGLIP, golden, texts_of, with_tokenizer
 from training import evaluate, predict
 from training import finetune as finetuning
 from training.experiments.auto import zero_shot_accuracy
 from training.input.sources import DataOptions, open_source
+from training.loop import finetune as finetune_loop
+from training.options.evaluate import EvaluateOptions
+from training.options.predict import PredictOptions, with_pictures, with_run
 
 
 @pytest.fixture(name="place", scope="module")
@@ -50,7 +58,7 @@ def shares(file) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", [CLIP, SIGLIP])
-def test_predict_names_pictures_by_texts_with_the_probabilities_of_the_model(name, tmp_path):
+def test_predict_names_pictures_by_texts_with_the_probabilities_of_the_model(name, tmp_path, capsys):
     out = tmp_path / "out.json"
     options = ["--threshold", "0"] if name == SIGLIP else []
     predict.main(["--checkpoint", name, "--output", str(out), *options, "--classes", "w11 w21", "w9", "data/test/w9"])
@@ -60,6 +68,7 @@ def test_predict_names_pictures_by_texts_with_the_probabilities_of_the_model(nam
         logits = np.asarray(model(np.asarray(pixels)[None]))[0].astype(np.float64)
         expected = 1 / (1 + np.exp(-logits)) if name == SIGLIP else np.exp(logits) / np.exp(logits).sum()
         assert found == pytest.approx(dict(zip(["w11 w21", "w9"], expected, strict=True)), abs=1e-5)
+    assert f"predict --run {name} --classes 'w11 w21' w9" in capsys.readouterr().out  # and no run directory
 
 
 def test_classes_and_templates_of_files_are_those_of_options(tmp_path):
@@ -84,7 +93,7 @@ def test_the_names_of_the_data_are_texts_without_underscores():
     assert classes_of_labels(("golden_retriever",), None).texts == (("golden retriever",),)
 
 
-def test_evaluate_makes_the_classes_of_the_data(tmp_path):
+def test_evaluate_makes_the_classes_of_the_data(tmp_path, capsys):
     evaluate.main(["--checkpoint", CLIP, "--data", "folder:data", "--classes", "--output", str(tmp_path)])
     found = json.loads((tmp_path / "evaluation.json").read_text())
     model = keras_vit.zero_shot(CLIP, {"w11_w21": "w11 w21", "w9": "w9"})
@@ -94,13 +103,15 @@ def test_evaluate_makes_the_classes_of_the_data(tmp_path):
             pixels = keras_vit.preprocessing_of(model)(PIL.Image.open(f"data/test/{label}/{number}.png"))
             right += int(np.argmax(np.asarray(model(np.asarray(pixels)[None]))) == index)
     assert found["accuracy"] == pytest.approx(right / 6)
+    assert f"finetune --checkpoint {CLIP} --zero-shot-head" in capsys.readouterr().out
 
 
 def test_evaluate_takes_texts_whose_names_are_those_of_the_data(tmp_path):
     (tmp_path / "classes.txt").write_text("w11_w21: w5 | w6\nw9: w7\n")
     options = ["--checkpoint", CLIP, "--data", "folder:data", "--output", str(tmp_path / "out")]
-    evaluate.main([*options, "--classes", str(tmp_path / "classes.txt"), "--templates", "w3 {}"])
-    assert (tmp_path / "out" / "evaluation.json").is_file()
+    arguments = [*options, "--classes", str(tmp_path / "classes.txt"), "--templates", "w3 {}"]
+    texts = parser.parse(EvaluateOptions, arguments, prog="evaluate").open_run().texts
+    assert (texts.texts, texts.templates) == ((("w5", "w6"), ("w7",)), ("w3 {}",))
     with pytest.raises(UserError, match="only the data have w11_w21"):
         evaluate.main([*options, "--classes", "w9", "w8"])
 
@@ -123,13 +134,18 @@ def test_a_saved_model_of_texts_predicts_by_their_names(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--classes", "w2", "w2", "data"], "The class 'w2' is named twice"),
-        (["--classes", "w2", "", "data"], "The class '' is empty"),
-        (["--classes", "nowhere.txt", "data"], "There is no file 'nowhere.txt'"),
-        (["--classes", "w2", "data", "--templates", "photo"], "A template must have {}"),
+        (["--classes", "w2", "w2", "data/"], "The class 'w2' is named twice"),
+        (["--classes", "w2", "", "data/"], "The class '' is empty"),
+        (["--classes", "nowhere.txt", "data/"], "There is no file 'nowhere.txt'"),
+        (["--classes", "w2", "data/", "--templates", "photo"], "A template must have {}"),
         (["--templates", "a {}", "--labels", "x", "--", "data"], "."),
         (["--classes", "w2", "--labels", "names.txt", "data/"], "leave --labels out"),
         (["--classes", "w2", "w3"], "Give the pictures to classify"),
+        (["--classes", "w2", "data"], "data is taken as a class, so write ./data if it is meant"),
+        (["--classes", "w2", "data/", "w3"], "'w3' stands behind the picture 'data/'"),
+        (["--classes", "w2", "24/7", "data/"], "There is no picture or folder '24/7', as which --classes takes"),
+        (["--classes", "w2", "names.txt", "data/"], "takes texts or one text file, but was given 'names.txt' beside"),
+        (["--classes", "data/"], "There is no class"),
         (["data", "--classes", "w2", "--num-heads", "4"], "leave --num-heads out"),
     ],
 )
@@ -138,35 +154,95 @@ def test_mistakes_are_one_sentence(arguments, message):
         predict.main(["--checkpoint", CLIP, *arguments])
 
 
+CLASSES, TEMPLATES, PICTURES, RUN = (("classes",), ("templates",), ("pictures",), ("run",))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--classes cat dog pictures/", {CLASSES: ("cat", "dog"), PICTURES: ("pictures/",)}),
+        ("--classes cat dog ./dog", {CLASSES: ("cat", "dog"), PICTURES: ("./dog",)}),
+        ("--classes cat a.png pictures/*", {CLASSES: ("cat",), PICTURES: ("a.png", "pictures/*")}),
+        ("pictures/ --classes cat dog", {CLASSES: ("cat", "dog"), PICTURES: ("pictures/",)}),
+        ("towers --classes cat pictures/", {CLASSES: ("cat",), PICTURES: ("pictures/",), RUN: "towers"}),
+        ("--classes lists/c.txt pictures/", {CLASSES: ("lists/c.txt",), PICTURES: ("pictures/",)}),
+        (
+            "--classes cat --templates {}/{} a{}.png dog/ gs://b/c",
+            {CLASSES: ("cat",), TEMPLATES: ("{}/{}", "a{}.png"), PICTURES: ("dog/", "gs://b/c")},
+        ),
+    ],
+)
+def test_what_is_a_class_and_what_a_picture_depends_on_how_it_is_written(arguments, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("dog", "pictures"):  # where a class is called like a folder
+        pathlib.Path(folder).mkdir()
+        for name in (f"{folder}/a.png", "a.png"):
+            pathlib.Path(name).touch()
+    given = with_run(with_pictures(parser.read(PredictOptions, arguments.split(), prog="predict")))
+    assert given == expected
+
+
 def test_a_run_or_checkpoint_without_text_tower_is_one_sentence(tmp_path):
     keras_vit.build("testing", image_size=32, num_classes=2).save(tmp_path / "model.keras")
     with pytest.raises(UserError, match="has no text tower"):
         predict.main(["--run", str(tmp_path / "model.keras"), "--classes", "w2", "data/"])
 
 
-def finetune(workdir, *options: str) -> keras_vit.ViTConfig:
+SMALL = ("--image-size", "20", "--steps", "2", "--batch-size", "4", "--warmup-steps", "0")
+
+
+def finetune(workdir, *options: str) -> keras.Model:
     """Fine-tune CLIP on the two classes for a few steps, and return the saved model."""
-    command = ["--checkpoint", CLIP, "--data", "folder:data", "--workdir", str(workdir), "--image-size", "20"]
-    finetuning.main([*command, "--steps", "2", "--batch-size", "4", "--warmup-steps", "0", *options])
+    finetuning.main(["--checkpoint", CLIP, "--data", "folder:data", "--workdir", str(workdir), *SMALL, *options])
     return keras_vit.run_directory.load_model(workdir)
 
 
-def head_of(model) -> np.ndarray:
-    return np.asarray(model.get_layer("head").kernel)
+def logits_of(model, images) -> np.ndarray:
+    return keras.ops.convert_to_numpy(model(images, training=False))
 
 
-def test_finetuning_begins_with_the_texts_and_wise_ft_goes_back_to_them(tmp_path):
+def test_finetuning_begins_with_the_texts_and_wise_ft_averages_with_them(tmp_path, monkeypatch):
+    run = {}  # what would be trained
+    monkeypatch.setattr(finetune_loop, "run_training", lambda *given, **others: run.update(others, make=given[2]))
+    options = ("--zero-shot-head", "--templates", "w3 {}", "--wise-ft", "0.25")
+    with contextlib.suppress(UserError):  # there is no run to go on with
+        finetune(tmp_path, *options)
+    model = run["make"](2)
+    start = keras_vit.zero_shot(CLIP, {"w11_w21": "w3 w11 w21", "w9": "w3 w9"})
+    images = golden(CLIP)["images"]
+    np.testing.assert_allclose(logits_of(model, images), logits_of(start, images), rtol=0, atol=1e-5)
+
+    before = [np.array(variable) for variable in model.trainable_variables]
+    averages = [keras.Variable(values + 8.0) for values in before[:3]]  # of the run, beside what was trained last
+    for variable in model.trainable_variables:
+        variable.assign(variable + 4.0)
+    (wise_ft,) = run["callbacks"]
+    wise_ft.set_model(types.SimpleNamespace(network=model, ema=averages))
+    wise_ft.on_train_end()
+    for number, found in enumerate([*averages, *model.trainable_variables[3:]]):
+        np.testing.assert_allclose(np.array(found), before[number] + (2.0 if number < 3 else 1.0), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_of_texts_begins_with_them_goes_halfway_back_predicts_and_is_exported(tmp_path, capsys):
     start = keras_vit.zero_shot(CLIP, {"w11_w21": "w3 w11 w21", "w9": "w3 w9"})
     options = ("--zero-shot-head", "--templates", "w3 {}")
     still = finetune(tmp_path / "still", *options, "--learning-rate", "1e-12")
-    np.testing.assert_allclose(head_of(still), head_of(start), rtol=0, atol=1e-6)
+    images = golden(CLIP)["images"]
+    np.testing.assert_allclose(logits_of(still, images), logits_of(start, images), rtol=0, atol=1e-5)
     trained = finetune(tmp_path / "trained", *options)
     half = finetune(tmp_path / "half", *options, "--wise-ft", "0.5")
-    assert np.abs(head_of(trained) - head_of(start)).max() > 1e-4
-    for name in ("head", "pre_logits", "embedding"):
-        mean = (np.asarray(trained.get_layer(name).kernel) + np.asarray(start.get_layer(name).kernel)) / 2
-        np.testing.assert_allclose(np.asarray(half.get_layer(name).kernel), mean, rtol=0, atol=1e-6)
+    kernels = [np.asarray(model.get_layer("head").kernel) for model in (start, trained, half)]
+    assert np.abs(kernels[1] - kernels[0]).max() > 1e-4
+    for before, after, found in zip(start.weights, trained.weights, half.weights, strict=True):
+        mean = (np.asarray(before) + np.asarray(after)) / 2
+        np.testing.assert_allclose(np.asarray(found), mean, rtol=0, atol=1e-6)
     assert keras_vit.classes_of(trained) is None
+    capsys.readouterr()
+    predict.main(["--run", str(tmp_path / "half"), "data/test/w9/0.png"])
+    assert "w11_w21" in capsys.readouterr().out
+    tflite.main(["--run", str(tmp_path / "half"), "--output", str(tmp_path / "phone"), "--formats", "float32"])
+    assert (tmp_path / "phone" / "model-float32.tflite").is_file()  # which the export has compared with the model
 
 
 def test_mistakes_of_finetuning_with_texts_are_one_sentence(tmp_path):

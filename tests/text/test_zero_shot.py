@@ -1,5 +1,6 @@
 """Texts as the classes of an ordinary model: the logits of two towers, saving, adapting, and what is refused."""
 
+import importlib
 import json
 
 import keras
@@ -27,6 +28,14 @@ def test_logits_are_those_of_both_towers(name, tmp_path):
 @pytest.fixture(name="folder", scope="module")
 def _folder(tmp_path_factory):
     return with_tokenizer(CLIP, tmp_path_factory.mktemp("towers") / CLIP)
+
+
+def test_the_image_tower_is_built_once(folder, monkeypatch):
+    module, built = importlib.import_module("keras_vit.checkpoints.from_checkpoint"), []
+    build = module.build
+    monkeypatch.setattr(module, "build", lambda *given, **named: built.append(1) or build(*given, **named))
+    keras_vit.zero_shot(folder, ["w2"])
+    assert built == [1]
 
 
 def test_a_class_of_several_texts_in_several_templates_has_their_mean(folder):

@@ -17,7 +17,7 @@ from keras_vit.text.checkpoint import has_text_tower
 from keras_vit.text.classes import classes_of_labels
 from training.evaluation.predictors import outputs
 from training.features.extractors import feature_extractor
-from training.features.linear_head import new_probe
+from training.features.linear_head import new_probe, one_thread
 from training.input.dataset import Split, random_subset, typical_image
 from training.input.sources import DataSet
 from training.recipes.auto import auto_finetune_recipe
@@ -183,5 +183,6 @@ def _accuracy(extractor: keras.Model, split: Split, num_classes: int, preprocess
     if len(np.unique(labels[kept])) < 2:
         return None
     folds = sklearn.model_selection.StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
-    probe = new_probe(_C)
-    return float(sklearn.model_selection.cross_val_score(probe, values[kept], labels[kept], cv=folds).mean())
+    with one_thread():
+        scores = sklearn.model_selection.cross_val_score(new_probe(_C), values[kept], labels[kept], cv=folds)
+    return float(scores.mean())

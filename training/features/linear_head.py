@@ -23,6 +23,14 @@ def new_probe(c: float, max_iterations: int = 1000) -> sklearn.pipeline.Pipeline
     )
 
 
+def one_thread() -> threadpoolctl.threadpool_limits:
+    """A context in which a probe is fitted by one thread of BLAS.
+
+    Several wait for each other in every one of many small products, ten times as long as these take.
+    """
+    return threadpoolctl.threadpool_limits(1, user_api="blas")
+
+
 def out_of_fold_probabilities(
     values: np.ndarray, labels: np.ndarray, groups: np.ndarray, num_classes: int, c: float
 ) -> np.ndarray:
@@ -43,8 +51,7 @@ def out_of_fold_probabilities(
         head = new_probe(c, max_iterations=200).fit(values[rows], labels[rows])
         found[np.ix_(held_out, head.classes_)] = head.predict_proba(values[held_out])
 
-    # Threads of its own wait for each other in every one of many small products, a hundred times as long as these take.
-    with warnings.catch_warnings(), threadpoolctl.threadpool_limits(1, user_api="blas"):
+    with warnings.catch_warnings(), one_thread():
         warnings.filterwarnings("ignore", "The least populated class")
         warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)
         with concurrent.futures.ThreadPoolExecutor(min(_FOLDS, os.cpu_count() or 1)) as pool:

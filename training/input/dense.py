@@ -190,15 +190,15 @@ def moved_target(target: dict[str, tf.Tensor], geometry: Geometry, size: tuple[i
 
 def _moved_boxes(labels: tf.Tensor, boxes: tf.Tensor, geometry: Geometry, size: tuple[int, int]):
     window, resized = tf.cast(geometry.window, tf.float32), tf.cast(geometry.size, tf.float32)
-    origin, scale = window[:2][::-1], (resized / window[2:])[::-1]  # of x and y
+    origin, scale = tf.reverse(window[:2], [0]), tf.reverse(resized / window[2:], [0])  # of x and y
     moved = (tf.reshape(boxes, (-1, 2, 2)) - origin) * scale  # (n, corner, x and y)
     x = moved[..., 0]
-    x = tf.where(geometry.flip, resized[1] - x[:, ::-1], x)
+    x = tf.where(geometry.flip, resized[1] - tf.reverse(x, [1]), x)
     moved = tf.stack([x, moved[..., 1]], axis=-1)
-    seen = tf.clip_by_value(moved, 0.0, resized[::-1])
+    seen = tf.clip_by_value(moved, 0.0, tf.reverse(resized, [0]))
     area, seen_area = (tf.reduce_prod(box[:, 1] - box[:, 0], axis=-1) for box in (moved, seen))
     visible = seen_area > _LEAST_VISIBLE * area
-    seen += tf.cast(geometry.corner[::-1], tf.float32)
+    seen += tf.cast(tf.reverse(geometry.corner, [0]), tf.float32)
     shares = seen / tf.constant(size[::-1], tf.float32)
     boxes = tf.concat([(shares[:, 0] + shares[:, 1]) / 2.0, shares[:, 1] - shares[:, 0]], axis=-1)
     return {"labels": tf.where(visible, labels, -1), "boxes": tf.where(visible[:, None], boxes, 0.0)}

@@ -8,7 +8,7 @@ from keras_vit import UserError
 from keras_vit.errors import near_path, refuse_without_effect
 from keras_vit.parser import Aliases, Count, MayLead, Positional, Share, check_ranges
 from training.options.common import TrainingOptions
-from training.options.predict import check_output_file
+from training.options.predict import check_output_file, picture_among
 from training.recipes.detect import DETECT, DetectRecipe
 
 OUTPUTS = (".csv", ".json", ".html")
@@ -27,7 +27,8 @@ class DetectPredictOptions:
     hf:google/owlv2-base-patch16-ensemble."""
     classes: tuple[str, ...] | None = None
     """Of OWL-ViT and OWLv2: texts to look for, such as "a red stamp" cat, or a .txt file with one in each line, or with
-    a name and its texts, as in "cat: a cat | a kitten"."""
+    a name and its texts, as in "cat: a cat | a kitten". Behind them, a value with a slash or the ending of a picture,
+    such as pictures/ or ./cat.jpg, is one of the PICTURES."""
     templates: tuple[str, ...] | None = None
     """Sentences in which each text replaces {}, such as "a photo of a {}.", whose embeddings are averaged; clip, siglip
     or a .txt file. Default: the texts as they are."""
@@ -55,7 +56,10 @@ class DetectPredictOptions:
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.serve == bool(self.pictures):
-            raise UserError("Give the pictures to look at, such as pictures/ or a.jpg, or --serve, but not both.")
+            hint = "" if self.serve else picture_among(self.classes)
+            raise UserError(
+                f"Give the pictures to look at, such as pictures/ or a.jpg, or --serve, but not both{hint}."
+            )
         if self.serve and self.output is not None:
             raise UserError("--serve shows its results in the browser; leave --output out.")
         if not 0 <= self.port < 2**16:

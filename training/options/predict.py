@@ -4,15 +4,18 @@ import dataclasses
 import http.server
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.labels import read_labels
-from keras_vit.files.remote import matching
+from keras_vit.files.remote import is_remote, matching
+from keras_vit.images.formats import is_picture_name
 from keras_vit.parser import Aliases, Given, Positional, arguments_of
 from keras_vit.run_directory import CONFIG, MODEL
 from keras_vit.runs import Run
+from keras_vit.text.classes import is_text_file
 from training.options.pipeline import Runner
 
 Explanation = Literal["rollout", "relevance"]
@@ -37,7 +40,8 @@ class PredictOptions:
     numbers."""
     classes: tuple[str, ...] | None = None
     """Of a checkpoint with a text tower (CLIP, SigLIP): texts that are its classes, such as cat dog "a rabbit", or a
-    .txt file with one in each line, or with a name and its texts, as in "cat: a cat | a kitten"."""
+    .txt file with one in each line, or with a name and its texts, as in "cat: a cat | a kitten". Behind them, a value
+    with a slash or the ending of a picture, such as pictures/ or ./cat.jpg, is one of the PICTURES."""
     templates: tuple[str, ...] | None = None
     """Sentences in which each text replaces {}, such as "a photo of a {}.", whose embeddings are averaged; clip: the 80
     of CLIP; siglip: the one of SigLIP; or a .txt file with one in each line. Default: the texts as they are."""
@@ -64,7 +68,10 @@ class PredictOptions:
 
     def __post_init__(self) -> None:
         if self.serve == bool(self.pictures):
-            raise UserError("Give the pictures to classify, such as pictures/ or cat.jpg, or --serve, but not both.")
+            hint = "" if self.serve else picture_among(self.classes)
+            raise UserError(
+                f"Give the pictures to classify, such as pictures/ or cat.jpg, or --serve, but not both{hint}."
+            )
         if self.run.endswith(".tflite") or any(any(pathlib.Path(self.run).glob(name)) for name in _EXPORTED):
             raise UserError(
                 f"{self.run} is an export, but pictures are classified by the model itself; give the run that it was "
@@ -97,7 +104,7 @@ class PredictOptions:
 
     def next_commands(self, run: Run) -> list[tuple[str, ...]]:
         """Commands to go on with after the pictures were classified."""
-        if run.file(CONFIG):
+        if run.file(CONFIG) and self.classes is None:  # transformers' folders have a config.json, too
             return run.next_commands("predict")
         model = ("predict", *arguments_of(self, "pictures", "output", "explain", "serve", "port"))
         has_page = (self.output or "").endswith(".html")
@@ -114,19 +121,43 @@ class PredictOptions:
 
 
 def with_pictures(given: Given) -> Given:
-    """The options that were given; pictures behind the values of --classes are no classes."""
-    classes, pictures = given.get(("classes",)), given.get(("pictures",), ())
-    if classes is None or pictures or ("serve",) in given:
-        return given
-    kept = len(classes)
-    while kept > 1 and _is_picture(classes[kept - 1]):
-        kept -= 1
-    return {**given, ("classes",): classes[:kept], ("pictures",): classes[kept:]}
+    """The options that were given; pictures behind the texts of --classes or --templates are none of these.
+
+    What is a picture follows from how it is written, and not from what lies in the working directory: a picture or
+    folder has a slash in it or the ending of a picture. Raises UserError for one that is not there, which may be a text
+    with a slash, and for a text behind a picture, which may be a folder without one.
+    """
+    for option in ("classes", "templates"):
+        values = given.get((option,), ())
+        first = next((number for number, value in enumerate(values) if _is_picture(value, number)), len(values))
+        if first == len(values):
+            continue
+        texts, pictures = values[:first], values[first:]
+        for number, value in enumerate(pictures, first):
+            if not _is_picture(value, number):
+                raise UserError(
+                    f"{value!r:.80} stands behind the picture {pictures[0]!r:.80}; if it is one, too, write "
+                    f"'./{value:.80}', else put the values of --{option} together."
+                )
+            if not is_remote(value) and not os.path.lexists(value) and not matching(value):
+                raise UserError(
+                    f"There is no picture or folder {value!r:.80}, as which --{option} takes a value with a slash or "
+                    f"the ending of a picture; correct it, or write a text with a slash into a .txt file."
+                )
+        given = {**given, (option,): texts, ("pictures",): (*given.get(("pictures",), ()), *pictures)}
+    return given
 
 
-def _is_picture(value: str) -> bool:
-    """Whether a value is a file or folder, or is written like one."""
-    return os.path.lexists(value) or "/" in value or any(sign in value for sign in "*?[")
+def _is_picture(value: str, number: int) -> bool:
+    """Whether the value of this number of an option of texts is written like a picture or folder."""
+    is_text = "{}" in value or (number == 0 and is_text_file((value,)))
+    return not is_text and ("/" in value or is_picture_name(value))
+
+
+def picture_among(classes: Sequence[str] | None) -> str:
+    """The end of a message about missing pictures: the last class that a file or folder is called; empty if none is."""
+    name = next((name for name in reversed(classes or ()) if os.path.lexists(name)), None)
+    return "" if name is None else f"; {name} is taken as a class, so write ./{name} if it is meant"
 
 
 def with_run(given: Given) -> Given:

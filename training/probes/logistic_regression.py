@@ -14,7 +14,7 @@ from keras_vit import UserError
 from keras_vit.files.remote import to_path
 from keras_vit.runs import Run
 from training.features.extractors import preprocessing_for
-from training.features.linear_head import new_probe
+from training.features.linear_head import new_probe, one_thread
 from training.input.sources import DataSet
 from training.options.probes import LinearProbeOptions
 from training.probes.classifier import linear_head, save_probe, with_linear_head
@@ -76,7 +76,7 @@ def cross_validated(features: FeatureSet, c: float, folds: int, groups: np.ndarr
     if largest < folds:
         raise UserError(f"No class has {folds} images, as --folds {folds} needs; give --folds {largest} or fewer.")
     splits = sklearn.model_selection.StratifiedGroupKFold(folds, shuffle=True, random_state=0)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), one_thread():
         # Of a class with fewer images than folds, some folds have none.
         warnings.filterwarnings("ignore", "The least populated class")
         scores = sklearn.model_selection.cross_val_score(new_probe(c), values, labels, groups=groups, cv=splits)
@@ -91,7 +91,7 @@ def _fitted(
 ) -> tuple[sklearn.pipeline.Pipeline, bool]:
     """Return standardization with logistic regression, fitted, and whether its solver converged."""
     probe = new_probe(c, max_iterations)
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught, one_thread():
         warnings.simplefilter("always", sklearn.exceptions.ConvergenceWarning)
         probe.fit(values.astype(np.float64), labels)
     return probe, not any(issubclass(warning.category, sklearn.exceptions.ConvergenceWarning) for warning in caught)
