@@ -249,17 +249,23 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
         of_all |= {f"{attention}.{part}" for part in ("query", "rotated_query", "rotated_key")}
     last = {name for name in layers if name.startswith(f"{block}.")} | {block, "Transformer.encoder_norm"}
     inside = last & layers.keys() - of_all  # a user may have left out a block, or the norm
-    first_only = {id(tensor) for name in inside for node in _calls(layers[name]) for tensor in node.output_tensors}
-    for operation in model.operations:  # a layer of the user's, or a block that is called again, may read all tokens
-        reads = any(id(tensor) in first_only for node in _calls(operation) for tensor in node.input_tensors)
-        if reads and operation.name not in (*inside, "pool"):
+    try:
+        calls = {layer["name"]: layer["inbound_nodes"] for layer in model.get_config()["layers"]}
+    except NotImplementedError:  # a layer of the user's without get_config
+        return frozenset()
+    for name, arguments in calls.items():  # a layer of the user's, or a block that is called again, may read all tokens
+        if name not in (*inside, "pool") and not inside.isdisjoint(_layers_read(arguments)):
             return frozenset()
     return frozenset(inside)
 
 
-def _calls(operation: keras.Operation) -> list:
-    """All calls of a layer; `input` and `output` are those of the first one, of an inner model not even these."""
-    return operation._inbound_nodes  # Keras has no public name for them
+def _layers_read(arguments: object) -> Iterator[str]:
+    """Names of the layers whose outputs are among the arguments of calls, as the config of a model has them."""
+    if isinstance(arguments, dict) and "keras_history" in arguments:
+        yield arguments["keras_history"][0]
+    elif isinstance(arguments, dict | list | tuple):
+        for argument in arguments.values() if isinstance(arguments, dict) else arguments:
+            yield from _layers_read(argument)
 
 
 def calling_class_token_only(names: Collection[str]) -> Callable:
