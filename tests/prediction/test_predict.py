@@ -101,6 +101,16 @@ def test_the_five_most_likely_classes_of_each_picture_are_printed(place, argumen
     assert cells[0].split()[1] == f"{expected(place, 'a.png')[0][1]:.1%}"
 
 
+def test_a_terminal_gets_as_many_classes_as_it_has_room_for(monkeypatch):
+    predictions = [prediction.Prediction("a.png", [(name, 0.125) for name in NAMES[:5]])]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for columns, count in ((200, 5), (60, 3), (20, 1)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        header, *_ = prediction._table(predictions).splitlines()
+        assert header.count("|") == 2 + count
+        assert count == 1 or len(header) <= columns
+
+
 def test_links_to_folders_and_to_nothing_are_named(place, arguments, tmp_path, capsys):
     shutil.copy(place / "pictures" / "a.png", tmp_path / "a.png")
     (tmp_path / "more").symlink_to(place / "pictures" / "more")

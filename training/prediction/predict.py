@@ -4,7 +4,10 @@ import csv
 import dataclasses
 import functools
 import json
+import math
 import pathlib
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 
 import keras
@@ -249,7 +252,12 @@ def _table(predictions: Sequence[Prediction]) -> str:
         if not prediction.problem
     ]
     header = ["picture", *("most likely", "second", "third", "fourth", "fifth")[:best]]
-    return markdown_table(header, rows, num_text_columns=len(header)) if rows else ""
+    table = markdown_table(header, rows, num_text_columns=len(header)) if rows else ""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
+    while table.find("\n") > width and len(header) > 2:  # a terminal has room for fewer of the classes
+        header, rows = header[:-1], [row[:-1] for row in rows]
+        table = markdown_table(header, rows, num_text_columns=len(header))
+    return table
 
 
 def _percent(share: float) -> str:
