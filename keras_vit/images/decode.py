@@ -40,7 +40,8 @@ def decode_file(data: bytes, name: str, *, accurate: bool, upright: bool) -> np.
             return pillow.decode(data, upright=upright)
         except Exception as error:  # decoders raise many types for damaged files
             problem = " ".join(str(getattr(error, "message", error)).split("}} ")[-1].split("\n")[0].split())
-            problem = problem.split(" [Op:")[0][:120] or type(error).__name__
+            problem = problem.split(" [Op:")[0].removeprefix("assertion failed: ").strip("[]")[:120]
+            problem = problem or type(error).__name__
     advice = "" if ";" in problem else "; repair or remove it"  # the format may have its own: save it as PNG
     raise UserError(f"{name} is not a readable picture: {problem}{advice}.")
 
