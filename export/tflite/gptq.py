@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator
 
 import keras
 import numpy as np
+import threadpoolctl
 from scipy import linalg
 
 from export.inference_model import float32_copy
+from keras_vit.progress import Progress
 
 # Largest number of 8 bits, with as many below 0.
 _LARGEST = 127
@@ -36,25 +38,34 @@ def round_kernels(model: keras.Model, batches: Iterable[np.ndarray]) -> keras.Mo
         batches: calibration images (B, h, w, C), in the model's range.
     """
     copy = float32_copy(model)
-    for layers, moments, count in _second_moments(model, list(batches)):
-        if count < _FEWEST * len(moments):
-            continue
-        order, inverse = _inverse(moments)
-        for layer in layers:
-            kernel, *bias = copy.get_layer(layer.name).get_weights()
-            copy.get_layer(layer.name).set_weights([rounded(kernel, order, inverse), *bias])
+    readers = _readers(model)
+    with Progress("rounding weights (GPTQ)", len(readers), "inputs of dense layers") as progress:
+        for layers, moments, count in _second_moments(model, readers, list(batches)):
+            if count >= _FEWEST * len(moments):
+                # One thread of BLAS: several wait for each other in each of many small products.
+                with threadpoolctl.threadpool_limits(1, user_api="blas"):
+                    order, inverse = _inverse(moments)
+                    for layer in layers:
+                        kernel, *bias = copy.get_layer(layer.name).get_weights()
+                        copy.get_layer(layer.name).set_weights([rounded(kernel, order, inverse), *bias])
+            progress.update()
     return copy
 
 
-def _second_moments(
-    model: keras.Model, batches: list[np.ndarray]
-) -> Iterator[tuple[list[keras.layers.Layer], np.ndarray, int]]:
-    """Yield dense layers that read the same tensor, the sum of x x^T over its vectors (D, D), and their number."""
+def _readers(model: keras.Model) -> list[list[keras.layers.Layer]]:
+    """Return the dense layers of a model, in one list those that read the same tensor."""
     readers: dict[int, list[keras.layers.Layer]] = {}
     for layer in model.layers:
         if isinstance(layer, keras.layers.Dense):
             readers.setdefault(id(layer.input), []).append(layer)
-    left = list(readers.values())
+    return list(readers.values())
+
+
+def _second_moments(
+    model: keras.Model, readers: list[list[keras.layers.Layer]], batches: list[np.ndarray]
+) -> Iterator[tuple[list[keras.layers.Layer], np.ndarray, int]]:
+    """Yield dense layers that read the same tensor, the sum of x x^T over its vectors (D, D), and their number."""
+    left = list(readers)
     while left:
         chosen, numbers = list[list[keras.layers.Layer]](), 0
         while left and (not chosen or numbers + left[0][0].input.shape[-1] ** 2 <= _MOST_NUMBERS):
