@@ -14,7 +14,7 @@ from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import short_name
 from keras_vit.images.formats import format_list, image_files
-from keras_vit.models.build import classifier_head, logits_model
+from keras_vit.models.build import classifier_head, has_own_call, logits_model
 from keras_vit.models.layers import ModelSpec
 from keras_vit.run_directory import SAMPLES, Samples
 from keras_vit.runs import Run
@@ -182,6 +182,12 @@ def _labels_of(run: Run, options: SourceOptions) -> tuple[str, ...]:
 
 def check_classifier(model: keras.Model) -> None:
     """Raise UserError unless the model maps images, as its preprocessing gives them, to one vector of logits each."""
+    preprocessing = preprocessing_of(model)
+    if has_own_call(model):
+        raise UserError(
+            f"The model {model.name!r} is of the class {type(model).__name__}, whose call may compute something else "
+            "than its layers; export a keras.Model(inputs, outputs) of them."
+        )
     if len(model.outputs) != 1 or len(model.inputs) != 1:
         raise UserError(
             f"The model has {len(model.inputs)} inputs and {len(model.outputs)} outputs, but an export is of one each; "
@@ -192,7 +198,7 @@ def check_classifier(model: keras.Model) -> None:
     except NotImplementedError as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"A layer of the model cannot be copied ({reason}); write its get_config.") from error
-    preprocessing, spec = preprocessing_of(model), next(each for each in model.layers if isinstance(each, ModelSpec))
+    spec = next(each for each in model.layers if isinstance(each, ModelSpec))
     expected = (*preprocessing.image_size, preprocessing.channels)
     if spec.input is not model.input or model.input_shape[1:] != expected:
         raise UserError(

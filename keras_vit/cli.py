@@ -222,8 +222,7 @@ def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
         print(as_typed(" ".join(str(difference).split())), file=sys.stderr)
         sys.exit(os.EX_SOFTWARE)
     except MemoryError as error:
-        print(f"The memory of this machine does not suffice ({error}); give smaller sizes.", file=sys.stderr)
-        sys.exit(2)
+        _end_on_full_memory(str(error))
     except OSError as error:
         if error.errno not in _USERS_DISK:
             raise
@@ -232,13 +231,22 @@ def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
         print(f"{error.filename or 'The disk'}: {error.strerror}; choose another path.", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
-        # TensorFlow's error of a full disk, and also of a full memory, is no OSError.
-        full = type(error).__name__ == "ResourceExhaustedError"
-        if not full or not any(os.strerror(number) in str(error) for number in _FULL_DISK):
+        # TensorFlow's error of a full disk is also that of a full memory; JAX has one of its own.
+        if type(error).__name__ == "ResourceExhaustedError":
+            if any(os.strerror(number) in str(error) for number in _FULL_DISK):
+                _end_on_full_disk()
+        elif not str(error).startswith("RESOURCE_EXHAUSTED"):
             raise
-        _end_on_full_disk()
+        _end_on_full_memory(getattr(error, "message", str(error)))
     finally:
         sys.stdout.flush()
+
+
+def _end_on_full_memory(reason: str) -> typing.NoReturn:
+    found = re.search(r"OOM when allocating tensor with shape\[[\d,]*\]|[Oo]ut of memory.*", reason)
+    what = found[0] if found else reason.split("\n")[0]
+    print(f"The memory of this machine does not suffice ({what.strip('. ')}); give smaller sizes.", file=sys.stderr)
+    sys.exit(2)
 
 
 def _end_on_full_disk() -> typing.NoReturn:

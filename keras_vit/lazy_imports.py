@@ -17,6 +17,8 @@ _WITH_LAYERS = (
     "keras_vit.models.positions",
     "keras_vit.models.attention",
     "keras_vit.models.stems",
+    "keras_vit.models.detection",
+    "keras_vit.models.segmentation",
     "keras_vit.text.layers",
     "keras_vit.images.preprocessing",
 )

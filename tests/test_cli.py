@@ -413,12 +413,27 @@ def test_a_full_disk_is_one_sentence_where_no_path_is_known(number, capsys):
     assert stopped(command, capsys) == stopped(writer, capsys) == sentence
 
 
-def test_a_full_memory_is_no_full_disk():
-    def command(_):
-        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+class XlaRuntimeError(Exception):
+    """As JAX raises it."""
 
-    with pytest.raises(tf.errors.ResourceExhaustedError, match="OOM"):
-        cli.run(command)
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 112. GiB for an array with shape (120000000064,) and data type uint8"),
+        tf.errors.ResourceExhaustedError(
+            None, None, "{{function_node f}} OOM when allocating tensor with shape[64,9] and type float"
+        ),
+        XlaRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.\nBufferAssignment OOM"),
+    ],
+    ids=["NumPy", "TensorFlow", "JAX"],
+)
+def test_a_full_memory_is_one_sentence(error, capsys):
+    def command(_):
+        raise error
+
+    printed = stopped(command, capsys)
+    assert re.fullmatch(r"The memory of this machine does not suffice \(\w[^;{\n]*\); give smaller sizes\.\n", printed)
 
 
 @pytest.mark.parametrize(

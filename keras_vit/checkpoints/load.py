@@ -25,7 +25,14 @@ from keras_vit.errors import UserError, check_integers
 from keras_vit.files.keras_weights import open_keras_weights
 from keras_vit.files.kinds import kind_of
 from keras_vit.files.lazy_array import check_all
-from keras_vit.models.build import build, classifier_activation_of, classifier_head, config_of, preprocessing_of
+from keras_vit.models.build import (
+    build,
+    classifier_activation_of,
+    classifier_head,
+    config_of,
+    has_own_call,
+    preprocessing_of,
+)
 from keras_vit.models.config import ViTConfig
 from keras_vit.models.layers import ModelSpec, TokenDense, no_init_weights, zero_copy
 from keras_vit.models.positions import PositionEmbedding
@@ -291,10 +298,14 @@ def _fit_positions(
 def changed_layer(model: keras.Model) -> str | None:
     """The first layer by which a model differs from what `keras_vit.build` makes of its config; None for no such layer.
 
+    It is the model itself if its class has a `call` of its own.
+
     Raises UserError for a model without ModelSpec layer.
     """
     spec = next((layer.dtype_policy.name for layer in model.layers if isinstance(layer, ModelSpec)), None)
     config, preprocessing = config_of(model), preprocessing_of(model)
+    if has_own_call(model):
+        return model.name
     values = values_by_key(model)
     task = task_of(model)
     with no_init_weights():

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib
 import itertools
+import threading
 
 import numpy as np
 
@@ -40,7 +41,8 @@ def decode_file(data: bytes, name: str, *, accurate: bool, upright: bool) -> np.
             return pillow.decode(data, upright=upright)
         except Exception as error:  # decoders raise many types for damaged files
             problem = " ".join(str(getattr(error, "message", error)).split("}} ")[-1].split("\n")[0].split())
-            problem = problem.split(" [Op:")[0][:120] or type(error).__name__
+            problem = problem.split(" [Op:")[0].removeprefix("assertion failed: ").strip("[]")[:120]
+            problem = problem or type(error).__name__
     advice = "" if ";" in problem else "; repair or remove it"  # the format may have its own: save it as PNG
     raise UserError(f"{name} is not a readable picture: {problem}{advice}.")
 
@@ -48,6 +50,8 @@ def decode_file(data: bytes, name: str, *, accurate: bool, upright: bool) -> np.
 # A graph is traced in about a second, in which a hundred pictures are decoded without one.
 _WITHOUT_GRAPH = 64
 _pictures = itertools.count()
+# One graph for all threads, each of which would make its own.
+_making = threading.Lock()
 
 
 def _by_tensorflow(data: bytes, *, accurate: bool, upright: bool) -> np.ndarray:
@@ -56,7 +60,9 @@ def _by_tensorflow(data: bytes, *, accurate: bool, upright: bool) -> np.ndarray:
         if next(_pictures) < _WITHOUT_GRAPH:
             with contextlib.suppress(tf.errors.OpError):  # then the graph tells in better words what is wrong
                 return np.asarray(graph.decode_image(tf.constant(data), accurate=accurate, upright=upright))
-        return np.asarray(_decoder(accurate, upright)(data))
+        with _making:
+            decoder = _decoder(accurate, upright)
+        return np.asarray(decoder(data))
 
 
 @functools.lru_cache(maxsize=4)

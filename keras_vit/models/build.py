@@ -215,6 +215,11 @@ def model_spec(model: keras.Model) -> ModelSpec:
     )
 
 
+def has_own_call(model: keras.Model) -> bool:
+    """Whether a model is of a class of the user's whose `call` may compute something else than its graph of layers."""
+    return not hasattr(model, "operations") or type(model).call is not ImageModel.call
+
+
 def class_token_only(model: keras.Model) -> frozenset[str]:
     """Names of the layers whose outputs (B, N, D) are read at the class token alone.
 
@@ -244,12 +249,23 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
         of_all |= {f"{attention}.{part}" for part in ("query", "rotated_query", "rotated_key")}
     last = {name for name in layers if name.startswith(f"{block}.")} | {block, "Transformer.encoder_norm"}
     inside = last & layers.keys() - of_all  # a user may have left out a block, or the norm
-    first_only = {id(layers[name].output) for name in inside}
-    for operation in model.operations:  # a layer of the user's may read all tokens
-        reads = any(id(tensor) in first_only for tensor in keras.tree.flatten(operation.input))
-        if reads and operation.name not in (*inside, "pool"):
+    try:
+        calls = {layer["name"]: layer["inbound_nodes"] for layer in model.get_config()["layers"]}
+    except NotImplementedError:  # a layer of the user's without get_config
+        return frozenset()
+    for name, arguments in calls.items():  # a layer of the user's, or a block that is called again, may read all tokens
+        if name not in (*inside, "pool") and not inside.isdisjoint(_layers_read(arguments)):
             return frozenset()
     return frozenset(inside)
+
+
+def _layers_read(arguments: object) -> Iterator[str]:
+    """Names of the layers whose outputs are among the arguments of calls, as the config of a model has them."""
+    if isinstance(arguments, dict) and "keras_history" in arguments:
+        yield arguments["keras_history"][0]
+    elif isinstance(arguments, dict | list | tuple):
+        for argument in arguments.values() if isinstance(arguments, dict) else arguments:
+            yield from _layers_read(argument)
 
 
 def calling_class_token_only(names: Collection[str]) -> Callable:

@@ -91,6 +91,25 @@ def _two_poolings(tokens):
     return keras.layers.Concatenate()([tokens[:, 0], keras.layers.GlobalMaxPooling1D()(tokens)])
 
 
+def _last_block_again(*, nested: bool) -> keras.Model:
+    """The base with its last block a second time: the same layers, or a copy of them as an inner model."""
+    model = _base()
+    tokens, x = model.get_layer("Transformer.encoderblock_0").output, model.get_layer(BLOCK).output
+    if nested:
+        x = keras.models.clone_model(keras.Model(tokens, x))(x)
+    else:
+        again = {id(tokens): x}
+        for layer in model.layers:
+            if layer.name.startswith(BLOCK):
+                inputs = keras.tree.map_structure(lambda tensor: again[id(tensor)], layer.input)
+                takes_several = isinstance(inputs, list) and not isinstance(layer, keras.layers.Add)
+                made = layer.output
+                again[id(made)] = x = layer(*inputs) if takes_several else layer(inputs)
+    for name in ("Transformer.encoder_norm", "pool", "head"):
+        x = model.get_layer(name)(x)
+    return randomize(keras.models.clone_model(keras.Model(model.input, x)))  # as it is when it is loaded
+
+
 BLOCK = "Transformer.encoderblock_1"
 CHANGES: dict[str, Callable[[], keras.Model]] = {
     "own mean of all tokens": lambda: _with_pooling(keras.layers.GlobalAveragePooling1D()),
@@ -123,6 +142,8 @@ CHANGES: dict[str, Callable[[], keras.Model]] = {
     ),
     "no last block": lambda: _without(BLOCK),
     "no norm": lambda: _without("Transformer.encoder_norm"),
+    "the last block again": lambda: _last_block_again(nested=False),
+    "a copy of the last block": lambda: _last_block_again(nested=True),
     "a pooling of a ResNet": lambda: _replaced(
         "pool", lambda layer, x: keras.layers.GlobalMaxPooling2D(name="largest")(x), TINY_STEM
     ),
@@ -149,6 +170,8 @@ FAST = (
     "a softmax",
     "another epsilon",
     "no last block",
+    "the last block again",
+    "a copy of the last block",
     "the images scaled before the spec",
     "a pooling of a ResNet",
 )
@@ -251,6 +274,34 @@ def test_a_changed_model_is_not_converted_and_loads_as_it_is(tmp_path):
         convert(tmp_path / "mine.keras", tmp_path / "mine.npz", "npz")
     with pytest.raises(UserError, match="its layer 'global_average_pooling1d.*' differs"):
         model_with_config(model, keras_vit.config_of(model), keras_vit.preprocessing_of(model))
+
+
+def test_a_model_with_a_call_of_its_own_is_refused(tmp_path):
+    class Threefold(keras.Model):
+        def call(self, images, training=False):
+            return 3.0 * super().call(images, training=training)
+
+    base = _base()
+    model = Threefold(base.input, base.output, name="threefold")
+    with pytest.raises(UserError, match="its layer 'threefold' differs"):
+        keras_vit.adapt(model)
+    with pytest.raises(UserError, match="its layer 'threefold' differs"):
+        keras_vit.save_checkpoint(model, tmp_path / "model.npz", layout="npz")
+    with pytest.raises(UserError, match="of the class Threefold, whose call"):
+        exported_model(model, NAMES, Samples((), np.zeros(0))).with_logits()
+
+
+def test_a_model_around_one_of_ours_is_refused_by_exports_with_the_way_out():
+    class Wrapper(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = _base()
+
+        def call(self, images):
+            return self.inner(images)
+
+    with pytest.raises(UserError, match="contains a model of keras_vit.*connect your own layers to it"):
+        exported_model(Wrapper(), NAMES, Samples((), np.zeros(0))).with_logits()
 
 
 def test_probabilities_are_not_exported_as_logits(tmp_path):

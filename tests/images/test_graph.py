@@ -1,9 +1,11 @@
 """The decoder in a graph and the one with Pillow: the same pixels, orientations and verdicts."""
 
+import concurrent.futures
 import io
 import itertools
 import pathlib
 import struct
+import time
 
 import numpy as np
 import PIL.Image
@@ -15,6 +17,7 @@ from keras_vit import Preprocessing
 from keras_vit.errors import UserError
 from keras_vit.images import decode as decode_module
 from keras_vit.images import graph, pillow
+from keras_vit.images.decode import decode_file
 from keras_vit.images.formats import color_key, format_problem, orientation
 from keras_vit.images.preprocessing import to_channels
 
@@ -196,3 +199,19 @@ def test_no_slice_of_the_graph_has_a_negative_stride():
         for node in nodes:
             strides = constants.get(node.input[3].split(":")[0]) if node.op == "StridedSlice" else None
             assert strides is None or (tf.make_ndarray(strides) > 0).all(), node.name
+
+
+def test_threads_share_the_graph_of_the_decoder(monkeypatch):
+    made, function = [], tf.function
+
+    def slow_function(*args, **named):
+        made.append(args)
+        time.sleep(0.1)
+        return function(*args, **named)
+
+    monkeypatch.setattr(tf, "function", slow_function)
+    monkeypatch.setattr(decode_module, "_WITHOUT_GRAPH", 0)
+    decode_module._decoder.cache_clear()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: decode_file(FILES["PNG with alpha"], "a", accurate=True, upright=True), range(4)))
+    assert len(made) == 1

@@ -50,7 +50,7 @@ _KNOWN = """
 import sys
 exec(sys.argv[1])
 known = set(keras.saving.get_custom_objects())
-import keras_vit.models.build, keras_vit.models.self_supervised, keras_vit.text.layers
+import keras_vit.models.build, keras_vit.models.self_supervised, keras_vit.text.tower
 assert known == set(keras.saving.get_custom_objects()) != set()
 assert not any(type(finder).__module__.startswith("keras_vit") for finder in sys.meta_path)
 """

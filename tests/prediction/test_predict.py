@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -99,6 +100,37 @@ def test_the_five_most_likely_classes_of_each_picture_are_printed(place, argumen
     cells = [cell.strip() for cell in rows[0].split("|")[2:7]]
     assert [cell.split()[0] for cell in cells] == [name for name, _ in expected(place, "a.png")]
     assert cells[0].split()[1] == f"{expected(place, 'a.png')[0][1]:.1%}"
+
+
+def test_a_terminal_gets_as_many_classes_as_it_has_room_for(monkeypatch):
+    predictions = [prediction.Prediction("a.png", [(name, 0.125) for name in NAMES[:5]])]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for columns, count in ((200, 5), (60, 3), (20, 1)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        header, *_ = prediction._table(predictions).splitlines()
+        assert header.count("|") == 2 + count
+        assert count == 1 or len(header) <= columns
+
+
+def test_many_pictures_get_the_classes_of_few_and_start_a_process_for_each_batch(
+    place, arguments, tmp_path, monkeypatch
+):
+    rng = np.random.default_rng(1)
+    for number in range(prediction.BATCH + 1):
+        PIL.Image.fromarray(rng.integers(0, 256, (9, 9, 3), np.uint8)).save(tmp_path / f"{number}.png")
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **named: started.append(args) or popen(*args, **named))
+    found = []
+    for eager in (0, 4):  # as a graph, and without
+        monkeypatch.setattr(prediction, "_EAGER", eager)
+        command.main([*arguments, str(tmp_path), "--output", str(tmp_path / "found.json")])
+        found.append(json.loads((tmp_path / "found.json").read_text()))
+        (tmp_path / "found.json").unlink()
+    assert len(started) == 2 * (2 + 1)  # and one while TensorFlow starts
+    for traced, direct in zip(*found, strict=True):
+        assert [each["class"] for each in traced["classes"]] == [each["class"] for each in direct["classes"]]
+        shares = [[each["probability"] for each in one["classes"]] for one in (traced, direct)]
+        np.testing.assert_allclose(*shares, atol=1e-5)
 
 
 def test_links_to_folders_and_to_nothing_are_named(place, arguments, tmp_path, capsys):

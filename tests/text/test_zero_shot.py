@@ -1,5 +1,6 @@
 """Texts as the classes of an ordinary model: the logits of two towers, saving, adapting, and what is refused."""
 
+import hashlib
 import importlib
 import json
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit.text.templates import TEMPLATES
 from tests.support import FIXTURES
 from tests.text.towers import ALL, CLIP, SIGLIP, TOWERS, golden, texts_of, with_tokenizer
 
@@ -51,6 +53,13 @@ def test_a_class_of_several_texts_in_several_templates_has_their_mean(folder):
     saved = keras_vit.classes_of(model)
     assert saved.texts == (("w5", "w6"), ("w7 w8",))
     assert saved.templates == ("w3 {}", "{} w4")
+
+
+def test_the_templates_of_clip_are_those_of_open_clip():
+    """Digest of `open_clip.OPENAI_IMAGENET_TEMPLATES` (3.3.0)."""
+    templates = TEMPLATES["clip"]
+    assert len(templates) == 80
+    assert hashlib.sha256("\n".join(templates).encode()).hexdigest().startswith("4f976686fb651bb5")
 
 
 def test_many_classes_are_embedded_in_batches_as_one_by_one(folder):

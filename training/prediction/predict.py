@@ -4,7 +4,10 @@ import csv
 import dataclasses
 import functools
 import json
+import math
 import pathlib
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 
 import keras
@@ -20,6 +23,7 @@ from keras_vit.inspection.html_page import thumbnail_address
 from keras_vit.inspection.html_report import maps_of
 from keras_vit.inspection.prediction_page import PICTURE_SIDE, PictureCard, groups_of, prediction_page
 from keras_vit.models.build import logits_model
+from keras_vit.native_stderr import native_stderr_silenced
 from keras_vit.runs import Run
 from keras_vit.scores import TOP_K, Scoring
 from keras_vit.unknown import features_and_logits
@@ -28,6 +32,8 @@ from training.prediction.pictures import only_folder
 
 # Images of one forward pass; with relevance, their activations are kept for the gradient.
 BATCH = 8
+# Batches that take as long as tracing the model.
+_EAGER = 4
 # A file with its image, or with the reason why it cannot be read.
 Picture = tuple[pathlib.Path, inspection.Image | None, str | None]
 
@@ -42,6 +48,8 @@ class Classifier:
     scoring: Scoring
     explain: Explanation | None = None
     """The map that is made of each image."""
+    is_traced: bool = False
+    """Whether full batches run as a graph, which takes as long to trace as a few of them take without."""
 
     def classify(self, images: Sequence[inspection.Image]) -> list[PictureCard]:
         """Return the classes of each image, with its map if one is to be made."""
@@ -50,7 +58,8 @@ class Classifier:
         inside: dict = {}
         if self.explain is None or scorer is not None:
             inputs = model_inputs(images, self.run.preprocessing)[1]
-            inside = self._network(inputs, training=False)
+            traced = self.is_traced and len(inputs) == BATCH
+            inside = self._network.predict_on_batch(inputs) if traced else self._network(inputs, training=False)
         if self.explain is None:
             logits = checked_logits(inside["logits"])
         else:
@@ -154,6 +163,7 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], options: Pred
     read.
     """
     output, folder = options.output, only_folder(options.pictures)
+    classifier = dataclasses.replace(classifier, is_traced=len(files) > _EAGER * BATCH)
     predictions: list[Prediction] = []
     shown: list[PictureCard] = []
     progress = tqdm.tqdm(total=len(files), unit="picture", disable=None)
@@ -213,7 +223,9 @@ def _shown(file: str, folder: pathlib.Path | None) -> str:
 
 def _batches(files: Sequence[pathlib.Path], preprocessing: Preprocessing) -> Iterator[list[Picture]]:
     for begin in range(0, len(files), BATCH):
-        yield [(file, *read_picture(file, preprocessing)) for file in files[begin : begin + BATCH]]
+        with native_stderr_silenced():  # once for all: each begins a process
+            batch = [(file, *read_picture(file, preprocessing)) for file in files[begin : begin + BATCH]]
+        yield batch
 
 
 def read_picture(file: pathlib.Path, preprocessing: Preprocessing) -> tuple[inspection.Image | None, str | None]:
@@ -249,7 +261,12 @@ def _table(predictions: Sequence[Prediction]) -> str:
         if not prediction.problem
     ]
     header = ["picture", *("most likely", "second", "third", "fourth", "fifth")[:best]]
-    return markdown_table(header, rows, num_text_columns=len(header)) if rows else ""
+    table = markdown_table(header, rows, num_text_columns=len(header)) if rows else ""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
+    while table.find("\n") > width and len(header) > 2:  # a terminal has room for fewer of the classes
+        header, rows = header[:-1], [row[:-1] for row in rows]
+        table = markdown_table(header, rows, num_text_columns=len(header))
+    return table
 
 
 def _percent(share: float) -> str:
