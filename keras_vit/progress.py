@@ -42,9 +42,11 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self._begin = self._last = time.monotonic()
+        self._log = sys.stdout
         if _OPEN:
             outer = _OPEN[-1]
-            self._last = outer._last
+            # A library inside may be silenced by another stdout.
+            self._last, self._log = outer._last, outer._log
             outer._clear()
         _OPEN.append(self)
         self._bar = tqdm.tqdm(
@@ -52,11 +54,11 @@ class Progress:
             initial=self._done,
             desc=f"{self._names()}: ",
             unit=f" {self._unit}",
-            file=sys.stdout,
+            file=self._log,
             dynamic_ncols=True,
             position=0,
             leave=False,
-            disable=not sys.stdout.isatty(),
+            disable=not self._log.isatty(),
             bar_format="{desc}{n_fmt}/{total_fmt}{unit}, {remaining} left |{bar}|"
             if self._total
             else "{desc}{elapsed}",
@@ -100,7 +102,7 @@ class Progress:
             self._bar.set_description_str(f"{self._names()}: ")
         elif time.monotonic() - self._last >= SILENT_SECONDS:
             self._last = time.monotonic()
-            print(self.text, flush=True)
+            print(self.text, file=self._log, flush=True)
 
     def _clear(self) -> None:
         if not self._bar.disable:

@@ -1,5 +1,7 @@
 """The line of a long job: on a terminal, in a log, and one job within another."""
 
+import contextlib
+import io
 import os
 import pty
 import subprocess
@@ -35,6 +37,15 @@ def test_a_log_has_a_line_every_half_minute_and_no_control_characters(monkeypatc
     assert all(line.startswith("int8 (3 of 7): verifying: ") and " of 10 pictures" in line for line in lines[1:])
     assert 2 <= len(lines) <= 5
     assert all(line.isprintable() for line in lines)
+
+
+def test_a_job_that_is_silenced_inside_another_is_shown(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(progress, "_LOOK_SECONDS", 0.01)
+    with Progress("int8"), contextlib.redirect_stdout(io.StringIO()):
+        for _ in tracked(range(2), "ranges"):
+            time.sleep(0.05)
+    assert "int8: ranges: 1 of 2 pictures" in capsys.readouterr().out
 
 
 def test_a_short_job_leaves_no_line_in_a_log(capsys):

@@ -14,6 +14,7 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from export.tflite.graph import pack, unpack
+from keras_vit.progress import tracked
 from keras_vit.unknown import UNKNOWN_SCORE
 
 _PRODUCTS = (schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.CONV_2D)
@@ -189,7 +190,7 @@ def _activations(
     [taken] = interpreter.get_input_details()
     details = interpreter.get_tensor_details()
     numbers = {found["name"]: found["index"] for found in details if found["name"] in {*names} - constants}
-    for image in images:
+    for image in tracked(images, "measuring activations"):
         interpreter.set_tensor(taken["index"], image)
         interpreter.invoke()
         yield {name: interpreter.get_tensor(number) for name, number in numbers.items()}

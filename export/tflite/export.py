@@ -93,7 +93,7 @@ def export_tflite(
     with (
         staged(output) as stage,
         tempfile.TemporaryDirectory(dir=stage) as temporary,
-        Progress("TFLite") as progress,
+        Progress("TFLite", len(formats), "formats") as progress,
     ):
         float_files: dict[tuple[bool, bool, bool], pathlib.Path] = {}
         models = {(False, False): model, (True, False): smoothed}  # smoothed, rounded
@@ -168,6 +168,7 @@ def export_tflite(
                 images = [image[None] for image in next(expected.batches(raw_pixels=uint8_input))[1][:_COMPARED]]
                 layers = [layer.name for layer in model.layers]
                 errors[kind] = quantize.layer_errors(float_file, file, images, layers)
+            progress.update()
         for float_file in float_files.values():
             float_file.unlink()
         for name, text in texts.items():

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from export.tflite.calibration import Product, products, with_weights
+from keras_vit.progress import tracked
 
 # Share of the weights of all dense layers that may stay in 8 bits.
 SHARE = 0.25
@@ -49,7 +50,7 @@ def in_eight_bits(
     expected = logits(content)
     errors = {
         name: float(np.mean(np.square(logits(with_weights(content, _rounded(group))) - expected)))
-        for name, group in groups.items()
+        for name, group in tracked(groups.items(), "errors of 4 bits", unit="inputs of dense layers")
     }
     sizes = {name: sum(product.weights.size for product in group) for name, group in groups.items()}
     all_errors, left = sum(errors.values()) or 1.0, share * sum(sizes.values())

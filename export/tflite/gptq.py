@@ -14,7 +14,7 @@ import threadpoolctl
 from scipy import linalg
 
 from export.inference_model import float32_copy
-from keras_vit.progress import tracked
+from keras_vit.progress import Progress, tracked
 
 # Largest number of 8 bits, with as many below 0.
 _LARGEST = 127
@@ -22,8 +22,8 @@ _LARGEST = 127
 _DAMPING = 0.01
 # Channels that are rounded before their errors are passed on to all others.
 _BLOCK = 128
-# Vectors for each channel of an input: with fewer, the correlations of its channels are unknown; more are not needed.
-_FEWEST, _ENOUGH = 2, 8
+# Vectors for each channel of an input: with fewer, the correlations of its channels are unknown; more gain little.
+_FEWEST, _ENOUGH = 2, 64
 # Numbers of the second moments (D, D) in memory at a time.
 _MOST_NUMBERS = 2**27
 
@@ -40,25 +40,32 @@ def round_kernels(model: keras.Model, batches: Iterable[np.ndarray]) -> keras.Mo
         batches: calibration images (B, h, w, C), in the model's range.
     """
     copy = float32_copy(model)
-    for layers, moments, count in _second_moments(model, list(batches)):
-        if count < _FEWEST * len(moments):
-            continue
-        order, inverse = _inverse(moments)
-        for layer in layers:
-            kernel, *bias = copy.get_layer(layer.name).get_weights()
-            copy.get_layer(layer.name).set_weights([rounded(kernel, order, inverse), *bias])
+    readers = _readers(model)
+    with Progress("rounding weights (GPTQ)", len(readers), "inputs of dense layers") as progress:
+        for layers, moments, count in _second_moments(model, readers, list(batches)):
+            if count >= _FEWEST * len(moments):
+                order, inverse = _inverse(moments)
+                for layer in layers:
+                    kernel, *bias = copy.get_layer(layer.name).get_weights()
+                    copy.get_layer(layer.name).set_weights([rounded(kernel, order, inverse), *bias])
+            progress.update()
     return copy
 
 
-def _second_moments(
-    model: keras.Model, batches: list[np.ndarray]
-) -> Iterator[tuple[list[keras.layers.Layer], np.ndarray, int]]:
-    """Yield dense layers that read the same tensor, the sum of x x^T over its vectors (D, D), and their number."""
+def _readers(model: keras.Model) -> list[list[keras.layers.Layer]]:
+    """Return the dense layers of a model, in one list those that read the same tensor."""
     readers: dict[int, list[keras.layers.Layer]] = {}
     for layer in model.layers:
         if isinstance(layer, keras.layers.Dense):
             readers.setdefault(id(layer.input), []).append(layer)
-    left, num_images = list(readers.values()), sum(map(len, batches))
+    return list(readers.values())
+
+
+def _second_moments(
+    model: keras.Model, readers: list[list[keras.layers.Layer]], batches: list[np.ndarray]
+) -> Iterator[tuple[list[keras.layers.Layer], np.ndarray, int]]:
+    """Yield dense layers that read the same tensor, the sum of x x^T over its vectors (D, D), and their number."""
+    left, num_images = list(readers), sum(map(len, batches))
     while left:
         chosen, numbers = list[list[keras.layers.Layer]](), 0
         while left and (not chosen or numbers + left[0][0].input.shape[-1] ** 2 <= _MOST_NUMBERS):
@@ -68,7 +75,7 @@ def _second_moments(
         network = keras.Model(model.input, tensors)
         moments = [np.zeros((tensor.shape[-1],) * 2, np.float32) for tensor in tensors]
         counts, wanted = [0] * len(chosen), [_ENOUGH * len(sums) for sums in moments]
-        for images in tracked(batches, "rounding of the weights", unit="batches"):
+        for images in tracked(batches, "calibration images", unit="batches"):
             if all(count >= enough for count, enough in zip(counts, wanted, strict=True)):
                 break
             for index, vectors in enumerate(keras.tree.flatten(network.predict_on_batch(images))):

@@ -41,6 +41,7 @@ from export.tflite import four_bits
 from export.tflite.calibration import noisy_products, products, searched_ranges, with_corrected_biases
 from export.tflite.graph import pack, unpack
 from keras_vit import UserError
+from keras_vit.progress import tracked
 from keras_vit.unknown import UNKNOWN_SCORE
 
 # Formats with ranges from calibration images, and the bits of their activations.
@@ -284,7 +285,8 @@ def _ranges(float_file: pathlib.Path, settings: list[dict], calibration: Sequenc
     manager.load_quantization_recipe(settings)
     with _silenced():
         found = calibrator.Calibrator(float_file.read_bytes(), qsv_update_func=qsv_utils.min_max_update)
-        found.calibrate(_inputs(calibration), manager)
+        for image in tracked(calibration, "ranges of the calibration images"):
+            found.calibrate(_inputs([image]), manager)
     return found.get_model_qsvs()
 
 

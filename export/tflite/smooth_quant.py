@@ -53,8 +53,6 @@ class Gain:
     """The same, with scaled channels."""
 
 
-# Several threads of BLAS wait for each other in each of many products, several times as long as these take.
-@threadpoolctl.threadpool_limits.wrap(limits=1, user_api="blas")
 def smooth_quant(
     model: keras.Model, batches: Iterable[np.ndarray], *, head: bool = True
 ) -> tuple[keras.Model, dict[str, Gain]]:
@@ -75,9 +73,12 @@ def smooth_quant(
     copy = float32_copy(model)
     peaks, tokens = _seen(copy, [activation.tensor for activation in activations], batches)
     done: dict[str, Gain] = {}
-    for activation, largest, rows in zip(activations, peaks, tokens, strict=True):
+    seen = list(zip(activations, peaks, tokens, strict=True))
+    for activation, largest, rows in tracked(seen, "scaling channels (SmoothQuant)", unit="activations"):
         kernels = [np.asarray(copy.get_layer(name).kernel) for name in activation.products]
-        scales, found = best_scales(largest, rows, kernels)
+        # One thread of BLAS: several wait for each other in each of many small products.
+        with threadpoolctl.threadpool_limits(1, user_api="blas"):
+            scales, found = best_scales(largest, rows, kernels)
         if scales is None:
             continue
         done[activation.source] = found
@@ -141,7 +142,7 @@ def _seen(
     peaks: list[np.ndarray] = []
     kept: list[list[np.ndarray]] = [[] for _ in names]
     counts = [0] * len(names)
-    for images in tracked(batches, "Ranges of the activations", unit="batches"):
+    for images in tracked(list(batches), "channels of the calibration images", unit="batches"):
         outputs = [np.asarray(output, np.float32) for output in network.predict_on_batch(images)]
         rows = [output.reshape(-1, output.shape[-1]) for output in outputs]
         largest = [np.abs(tokens).max(axis=0) for tokens in rows]

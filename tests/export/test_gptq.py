@@ -44,9 +44,9 @@ def test_kernels_with_few_inputs_stay_as_they_are(tiny_images):
 @pytest.mark.slow
 def test_second_moments_in_several_passes_are_the_same(tiny_images, monkeypatch):
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
-    at_once = list(gptq._second_moments(model, [tiny_images] * 2))
+    at_once = list(gptq._second_moments(model, gptq._readers(model), [tiny_images] * 2))
     monkeypatch.setattr(gptq, "_MOST_NUMBERS", 1)
-    one_by_one = list(gptq._second_moments(model, [tiny_images] * 2))
+    one_by_one = list(gptq._second_moments(model, gptq._readers(model), [tiny_images] * 2))
     for (layers, moments, count), (others, same, number) in zip(at_once, one_by_one, strict=True):
         assert layers == others
         assert count == number
