@@ -110,7 +110,7 @@ def run_command(arguments: Sequence[str]) -> None:
     if name not in COMMANDS:
         meant = _OTHER_NAMES.get(name.lower().replace("_", "-"))
         close = ", ".join(meant) if meant else nearest(name, (*COMMANDS, *_LISTS))
-        raise UserError(f"There is no command {name!r}; keras-vit --help lists all, the nearest are {close}.")
+        raise UserError(f"There is no command {name!r}; keras-vit --help lists all, the nearest: {close}.")
     try:
         importlib.import_module(COMMANDS[name]).main(rest)
     except ModuleNotFoundError as missing:

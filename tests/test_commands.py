@@ -124,7 +124,7 @@ def test_an_unknown_command_is_one_sentence():
     ],
 )
 def test_what_other_programs_call_a_command_is_answered_with_the_commands_here(name, meant):
-    with pytest.raises(UserError, match=f"There is no command '{name}'; .* the nearest are {meant}"):
+    with pytest.raises(UserError, match=f"There is no command '{name}'; .* the nearest: {meant}"):
         run_command([name])
 
 

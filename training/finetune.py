@@ -16,6 +16,7 @@ from keras_vit.runs import Run
 from training.devices.tpu import prepare_tpu
 from training.options.checks import (
     check_data,
+    check_data_service,
     check_loss,
     check_model,
     check_recipe_of_files,
@@ -55,6 +56,7 @@ def train(arguments: Sequence[str]) -> str | None:
     given = parser.read(FinetuneOptions, rest, prog=_prog(name), recipe=recipe)
     options = _options(name, given, recipe)
     check_data(options.source)
+    check_data_service(options)
     check_loss(options.source, options.recipe)
     check_start(options.checkpoint, options.model)
     if options.unlabelled is not None:

@@ -25,7 +25,7 @@ from keras_vit import UserError, cli, parser
 from keras_vit.files.remote import to_path
 from keras_vit.runs import Run
 from training.devices.tpu import prepare_tpu
-from training.options.checks import check_continued, check_data, check_loss, check_recipe_of_files
+from training.options.checks import check_continued, check_data, check_data_service, check_loss, check_recipe_of_files
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import PretrainOptions
 from training.recipes.auto import DataFacts, auto_reasons, auto_recipe
@@ -70,6 +70,7 @@ def train(arguments: Sequence[str]) -> str | None:
         _print_budget(options, options.chips, name, named)
         return None
     check_data(options.source)
+    check_data_service(options)
     check_loss(options.source, options.recipe)
     is_final = name in RECIPES and checkpoint is None
     if name != _AUTO:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 from typing import Any
 
@@ -16,7 +15,7 @@ from training.options.common import TrainingOptions
 from training.options.probes import ProbeOptions
 
 # Options that may change when a run is resumed: they change where and how it is computed, not the result.
-_CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "chips", "model_parallel", "shard_weights")
+_CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "chips", "model_parallel", "shard_weights", "data_service")
 # Defaults of fields that older runs do not have.
 _NEWER = (("zero_shot_head", False), ("templates", None), ("wise_ft", 1.0), ("knn_every", None))
 _NEWER_IN_RECIPE = (("class_weights", False),)
@@ -92,16 +91,8 @@ def check_workdir_of(options: TrainingOptions, command: str, recipe_name: str, *
         pass  # there is none, or it is reported later
     else:
         check_settings(path, saved, now)
-    if not (path / run_directory.MODEL).is_file() and not _has_workers(options):
+    if not (path / run_directory.MODEL).is_file() and not options.devices.may_be_one_of_several():
         check_unlocked(path)
-
-
-def _has_workers(options: TrainingOptions) -> bool:
-    """Whether several processes may be given the same workdir, of which one takes the lock."""
-    strategy = options.devices.strategy
-    return strategy == "multi-worker" or (
-        strategy == "auto" and not {"TF_CONFIG", "SLURM_PROCID"}.isdisjoint(os.environ)
-    )
 
 
 def check_no_run(output: str) -> None:

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator
 
 import keras
 import numpy as np
+import threadpoolctl
 from scipy import linalg
 
 from export.inference_model import float32_copy
+from keras_vit.progress import tracked
 
 # Largest number of 8 bits, with as many below 0.
 _LARGEST = 127
@@ -26,6 +28,8 @@ _FEWEST, _ENOUGH = 2, 8
 _MOST_NUMBERS = 2**27
 
 
+# Several threads of BLAS wait for each other in each of many products, several times as long as these take.
+@threadpoolctl.threadpool_limits.wrap(limits=1, user_api="blas")
 def round_kernels(model: keras.Model, batches: Iterable[np.ndarray]) -> keras.Model:
     """Return the model in float32, with the kernels of dense layers rounded to numbers of 8 bits.
 
@@ -54,7 +58,7 @@ def _second_moments(
     for layer in model.layers:
         if isinstance(layer, keras.layers.Dense):
             readers.setdefault(id(layer.input), []).append(layer)
-    left = list(readers.values())
+    left, num_images = list(readers.values()), sum(map(len, batches))
     while left:
         chosen, numbers = list[list[keras.layers.Layer]](), 0
         while left and (not chosen or numbers + left[0][0].input.shape[-1] ** 2 <= _MOST_NUMBERS):
@@ -63,14 +67,17 @@ def _second_moments(
         tensors = [layers[0].input for layers in chosen]
         network = keras.Model(model.input, tensors)
         moments = [np.zeros((tensor.shape[-1],) * 2, np.float32) for tensor in tensors]
-        counts = [0] * len(chosen)
-        for images in batches:
-            if all(count >= _ENOUGH * len(sums) for count, sums in zip(counts, moments, strict=True)):
+        counts, wanted = [0] * len(chosen), [_ENOUGH * len(sums) for sums in moments]
+        for images in tracked(batches, "rounding of the weights", unit="batches"):
+            if all(count >= enough for count, enough in zip(counts, wanted, strict=True)):
                 break
             for index, vectors in enumerate(keras.tree.flatten(network.predict_on_batch(images))):
                 rows = np.asarray(vectors, np.float32).reshape(-1, vectors.shape[-1])
-                moments[index] += rows.T @ rows
-                counts[index] += len(rows)
+                if len(rows) * num_images < _FEWEST * len(moments[index]) * len(images):
+                    wanted[index] = 0  # all images together have too few, such as the class tokens for the head
+                if counts[index] < wanted[index]:
+                    moments[index] += rows.T @ rows
+                    counts[index] += len(rows)
         yield from zip(chosen, moments, counts, strict=True)
 
 

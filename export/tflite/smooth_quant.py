@@ -14,10 +14,12 @@ from collections.abc import Iterable, Sequence
 
 import keras
 import numpy as np
+import threadpoolctl
 
 from export.inference_model import float32_copy
 from keras_vit.models.attention import DotProductAttention
 from keras_vit.models.layers import PoolTokens, no_init_weights
+from keras_vit.progress import tracked
 
 # Shares of the scale that the activations give; the weights give the rest. SmoothQuant takes 0.5 for most models.
 _ALPHAS = (0.25, 0.5, 0.75, 1.0)
@@ -51,6 +53,8 @@ class Gain:
     """The same, with scaled channels."""
 
 
+# Several threads of BLAS wait for each other in each of many products, several times as long as these take.
+@threadpoolctl.threadpool_limits.wrap(limits=1, user_api="blas")
 def smooth_quant(
     model: keras.Model, batches: Iterable[np.ndarray], *, head: bool = True
 ) -> tuple[keras.Model, dict[str, Gain]]:
@@ -137,7 +141,7 @@ def _seen(
     peaks: list[np.ndarray] = []
     kept: list[list[np.ndarray]] = [[] for _ in names]
     counts = [0] * len(names)
-    for images in batches:
+    for images in tracked(batches, "Ranges of the activations", unit="batches"):
         outputs = [np.asarray(output, np.float32) for output in network.predict_on_batch(images)]
         rows = [output.reshape(-1, output.shape[-1]) for output in outputs]
         largest = [np.abs(tokens).max(axis=0) for tokens in rows]

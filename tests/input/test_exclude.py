@@ -104,7 +104,7 @@ def test_what_the_data_do_not_allow_is_one_sentence(place):
         labeled("digits", exclude="none.csv")
     (place / "decisions.csv").write_text(HEADER + line("data/train/ant/0.png", "relabel", "aunt"))
     with pytest.raises(
-        UserError, match="the label 'aunt', which the data do not have; correct it: the nearest are ant"
+        UserError, match="the label 'aunt', which the data do not have; correct it; the nearest: ant"
     ):
         labeled()
     (place / "decisions.csv").write_text(HEADER + "".join(line(f"data/test/ant/{n}.png", "drop") for n in (0, 1)))

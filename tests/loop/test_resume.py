@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from keras_vit.files.npz import read_npz
+from tests.input.test_service import running
 from tests.support import fetched, replaced
 from training import pretrain
 from training.devices.strategies import CONTINUE_LATER
@@ -284,3 +285,18 @@ def test_of_two_processes_that_start_in_one_workdir_one_trains_and_the_other_say
     assert "Another process, " in refused.splitlines()[-1]
     finish(tmp_path / "undisturbed", *long)
     assert_ended_alike(tmp_path / "run", tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], MIRRORED], ids=["single", "mirrored"])
+def test_batches_of_a_data_service_change_no_bit_also_after_kills(more, tmp_path):
+    finish(tmp_path / "undisturbed", *more)
+    dispatcher, workers = running(2)
+    served = ["--data-service", dispatcher.target, *more]
+    finish(tmp_path / "served", *served)
+    assert_ended_alike(tmp_path / "served", tmp_path / "undisturbed")
+    killed_at_random_moments(tmp_path / "run", 2, *served)
+    finish(tmp_path / "run", *served)
+    assert_ended_alike(tmp_path / "run", tmp_path / "undisturbed")
+    for worker in workers:
+        worker._stop()

@@ -105,7 +105,7 @@ def _decided(splits: Sequence[dict[str, list[str]]], check: _FileCheck) -> list[
                 if label not in result:
                     raise UserError(
                         f"{check.exclude} gives {shown(file)} the label {label!r}, which the data do not have; "
-                        f"correct it: the nearest are {nearest(label, result)}."
+                        f"correct it; the nearest: {nearest(label, result)}."
                     )
                 if decision and decision.decision == "drop":
                     dropped += 1

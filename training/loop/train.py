@@ -18,6 +18,7 @@ from keras_vit.files.remote import to_path
 from training.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
 from training.input.dataset import class_weights
 from training.input.pipeline import evaluation_batches, resized_once, steps_per_epoch, training_batches
+from training.input.service import served_batches
 from training.input.sources import DataSet, bad_examples_reported
 from training.input.unlabelled import semi_supervised_batches
 from training.lock import locked
@@ -206,6 +207,9 @@ class Training:
         trainer, recipe, strategy = self.trainer, self._options.recipe, self.trainer.distribute_strategy
         preprocessing, left = preprocessing_of(trainer.network), self.num_steps - self.step
         epochs, evaluations = left / self._data_epoch, left // self._epoch
+        service = self._options.data_service
+        if service is not None:
+            epochs = 0.0  # images held here would be sent to the service
         source = resized_once(self._source, recipe, preprocessing, epochs=epochs, evaluations=evaluations)
         of_training, of_evaluation, most = training_batches, evaluation_batches, _EVALUATION_BATCH
         if source.batches is not None:  # of large pictures
@@ -219,9 +223,10 @@ class Training:
             preprocessing,
             num_classes=len(source.labels),
             seed=self._options.seed,
-            first_step=self.step,
-            num_steps=None,
         )
+        if service is not None:
+            training = functools.partial(served_batches, service, training)
+        training = functools.partial(training, first_step=self.step, num_steps=None)
         size, num_batches = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync, most)
         evaluation = functools.partial(
             of_evaluation,

@@ -5,7 +5,9 @@ import dataclasses
 import itertools
 import os
 import pathlib
+import re
 import shlex
+import socket
 from collections.abc import Sequence
 
 from keras_vit import MODELS, UserError, run_directory
@@ -17,7 +19,7 @@ from keras_vit.files.remote import is_remote, matching, to_path
 from keras_vit.images.formats import format_list, is_hidden, is_picture_name
 from keras_vit.parser import Given
 from keras_vit.runs import Run
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, composed
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, TrainingOptions, composed
 from training.options.csv_file import ONE_CLASS, class_shares, listed_files
 from training.options.decisions import read_decisions
 from training.recipes.recipe import Recipe
@@ -33,6 +35,9 @@ _LONG_LIST = 2**24
 # What the names of the files of a source end in, and those of compressed tar files.
 _ENDINGS = {"tfrecord": ".tfrecord", "tar": ".tar"}
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+
+# Until a host that does not answer counts as absent.
+_CONNECT_SECONDS = 5
 
 # What a path of each kind is.
 _NOUNS = {"folder": "folder", "csv": "file"}
@@ -77,6 +82,29 @@ def check_data(source: DataOptions) -> None:
             f"There is no folder {source.data_dir!r}; --data-dir takes the folder of prepared data sets, or an empty "
             "one to download to."
         )
+
+
+def check_data_service(options: TrainingOptions) -> None:
+    """Raise UserError unless something listens at `--data-service`, and it can make the batches of these options."""
+    address = options.data_service
+    if address is None:
+        return
+    found = re.fullmatch(r"grpc://\[?([^/\[\]]+)\]?:(\d{1,5})", address)
+    if found is None or not 0 < int(found[2]) < 2**16:
+        raise UserError(f"--data-service takes an address such as grpc://host:5050, but was given {address!r}.")
+    if options.source.data.startswith("tar:"):
+        raise UserError(
+            "The workers of --data-service read files by TensorFlow alone, and tar files need Python; write them as "
+            "TFRecord files with keras-vit shard, or leave --data-service out."
+        )
+    if options.devices.may_be_one_of_several():
+        raise UserError("--data-service serves one training machine, but this is one of several; leave it out.")
+    try:
+        socket.create_connection((found[1], int(found[2])), _CONNECT_SECONDS).close()
+    except (OSError, UnicodeError) as error:
+        raise UserError(
+            f"No data service answers at {address} ({error}); start its dispatcher there, or leave --data-service out."
+        ) from error
 
 
 def _advice(path: str) -> str:

@@ -1,6 +1,7 @@
 """Options that several commands share, as frozen dataclasses. No TensorFlow or Keras, so `--help` is fast."""
 
 import dataclasses
+import os
 import pathlib
 import re
 import unicodedata
@@ -106,6 +107,12 @@ class StrategyOptions:
             ],
         )
 
+    def may_be_one_of_several(self) -> bool:
+        """Whether several processes may be given the same workdir, of which one takes the lock."""
+        return self.strategy == "multi-worker" or (
+            self.strategy == "auto" and not {"TF_CONFIG", "SLURM_PROCID"}.isdisjoint(os.environ)
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
@@ -157,6 +164,9 @@ class TrainingOptions:
     shard_weights: bool = False
     """With KERAS_BACKEND=jax, divide all weights, gradients and the optimizer's state among the devices, which collect
     the weights of a layer to compute it (ZeRO-3, FSDP)."""
+    data_service: str | None = None
+    """Address of the dispatcher of a tf.data service, such as grpc://host:5050, whose workers make the batches of
+    training; the result is the same. They read the files of --data under the same paths."""
     devices: StrategyOptions = dataclasses.field(default_factory=StrategyOptions)
     execution: Execution = dataclasses.field(default_factory=Execution)
     recipe: Recipe

@@ -157,3 +157,8 @@ class DetectFitOptions(TrainingOptions):
     """Of OWL-ViT and OWLv2: sentences in which the name of each class replaces {}; see predict."""
     recipe: DetectRecipe = DETECT
     """How to train."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data_service is not None:
+            raise UserError("--data-service makes no batches of boxes; leave it out.")

@@ -36,6 +36,7 @@ def check_jax(options: TrainingOptions, recipe: Recipe) -> None:
         ),
         ("--steps-per-execution" if execution.steps_per_execution > 1 else "", "every step is one call already"),
         ("--xla off" if execution.xla == "off" else "", "XLA compiles every step"),
+        ("--data-service" if options.data_service is not None else "", "it was tried on TensorFlow alone"),
         ("--inspect-every" if execution.inspect_every else "", "keras-vit inspect reads the finished run"),
         ("--profile-steps" if execution.profile_steps else "", "TensorFlow's profiler does not see JAX"),
         ("--dry-run" if options.dry_run else "", "the dry run runs on TensorFlow"),

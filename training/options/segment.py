@@ -108,6 +108,8 @@ class SegmentFitOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.data_service is not None:
+            raise UserError("--data-service makes no batches of masks; leave it out.")
         if self.recipe.head == "linear" and self.task != "semantic":
             raise UserError(f"The linear head tells classes of pixels alone; give --head eomt for --task {self.task}.")
         if self.execution.inspect_every is not None:

@@ -113,6 +113,8 @@ class FinetuneOptions(TrainingOptions):
                 "--unlabelled learns one class per image and all weights; leave --loss, --teacher, --lora and "
                 "--wise-ft out."
             )
+        if self.data_service is not None:
+            raise UserError("--data-service makes batches of labeled images; leave --unlabelled or the service out.")
         if self.dry_run:
             raise UserError("--dry-run describes one run, but --unlabelled makes several; leave one of them out.")
         if self.devices.strategy == "multi-worker" or is_remote(self.workdir):
