@@ -22,7 +22,8 @@ _LARGEST = 127
 _DAMPING = 0.01
 # Channels that are rounded before their errors are passed on to all others.
 _BLOCK = 128
-# Vectors for each channel of an input: with fewer, the correlations of its channels are unknown; more gain little.
+# Vectors for each channel of an input: with fewer, the correlations of its channels are unknown; more take time.
+# DINOv2-S's error, relative to rounding to nearest, in Dense_0 of block 9, was 0.53 with 8, 0.36 with 32, 0.31 with 75.
 _FEWEST, _ENOUGH = 2, 64
 # Numbers of the second moments (D, D) in memory at a time.
 _MOST_NUMBERS = 2**27

@@ -104,10 +104,10 @@ def finetuning_epochs(run: Run, source: DataSet, minutes: float | None) -> int:
         print("Fine-tuning all weights, because there is a GPU.")
         return most
     if minutes is None:
-        passes = count + source.evaluation.num_examples + 2 * min(_COMPARED, count)
+        images = count + source.evaluation.num_examples
         print(
             f"The backbone stays frozen, because there is no GPU; its features take about "
-            f"{duration(passes * _image_seconds(run.model))} here. --minutes 30 fine-tunes it if that time suffices."
+            f"{duration(images * _image_seconds(run.model))} here. --minutes 30 fine-tunes it if that time suffices."
         )
         return 0
     seconds = _step_seconds(run.model, recipe.batch_size)
