@@ -122,7 +122,8 @@ def test_another_backend_reads_and_refuses_the_same_files(monkeypatch):
                 decode_file(data, "x", accurate=True, upright=True)
         else:
             np.testing.assert_array_equal(decode_file(data, "x", accurate=True, upright=True), expected)
-    assert in_graph(more) is None and with_pillow(more) is not None  # which Pillow alone would read
+    assert in_graph(more) is None
+    assert with_pillow(more) is not None  # which Pillow alone would read
 
 
 def test_of_an_animation_of_many_frames_the_first_is_decoded_alone():
