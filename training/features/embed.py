@@ -31,7 +31,7 @@ from training.features.store import (
     write_description,
     write_part,
 )
-from training.input.dataset import DataSet, ImageWarnings, Split, bad_examples_reported, without_autograph
+from training.input.dataset import DataSet, ImageWarnings, Split, bad_examples_reported, typical_image, without_autograph
 from training.input.image_folder import file_problem
 from training.input.pipeline import evaluation_batches
 from training.lock import locked
@@ -39,6 +39,10 @@ from training.options.features import DESCRIPTION, EmbedOptions
 
 # Pictures that cannot be read of which the reasons are printed.
 _NAMED = 10
+_DROPS_ALPHA = (
+    "Most of these pictures are transparent, and the preprocessing of this checkpoint drops the alpha channel: what is "
+    "transparent is often black then. --resize pad puts such pictures on white."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +91,10 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
     splits = {name: split.num_examples for name, split in listing.splits.items()}
     description, extractor = opened(run, options, listing.labels, splits, listing.checksum)
     folder = to_path(options.output)
+    if extractor.preprocessing.background is None and any(
+        typical_image(split)[2] for split in listing.splits.values() if listing.files is None
+    ):
+        print(_DROPS_ALPHA)
     with locked(folder):
         remove_temporary(folder)
         index = write_features(folder, description, listing, extractor)
