@@ -31,7 +31,14 @@ from training.features.store import (
     write_description,
     write_part,
 )
-from training.input.dataset import DataSet, ImageWarnings, Split, bad_examples_reported, typical_image, without_autograph
+from training.input.dataset import (
+    DataSet,
+    ImageWarnings,
+    Split,
+    bad_examples_reported,
+    typical_image,
+    without_autograph,
+)
 from training.input.image_folder import file_problem
 from training.input.pipeline import evaluation_batches
 from training.lock import locked
