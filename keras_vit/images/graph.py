@@ -108,19 +108,21 @@ def _other(data: tf.Tensor) -> tf.Tensor:
     with tf.control_dependencies([tf.debugging.Assert(good, [f"not a whole {format_list()}, or too large"])]):
         data = tf.identity(data)
 
-    def whole() -> tf.Tensor:
+    def first(length: tf.Tensor) -> tf.Tensor:
+        return tf.strings.substr(data, 0, tf.cast(length, tf.int32))
+
+    def whole(data: tf.Tensor = data) -> tf.Tensor:
         return tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False)
 
     def png() -> tf.Tensor:
         return tf.cond(has_color_key(data), lambda: _with_color_key(data), whole)
 
     def gif() -> tf.Tensor:
-        frame = tf.strings.join([tf.strings.substr(data, 0, tf.cast(end, tf.int32)), b"\x3b"])
-        return tf.io.decode_gif(frame)[0]
+        return tf.io.decode_gif(tf.strings.join([first(end), b"\x3b"]))[0]
 
     cases = [
         (_is_png(data), png),
-        (begins(data, b"BM"), lambda: whole()[..., :3]),  # the fourth byte is seldom an alpha channel
+        (begins(data, b"BM"), lambda: whole(first(end))[..., :3]),  # the fourth byte is seldom an alpha channel
         (begins(data, b"GIF8"), gif),
     ]
     image = tf.case(cases, default=whole)
@@ -136,21 +138,21 @@ def _with_color_key(data: tf.Tensor) -> tf.Tensor:
 
 
 def header_pixels(data: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """(pixels in the header of a PNG, BMP, WebP or GIF, 0 for an invalid file; end of the first frame of a GIF)."""
+    """(pixels in the header of a PNG, BMP, WebP or GIF, 0 for an invalid file; where the data of a BMP or GIF end)."""
     header = tf.cast(
         tf.io.decode_raw(tf.strings.substr(data, 0, _HEADER_BYTES) + b"\0" * _HEADER_BYTES, tf.uint8), tf.int64
     )
-    cases = [
-        (_is_png(data), lambda: _big_endian(header, 16) * _big_endian(header, 20)),
-        (begins(data, b"BM"), lambda: _bmp_pixels(data, header)),
-    ]
+    cases = [(_is_png(data), lambda: _big_endian(header, 16) * _big_endian(header, 20))]
     if "WebP" in formats():
         is_webp = begins(data, b"RIFF") & tf.reduce_all(header[8:12] == list(b"WEBP"))
         cases.append((is_webp, lambda: _webp_pixels(header)))
     nothing = tf.constant(0, tf.int64)
-    no_gif = [(kind, lambda pixels=pixels: (pixels(), nothing)) for kind, pixels in cases]
-    gif = begins(data, b"GIF8"), lambda: _first_gif_frame(data)
-    return tf.case([*no_gif, gif], default=lambda: (nothing, nothing))
+    without_end = [(kind, lambda pixels=pixels: (pixels(), nothing)) for kind, pixels in cases]
+    with_end = [
+        (begins(data, b"BM"), lambda: _bmp_pixels(data, header)),
+        (begins(data, b"GIF8"), lambda: _first_gif_frame(data)),
+    ]
+    return tf.case([*without_end, *with_end], default=lambda: (nothing, nothing))
 
 
 def turned(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
@@ -344,14 +346,18 @@ def _jpeg_pixels(data: tf.Tensor) -> tf.Tensor:
     return sides[0] * sides[1] * tf.maximum(scans // USUAL_SCANS, 1)
 
 
-def _bmp_pixels(data: tf.Tensor, header: tf.Tensor) -> tf.Tensor:
-    """0 for files that TensorFlow decodes wrongly: palettes other than a gray ramp, compression, unusual masks."""
+def _bmp_pixels(data: tf.Tensor, header: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """(pixels, end of their bytes, behind which TensorFlow accepts none, but Photoshop writes two).
+
+    0 pixels for files that TensorFlow decodes wrongly: palettes other than a gray ramp, compression, unusual masks.
+    """
+    length = tf.cast(tf.strings.length(data), tf.int64)
     first_pixel, header_bytes = _little_endian(header, 10), _little_endian(header, 14)
     bits, compression = _little_endian(header, 28, 2), _little_endian(header, 30)
-    start = tf.minimum(14 + header_bytes, tf.cast(tf.strings.length(data), tf.int64))
-    length = tf.clip_by_value(first_pixel - start, 0, 1024)
-    palette = tf.io.decode_raw(tf.strings.substr(data, start, length) + b"\0\0\0", tf.uint8)
-    palette = tf.reshape(palette[: tf.size(palette) // 4 * 4], (-1, 4))[: length // 4, :3]
+    start = tf.minimum(14 + header_bytes, length)
+    in_palette = tf.clip_by_value(first_pixel - start, 0, 1024)
+    palette = tf.io.decode_raw(tf.strings.substr(data, start, in_palette) + b"\0\0\0", tf.uint8)
+    palette = tf.reshape(palette[: tf.size(palette) // 4 * 4], (-1, 4))[: in_palette // 4, :3]
     ramp = tf.reduce_all(tf.cast(palette, tf.int32) == tf.range(tf.shape(palette)[0])[:, None])
     usual = tf.reduce_all(header[54:66] == list(struct.pack("<III", 0xFF0000, 0xFF00, 0xFF)))
     color = ((bits == 24) | (bits == 32)) & ((compression == 0) | ((compression == 3) & usual))
@@ -359,7 +365,8 @@ def _bmp_pixels(data: tf.Tensor, header: tf.Tensor) -> tf.Tensor:
     width, height = (
         tf.cast(tf.bitcast(tf.cast(_little_endian(header, at), tf.uint32), tf.int32), tf.int64) for at in (18, 22)
     )
-    return tf.where(supported, tf.abs(width * height), 0)
+    end = first_pixel + (width * bits + 31) // 32 * 4 * tf.abs(height)
+    return tf.where(supported, tf.abs(width * height), 0), tf.clip_by_value(end, 0, length)
 
 
 def _webp_pixels(header: tf.Tensor) -> tf.Tensor:
