@@ -29,6 +29,8 @@ from keras_vit.files.safetensors import open_folder, open_safetensors, read_json
 _PREFIXES = ("opt/target/", "params/img/", "params/")
 # TimmWrapper of transformers: timm's model and config.json.
 _TIMM_WRAPPER = "timm_model."
+# What training keeps beside a model, by the beginning of its keys.
+_OF_TRAINING = ("epoch", "global_step", "iteration", "lr_scheduler", "n_averaged", "optim", "scaler", "step")
 # Substrings of keys that identify unsupported models with otherwise the same arrays.
 _UNSUPPORTED = {
     "q_norm": "norms of queries and keys",
@@ -99,6 +101,7 @@ def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
     if layout.prefix_positions is None:
         weights = _without_register_positions(weights)
     counters = {key for key in unused if key.endswith((".num_batches_tracked", "embeddings.mask_token", ".bias_mask"))}
+    counters |= {key for key in unused if key.startswith(_OF_TRAINING)}
     counters |= {key for key in unused if layout.ignored and key.startswith(layout.ignored)}
     unexpected_keys = tuple(sorted(key for key in unused if key not in counters))
     return Checkpoint(module, layout, weights, unexpected_keys, (*ignored, *sorted(counters)), path)
@@ -160,21 +163,37 @@ def _wrapper(arrays: Mapping[str, LazyArray]) -> str:
 
     Counters, such as that of an averaged model, may lie beside it.
     """
-    keys, prefix = [key for key, array in arrays.items() if array.shape], ""
+    keys = [key for key, array in arrays.items() if array.shape and not key.startswith(_OF_TRAINING)]
     is_adapter = any(".lora_" in key for key in keys)
-    for component in ("", *re.findall(r"[^./]*[./]", min(keys, default=""))):
-        prefix += component
-        if is_adapter or not all(key.startswith(prefix) for key in keys):
-            break
-        with contextlib.suppress(UserError):
-            identify_format({key.removeprefix(prefix): arrays[key] for key in keys})
-            return prefix
+    if not is_adapter and (prefix := _prefix_of_model(keys, arrays)) is not None:
+        return prefix
     if is_adapter or any(key.startswith("base_model.model.") for key in keys):
         raise UserError(
             "The file holds a PEFT adapter, not a whole model; merge it into its model (PEFT: merge_and_unload) and "
             "save that with save_pretrained."
         )
+    for first in sorted({match[0] for key in keys if (match := re.match("[^./]*[./]", key))}):
+        prefix = _prefix_of_model([key for key in keys if key.startswith(first)], arrays)
+        others = [key for key in keys if not key.startswith(first)]
+        if prefix and others:
+            raise UserError(
+                f"The file holds a model under {prefix!r} and other arrays beside it ({join_keys(others)}); save the "
+                "model alone."
+            )
     return ""
+
+
+def _prefix_of_model(keys: Sequence[str], arrays: Mapping[str, LazyArray]) -> str | None:
+    """The shortest beginning of all these keys behind which they are a model's; None if there is none."""
+    prefix = ""
+    for component in ("", *re.findall(r"[^./]*[./]", min(keys, default=""))):
+        prefix += component
+        if not all(key.startswith(prefix) for key in keys):
+            break
+        with contextlib.suppress(UserError):
+            identify_format({key.removeprefix(prefix): arrays[key] for key in keys})
+            return prefix
+    return None
 
 
 def _has_model(arrays: Mapping[str, LazyArray], prefix: str) -> bool:

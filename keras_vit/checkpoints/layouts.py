@@ -93,14 +93,17 @@ def format_for(model: WrittenModel, layout_name: str) -> tuple[WrittenFormat, La
             continue
         if (fields := module.expressible(model)) is not None:
             able.setdefault(module.LAYOUT, (module, fields))
+    resnet = model.config if isinstance(model.config, ResNetConfig) else model.config.stem
+    own_groups = isinstance(resnet, ResNetConfig) and resnet.num_groups != NUM_GROUPS
     if layout_name not in able:
-        others = " or ".join(able) or "only .keras"
+        others = [
+            name for name, (module, _) in able.items() if not own_groups or module.layout_for(model).stores_groups
+        ]
         kind = "a model that segments or detects" if model.task is not None else "this ResNet"
-        raise UserError(f"The layout {layout_name} cannot express {kind}; {others} can.")
+        raise UserError(f"The layout {layout_name} cannot express {kind}; {' or '.join(others) or 'only .keras'} can.")
     module, fields = able[layout_name]
     _refuse_inexpressible(model.config, layout_name, fields)
     layout = module.layout_for(model)
-    resnet = model.config if isinstance(model.config, ResNetConfig) else model.config.stem
     if isinstance(resnet, ResNetConfig):
         if resnet.axial_heads is not None:
             raise UserError(f"The layout {layout_name} cannot express axial attention; save it as a .keras file.")
@@ -109,7 +112,7 @@ def format_for(model: WrittenModel, layout_name: str) -> tuple[WrittenFormat, La
                 f"The layout {layout_name} cannot express a ResNet of {len(resnet.block_units)} stages, only of up to "
                 f"{TORCH_STAGES}; choose another."
             )
-        if not layout.stores_groups and resnet.num_groups != NUM_GROUPS:
+        if own_groups and not layout.stores_groups:
             raise UserError(
                 f"The layout {layout_name} cannot express GroupNorm with {resnet.num_groups} groups, because its files "
                 f"are read with {NUM_GROUPS}; choose huggingface."

@@ -149,6 +149,9 @@ def test_other_groups_than_32_are_refused_because_files_are_read_with_these(stem
     model = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=3)
     with pytest.raises(UserError, match=f"{layout} cannot express GroupNorm with 2 groups.*choose huggingface"):
         keras_vit.save_checkpoint(model, tmp_path / f"x{SUFFIXES.get(layout, '.npz')}", layout=layout)
+    if stem.preactivation:  # which npz-linen has no names for
+        with pytest.raises(UserError, match="npz-linen cannot express this ResNet; huggingface can"):
+            keras_vit.save_checkpoint(model, tmp_path / "x.npz", layout="npz-linen")
     assert not list(tmp_path.iterdir())
 
 

@@ -11,6 +11,7 @@ import safetensors.numpy
 
 import keras_vit
 from keras_vit import UserError
+from keras_vit.checkpoints.checkpoint import open_checkpoint
 from tests.support import FIXTURES, TINY, TINY_IMAGE
 
 TIMM = FIXTURES / "timm_vit.safetensors"
@@ -144,13 +145,27 @@ PREFIXES = [
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_the_prefix_of_a_wrapper_is_left_out_and_said(prefix, tmp_path):
     arrays = {prefix + key: array for key, array in safetensors.numpy.load_file(TIMM).items()}
-    arrays["n_averaged"] = np.zeros((), np.int64)
+    arrays |= {"n_averaged": np.zeros((), np.int64), "epoch": np.zeros(1), "optimizer.0.exp_avg": np.zeros((2, 3))}
     safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
     with pytest.warns(UserWarning, match=f"The keys of x.safetensors are read without '{prefix}'"):
         model = keras_vit.from_checkpoint(tmp_path / "x.safetensors", num_heads=4)
     expected = keras_vit.from_checkpoint(TIMM, num_heads=4)
     for array, wanted in zip(model.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_array_equal(array, wanted)
+
+
+def test_what_training_keeps_beside_a_model_is_skipped_and_reported(tmp_path):
+    arrays = safetensors.numpy.load_file(TIMM) | {"epoch": np.zeros(1), "optimizer.0.exp_avg": np.zeros((2, 3))}
+    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
+    assert open_checkpoint(tmp_path / "x.safetensors").unused == ("epoch", "optimizer.0.exp_avg")
+    keras_vit.describe(tmp_path / "x.safetensors", num_heads=4)
+
+
+def test_other_arrays_beside_the_prefix_of_a_model_are_named(tmp_path):
+    arrays = {f"backbone.{key}": array for key, array in safetensors.numpy.load_file(TIMM).items()}
+    safetensors.numpy.save_file(arrays | {"box_head.weight": np.zeros((3, 4))}, tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match=r"a model under 'backbone\.' and other arrays beside it \(box_head\.weight\)"):
+        keras_vit.describe(tmp_path / "x.safetensors", num_heads=4)
 
 
 def test_a_prefix_hides_no_setting_that_is_in_the_keys(tmp_path):
