@@ -87,8 +87,12 @@ class ExportedModel:
     def with_logits(self) -> "ExportedModel":
         """Return it with logits as the model's output. Raises UserError unless it is a classifier of these labels."""
         check_classifier(self.model)
-        run_directory.check_classes(self.model, self.labels)
-        return dataclasses.replace(self, model=logits_model(self.model))
+        model = logits_model(self.model)
+        if not (isinstance(model.input, keras.KerasTensor) and isinstance(model.output, keras.KerasTensor)):
+            # Without names of its own, such as {"image": …}.
+            model = keras.Model(model.inputs[0], model.outputs[0], name=model.name)
+        run_directory.check_classes(model, self.labels)
+        return dataclasses.replace(self, model=model)
 
 
 def open_model(run: Run, options: SourceOptions) -> ExportedModel:
@@ -200,7 +204,7 @@ def check_classifier(model: keras.Model) -> None:
         raise UserError(f"A layer of the model cannot be copied ({reason}); write its get_config.") from error
     spec = next(each for each in model.layers if isinstance(each, ModelSpec))
     expected = (*preprocessing.image_size, preprocessing.channels)
-    if spec.input is not model.input or model.input_shape[1:] != expected:
+    if spec.input is not model.inputs[0] or model.inputs[0].shape[1:] != expected:
         raise UserError(
             f"The model changes its images before its layer {spec.name!r}, which says how they are preprocessed; "
             f"export it with {spec.name!r} as the first layer, of images {expected} in the range "
@@ -208,13 +212,13 @@ def check_classifier(model: keras.Model) -> None:
         )
     if classifier_head(model) is None:
         raise UserError(
-            f"The model ends with its features, of shape {model.output_shape}, and has no classes to serve; export "
+            f"The model ends with its features, of shape {model.outputs[0].shape}, and has no classes to serve; export "
             "the features by --embeddings, or add a head by keras_vit.adapt(model, num_classes=…) and train it."
         )
-    if len(model.output_shape) != 2:
+    if len(model.outputs[0].shape) != 2:
         raise UserError(
-            f"The model classifies every token, into shape {model.output_shape}; an export needs one prediction per "
-            "image."
+            f"The model classifies every token, into shape {model.outputs[0].shape}; an export needs one prediction "
+            "per image."
         )
 
 

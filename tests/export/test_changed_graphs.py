@@ -326,6 +326,14 @@ def test_a_model_around_one_of_ours_is_refused_by_exports_with_the_way_out():
         exported_model(Wrapper(), NAMES, Samples((), np.zeros(0))).with_logits()
 
 
+def test_an_export_of_a_model_whose_input_and_output_have_names_has_those_of_the_signature():
+    model = _base()
+    named = keras.Model({"image": model.input}, {"scores": model.output})
+    exported = exported_model(named, NAMES, Samples((), np.zeros(0))).with_logits().model
+    images = _images(model)
+    _agree(inference_model(exported, for_tensorflow=True)(images), model, images)
+
+
 def test_probabilities_are_not_exported_as_logits(tmp_path):
     model = CHANGES["a softmax"]()
     samples = random_images(keras_vit.preprocessing_of(model))

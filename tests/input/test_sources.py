@@ -414,6 +414,8 @@ def test_a_csv_file_gives_what_the_folder_does(folder):
         ("sep=;\nFile Name;Class\n{0};{1}\n{2};{3}\n", "cp1252", "list.csv is not in UTF-8; it is read as cp1252"),
         ("path\tlabel\n{0}\t{1}\n{2}\t{3}\n", "utf-16", ""),
         ("\ufeffpath\tlabel\n{0}\t{1}\n{2}\t{3}\n", "utf-16-be", ""),
+        ("path;label\n{0};{1}\n{2};{3}\n", "utf-32", ""),
+        ("path;label\n{0};{1}\n{2};{3}\n", "utf-32-be", ""),
         ('"Image_Path"|"Species"\n"{0}"|"{1}"\n"{2}"|"{3}"\n', "utf-8", ""),
         ("id, FILENAME, category\n1, {0}, {1}\n2, {2}, {3}\n", "utf-8", ""),
         ("\n\nimage,category,species\r{0},{1},x\r{2},{3},x\r", "utf-8", "the column 'category' is taken as the label"),

@@ -51,7 +51,7 @@ def print_written(directory: pathlib.Path, num_train: int, num_evaluation: int, 
     """Say what was written, and what to give as `--data`."""
     print(
         f"{num_train:,} images to train on and {num_evaluation:,} to evaluate on, of {num_classes} classes, in "
-        f"{shards} files each: --data {shlex.quote(f'tfrecord:{directory}/*.tfrecord')}."
+        f"{shards} {'file' if shards == 1 else 'files'} each: --data {shlex.quote(f'tfrecord:{directory}/*.tfrecord')}."
     )
 
 

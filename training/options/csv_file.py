@@ -7,7 +7,7 @@ or test (testing, val, valid, validation); as in a folder, the images of test ar
 beside them. Other columns are ignored.
 
 Columns may have other usual names, in any case (`_NAMES`), and may be separated by commas, semicolons, tabs or bars, as
-the first line says. The text is UTF-8, UTF-16, or else Windows' cp1252, as Excel writes it.
+the first line says. The text is UTF-8, UTF-16, UTF-32, or else Windows' cp1252, as Excel writes it.
 """
 
 import codecs
@@ -201,10 +201,11 @@ def _check_labels(path: pathlib.Path, names: set[str]) -> None:
 
 def _decoded(content: bytes) -> tuple[str, str]:
     """The text of a file and its encoding. Raises UnicodeDecodeError if it has none of the usual ones."""
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return content.decode("utf-16"), "utf-16"
+    unit = 32 if content[:4].count(0) == 3 or content[:4] in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE) else 16
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)):
+        return content.decode(f"utf-{unit}"), f"utf-{unit}"
     if b"\0" in content[:2]:
-        return content.decode("utf-16-be" if content[:1] == b"\0" else "utf-16-le"), "utf-16"
+        return content.decode(f"utf-{unit}-{'be' if content[:1] == bytes(1) else 'le'}"), f"utf-{unit}"
     if b"\0" in content:
         raise csv.Error("it is no text, as a workbook of Excel is none")
     try:
