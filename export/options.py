@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pathlib
 import re
 import shlex
 from collections.abc import Sequence
@@ -66,11 +67,12 @@ class SourceOptions:
         return open_run_directory(self.run)
 
 
-def check_output(output: str) -> None:
-    """Raise UserError for a place where nothing can be written."""
-    run_directory.check_output(output)
-    if run_directory.is_run(output):
+def export_folder(output: str) -> pathlib.Path:
+    """The path of --output. Raises UserError for a place where nothing can be written, and for a run directory."""
+    folder = run_directory.output_folder(output)
+    if run_directory.is_run(folder):
         raise UserError(f"{output} is a run directory, which would no longer be used as one; give another --output.")
+    return folder
 
 
 def _check_directory(run: str) -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from export.options import SourceOptions
 from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
 from keras_vit.files.labels import LABELS, read_labels
-from keras_vit.files.remote import to_path
+from keras_vit.files.remote import existing_file, existing_folder
 from keras_vit.files.tables import short_name
 from keras_vit.images.formats import format_list, image_files
 from keras_vit.models.build import classifier_head, has_own_call, logits_model
@@ -220,9 +220,7 @@ def check_classifier(model: keras.Model) -> None:
 
 def checkpoint_labels(path: str, number: int) -> tuple[str, ...]:
     """Class names of a checkpoint. Raises UserError unless the file has one line per class."""
-    if not to_path(path).is_file():
-        raise UserError(f"There is no file {path!r}; --labels takes a text file with one class per line.")
-    labels = read_labels(path)
+    labels = read_labels(existing_file(path, "--labels takes a text file with one class per line"))
     if len(labels) != number:
         raise UserError(f"The model has {number} classes, but {path} has {len(labels)} lines; name each class once.")
     return labels
@@ -236,9 +234,7 @@ def read_folder(folder: str, labels: Sequence[str], most: int | None = None) -> 
         labels: class names.
         most: largest number of images, evenly spaced in the sorted list. Default: all images.
     """
-    if not to_path(folder).is_dir():
-        raise UserError(f"There is no folder {folder!r} of images.")
-    files = image_files(to_path(folder))
+    files = image_files(existing_folder(folder, "give one of images"))
     if not files:
         raise UserError(f"{folder} holds no image files ({format_list()}).")
     if most is not None:

@@ -109,6 +109,16 @@ def is_or_are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
+def refuse_first(rules: Iterable[tuple[object, str]]) -> None:
+    """Raise UserError with the sentence of the first rule that is broken.
+
+    rules: whether it is broken, and the sentence.
+    """
+    for is_broken, sentence in rules:
+        if is_broken:
+            raise UserError(sentence)
+
+
 # Names of options, whether they have an effect, and what they apply to.
 Applies = tuple[Sequence[str], bool, str]
 

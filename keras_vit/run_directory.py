@@ -91,9 +91,9 @@ def load(run: str | os.PathLike) -> tuple["keras.Model", tuple[str, ...]]:
     return model, labels
 
 
-def is_run(path: str | os.PathLike) -> bool:
+def is_run(path: pathlib.Path) -> bool:
     """Whether a path is the directory of a finished run."""
-    return all((to_path(path) / name).is_file() for name in (MODEL, CONFIG))
+    return all((path / name).is_file() for name in (MODEL, CONFIG))
 
 
 def is_ours(path: pathlib.Path) -> bool:
@@ -206,8 +206,8 @@ def check_classes(model: "keras.Model", labels: Sequence[str]) -> None:
         )
 
 
-def check_output(output: str | os.PathLike) -> pathlib.Path:
-    """Raise UserError unless `output` is a writable directory or can be created; creates nothing.
+def output_folder(output: str | os.PathLike) -> pathlib.Path:
+    """The path of --output. Raises UserError unless it is a writable directory or can be created; creates nothing.
 
     Of a directory in a bucket, only whether the bucket answers.
     """

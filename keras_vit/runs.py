@@ -19,7 +19,7 @@ from keras_vit.checkpoints.fetch.find import check_name, find_checkpoint
 from keras_vit.errors import UserError
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.npz import read_npz
-from keras_vit.files.remote import can_be_saved_model, is_remote, is_web, to_path
+from keras_vit.files.remote import can_be_saved_model, existing_file, is_remote, is_web, to_path
 from keras_vit.models.config import Classes
 from keras_vit.run_directory import SAMPLES, Samples
 from keras_vit.scores import Scoring
@@ -313,8 +313,7 @@ class Run:
 
         Of anything but a run, the number of classes is not known yet.
         """
-        if not to_path(labels).is_file():
-            raise UserError(f"There is no file {str(labels)!r}; --labels takes a text file with one class per line.")
+        existing_file(labels, "--labels takes a text file with one class per line")
         if is_remote(self.name) or not (self.file(run_directory.MODEL) and self.file(LABELS)):
             return
         given, own = len(read_labels(labels)), len(self.labels)

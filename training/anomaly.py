@@ -43,7 +43,7 @@ def _predict(arguments: Sequence[str]) -> None:
     options = parser.build(AnomalyPredictOptions, given, prog=f"{_PROG} predict")
     run_directory.find(options.run, "anomaly.json")
     if options.output is not None:
-        run_directory.check_output(pathlib.Path(options.output).parent)
+        run_directory.output_folder(pathlib.Path(options.output).parent)
 
     from training.prediction.pictures import find_pictures
 

@@ -91,7 +91,7 @@ def _fit(arguments: Sequence[str]) -> None:
 def _evaluate(arguments: Sequence[str]) -> None:
     options = parser.parse(DetectEvaluateOptions, arguments, prog=f"{_PROG} evaluate")
     run = open_run(options.run, image_size=options.image_size)
-    output = run_directory.check_output(options.output)
+    output = run_directory.output_folder(options.output)
 
     from training.detection.annotations import open_boxes
 

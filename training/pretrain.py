@@ -22,7 +22,6 @@ import dataclasses
 from collections.abc import Sequence
 
 from keras_vit import UserError, cli, parser
-from keras_vit.files.remote import to_path
 from keras_vit.runs import Run
 from training.devices.tpu import prepare_tpu
 from training.options.checks import check_continued, check_data, check_data_service, check_loss, check_recipe_of_files
@@ -105,7 +104,7 @@ def train(arguments: Sequence[str]) -> str | None:
             print("\n".join(auto_reasons(facts, named, options.recipe)))
         measured = options.knn_every is not None or (checkpoint is not None and len(setup.source.labels) > 1)
         if measured and not setup.source.multi_label and not options.dry_run:
-            callbacks = [WatchFeatures(setup.source, RunDirectory(to_path(options.workdir)), options.knn_every)]
+            callbacks = [WatchFeatures(setup.source, RunDirectory(options.directory), options.knn_every)]
         pretrain(options, name, setup, callbacks)
         return options.workdir if is_chief(setup.strategy) and not options.dry_run else None
 

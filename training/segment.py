@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 from keras_vit import UserError, cli, parser, run_directory
 from keras_vit.checkpoints.fetch.find import check_name
-from keras_vit.files.remote import to_path
 from keras_vit.runs import open_run
 from training.devices.tpu import prepare_tpu
 from training.options.jax import check_jax, check_tensorflow, jax_requested
@@ -71,7 +70,7 @@ def _print_next(run: str, picture: str) -> None:
 def _evaluate(arguments: Sequence[str]) -> None:
     options = parser.parse(SegmentEvaluateOptions, arguments, prog=f"{_PROG} evaluate")
     run = open_run(options.run)
-    output = run_directory.check_output(options.output)
+    output = run_directory.output_folder(options.output)
     cli.require_tensorflow()
 
     from training.segmentation.data import open_scenes
@@ -98,13 +97,13 @@ def _predict(arguments: Sequence[str]) -> None:
 
     run = open_run(options.run)
     files = find_pictures(options.pictures)
-    output = run_directory.check_output(options.output)
+    output = run_directory.output_folder(options.output)
     cli.require_tensorflow()
 
     from training.segmentation.predict import predict
     from training.segmentation.segmenter import open_segmenter
 
-    predict(open_segmenter(run, options.task), files, to_path(output), options.threshold)
+    predict(open_segmenter(run, options.task), files, output, options.threshold)
     _print_next(options.run, "")
 
 

@@ -33,7 +33,7 @@ def export_onnx(exported: ExportedModel, options: OnnxOptions) -> dict[OnnxForma
     if the logits differ from those of the model by more than rounding. Raises UserError if the output holds files of
     another model. `options.source` is not used.
     """
-    output, formats = run_directory.check_output(options.output), options.formats
+    output, formats = run_directory.output_folder(options.output), options.formats
     if not formats:
         raise UserError(f"--formats takes at least one of {', '.join(get_args(OnnxFormat))}, but got none.")
     if options.web:
@@ -75,7 +75,8 @@ def export_onnx(exported: ExportedModel, options: OnnxOptions) -> dict[OnnxForma
             (stage / name).write_text(text, encoding="utf-8")
         if options.web:
             web_page.write_page(stage, exported.preprocessing, labels, origin)
-        _report(stage, origin, expected, rows, [*notes, *fingerprint.note_on_earlier(output, stage)])
+        notes += fingerprint.note_on_earlier(output, stage)
+        _report(origin, expected, rows, notes).write(stage)
     return written
 
 
@@ -161,14 +162,12 @@ def _default_precision(file: pathlib.Path, expected: parity.Reference) -> list[s
 
 
 def _report(
-    stage: pathlib.Path,
     origin: Provenance,
     expected: parity.Reference,
     rows: Mapping[OnnxFormat, Mapping[str, Any]],
     notes: Sequence[str],
-) -> None:
-    report.write_formats(
-        stage,
+) -> report.FormatsReport:
+    return report.FormatsReport(
         "ONNX and OpenVINO",
         f"{short_name(origin.name)} as {' and '.join(rows)}",
         origin,

@@ -9,8 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -34,6 +32,7 @@ from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import RemotePath
 from keras_vit.files.tables import short_name
 from keras_vit.progress import Progress
+from keras_vit.scores import Scoring
 
 # Number of images for the C++ loader, and of timed calls.
 _CPP_IMAGES, _CPP_REPEATS = 4, 30
@@ -46,7 +45,7 @@ def export_saved_model(exported: ExportedModel, options: SavedModelOptions) -> t
     from the model by more than rounding, or if bfloat16 or merged tokens predict other classes for too many images.
     `options.source` is not used.
     """
-    output, dtype, merge_tokens = run_directory.check_output(options.output), options.dtype, options.merge_tokens or 0
+    output, dtype, merge_tokens = run_directory.output_folder(options.output), options.dtype, options.merge_tokens or 0
     exported = exported.with_logits()
     model, labels, origin = exported.model, exported.labels, exported.origin
     if options.attention:
@@ -67,18 +66,7 @@ def export_saved_model(exported: ExportedModel, options: SavedModelOptions) -> t
             model, dtype, for_tensorflow=True, all_tokens=options.attention, merge_tokens=merge_tokens
         )
         constants = has_constants(served)
-        _write(
-            served,
-            labels,
-            labels_file,
-            version,
-            attention=options.attention,
-            xla=options.xla,
-            temperature=origin.temperature,
-            multi_label=origin.multi_label,
-            threshold=options.threshold,
-            unknown=exported.unknown,
-        )
+        _write(served, exported, options, labels_file, version)
         del served
         gc.collect()  # the traced graphs hold the weights in reference cycles, and the weights are loaded again next
         with disk_errors(version):
@@ -123,14 +111,23 @@ def put_as_next_version(version: pathlib.Path, output: pathlib.Path) -> pathlib.
 
 
 def _write(
-    model: keras.Model, labels: Sequence[str], labels_file: pathlib.Path, path: pathlib.Path, **options: Any
+    model: keras.Model,
+    exported: ExportedModel,
+    options: SavedModelOptions,
+    labels_file: pathlib.Path,
+    path: pathlib.Path,
 ) -> None:
-    """Write signatures, weights and labels. The function holds the last reference to the model.
-
-    The options are those of `signatures`.
-    """
-    servable = Servable(model, labels, str(labels_file))
-    functions = signatures(model, servable.labels, **options)
+    """Write signatures, weights and labels of a model, which is `exported` as it is served."""
+    servable = Servable(model, exported.labels, str(labels_file))
+    scoring = Scoring(exported.origin.temperature, options.threshold, exported.origin.multi_label)
+    functions = signatures(
+        model,
+        servable.labels,
+        attention=options.attention,
+        xla=options.xla,
+        scoring=scoring,
+        unknown=exported.unknown,
+    )
     servable.serve = tf.function(
         lambda image: functions["image_tensor"](image=image)["logits"],
         autograph=False,

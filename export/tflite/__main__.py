@@ -9,9 +9,8 @@ stores its labels and its normalization as TFLite Metadata.
 
 from collections.abc import Sequence
 
-from export.options import TFLiteOptions, check_calibration, check_output
+from export.options import TFLiteOptions, check_calibration, export_folder
 from keras_vit import cli, parser
-from keras_vit.files.remote import to_path
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -19,7 +18,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(TFLiteOptions, arguments, prog="keras-vit tflite")
     check_calibration(options)
     run = options.source.open_run()
-    check_output(options.output)
+    output = export_folder(options.output)
     cli.require_tensorflow()
 
     from export import parity
@@ -30,7 +29,7 @@ def main(arguments: Sequence[str]) -> None:
 
     source = options.source
     if (task := task_of_run(run, source, options.embeddings)) is not None:
-        for path, measures in export_task(task, to_path(options.output), options.formats).values():
+        for path, measures in export_task(task, output, options.formats).values():
             print(f"{path}: {task.sentence(measures)}.")
         kind = [] if options.embeddings is None else ["--embeddings", options.embeddings]
         cli.print_next([("saved-model", *source.arguments(), *kind, "--output", "served")])

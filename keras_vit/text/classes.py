@@ -2,11 +2,11 @@
 
 import collections
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 
 from keras_vit.errors import UserError
 from keras_vit.files.labels import read_labels
+from keras_vit.files.remote import existing_file
 from keras_vit.models.config import Classes
 from keras_vit.text.templates import TEMPLATES
 
@@ -110,6 +110,5 @@ def _class_of(line: str) -> tuple[str, tuple[str, ...]]:
 
 def _lines(option: str, file: str | os.PathLike) -> tuple[str, ...]:
     """The lines of a text file that are not empty."""
-    if not pathlib.Path(file).is_file():
-        raise UserError(f"There is no file {str(file)!r}; {option} takes texts, or a text file with one per line.")
-    return tuple(line.strip() for line in read_labels(file) if line.strip())
+    lines = read_labels(existing_file(file, f"{option} takes texts, or a text file with one per line"))
+    return tuple(line.strip() for line in lines if line.strip())

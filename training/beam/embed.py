@@ -27,7 +27,7 @@ def embed(run: Run, pictures: PictureList, options: EmbedOptions, pipeline: Pipe
 
     Raises UserError for a folder with features of another model or of other pictures.
     """
-    summary, folder = pictures.summary(), to_path(options.output)
+    summary, folder = pictures.summary(), options.folder
     description, _ = opened(run, options, summary.labels, summary.counts, summary.checksum)
 
     def build(root: apache_beam.Pipeline) -> None:

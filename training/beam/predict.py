@@ -50,8 +50,7 @@ def predict(run: Run, pictures: PictureList, options: PredictOptions, pipeline: 
     """
     assert options.output is not None
     output = options.output
-    run_directory.check_output(output)
-    summary, folder = pictures.summary(), to_path(output)
+    folder, summary = run_directory.output_folder(output), pictures.summary()
     classifier = open_classifier(run, options.labels, threshold=options.threshold)
     settings = {
         "model": fingerprint_of(run.model, run.preprocessing, "pre_logits"),

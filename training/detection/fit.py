@@ -11,7 +11,6 @@ import keras_vit
 from keras_vit import DetectionConfig, UserError, ViTConfig, preprocessing_of, with_classes
 from keras_vit.checkpoints.describe import license_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
-from keras_vit.files.remote import to_path
 from keras_vit.models.config import TaskConfig
 from keras_vit.models.tasks import build_task, task_of
 from keras_vit.run_directory import MODEL
@@ -47,8 +46,8 @@ def fit(options: DetectFitOptions, data: BoxData, setup: Setup) -> RunDirectory:
     names = {"command": "detect", "recipe_name": "detect"}
     if options.dry_run:
         dry_run_report(options, setup, make_model, **names)
-        return RunDirectory(to_path(options.workdir))
-    if not (to_path(options.workdir) / MODEL).is_file():
+        return RunDirectory(options.directory)
+    if not (options.directory / MODEL).is_file():
         _print_time(backbone.model, options.recipe, len(data.train))
     run = run_training(
         options,

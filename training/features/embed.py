@@ -14,7 +14,6 @@ import tensorflow as tf
 from keras_vit import Preprocessing, UserError, run_directory
 from keras_vit.files.atomic import remove_temporary
 from keras_vit.files.file_contents import FileContents, shown
-from keras_vit.files.remote import to_path
 from keras_vit.native_stderr import native_stderr_silenced
 from keras_vit.progress import Progress
 from keras_vit.runs import Run
@@ -86,7 +85,7 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
     """
     splits = {name: split.num_examples for name, split in listing.splits.items()}
     description, extractor = opened(run, options, listing.labels, splits, listing.checksum)
-    folder = to_path(options.output)
+    folder = options.folder
     with locked(folder):
         remove_temporary(folder)
         index = write_features(folder, description, listing, extractor)

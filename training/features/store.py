@@ -21,8 +21,8 @@ import pyarrow.parquet
 
 from keras_vit import UserError
 from keras_vit.files.atomic import atomic_write, write_text
-from keras_vit.files.remote import local_copy, to_path
-from training.options.features import DESCRIPTION, IndexKind, check_index
+from keras_vit.files.remote import local_copy
+from training.options.features import DESCRIPTION, IndexKind, index_folder
 
 # Pictures of one file: what a killed process loses at most.
 PART = 2048
@@ -243,8 +243,7 @@ def read_description(folder: pathlib.Path) -> FeatureDescription:
 
 def open_index(path: str) -> FeatureIndex:
     """Open a folder of features. Raises UserError unless it is there and complete."""
-    check_index(path)
-    folder = to_path(path)
+    folder = index_folder(path)
     index = FeatureIndex(folder, read_description(folder))
     missing = [file for split in index.description.splits for file in index.files(split) if not file.is_file()]
     if missing:

@@ -87,7 +87,8 @@ class Split:
 class Batches(Protocol):
     """How batches of a data set are made whose targets are no classes of whole images, but masks or boxes.
 
-    The arguments and the order are those of `training_batches` and `evaluation_batches` (`training/input/pipeline.py`).
+    The order and the arguments but num_classes are those of `training_batches` and `evaluation_batches` of
+    `training/input/pipeline.py`.
     The targets are a dict of arrays (B, ...), among them "labels" (B, T): the class of each target, -1 for none.
     """
 

@@ -14,7 +14,6 @@ from keras_vit.checkpoints.describe import license_of
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
-from keras_vit.files.remote import to_path
 from keras_vit.published import upstream_checkpoint
 from keras_vit.text.classes import classes_of_labels
 from training.input.dataset import typical_image
@@ -79,7 +78,7 @@ def finetune(
 
     if options.dry_run:
         dry_run_report(options, setup, make_model, command="finetune", recipe_name=recipe_name)
-        return RunDirectory(to_path(options.workdir))
+        return RunDirectory(options.directory)
     weights = {"checkpoint": checkpoint, "license": license_of(checkpoint)}
     return run_training(
         options,

@@ -9,7 +9,6 @@ from keras_vit import preprocessing_of
 from keras_vit.checkpoints.describe import license_of
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.load import weights_by_key
-from keras_vit.files.remote import to_path
 from training.loop.dry_run import dry_run_report
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup, open_setup, with_loss_for
@@ -50,7 +49,7 @@ def pretrain(
 
     if options.dry_run:
         dry_run_report(options, setup, make_model, command="pretrain", recipe_name=recipe_name)
-        return RunDirectory(to_path(options.workdir))
+        return RunDirectory(options.directory)
     checkpoint = options.checkpoint
     return run_training(
         options,

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError, preprocessing_of
-from keras_vit.files.remote import is_remote, to_path
+from keras_vit.files.remote import is_remote
 from keras_vit.run_directory import CALIBRATION, SAMPLES, save_training_images
 from training.devices.strategies import open_strategy
 from training.input.dataset import balanced, class_weights
@@ -57,7 +57,7 @@ def open_setup(options: TrainingOptions, open_data: Callable[[], DataSet] | None
             f"but was given {options.workdir!r}; give one such as runs/mine."
         )
     if is_remote(options.workdir):
-        to_path(options.workdir).mkdir(parents=True, exist_ok=True)  # raises what is wrong before all the work
+        options.directory.mkdir(parents=True, exist_ok=True)  # raises what is wrong before all the work
     return Setup(
         strategy=open_strategy(options.devices, options.model_parallel, shard_weights=options.shard_weights),
         source=open_data() if open_data else open_source(options.source, multi_label=True),

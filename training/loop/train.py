@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError, preprocessing_of
-from keras_vit.files.remote import to_path
 from training.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
 from training.input.dataset import class_weights
 from training.input.pipeline import evaluation_batches, resized_once, steps_per_epoch, training_batches
@@ -67,7 +66,7 @@ def run_training(
         UserError: if options, data, devices and directory do not fit, the loss is not finite or the disk is full; the
             last checkpoint remains.
     """
-    run, strategy = RunDirectory(to_path(options.workdir)), setup.strategy
+    run, strategy = RunDirectory(options.directory), setup.strategy
     settings = settings_of(options, command, recipe_name, setup.source)
     writes = is_chief(strategy)
     with locked(run.path) if writes and not run.model_file.is_file() else contextlib.nullcontext():
@@ -85,7 +84,7 @@ def run_training(
             return run
 
         keras.utils.set_random_seed(options.seed)
-        if options.deterministic:
+        if options.execution.deterministic:
             tf.config.experimental.enable_op_determinism()
         trainer = build_trainer(
             lambda: make_model(len(source.labels)),
@@ -94,7 +93,6 @@ def run_training(
             strategy=strategy,
             execution=options.execution,
             seed=options.seed,
-            deterministic=options.deterministic,
             class_weights=class_weights(source.train, len(source.labels)) if options.recipe.class_weights else None,
         )
         if writes:
@@ -211,30 +209,19 @@ class Training:
         if service is not None:
             epochs = 0.0  # images held here would be sent to the service
         source = resized_once(self._source, recipe, preprocessing, epochs=epochs, evaluations=evaluations)
-        of_training, of_evaluation, most = training_batches, evaluation_batches, _EVALUATION_BATCH
+        num_classes, most = len(source.labels), _EVALUATION_BATCH
+        of_training: Callable[..., tf.data.Dataset] = functools.partial(training_batches, num_classes=num_classes)
+        of_evaluation: Callable[..., tf.data.Dataset] = functools.partial(evaluation_batches, num_classes=num_classes)
         if source.batches is not None:  # of large pictures
             of_training, of_evaluation, most = source.batches.training, source.batches.evaluation, recipe.batch_size
         if source.unlabelled is not None:
-            of_training = functools.partial(semi_supervised_batches, source.unlabelled)
-        training = functools.partial(
-            of_training,
-            source.train,
-            recipe,
-            preprocessing,
-            num_classes=len(source.labels),
-            seed=self._options.seed,
-        )
+            of_training = functools.partial(semi_supervised_batches, source.unlabelled, num_classes=num_classes)
+        training = functools.partial(of_training, source.train, recipe, preprocessing, seed=self._options.seed)
         if service is not None:
             training = functools.partial(served_batches, service, training)
         training = functools.partial(training, first_step=self.step, num_steps=None)
         size, num_batches = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync, most)
-        evaluation = functools.partial(
-            of_evaluation,
-            source.evaluation,
-            preprocessing,
-            num_classes=len(source.labels),
-            batch_size=size,
-        )
+        evaluation = functools.partial(of_evaluation, source.evaluation, preprocessing, batch_size=size)
         return (
             distributed(strategy, recipe.batch_size, training),
             distributed(strategy, size, evaluation),

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from keras_vit import MODELS, UserError, run_directory
 from keras_vit.checkpoints.fetch.find import check_name
-from keras_vit.errors import near_path, nearest
+from keras_vit.errors import nearest
 from keras_vit.files.file_contents import shown
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
-from keras_vit.files.remote import is_remote, matching, to_path
+from keras_vit.files.remote import existing_folder, is_remote, matching
 from keras_vit.images.formats import format_list, is_hidden, is_picture_name
 from keras_vit.parser import Given
 from keras_vit.runs import Run
@@ -77,11 +77,8 @@ def check_data(source: DataOptions) -> None:
         _check_listed(source.path, source.on_bad_image)
     if kind in _ENDINGS and not is_remote(rest):
         files_of(kind, rest, matching(rest))
-    if source.data_dir is not None and not is_remote(source.data_dir) and not to_path(source.data_dir).is_dir():
-        raise UserError(
-            f"There is no folder {source.data_dir!r}; --data-dir takes the folder of prepared data sets, or an empty "
-            "one to download to."
-        )
+    if source.data_dir is not None and not is_remote(source.data_dir):
+        existing_folder(source.data_dir, "--data-dir takes the folder of prepared data sets, or an empty one")
 
 
 def check_data_service(options: TrainingOptions) -> None:
@@ -122,12 +119,7 @@ def _kind_of(path: str) -> str | None:
 
 def _check_folder(name: str) -> None:
     """Raise UserError unless there are at least two folders of classes, or one of a split."""
-    path = to_path(name)
-    if not path.is_dir():
-        advice = "" if is_remote(name) else near_path(name, os.path.isdir)
-        raise UserError(
-            f"There is no folder {name!r}{advice or '; --data folder:PATH takes a folder of class folders.'}"
-        )
+    path = existing_folder(name, "--data folder:PATH takes a folder of class folders")
     if is_remote(name):
         return  # each entry costs a request
     inside = [entry.name for entry in path.iterdir() if entry.is_dir() and not is_hidden(entry.name)]
@@ -308,11 +300,7 @@ def unlabelled_path(name: str) -> pathlib.Path:
     kind, _, rest = name.partition(":")
     if kind != "folder" or not rest:
         raise UserError(f"--unlabelled takes folder:PATH of pictures, but was given {name!r}.")
-    path = to_path(rest)
-    if not path.is_dir():
-        advice = "" if is_remote(rest) else near_path(rest, os.path.isdir)
-        raise UserError(f"There is no folder {rest!r}{advice or '; --unlabelled takes a folder of pictures.'}")
-    return path
+    return existing_folder(rest, "--unlabelled takes a folder of pictures")
 
 
 def check_continued(checkpoint: str, given: Given, recipe_name: str) -> None:
@@ -427,7 +415,7 @@ def report_directory(run: Run, output: str | None) -> pathlib.Path:
     own = run.directory if run.file(run_directory.CONFIG) else None
     if output is None and own is None:
         raise UserError(f"{run.name!r} is not a run directory to put the report into; give --output a directory.")
-    directory = run_directory.check_output(output or own or "")
+    directory = run_directory.output_folder(output or own or "")
     if (directory / run_directory.CONFIG).is_file() and not (own and directory.samefile(own)):
         raise UserError(
             f"{directory} is the directory of another run, not of {run.name}; give --output a directory of its own."

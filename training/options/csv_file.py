@@ -21,7 +21,8 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from keras_vit.errors import UserError, near_path
+from keras_vit.errors import UserError
+from keras_vit.files.remote import existing_file
 from keras_vit.images.formats import is_picture_name
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, composed
 
@@ -67,9 +68,7 @@ class ListedFiles(NamedTuple):
 
 def listed_files(path: pathlib.Path) -> ListedFiles:
     """Read a CSV file. Raises UserError for the first wrong row."""
-    if not path.is_file():
-        advice = near_path(path, os.path.isfile) or "; --data csv:FILE takes one with the columns path and label."
-        raise UserError(f"There is no file {str(path)!r}{advice}")
+    existing_file(path, "--data csv:FILE takes one with the columns path and label")
     try:
         content, encoding = _decoded(path.read_bytes())
         content = re.sub(r"\Asep=.(?=[\r\n])", "", content)  # Excel's first line

@@ -7,9 +7,9 @@ import typing
 from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
-from keras_vit.errors import UserError, near_path
+from keras_vit.errors import UserError
 from keras_vit.files.file_contents import FileContents, shown
-from keras_vit.files.remote import to_path
+from keras_vit.files.remote import existing_file
 from training.options.common import composed
 
 Decided = Literal["keep", "relabel", "drop"]
@@ -63,9 +63,7 @@ def _of_same_name(file: str, decisions: Sequence[Decision]) -> Decision | None:
 
 def read_decisions(name: str) -> Decisions:
     """Read a file of decisions. Raises UserError for the first wrong row."""
-    path = to_path(name)
-    if not path.is_file():
-        raise UserError(f"There is no file {name!r}{near_path(name) or '; --exclude takes decisions.csv of review.'}")
+    path = existing_file(name, "--exclude takes decisions.csv of review")
     found: dict[str, list[Decision]] = {}
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:

@@ -6,8 +6,8 @@ import shlex
 from typing import Annotated, Any
 
 from keras_vit import UserError
-from keras_vit.errors import near_path, refuse_without_effect
-from keras_vit.files.remote import is_remote
+from keras_vit.errors import refuse_without_effect
+from keras_vit.files.remote import existing_file, existing_folder, is_remote
 from keras_vit.models.config import SegmentationTask
 from keras_vit.parser import Aliases, MayLead, Positional, Share, check_ranges
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, TrainingOptions
@@ -69,14 +69,11 @@ class SceneOptions:
             )
         if is_remote(rest):
             raise UserError(f"--{prefix}data takes files of this machine, but was given {data!r}; copy them first.")
-        place = pathlib.Path(rest)
-        if kind != "tfds" and not (place.is_dir() if kind in _FOLDERS else place.is_file()):
-            what = "folder" if kind in _FOLDERS else "file"
-            raise UserError(
-                f"There is no {what} {rest!r} for --{prefix}data {kind}:{near_path(rest) or '; correct the path.'}"
-            )
-        if images is not None and not pathlib.Path(images).is_dir():
-            raise UserError(f"There is no folder {images!r} for --{prefix}images{near_path(images) or '.'}")
+        if kind != "tfds":
+            existing = existing_folder if kind in _FOLDERS else existing_file
+            existing(rest, f"correct the path behind --{prefix}data {kind}:")
+        if images is not None:
+            existing_folder(images, f"--{prefix}images takes the folder of the pictures")
 
     def settings(self) -> dict[str, Any]:
         """The fields as config.json stores them."""

@@ -8,7 +8,6 @@ import keras_vit
 from keras_vit import UserError, ViTConfig, preprocessing_of
 from keras_vit.checkpoints.describe import license_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
-from keras_vit.files.remote import to_path
 from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
 from keras_vit.models.tasks import build_task, task_of
 from keras_vit.runs import Run, open_run
@@ -44,7 +43,7 @@ def fit(options: SegmentFitOptions, setup: Setup) -> RunDirectory:
     names = {"command": "segment", "recipe_name": recipe.head}
     if options.dry_run:
         dry_run_report(options, setup, make_model, **names)
-        return RunDirectory(to_path(options.workdir))
+        return RunDirectory(options.directory)
     weights = {"checkpoint": options.checkpoint, "license": license_of(options.checkpoint)}
     run = run_training(options, setup, make_model, **names, weights=weights)
     segmenter = open_segmenter(open_run(str(run.path)))
