@@ -2,10 +2,12 @@
 
 import dataclasses
 import difflib
+import importlib
 import numbers
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
 
 
 class UserError(ValueError):
@@ -109,11 +111,35 @@ def is_or_are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def refuse_first(rules: Iterable[tuple[object, str]]) -> None:
-    """Raise UserError with the sentence of the first rule that is broken.
+def check_choice(name: str, value, choices: Iterable[str]) -> None:
+    """Raise UserError unless an argument is one of several texts."""
+    choices = [*choices]
+    if value not in choices:
+        raise UserError(f"{name} must be one of {', '.join(choices)}, but is {value!r}.")
 
-    rules: whether it is broken, and the sentence.
-    """
+
+def check_known(what: str, name: str, known: Iterable[str], others: Iterable[str] = ()) -> None:
+    """Raise UserError unless `name` is that of a thing such as a recipe; with the nearest names, also of `others`."""
+    known = [*known]
+    if name not in known:
+        names = nearest(str(name), [*known, *others])
+        raise UserError(f"There is no {what} named {name!r:.80}; the nearest names are {names}.")
+
+
+def needed_package(module: str, what: str, package: str) -> ModuleType:
+    """Import a Python module that is not always installed. Raises UserError that says what needs its package."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        raise UserError(f"{what} the Python package {package}; install it with pip install {package}.") from missing
+
+
+# Whether a rule is broken, and what is said of it then.
+Rules = Iterable[tuple[object, str]]
+
+
+def refuse_first(rules: Rules) -> None:
+    """Raise UserError with the sentence of the first rule that is broken."""
     for is_broken, sentence in rules:
         if is_broken:
             raise UserError(sentence)

@@ -239,6 +239,15 @@ class Run:
         except (KeyError, TypeError, AttributeError):
             return None
 
+    def labels_of(self, num_classes: int) -> tuple[str, ...]:
+        """The names of so many classes, or their numbers. Raises UserError if labels.txt names others."""
+        labels = self.labels or tuple(map(str, range(num_classes)))
+        if len(labels) != num_classes:
+            raise UserError(
+                f"{self.name} has {num_classes} classes, but its labels.txt names {len(labels)}; copy that of the run."
+            )
+        return labels
+
     @property
     def data_options(self) -> list[str]:
         """Its data as options of a command line, such as --data folder:pictures; empty if they are not here."""

@@ -38,7 +38,7 @@ for line in sys.stdin:
 """
 DATA = "There is no folder 'gone'; --data folder:PATH takes"
 KIND = "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given"
-NO_INDEX = "There are no features in 'gone'"
+NO_INDEX = "There is no folder 'gone'; make it by keras-vit embed"
 NAME = "There is no file, folder or official checkpoint 'gone'"
 RUN = "There is no run directory 'gone'"
 TRAIN = "training.pretrain digits --workdir never"
@@ -154,7 +154,7 @@ MISTAKES = {
     f"{TRAIN} --data 'tfrecord:docs/c*'": "files that end in .tfrecord, but 'docs/c*' matches only others, such",
     f"{TRAIN} --data tfrecord:gone/*": "No file matches 'gone/*'; --data tfrecord:GLOB takes",
     "training.segment fit --checkpoint gone --data tfds:x --workdir never": NAME,
-    "training.segment fit --checkpoint augreg:B_16 --data folder:gone --workdir never": "There is no folder 'gone' for",
+    "training.segment fit --checkpoint augreg:B_16 --data folder:gone --workdir never": "no folder 'gone'; correct",
     "training.segment fit --checkpoint augreg:B_16 --data voc:tests --workdir never": "tests should hold the folders J",
     "training.segment fit --checkpoint augreg:B_16 --data tfds:x --workdir tests": "tests exists and is not a run",
     "training.pretrain digits --data digits --workdir tests": "tests exists and is not a run directory; give a new or",

@@ -93,13 +93,7 @@ def open_detector(run: Run, texts: Classes | None = None) -> Detector:
             f"{run.name} has no classes of its own; give --classes, words to look for, or --like, a picture."
         )
     if texts is None:
-        names = run.labels or tuple(map(str, range(model.output["class_logits"].shape[-1])))
-        if len(names) != model.output["class_logits"].shape[-1]:
-            raise UserError(
-                f"{run.name} has {model.output['class_logits'].shape[-1]} classes, but its labels.txt names "
-                f"{len(names)}; copy that of the run."
-            )
-        return Detector(run.name, model, names)
+        return Detector(run.name, model, run.labels_of(model.output["class_logits"].shape[-1]))
     if has_classes:
         raise UserError(f"{run.name} has classes of its own, {', '.join(run.labels[:5])}; leave --classes out.")
     return Detector(run.name, with_classes(model, class_embeddings(run.checkpoint, texts)), texts.labels)

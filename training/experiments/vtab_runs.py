@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.checkpoints.fetch.find import find_checkpoint
-from keras_vit.errors import nearest
+from keras_vit.errors import check_known
 from keras_vit.files.atomic import write_text
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table
@@ -86,8 +86,7 @@ def vtab(options: VtabOptions) -> dict:
 def _chosen(tasks: Sequence[str]) -> list[Task]:
     by_name = {task.name: task for task in TASKS}
     for name in tasks:
-        if name not in by_name:
-            raise UserError(f"VTAB has no task {name!r}; the nearest names are {nearest(name, by_name)}.")
+        check_known("task of VTAB", name, by_name)
     return [by_name[name] for name in dict.fromkeys(tasks)]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from keras_vit import UserError
+from keras_vit.errors import needed_package
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.remote import is_remote
 from keras_vit.progress import Progress
@@ -81,10 +82,7 @@ class NeighborGraph:
         """Read the graph, or make and write it, and print its recall."""
         if is_remote(index.folder):
             raise UserError(f"--approximate keeps its graph beside the features, but {index.folder} is in a bucket.")
-        try:
-            import faiss  # lazy: an extra
-        except ModuleNotFoundError as missing:
-            raise UserError("--approximate needs the Python package faiss; pip install faiss-cpu.") from missing
+        faiss = needed_package("faiss", "--approximate needs", "faiss-cpu")
         name = f"graph-{index.description.fingerprint}-{index.description.checksum}"
         graph, recall = index.folder / f"{name}.faiss", index.folder / f"{name}.json"
         if graph.is_file() and recall.is_file():

@@ -58,7 +58,7 @@ def dry_run_report(
 ) -> None:
     """Print the dry run's report and plot the learning rate next to the workdir, which is not created.
 
-    Raises UserError for whatever `training.loop.train.run_training` refuses. See there for the arguments.
+    Raises UserError for whatever `run_training` refuses. See there for the arguments.
     """
     settings = settings_of(options, command, recipe_name, setup.source)
     options, source, num_steps = checked(options, setup)

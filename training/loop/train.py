@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError, preprocessing_of
+from keras_vit.checkpoints.describe import license_of
 from training.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
 from training.input.dataset import class_weights
 from training.input.pipeline import evaluation_batches, resized_once, steps_per_epoch, training_batches
@@ -23,6 +24,7 @@ from training.input.unlabelled import semi_supervised_batches
 from training.lock import locked
 from training.loop import checkpoints
 from training.loop.build import build_trainer, trained_model
+from training.loop.dry_run import dry_run_report
 from training.loop.inspect_callback import InspectEpochs
 from training.loop.metrics_log import MetricsLog
 from training.loop.profile import ProfileSteps
@@ -45,9 +47,9 @@ def run_training(
     command: str,
     recipe_name: str,
     callbacks: Sequence[keras.callbacks.Callback] = (),
-    weights: dict | None = None,
+    checkpoint: str | None = None,
 ) -> RunDirectory:
-    """Train, or resume, or do nothing if the run is finished; return the finished run.
+    """Train, or resume, or do nothing if the run is finished; return the run. With `options.dry_run`, only report.
 
     Args:
         options: of the command, with the recipe.
@@ -59,7 +61,7 @@ def run_training(
             with an evaluation, and may set `model.stop_training`, which ends the run and saves the model as it is.
             Their own state is not saved: when an interrupted run continues, they start fresh. With several workers,
             the callbacks of each worker must make the same decisions.
-        weights: see `RunDirectory.start`.
+        checkpoint: that the model begins with, for config.json.
 
     Raises:
         TrainingInterrupted: after SIGTERM or Ctrl-C, with a checkpoint saved.
@@ -67,6 +69,9 @@ def run_training(
             last checkpoint remains.
     """
     run, strategy = RunDirectory(options.directory), setup.strategy
+    if options.dry_run:
+        dry_run_report(options, setup, make_model, command=command, recipe_name=recipe_name)
+        return run
     settings = settings_of(options, command, recipe_name, setup.source)
     writes = is_chief(strategy)
     with locked(run.path) if writes and not run.model_file.is_file() else contextlib.nullcontext():
@@ -96,6 +101,7 @@ def run_training(
             class_weights=class_weights(source.train, len(source.labels)) if options.recipe.class_weights else None,
         )
         if writes:
+            weights = None if checkpoint is None else {"checkpoint": checkpoint, "license": license_of(checkpoint)}
             run.start(settings, source.labels, weights, images=setup.source.fingerprint)
             save_input(run, trainer.network, source, options, settings)
 

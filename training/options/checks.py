@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from keras_vit import MODELS, UserError, run_directory
 from keras_vit.checkpoints.fetch.find import check_name
-from keras_vit.errors import nearest
+from keras_vit.errors import check_known
 from keras_vit.files.file_contents import shown
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import existing_folder, is_remote, matching
@@ -402,8 +402,7 @@ def check_start(checkpoint: str | None, model: str | None) -> None:
 
 def check_model(name: str) -> str:
     """Return the name of an official model. Raises UserError if there is none of this name."""
-    if name not in MODELS:
-        raise UserError(f"There is no official model {name!r}; the nearest names are {nearest(name, MODELS)}.")
+    check_known("official model", name, MODELS)
     return name
 
 

@@ -11,7 +11,7 @@ from keras_vit.parser import Aliases, Count, Positional, Range, check_ranges
 from keras_vit.runs import Run, open_run
 from training.options.common import DataOptions, OnBadImage
 from training.options.pipeline import Runner
-from training.options.predict import check_output_file
+from training.options.predict import check_ending
 
 IndexKind = Literal["pre_logits", "token", "mean", "both", "joint"]
 TABLES = (".csv", ".html")
@@ -116,12 +116,13 @@ class LookupOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        check_ending(self.output, TABLES)
 
     def check_paths(self) -> None:
         """Raise UserError unless the index is there, and the results can be written."""
         index_folder(self.index)
         if self.output is not None:
-            check_output_file(self.output, TABLES)
+            run_directory.output_folder(pathlib.Path(self.output).parent)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from keras_vit.runs import Run, open_run, open_run_directory
 from keras_vit.unknown import UnknownKind
 from training.options.common import DataOptions
 from training.options.features import TABLES
-from training.options.predict import check_output_file
+from training.options.predict import check_ending
 
 FalseAlarms = Annotated[float, Range("(0, 1)")]
 
@@ -104,5 +104,4 @@ class AnomalyPredictOptions:
     """File for the results, which ends in .csv or .html (a page with heat maps)."""
 
     def __post_init__(self) -> None:
-        if self.output is not None:
-            check_output_file(self.output, TABLES)
+        check_ending(self.output, TABLES)

@@ -194,14 +194,20 @@ def check_names(labels: str) -> None:
         raise UserError(f"{labels} names the class {twice!r} twice; give each class a name of its own.")
 
 
+def check_ending(output: str | None, endings: Sequence[str]) -> None:
+    """Raise UserError unless the name of the file for --output has one of these endings, or there is none."""
+    if output is not None and pathlib.Path(output).suffix not in endings:
+        listed = f"{', '.join(endings[:-1])} or {endings[-1]}"
+        raise UserError(f"--output takes a file that ends in {listed}, but is {output!r}.")
+
+
 def check_output_file(output: str, endings: Sequence[str]) -> None:
     """Raise UserError unless a file with one of these endings can be written as --output."""
+    check_ending(output, endings)
     file = pathlib.Path(output)
     folder = file.absolute().parent
-    listed = f"{', '.join(endings[:-1])} or {endings[-1]}"
     refuse_first(
         [
-            (file.suffix not in endings, f"--output takes a file that ends in {listed}, but is {output!r}."),
             (not folder.is_dir(), f"There is no folder {str(file.parent)!r} for --output; create it."),
             (file.is_dir(), f"{output} is a folder; --output takes a file."),
             (

@@ -6,7 +6,7 @@ import shlex
 from typing import Annotated, Any
 
 from keras_vit import UserError
-from keras_vit.errors import refuse_without_effect
+from keras_vit.errors import refuse_first, refuse_without_effect
 from keras_vit.files.remote import existing_file, existing_folder, is_remote
 from keras_vit.models.config import SegmentationTask
 from keras_vit.parser import Aliases, MayLead, Positional, Share, check_ranges
@@ -105,12 +105,16 @@ class SegmentFitOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.data_service is not None:
-            raise UserError("--data-service makes no batches of masks; leave it out.")
-        if self.recipe.head == "linear" and self.task != "semantic":
-            raise UserError(f"The linear head tells classes of pixels alone; give --head eomt for --task {self.task}.")
-        if self.execution.inspect_every is not None:
-            raise UserError("--inspect-every shows models of classes; leave it out.")
+        refuse_first(
+            [
+                (self.data_service is not None, "--data-service makes no batches of masks; leave it out."),
+                (
+                    self.recipe.head == "linear" and self.task != "semantic",
+                    f"The linear head tells classes of pixels alone; give --head eomt for --task {self.task}.",
+                ),
+                (self.execution.inspect_every is not None, "--inspect-every shows models of classes; leave it out."),
+            ]
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """mIoU, mask AP and panoptic quality of a model that segments, with intervals, and a page of its worst pictures."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,9 +11,8 @@ import tqdm
 from pycocotools import mask as rle
 
 from keras_vit import UserError, preprocessing_of
-from keras_vit.files.atomic import staged
-from keras_vit.files.tables import markdown_table, rounded, short_name
-from training.evaluation.average_precision import STATS, average_precision, document
+from keras_vit.files.tables import markdown_table, short_name, with_interval
+from training.evaluation.average_precision import STATS, average_precision, document, write_measured
 from training.input.coco import NONE, UNCOUNTED
 from training.input.dataset import Split, decoded
 from training.segmentation.overlay import Panel, segments_page
@@ -201,34 +199,20 @@ def write_report(evaluation: Evaluation, output: pathlib.Path) -> None:
     """Write segmentation.json, segmentation.md and segmentation.html, the page of the worst pictures."""
     metrics, kind = evaluation.metrics, evaluation.segmenter.kind
     values = ", ".join(
-        f"{_WORDS.get(name, name.upper())} {_shown(metrics[name], metrics['intervals'].get(name))}"
+        f"{_WORDS.get(name, name.upper())} {with_interval(metrics[name], metrics['intervals'].get(name))}"
         for name in _MAIN[kind]
     )
     sentence = f"{values[0].upper()}{values[1:]} on {metrics['pictures']:,} evaluation pictures"
     columns = {"semantic": ("iou",), "instance": ("objects", "ap", "ap50"), "panoptic": ("pq", "sq", "rq")}[kind]
-    rows = [(name, *(_shown(row[column]) for column in columns)) for name, row in metrics["classes"].items()]
+    rows = [(name, *(with_interval(row[column]) for column in columns)) for name, row in metrics["classes"].items()]
     text = [f"# Segmentation: {short_name(evaluation.segmenter.name)}", "", f"{sentence}.", "",
             "Intervals hold 95 % of random draws of the pictures.", ""]  # fmt: skip
     if kind == "instance":
-        sizes = [(name.replace("_", " "), _shown(metrics[name])) for name in STATS]
+        sizes = [(name.replace("_", " "), with_interval(metrics[name])) for name in STATS]
         text += [markdown_table(("metric", "value"), sizes, num_text_columns=1), ""]
     text += [markdown_table(("class", *columns), rows, num_text_columns=1), ""]
-    with staged(output) as stage:
-        (stage / "segmentation.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-        (stage / "segmentation.md").write_text("\n".join(text), encoding="utf-8")
-        (stage / "segmentation.html").write_text(_page(evaluation), encoding="utf-8")
-    print(f"{sentence}; report in {output / 'segmentation.md'}, worst pictures in {output / 'segmentation.html'}.")
-
-
-def _shown(value: float | None, interval: Sequence[float] | None = None) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if interval is None or interval[0] == interval[1]:
-        return f"{value:.3f}"
-    number, ends = rounded(value, interval)
-    return f"{number} ({ends})"
+    files = write_measured(output, "segmentation", metrics, text, _page(evaluation))
+    print(f"{sentence}; {files}.")
 
 
 def _page(evaluation: Evaluation) -> str:

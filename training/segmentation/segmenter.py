@@ -93,10 +93,7 @@ def open_segmenter(run: Run, task: SegmentationTask | None = None) -> Segmenter:
         own = dataclasses.replace(own, task=task)
     elif task not in (None, "semantic"):
         raise UserError(f"{run.name} has a linear head, which tells classes of pixels alone; leave --task {task} out.")
-    labels = run.labels or tuple(map(str, range(own.num_classes)))
-    if len(labels) != own.num_classes:
-        raise UserError(f"{run.name} has {own.num_classes} classes, but its labels.txt names {len(labels)}.")
-    model = run.model
+    labels, model = run.labels_of(own.num_classes), run.model
     if preprocessing_of(model).resize not in ("stretch", "pad"):
         model = _whole_pictures(model)
     return Segmenter(run.name, model, labels, own)
