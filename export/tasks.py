@@ -13,7 +13,6 @@ from export import parity, report
 from export.inference_model import in_dtype
 from export.preprocessing_code import preprocessing_section
 from export.source import ExportedModel
-from keras_vit.errors import ParityError
 from keras_vit.files.tables import short_name
 
 # Of one image, by name.
@@ -123,9 +122,7 @@ def largest_difference(
     ours, theirs = (np.stack([outputs[name] for outputs in each]) for each in (expected, found))
     difference = float(np.abs(ours - theirs).max())
     tolerance = parity.FLOAT_TOLERANCE * max(1.0, float(np.abs(ours).max()))
-    if not difference <= (tolerance if exact else np.finfo(np.float32).max):
-        raise ParityError(
-            f"The {name} of the {artifact} differ from the model's by up to {difference:.3g}, more than "
-            f"{tolerance:.3g}, so it was not kept."
-        )
+    parity.require_close(
+        f"{name} of the {artifact}", difference, tolerance if exact else float(np.finfo(np.float32).max)
+    )
     return difference

@@ -1,12 +1,13 @@
 """Exceptions for user errors and for artifacts that differ from their model, and helpers for error messages."""
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
 import numbers
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 
 
@@ -132,6 +133,24 @@ def needed_package(module: str, what: str, package: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as missing:
         raise UserError(f"{what} the Python package {package}; install it with pip install {package}.") from missing
+
+
+@contextlib.contextmanager
+def reading(
+    file: object, kind: str, *errors: type[Exception], advice: str = "correct it, or write it again"
+) -> Iterator[None]:
+    """Make a UserError of what a parser raises: that a file cannot be read as a `kind`, such as JSON.
+
+    errors: further ones than ValueError and RecursionError.
+    """
+    expected: tuple[type[Exception], ...] = (ValueError, RecursionError, *errors)
+    try:
+        yield
+    except UserError:
+        raise
+    except expected as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(f"{file} cannot be read as {kind} ({reason}); {advice}.") from error
 
 
 # Whether a rule is broken, and what is said of it then.

@@ -70,7 +70,7 @@ MISTAKES = {
     f"{TUNE} --checkpoint gone --data digits": NAME,
     f"{TUNE} --checkpoint hf:gone --data digits": "must be hf:owner/name",
     f"{TUNE} --checkpoint augreg:B_16 --data folder:gone": DATA,
-    f"{TUNE} --model ViT-B_61 --data digits": "There is no official model 'ViT-B_61'; the nearest names are ViT-B_16",
+    f"{TUNE} --model ViT-B_61 --data digits": "There is no official model named 'ViT-B_61'; the nearest names",
     f"{TUNE} --model ViT-M_16 --data digits": "The official model 'ViT-M_16' has no published ImageNet-21k checkpoint",
     f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size -64": "--image-size takes one or two whole numbers",
     f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size 0": "--image-size takes one or two whole numbers",

@@ -20,7 +20,6 @@ def main(arguments: Sequence[str]) -> None:
     output = export_folder(options.output)
     cli.require_tensorflow()
 
-    from export import parity
     from export.saved_model.export import export_saved_model, summary
     from export.saved_model.task import export_task
     from export.source import open_model
@@ -31,7 +30,6 @@ def main(arguments: Sequence[str]) -> None:
         print(f"{path}: {task.sentence(measures)}; see {path / 'report.md'}.")
         cli.print_next([options.kit_command()])
         return
-    parity.check_share(options.max_disagreement)
     path, found = export_saved_model(open_model(run, options.source), options)
     print(summary(path, found))
     evaluation = [("evaluate", "--run", str(path), *run.data_options)] if run.data_options else []

@@ -25,7 +25,7 @@ from export.saved_model.signatures import Servable, attention_names, describe, h
 from export.source import ExportedModel, Provenance
 from export.tflite.served import write_served_file
 from export.token_merging import check_merging
-from keras_vit import UserError, preprocessing_of, run_directory
+from keras_vit import preprocessing_of, run_directory
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged, upload_folder
 from keras_vit.files.labels import labels_text
@@ -52,8 +52,6 @@ def export_saved_model(exported: ExportedModel, options: SavedModelOptions) -> t
         attention_names(model)
     if merge_tokens:
         check_merging(model, merge_tokens)
-    if options.xla and dtype == "bfloat16":
-        raise UserError("XLA makes bfloat16 slower on a CPU; pass --xla or --dtype bfloat16, not both.")
     started = time.perf_counter()
     expected = parity.reference(
         in_dtype(model, "float32"), exported.preprocessing, exported.samples, multi_label=origin.multi_label
@@ -167,11 +165,7 @@ def _verify(
     difference = np.abs(np.concatenate(probabilities) - activation(expected.logits / origin.temperature)).max()
     if exact:
         parity.require_equal("SavedModel", found)
-        if not difference <= expected.tolerance:
-            raise ParityError(
-                f"The SavedModel's probabilities of encoded images differ from the model's by {difference:.3g}, more "
-                f"than {expected.tolerance:.3g}, so it was not kept."
-            )
+        parity.require_close("SavedModel's probabilities of encoded images", difference, expected.tolerance)
     else:
         parity.require_agreement(form, found, max_disagreement)
         from_files = parity.compare(expected, _logits_of(np.concatenate(probabilities), multi_label=origin.multi_label))
@@ -231,11 +225,7 @@ def run_cpp_loader(path: pathlib.Path, expected: parity.Reference, tolerance: fl
             seconds = json.loads(done.stdout)["seconds"]
             latency[f"{threads}_threads"] = report.typical_ms(seconds)
         difference = float(np.abs(np.load(logits_file) - expected.logits[: len(images)]).max())
-    if not difference <= tolerance:
-        raise ParityError(
-            f"The logits of the SavedModel by the C++ loader differ from the model's by {difference:.3g}, more than "
-            f"{tolerance:.3g}, so it was not kept."
-        )
+    parity.require_close("logits of the SavedModel by the C++ loader", difference, tolerance)
     return {"cpp_loader_max_abs_diff": difference, "latency_ms": latency}
 
 

@@ -21,7 +21,6 @@ def main(arguments: Sequence[str]) -> None:
     output = export_folder(options.output)
     cli.require_tensorflow()
 
-    from export import parity
     from export.source import open_model
     from export.task_of_run import task_of_run
     from export.tflite.export import export_tflite, read_calibration, summary
@@ -34,7 +33,6 @@ def main(arguments: Sequence[str]) -> None:
         kind = [] if options.embeddings is None else ["--embeddings", options.embeddings]
         cli.print_next([("saved-model", *source.arguments(), *kind, "--output", "served")])
         return
-    parity.check_share(options.max_disagreement)
     exported = open_model(run, options.source)
     written = export_tflite(exported, options, read_calibration(run, options, exported.labels))
     print(summary(written))

@@ -17,7 +17,6 @@ from export import parity
 from export.source import ExportedModel
 from export.tflite.export import convert
 from export.tflite.graph import pack, unpack
-from keras_vit.errors import ParityError
 from keras_vit.native_stderr import native_stderr_silenced
 
 NAME = "model.tflite"
@@ -43,11 +42,7 @@ def write_served_file(directory: pathlib.Path, exported: ExportedModel, expected
     parity.require_equal(f"file {NAME}", same)
     activation = tf.sigmoid if origin.multi_label else tf.nn.softmax
     difference = float(np.abs(found["probabilities"] - activation(expected.logits / origin.temperature)).max())
-    if not difference <= expected.tolerance:
-        raise ParityError(
-            f"The probabilities of {NAME} differ from the model's by {difference:.3g}, more than "
-            f"{expected.tolerance:.3g}, so it was not kept."
-        )
+    parity.require_close(f"probabilities of {NAME}", difference, expected.tolerance)
     return {"tflite_bytes": file.stat().st_size, "tflite_max_abs_diff": same.max_abs_diff}
 
 

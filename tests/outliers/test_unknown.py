@@ -240,7 +240,7 @@ def test_the_score_of_another_model_is_refused(run, tmp_path):
 def test_a_damaged_file_of_the_score_is_named(run, tmp_path):
     (tmp_path / "model.keras").write_bytes((run / "model.keras").read_bytes())
     np.savez(tmp_path / UNKNOWN, kind=np.array(2))
-    with pytest.raises(UserError, match="holds no score for unknown images"):
+    with pytest.raises(UserError, match="cannot be read as a score for unknown images"):
         _ = open_run(tmp_path).unknown
 
 

@@ -15,6 +15,7 @@ import scipy.stats
 import sklearn.metrics
 
 from keras_vit import UserError
+from keras_vit.errors import reading
 from keras_vit.files.remote import existing_file
 from keras_vit.scores import TOP_K, softmax
 from training.input.dataset import Split
@@ -189,12 +190,8 @@ def read_real_labels(path: str, split: Split, num_classes: int) -> list[list[int
     in these names. Raises UserError for a file of anything else.
     """
     file = existing_file(path, "--real-labels takes a JSON list with a list of labels per image")
-    try:
+    with reading(path, "JSON", advice="--real-labels takes a file such as ImageNet's real.json"):
         accepted = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path} is not JSON ({str(error)[:100]}); --real-labels takes a file such as ImageNet's real.json."
-        ) from error
     if not isinstance(accepted, list) or not all(_are_labels(numbers, num_classes) for numbers in accepted):
         raise UserError(
             f"{path} must be a JSON list which has for each image a list of class numbers, 0 to {num_classes - 1}; "

@@ -20,6 +20,7 @@ import pyarrow
 import pyarrow.parquet
 
 from keras_vit import UserError
+from keras_vit.errors import reading
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.remote import local_copy
 from training.options.features import DESCRIPTION, IndexKind, index_folder
@@ -231,14 +232,12 @@ def write_description(folder: pathlib.Path, description: FeatureDescription) -> 
 def read_description(folder: pathlib.Path) -> FeatureDescription:
     """Read features.json. Raises UserError for a file that is not as `write_description` writes it."""
     file = folder / DESCRIPTION
-    try:
+    with reading(file, "a description of features", TypeError, KeyError, advice="make the features again, elsewhere"):
         fields = json.loads(file.read_text(encoding="utf-8"))
         found = FeatureDescription(**{**fields, "labels": tuple(fields["labels"])})
         if not (isinstance(found.splits, dict) and isinstance(found.width, int) and found.version == _VERSION):
             raise ValueError(f"version {found.version}")
         return found
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{file} cannot be read ({str(error)[:100]}); make the features again, elsewhere.") from error
 
 
 def open_index(path: str) -> FeatureIndex:
