@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from export.options import SourceOptions
 from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
+from keras_vit.errors import refuse_first
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.remote import existing_file, existing_folder
 from keras_vit.files.tables import short_name
@@ -182,17 +183,21 @@ def _labels_of(run: Run, options: SourceOptions) -> tuple[str, ...]:
 
 def check_classifier(model: keras.Model) -> None:
     """Raise UserError unless the model maps images, as its preprocessing gives them, to one vector of logits each."""
-    preprocessing = preprocessing_of(model)
-    if has_own_call(model):
-        raise UserError(
-            f"The model {model.name!r} is of the class {type(model).__name__}, whose call may compute something else "
-            "than its layers; export a keras.Model(inputs, outputs) of them."
-        )
-    if len(model.outputs) != 1 or len(model.inputs) != 1:
-        raise UserError(
-            f"The model has {len(model.inputs)} inputs and {len(model.outputs)} outputs, but an export is of one each; "
-            "export keras.Model(model.input, logits) with the output that is to be served."
-        )
+    preprocessing, inputs, outputs = preprocessing_of(model), len(model.inputs), len(model.outputs)
+    refuse_first(
+        [
+            (
+                has_own_call(model),
+                f"The model {model.name!r} is of the class {type(model).__name__}, whose call may compute something "
+                "else than its layers; export a keras.Model(inputs, outputs) of them.",
+            ),
+            (
+                (inputs, outputs) != (1, 1),
+                f"The model has {inputs} inputs and {outputs} outputs, but an export is of one each; export "
+                "keras.Model(model.input, logits) with the output that is to be served.",
+            ),
+        ]
+    )
     try:
         model.get_config()
     except NotImplementedError as error:
@@ -200,22 +205,26 @@ def check_classifier(model: keras.Model) -> None:
         raise UserError(f"A layer of the model cannot be copied ({reason}); write its get_config.") from error
     spec = next(each for each in model.layers if isinstance(each, ModelSpec))
     expected = (*preprocessing.image_size, preprocessing.channels)
-    if spec.input is not model.input or model.input_shape[1:] != expected:
-        raise UserError(
-            f"The model changes its images before its layer {spec.name!r}, which says how they are preprocessed; "
-            f"export it with {spec.name!r} as the first layer, of images {expected} in the range "
-            f"{preprocessing.value_range}."
-        )
-    if classifier_head(model) is None:
-        raise UserError(
-            f"The model ends with its features, of shape {model.output_shape}, and has no classes to serve; export "
-            "the features by --embeddings, or add a head by keras_vit.adapt(model, num_classes=…) and train it."
-        )
-    if len(model.output_shape) != 2:
-        raise UserError(
-            f"The model classifies every token, into shape {model.output_shape}; an export needs one prediction per "
-            "image."
-        )
+    refuse_first(
+        [
+            (
+                spec.input is not model.input or model.input_shape[1:] != expected,
+                f"The model changes its images before its layer {spec.name!r}, which says how they are preprocessed; "
+                f"export it with {spec.name!r} as the first layer, of images {expected} in the range "
+                f"{preprocessing.value_range}.",
+            ),
+            (
+                classifier_head(model) is None,
+                f"The model ends with its features, of shape {model.output_shape}, and has no classes to serve; export "
+                "the features by --embeddings, or add a head by keras_vit.adapt(model, num_classes=…) and train it.",
+            ),
+            (
+                len(model.output_shape) != 2,
+                f"The model classifies every token, into shape {model.output_shape}; an export needs one prediction "
+                "per image.",
+            ),
+        ]
+    )
 
 
 def checkpoint_labels(path: str, number: int) -> tuple[str, ...]:

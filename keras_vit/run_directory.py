@@ -56,14 +56,16 @@ def find(run: str | os.PathLike, name: str) -> pathlib.Path:
             f"There is no run directory {str(run)!r}{advice or '; give the --workdir of a training command.'}"
         )
     if not (run / name).is_file():
-        if inside := sorted(run.glob(f"*/{name}")):
-            raise UserError(f"{run} is not a run, but holds runs; give one of them, such as {inside[0].parent}.")
-        if phone := sorted(run.glob("*.tflite")):
-            raise UserError(f"{run} is not a run, but holds TFLite files; give one of them, such as {phone[0]}.")
-        if not is_remote(run) and (run.parent / name).is_file():
-            raise UserError(f"{run} is a folder of a run, but not the run itself; give {run.parent}.")
+        inside, phone = sorted(run.glob(f"*/{name}")), sorted(run.glob("*.tflite"))
         waits = "; wait for its training, or repeat the command, which continues it"
-        raise UserError(f"{run} is not a finished run: it has no {name}{waits if (run / LABELS).is_file() else ''}.")
+        what = f"not a finished run: it has no {name}{waits if (run / LABELS).is_file() else ''}"
+        if inside:
+            what = f"not a run, but holds runs; give one of them, such as {inside[0].parent}"
+        elif phone:
+            what = f"not a run, but holds TFLite files; give one of them, such as {phone[0]}"
+        elif not is_remote(run) and (run.parent / name).is_file():
+            what = f"a folder of a run, but not the run itself; give {run.parent}"
+        raise UserError(f"{run} is {what}.")
     if name == MODEL and not is_remote(run / name) and not zipfile.is_zipfile(run / name):
         raise UserError(f"{run / name} is not a complete .keras file; copy it again, or train again.")
     return run / name

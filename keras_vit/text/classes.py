@@ -12,7 +12,7 @@ from keras_vit.text.templates import TEMPLATES
 
 _PLAIN = ("{}",)
 # Between a name and its texts, and between these, in a line of a file.
-_NAMED, _SEPARATOR = ": ", " | "
+_NAME_END, _SEPARATOR = ": ", " | "
 
 
 def check_classes(
@@ -100,11 +100,11 @@ def classes_of_labels(labels: Sequence[str], templates: Sequence[str] | None) ->
 
 
 def _name_of(line: str) -> str:
-    return f"{line} ".partition(_NAMED)[0].strip()
+    return f"{line} ".partition(_NAME_END)[0].strip()
 
 
 def _class_of(line: str) -> tuple[str, tuple[str, ...]]:
-    _, named, texts = f"{line} ".partition(_NAMED)  # the lines have no white space at their ends
+    _, named, texts = f"{line} ".partition(_NAME_END)  # the lines have no white space at their ends
     return _name_of(line), tuple(text.strip() for text in (texts if named else f"{line} ").split(_SEPARATOR))
 
 

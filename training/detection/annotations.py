@@ -36,7 +36,7 @@ _MOST_OF_ONE = 2**24
 # Pixels that a box may reach over the edge of its picture by rounding.
 _ROUNDING = 1.0
 # Of what is wrong, how many are named.
-_NAMED = 3
+_MOST_NAMED = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +147,7 @@ class _Checks:
         if not self._wrong:
             return
         kinds = "; ".join(
-            f"{len(names)} {kind} ({', '.join(dict.fromkeys(names[:_NAMED]))}{', …' if names[_NAMED:] else ''})"
+            f"{len(names)} {kind} ({', '.join(dict.fromkeys(names[:_MOST_NAMED]))}{', …' * (len(names) > _MOST_NAMED)})"
             for kind, names in self._wrong.items()
         )
         if mode == "refuse":
@@ -246,7 +246,7 @@ def _voc(folder: pathlib.Path) -> tuple[tuple[str, ...], list[Annotated]]:
     if missing := [file.name for file in files if file.stem not in pictures]:
         raise UserError(
             f"{len(missing)} of {len(files)} files in {annotations} {is_or_are(len(missing))} of no picture in "
-            f"{places[0]}: {', '.join(missing[:_NAMED])}; add the pictures, or remove the files."
+            f"{places[0]}: {', '.join(missing[:_MOST_NAMED])}; add the pictures, or remove the files."
         )
     if others := pictures.keys() - {file.stem for file in files}:
         print(f"Left out, since no .xml annotates them: {len(others)} pictures such as {pictures[min(others)].name}.")

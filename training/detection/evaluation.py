@@ -20,7 +20,7 @@ from training.evaluation.average_precision import STATS, average_precision, coco
 # Objects of a picture that count, as in COCO.
 TOP = 100
 # Pictures on the page with missed objects, and with false alarms; the score from which a false alarm counts.
-_SHOWN, _LEAST_SCORE = 12, 0.1
+_MOST_SHOWN, _LEAST_SCORE = 12, 0.1
 _MISSED, _FALSE, _FOUND = "#c44e00", "#a0457a", "#00734f"
 
 
@@ -130,7 +130,10 @@ def _page(evaluation: Evaluation, detector: Detector) -> str:
         worst = max([0.0, *areas[missed]]), max([0.0, *objects.scores[false]])
         rows.append((worst, picture, objects, missed, false))
     chosen = {
-        id(row): row for key in (0, 1) for row in sorted(rows, key=lambda row: -row[0][key])[:_SHOWN] if row[0][key] > 0
+        id(row): row
+        for key in (0, 1)
+        for row in sorted(rows, key=lambda row: -row[0][key])[:_MOST_SHOWN]
+        if row[0][key] > 0
     }
     drawn = [
         _drawn(_read(detector, picture), evaluation.labels, picture, objects, missed, false)

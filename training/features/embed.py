@@ -30,14 +30,21 @@ from training.features.store import (
     write_description,
     write_part,
 )
-from training.input.dataset import DataSet, ImageWarnings, Split, bad_examples_reported, without_autograph
+from training.input.dataset import (
+    DataSet,
+    ImageWarnings,
+    Split,
+    bad_examples_reported,
+    check_some_read,
+    without_autograph,
+)
 from training.input.image_folder import file_problem
 from training.input.pipeline import evaluation_batches
 from training.lock import locked
 from training.options.features import DESCRIPTION, EmbedOptions
 
 # Pictures that cannot be read of which the reasons are printed.
-_NAMED = 10
+_MOST_NAMED = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,12 +97,15 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
         remove_temporary(folder)
         index = write_features(folder, description, listing, extractor)
     for number, (path, why) in enumerate(index.problems.items()):
-        print(f"Not embedded: {path}: {why}" if number < _NAMED else f"… and {len(index.problems) - _NAMED} more.")
-        if number == _NAMED:
+        print(
+            f"Not embedded: {path}: {why}"
+            if number < _MOST_NAMED
+            else f"… and {len(index.problems) - _MOST_NAMED} more."
+        )
+        if number == _MOST_NAMED:
             break
     count = sum(index.counts.values())
-    if not count:
-        raise UserError("None of the pictures could be read; convert them, or give others.")
+    check_some_read(count)
     print(
         f"{options.output} has {description.width} features ({description.features}, {description.dtype}) of "
         f"{count:,} pictures."

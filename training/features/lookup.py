@@ -18,6 +18,7 @@ from training.features.extractors import extractor_of, fingerprint_of
 from training.features.neighbors import NeighborGraph, nearest, unit_chunks, unit_length
 from training.features.pages import Thumbnails, file_address, page, picture
 from training.features.store import NO_SPLIT, FeatureIndex, Pictures, check_same_model, open_index
+from training.input.dataset import check_some_read
 from training.options.features import LookupOptions, SearchOptions, SimilarOptions
 
 _BATCH = 16
@@ -44,8 +45,7 @@ def similar(files: Sequence[str], options: SimilarOptions) -> None:
     part = embed_rows(listing, NO_SPLIT, np.arange(len(files)), extractor)
     for path, why in part.problems.items():
         print(f"Not looked up: {path}: {why}")
-    if not len(part.embeddings):
-        raise UserError("None of the pictures could be read; convert them, or give others.")
+    check_some_read(len(part.embeddings))
     _write(index, _found(index, part.paths, part.embeddings, options), options)
 
 

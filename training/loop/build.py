@@ -10,6 +10,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
+from keras_vit.errors import refuse_first
 from keras_vit.models.config import DetectionConfig, SegmentationConfig, ViTConfig
 from keras_vit.models.detection import CLASSES, with_classes
 from keras_vit.models.layers import no_init_weights
@@ -189,19 +190,20 @@ def _training_forward(
     model: keras.Model, recipe: Recipe, num_steps: int, seed: int, execution: Execution
 ) -> Callable[[keras.Model, keras.Variable, list[keras.Variable]], TrainingForward] | None:
     """Return the trainer's `training_forward`; None if training computes what evaluation does."""
-    if execution.remat and (recipe.patch_sizes or recipe.patch_dropout):
-        raise UserError("--patch-sizes and --patch-dropout do not support rematerialization; leave --remat out.")
-    if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation":
-        if execution.remat:
-            raise UserError("--target self-distillation does not support rematerialization; leave --remat out.")
-        return lambda network, step, averages: MultiCrop(model, network, averages, step, recipe, num_steps)
-    if isinstance(recipe, DenseRecipe) and execution.remat:
-        raise UserError("Training with masks or boxes does not support rematerialization; leave --remat out.")
+    of_crops = recipe if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation" else None
+    for applies, what in (
+        (recipe.patch_sizes or recipe.patch_dropout, "--patch-sizes and --patch-dropout"),
+        (of_crops, "--target self-distillation"),
+        (isinstance(recipe, DenseRecipe), "Training with masks or boxes"),
+        (isinstance(recipe, PseudoLabelRecipe), "Pictures without labels"),
+    ):
+        if execution.remat and applies:
+            raise UserError(f"{what} cannot be combined with rematerialization; leave --remat out.")
+    if of_crops is not None:
+        return lambda network, step, averages: MultiCrop(model, network, averages, step, of_crops, num_steps)
     if isinstance(recipe, SegmentRecipe) and recipe.head == "eomt":
         return lambda network, step, averages: block_predictions(network)
     if isinstance(recipe, PseudoLabelRecipe):
-        if execution.remat:
-            raise UserError("Pictures without labels do not support rematerialization; leave --remat out.")
         return lambda network, step, averages: PseudoLabels(model, network, averages)
     if recipe.patch_dropout:
         return lambda network, step, averages: PatchDropout(model, network, recipe.patch_dropout)
@@ -226,10 +228,19 @@ def _freeze(model: keras.Model, names: tuple[str, ...]) -> None:
 
 def _check_xla(execution: Execution) -> None:
     """Raise UserError where XLA is requested and cannot be used; in the scope of the strategy."""
-    if execution.xla == "on" and tf.distribute.has_strategy():
-        raise UserError("XLA compiles the step of a single device only; leave --xla out, or give --strategy single.")
-    if execution.xla == "on" and execution.deterministic:
-        raise UserError("XLA is not used with --deterministic, where Keras turns it off; leave one of them out.")
+    is_on = execution.xla == "on"
+    refuse_first(
+        [
+            (
+                is_on and tf.distribute.has_strategy(),
+                "XLA compiles the step of a single device only; leave --xla out, or give --strategy single.",
+            ),
+            (
+                is_on and execution.deterministic,
+                "XLA is not used with --deterministic, where Keras turns it off; leave one of them out.",
+            ),
+        ]
+    )
 
 
 def _jit_compile(execution: Execution, *, matches_on_host: bool) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError, preprocessing_of
+from keras_vit.errors import refuse_first
 from keras_vit.files.remote import is_remote
 from keras_vit.run_directory import CALIBRATION, SAMPLES, save_training_images
 from training.devices.strategies import open_strategy
@@ -20,6 +21,7 @@ from training.input.pipeline import save_samples, steps_per_epoch
 from training.input.sources import DataSet, open_source
 from training.loop.objectives import uses_labels
 from training.loop.run import RunDirectory
+from training.options.checks import FOR_SEVERAL_CLASSES
 from training.options.common import Execution, TrainingOptions
 from training.recipes.advice import advice
 from training.recipes.recipe import Recipe
@@ -72,15 +74,16 @@ def with_loss_for(options: AnyOptions, source: DataSet) -> AnyOptions:
     recipe = options.recipe
     if source.multi_label == (recipe.loss == "multi-label") or not uses_labels(recipe):
         return options
-    if not source.multi_label:
-        raise UserError(
-            "--loss multi-label is for images of several classes each, from --data csv:FILE with a column labels; "
-            "leave it out."
-        )
-    if recipe.teacher is not None:
-        raise UserError(
-            "A teacher gives probabilities that sum to 1, but these images have several classes; leave --teacher out."
-        )
+    refuse_first(
+        [
+            (not source.multi_label, FOR_SEVERAL_CLASSES),
+            (
+                recipe.teacher,
+                "A teacher gives probabilities that sum to 1, but these images have several classes; leave --teacher "
+                "out.",
+            ),
+        ]
+    )
     print("Each image may have several classes: the loss is a sigmoid cross-entropy per class (--loss multi-label).")
     return dataclasses.replace(options, recipe=dataclasses.replace(recipe, loss="multi-label"))
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from keras_vit import MODELS, UserError, run_directory
 from keras_vit.checkpoints.fetch.find import check_name
-from keras_vit.errors import check_known
+from keras_vit.errors import check_known, refuse_first
 from keras_vit.files.file_contents import shown
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import existing_folder, is_remote, matching
@@ -36,13 +36,16 @@ _LONG_LIST = 2**24
 _ENDINGS = {"tfrecord": ".tfrecord", "tar": ".tar"}
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
+FOR_SEVERAL_CLASSES = (
+    "--loss multi-label is for images of several classes each, from --data csv:FILE with a column labels; leave it out."
+)
 # Until a host that does not answer counts as absent.
 _CONNECT_SECONDS = 5
 
 # What a path of each kind is.
 _NOUNS = {"folder": "folder", "csv": "file"}
 # Which fields of DataOptions each kind of source takes.
-_TAKEN = {
+_FIELDS_OF = {
     "digits": (),
     "tfds": ("data_dir", "train_split", "eval_split"),
     "folder": ("on_bad_image", "split_seed", "exclude"),
@@ -55,13 +58,13 @@ _TAKEN = {
 def check_data(source: DataOptions) -> None:
     """Raise UserError unless `--data` names a kind of source, with the options that it takes, and its folder exists."""
     kind, _, rest = source.data.partition(":")
-    if kind not in _TAKEN or bool(rest) == (kind == "digits"):
+    if kind not in _FIELDS_OF or bool(rest) == (kind == "digits"):
         raise UserError(
             "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given "
             f"{source.data!r}{_advice(source.data)}."
         )
     for field in dataclasses.fields(source):
-        if field.name not in ("data", *_TAKEN[kind]) and getattr(source, field.name) != field.default:
+        if field.name not in ("data", *_FIELDS_OF[kind]) and getattr(source, field.name) != field.default:
             raise UserError(f"--{field.name.replace('_', '-')} does not apply to --data {kind}; leave it out.")
     given = _kind_of(rest)
     if kind in _NOUNS and given and given != kind:
@@ -87,17 +90,26 @@ def check_data_service(options: TrainingOptions) -> None:
     if address is None:
         return
     found = re.fullmatch(r"grpc://\[?([^/\[\]]+)\]?:(\d{1,5})", address)
-    if found is None or not 0 < int(found[2]) < 2**16:
-        raise UserError(f"--data-service takes an address such as grpc://host:5050, but was given {address!r}.")
-    if options.source.data.startswith("tar:"):
-        raise UserError(
-            "The workers of --data-service read files by TensorFlow alone, and tar files need Python; write them as "
-            "TFRecord files with keras-vit shard, or leave --data-service out."
-        )
-    if options.devices.may_be_one_of_several():
-        raise UserError("--data-service serves one training machine, but this is one of several; leave it out.")
+    host, port = (found[1], int(found[2])) if found else ("", 0)
+    refuse_first(
+        [
+            (
+                not 0 < port < 2**16,
+                f"--data-service takes an address such as grpc://host:5050, but was given {address!r}.",
+            ),
+            (
+                options.source.data.startswith("tar:"),
+                "The workers of --data-service read files by TensorFlow alone, and tar files need Python; write them "
+                "as TFRecord files with keras-vit shard, or leave --data-service out.",
+            ),
+            (
+                options.devices.may_be_one_of_several(),
+                "--data-service serves one training machine, but this is one of several; leave it out.",
+            ),
+        ]
+    )
     try:
-        socket.create_connection((found[1], int(found[2])), _CONNECT_SECONDS).close()
+        socket.create_connection((host, port), _CONNECT_SECONDS).close()
     except (OSError, UnicodeError) as error:
         raise UserError(
             f"No data service answers at {address} ({error}); start its dispatcher there, or leave --data-service out."
@@ -270,10 +282,9 @@ def _count_pictures(folder: pathlib.Path) -> dict[str, int] | None:
 
 def check_class_size(name: str, count: int, where: str, *, least: int) -> None:
     """Raise UserError for a class of fewer images than `least`, which is 1, or 2 where some are kept for evaluation."""
-    if count == 0:
-        raise UserError(f"The class {name!r} of {where} has no image ({format_list()}).")
     if count < least:
-        raise UserError(f"The class {name!r} has one image, and needs two: to train on and to evaluate on.")
+        few = "has one image, and needs two: to train on and to evaluate on"
+        raise UserError(f"The class {name!r} {few if count else f'of {where} has no image ({format_list()})'}.")
 
 
 def check_batch_size(batch_size: int, num_examples: int) -> None:
@@ -289,10 +300,7 @@ def check_loss(source: DataOptions, recipe: Recipe) -> None:
     """Raise UserError for the loss of images of several classes each, with data that always have one."""
     kind, uses_labels = source.data.partition(":")[0], getattr(recipe, "target", "classes") == "classes"
     if recipe.loss == "multi-label" and uses_labels and kind in ("digits", "tfds", "folder"):
-        raise UserError(
-            "--loss multi-label is for images of several classes each, from --data csv:FILE with a column labels; "
-            "leave it out."
-        )
+        raise UserError(FOR_SEVERAL_CLASSES)
 
 
 def unlabelled_path(name: str) -> pathlib.Path:

@@ -18,6 +18,8 @@ from keras_vit.models.patch_memory import anomaly_model, local_features
 from keras_vit.progress import tracked
 from keras_vit.runs import Run
 from keras_vit.unknown import threshold_of
+from training.features.embed import check_finite
+from training.input.dataset import check_some_read
 from training.options.outliers import AnomalyFitOptions
 from training.outliers.anomaly_export import export_anomaly
 from training.outliers.anomaly_page import Finding, anomaly_page
@@ -145,8 +147,7 @@ def predict_anomaly(detector: Detector, files: Sequence[pathlib.Path], output: s
             else:
                 temporary.write_text(anomaly_page(findings, problems), encoding="utf-8")
         print(f"Results are in {output}.")
-    if not findings:
-        raise UserError("None of the pictures could be read; convert them, or give others.")
+    check_some_read(len(findings))
     return findings
 
 
@@ -160,8 +161,7 @@ def _patches(
         features = extractor.predict_on_batch(model_inputs(images, preprocessing)[1]).astype(np.float32)
         found.append(features.reshape(-1, features.shape[-1]))
     patches = np.concatenate(found)
-    if not np.all(np.isfinite(patches)):
-        raise UserError("The model's features are not all finite numbers; its weights are damaged.")
+    check_finite(patches)
     return patches
 
 

@@ -27,6 +27,7 @@ from keras_vit.native_stderr import native_stderr_silenced
 from keras_vit.runs import Run
 from keras_vit.scores import TOP_K, Scoring
 from keras_vit.unknown import features_and_logits
+from training.input.dataset import check_some_read
 from training.options.predict import Explanation, PredictOptions, check_names
 from training.prediction.pictures import only_folder
 
@@ -195,8 +196,7 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], options: Pred
             else:
                 temporary.write_text(classifier.page(shown, problems), encoding="utf-8")
         print(f"Results are in {output}.")
-    if len(problems) == len(predictions):
-        raise UserError("None of the pictures could be read; convert them, or give others.")
+    check_some_read(len(predictions) - len(problems))
 
 
 def classified(classifier: Classifier, batch: Sequence[Picture]) -> tuple[list[Prediction], list[PictureCard]]:

@@ -20,9 +20,9 @@ from training.segmentation.segmenter import Found, Segmenter, class_map
 
 # Draws of the bootstrap over the pictures, and the ends of the interval.
 _DRAWS, _ENDS = 500, (0.025, 0.975)
-_SHOWN = 12
+_MOST_SHOWN = 12
 # Of panopticapi (`evaluation.py`): IoU above which two segments are one, and share of uncounted pixels of a false one.
-_SAME, _MOSTLY = 0.5, 0.5
+_LEAST_IOU, _MOST_VOID = 0.5, 0.5
 Truth = tuple[np.ndarray, np.ndarray]
 """Classes (n,) and segments (h, w) of a picture, as `Split.target` has them."""
 
@@ -165,7 +165,7 @@ def panoptic_counts(truth: Truth, found: Truth, num_classes: int) -> np.ndarray:
         if w < 0 or g < 0 or classes[w] != labels[g]:
             continue
         iou = size / (of_truth[w] + of_found[g] - size - void[g])
-        if iou > _SAME:
+        if iou > _LEAST_IOU:
             counts[classes[w], :2] += [iou, 1]
             matched_truth.add(w)
             matched_found.add(g)
@@ -173,7 +173,7 @@ def panoptic_counts(truth: Truth, found: Truth, num_classes: int) -> np.ndarray:
         if w >= 0:
             counts[classes[w], 3] += 1
     for g in of_found.keys() - matched_found:
-        if g >= 0 and void[g] / of_found[g] <= _MOSTLY:
+        if g >= 0 and void[g] / of_found[g] <= _MOST_VOID:
             counts[labels[g], 2] += 1
     return counts
 
@@ -217,7 +217,7 @@ def write_report(evaluation: Evaluation, output: pathlib.Path) -> None:
 
 def _page(evaluation: Evaluation) -> str:
     segmenter, cards = evaluation.segmenter, []
-    for index in np.argsort(evaluation.right, kind="stable")[:_SHOWN].tolist():
+    for index in np.argsort(evaluation.right, kind="stable")[:_MOST_SHOWN].tolist():
         pixels, (classes, segments) = _read(segmenter, evaluation.split, index)
         name = f"{evaluation.split.name(index)}: {evaluation.right[index]:.0%} of the pixels have the right class"
         found = segmenter.segment(pixels, 0.5)
