@@ -1,5 +1,6 @@
 """The index of features: what it holds, that it continues, and what it refuses."""
 
+import functools
 import json
 import pathlib
 import shutil
@@ -11,7 +12,7 @@ import pytest
 
 import keras_vit
 from keras_vit import UserError
-from tests.features.places import picture_place
+from tests.features.places import CONFIG, picture_place
 from training import embed, knn
 from training.features import embed as embedding
 from training.features import store
@@ -169,3 +170,17 @@ def test_kind_and_size_of_the_features_are_those_of_the_options(tmp_path):
     description = open_index(str(tmp_path / "f")).description
     assert (description.features, description.width) == ("both", 24)
     assert description.settings == {"image_size": [12, 12], "num_heads": None, "resize": None}
+
+
+def test_pictures_whose_transparency_is_lost_are_announced(tmp_path, monkeypatch, capsys):
+    preprocessing = keras_vit.Preprocessing((8, 8), background=None)
+    keras_vit.build(CONFIG, preprocessing=preprocessing, num_classes=2).save(tmp_path / "drops.keras")
+    for number, label in enumerate(("ant", "ant", "bee", "bee")):
+        (tmp_path / "clear" / label).mkdir(parents=True, exist_ok=True)
+        pixels = np.full((9, 9, 4), (0, 0, 0, number), np.uint8)
+        PIL.Image.fromarray(pixels).save(tmp_path / "clear" / label / f"{number}.png")
+    copied = functools.partial(shutil.copytree, "half", dirs_exist_ok=True)
+    monkeypatch.setattr(embedding, "write_features", lambda folder, *_: open_index(str(copied(folder))))
+    for model, is_lost in ((str(tmp_path / "drops.keras"), True), ("model.keras", False)):
+        run(tmp_path / "f", model=model, pictures=("--data", f"folder:{tmp_path / 'clear'}"))
+        assert ("--resize pad puts such pictures on white" in capsys.readouterr().out) == is_lost

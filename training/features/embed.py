@@ -36,6 +36,7 @@ from training.input.dataset import (
     Split,
     bad_examples_reported,
     check_some_read,
+    typical_image,
     without_autograph,
 )
 from training.input.image_folder import file_problem
@@ -45,6 +46,10 @@ from training.options.features import DESCRIPTION, EmbedOptions
 
 # Pictures that cannot be read of which the reasons are printed.
 _MOST_NAMED = 10
+_DROPS_ALPHA = (
+    "Most of these pictures are transparent, and the preprocessing of this checkpoint drops the alpha channel: what is "
+    "transparent is often black then. --resize pad puts such pictures on white."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +98,10 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
     splits = {name: split.num_examples for name, split in listing.splits.items()}
     description, extractor = opened(run, options, listing.labels, splits, listing.checksum)
     folder = options.folder
+    if extractor.preprocessing.background is None and any(
+        typical_image(split)[2] for split in listing.splits.values() if listing.files is None
+    ):
+        print(_DROPS_ALPHA)
     with locked(folder):
         remove_temporary(folder)
         index = write_features(folder, description, listing, extractor)
