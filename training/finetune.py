@@ -19,7 +19,6 @@ from training.options.checks import (
     check_data_service,
     check_loss,
     check_model,
-    check_recipe_of_files,
     check_start,
     unlabelled_path,
 )
@@ -61,8 +60,6 @@ def train(arguments: Sequence[str]) -> str | None:
     check_start(options.checkpoint, options.model)
     if options.unlabelled is not None:
         unlabelled_path(options.unlabelled)
-    if name in FINETUNE_RECIPES:
-        check_recipe_of_files(options.source, options.recipe)
     if options.unlabelled is None:
         check_workdir_of(options, "finetune", name, is_final=name in FINETUNE_RECIPES)
     else:  # the runs beside it are checked where they begin

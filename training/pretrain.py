@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from keras_vit import UserError, cli, parser
 from keras_vit.runs import Run
 from training.devices.tpu import prepare_tpu
-from training.options.checks import check_continued, check_data, check_data_service, check_loss, check_recipe_of_files
+from training.options.checks import check_continued, check_data, check_data_service, check_loss
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import PretrainOptions
 from training.recipes.auto import DataFacts, auto_reasons, auto_recipe
@@ -72,8 +72,6 @@ def train(arguments: Sequence[str]) -> str | None:
     check_data_service(options)
     check_loss(options.source, options.recipe)
     is_final = name in RECIPES and checkpoint is None
-    if name != _AUTO:
-        check_recipe_of_files(options.source, options.recipe)
     check_workdir_of(options, "pretrain", name, is_final=is_final)
     if jax_requested():
         check_jax(options, options.recipe)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from export.options import KitOptions
 from keras_vit import UserError, run_directory
+from keras_vit.errors import refuse_first
 from keras_vit.files.atomic import staged
 from keras_vit.files.remote import existing_folder, local_path
 
@@ -24,19 +25,23 @@ def write_kit(options: KitOptions) -> pathlib.Path:
     name, canary = options.name, options.canary
     served, kit = local_path(options.models, "models"), run_directory.output_folder(options.output)
     versions = _versions(served)
-    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or not name.strip("."):
-        raise UserError(f"--name takes letters, digits, '_', '.' and '-', but is {name!r}.")
-    if kit.exists() and any(kit.iterdir()):
-        raise UserError(f"{kit} is not empty; pass a new --output.")
     labels = {"stable": versions[-1] if options.stable is None else options.stable}
     if canary is not None:
         labels["canary"] = canary
-    for label, version in labels.items():
-        if version not in versions:
-            raise UserError(
-                f"--{label} is {version}, but {served} has the versions {', '.join(map(str, versions))}; pass one of "
-                "them."
-            )
+    known = ", ".join(map(str, versions))
+    refuse_first(
+        [
+            (
+                not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or not name.strip("."),
+                f"--name takes letters, digits, '_', '.' and '-', but is {name!r}.",
+            ),
+            (kit.exists() and any(kit.iterdir()), f"{kit} is not empty; pass a new --output."),
+            *(
+                (version not in versions, f"--{label} is {version}, but {served} has {known}; pass one of them.")
+                for label, version in labels.items()
+            ),
+        ]
+    )
     with staged(kit) as stage:
         texts = {
             "models.config": models_config(name, labels),

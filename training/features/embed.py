@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError, run_directory
+from keras_vit.errors import refuse_first
 from keras_vit.files.atomic import remove_temporary
 from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.native_stderr import native_stderr_silenced
@@ -184,17 +185,25 @@ def _check_same(folder: pathlib.Path, description: FeatureDescription) -> None:
         if others := sorted(file.name for file in folder.glob("*.parquet")):
             raise UserError(f"{folder} holds {others[0]}, but no {DESCRIPTION}; choose another --output.")
         return
-    found = read_description(folder)
-    if found.fingerprint != description.fingerprint or found.features != description.features:
-        raise UserError(
-            f"{folder} has features of another model ({found.model}, {found.features}) than {description.model} with "
-            f"these options ({description.features}), and features of two models are never mixed; choose another "
-            "--output."
-        )
-    if (found.splits, found.checksum, found.labels) != (description.splits, description.checksum, description.labels):
-        raise UserError(f"{folder} has the features of other pictures; choose another --output, or delete it.")
-    if found.dtype != description.dtype:
-        raise UserError(f"{folder} has features in {found.dtype}; give --dtype {found.dtype}, or another --output.")
+    found, now = read_description(folder), description
+    refuse_first(
+        [
+            (
+                (found.fingerprint, found.features) != (now.fingerprint, now.features),
+                f"{folder} has features of another model ({found.model}, {found.features}) than {now.model} with "
+                f"these options ({now.features}), and features of two models are never mixed; choose another "
+                "--output.",
+            ),
+            (
+                (found.splits, found.checksum, found.labels) != (now.splits, now.checksum, now.labels),
+                f"{folder} has the features of other pictures; choose another --output, or delete it.",
+            ),
+            (
+                found.dtype != now.dtype,
+                f"{folder} has features in {found.dtype}; give --dtype {found.dtype}, or another --output.",
+            ),
+        ]
+    )
 
 
 def embed_rows(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from keras_vit import UserError
+from keras_vit.errors import refuse_first
 from keras_vit.files.file_contents import shown
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import read_places
@@ -269,16 +270,20 @@ def _image_of(members: Mapping[str, _Member], path: str) -> _Member | None:
                 f"({', '.join(_IMAGES)}), but does not; write each image and its label one after the other."
             )
         return None
-    image = images[0]
-    if len(images) > 1:
-        raise UserError(f"{shown(image.name)} and {shown(images[1].name)} of {path} have the same name; rename one.")
-    if not image.is_file:
-        raise UserError(
-            f"{shown(image.name)} of {path} should be a file, but is a link or a device; write the tar file with "
-            "--dereference."
-        )
-    if not 0 < image.size < 2**32:
-        raise UserError(f"{shown(image.name)} of {path} should be an image, but has {image.size} bytes; leave it out.")
+    image, name = images[0], shown(images[0].name)
+    refuse_first(
+        [
+            (len(images) > 1, f"{name} and {shown(images[-1].name)} of {path} have the same name; rename one."),
+            (
+                not image.is_file,
+                f"{name} of {path} should be a file, but is a link or a device; write the tar file with --dereference.",
+            ),
+            (
+                not 0 < image.size < 2**32,
+                f"{name} of {path} should be an image, but has {image.size} bytes; leave it out.",
+            ),
+        ]
+    )
     return image
 
 

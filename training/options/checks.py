@@ -1,6 +1,5 @@
 """What can be checked of paths and names before TensorFlow is imported, which takes seconds."""
 
-import collections
 import dataclasses
 import itertools
 import os
@@ -30,8 +29,6 @@ HOLD_OUT = 10
 _MOST_COUNTED = 10_000
 # Levels of folders that are searched for those of classes, and folders on one of them.
 _MOST_LEVELS, _MOST_FOLDERS = 8, 100
-# Bytes of a CSV file that takes seconds to read.
-_LONG_LIST = 2**24
 # What the names of the files of a source end in, and those of compressed tar files.
 _ENDINGS = {"tfrecord": ".tfrecord", "tar": ".tar"}
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -203,17 +200,14 @@ def files_of(kind: str, pattern: str, found: Sequence[str]) -> list[str]:
         )
     if files := sorted(file for file in found if file.endswith(ending)):
         return files
+    matched, pattern_to_give = "matches no file", f"a pattern such as 'shards/*{ending}'"
     if os.path.isdir(pattern):
-        raise UserError(
-            f"--data {kind}:GLOB takes files, but {pattern!r} is a folder; give "
-            f"{shlex.quote(f'{kind}:' + os.path.join(pattern, '*' + ending))}."
-        )
-    if found:
-        raise UserError(
-            f"--data {kind}:GLOB takes files that end in {ending}, but {pattern!r} matches only others, such "
-            f"as {os.path.basename(min(found))}; give a pattern such as 'shards/*{ending}'."
-        )
-    raise UserError(f"No file matches {pattern!r}; --data {kind}:GLOB takes a pattern such as 'shards/*{ending}'.")
+        matched, pattern_to_give = "is a folder", shlex.quote(f"{kind}:" + os.path.join(pattern, "*" + ending))
+    elif found:
+        matched = f"matches only others, such as {os.path.basename(min(found))}"
+    raise UserError(
+        f"--data {kind}:GLOB takes files that end in {ending}, but {pattern!r} {matched}; give {pattern_to_give}."
+    )
 
 
 def few_classes(path: pathlib.Path, count: int) -> UserError:
@@ -323,42 +317,6 @@ def check_continued(checkpoint: str, given: Given, recipe_name: str) -> None:
     if fields := [path[-1] for path in given if path[:2] == ("recipe", "model")]:
         name = fields[0].replace("_", "-")
         raise UserError(f"The model is that of --checkpoint, so --model.{name} has no effect; leave it out.")
-
-
-def check_recipe_of_files(source: DataOptions, recipe: Recipe) -> None:
-    """As `check_batch_size`, for files of this machine that are counted quickly.
-
-    What holds for this many images holds for fewer, if some cannot be read or are kept for evaluation. With `balance`
-    there are others in an epoch.
-    """
-    count = None if recipe.balance else _most_training_images(source)
-    if count is not None:
-        check_batch_size(recipe.batch_size, count)
-
-
-def _most_training_images(source: DataOptions) -> int | None:
-    """How many images of a folder or list are at most for training; None where that is not known quickly."""
-    kind, _, rest = source.data.partition(":")
-    if kind not in ("folder", "csv") or is_remote(rest):
-        return None
-    if kind == "csv":
-        return _most_listed(source.path) if source.path.stat().st_size < _LONG_LIST else None
-    splits = split_folders(source.path)
-    counts = _count_pictures(splits[0] if splits else source.path)
-    if counts is None:
-        return None
-    return sum(counts.values()) - (0 if splits else sum(-(-count // HOLD_OUT) for count in counts.values()))
-
-
-def _most_listed(path: pathlib.Path) -> int:
-    """How many images of a CSV file are at most for training."""
-    column, value_of, *_ = listed_files(path)
-    if "" not in value_of:
-        return len(value_of["train"])
-    count, labels = len(value_of[""]), collections.Counter(value_of[""].values())
-    # A tenth of each class, as the reader; of images with several classes each it keeps this many, or one more.
-    kept = sum(-(-images // HOLD_OUT) for images in labels.values()) if column == ONE_CLASS else count // HOLD_OUT
-    return count - kept
 
 
 def check_run_classes(run: Run, source: DataOptions) -> None:

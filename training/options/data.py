@@ -8,7 +8,7 @@ from typing import Annotated
 from keras_vit import UserError, run_directory
 from keras_vit.errors import refuse_first
 from keras_vit.files.atomic import is_temporary
-from keras_vit.files.remote import existing_folder, is_remote, to_path
+from keras_vit.files.remote import existing_folder, is_remote
 from keras_vit.images.formats import is_hidden
 from keras_vit.parser import Count, Positional
 from training.options.common import DataOptions
@@ -33,7 +33,7 @@ class ShardOptions:
 
     def check_output(self) -> None:
         """Raise UserError for a folder with files of something else, such as pictures: they would be mixed."""
-        folder = to_path(self.output)
+        folder = run_directory.output_folder(self.output)
         if is_remote(self.output) or not folder.is_dir():
             return
         for entry in sorted(folder.iterdir()):
