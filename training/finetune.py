@@ -9,12 +9,12 @@ below, whose fields are options. The same command continues an interrupted run.
 import dataclasses
 from collections.abc import Sequence
 
-from keras_vit import cli, parser, run_directory
-from keras_vit.checkpoints.fetch.find import check_name
+from keras_vit import cli, parser
 from keras_vit.published import upstream_checkpoint
 from keras_vit.runs import Run
-from training.devices.tpu import prepare_tpu
+from training.devices.tpu import prepare_backend
 from training.options.checks import (
+    check_checkpoint,
     check_data,
     check_data_service,
     check_loss,
@@ -22,7 +22,6 @@ from training.options.checks import (
     check_start,
     unlabelled_path,
 )
-from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import FinetuneOptions
 from training.recipes.auto import auto_finetune_reasons, auto_finetune_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
@@ -66,18 +65,12 @@ def train(arguments: Sequence[str]) -> str | None:
         check_outside(options.workdir, options.source.data)
         check_new_workdir(options.workdir)
     if options.checkpoint is not None and options.model is None:
-        check_name(options.checkpoint)
-        run_directory.check_model_file(options.checkpoint)
+        check_checkpoint(options.checkpoint)
     if options.model is not None:
         check_model(options.model)
         if options.checkpoint is None:
             upstream_checkpoint(options.model)
-    if jax_requested():
-        check_jax(options, options.recipe)
-    else:
-        check_tensorflow(options)
-        prepare_tpu(options.devices)
-        cli.require_tensorflow()
+    prepare_backend(options)
 
     from training.devices.strategies import is_chief
     from training.experiments.few_labels import finetune_with_unlabelled

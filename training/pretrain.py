@@ -23,9 +23,8 @@ from collections.abc import Sequence
 
 from keras_vit import UserError, cli, parser
 from keras_vit.runs import Run
-from training.devices.tpu import prepare_tpu
+from training.devices.tpu import prepare_backend
 from training.options.checks import check_continued, check_data, check_data_service, check_loss
-from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import PretrainOptions
 from training.recipes.auto import DataFacts, auto_reasons, auto_recipe
 from training.recipes.overrides import continued, overridden, with_crop, without_sizes
@@ -73,12 +72,7 @@ def train(arguments: Sequence[str]) -> str | None:
     check_loss(options.source, options.recipe)
     is_final = name in RECIPES and checkpoint is None
     check_workdir_of(options, "pretrain", name, is_final=is_final)
-    if jax_requested():
-        check_jax(options, options.recipe)
-    else:
-        check_tensorflow(options)
-        prepare_tpu(options.devices)
-        cli.require_tensorflow()
+    prepare_backend(options)
 
     from keras_vit.checkpoints.describe import describe
     from training.devices.strategies import is_chief

@@ -17,6 +17,7 @@ from keras_vit.run_directory import MODEL
 from keras_vit.runs import Run
 from keras_vit.text.classes import classes_of_labels
 from keras_vit.text.zero_shot import class_embeddings
+from training.options.checks import check_classes
 
 # Overlap (IoU) from which the less likely of two boxes is left out, for an example: as OWL-ViT's original.
 _SAME_OBJECT = 0.3
@@ -103,11 +104,7 @@ def open_detector_of(run: Run, labels: Sequence[str], templates: Sequence[str] |
     """The detector of a run with these classes; of a checkpoint without its own, it looks for their names."""
     texts = None if "class_logits" in _detector_model(run).output else classes_of_labels(labels, templates)
     detector = open_detector(run, texts)
-    if detector.labels != tuple(labels):
-        raise UserError(
-            f"{run.name} has the classes {', '.join(detector.labels[:5])}, but the data have {', '.join(labels[:5])}; "
-            "measure it on data with the same classes in the same order."
-        )
+    check_classes(detector.labels, tuple(labels))
     return detector
 
 

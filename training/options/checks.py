@@ -305,10 +305,15 @@ def unlabelled_path(name: str) -> pathlib.Path:
     return existing_folder(rest, "--unlabelled takes a folder of pictures")
 
 
+def check_checkpoint(name: str) -> None:
+    """Raise UserError for the name of a checkpoint that there cannot be, and for a file that holds no model."""
+    check_name(name)
+    run_directory.check_model_file(name)
+
+
 def check_continued(checkpoint: str, given: Given, recipe_name: str) -> None:
     """Raise UserError for a checkpoint that is none, or that the recipe or the options of a model exclude."""
-    check_name(checkpoint)
-    run_directory.check_model_file(checkpoint)
+    check_checkpoint(checkpoint)
     if recipe_name == "auto":
         raise UserError(
             "--checkpoint goes on from a model without labels, but the recipe auto learns classes; take a recipe such "
