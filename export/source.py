@@ -88,7 +88,7 @@ class ExportedModel:
     def with_logits(self) -> "ExportedModel":
         """Return it with logits as the model's output. Raises UserError unless it is a classifier of these labels."""
         check_classifier(self.model)
-        run_directory.check_classes(self.model, self.labels)
+        run_directory.check_head(self.model, self.labels)
         return dataclasses.replace(self, model=logits_model(self.model))
 
 
@@ -101,7 +101,7 @@ def open_model(run: Run, options: SourceOptions) -> ExportedModel:
             run.samples,
             "evaluation images of the run",
         )
-        run_directory.check_classes(run.model, labels)
+        run_directory.check_head(run.model, labels)
         run.warn_of_missing_files()
         weights, terms = _weights(run.config)
     else:

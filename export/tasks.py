@@ -22,7 +22,7 @@ Measures = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Reference:
+class TaskReference:
     """Sample images and what the Keras model gives on them."""
 
     samples: parity.Reference
@@ -75,11 +75,11 @@ class Task(abc.ABC):
     def sentence(self, measures: Measures) -> str:
         """The differences for people: "boxes and logits within 1e-6 of the Keras model"."""
 
-    def reference(self) -> Reference:
+    def reference(self) -> TaskReference:
         """What the Keras model in float32 gives on the sample images."""
         model = self.network(in_dtype(self.exported.model, "float32"))
         samples = parity.Reference(self.exported.samples, self.exported.preprocessing, np.zeros(0))
-        reference = Reference(samples, [])
+        reference = TaskReference(samples, [])
         return dataclasses.replace(reference, outputs=reference.outputs_of(model.predict_on_batch))
 
     def report(self, directory: pathlib.Path, kind: str, files: Mapping[str, Measures], *, of_pixels: bool) -> None:

@@ -89,7 +89,7 @@ def check_model_file(path: str | os.PathLike) -> None:
 def load(run: str | os.PathLike) -> tuple["keras.Model", tuple[str, ...]]:
     """The trained model of a run and its class names. Raises UserError unless they belong together."""
     model, labels = load_model(run), load_labels(run)
-    check_classes(model, labels)
+    check_head(model, labels)
     return model, labels
 
 
@@ -197,7 +197,7 @@ def read_temperature(file: pathlib.Path) -> float:
     return temperature
 
 
-def check_classes(model: "keras.Model", labels: Sequence[str]) -> None:
+def check_head(model: "keras.Model", labels: Sequence[str]) -> None:
     """Raise UserError unless the model classifies images into as many classes as there are labels."""
     shape = model.output_shape
     if len(shape) != 2 or shape[1] != len(labels):

@@ -50,9 +50,9 @@ def _predict(arguments: Sequence[str]) -> None:
     files = find_pictures(options.pictures)
     cli.require_tensorflow()
 
-    from training.outliers.anomaly import open_detector, predict_anomaly
+    from training.outliers.anomaly import open_anomaly_detector, predict_anomaly
 
-    predict_anomaly(open_detector(options.run), files, options.output)
+    predict_anomaly(open_anomaly_detector(options.run), files, options.output)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from export.inference_model import in_dtype, inference_model
 from export.options import SavedModelOptions
 from export.saved_model import cpp_loader, warmup
 from export.saved_model.model_card import model_card
-from export.saved_model.signatures import Servable, attention_names, describe, has_constants, signatures
+from export.saved_model.signatures import Servable, add_shapes, attention_names, has_constants, signatures
 from export.source import ExportedModel, Provenance
 from export.tflite.served import write_served_file
 from export.token_merging import check_merging
@@ -133,7 +133,7 @@ def _write(
     )
     save_module(servable, path, functions)
     preprocessing = preprocessing_of(model)
-    describe(path, (*preprocessing.image_size, preprocessing.channels))
+    add_shapes(path, (*preprocessing.image_size, preprocessing.channels))
 
 
 def _verify(

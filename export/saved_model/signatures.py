@@ -17,7 +17,7 @@ K classes, B images (0 or more), image size h x w with C channels:
 A tensor of another shape is INVALID_ARGUMENT with both shapes. Loaders do not compare the shape of an input with the
 signature, and the convolution kernels of TensorFlow abort the process if the rank is wrong. So the graphs accept any
 shape and check it first (`tf.ensure_shape`). With shapes in the graph, the optimizer could remove this check as always
-true. So `describe` writes the shapes only to the signatures.
+true. So `add_shapes` writes the shapes only to the signatures.
 """
 
 import math
@@ -176,7 +176,7 @@ def _network(model: keras.Model, images: tf.TensorSpec, xla: bool) -> Callable:
     return lambda image: tf.nest.pack_sequence_as(traced.structured_outputs, tf.nest.flatten(frozen(image)))
 
 
-def describe(directory: pathlib.Path, image_shape: Sequence[int]) -> None:
+def add_shapes(directory: pathlib.Path, image_shape: Sequence[int]) -> None:
     """Add input shapes to the signatures of a SavedModel, and the method name of the Classify API to "classify".
 
     Args:

@@ -109,7 +109,7 @@ def export_tflite(
             if form not in float_files:
                 float_files[form] = pathlib.Path(temporary) / f"{kind}.tflite"
                 float_files[form].write_bytes(
-                    convert(
+                    to_tflite(
                         models[is_smoothed, is_rounded],
                         for_delegates=scaled_by,
                         uint8_input=uint8_input,
@@ -233,7 +233,7 @@ def _file_name(kind: TFLiteFormat, ending: str = "") -> str:
     return f"model-{kind}{ending}.tflite"
 
 
-def convert(
+def to_tflite(
     model: keras.Model,
     *,
     for_delegates: np.ndarray | None = None,

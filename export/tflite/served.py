@@ -15,7 +15,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 from export import parity
 from export.source import ExportedModel
-from export.tflite.export import convert
+from export.tflite.export import to_tflite
 from export.tflite.graph import pack, unpack
 from keras_vit.native_stderr import native_stderr_silenced
 
@@ -36,7 +36,7 @@ def write_served_file(directory: pathlib.Path, exported: ExportedModel, expected
         return keras.Model(network.input, {"logits": logits, "probabilities": activation(logits / origin.temperature)})
 
     file = directory / NAME
-    file.write_bytes(_renamed(convert(exported.model, dynamic_batch=True, finish=with_probabilities)))
+    file.write_bytes(_renamed(to_tflite(exported.model, dynamic_batch=True, finish=with_probabilities)))
     found = _run(file, expected)
     same = parity.compare(expected, found["logits"])
     parity.require_equal(f"file {NAME}", same)

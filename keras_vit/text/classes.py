@@ -15,7 +15,7 @@ _PLAIN = ("{}",)
 _NAME_END, _SEPARATOR = ": ", " | "
 
 
-def check_classes(
+def text_classes(
     classes: Sequence[str] | Mapping[str, str | Sequence[str]], templates: str | Sequence[str] | None = None
 ) -> Classes:
     """The classes of a model of texts; see `keras_vit.zero_shot`, which has the arguments.
@@ -81,7 +81,7 @@ def classes_of_options(values: Sequence[str], templates: Sequence[str] | None) -
     if twice := _twice([_name_of(line) for line in lines] if is_text_file(values) else lines):
         raise UserError(f"The class {twice!r:.80} is named twice; give each class once.")
     classes = dict(map(_class_of, lines)) if is_text_file(values) else {text: (text,) for text in lines}
-    return check_classes(classes, templates_of_option(templates))
+    return text_classes(classes, templates_of_option(templates))
 
 
 def templates_of_option(templates: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -96,7 +96,7 @@ def templates_of_option(templates: Sequence[str] | None) -> tuple[str, ...] | No
 def classes_of_labels(labels: Sequence[str], templates: Sequence[str] | None) -> Classes:
     """The classes of a data set, whose names are texts with spaces for underscores."""
     texts = {label: (label.replace("_", " "),) for label in labels}
-    return check_classes(texts, templates_of_option(templates))
+    return text_classes(texts, templates_of_option(templates))
 
 
 def _name_of(line: str) -> str:

@@ -22,7 +22,7 @@ from export.options import SourceOptions, TFLiteOptions
 from export.saved_model import __main__ as saved_model
 from export.source import ExportedModel, Provenance
 from export.tflite import __main__ as tflite
-from export.tflite.export import convert, export_tflite
+from export.tflite.export import export_tflite, to_tflite
 from export.tflite.graph import unpack
 from export.tflite.quantize import quantize, quantize_static
 from export.tflite.smooth_quant import smooth_quant
@@ -178,7 +178,7 @@ def test_the_score_reads_the_features_as_they_are_and_stays_in_float32_in_eight_
     assert "Transformer.encoder_norm" in smooth_quant(exported.model, [images])[1]
     assert "Transformer.encoder_norm" not in smooth_quant(exported.model, [images], head=False)[1]
     file = tmp_path / "float.tflite"
-    file.write_bytes(convert(exported.model, all_tokens=True, unknown=exported.unknown))
+    file.write_bytes(to_tflite(exported.model, all_tokens=True, unknown=exported.unknown))
     expected = exported.unknown.scores(exported.model, [images])
     inputs = [image[None] for image in images]
     for content in (quantize_static(file, "int8", inputs)[0], quantize(file, "int8-dynamic")):

@@ -73,7 +73,7 @@ def _keras_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions
     with strategy.scope():
         model = logits_model(run.model)
     if run.labels:
-        run_directory.check_classes(model, run.labels)
+        run_directory.check_head(model, run.labels)
     shape = model.output_shape
     if len(shape) != 2 or "logits" not in keras_vit.intermediates(model).output:
         raise UserError(

@@ -24,7 +24,7 @@ from training.options.common import DataOptions
 from training.options.experiments import VtabOptions
 from training.options.train import FinetuneOptions
 from training.recipes.recipe import Recipe
-from training.recipes.vtab_tasks import RECIPE_NAME, TASKS, Task
+from training.recipes.vtab_tasks import RECIPE_NAME, TASKS, VtabTask
 
 _GROUPS = ("natural", "specialized", "structured")
 
@@ -54,7 +54,7 @@ def vtab(options: VtabOptions) -> dict:
         )
     folder, strategy = to_path(options.workdir), open_strategy(options.devices)
 
-    def train(task: Task, source: DataSet, rate: float, num_steps: int, name: str) -> float:
+    def train(task: VtabTask, source: DataSet, rate: float, num_steps: int, name: str) -> float:
         """Return the accuracy on the evaluation images of a run, trained now or before."""
         print(f"\n{task.name}, {name}: learning rate {rate:g}, {num_steps} steps")
         own = task_recipe(task, recipe, rate, num_steps)
@@ -83,14 +83,14 @@ def vtab(options: VtabOptions) -> dict:
     return summary
 
 
-def _chosen(tasks: Sequence[str]) -> list[Task]:
+def _chosen(tasks: Sequence[str]) -> list[VtabTask]:
     by_name = {task.name: task for task in TASKS}
     for name in tasks:
         check_known("task of VTAB", name, by_name)
     return [by_name[name] for name in dict.fromkeys(tasks)]
 
 
-def _how_to_prepare(task: Task, builder, data_dir: str | None) -> str:
+def _how_to_prepare(task: VtabTask, builder, data_dir: str | None) -> str:
     """The command, and a word where the images must be fetched by hand before."""
     name, _, config = task.dataset.partition("/")
     command = f"tfds build {name}" + (f" --config {config}" if config else "")
@@ -100,7 +100,7 @@ def _how_to_prepare(task: Task, builder, data_dir: str | None) -> str:
 
 
 def _measured(
-    task: Task,
+    task: VtabTask,
     builder,
     settings: Sequence[tuple[float, int]],
     train: Callable[[DataSet, float, int, str], float],
@@ -121,7 +121,7 @@ def _measured(
     return {"group": task.group, "accuracy": accuracy, "learning_rate": rate, "steps": steps, "tried": tried}
 
 
-def task_recipe(task: Task, recipe: Recipe, rate: float, steps: int) -> Recipe:
+def task_recipe(task: VtabTask, recipe: Recipe, rate: float, steps: int) -> Recipe:
     """The recipe without what would change the task's classes."""
     return dataclasses.replace(recipe, learning_rate=rate, steps=steps, flip=task.flip, inception_crop=task.crop)
 

@@ -212,7 +212,7 @@ def settings_of(options: TrainingOptions, command: str, recipe_name: str, source
     return {**run_settings(options, command, recipe_name), "images": images}
 
 
-def fingerprint(settings: dict, source: DataSet) -> int:
+def number_of_settings(settings: dict, source: DataSet) -> int:
     """A number that tells settings and classes apart."""
     text = json.dumps([settings, source.labels], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

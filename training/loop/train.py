@@ -28,9 +28,9 @@ from training.loop.dry_run import dry_run_report
 from training.loop.inspect_callback import InspectEpochs
 from training.loop.metrics_log import MetricsLog
 from training.loop.profile import ProfileSteps
-from training.loop.progress import Progress, display
+from training.loop.progress import TrainingProgress, display
 from training.loop.run import RunDirectory, write_curves
-from training.loop.setup import Setup, checked, fingerprint, save_input, settings_of
+from training.loop.setup import Setup, checked, number_of_settings, save_input, settings_of
 from training.loop.signals import StopSignals, TrainingInterrupted
 from training.loop.trainer import Trainer
 from training.options.common import TrainingOptions
@@ -79,7 +79,7 @@ def run_training(
         check_equal_on_workers(
             strategy,
             {
-                "their settings or data": fingerprint(settings, source),
+                "their settings or data": number_of_settings(settings, source),
                 "the images of their data, by its files or by the index of its records": source.fingerprint,
             },
         )
@@ -248,7 +248,7 @@ class Training:
                 stack.callback(profile.stop)
                 callbacks.append(profile)
             if self._writes and self.step < self.num_steps:
-                progress = display(Progress(lambda: self.step, self.num_steps, self._data_epoch))
+                progress = display(TrainingProgress(lambda: self.step, self.num_steps, self._data_epoch))
                 stack.callback(progress.close)
                 callbacks.append(progress)
             epochs = len(self.records) + -(-self.num_steps // self._epoch) - self.step // self._epoch

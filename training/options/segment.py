@@ -54,7 +54,7 @@ class SceneOptions:
             if self.eval_data.partition(":")[0] != self.kind:
                 raise UserError(f"--eval-data should be of the kind of --data, {self.kind}:, but is {self.eval_data}.")
         if self.kind == "folder":
-            for folder in split_folders(self.path) or (self.path,):
+            for folder in folders_of_splits(self.path) or (self.path,):
                 _check_folders(folder, ("images", "masks"))
         if self.kind == "voc":
             _check_folders(self.path, ("JPEGImages", "SegmentationClass"))
@@ -151,7 +151,7 @@ class SegmentPredictOptions:
             raise UserError("Give the pictures to segment, such as pictures/ or street.jpg, behind the options.")
 
 
-def split_folders(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
+def folders_of_splits(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
     """The folders of the training and the evaluation split; None if there is one of both."""
     train, evaluation = (
         next((root / name for name in names if (root / name).is_dir()), None)

@@ -31,7 +31,7 @@ _MOST_PATCHES, _MOST_NUMBERS, _HELD_OUT = 10_000, 2**29, 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Detector:
+class AnomalyDetector:
     """A model of good parts with its threshold."""
 
     model: keras.Model
@@ -55,7 +55,7 @@ def stretched(model: keras.Model) -> Preprocessing:
     return preprocessing_of(model).with_resize("stretch", None)
 
 
-def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOptions) -> Detector:
+def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOptions) -> AnomalyDetector:
     """Fill the memory with patches of the pictures, calibrate the threshold, and write the directory.
 
     Raises UserError for fewer than five pictures, for one that cannot be decoded, and for a model without patches.
@@ -74,8 +74,8 @@ def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOpti
     patches = _patches(extractor, good, stretched(run.model), options.batch_size)
     count = min(max(1, round(options.coreset * len(patches))), _MOST_PATCHES)
     model = anomaly_model(run.model, blocks, patches[k_center(patches, count, options.seed)])
-    scores, seconds = _scores(Detector(model, np.inf), held_out)
-    detector = Detector(model, threshold_of(scores, options.false_alarms))
+    scores, seconds = _scores(AnomalyDetector(model, np.inf), held_out)
+    detector = AnomalyDetector(model, threshold_of(scores, options.false_alarms))
     facts = {
         "checkpoint": options.checkpoint,
         "blocks": list(blocks),
@@ -112,15 +112,15 @@ def _middle_block(model: keras.Model) -> tuple[int]:
     return ((config.num_layers - 1) // 2,) if isinstance(config, ViTConfig) else (-1,)
 
 
-def open_detector(directory: str) -> Detector:
+def open_anomaly_detector(directory: str) -> AnomalyDetector:
     """Open what `fit_anomaly` has written. Raises UserError for anything else."""
     facts = run_directory.read_config(run_directory.find(directory, FACTS))
     if not isinstance(facts.get("threshold"), float):
         raise UserError(f"{directory}/{FACTS} has no threshold; write it again by keras-vit anomaly fit.")
-    return Detector(run_directory.load_model(directory), facts["threshold"])
+    return AnomalyDetector(run_directory.load_model(directory), facts["threshold"])
 
 
-def predict_anomaly(detector: Detector, files: Sequence[pathlib.Path], output: str | None) -> list[Finding]:
+def predict_anomaly(detector: AnomalyDetector, files: Sequence[pathlib.Path], output: str | None) -> list[Finding]:
     """Score pictures, print a table, and write `output`. Raises UserError if none can be read."""
     findings, problems = [], dict[str, str]()
     for file in tracked(files, "Looking at pictures"):
@@ -165,7 +165,7 @@ def _patches(
     return patches
 
 
-def _scores(detector: Detector, files: Sequence[pathlib.Path]) -> tuple[np.ndarray, float]:
+def _scores(detector: AnomalyDetector, files: Sequence[pathlib.Path]) -> tuple[np.ndarray, float]:
     """The scores of pictures, and the seconds for one, without the first, which compiles."""
     scores, seconds = [], []
     for file in files:

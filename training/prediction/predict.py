@@ -144,7 +144,7 @@ def open_classifier(
         if own and own != names:
             print(f"The names of {labels} replace those of {run.name}, {', '.join(own[:5])}{' …' if own[5:] else ''}.")
     if names:
-        run_directory.check_classes(model, names)
+        run_directory.check_head(model, names)
     figures = inspection.available_figures(model)
     if "relevance" not in figures:
         raise UserError(

@@ -30,7 +30,7 @@ from training.input.coco import (
 )
 from training.input.dataset import DataSet, ImageWarnings, Split, decoding_problem, problems_of, summarize_problems
 from training.input.dense import DenseBatches
-from training.options.segment import SceneOptions, split_folders
+from training.options.segment import SceneOptions, folders_of_splits
 from training.segmentation.masks import VOC_CLASSES, segments_of_mask, voc_segments
 from training.segmentation.tfds_masks import tfds_scenes
 
@@ -188,7 +188,7 @@ class _Check:
 
 def _folder(options: SceneOptions) -> Scenes:
     """images/ and masks/, whose pixels are numbers of classes, or 1000 * class + number of the object in 16 bits."""
-    folders = split_folders(options.path)
+    folders = folders_of_splits(options.path)
     splits = [_pairs(folder) for folder in folders or (options.path,)]
     train, evaluation = splits if folders else held_out(splits[0], options.path)
     return Scenes(own_labels(options.path), train, evaluation, not folders)

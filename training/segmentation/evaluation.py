@@ -16,7 +16,7 @@ from training.evaluation.average_precision import STATS, average_precision, docu
 from training.input.coco import NONE, UNCOUNTED
 from training.input.dataset import Split, decoded
 from training.segmentation.overlay import Panel, segments_page
-from training.segmentation.segmenter import Found, Segmenter, class_map
+from training.segmentation.segmenter import FoundSegments, Segmenter, class_map
 
 # Draws of the bootstrap over the pictures, and the ends of the interval.
 _DRAWS, _ENDS = 500, (0.025, 0.975)
@@ -48,7 +48,7 @@ def evaluate(segmenter: Segmenter, split: Split) -> Evaluation:
     measure = {"semantic": _semantic, "instance": _instance, "panoptic": _panoptic}[segmenter.kind]
     right = np.zeros(split.num_examples)
 
-    def pairs() -> Iterator[tuple[Truth, Found]]:
+    def pairs() -> Iterator[tuple[Truth, FoundSegments]]:
         for index in tqdm.tqdm(range(split.num_examples), unit="picture", disable=None):
             pixels, truth = _read(segmenter, split, index)
             found = segmenter.segment(pixels)
@@ -70,7 +70,7 @@ def _read(segmenter: Segmenter, split: Split, index: int) -> tuple[np.ndarray, T
     return pixels, (target["labels"].numpy(), target["segments"].numpy())
 
 
-def _semantic(pairs: Iterator[tuple[Truth, Found]], labels: Sequence[str]) -> dict[str, Any]:
+def _semantic(pairs: Iterator[tuple[Truth, FoundSegments]], labels: Sequence[str]) -> dict[str, Any]:
     count, rows = len(labels), []
     for truth, found in pairs:
         wanted, got = class_map(truth), found.map
@@ -110,7 +110,7 @@ def _with_intervals(sums: np.ndarray, measures: dict[str, Callable[[np.ndarray],
     return {**values, "intervals": {name: ends[:, n].tolist() for n, name in enumerate(measures)}}
 
 
-def _instance(pairs: Iterator[tuple[Truth, Found]], labels: Sequence[str]) -> dict[str, Any]:
+def _instance(pairs: Iterator[tuple[Truth, FoundSegments]], labels: Sequence[str]) -> dict[str, Any]:
     truths: list[list[dict[str, Any]]] = []
     guesses: list[list[dict[str, Any]]] = []
     for (classes, segments), found in pairs:
@@ -133,7 +133,7 @@ def _annotation(mask: np.ndarray, label: int) -> dict[str, Any]:
             "category_id": label + 1}  # fmt: skip
 
 
-def _panoptic(pairs: Iterator[tuple[Truth, Found]], labels: Sequence[str]) -> dict[str, Any]:
+def _panoptic(pairs: Iterator[tuple[Truth, FoundSegments]], labels: Sequence[str]) -> dict[str, Any]:
     rows = [panoptic_counts(truth, (found.labels, found.map), len(labels)) for truth, found in pairs]
     sums = np.array(rows)  # (pictures, classes, IoU and true and false positives and false negatives)
     if not sums[..., 1:].any():

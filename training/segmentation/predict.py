@@ -16,7 +16,7 @@ from training.prediction.predict import as_utf8, read_picture
 from training.segmentation.evaluation import panel_of
 from training.segmentation.masks import OBJECTS
 from training.segmentation.overlay import Panel, segments_page
-from training.segmentation.segmenter import Found, Segmenter, class_map, names_of
+from training.segmentation.segmenter import FoundSegments, Segmenter, class_map, names_of
 
 # Pictures on the page, the first ones; and names of segments in the table.
 _ON_PAGE, _MOST_NAMED = 100, 5
@@ -55,7 +55,7 @@ def predict(segmenter: Segmenter, files: Sequence[pathlib.Path], output: pathlib
     print(f"{len(rows)} masks in {output / 'masks'}, overlays in {output / PAGE}.")
 
 
-def mask_of(segmenter: Segmenter, found: Found) -> np.ndarray:
+def mask_of(segmenter: Segmenter, found: FoundSegments) -> np.ndarray:
     """(h, w) uint8 class numbers of a semantic model of up to 255 classes, else uint16; see `predict`."""
     if segmenter.kind == "semantic":
         classes = class_map(found)
@@ -64,7 +64,7 @@ def mask_of(segmenter: Segmenter, found: Found) -> np.ndarray:
     return np.append(values, [2**16 - 1])[np.where(found.map == NONE, -1, found.map)].astype(np.uint16)
 
 
-def _listed(segmenter: Segmenter, found: Found) -> str:
+def _listed(segmenter: Segmenter, found: FoundSegments) -> str:
     names = names_of(segmenter.labels, found)
     shown = [name if segmenter.kind == "semantic" else f"{name} {score:.2f}" for name, score in names[:_MOST_NAMED]]
     return ", ".join(shown) + (f" and {len(names) - _MOST_NAMED} more" if names[_MOST_NAMED:] else "") or "none"
