@@ -33,8 +33,7 @@ class ShardOptions:
 
     def check_output(self) -> None:
         """Raise UserError for a folder with files of something else, such as pictures: they would be mixed."""
-        folder = run_directory.output_folder(self.output)
-        if is_remote(self.output) or not folder.is_dir():
+        if is_remote(self.output) or not (folder := run_directory.output_folder(self.output)).is_dir():
             return
         for entry in sorted(folder.iterdir()):
             is_ours = entry.suffix == ".tfrecord" or entry.name in (
