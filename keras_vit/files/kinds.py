@@ -66,36 +66,34 @@ def kind_of(path: pathlib.Path) -> Kind:
 
 def check_readable(path: pathlib.Path) -> Kind:
     """What a file is. Raises UserError, with the way out, for one that is not read here."""
-    kind, name = kind_of(path), path.name
-    way_out = ""
-    if name in ("tf_model.h5", "flax_model.msgpack"):
-        way_out = (
-            "not read; convert its folder with transformers 4: AutoModelForImageClassification."
-            f"from_pretrained(FOLDER, from_{'tf' if kind == 'h5' else 'flax'}=True).save_pretrained(NEW_FOLDER)."
+    kind = kind_of(path)
+    if path.name in ("tf_model.h5", "flax_model.msgpack"):
+        code = "tf" if kind == "h5" else "flax"
+        raise UserError(
+            f"{path.name} is not read; convert its folder with transformers 4: AutoModelForImageClassification."
+            f"from_pretrained(FOLDER, from_{code}=True).save_pretrained(NEW_FOLDER)."
         )
-    elif kind == "pickle":
-        way_out = (
-            "a pickle, which can run code when it is opened; convert it where you trust it, with torch "
-            "and safetensors: import torch; import safetensors.torch; safetensors.torch.save_file({key: "
-            f"value.clone().contiguous() for key, value in torch.load({name!r}, weights_only=True).items()}}, "
+    if kind == "pickle":
+        raise UserError(
+            f"{path.name} is a pickle, which can run code when it is opened; convert it where you trust it, with torch "
+            f"and safetensors: import torch; import safetensors.torch; safetensors.torch.save_file({{key: "
+            f"value.clone().contiguous() for key, value in torch.load({path.name!r}, weights_only=True).items()}}, "
             "'model.safetensors')"
         )
-    elif name.endswith(".weights.h5"):
-        way_out = (
-            "a file of weights of a Keras model without its architecture; build the model and load them: "
-            f"keras_vit.load_checkpoint(keras_vit.build(NAME, num_classes=...), {name!r})."
+    if path.name.endswith(".weights.h5"):
+        raise UserError(
+            f"{path.name} holds the weights of a Keras model without its architecture; build the model and load them: "
+            f"keras_vit.load_checkpoint(keras_vit.build(NAME, num_classes=...), {path.name!r})."
         )
-    elif kind == "h5":
-        way_out = (
-            "an HDF5 file of Keras; load it with keras.models.load_model where you trust it, and save "
+    if kind == "h5":
+        raise UserError(
+            f"{path.name} is an HDF5 file of Keras; load it with keras.models.load_model where you trust it, and save "
             "the model as a .keras file: model.save('model.keras')."
         )
-    elif kind == "unknown" and not is_remote(path):
+    if kind == "unknown" and not is_remote(path):
         found = _other_format(first_bytes(path, _FIRST_BYTES))
         what, advice = found or ("of no format that is known here", _GIVE_MODEL)
-        way_out = f"{what}; {advice}."
-    if way_out:
-        raise UserError(f"{name} is {way_out}")
+        raise UserError(f"{path.name} is {what}; {advice}.")
     return kind
 
 

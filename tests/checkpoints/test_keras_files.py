@@ -94,7 +94,7 @@ def test_weights_are_loaded_at_another_size_and_without_their_head(model, tmp_pa
 
 def test_weights_alone_are_no_model(model, tmp_path):
     model.save_weights(tmp_path / "x.weights.h5")
-    with pytest.raises(UserError, match=r"x.weights.h5 is a file of weights of a Keras model without its architecture"):
+    with pytest.raises(UserError, match=r"x.weights.h5 holds the weights of a Keras model without its architecture"):
         keras_vit.from_checkpoint(tmp_path / "x.weights.h5")
 
 
