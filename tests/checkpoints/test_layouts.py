@@ -109,8 +109,15 @@ def _model_of():
     return functools.cache(built)
 
 
-@pytest.mark.parametrize("layout", EXPRESSIBLE)
-@pytest.mark.parametrize("kind", MODELS)
+# Every kind and every layout is in some fast row.
+_SAVED = [
+    pytest.param(kind, layout, marks=[pytest.mark.slow] * bool((row + column) % 3), id=f"{kind}-{layout}")
+    for row, kind in enumerate(MODELS)
+    for column, layout in enumerate(EXPRESSIBLE)
+]
+
+
+@pytest.mark.parametrize(("kind", "layout"), _SAVED)
 def test_saving_and_loading_is_exact_or_refused(kind, layout, model_of, tmp_path):
     model = model_of(kind)
     path = tmp_path / f"model{SUFFIXES.get(layout, '.npz')}"

@@ -501,7 +501,9 @@ def test_a_tflite_file_says_what_its_images_are_padded_with(uint8_input, few_dig
     assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["phone/model-float32.tflite", "run", "run/model.keras"])
+@pytest.mark.parametrize(
+    "name", ["phone/model-float32.tflite", "run", pytest.param("run/model.keras", marks=pytest.mark.slow)]
+)
 def test_options_that_contradict_what_a_model_says_of_its_images_are_refused(name, made, few_digits, tmp_path):
     for options, words in (
         (InputOptions(resize="stretch"), "--resize is resize-small, but stretch was given; leave --resize out."),

@@ -199,7 +199,7 @@ def test_the_page_makes_the_pixels_of_the_model(name):
         np.testing.assert_allclose(np.reshape(pixels, wanted.shape), wanted, atol=tolerance)
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("order", ["<", pytest.param(">", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
 def test_the_page_turns_a_picture_by_its_exif_orientation(kind, order):
     for orientation in (*range(1, 9), 9):

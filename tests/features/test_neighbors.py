@@ -126,7 +126,7 @@ def test_a_graph_finds_nearly_what_the_products_find(tmp_path, capsys):
     assert capsys.readouterr().out.count("of the 10 nearest pictures (100 compared)") == 2
 
 
-@pytest.mark.parametrize("name", [CLIP, SIGLIP])
+@pytest.mark.parametrize("name", [CLIP, pytest.param(SIGLIP, marks=pytest.mark.slow)])
 def test_a_text_finds_the_pictures_that_the_two_towers_put_first(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with_tokenizer(name, tmp_path / "towers")

@@ -134,7 +134,7 @@ def _files(tmp_path):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"resize": "crop", "shift": 1},
+        pytest.param({"resize": "crop", "shift": 1}, marks=pytest.mark.slow),
         pytest.param({"resize": "pad", "flip": True, "shift": 1}, marks=pytest.mark.slow),
         pytest.param({"crop_from": 8}, marks=pytest.mark.slow),
         {"mixup": 0.5, "randaugment_layers": 1, "randaugment_magnitude": 5.0},

@@ -48,7 +48,12 @@ def test_lora_is_fitted_saved_and_loaded(adapted, tiny_images, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "form", [with_cpu_kernels, inference_model, lambda model: inference_model(model, for_tensorflow=True)]
+    "form",
+    [
+        pytest.param(with_cpu_kernels, marks=pytest.mark.slow),
+        pytest.param(inference_model, marks=pytest.mark.slow),
+        lambda model: inference_model(model, for_tensorflow=True),
+    ],
 )
 def test_other_forms_of_a_model_with_lora_compute_the_same(form, adapted, tiny_images):
     np.testing.assert_allclose(form(adapted)(tiny_images), adapted(tiny_images), rtol=1e-5, atol=1e-5)

@@ -310,11 +310,11 @@ def test_the_looked_at_dataset_trains_as_the_same_images_in_memory():
     ("loss", "activation", "warns"),
     [
         ("sparse_categorical_crossentropy", None, True),
-        (keras.losses.SparseCategoricalCrossentropy(), None, True),
-        (keras.losses.sparse_categorical_crossentropy, None, True),
+        pytest.param(keras.losses.SparseCategoricalCrossentropy(), None, True, marks=pytest.mark.slow),
+        pytest.param(keras.losses.sparse_categorical_crossentropy, None, True, marks=pytest.mark.slow),
         ("sparse_categorical_crossentropy", "softmax", False),
-        (keras.losses.SparseCategoricalCrossentropy(from_logits=True), None, False),
-        ("mse", None, False),
+        pytest.param(keras.losses.SparseCategoricalCrossentropy(from_logits=True), None, False, marks=pytest.mark.slow),
+        pytest.param("mse", None, False, marks=pytest.mark.slow),
     ],
     ids=["name", "object", "function", "softmax", "from_logits", "mse"],
 )

@@ -286,7 +286,13 @@ def test_a_model_of_tokens_has_no_features_of_an_image():
         features.feature_extractor(model)
 
 
-@pytest.mark.parametrize("config", [CONFIG, dataclasses.replace(CONFIG, num_registers=2, classifier="gap")])
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(CONFIG, marks=pytest.mark.slow),
+        dataclasses.replace(CONFIG, num_registers=2, classifier="gap"),
+    ],
+)
 def test_features_are_the_class_token_the_mean_of_the_patches_or_both(config, run, tmp_path):
     model = randomize(keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10))
     run.save_model(model)

@@ -18,7 +18,7 @@ def changed(model: keras.Model) -> keras.Model:
     return model
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [CLIP, *(pytest.param(name, marks=pytest.mark.slow) for name in ALL if name != CLIP)])
 def test_only_the_image_tower_changes_and_it_is_that_of_the_model(name, tmp_path):
     folder = with_tokenizer(name, tmp_path / "towers")
     model = changed(keras_vit.zero_shot(folder, texts_of(name)))
