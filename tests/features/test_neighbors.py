@@ -77,7 +77,7 @@ def test_a_page_has_the_pictures_inside(tmp_path):
 def test_another_model_and_other_paths_are_one_sentence(tmp_path):
     with pytest.raises(UserError, match=r"has features of model.keras, but other.keras has other weights"):
         similar.main(["--index", "features", "--run", "other.keras", "data/ant"])
-    with pytest.raises(UserError, match="There are no features in 'feature'; did you mean features"):
+    with pytest.raises(UserError, match="There is no folder 'feature'; did you mean features"):
         similar.main(["--index", "feature", "data/ant"])
     with pytest.raises(UserError, match=r"ends in .csv or .html"):
         similar.main(["--index", "features", "data/ant", "--output", "x.txt"])
