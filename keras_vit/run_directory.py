@@ -136,14 +136,34 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
             named = pathlib.Path(folder) / MODEL
             named.symlink_to(path.resolve())
             return keras.models.load_model(named, compile=False)
-    except (ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        if code := re.search(r"Could not locate \w+ '([^']+)'|(`Lambda`)", str(error)):
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{shown} cannot be read as a Keras model ({_words(error)}); it may be damaged.") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        if code := re.search(r"Could not locate \w+ '([^']+)'|(`Lambda`|__lambda__)", str(error)):
             raise UserError(
                 f"{shown} has a layer of its author's code, {code[1] or 'Lambda'}, which is not run from a file; "
                 "replace it by layers of Keras or functions of keras.ops, and save the model again."
             ) from error
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{shown} cannot be read as a Keras model ({reason}); it may be damaged.") from error
+        version = _writer(path)
+        advice = "it may be damaged or changed"
+        if version != keras.__version__:
+            advice = f"Keras {version} saved it, and this is {keras.__version__}; install that version"
+        raise UserError(f"{shown} cannot be read as a Keras model ({_words(error)}); {advice}.") from error
+
+
+def _words(error: Exception) -> str:
+    """What an error says in one line; of Keras, which repeats the config of each layer around, the innermost."""
+    words = " ".join(str(error).rsplit("Exception encountered: ", 1)[-1].split())
+    return words.rstrip(".")[:200] or type(error).__name__
+
+
+def _writer(path: pathlib.Path) -> str:
+    """The version of Keras that saved a .keras file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return str(_object(archive.read("metadata.json").decode())["keras_version"])
+    except (KeyError, ValueError):
+        return "of an unknown version"
 
 
 def read_config(file: pathlib.Path) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> None:
             choice = ["--epochs", str(epochs), *_resize(resize), *more]
             finetune.train(["--checkpoint", checkpoint, "--recipe", "auto", *choice, *training])
         else:
-            named = LinearProbeOptions(run=checkpoint, source=options.source, workdir=options.workdir)
+            named = LinearProbeOptions(run=checkpoint, source=options.source, workdir=options.workdir, batch_size=64)
             folds = 5 if source.train.num_examples < FEW_IMAGES else None
             probe(run, source, dataclasses.replace(named, resize=resize, folds=folds))
     measured = EvaluateOptions(run=options.workdir, source=options.source)

@@ -142,7 +142,7 @@ def _seen(
     peaks: list[np.ndarray] = []
     kept: list[list[np.ndarray]] = [[] for _ in names]
     counts = [0] * len(names)
-    for images in tracked(list(batches), "channels of the calibration images", unit="batches"):
+    for images in tracked(list(batches), "Measuring channels (SmoothQuant)", unit="batches"):
         outputs = [np.asarray(output, np.float32) for output in network.predict_on_batch(images)]
         rows = [output.reshape(-1, output.shape[-1]) for output in outputs]
         largest = [np.abs(tokens).max(axis=0) for tokens in rows]

@@ -354,7 +354,18 @@ def _first_difference(model: keras.Model, built: keras.Model) -> str | None:
     if expected:
         return next(iter(expected))
     ends = [list(_tensors(config["output_layers"])) for config in (own, described)]
-    return None if ends[0] == ends[1] else model.layers[-1].name
+    if ends[0] != ends[1]:
+        return model.layers[-1].name
+    return next((layer.name for layer in model.layers if _was_set(layer, built.get_layer(layer.name))), None)
+
+
+def _was_set(layer: keras.layers.Layer, built: keras.layers.Layer) -> bool:
+    """Whether a layer has a call of its own, lost a weight, or has other settings than its config may tell."""
+    own, others = vars(layer), vars(built)
+    lost = any(isinstance(value, keras.Variable) and own.get(name) is None for name, value in others.items())
+    names = {name for name in own.keys() & others.keys() if not name.startswith("_")} - {"name", *_NOT_COMPUTED}
+    plain = ((own[name], others[name]) for name in names)
+    return "call" in own or lost or any(isinstance(mine, int | float | str) and mine != other for mine, other in plain)
 
 
 def _computation(layer: Mapping[str, Any]) -> object:

@@ -46,7 +46,7 @@ def save_checkpoint(
             (`keras_vit.zero_shot`). The text tower stays bit for bit.
 
     Raises UserError for a model that the layout cannot express, and for one with other layers than its config says.
-    Warns of a GELU and an epsilon other than torchvision's, which have to be set there.
+    Warns of a GELU and of epsilons other than those with which the file is read, which have to be set there.
     """
     path = to_path(path)
     check_target(path, layout)
@@ -63,7 +63,7 @@ def save_checkpoint(
             f"The model has {written.num_classes} classes, but labels names {len(labels)}; name each class once."
         )
     module, own = format_for(written, layout)
-    for sentence in settings_to_set(written, layout, has_config=False) if own.warns else ():
+    for sentence in settings_to_set(written, layout, has_config=is_folder(path, layout)):
         warnings.warn(sentence, stacklevel=2)
     num_heads = 1
     if isinstance(written.config, ViTConfig):

@@ -76,8 +76,10 @@ def check_readable(path: pathlib.Path) -> Kind:
     if kind == "pickle":
         raise UserError(
             f"{path.name} is a pickle, which can run code when it is opened; convert it where you trust it, with torch "
-            f"and safetensors: import torch; import safetensors.torch; safetensors.torch.save_file({{key: "
-            f"value.clone().contiguous() for key, value in torch.load({path.name!r}, weights_only=True).items()}}, "
+            f"and safetensors: import torch; import safetensors.torch; found = torch.load({path.name!r}, "
+            "weights_only=True); found = next((found[key] for key in ('state_dict', 'model', 'teacher') if key in "
+            "found), found); safetensors.torch.save_file({key: value.clone().contiguous() for key, value in "
+            "found.items() if torch.is_tensor(value)}, "
             "'model.safetensors')"
         )
     if path.name.endswith(".weights.h5"):

@@ -1,9 +1,10 @@
-"""Decode one image file: by TensorFlow where that is the backend, else by Pillow."""
+"""Decode one image file: by TensorFlow, whatever the backend, so that all commands read and refuse the same files."""
 
 import contextlib
 import functools
 import importlib
 import itertools
+import sys
 import threading
 
 import numpy as np
@@ -33,10 +34,8 @@ def decode_file(data: bytes, name: str, *, accurate: bool, upright: bool) -> np.
                 f"{name} is too large: it has {pixels:,} pixels, and at most {LARGEST_IMAGE:,} are read; make it "
                 "smaller."
             )
-        import keras  # imported here: it takes seconds, and finding mistakes in names needs none
-
         try:
-            if keras.backend.backend() == "tensorflow":
+            if _has_tensorflow():
                 return _by_tensorflow(data, accurate=accurate, upright=upright)
             return pillow.decode(data, upright=upright)
         except Exception as error:  # decoders raise many types for damaged files
@@ -52,6 +51,20 @@ _WITHOUT_GRAPH = 64
 _pictures = itertools.count()
 # One graph for all threads, each of which would make its own.
 _making = threading.Lock()
+
+
+@functools.cache
+def _has_tensorflow() -> bool:
+    if "tensorflow" not in sys.modules:
+        try:
+            tf = importlib.import_module("tensorflow")
+        except ImportError:
+            return False
+        import keras  # imported here: it takes seconds, and finding mistakes in names needs none
+
+        if keras.backend.backend() != "tensorflow":
+            tf.config.set_visible_devices([], "GPU")  # it only decodes, and would take their memory
+    return sys.modules["tensorflow"] is not None
 
 
 def _by_tensorflow(data: bytes, *, accurate: bool, upright: bool) -> np.ndarray:

@@ -216,8 +216,8 @@ def model_spec(model: keras.Model) -> ModelSpec:
 
 
 def has_own_call(model: keras.Model) -> bool:
-    """Whether a model is of a class of the user's whose `call` may compute something else than its graph of layers."""
-    return not hasattr(model, "operations") or type(model).call is not ImageModel.call
+    """Whether a model has a `call` of the user's, which may compute something else than its graph of layers."""
+    return not hasattr(model, "operations") or type(model).call is not ImageModel.call or "call" in vars(model)
 
 
 def class_token_only(model: keras.Model) -> frozenset[str]:

@@ -63,6 +63,20 @@ def test_no_code_of_a_keras_file_runs(tmp_path):
         keras_vit.from_checkpoint(tmp_path / "x.keras")
 
 
+def test_a_keras_file_of_another_version_is_named_with_the_words_of_keras(tmp_path):
+    image = keras.Input((4,))
+    keras.Model(image, keras.layers.Dense(2)(image)).save(tmp_path / "old.keras")
+    changes = [b'"units": 2', b'"units": 2, "made_later": 1'], [keras.__version__.encode(), b"9.8.7"]
+    with zipfile.ZipFile(tmp_path / "old.keras") as old, zipfile.ZipFile(tmp_path / "x.keras", "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            for before, after in changes:
+                content = content.replace(before, after)
+            new.writestr(name, content)
+    with pytest.raises(UserError, match=r"Dense: {'made_later': 1}.; Keras 9.8.7 saved it, and this is .*; install th"):
+        keras_vit.from_checkpoint(tmp_path / "x.keras")
+
+
 def test_a_keras_file_that_grows_in_memory_is_refused(model, tmp_path):
     path = tmp_path / "x.keras"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -147,6 +147,8 @@ def test_a_run_is_evaluated_on_its_own_data(place, tmp_path, capsys):
 
 
 def test_without_data_what_knows_none_and_data_that_are_gone_are_refused(place, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="There is no file or folder .*gone"):
+        command.main(["--run", str(tmp_path / "gone")])
     with pytest.raises(UserError, match="model.keras does not say what it was trained on; give --data"):
         (tmp_path / "alone").mkdir()
         (tmp_path / "alone" / "model.keras").write_bytes((place / "run" / "model.keras").read_bytes())

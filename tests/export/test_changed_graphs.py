@@ -291,6 +291,28 @@ def test_a_model_with_a_call_of_its_own_is_refused(tmp_path):
         exported_model(model, NAMES, Samples((), np.zeros(0))).with_logits()
 
 
+@pytest.mark.parametrize(
+    ("layer", "attribute", "value"),
+    [
+        (f"{BLOCK}.LayerNorm_0", "call", lambda x: x),
+        (f"{BLOCK}.MlpBlock_3.Dense_0", "bias", None),
+        (f"{BLOCK}.MultiHeadDotProductAttention_1", "num_heads", 6),
+    ],
+)
+def test_an_attribute_that_was_set_later_is_not_lost(layer, attribute, value):
+    model = _set(layer, attribute, value)
+    with pytest.raises(UserError, match=f"its layer '{layer}' differs"):
+        keras_vit.adapt(model)
+
+
+def test_a_call_of_the_model_that_was_set_later_is_refused():
+    model = _base()
+    original = model.call
+    model.call = lambda images, **options: 3.0 * original(images, **options)
+    with pytest.raises(UserError, match=f"its layer '{model.name}' differs"):
+        keras_vit.adapt(model)
+
+
 def test_a_model_around_one_of_ours_is_refused_by_exports_with_the_way_out():
     class Wrapper(keras.Model):
         def __init__(self):

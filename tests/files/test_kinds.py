@@ -49,7 +49,7 @@ def hdf5(path: pathlib.Path) -> None:
 
 
 REFUSED = {
-    "a pickle": (torch_zip, "is a pickle, .*torch.load.'{}', weights_only=True"),
+    "a pickle": (torch_zip, "is a pickle, .*torch.load.'{}', weights_only=True.*'state_dict', 'model'"),
     "an old pickle": (lambda path: path.write_bytes(b"\x80\x02}q\x00."), "is a pickle"),
     "a pointer": (
         lambda path: path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),

@@ -7,6 +7,7 @@ import pathlib
 import struct
 import time
 
+import keras
 import numpy as np
 import PIL.Image
 import PIL.ImageOps
@@ -109,6 +110,20 @@ def test_header_rules_are_the_same_in_damaged_files(name):
 def test_a_damaged_png_is_refused_by_both(path):
     assert in_graph(path.read_bytes()) is None
     assert with_pillow(path.read_bytes()) is None
+
+
+def test_another_backend_reads_and_refuses_the_same_files(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    more = FILES["BMP"] + b"\0"
+    for data in (more, FILES["GIF"][:-1] + b"\x3c", FILES["JPEG"], FILES["PNG with a palette"]):
+        expected = in_graph(data)
+        if expected is None:
+            with pytest.raises(UserError, match="not a readable picture"):
+                decode_file(data, "x", accurate=True, upright=True)
+        else:
+            np.testing.assert_array_equal(decode_file(data, "x", accurate=True, upright=True), expected)
+    assert in_graph(more) is None
+    assert with_pillow(more) is not None  # which Pillow alone would read
 
 
 def test_of_an_animation_of_many_frames_the_first_is_decoded_alone():

@@ -16,10 +16,10 @@ from keras_vit.runs import Run, open_run
 from keras_vit.text.checkpoint import has_text_tower
 from keras_vit.text.classes import classes_of_labels
 from training.evaluation.predictors import outputs
-from training.features.extractors import feature_extractor
 from training.features.linear_head import new_probe, one_thread
 from training.input.dataset import Split, random_subset, typical_image
 from training.input.sources import DataSet
+from training.probes.features import features_of_split
 from training.recipes.auto import auto_finetune_recipe
 
 # Small, and without labels, so that its features suit any pictures. Apache license 2.0.
@@ -155,12 +155,13 @@ def resize_for(run: Run, source: DataSet) -> Resize | None:
     own = run.preprocessing
     if own.resize in ("stretch", "pad"):
         return None
-    some = random_subset(source.train, min(_COMPARED, source.train.num_examples), seed=0)
-    extractor = feature_extractor(run.model)
+    some = source.train
+    if some.num_examples > 2 * _COMPARED:  # else the features of all, which the probe then takes from the cache
+        some = random_subset(some, _COMPARED, seed=0)
     with Progress("Crops"):
-        cropped = _accuracy(extractor, some, len(source.labels), own)
+        cropped = _accuracy(run, some, own)
     with Progress("Whole pictures"):
-        padded = _accuracy(extractor, some, len(source.labels), own.with_resize("pad", None))
+        padded = _accuracy(run, some, own.with_resize("pad", None))
     if cropped is None or padded is None:
         return None
     noise = (cropped * (1.0 - cropped) / some.num_examples) ** 0.5
@@ -174,11 +175,10 @@ def resize_for(run: Run, source: DataSet) -> Resize | None:
     return "pad" if is_padded else None
 
 
-def _accuracy(extractor: keras.Model, split: Split, num_classes: int, preprocessing: Preprocessing) -> float | None:
+def _accuracy(run: Run, split: Split, preprocessing: Preprocessing) -> float | None:
     """Cross-validated accuracy of a linear classifier on frozen features; None if there are too few images."""
-    values, labels = outputs(
-        extractor.predict_on_batch, split, preprocessing, num_classes=num_classes, batch_size=_BATCH
-    )
+    features = features_of_split(run, split, preprocessing, _BATCH)
+    values, labels = features.values, features.labels
     kept = np.isin(labels, np.flatnonzero(np.bincount(labels) >= _FOLDS))
     if len(np.unique(labels[kept])) < 2:
         return None

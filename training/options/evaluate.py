@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from keras_vit import UserError, run_directory
+from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.errors import nearest, refuse_without_effect
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.parser import Aliases, Count, Given, MayBeEmpty, MayLead, Positional
@@ -90,6 +91,7 @@ def with_data(given: Given) -> Given:
     run = Run(name)
     known = run.settings.get("source") if run.file(run_directory.CONFIG) else None
     if not isinstance(known, dict) or run.data is None:
+        check_name(name)
         raise UserError(f"{name} does not say what it was trained on; give --data, such as --data folder:pictures.")
     source = DataOptions(**known)
     if source.kind in ("folder", "csv") and not source.path.exists():

@@ -117,33 +117,48 @@ def features_of(
     """Features of the training and of the evaluation split, from the cache or computed and put there."""
     extractor = feature_extractor(model) if kind == "pre_logits" else token_extractor(model, kind)
     fingerprint = fingerprint_of(model, preprocessing, kind)
-    found = []
-    for split in (source.train, source.evaluation):
-        key, labels = _data_key(split)
-        description = FeatureDescription(
-            model=model.name,
-            fingerprint=fingerprint,
-            features=kind,
-            width=int(extractor.output_shape[-1]),
-            dtype="float32",
-            labels=(),
-            splits={NO_SPLIT: split.num_examples},
-            checksum=int(key, 16),
-            data=None,
-            settings={},
+    train, evaluation = (
+        _features_of_split(
+            split, Extractor(extractor, preprocessing, min(batch_size, split.num_examples)), fingerprint, kind, cache
         )
-        listing = Listing((), {NO_SPLIT: split}, description.checksum)
-        computed = Extractor(extractor, preprocessing, min(batch_size, split.num_examples))
-        folder = cache / f"{fingerprint}-{key}"
-        try:
-            values = write_features(folder, description, listing, computed).embeddings()
-        except UserError as problem:
-            if not folder.exists() or problem.__cause__ is None:
-                raise
-            shutil.rmtree(folder)  # cut short by a full disk, or not ours: computed again
-            values = write_features(folder, description, listing, computed).embeddings()
-        found.append(Features(values, labels))
-    return found[0], found[1]
+        for split in (source.train, source.evaluation)
+    )
+    return train, evaluation
+
+
+def features_of_split(run: Run, split: Split, preprocessing: Preprocessing, batch_size: int) -> Features:
+    """What the head of a run reads of the images of one split, from the usual cache or computed and put there."""
+    fingerprint = fingerprint_of(run.model, preprocessing, "pre_logits")
+    extractor = Extractor(feature_extractor(run.model), preprocessing, min(batch_size, split.num_examples))
+    return _features_of_split(split, extractor, fingerprint, "pre_logits", _cache(None))
+
+
+def _features_of_split(
+    split: Split, extractor: Extractor, fingerprint: str, kind: FeatureKind, cache: pathlib.Path
+) -> Features:
+    key, labels = _data_key(split)
+    description = FeatureDescription(
+        model=extractor.model.name,
+        fingerprint=fingerprint,
+        features=kind,
+        width=int(extractor.model.output_shape[-1]),
+        dtype="float32",
+        labels=(),
+        splits={NO_SPLIT: split.num_examples},
+        checksum=int(key, 16),
+        data=None,
+        settings={},
+    )
+    listing = Listing((), {NO_SPLIT: split}, description.checksum)
+    folder = cache / f"{fingerprint}-{key}"
+    try:
+        values = write_features(folder, description, listing, extractor).embeddings()
+    except UserError as problem:
+        if not folder.exists() or problem.__cause__ is None:
+            raise
+        shutil.rmtree(folder)  # cut short by a full disk, or not ours: computed again
+        values = write_features(folder, description, listing, extractor).embeddings()
+    return Features(values, labels)
 
 
 def _with_fresh_weights(model: keras.Model) -> keras.Model:

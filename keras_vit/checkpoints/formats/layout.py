@@ -61,8 +61,6 @@ class Layout:
     position embeddings for a square grid."""
     stores_groups: bool = False
     """Whether config.json has the number of groups of GroupNorm."""
-    warns: bool = False
-    """Whether saving warns of other numerics, because the library's builders take none."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of ViTConfig that the arrays do not show."""
     ambiguous: tuple[str, ...] = ()

@@ -79,7 +79,6 @@ def _layout(*, conv_stem: bool, before_0_12: bool = False, num_convolutions: int
         images=_IMAGES,
         biases=(*HEAD_BIASES, QUERY_BIAS),
         torch=True,
-        warns=True,
         constants={counter.replace("{i}", str(i)): np.zeros((), np.int64) for i in range(num_convolutions)},
     )
 
