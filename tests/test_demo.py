@@ -2,12 +2,16 @@
 
 import json
 import pathlib
+import shlex
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from export.saved_model import __main__ as saved_model
+from export.tflite import __main__ as tflite
 from tests.support import run_demo
+from training import evaluate
 from training.input.sources import digits
 from training.recipes.pretrain import find_recipe
 
@@ -49,3 +53,14 @@ def test_the_served_model_reads_the_digits_from_their_files(demo_place: pathlib.
     right = answer["labels"].numpy()[:, 0].astype(int) == np.array([int(label) for _, label in examples])
     summary = json.loads((demo_place / "runs" / "demo" / "summary.json").read_text())
     assert right.mean() == pytest.approx(summary["test_accuracy"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("export", "options"), [(saved_model, []), (tflite, ["--formats", "float32"])])
+def test_the_evaluation_that_an_export_prints_runs(export, options, demo_place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(demo_place)
+    export.main(["--run", "runs/demo", "--output", str(tmp_path / "new"), *options])
+    lines = capsys.readouterr().out.partition("Next:\n")[2].splitlines()
+    [printed] = [shlex.split(line) for line in lines if " evaluate " in line]
+    evaluate.main(printed[printed.index("evaluate") + 1 :])
+    assert (pathlib.Path(printed[-1]) / "report.html").is_file()

@@ -32,8 +32,8 @@ def main(arguments: Sequence[str]) -> None:
         return
     path, found = export_saved_model(open_model(run, options.source), options)
     print(summary(path, found))
-    evaluation = [("evaluate", "--run", str(path), *run.data_options)] if run.data_options else []
-    cli.print_next([options.kit_command(), *evaluation])
+    evaluation = ("evaluate", "--run", str(path), *run.data_options, "--output", f"{path.parent}-report")
+    cli.print_next([options.kit_command(), *([evaluation] if run.data_options else [])])
 
 
 if __name__ == "__main__":

@@ -37,7 +37,10 @@ def main(arguments: Sequence[str]) -> None:
     written = export_tflite(exported, options, read_calibration(run, options, exported.labels))
     print(summary(written))
     artifacts = [str(path) for path, _ in written.values()] if run.data_options else []
-    evaluations = [("evaluate", "--run", file, *run.data_options) for file in artifacts[:2]]
+    evaluations = [
+        ("evaluate", "--run", file, *run.data_options, "--output", f"{file.removesuffix('.tflite')}-report")
+        for file in artifacts[:2]
+    ]
     cli.print_next([*evaluations, ("saved-model", *options.source.arguments(), "--output", "served")])
 
 

@@ -100,7 +100,7 @@ def _write(index: FeatureIndex, found: Sequence[Found], options: LookupOptions) 
     for one in found:
         print(f"{one.query}:")
         table = zip(one.pictures.paths, one.pictures.labels, one.cosines, strict=True)
-        rows = [[path, label or "", f"{cosine:.4f}"] for path, label, cosine in table]
+        rows = [[index.shown(path), label or "", f"{cosine:.4f}"] for path, label, cosine in table]
         print(markdown_table(("picture", "label", "similarity"), rows, num_text_columns=2))
     if options.output is None:
         return
@@ -128,7 +128,7 @@ def _page(index: FeatureIndex, found: Sequence[Found]) -> str:
         known = one.pictures.paths, one.pictures.labels, one.pictures.splits
         cards = [
             f'<div class="card">{picture(thumbnails.address(int(row), path, split), path)}<b>{cosine:.3f}</b>'
-            f"{html.escape(label or '')} <small>{html.escape(path)}</small></div>"
+            f"{html.escape(label or '')} <small>{html.escape(index.shown(path))}</small></div>"
             for row, cosine, path, label, split in zip(one.rows, one.cosines, *known, strict=True)
         ]
         asked = file_address(one.query) if pathlib.Path(one.query).is_file() else ""

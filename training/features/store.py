@@ -122,6 +122,11 @@ class FeatureIndex:
                     values[place] = value
         return Pictures(columns["path"], columns["digest"], columns["label"], columns["split"])
 
+    def shown(self, path: str) -> str:
+        """The path of a picture as it is shown: within the folder of the data."""
+        data = (self.description.data or {}).get("data", "")
+        return path.removeprefix(f"{data.removeprefix('folder:').rstrip('/')}/") if data.startswith("folder:") else path
+
     @functools.cached_property
     def problems(self) -> dict[str, str]:
         """Path -> why it cannot be read."""
