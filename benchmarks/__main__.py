@@ -110,7 +110,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--cases … --output DIR`"""
     parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks")
     cli.require_tensorflow()
-    output = run_directory.check_output(parsed.output)
+    output = run_directory.output_folder(parsed.output)
     date = time.strftime("%Y-%m-%d")
     head = f"{processor()}, {parsed.threads} threads, {date}, {parsed.rounds} rounds"
     lines, cases = ["# Speed beside the peers", "", head, ""], []

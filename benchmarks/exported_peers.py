@@ -104,11 +104,11 @@ def export_file(case: Case, kind: str, directory: str) -> None:
 
 
 def _export_tflite(case: Case, kind: str | None, directory: str) -> None:
-    from export.tflite.export import convert
+    from export.tflite.export import to_tflite
     from export.tflite.quantize import quantize
 
     file = pathlib.Path(directory) / "model.tflite"
-    file.write_bytes(convert(_inference_model(case)))
+    file.write_bytes(to_tflite(_inference_model(case)))
     if kind is not None:
         file.write_bytes(quantize(file, kind, []))
 

@@ -99,7 +99,7 @@ def cases(arguments: Arguments, gpu: str | None) -> list[Case]:
 def main(arguments: Sequence[str]) -> None:
     """`--models … --output DIR`"""
     parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.gpu")
-    output = run_directory.check_output(parsed.output)
+    output = run_directory.output_folder(parsed.output)
     gpu = _gpu()
     if gpu is None:
         print("No GPU found, so ViT-Ti_16 runs with one image on the CPU; this only shows that the command works.")

@@ -223,7 +223,7 @@ def main(arguments: Sequence[str]) -> None:
         print(json.dumps(times))
         return
     parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.start")
-    output = run_directory.check_output(parsed.output)
+    output = run_directory.output_folder(parsed.output)
     found: dict[str, dict[str, list]] = {task: {peer: [] for peer in peers} for task, peers in TASKS.items()}
     for number in range(parsed.rounds + 1):
         for task, peers in TASKS.items():

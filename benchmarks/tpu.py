@@ -200,7 +200,7 @@ def _reason(done: subprocess.CompletedProcess) -> str:
 def main(arguments: Sequence[str]) -> None:
     """`--recipes … --steps … --chips … --batches … --output DIR`"""
     parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.tpu")
-    output = run_directory.check_output(parsed.output)
+    output = run_directory.output_folder(parsed.output)
     if missing := [name for name in ("tensorflow", "jax", "libtpu") if importlib.util.find_spec(name) is None]:
         raise UserError(f"{missing[0]} is not installed; run pip install -r benchmarks/requirements-tpu.txt.")
     results = _earlier(output / "results.json")

@@ -241,7 +241,7 @@ def _in_process(function, *arguments):
 def main(arguments: Sequence[str]) -> None:
     """`--model NAME --batch N --precision P`"""
     options = parser.parse(Arguments, arguments, prog="python -m benchmarks.trace")
-    output = run_directory.check_output(options.output)
+    output = run_directory.output_folder(options.output)
     case = Case("inference", options.model, options.batch, precision=options.precision, threads=options.threads)
     peers = {"keras_vit_saved_model": ("our SavedModel in TensorFlow", trace_saved_model)}
     if options.precision == "float32":

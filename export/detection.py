@@ -42,7 +42,9 @@ class Detection(Task):
     def measure(self, artifact: str, expected: Sequence[Outputs], found: Sequence[Outputs], *, exact: bool) -> Measures:
         difference = largest_difference(artifact, expected, found, "detections", exact=exact)
         share = float(
-            np.mean([agreement(a["detections"], b["detections"]) for a, b in zip(expected, found, strict=True)])
+            np.mean(
+                [agreement_of_boxes(a["detections"], b["detections"]) for a, b in zip(expected, found, strict=True)]
+            )
         )
         if not share >= _LEAST_AGREEMENT:
             raise ParityError(
@@ -67,7 +69,7 @@ def open_detection(run: Run, options: SourceOptions) -> Detection | None:
     return Detection(open_with_classes(run, options, run.model.output["class_logits"].shape[-1]))
 
 
-def agreement(expected: np.ndarray, found: np.ndarray) -> float:
+def agreement_of_boxes(expected: np.ndarray, found: np.ndarray) -> float:
     """Share of the 20 likeliest patches of an image with the same class and a box that overlaps by 0.9 or more.
 
     Detections (N, 4 + K) of the Keras model and of a file.

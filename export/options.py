@@ -2,15 +2,15 @@
 
 import dataclasses
 import os
+import pathlib
 import re
 import shlex
-from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
 from keras_vit import run_directory
-from keras_vit.errors import UserError, refuse_without_effect
+from keras_vit.errors import UserError, refuse_first, refuse_without_effect
 from keras_vit.files.remote import check_saved_model_path, local_path, to_path
-from keras_vit.parser import Aliases, Count, MayLead, Range, arguments_of, check_ranges
+from keras_vit.parser import Aliases, Count, MayLead, Range, Share, arguments_of, check_ranges
 from keras_vit.runs import Run, open_run, open_run_directory
 
 # Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
@@ -66,11 +66,12 @@ class SourceOptions:
         return open_run_directory(self.run)
 
 
-def check_output(output: str) -> None:
-    """Raise UserError for a place where nothing can be written."""
-    run_directory.check_output(output)
-    if run_directory.is_run(output):
+def export_folder(output: str) -> pathlib.Path:
+    """The path of --output. Raises UserError for a place where nothing can be written, and for a run directory."""
+    folder = run_directory.output_folder(output)
+    if run_directory.is_run(folder):
         raise UserError(f"{output} is a run directory, which would no longer be used as one; give another --output.")
+    return folder
 
 
 def _check_directory(run: str) -> None:
@@ -100,13 +101,13 @@ class SavedModelOptions:
     """Add the signature "attention" with the probabilities of every block."""
     xla: bool = False
     """Compile the network with XLA, in the first call with each batch size."""
-    merge_tokens: int | None = None
+    merge_tokens: Count | None = None
     """Merge this many patch tokens in each block (ToMe), such as 8 of 196: fewer tokens are faster to compute, and
     change the outputs. The report shows how much."""
-    threshold: float | None = None
+    threshold: Share | None = None
     """Add the output "accepted" to serving_default: whether the probability of the most likely class reaches this
     number, 0 to 1."""
-    max_disagreement: float = LARGEST_DISAGREEMENT
+    max_disagreement: Share = LARGEST_DISAGREEMENT
     """Largest share of images with another predicted class than the model, for bfloat16 and merged tokens."""
     embeddings: Embeddings | None = None
     """Export what the head reads, or the projection of CLIP, instead of classes, also of a model without a head:
@@ -116,23 +117,28 @@ class SavedModelOptions:
     LiteRT in place of the graph, for all requests, if it is started with --prefer_tflite_model."""
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         check_saved_model_path(self.output)
         of_classes = ("dtype", "attention", "xla", "merge_tokens", "threshold", "max_disagreement", "tflite")
         refuse_without_effect(
             self, [(of_classes, self.embeddings is None, "an export of classes, without --embeddings")]
         )
-        if self.merge_tokens is not None and self.merge_tokens < 1:
-            raise UserError(
-                f"--merge-tokens is a number of tokens, such as 8, but is {self.merge_tokens}; leave it out for none."
-            )
-        if self.merge_tokens is not None and self.attention:
-            raise UserError("--attention shows all tokens, and --merge-tokens merges them; pass one of the two.")
-        if self.merge_tokens is not None and self.tflite:
-            raise UserError(
-                "--tflite writes the model with all tokens, and --merge-tokens merges them; pass one of them."
-            )
-        if self.threshold is not None and not 0.0 <= self.threshold <= 1.0:
-            raise UserError(f"--threshold is a probability, 0 to 1, but is {self.threshold}; pass a value such as 0.6.")
+        refuse_first(
+            [
+                (
+                    self.merge_tokens and self.attention,
+                    "--attention shows all tokens, and --merge-tokens merges them; pass one of the two.",
+                ),
+                (
+                    self.merge_tokens and self.tflite,
+                    "--tflite writes the model with all tokens, and --merge-tokens merges them; pass one of them.",
+                ),
+                (
+                    self.xla and self.dtype == "bfloat16",
+                    "XLA makes bfloat16 slower on a CPU; pass --xla or --dtype bfloat16, not both.",
+                ),
+            ]
+        )
 
     def kit_command(self) -> tuple[str, ...]:
         """The command that writes what TF Serving needs for this model."""
@@ -169,7 +175,7 @@ class TFLiteOptions:
     with them. Default: training images in the run directory."""
     calibration_images: Count | None = None
     """Number of calibration images; default 256, or as many as there are."""
-    max_disagreement: float = LARGEST_DISAGREEMENT
+    max_disagreement: Share = LARGEST_DISAGREEMENT
     """Largest share of images with another predicted class than the model, for all formats but float32."""
     embeddings: Embeddings | None = None
     """Write embeddings-FORMAT.tflite with what the head reads, or the projection of CLIP, instead of classes, also of a
@@ -181,23 +187,33 @@ class TFLiteOptions:
         refuse_without_effect(
             self, [(of_classes, self.embeddings is None, "an export of classes, without --embeddings")]
         )
-        check_tflite_formats(self.formats, self.target, uint8_input=self.uint8_input, dynamic_batch=self.dynamic_batch)
-
-
-def check_tflite_formats(
-    formats: Sequence[TFLiteFormat], target: Target, *, uint8_input: bool, dynamic_batch: bool
-) -> None:
-    """Raise UserError for options of TFLite files that exclude each other."""
-    if not formats:
-        raise UserError(f"--formats takes at least one of {', '.join(get_args(TFLiteFormat))}, but got none.")
-    if target != "cpu" and (uint8_input or dynamic_batch):
-        raise UserError(
-            f"--target {target} takes float pixels of one image; leave --uint8-input and --dynamic-batch out."
+        target, takes_many = self.target, self.dynamic_batch
+        refuse_first(
+            [
+                (
+                    not self.formats,
+                    f"--formats takes at least one of {', '.join(get_args(TFLiteFormat))}, but got none.",
+                ),
+                (
+                    target != "cpu" and (self.uint8_input or takes_many),
+                    f"--target {target} takes float pixels of one image; leave --uint8-input and --dynamic-batch out.",
+                ),
+                *(
+                    (
+                        target == "gpu" and kind not in _GPU_FORMATS,
+                        f"A GPU computes in floating point, not in {kind}; take {' or '.join(_GPU_FORMATS)}.",
+                    )
+                    for kind in self.formats
+                ),
+                *(
+                    (
+                        takes_many and kind in CALIBRATED,
+                        f"{kind} is calibrated for one image at a time; leave --dynamic-batch out.",
+                    )
+                    for kind in self.formats
+                ),
+            ]
         )
-    if target == "gpu" and (other := [kind for kind in formats if kind not in _GPU_FORMATS]):
-        raise UserError(f"A GPU computes in floating point, not in {other[0]}; take {' or '.join(_GPU_FORMATS)}.")
-    if dynamic_batch and (calibrated := [kind for kind in formats if kind in CALIBRATED]):
-        raise UserError(f"{calibrated[0]} is calibrated for one image at a time; leave --dynamic-batch out.")
 
 
 def check_calibration(options: TFLiteOptions) -> None:
@@ -234,14 +250,16 @@ class OnnxOptions:
 
     def __post_init__(self) -> None:
         refuse_without_effect(self, [(("web",), self.embeddings is None, "an export of classes, without --embeddings")])
-        if self.web:
-            check_web_formats(self.formats)
-
-
-def check_web_formats(formats: Sequence[OnnxFormat]) -> None:
-    """Raise UserError if there is no file for the page of --web to run."""
-    if "onnx" not in formats:
-        raise UserError(f"The page of --web runs model.onnx, but --formats has {', '.join(formats)}; add onnx.")
+        formats = ", ".join(self.formats)
+        refuse_first(
+            [
+                (not formats, f"--formats takes at least one of {', '.join(get_args(OnnxFormat))}, but got none."),
+                (
+                    self.web and "onnx" not in self.formats,
+                    f"The page of --web runs model.onnx, but --formats has {formats}; add onnx.",
+                ),
+            ]
+        )
 
 
 FastestForm = Literal[

@@ -191,19 +191,18 @@ def as_json(parity: Parity) -> dict:
     return {name: none_if_nan(number) for name, number in dataclasses.asdict(parity).items()}
 
 
-def check_share(share: float) -> None:
-    """Raise UserError unless --max-disagreement is from 0 to 1."""
-    if not 0.0 <= share <= 1.0:
-        raise UserError(f"--max-disagreement is a share of images, 0 to 1, but is {share}; pass a value such as 0.02.")
+def require_close(what: str, difference: float, tolerance: float) -> None:
+    """Raise ParityError unless what an artifact gives, as "logits of the file", is close to what the model gives."""
+    if not difference <= tolerance:  # also false for NaN
+        raise ParityError(
+            f"The {what} differ from the model's by up to {difference:.3g}, more than {tolerance:.3g}, so it was not "
+            "kept."
+        )
 
 
 def require_equal(name: str, parity: Parity) -> None:
     """Raise ParityError unless the logits equal those of the model up to rounding."""
-    if not parity.max_abs_diff <= parity.tolerance:  # also false for NaN
-        raise ParityError(
-            f"The logits of the {name} differ from the model's by up to {parity.max_abs_diff:.3g}, more than "
-            f"{parity.tolerance:.3g} on {parity.num_images} images, so it was not kept."
-        )
+    require_close(f"logits of the {name}", parity.max_abs_diff, parity.tolerance)
 
 
 def require_agreement(name: str, parity: Parity, largest_disagreement: float = LARGEST_DISAGREEMENT) -> None:
@@ -233,11 +232,8 @@ def unknown_facts(
     """
     difference = float(np.abs(found - expected).max())
     tolerance = FLOAT_TOLERANCE * max(1.0, float(np.abs(expected).max()))
-    if exact and not difference <= tolerance:
-        raise ParityError(
-            f"The unknown scores of the {name} differ from the model's by up to {difference:.3g}, more than "
-            f"{tolerance:.3g}, so it was not kept."
-        )
+    if exact:
+        require_close(f"unknown scores of the {name}", difference, tolerance)
     threshold = scorer.threshold if threshold is None else threshold
     agreement = float(np.mean((found > threshold) == (expected > scorer.threshold)))
     return {

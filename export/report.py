@@ -143,67 +143,68 @@ def write(
     _draw(title, panels, directory / "report.png")
 
 
-def write_formats(
-    directory: pathlib.Path,
-    artifact: str,
-    title: str,
-    origin: Provenance,
-    expected: parity.Reference,
-    formats: Mapping[Any, Mapping[str, Any]],
-    *,
-    facts: Mapping[str, Any],
-    columns: Mapping[str, Callable[[Mapping[str, Any]], object]],
-    tables: Sequence[Table] = (),
-    panels: Mapping[str, Mapping[str, float]] | None = None,
-    raw_pixels: bool = False,
-) -> None:
-    """Write the report of an export in several formats, and what its caller does to a picture.
+@dataclasses.dataclass(frozen=True)
+class FormatsReport:
+    """The report of an export in several formats, and of what its caller does to a picture."""
 
-    Args:
-        directory: for the files of `write`.
-        artifact: name of the export.
-        title: of report.md and report.png.
-        origin: of the model.
-        expected: logits of the Keras model.
-        formats: measurements of each format: those of `measurements`, and further ones.
-        facts: further content of report.json.
-        columns: further columns of the table of formats, each with a function from measurements to a cell.
-        tables: further tables.
-        panels: further panels.
-        raw_pixels: whether the files take pixels 0..255, uint8.
-    """
-    if all("unknown_agreement" in row for row in formats.values()):
-        columns = {"unknown agreement": lambda row: f"{row['unknown_agreement']:.4f}", **columns}
-    header = (
-        "format", "bytes", "max diff", "mean diff", "agreement", "accuracy", "correct only in Keras",
-        "correct only here", "McNemar's p", "1 thread, ms", "2 threads, ms", "operators", *columns,
-    )  # fmt: skip
-    rows = [
-        (kind, f"{row['bytes']:,}", f"{row['max_abs_diff']:.3g}", f"{row['mean_abs_diff']:.3g}",
-         f"{row['agreement']:.4f}", _accuracy(row["accuracy"]), *_losses(row),
-         *(f"{ms:.3g}" for ms in row["latency_ms"].values()), sum(row["operators"].values()),
-         *(cell(row) for cell in columns.values()))
-        for kind, row in formats.items()
-    ]  # fmt: skip
-    heading = f"{len(expected.logits):,} {origin.images}; accuracy of the Keras model {_accuracy(expected.accuracy)}"
-    common = {
-        "artifact": artifact,
-        **origin.as_json(),
-        "images_from": origin.images,
-        "num_images": len(expected.logits),
-        "keras_accuracy": expected.accuracy,
-        "preprocessing": dataclasses.asdict(expected.preprocessing),
-        "formats": formats,
-    }
-    bars = {
-        "latency of one image on one thread, ms": {
-            kind: row["latency_ms"]["1_threads"] for kind, row in formats.items()
-        },
-        "megabytes": {kind: row["bytes"] / 1e6 for kind, row in formats.items()},
-    }
-    section = preprocessing_section(expected.preprocessing, raw_pixels=raw_pixels)
-    tables = [(heading, header, rows), *tables]
-    write(directory, title, {**common, **facts}, tables, {**bars, **(panels or {})}, section)
+    artifact: str
+    """Name of the export."""
+    title: str
+    """Of report.md and report.png."""
+    origin: Provenance
+    """Of the model."""
+    expected: parity.Reference
+    """Logits of the Keras model."""
+    formats: Mapping[Any, Mapping[str, Any]]
+    """Measurements of each format: those of `measurements`, and further ones."""
+    facts: Mapping[str, Any]
+    """Further content of report.json."""
+    columns: Mapping[str, Callable[[Mapping[str, Any]], object]]
+    """Further columns of the table of formats, each with a function from measurements to a cell."""
+    tables: Sequence[Table] = ()
+    """Further tables."""
+    panels: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    """Further panels."""
+    raw_pixels: bool = False
+    """Whether the files take pixels 0..255, uint8."""
+
+    def write(self, directory: pathlib.Path) -> None:
+        """Write report.json, report.md and report.png."""
+        origin, expected, formats, columns = self.origin, self.expected, self.formats, self.columns
+        if all("unknown_agreement" in row for row in formats.values()):
+            columns = {"unknown agreement": lambda row: f"{row['unknown_agreement']:.4f}", **columns}
+        header = (
+            "format", "bytes", "max diff", "mean diff", "agreement", "accuracy", "correct only in Keras",
+            "correct only here", "McNemar's p", "1 thread, ms", "2 threads, ms", "operators", *columns,
+        )  # fmt: skip
+        rows = [
+            (kind, f"{row['bytes']:,}", f"{row['max_abs_diff']:.3g}", f"{row['mean_abs_diff']:.3g}",
+             f"{row['agreement']:.4f}", _accuracy(row["accuracy"]), *_losses(row),
+             *(f"{ms:.3g}" for ms in row["latency_ms"].values()), sum(row["operators"].values()),
+             *(cell(row) for cell in columns.values()))
+            for kind, row in formats.items()
+        ]  # fmt: skip
+        heading = (
+            f"{len(expected.logits):,} {origin.images}; accuracy of the Keras model {_accuracy(expected.accuracy)}"
+        )
+        common = {
+            "artifact": self.artifact,
+            **origin.as_json(),
+            "images_from": origin.images,
+            "num_images": len(expected.logits),
+            "keras_accuracy": expected.accuracy,
+            "preprocessing": dataclasses.asdict(expected.preprocessing),
+            "formats": formats,
+        }
+        bars = {
+            "latency of one image on one thread, ms": {
+                kind: row["latency_ms"]["1_threads"] for kind, row in formats.items()
+            },
+            "megabytes": {kind: row["bytes"] / 1e6 for kind, row in formats.items()},
+        }
+        section = preprocessing_section(expected.preprocessing, raw_pixels=self.raw_pixels)
+        tables = [(heading, header, rows), *self.tables]
+        write(directory, self.title, {**common, **self.facts}, tables, {**bars, **self.panels}, section)
 
 
 def measurements(

@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from export.options import SourceOptions
 from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
+from keras_vit.errors import refuse_first
 from keras_vit.files.labels import LABELS, read_labels
-from keras_vit.files.remote import to_path
+from keras_vit.files.remote import existing_file, existing_folder
 from keras_vit.files.tables import short_name
 from keras_vit.images.formats import format_list, image_files
 from keras_vit.models.build import classifier_head, has_own_call, logits_model
@@ -91,7 +92,7 @@ class ExportedModel:
         if not (isinstance(model.input, keras.KerasTensor) and isinstance(model.output, keras.KerasTensor)):
             # Without names of its own, such as {"image": …}.
             model = keras.Model(model.inputs[0], model.outputs[0], name=model.name)
-        run_directory.check_classes(model, self.labels)
+        run_directory.check_head(model, self.labels)
         return dataclasses.replace(self, model=model)
 
 
@@ -104,7 +105,7 @@ def open_model(run: Run, options: SourceOptions) -> ExportedModel:
             run.samples,
             "evaluation images of the run",
         )
-        run_directory.check_classes(run.model, labels)
+        run_directory.check_head(run.model, labels)
         run.warn_of_missing_files()
         weights, terms = _weights(run.config)
     else:
@@ -186,17 +187,21 @@ def _labels_of(run: Run, options: SourceOptions) -> tuple[str, ...]:
 
 def check_classifier(model: keras.Model) -> None:
     """Raise UserError unless the model maps images, as its preprocessing gives them, to one vector of logits each."""
-    preprocessing = preprocessing_of(model)
-    if has_own_call(model):
-        raise UserError(
-            f"The model {model.name!r} is of the class {type(model).__name__}, whose call may compute something else "
-            "than its layers; export a keras.Model(inputs, outputs) of them."
-        )
-    if len(model.outputs) != 1 or len(model.inputs) != 1:
-        raise UserError(
-            f"The model has {len(model.inputs)} inputs and {len(model.outputs)} outputs, but an export is of one each; "
-            "export keras.Model(model.input, logits) with the output that is to be served."
-        )
+    preprocessing, inputs, outputs = preprocessing_of(model), len(model.inputs), len(model.outputs)
+    refuse_first(
+        [
+            (
+                has_own_call(model),
+                f"The model {model.name!r} is of the class {type(model).__name__}, whose call may compute something "
+                "else than its layers; export a keras.Model(inputs, outputs) of them.",
+            ),
+            (
+                (inputs, outputs) != (1, 1),
+                f"The model has {inputs} inputs and {outputs} outputs, but an export is of one each; export "
+                "keras.Model(model.input, logits) with the output that is to be served.",
+            ),
+        ]
+    )
     try:
         model.get_config()
     except NotImplementedError as error:
@@ -204,29 +209,31 @@ def check_classifier(model: keras.Model) -> None:
         raise UserError(f"A layer of the model cannot be copied ({reason}); write its get_config.") from error
     spec = next(each for each in model.layers if isinstance(each, ModelSpec))
     expected = (*preprocessing.image_size, preprocessing.channels)
-    if spec.input is not model.inputs[0] or model.inputs[0].shape[1:] != expected:
-        raise UserError(
-            f"The model changes its images before its layer {spec.name!r}, which says how they are preprocessed; "
-            f"export it with {spec.name!r} as the first layer, of images {expected} in the range "
-            f"{preprocessing.value_range}."
-        )
-    if classifier_head(model) is None:
-        raise UserError(
-            f"The model ends with its features, of shape {model.outputs[0].shape}, and has no classes to serve; export "
-            "the features by --embeddings, or add a head by keras_vit.adapt(model, num_classes=…) and train it."
-        )
-    if len(model.outputs[0].shape) != 2:
-        raise UserError(
-            f"The model classifies every token, into shape {model.outputs[0].shape}; an export needs one prediction "
-            "per image."
-        )
+    refuse_first(
+        [
+            (
+                spec.input is not model.inputs[0] or model.inputs[0].shape[1:] != expected,
+                f"The model changes its images before its layer {spec.name!r}, which says how they are preprocessed; "
+                f"export it with {spec.name!r} as the first layer, of images {expected} in the range "
+                f"{preprocessing.value_range}.",
+            ),
+            (
+                classifier_head(model) is None,
+                f"The model ends with its features, of shape {model.outputs[0].shape}, and has no classes to serve; "
+                "export them by --embeddings, or add a head by keras_vit.adapt(model, num_classes=…) and train it.",
+            ),
+            (
+                len(model.outputs[0].shape) != 2,
+                f"The model classifies every token, into shape {model.outputs[0].shape}; an export needs one "
+                "prediction per image.",
+            ),
+        ]
+    )
 
 
 def checkpoint_labels(path: str, number: int) -> tuple[str, ...]:
     """Class names of a checkpoint. Raises UserError unless the file has one line per class."""
-    if not to_path(path).is_file():
-        raise UserError(f"There is no file {path!r}; --labels takes a text file with one class per line.")
-    labels = read_labels(path)
+    labels = read_labels(existing_file(path, "--labels takes a text file with one class per line"))
     if len(labels) != number:
         raise UserError(f"The model has {number} classes, but {path} has {len(labels)} lines; name each class once.")
     return labels
@@ -240,9 +247,7 @@ def read_folder(folder: str, labels: Sequence[str], most: int | None = None) -> 
         labels: class names.
         most: largest number of images, evenly spaced in the sorted list. Default: all images.
     """
-    if not to_path(folder).is_dir():
-        raise UserError(f"There is no folder {folder!r} of images.")
-    files = image_files(to_path(folder))
+    files = image_files(existing_folder(folder, "give one of images"))
     if not files:
         raise UserError(f"{folder} holds no image files ({format_list()}).")
     if most is not None:

@@ -13,7 +13,6 @@ from export import parity, report
 from export.inference_model import in_dtype
 from export.preprocessing_code import preprocessing_section
 from export.source import ExportedModel
-from keras_vit.errors import ParityError
 from keras_vit.files.tables import short_name
 
 # Of one image, by name.
@@ -23,7 +22,7 @@ Measures = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Reference:
+class TaskReference:
     """Sample images and what the Keras model gives on them."""
 
     samples: parity.Reference
@@ -76,11 +75,11 @@ class Task(abc.ABC):
     def sentence(self, measures: Measures) -> str:
         """The differences for people: "boxes and logits within 1e-6 of the Keras model"."""
 
-    def reference(self) -> Reference:
+    def reference(self) -> TaskReference:
         """What the Keras model in float32 gives on the sample images."""
         model = self.network(in_dtype(self.exported.model, "float32"))
         samples = parity.Reference(self.exported.samples, self.exported.preprocessing, np.zeros(0))
-        reference = Reference(samples, [])
+        reference = TaskReference(samples, [])
         return dataclasses.replace(reference, outputs=reference.outputs_of(model.predict_on_batch))
 
     def report(self, directory: pathlib.Path, kind: str, files: Mapping[str, Measures], *, of_pixels: bool) -> None:
@@ -123,9 +122,7 @@ def largest_difference(
     ours, theirs = (np.stack([outputs[name] for outputs in each]) for each in (expected, found))
     difference = float(np.abs(ours - theirs).max())
     tolerance = parity.FLOAT_TOLERANCE * max(1.0, float(np.abs(ours).max()))
-    if not difference <= (tolerance if exact else np.finfo(np.float32).max):
-        raise ParityError(
-            f"The {name} of the {artifact} differ from the model's by up to {difference:.3g}, more than "
-            f"{tolerance:.3g}, so it was not kept."
-        )
+    parity.require_close(
+        f"{name} of the {artifact}", difference, tolerance if exact else float(np.finfo(np.float32).max)
+    )
     return difference

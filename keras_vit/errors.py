@@ -1,11 +1,14 @@
 """Exceptions for user errors and for artifacts that differ from their model, and helpers for error messages."""
 
+import contextlib
 import dataclasses
 import difflib
+import importlib
 import numbers
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import ModuleType
 
 
 class UserError(ValueError):
@@ -107,6 +110,58 @@ def check_integers(name: str, value, *, length: int | None = None, least: int = 
 def is_or_are(count: int) -> str:
     """The verb of a sentence on this many things."""
     return "is" if count == 1 else "are"
+
+
+def check_choice(name: str, value, choices: Iterable[str]) -> None:
+    """Raise UserError unless an argument is one of several texts."""
+    choices = [*choices]
+    if value not in choices:
+        raise UserError(f"{name} must be one of {', '.join(choices)}, but is {value!r}.")
+
+
+def check_known(what: str, name: str, known: Iterable[str], others: Iterable[str] = ()) -> None:
+    """Raise UserError unless `name` is that of a thing such as a recipe; with the nearest names, also of `others`."""
+    known = [*known]
+    if name not in known:
+        names = nearest(str(name), [*known, *others])
+        raise UserError(f"There is no {what} named {name!r:.80}; the nearest names are {names}.")
+
+
+def needed_package(module: str, what: str, package: str) -> ModuleType:
+    """Import a Python module that is not always installed. Raises UserError that says what needs its package."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        raise UserError(f"{what} the Python package {package}; install it with pip install {package}.") from missing
+
+
+@contextlib.contextmanager
+def reading(
+    file: object, kind: str, *errors: type[Exception], advice: str = "correct it, or write it again"
+) -> Iterator[None]:
+    """Make a UserError of what a parser raises: that a file cannot be read as a `kind`, such as JSON.
+
+    errors: further ones than ValueError and RecursionError.
+    """
+    expected: tuple[type[Exception], ...] = (ValueError, RecursionError, *errors)
+    try:
+        yield
+    except UserError:
+        raise
+    except expected as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(f"{file} cannot be read as {kind} ({reason}); {advice}.") from error
+
+
+# Whether a rule is broken, and what is said of it then.
+Rules = Iterable[tuple[object, str]]
+
+
+def refuse_first(rules: Rules) -> None:
+    """Raise UserError with the sentence of the first rule that is broken."""
+    for is_broken, sentence in rules:
+        if is_broken:
+            raise UserError(sentence)
 
 
 # Names of options, whether they have an effect, and what they apply to.

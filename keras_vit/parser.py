@@ -94,6 +94,7 @@ Natural = Annotated[int, Range("[0, inf)")]
 Positive = Annotated[float, Range("(0, inf)")]
 NotNegative = Annotated[float, Range("[0, inf)")]
 Share = Annotated[float, Range("[0, 1]")]
+Port = Annotated[int, Range("[0, 65535]")]
 Seed = Annotated[int, Range("[0, 4294967295]")]  # what NumPy and Keras take
 
 

@@ -56,14 +56,16 @@ def find(run: str | os.PathLike, name: str) -> pathlib.Path:
             f"There is no run directory {str(run)!r}{advice or '; give the --workdir of a training command.'}"
         )
     if not (run / name).is_file():
-        if inside := sorted(run.glob(f"*/{name}")):
-            raise UserError(f"{run} is not a run, but holds runs; give one of them, such as {inside[0].parent}.")
-        if phone := sorted(run.glob("*.tflite")):
-            raise UserError(f"{run} is not a run, but holds TFLite files; give one of them, such as {phone[0]}.")
-        if not is_remote(run) and (run.parent / name).is_file():
-            raise UserError(f"{run} is a folder of a run, but not the run itself; give {run.parent}.")
+        inside, phone = sorted(run.glob(f"*/{name}")), sorted(run.glob("*.tflite"))
         waits = "; wait for its training, or repeat the command, which continues it"
-        raise UserError(f"{run} is not a finished run: it has no {name}{waits if (run / LABELS).is_file() else ''}.")
+        what = f"not a finished run: it has no {name}{waits if (run / LABELS).is_file() else ''}"
+        if inside:
+            what = f"not a run, but holds runs; give one of them, such as {inside[0].parent}"
+        elif phone:
+            what = f"not a run, but holds TFLite files; give one of them, such as {phone[0]}"
+        elif not is_remote(run) and (run.parent / name).is_file():
+            what = f"a folder of a run, but not the run itself; give {run.parent}"
+        raise UserError(f"{run} is {what}.")
     if name == MODEL and not is_remote(run / name) and not zipfile.is_zipfile(run / name):
         raise UserError(f"{run / name} is not a complete .keras file; copy it again, or train again.")
     return run / name
@@ -87,13 +89,13 @@ def check_model_file(path: str | os.PathLike) -> None:
 def load(run: str | os.PathLike) -> tuple["keras.Model", tuple[str, ...]]:
     """The trained model of a run and its class names. Raises UserError unless they belong together."""
     model, labels = load_model(run), load_labels(run)
-    check_classes(model, labels)
+    check_head(model, labels)
     return model, labels
 
 
-def is_run(path: str | os.PathLike) -> bool:
+def is_run(path: pathlib.Path) -> bool:
     """Whether a path is the directory of a finished run."""
-    return all((to_path(path) / name).is_file() for name in (MODEL, CONFIG))
+    return all((path / name).is_file() for name in (MODEL, CONFIG))
 
 
 def is_ours(path: pathlib.Path) -> bool:
@@ -215,7 +217,7 @@ def read_temperature(file: pathlib.Path) -> float:
     return temperature
 
 
-def check_classes(model: "keras.Model", labels: Sequence[str]) -> None:
+def check_head(model: "keras.Model", labels: Sequence[str]) -> None:
     """Raise UserError unless the model classifies images into as many classes as there are labels."""
     shape = model.output_shape
     if len(shape) != 2 or shape[1] != len(labels):
@@ -226,8 +228,8 @@ def check_classes(model: "keras.Model", labels: Sequence[str]) -> None:
         )
 
 
-def check_output(output: str | os.PathLike) -> pathlib.Path:
-    """Raise UserError unless `output` is a writable directory or can be created; creates nothing.
+def output_folder(output: str | os.PathLike) -> pathlib.Path:
+    """The path of --output. Raises UserError unless it is a writable directory or can be created; creates nothing.
 
     Of a directory in a bucket, only whether the bucket answers.
     """

@@ -19,7 +19,7 @@ from keras_vit.checkpoints.fetch.find import check_name, find_checkpoint
 from keras_vit.errors import UserError
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.npz import read_npz
-from keras_vit.files.remote import can_be_saved_model, is_remote, is_web, to_path
+from keras_vit.files.remote import can_be_saved_model, existing_file, is_remote, is_web, to_path
 from keras_vit.models.config import Classes
 from keras_vit.run_directory import SAMPLES, Samples
 from keras_vit.scores import Scoring
@@ -239,6 +239,15 @@ class Run:
         except (KeyError, TypeError, AttributeError):
             return None
 
+    def labels_of(self, num_classes: int) -> tuple[str, ...]:
+        """The names of so many classes, or their numbers. Raises UserError if labels.txt names others."""
+        labels = self.labels or tuple(map(str, range(num_classes)))
+        if len(labels) != num_classes:
+            raise UserError(
+                f"{self.name} has {num_classes} classes, but its labels.txt names {len(labels)}; copy that of the run."
+            )
+        return labels
+
     @property
     def data_options(self) -> list[str]:
         """Its data as options of a command line, such as --data folder:pictures; empty if they are not here."""
@@ -313,8 +322,7 @@ class Run:
 
         Of anything but a run, the number of classes is not known yet.
         """
-        if not to_path(labels).is_file():
-            raise UserError(f"There is no file {str(labels)!r}; --labels takes a text file with one class per line.")
+        existing_file(labels, "--labels takes a text file with one class per line")
         if is_remote(self.name) or not (self.file(run_directory.MODEL) and self.file(LABELS)):
             return
         given, own = len(read_labels(labels)), len(self.labels)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from keras_vit.errors import UserError
+from keras_vit.errors import reading
 from keras_vit.files.npz import read_npz, write_npz
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ class UnknownScorer:
 def read_unknown(path: str | os.PathLike) -> UnknownScorer:
     """Read the file that `UnknownScorer.save` writes. Raises UserError for any other."""
     arrays = read_npz(path)
-    try:
+    advice = "write it again by keras-vit unknown"
+    with reading(path, "a score for unknown images", KeyError, IndexError, TypeError, advice=advice):
         kind = KINDS[int(arrays["kind"])]
         return UnknownScorer(
             kind,
@@ -126,10 +127,6 @@ def read_unknown(path: str | os.PathLike) -> UnknownScorer:
             int(arrays["model_checksum"]),
             tuple(arrays["auroc"].tolist()),
         )
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{path} holds no score for unknown images ({error}); write it again by keras-vit unknown."
-        ) from error
 
 
 def features_and_logits(model: "keras.Model") -> "keras.Model":

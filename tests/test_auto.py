@@ -11,6 +11,7 @@ import pytest
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, cli
+from keras_vit.progress import duration
 from keras_vit.runs import open_run
 from tests.support import FIXTURES, randomize
 from training import auto
@@ -68,6 +69,14 @@ def test_minutes_that_suffice_fine_tune_and_others_do_not(pictures, backbone, mo
     assert "0.1 minutes suffice for 0 epochs only" in capsys.readouterr().out
     assert choices.finetuning_epochs(run, source, minutes=5) >= 3
     assert "a step of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("resize", "seconds"), [(None, 540 + 60 + 540), ("pad", 600)])
+def test_the_announced_time_has_the_comparison_of_crops(resize, seconds, pictures, backbone, monkeypatch, capsys):
+    run, source = open_run(str(backbone)), open_source(DataOptions(f"folder:{pictures}"))
+    monkeypatch.setattr(choices, "_image_seconds", lambda model: 10.0)
+    assert choices.finetuning_epochs(run, source, None, resize) == 0
+    assert f"its features take about {duration(seconds)} here" in capsys.readouterr().out
 
 
 def test_a_checkpoint_is_opened_at_the_image_size_of_its_preprocessing(tmp_path):

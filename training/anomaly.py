@@ -43,16 +43,16 @@ def _predict(arguments: Sequence[str]) -> None:
     options = parser.build(AnomalyPredictOptions, given, prog=f"{_PROG} predict")
     run_directory.find(options.run, "anomaly.json")
     if options.output is not None:
-        run_directory.check_output(pathlib.Path(options.output).parent)
+        run_directory.output_folder(pathlib.Path(options.output).parent)
 
     from training.prediction.pictures import find_pictures
 
     files = find_pictures(options.pictures)
     cli.require_tensorflow()
 
-    from training.outliers.anomaly import open_detector, predict_anomaly
+    from training.outliers.anomaly import open_anomaly_detector, predict_anomaly
 
-    predict_anomaly(open_detector(options.run), files, options.output)
+    predict_anomaly(open_anomaly_detector(options.run), files, options.output)
 
 
 if __name__ == "__main__":

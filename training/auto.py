@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     else:
         run, source = open_run(checkpoint), open_source(options.source)
         baseline = zero_shot_accuracy(checkpoint, source)
-        epochs = finetuning_epochs(run, source, options.minutes)
+        epochs = finetuning_epochs(run, source, options.minutes, options.resize)
         resize = options.resize or resize_for(run, source)
         if more and not epochs:
             raise UserError("--unlabelled trains all weights; give them time by --minutes 30 or so, or leave it out.")

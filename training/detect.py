@@ -13,9 +13,9 @@ import pathlib
 from collections.abc import Sequence
 
 from keras_vit import cli, parser, run_directory
-from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.runs import open_run
 from keras_vit.text.classes import classes_of_options
+from training.options.checks import check_checkpoint
 from training.options.detect import DetectEvaluateOptions, DetectFitOptions, DetectPredictOptions
 from training.options.predict import with_pictures, with_run
 from training.workdir import check_workdir_of
@@ -66,8 +66,7 @@ def _predict(arguments: Sequence[str]) -> None:
 
 def _fit(arguments: Sequence[str]) -> None:
     options = parser.parse(DetectFitOptions, arguments, prog=f"{_PROG} fit")
-    check_name(options.checkpoint)
-    run_directory.check_model_file(options.checkpoint)
+    check_checkpoint(options.checkpoint)
     check_workdir_of(options, "detect", "detect", is_final=True)
 
     from training.detection.annotations import open_boxes
@@ -91,7 +90,7 @@ def _fit(arguments: Sequence[str]) -> None:
 def _evaluate(arguments: Sequence[str]) -> None:
     options = parser.parse(DetectEvaluateOptions, arguments, prog=f"{_PROG} evaluate")
     run = open_run(options.run, image_size=options.image_size)
-    output = run_directory.check_output(options.output)
+    output = run_directory.output_folder(options.output)
 
     from training.detection.annotations import open_boxes
 

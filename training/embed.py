@@ -11,7 +11,6 @@ path, digest, label, split and embedding of each picture, and the fingerprint of
 from collections.abc import Sequence
 
 from keras_vit import cli, parser, run_directory
-from keras_vit.files.remote import to_path
 from training.options.checks import check_data
 from training.options.features import EmbedOptions
 from training.options.pipeline import check_table, pipeline_options, split_arguments
@@ -24,7 +23,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint NAME, --data … | PICTURES…, --output DIR`"""
     own, behind = split_arguments(arguments)
     options = parser.build(EmbedOptions, with_run(parser.read(EmbedOptions, own, prog=_PROG)), prog=_PROG)
-    run_directory.check_output(options.output)
+    run_directory.output_folder(options.output)
     source = options.source
     table = check_table(source.data) if options.runner and source else None
     pipeline = pipeline_options(options.runner, behind, options.run, (*options.pictures, table, options.output))
@@ -60,7 +59,7 @@ def _print_next(options: EmbedOptions, first: str) -> None:
     following: list[tuple[str, ...]] = [("review", "--index", options.output)]
     if source is None or source.kind in ("folder", "csv"):
         following.insert(0, ("similar", "--index", options.output, first))
-    if read_description(to_path(options.output)).features == "joint":
+    if read_description(options.folder).features == "joint":
         following.append(("search", "red bicycle in snow", "--index", options.output))
     cli.print_next(following)
 

@@ -9,21 +9,19 @@ below, whose fields are options. The same command continues an interrupted run.
 import dataclasses
 from collections.abc import Sequence
 
-from keras_vit import cli, parser, run_directory
-from keras_vit.checkpoints.fetch.find import check_name
+from keras_vit import cli, parser
 from keras_vit.published import upstream_checkpoint
 from keras_vit.runs import Run
-from training.devices.tpu import prepare_tpu
+from training.devices.tpu import prepare_backend
 from training.options.checks import (
+    check_checkpoint,
     check_data,
     check_data_service,
     check_loss,
     check_model,
-    check_recipe_of_files,
     check_start,
     unlabelled_path,
 )
-from training.options.jax import check_jax, check_tensorflow, jax_requested
 from training.options.train import FinetuneOptions
 from training.recipes.auto import auto_finetune_reasons, auto_finetune_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
@@ -61,26 +59,18 @@ def train(arguments: Sequence[str]) -> str | None:
     check_start(options.checkpoint, options.model)
     if options.unlabelled is not None:
         unlabelled_path(options.unlabelled)
-    if name in FINETUNE_RECIPES:
-        check_recipe_of_files(options.source, options.recipe)
     if options.unlabelled is None:
         check_workdir_of(options, "finetune", name, is_final=name in FINETUNE_RECIPES)
     else:  # the runs beside it are checked where they begin
         check_outside(options.workdir, options.source.data)
         check_new_workdir(options.workdir)
     if options.checkpoint is not None and options.model is None:
-        check_name(options.checkpoint)
-        run_directory.check_model_file(options.checkpoint)
+        check_checkpoint(options.checkpoint)
     if options.model is not None:
         check_model(options.model)
         if options.checkpoint is None:
             upstream_checkpoint(options.model)
-    if jax_requested():
-        check_jax(options, options.recipe)
-    else:
-        check_tensorflow(options)
-        prepare_tpu(options.devices)
-        cli.require_tensorflow()
+    prepare_backend(options)
 
     from training.devices.strategies import is_chief
     from training.experiments.few_labels import finetune_with_unlabelled

@@ -22,11 +22,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from keras_vit import UserError, cli, parser
-from keras_vit.files.remote import to_path
 from keras_vit.runs import Run
-from training.devices.tpu import prepare_tpu
-from training.options.checks import check_continued, check_data, check_data_service, check_loss, check_recipe_of_files
-from training.options.jax import check_jax, check_tensorflow, jax_requested
+from training.devices.tpu import prepare_backend
+from training.options.checks import check_continued, check_data, check_data_service, check_loss
 from training.options.train import PretrainOptions
 from training.recipes.auto import DataFacts, auto_reasons, auto_recipe
 from training.recipes.overrides import continued, overridden, with_crop, without_sizes
@@ -73,15 +71,8 @@ def train(arguments: Sequence[str]) -> str | None:
     check_data_service(options)
     check_loss(options.source, options.recipe)
     is_final = name in RECIPES and checkpoint is None
-    if name != _AUTO:
-        check_recipe_of_files(options.source, options.recipe)
     check_workdir_of(options, "pretrain", name, is_final=is_final)
-    if jax_requested():
-        check_jax(options, options.recipe)
-    else:
-        check_tensorflow(options)
-        prepare_tpu(options.devices)
-        cli.require_tensorflow()
+    prepare_backend(options)
 
     from keras_vit.checkpoints.describe import describe
     from training.devices.strategies import is_chief
@@ -105,7 +96,7 @@ def train(arguments: Sequence[str]) -> str | None:
             print("\n".join(auto_reasons(facts, named, options.recipe)))
         measured = options.knn_every is not None or (checkpoint is not None and len(setup.source.labels) > 1)
         if measured and not setup.source.multi_label and not options.dry_run:
-            callbacks = [WatchFeatures(setup.source, RunDirectory(to_path(options.workdir)), options.knn_every)]
+            callbacks = [WatchFeatures(setup.source, RunDirectory(options.directory), options.knn_every)]
         pretrain(options, name, setup, callbacks)
         return options.workdir if is_chief(setup.strategy) and not options.dry_run else None
 

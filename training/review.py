@@ -27,7 +27,8 @@ def main(arguments: Sequence[str]) -> None:
     following: tuple[str, ...]
     data = (index.description.data or {}).get("data", "")
     if data.startswith(("folder:", "csv:")):
-        following = ("pretrain", "auto", "--data", data, "--exclude", str(decisions), "--workdir", "runs/reviewed")
+        start = ("auto", "--data", data, "--checkpoint", index.description.model)
+        following = (*start, "--exclude", str(decisions), "--workdir", "runs/reviewed")
     elif not data:
         following = ("similar", "--index", options.index, *index.some([0]).paths)
     else:

@@ -12,12 +12,10 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-from keras_vit import UserError, cli, parser, run_directory
-from keras_vit.checkpoints.fetch.find import check_name
-from keras_vit.files.remote import to_path
+from keras_vit import cli, parser, run_directory
 from keras_vit.runs import open_run
-from training.devices.tpu import prepare_tpu
-from training.options.jax import check_jax, check_tensorflow, jax_requested
+from training.devices.tpu import prepare_backend
+from training.options.checks import check_checkpoint, check_classes
 from training.options.predict import with_pictures, with_run
 from training.options.segment import SegmentEvaluateOptions, SegmentFitOptions, SegmentPredictOptions
 from training.recipes.dense import SEGMENT_RECIPES
@@ -38,15 +36,9 @@ def _fit(arguments: Sequence[str]) -> None:
     given = parser.read(SegmentFitOptions, arguments, prog=f"{_PROG} fit", recipe=recipe)
     options = parser.build(SegmentFitOptions, given, prog=f"{_PROG} fit", recipe=recipe)
     options = dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
-    check_name(options.checkpoint)
-    run_directory.check_model_file(options.checkpoint)
+    check_checkpoint(options.checkpoint)
     check_workdir_of(options, "segment", options.recipe.head, is_final=True)
-    if jax_requested():
-        check_jax(options, options.recipe)
-    else:
-        check_tensorflow(options)
-        prepare_tpu(options.devices)
-        cli.require_tensorflow()
+    prepare_backend(options)
 
     from training.loop.setup import open_setup
     from training.loop.signals import report_interruption
@@ -71,7 +63,7 @@ def _print_next(run: str, picture: str) -> None:
 def _evaluate(arguments: Sequence[str]) -> None:
     options = parser.parse(SegmentEvaluateOptions, arguments, prog=f"{_PROG} evaluate")
     run = open_run(options.run)
-    output = run_directory.check_output(options.output)
+    output = run_directory.output_folder(options.output)
     cli.require_tensorflow()
 
     from training.segmentation.data import open_scenes
@@ -80,11 +72,7 @@ def _evaluate(arguments: Sequence[str]) -> None:
 
     segmenter = open_segmenter(run, options.task)
     data = open_scenes(options.source, segmenter.kind)
-    if data.labels != segmenter.labels:
-        raise UserError(
-            f"{options.run} has the classes {', '.join(segmenter.labels[:9])}, but the data have "
-            f"{', '.join(data.labels[:9])}; give data with the same classes in the same order."
-        )
+    check_classes(segmenter.labels, data.labels)
     write_report(evaluate(segmenter, data.evaluation), output)
     _print_next(options.run, data.evaluation.name(0))
 
@@ -98,13 +86,13 @@ def _predict(arguments: Sequence[str]) -> None:
 
     run = open_run(options.run)
     files = find_pictures(options.pictures)
-    output = run_directory.check_output(options.output)
+    output = run_directory.output_folder(options.output)
     cli.require_tensorflow()
 
     from training.segmentation.predict import predict
     from training.segmentation.segmenter import open_segmenter
 
-    predict(open_segmenter(run, options.task), files, to_path(output), options.threshold)
+    predict(open_segmenter(run, options.task), files, output, options.threshold)
     _print_next(options.run, "")
 
 

@@ -12,8 +12,8 @@ an interruption the same command continues and produces the same table.
 import dataclasses
 from collections.abc import Sequence
 
-from keras_vit import UserError, cli, parser
-from keras_vit.errors import nearest
+from keras_vit import cli, parser
+from keras_vit.errors import check_known
 from training.experiments.grids import STUDIES
 from training.options.checks import check_data
 from training.options.experiments import StudyOptions
@@ -33,8 +33,7 @@ def main(arguments: Sequence[str]) -> None:
         print("that of --recipe NAME. STUDY --help lists all options with their values.")
         return
     name, rest = arguments[0], arguments[1:]
-    if name not in STUDIES:
-        raise UserError(f"There is no study {name!r}; the nearest names are {nearest(name, STUDIES)}.")
+    check_known("study", name, STUDIES)
     recipe_name, rest = parser.named(rest, "--recipe", _DEFAULT_RECIPE)
     named, prog = find_recipe(recipe_name), f"keras-vit study {name} --recipe {recipe_name}"
     given = parser.read(StudyOptions, rest, prog=prog, recipe=named)

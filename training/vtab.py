@@ -11,17 +11,16 @@ command continues.
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser, run_directory
-from keras_vit.checkpoints.fetch.find import check_name
+from keras_vit import cli, parser
 from training.devices.tpu import prepare_tpu
+from training.options.checks import check_checkpoint
 from training.options.experiments import VtabOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --workdir DIR`"""
     options = parser.parse(VtabOptions, arguments, prog="keras-vit vtab")
-    check_name(options.checkpoint)
-    run_directory.check_model_file(options.checkpoint)
+    check_checkpoint(options.checkpoint)
     prepare_tpu(options.devices)
     cli.require_tensorflow()
 

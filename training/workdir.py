@@ -78,7 +78,7 @@ def check_workdir_of(options: TrainingOptions, command: str, recipe_name: str, *
     check_outside(options.workdir, options.source.data)
     if is_remote(options.workdir):
         return  # the rest is checked where TensorFlow reads it
-    path = to_path(options.workdir)
+    path = options.directory
     check_workdir(path)
     try:
         saved = json.loads((path / run_directory.CONFIG).read_text(encoding="utf-8"))["settings"]
@@ -112,7 +112,8 @@ def run_settings(options: TrainingOptions, command: str, recipe_name: str) -> di
     recipe = settings["recipe"].items()
     settings["recipe"] = {name: value for name, value in recipe if (name, value) not in _NEWER_IN_RECIPE}
     settings["source"] = options.source.settings()
-    return {"command": command, "recipe_name": recipe_name, "precision": options.execution.precision, **settings}
+    execution = {name: getattr(options.execution, name) for name in ("precision", "deterministic")}
+    return {"command": command, "recipe_name": recipe_name, **execution, **settings}
 
 
 def check_settings(path: pathlib.Path, saved: dict, now: dict) -> None:

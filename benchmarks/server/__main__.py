@@ -152,7 +152,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--model … --clients … --output DIR`"""
     parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.server")
     cli.require_tensorflow()
-    output = run_directory.check_output(parsed.output)
+    output = run_directory.output_folder(parsed.output)
     peers = [peer for peer in parsed.peers if parsed.precision == "float32" or peer != "keras_vit_onnx"]
     case = Case("inference", parsed.model, 1, parsed.size, parsed.precision, parsed.threads)
     date, title = time.strftime("%Y-%m-%d"), f"{case.model}, server, {case.size} px, {case.precision}"

@@ -7,7 +7,7 @@ Each form is verified against the Keras model, and runs in a process of its own.
 
 from collections.abc import Sequence
 
-from export.options import FastestOptions, check_output
+from export.options import FastestOptions, export_folder
 from keras_vit import cli, parser
 
 
@@ -15,7 +15,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR`"""
     options = parser.parse(FastestOptions, arguments, prog="keras-vit fastest")
     run = options.source.open_run()
-    check_output(options.output)
+    export_folder(options.output)
     cli.require_tensorflow()
 
     from export.fastest.compare import compare_forms, recommendation, table

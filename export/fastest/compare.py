@@ -103,7 +103,7 @@ def _available_threads() -> int:
 
 def _write(exported: ExportedModel, form: FastestForm, options: FastestOptions) -> pathlib.Path:
     """Write one form. Returns the path that its runtime loads. Raises ParityError if it differs from the model."""
-    output = str(to_path(options.output) / form)
+    output = os.path.join(options.output, form)
     if form in ("saved-model", "saved-model-xla", "saved-model-bfloat16"):
         dtype: Dtype = "bfloat16" if form == "saved-model-bfloat16" else "float32"
         chosen = SavedModelOptions(options.source, output, dtype=dtype, xla=form == "saved-model-xla")

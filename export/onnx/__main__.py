@@ -9,7 +9,7 @@ requirements-onnx.txt. With --web also a page that classifies pictures in the br
 
 from collections.abc import Sequence
 
-from export.options import OnnxOptions, check_output
+from export.options import OnnxOptions, export_folder
 from keras_vit import cli, parser
 
 
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
     options = parser.parse(OnnxOptions, arguments, prog="keras-vit onnx")
     run = options.source.open_run()
-    check_output(options.output)
+    export_folder(options.output)
     cli.require_tensorflow()
 
     from export.onnx import runtimes

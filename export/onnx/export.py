@@ -4,7 +4,7 @@ import functools
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,8 +15,7 @@ from export.onnx import runtimes, web_page
 from export.onnx.runtimes import FILES, Runner
 from export.options import OnnxFormat, OnnxOptions
 from export.source import ExportedModel, Provenance
-from keras_vit import UserError, run_directory
-from keras_vit.errors import ParityError
+from keras_vit import run_directory
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
 from keras_vit.progress import Progress
@@ -33,11 +32,9 @@ def export_onnx(exported: ExportedModel, options: OnnxOptions) -> dict[OnnxForma
     if the logits differ from those of the model by more than rounding. Raises UserError if the output holds files of
     another model. `options.source` is not used.
     """
-    output, formats = run_directory.check_output(options.output), options.formats
-    if not formats:
-        raise UserError(f"--formats takes at least one of {', '.join(get_args(OnnxFormat))}, but got none.")
+    output, formats = run_directory.output_folder(options.output), options.formats
     if options.web:
-        web_page.check_page(formats, exported.preprocessing)
+        web_page.check_page(exported.preprocessing)
     runtimes.require_packages(formats)
     exported = exported.with_logits()
     model, labels, origin = exported.model, exported.labels, exported.origin
@@ -75,7 +72,8 @@ def export_onnx(exported: ExportedModel, options: OnnxOptions) -> dict[OnnxForma
             (stage / name).write_text(text, encoding="utf-8")
         if options.web:
             web_page.write_page(stage, exported.preprocessing, labels, origin)
-        _report(stage, origin, expected, rows, [*notes, *fingerprint.note_on_earlier(output, stage)])
+        notes += fingerprint.note_on_earlier(output, stage)
+        _report(origin, expected, rows, notes).write(stage)
     return written
 
 
@@ -103,11 +101,8 @@ def _verify(file: pathlib.Path, kind: OnnxFormat, expected: parity.Reference) ->
     for size in _BATCHES:
         logits = [runner(images[start : start + size]) for start in range(0, len(images), size)]
         differences[str(size)] = float(np.abs(np.concatenate(logits) - expected.logits[rows]).max())
-        if not differences[str(size)] <= expected.tolerance:
-            raise ParityError(
-                f"The logits of the {kind} file for {size} images at a time differ from the model's by up to "
-                f"{differences[str(size)]:.3g}, more than {expected.tolerance:.3g}, so it was not kept."
-            )
+        what = f"logits of the {kind} file for {size} images at a time"
+        parity.require_close(what, differences[str(size)], expected.tolerance)
     return found, differences
 
 
@@ -161,14 +156,12 @@ def _default_precision(file: pathlib.Path, expected: parity.Reference) -> list[s
 
 
 def _report(
-    stage: pathlib.Path,
     origin: Provenance,
     expected: parity.Reference,
     rows: Mapping[OnnxFormat, Mapping[str, Any]],
     notes: Sequence[str],
-) -> None:
-    report.write_formats(
-        stage,
+) -> report.FormatsReport:
+    return report.FormatsReport(
         "ONNX and OpenVINO",
         f"{short_name(origin.name)} as {' and '.join(rows)}",
         origin,

@@ -13,9 +13,8 @@ from export.onnx import runtimes
 from export.onnx.runtimes import FILES
 from export.options import OnnxOptions
 from export.tasks import Measures, Task
-from keras_vit import UserError
+from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import staged
-from keras_vit.files.remote import to_path
 
 
 def export_task(task: Task, options: OnnxOptions) -> list[tuple[pathlib.Path, Measures]]:
@@ -25,7 +24,7 @@ def export_task(task: Task, options: OnnxOptions) -> list[tuple[pathlib.Path, Me
     """
     if options.web:
         raise UserError("The page of --web classifies pictures, but the model does not; leave --web out.")
-    expected, exported, output = task.reference(), task.exported, to_path(options.output)
+    expected, exported, output = task.reference(), task.exported, run_directory.output_folder(options.output)
     about = {"weights": exported.origin.weights, "license": exported.origin.license_text}
     network = task.network(inference_model(exported.model, for_onnx=True, all_tokens=task.all_tokens))
     files, written = dict[str, Measures](), []

@@ -5,7 +5,6 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-from export.options import OnnxFormat, check_web_formats
 from export.source import Provenance
 from keras_vit import Preprocessing, UserError
 from keras_vit.files.tables import short_name
@@ -14,9 +13,8 @@ from keras_vit.files.tables import short_name
 PAGE, FACTS = "classify.html", "classify.json"
 
 
-def check_page(formats: Sequence[OnnxFormat], preprocessing: Preprocessing) -> None:
-    """Raise UserError if there is no file for the page to run, or if a picture cannot have the model's channels."""
-    check_web_formats(formats)
+def check_page(preprocessing: Preprocessing) -> None:
+    """Raise UserError if a picture in a browser cannot have the model's channels."""
     if preprocessing.channels not in (1, 3):
         raise UserError(
             f"In a browser a picture has 1 or 3 channels, but this model takes {preprocessing.channels}; leave --web "

@@ -9,30 +9,27 @@ model without a head, it has the signatures of `embeddings.py` instead.
 
 from collections.abc import Sequence
 
-from export.options import SavedModelOptions, check_output
+from export.options import SavedModelOptions, export_folder
 from keras_vit import cli, parser
-from keras_vit.files.remote import to_path
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR`"""
     options = parser.parse(SavedModelOptions, arguments, prog="keras-vit saved-model")
     run = options.source.open_run()
-    check_output(options.output)
+    output = export_folder(options.output)
     cli.require_tensorflow()
 
-    from export import parity
     from export.saved_model.export import export_saved_model, summary
     from export.saved_model.task import export_task
     from export.source import open_model
     from export.task_of_run import task_of_run
 
     if (task := task_of_run(run, options.source, options.embeddings)) is not None:
-        path, measures = export_task(task, to_path(options.output))
+        path, measures = export_task(task, output)
         print(f"{path}: {task.sentence(measures)}; see {path / 'report.md'}.")
         cli.print_next([options.kit_command()])
         return
-    parity.check_share(options.max_disagreement)
     path, found = export_saved_model(open_model(run, options.source), options)
     print(summary(path, found))
     evaluation = ("evaluate", "--run", str(path), *run.data_options, "--output", f"{path.parent}-report")

@@ -15,8 +15,8 @@ import tensorflow as tf
 from export.files import save_module
 from export.inference_model import inference_model
 from export.parity import FLOAT_TOLERANCE
-from export.saved_model.signatures import describe
-from export.tasks import Measures, Reference, Task
+from export.saved_model.signatures import add_shapes
+from export.tasks import Measures, Task, TaskReference
 from keras_vit import Preprocessing
 from keras_vit.errors import ParityError
 from keras_vit.files.labels import LABELS, labels_text
@@ -63,7 +63,7 @@ def write(task: Task, path: pathlib.Path) -> None:
     save_module(module, path, functions)
     (path / "assets").mkdir(exist_ok=True)
     (path / "assets" / LABELS).write_text(labels_text(exported.labels), encoding="utf-8")
-    describe(path, shape)
+    add_shapes(path, shape)
 
 
 def _decoder(preprocessing: Preprocessing) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
@@ -90,7 +90,7 @@ def _in_picture(boxes: tf.Tensor, sizes: tf.Tensor, preprocessing: Preprocessing
     return tf.cast(tf.stack(placed, axis=-1), tf.float32)
 
 
-def measure_files(task: Task, expected: Reference, signatures) -> Measures:
+def measure_files(task: Task, expected: TaskReference, signatures) -> Measures:
     """Nothing to report. Raises ParityError unless files give the objects of the Keras model, by their scores."""
     preprocessing = task.exported.preprocessing
     encoded = expected.samples.samples.encoded

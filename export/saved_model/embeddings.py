@@ -12,8 +12,8 @@ import tensorflow as tf
 from export.files import save_module
 from export.inference_model import inference_model
 from export.saved_model.image_decoding import decode_batch
-from export.saved_model.signatures import describe
-from export.tasks import Measures, Reference, Task
+from export.saved_model.signatures import add_shapes
+from export.tasks import Measures, Task, TaskReference
 
 TENSOR = "embed_tensor"
 
@@ -36,10 +36,10 @@ def write(task: Task, path: pathlib.Path) -> None:
     module.weights = [weight.value for weight in model.weights]
     functions = {"embed": embed.get_concrete_function(), "embed_tensor": embed_tensor.get_concrete_function()}
     save_module(module, path, functions)
-    describe(path, shape)
+    add_shapes(path, shape)
 
 
-def measure_files(task: Task, expected: Reference, signatures) -> Measures:
+def measure_files(task: Task, expected: TaskReference, signatures) -> Measures:
     """Nothing to report. Raises ParityError unless files give the embeddings of the Keras model."""
     batches = [signatures["embed"](image_bytes=tf.constant(files)) for files, _ in expected.samples.batches()]
     found = [{"embeddings": row} for row in np.concatenate([batch["embeddings"] for batch in batches])]

@@ -9,8 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -23,17 +21,18 @@ from export.inference_model import in_dtype, inference_model
 from export.options import SavedModelOptions
 from export.saved_model import cpp_loader, warmup
 from export.saved_model.model_card import model_card
-from export.saved_model.signatures import Servable, attention_names, describe, has_constants, signatures
+from export.saved_model.signatures import Servable, add_shapes, attention_names, has_constants, signatures
 from export.source import ExportedModel, Provenance
 from export.tflite.served import write_served_file
 from export.token_merging import check_merging
-from keras_vit import UserError, preprocessing_of, run_directory
+from keras_vit import preprocessing_of, run_directory
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged, upload_folder
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import RemotePath
 from keras_vit.files.tables import short_name
 from keras_vit.progress import Progress
+from keras_vit.scores import Scoring
 
 # Number of images for the C++ loader, and of timed calls.
 _CPP_IMAGES, _CPP_REPEATS = 4, 30
@@ -46,15 +45,13 @@ def export_saved_model(exported: ExportedModel, options: SavedModelOptions) -> t
     from the model by more than rounding, or if bfloat16 or merged tokens predict other classes for too many images.
     `options.source` is not used.
     """
-    output, dtype, merge_tokens = run_directory.check_output(options.output), options.dtype, options.merge_tokens or 0
+    output, dtype, merge_tokens = run_directory.output_folder(options.output), options.dtype, options.merge_tokens or 0
     exported = exported.with_logits()
     model, labels, origin = exported.model, exported.labels, exported.origin
     if options.attention:
         attention_names(model)
     if merge_tokens:
         check_merging(model, merge_tokens)
-    if options.xla and dtype == "bfloat16":
-        raise UserError("XLA makes bfloat16 slower on a CPU; pass --xla or --dtype bfloat16, not both.")
     started = time.perf_counter()
     expected = parity.reference(
         in_dtype(model, "float32"), exported.preprocessing, exported.samples, multi_label=origin.multi_label
@@ -67,18 +64,7 @@ def export_saved_model(exported: ExportedModel, options: SavedModelOptions) -> t
             model, dtype, for_tensorflow=True, all_tokens=options.attention, merge_tokens=merge_tokens
         )
         constants = has_constants(served)
-        _write(
-            served,
-            labels,
-            labels_file,
-            version,
-            attention=options.attention,
-            xla=options.xla,
-            temperature=origin.temperature,
-            multi_label=origin.multi_label,
-            threshold=options.threshold,
-            unknown=exported.unknown,
-        )
+        _write(served, exported, options, labels_file, version)
         del served
         gc.collect()  # the traced graphs hold the weights in reference cycles, and the weights are loaded again next
         with disk_errors(version):
@@ -123,14 +109,23 @@ def put_as_next_version(version: pathlib.Path, output: pathlib.Path) -> pathlib.
 
 
 def _write(
-    model: keras.Model, labels: Sequence[str], labels_file: pathlib.Path, path: pathlib.Path, **options: Any
+    model: keras.Model,
+    exported: ExportedModel,
+    options: SavedModelOptions,
+    labels_file: pathlib.Path,
+    path: pathlib.Path,
 ) -> None:
-    """Write signatures, weights and labels. The function holds the last reference to the model.
-
-    The options are those of `signatures`.
-    """
-    servable = Servable(model, labels, str(labels_file))
-    functions = signatures(model, servable.labels, **options)
+    """Write signatures, weights and labels of a model, which is `exported` as it is served."""
+    servable = Servable(model, exported.labels, str(labels_file))
+    scoring = Scoring(exported.origin.temperature, options.threshold, exported.origin.multi_label)
+    functions = signatures(
+        model,
+        servable.labels,
+        attention=options.attention,
+        xla=options.xla,
+        scoring=scoring,
+        unknown=exported.unknown,
+    )
     servable.serve = tf.function(
         lambda image: functions["image_tensor"](image=image)["logits"],
         autograph=False,
@@ -138,7 +133,7 @@ def _write(
     )
     save_module(servable, path, functions)
     preprocessing = preprocessing_of(model)
-    describe(path, (*preprocessing.image_size, preprocessing.channels))
+    add_shapes(path, (*preprocessing.image_size, preprocessing.channels))
 
 
 def _verify(
@@ -170,11 +165,7 @@ def _verify(
     difference = np.abs(np.concatenate(probabilities) - activation(expected.logits / origin.temperature)).max()
     if exact:
         parity.require_equal("SavedModel", found)
-        if not difference <= expected.tolerance:
-            raise ParityError(
-                f"The SavedModel's probabilities of encoded images differ from the model's by {difference:.3g}, more "
-                f"than {expected.tolerance:.3g}, so it was not kept."
-            )
+        parity.require_close("SavedModel's probabilities of encoded images", difference, expected.tolerance)
     else:
         parity.require_agreement(form, found, max_disagreement)
         from_files = parity.compare(expected, _logits_of(np.concatenate(probabilities), multi_label=origin.multi_label))
@@ -234,11 +225,7 @@ def run_cpp_loader(path: pathlib.Path, expected: parity.Reference, tolerance: fl
             seconds = json.loads(done.stdout)["seconds"]
             latency[f"{threads}_threads"] = report.typical_ms(seconds)
         difference = float(np.abs(np.load(logits_file) - expected.logits[: len(images)]).max())
-    if not difference <= tolerance:
-        raise ParityError(
-            f"The logits of the SavedModel by the C++ loader differ from the model's by {difference:.3g}, more than "
-            f"{tolerance:.3g}, so it was not kept."
-        )
+    parity.require_close("logits of the SavedModel by the C++ loader", difference, tolerance)
     return {"cpp_loader_max_abs_diff": difference, "latency_ms": latency}
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from export.files import save_module
 from export.inference_model import inference_model
-from export.tasks import Measures, Reference, Task
+from export.tasks import Measures, Task, TaskReference
 from keras_vit import task_of
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.images import graph
@@ -75,7 +75,7 @@ def _likely(outputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return {"class_logits": tf.gather(logits, chosen, axis=1), "mask_logits": tf.gather(masks, chosen, axis=-1)}
 
 
-def measure_files(task: Task, expected: Reference, signatures) -> Measures:
+def measure_files(task: Task, expected: TaskReference, signatures) -> Measures:
     """The share of pixels that are those of the Keras model, at the size of the pictures; nothing without objects."""
     model, preprocessing = task.exported.model, task.exported.preprocessing
     segmentation = task_of(model)

@@ -17,7 +17,7 @@ K classes, B images (0 or more), image size h x w with C channels:
 A tensor of another shape is INVALID_ARGUMENT with both shapes. Loaders do not compare the shape of an input with the
 signature, and the convolution kernels of TensorFlow abort the process if the rank is wrong. So the graphs accept any
 shape and check it first (`tf.ensure_shape`). With shapes in the graph, the optimizer could remove this check as always
-true. So `describe` writes the shapes only to the signatures.
+true. So `add_shapes` writes the shapes only to the signatures.
 """
 
 import math
@@ -31,7 +31,7 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 
 from export.saved_model.image_decoding import decode_batch
 from keras_vit import UserError, ViTConfig, config_of, intermediates, preprocessing_of
-from keras_vit.scores import TOP_K
+from keras_vit.scores import TOP_K, Scoring
 from keras_vit.unknown import UnknownScorer
 
 _MOST_CONSTANT_BYTES = 2**28
@@ -81,9 +81,7 @@ def signatures(
     *,
     attention: bool = False,
     xla: bool = False,
-    temperature: float = 1.0,
-    multi_label: bool = False,
-    threshold: float | None = None,
+    scoring: Scoring | None = None,
     unknown: UnknownScorer | None = None,
 ) -> dict[str, Callable]:
     """Concrete functions over the variables of the model; closures, because default arguments cannot be saved.
@@ -93,12 +91,11 @@ def signatures(
         labels: (K,) strings, tracked by the saved object.
         attention: whether to add the attention probabilities. Raises UserError if the model has none.
         xla: whether XLA compiles the network. Image files are decoded outside of it.
-        temperature: divides the logits before the softmax; the output "logits" stays as it is.
-        multi_label: whether the probabilities are the sigmoid of the logits instead.
-        threshold: adds "accepted" to serving_default; None leaves it out.
+        scoring: how the logits become probabilities; the output "logits" stays as it is. Its threshold adds "accepted"
+            to serving_default. Default: the softmax, without a threshold.
         unknown: adds "unknown_score", and to serving_default "unknown"; None leaves them out.
     """
-    preprocessing = preprocessing_of(model)
+    scoring, preprocessing = scoring or Scoring(), preprocessing_of(model)
     shape = (*preprocessing.image_size, preprocessing.channels)
     images = tf.TensorSpec((None, *shape), tf.float32, name="image")
     any_images = tf.TensorSpec(None, tf.float32, name="image")
@@ -117,9 +114,9 @@ def signatures(
     def image_tensor(image):
         inside = network(tf.ensure_shape(image, images.shape))
         logits = inside["logits"]
-        activation = tf.sigmoid if multi_label else tf.nn.softmax
+        activation = tf.sigmoid if scoring.is_multi_label else tf.nn.softmax
         scores = {} if unknown is None else {"unknown_score": unknown.score(inside["pre_logits"], logits)}
-        return {"logits": logits, "probabilities": activation(logits / temperature), **scores}
+        return {"logits": logits, "probabilities": activation(logits / scoring.temperature), **scores}
 
     @tf.function(autograph=False, input_signature=[any_pixels])
     def image_tensor_uint8(image):
@@ -131,7 +128,7 @@ def signatures(
         probabilities = found["probabilities"]
         scores, classes = tf.math.top_k(probabilities, min(TOP_K, labels.shape[0]))
         names = tf.gather(labels, classes)
-        accepted = {} if threshold is None else {"accepted": scores[:, 0] >= threshold}
+        accepted = {} if scoring.threshold is None else {"accepted": scores[:, 0] >= scoring.threshold}
         if unknown is not None:
             score = found["unknown_score"]
             accepted |= {"unknown_score": score, "unknown": score > unknown.threshold}
@@ -179,7 +176,7 @@ def _network(model: keras.Model, images: tf.TensorSpec, xla: bool) -> Callable:
     return lambda image: tf.nest.pack_sequence_as(traced.structured_outputs, tf.nest.flatten(frozen(image)))
 
 
-def describe(directory: pathlib.Path, image_shape: Sequence[int]) -> None:
+def add_shapes(directory: pathlib.Path, image_shape: Sequence[int]) -> None:
     """Add input shapes to the signatures of a SavedModel, and the method name of the Classify API to "classify".
 
     Args:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from export.options import KitOptions
 from keras_vit import UserError, run_directory
+from keras_vit.errors import refuse_first
 from keras_vit.files.atomic import staged
-from keras_vit.files.remote import local_path
+from keras_vit.files.remote import existing_folder, local_path
 
 # Image of the server; its version must not be older than the TensorFlow that wrote the models.
 _IMAGE = "tensorflow/serving:${TF_SERVING_VERSION:-latest}"
@@ -22,21 +23,25 @@ def write_kit(options: KitOptions) -> pathlib.Path:
     Raises UserError for missing versions and for an invalid name.
     """
     name, canary = options.name, options.canary
-    served, kit = local_path(options.models, "models"), run_directory.check_output(options.output)
+    served, kit = local_path(options.models, "models"), run_directory.output_folder(options.output)
     versions = _versions(served)
-    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or not name.strip("."):
-        raise UserError(f"--name takes letters, digits, '_', '.' and '-', but is {name!r}.")
-    if kit.exists() and any(kit.iterdir()):
-        raise UserError(f"{kit} is not empty; pass a new --output.")
     labels = {"stable": versions[-1] if options.stable is None else options.stable}
     if canary is not None:
         labels["canary"] = canary
-    for label, version in labels.items():
-        if version not in versions:
-            raise UserError(
-                f"--{label} is {version}, but {served} has the versions {', '.join(map(str, versions))}; pass one of "
-                "them."
-            )
+    known = ", ".join(map(str, versions))
+    refuse_first(
+        [
+            (
+                not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or not name.strip("."),
+                f"--name takes letters, digits, '_', '.' and '-', but is {name!r}.",
+            ),
+            (kit.exists() and any(kit.iterdir()), f"{kit} is not empty; pass a new --output."),
+            *(
+                (version not in versions, f"--{label} is {version}, but {served} has {known}; pass one of them.")
+                for label, version in labels.items()
+            ),
+        ]
+    )
     with staged(kit) as stage:
         texts = {
             "models.config": models_config(name, labels),
@@ -53,8 +58,7 @@ def write_kit(options: KitOptions) -> pathlib.Path:
 
 
 def _versions(models: pathlib.Path) -> list[int]:
-    if not models.is_dir():
-        raise UserError(f"There is no directory {str(models)!r}; pass the --output of `keras-vit saved-model`.")
+    existing_folder(models, "pass the --output of `keras-vit saved-model`")
     found = sorted(int(path.parent.name) for path in models.glob("*/saved_model.pb") if path.parent.name.isdecimal())
     if not found:
         raise UserError(f"{models} has no version of a model, such as {models / '1'}; export one there first.")

@@ -9,9 +9,8 @@ stores its labels and its normalization as TFLite Metadata.
 
 from collections.abc import Sequence
 
-from export.options import TFLiteOptions, check_calibration, check_output
+from export.options import TFLiteOptions, check_calibration, export_folder
 from keras_vit import cli, parser
-from keras_vit.files.remote import to_path
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -19,10 +18,9 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(TFLiteOptions, arguments, prog="keras-vit tflite")
     check_calibration(options)
     run = options.source.open_run()
-    check_output(options.output)
+    output = export_folder(options.output)
     cli.require_tensorflow()
 
-    from export import parity
     from export.source import open_model
     from export.task_of_run import task_of_run
     from export.tflite.export import export_tflite, read_calibration, summary
@@ -30,12 +28,11 @@ def main(arguments: Sequence[str]) -> None:
 
     source = options.source
     if (task := task_of_run(run, source, options.embeddings)) is not None:
-        for path, measures in export_task(task, to_path(options.output), options.formats).values():
+        for path, measures in export_task(task, output, options.formats).values():
             print(f"{path}: {task.sentence(measures)}.")
         kind = [] if options.embeddings is None else ["--embeddings", options.embeddings]
         cli.print_next([("saved-model", *source.arguments(), *kind, "--output", "served")])
         return
-    parity.check_share(options.max_disagreement)
     exported = open_model(run, options.source)
     written = export_tflite(exported, options, read_calibration(run, options, exported.labels))
     print(summary(written))

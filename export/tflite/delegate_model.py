@@ -40,7 +40,7 @@ from keras_vit.models.positions import (
 # The largest scaled deviation: the squares of 4,096 of them have a sum of at most 65,536.
 _LARGEST_DEVIATION = 4.0
 # Layers with the same result for four axes; all others are replaced below.
-_SAME = (
+_SAME_LAYERS = (
     ModelSpec, LayerScale, StandardizedConv2D, keras.layers.Activation, keras.layers.Add, keras.layers.Average,
     keras.layers.BatchNormalization, keras.layers.Conv2D, keras.layers.Dropout, keras.layers.InputLayer,
     keras.layers.MaxPooling2D, keras.layers.Multiply, keras.layers.ReLU, keras.layers.UnitNormalization,
@@ -107,10 +107,10 @@ class _DelegateLayers(InferenceLayers):
             return replaced
         if layer.name == "patches":
             return keras.layers.Reshape((1, *layer.target_shape), name=layer.name)
-        for kind, replacement in _REPLACED.items():
+        for kind, replacement in _REPLACED_LAYERS.items():
             if type(layer) is kind:
                 return replacement.from_config(self.config(layer))
-        if type(layer) in _SAME:
+        if type(layer) in _SAME_LAYERS:
             return super().layer(layer)
         raise UserError(
             f"The layer {layer.name!r} ({type(layer).__name__}) has no form for GPUs and NPUs; take --target cpu."
@@ -275,7 +275,7 @@ def _for_each_image(token, tokens):
     return tf.broadcast_to(token, (tf.shape(tokens)[0], *token.shape[1:])) if tokens.shape[0] != 1 else token
 
 
-_REPLACED: Mapping[type, type] = {
+_REPLACED_LAYERS: Mapping[type, type] = {
     TokenDense: _PointwiseDense,
     DotProductAttention: _FourAxesAttention,
     RotaryPositions: _FourAxesRotation,

@@ -39,7 +39,7 @@ _MEDIATEK = frozenset((
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class OperatorRule:
     """A rule and the operators that break it."""
 
     name: str
@@ -124,16 +124,18 @@ def _too_large(_, content: bytes) -> Iterable[str]:
 
 
 RULES = (
-    Rule("four axes", "LiteRT issues 8593, 8619 and 9272", ("gpu", "npu"), _other_axes),
-    Rule("leading dimension 1", "LiteRT issue 8619", ("gpu", "npu"), _other_leading_dimension),
-    Rule("static shapes", "the GPU delegate's documentation", ("gpu", "npu"), _dynamic),
-    Rule("no broadcast addition to a batched product", "LiteRT issue 8619", ("gpu", "npu"), _broadcast_after_product),
-    Rule("no output that is read again", "LiteRT issue 8599", ("gpu", "npu"), _reads_an_end),
-    Rule("no SUM, which overflows in float16", "LiteRT issue 9249", ("gpu",), _sums),
-    Rule("operators of the GPU delegate", "gpu_compatibility.cc of TensorFlow", ("gpu",), _not_by_the_gpu),
-    Rule("floating point", "the GPU delegate's documentation", ("gpu",), _not_float),
-    Rule("operators of an NPU", "LiteRT's documentation for MediaTek's compiler", ("npu",), _not_by_mediatek),
-    Rule("less than 2 GiB", "the flatbuffer format", ("gpu", "npu"), _too_large),
+    OperatorRule("four axes", "LiteRT issues 8593, 8619 and 9272", ("gpu", "npu"), _other_axes),
+    OperatorRule("leading dimension 1", "LiteRT issue 8619", ("gpu", "npu"), _other_leading_dimension),
+    OperatorRule("static shapes", "the GPU delegate's documentation", ("gpu", "npu"), _dynamic),
+    OperatorRule(
+        "no broadcast addition to a batched product", "LiteRT issue 8619", ("gpu", "npu"), _broadcast_after_product
+    ),
+    OperatorRule("no output that is read again", "LiteRT issue 8599", ("gpu", "npu"), _reads_an_end),
+    OperatorRule("no SUM, which overflows in float16", "LiteRT issue 9249", ("gpu",), _sums),
+    OperatorRule("operators of the GPU delegate", "gpu_compatibility.cc of TensorFlow", ("gpu",), _not_by_the_gpu),
+    OperatorRule("floating point", "the GPU delegate's documentation", ("gpu",), _not_float),
+    OperatorRule("operators of an NPU", "LiteRT's documentation for MediaTek's compiler", ("npu",), _not_by_mediatek),
+    OperatorRule("less than 2 GiB", "the flatbuffer format", ("gpu", "npu"), _too_large),
 )
 
 

@@ -56,7 +56,7 @@ def export_tflite(
         options: of the command; `source` and `calibration` are not used.
         calibration: representative images; see `read_calibration`.
     """
-    output, formats, target = run_directory.check_output(options.output), options.formats, options.target
+    output, formats, target = run_directory.output_folder(options.output), options.formats, options.target
     uint8_input, dynamic_batch = options.uint8_input, options.dynamic_batch
     if calibration is None and (calibrated := [kind for kind in formats if kind in CALIBRATED]):
         raise UserError(f"{calibrated[0]} needs representative images for its calibration; pass --calibration FOLDER.")
@@ -89,7 +89,7 @@ def export_tflite(
             smoothed, scaled = smooth_quant(model, representative, head=unknown is None)
     scaled_by = None if target == "cpu" else next(expected.batches())[1][:_COMPARED]
     written: dict[TFLiteFormat, tuple[pathlib.Path, parity.Parity]] = {}
-    rows, errors, steps, in_eight_bits = {}, {}, {}, list[DenseLayers]()
+    rows, quantization = dict[TFLiteFormat, dict[str, Any]](), _Quantization(scaled)
     with (
         staged(output) as stage,
         tempfile.TemporaryDirectory(dir=stage) as temporary,
@@ -109,7 +109,7 @@ def export_tflite(
             if form not in float_files:
                 float_files[form] = pathlib.Path(temporary) / f"{kind}.tflite"
                 float_files[form].write_bytes(
-                    convert(
+                    to_tflite(
                         models[is_smoothed, is_rounded],
                         for_delegates=scaled_by,
                         uint8_input=uint8_input,
@@ -120,11 +120,11 @@ def export_tflite(
                 )
             float_file = float_files[form]
             if kind in STATIC:
-                content, steps[kind] = quantize.quantize_static(
+                content, quantization.steps[kind] = quantize.quantize_static(
                     float_file, kind, inputs, multi_label=origin.multi_label, at_run_time=target == "cpu"
                 )
             elif kind == "int4-weights":
-                content, in_eight_bits = quantize.quantize_four_bits(float_file, inputs)
+                content, quantization.in_eight_bits = quantize.quantize_four_bits(float_file, inputs)
             else:
                 content = float_file.read_bytes() if kind == "float32" else quantize.quantize(float_file, kind)
             if target != "cpu":
@@ -167,7 +167,7 @@ def export_tflite(
             if kind in STATIC:
                 images = [image[None] for image in next(expected.batches(raw_pixels=uint8_input))[1][:_COMPARED]]
                 layers = [layer.name for layer in model.layers]
-                errors[kind] = quantize.layer_errors(float_file, file, images, layers)
+                quantization.errors[kind] = quantize.layer_errors(float_file, file, images, layers)
             progress.update()
         for float_file in float_files.values():
             float_file.unlink()
@@ -175,8 +175,48 @@ def export_tflite(
             (stage / name).write_text(text, encoding="utf-8")
         pathlib.Path(temporary).rmdir()
         notes = fingerprint.note_on_earlier(output, stage)
-        _report(stage, origin, expected, rows, errors, scaled, steps, in_eight_bits, notes, uint8_input)
+        _report(origin, expected, rows, quantization, notes, uint8_input).write(stage)
     return written
+
+
+@dataclasses.dataclass
+class _Quantization:
+    """What the quantization to the formats of an export did, and what it lost."""
+
+    scaled: Mapping[str, Gain]
+    """By layer, what scaled channels gained."""
+    steps: dict[TFLiteFormat, Sequence[quantize.Step]] = dataclasses.field(default_factory=dict)
+    """By format, what each step gained."""
+    errors: dict[TFLiteFormat, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    """By format and layer, noise / signal power, the worst layer first."""
+    in_eight_bits: Sequence[DenseLayers] = ()
+    """The layers that int4-weights keeps in 8 bits."""
+
+    def facts(self) -> dict[str, Any]:
+        """For report.json."""
+        return {
+            "layer_errors": self._worst(),
+            "scaled_channels": {name: dataclasses.asdict(found) for name, found in self.scaled.items()},
+            "quantization_steps": {
+                kind: [dataclasses.asdict(step) for step in found] for kind, found in self.steps.items()
+            },
+            "layers_in_eight_bits": [dataclasses.asdict(layers) for layers in self.in_eight_bits],
+        }
+
+    def tables(self) -> list[report.Table]:
+        """For report.md."""
+        errors = [
+            (
+                f"{kind}: noise / signal power, the worst layer first",
+                ("layer", "noise"),
+                [(name, f"{error:.3g}") for name, error in found.items()],
+            )
+            for kind, found in self._worst().items()
+        ]
+        return [*_gains(self.scaled, self.steps), *_kept(self.in_eight_bits), *errors]
+
+    def _worst(self) -> dict[TFLiteFormat, dict[str, float]]:
+        return {kind: dict(list(found.items())[:_LISTED]) for kind, found in self.errors.items()}
 
 
 def _check_dense(model: keras.Model, target: Target) -> None:
@@ -193,23 +233,22 @@ def _file_name(kind: TFLiteFormat, ending: str = "") -> str:
     return f"model-{kind}{ending}.tflite"
 
 
-def convert(
+def to_tflite(
     model: keras.Model,
     *,
     for_delegates: np.ndarray | None = None,
     uint8_input: bool = False,
     dynamic_batch: bool = False,
     all_tokens: bool = False,
-    output: str = "logits",
     finish: Callable[[keras.Model], keras.Model] | None = None,
     unknown: UnknownScorer | None = None,
 ) -> bytes:
     """Convert the `inference_model` of a model to a float32 TFLite file, with batch 1 or a dynamic batch.
 
-    With some inputs (n, h, w, C) as `for_delegates`, convert its `delegate_model` instead, with batch 1. `output` is
-    the name of the output; with `unknown`, there is another, unknown_score (B,). `finish` adds what follows the
-    model, and may give a dict of outputs. The conversion goes through a SavedModel. A file converted from a concrete
-    function would have no weights.
+    With some inputs (n, h, w, C) as `for_delegates`, convert its `delegate_model` instead, with batch 1. The output is
+    logits (B, K); with `unknown`, there is another, unknown_score (B,). `finish` adds what follows the model, and may
+    give a dict of outputs. The conversion goes through a SavedModel. A file converted from a concrete function would
+    have no weights.
     """
     preprocessing = preprocessing_of(model)
     if for_delegates is None:
@@ -228,11 +267,11 @@ def convert(
             inside = scored(pixels, training=False)
             logits = inside["logits"]
             with tf.name_scope(UNKNOWN_SCORE):
-                return {output: logits, UNKNOWN_SCORE: unknown.score(inside["pre_logits"], logits)}
+                return {"logits": logits, UNKNOWN_SCORE: unknown.score(inside["pre_logits"], logits)}
         logits = network(pixels, training=False)
         if isinstance(logits, dict):
             return logits
-        return {output: tf.reshape(logits, (1, logits.shape[-1])) if for_delegates is not None else logits}
+        return {"logits": tf.reshape(logits, (1, logits.shape[-1])) if for_delegates is not None else logits}
 
     module = tf.Module()
     module.weights = [weight.value for weight in network.weights]
@@ -299,18 +338,13 @@ def recommend(rows: Mapping[TFLiteFormat, Mapping[str, Any]], keras_accuracy: fl
 
 
 def _report(
-    stage: pathlib.Path,
     origin: Provenance,
     expected: parity.Reference,
     rows: Mapping[TFLiteFormat, Mapping[str, Any]],
-    errors: Mapping[TFLiteFormat, Mapping[str, float]],
-    scaled: Mapping[str, Gain],
-    steps: Mapping[TFLiteFormat, Sequence[quantize.Step]],
-    in_eight_bits: Sequence[DenseLayers],
+    quantization: _Quantization,
     notes: Sequence[str],
     raw_pixels: bool,
-) -> None:
-    listed = {kind: dict(list(found.items())[:_LISTED]) for kind, found in errors.items()}
+) -> report.FormatsReport:
     recommendation = recommend(rows, expected.accuracy)
     half: dict[str, Callable[[Mapping[str, Any]], object]] = {}
     if any("float16_agreement" in row for row in rows.values()):
@@ -318,37 +352,18 @@ def _report(
             "agreement in float16": lambda row: f"{row['float16_agreement']:.4f}",
             "max diff in float16": lambda row: f"{row['float16_max_abs_diff']:.3g}",
         }
-    report.write_formats(
-        stage,
+    return report.FormatsReport(
         "TFLite",
         f"{short_name(origin.name)} as TFLite",
         origin,
         expected,
         rows,
-        facts={
-            "layer_errors": listed,
-            "scaled_channels": {name: dataclasses.asdict(found) for name, found in scaled.items()},
-            "quantization_steps": {kind: [dataclasses.asdict(step) for step in found] for kind, found in steps.items()},
-            "layers_in_eight_bits": [dataclasses.asdict(layers) for layers in in_eight_bits],
-            "recommendation": recommendation,
-            "notes": [recommendation, *notes],
-        },
+        facts=quantization.facts() | {"recommendation": recommendation, "notes": [recommendation, *notes]},
         columns={"XNNPACK partitions": lambda row: row["xnnpack_partitions"], **half},
-        tables=[
-            *_gains(scaled, steps),
-            *_kept(in_eight_bits),
-            *(
-                (
-                    f"{kind}: noise / signal power, the worst layer first",
-                    ("layer", "noise"),
-                    [(name, f"{error:.3g}") for name, error in found.items()],
-                )
-                for kind, found in listed.items()
-            ),
-        ],
+        tables=quantization.tables(),
         panels={
             "agreement with the Keras model": {kind: row["agreement"] for kind, row in rows.items()},
-            **{f"{kind}: noise / signal": found for kind, found in errors.items()},
+            **{f"{kind}: noise / signal": found for kind, found in quantization.errors.items()},
         },
         raw_pixels=raw_pixels,
     )

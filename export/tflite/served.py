@@ -15,9 +15,8 @@ from ai_edge_litert.interpreter import Interpreter
 
 from export import parity
 from export.source import ExportedModel
-from export.tflite.export import convert
+from export.tflite.export import to_tflite
 from export.tflite.graph import pack, unpack
-from keras_vit.errors import ParityError
 from keras_vit.native_stderr import native_stderr_silenced
 
 NAME = "model.tflite"
@@ -37,17 +36,13 @@ def write_served_file(directory: pathlib.Path, exported: ExportedModel, expected
         return keras.Model(network.input, {"logits": logits, "probabilities": activation(logits / origin.temperature)})
 
     file = directory / NAME
-    file.write_bytes(_renamed(convert(exported.model, dynamic_batch=True, finish=with_probabilities)))
+    file.write_bytes(_renamed(to_tflite(exported.model, dynamic_batch=True, finish=with_probabilities)))
     found = _run(file, expected)
     same = parity.compare(expected, found["logits"])
     parity.require_equal(f"file {NAME}", same)
     activation = tf.sigmoid if origin.multi_label else tf.nn.softmax
     difference = float(np.abs(found["probabilities"] - activation(expected.logits / origin.temperature)).max())
-    if not difference <= expected.tolerance:
-        raise ParityError(
-            f"The probabilities of {NAME} differ from the model's by {difference:.3g}, more than "
-            f"{expected.tolerance:.3g}, so it was not kept."
-        )
+    parity.require_close(f"probabilities of {NAME}", difference, expected.tolerance)
     return {"tflite_bytes": file.stat().st_size, "tflite_max_abs_diff": same.max_abs_diff}
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from export.options import TFLiteFormat
 from export.tasks import Measures, Outputs, Task
 from export.tflite import quantize, tflite_file
-from export.tflite.export import convert
+from export.tflite.export import to_tflite
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
 
@@ -32,7 +32,7 @@ def export_task(
     files = dict[str, Measures]()
     with staged(output) as stage:
         float_file = stage / "float32.tflite"
-        float_file.write_bytes(convert(exported.model, all_tokens=task.all_tokens, finish=task.network))
+        float_file.write_bytes(to_tflite(exported.model, all_tokens=task.all_tokens, finish=task.network))
         for kind in formats:
             content = float_file.read_bytes() if kind == "float32" else quantize.quantize(float_file, kind)
             about = f"{task.noun} {short_name(origin.name)}, {kind}; weights: {origin.weights}"

@@ -133,6 +133,14 @@ def weights_by_key(model: keras.Model) -> dict[str, keras.Variable]:
     return weights
 
 
+def fill_from(model: keras.Model, source: keras.Model) -> None:
+    """Copy the weights of another model that have the same key and shape here."""
+    values = values_by_key(source)
+    for key, variable in weights_by_key(model).items():
+        if key in values and tuple(values[key].shape) == tuple(variable.shape):
+            variable.assign(values[key])
+
+
 def _path(layer: keras.layers.Layer, head: keras.layers.Layer | None) -> str:
     is_renamed = layer is head and head.name != "resnet.head.conv2d"
     return "head" if is_renamed else layer.name.replace(".", "/")

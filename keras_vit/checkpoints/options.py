@@ -5,7 +5,7 @@ import numbers
 import typing
 
 from keras_vit.checkpoints.formats.file_config import FileConfig
-from keras_vit.errors import UserError, check_integers
+from keras_vit.errors import UserError, check_choice, check_integers
 from keras_vit.models.config import Classifier, Gelu, PositionEmbeddingKind, ViTConfig, convert_fields
 from keras_vit.models.resizing import ChannelRule, Resampler, check_resampler
 
@@ -47,9 +47,7 @@ class LoadOptions:
         check_integers("conv_stem_strides", self.conv_stem_strides, length=0)
         if self.patch_size is not None and not isinstance(self.patch_size, numbers.Integral):
             check_integers("patch_size", self.patch_size, length=2)
-        rules = typing.get_args(ChannelRule)
-        if self.channel_rule not in rules:
-            raise UserError(f"channel_rule must be one of {', '.join(rules)}, but is {self.channel_rule!r}.")
+        check_choice("channel_rule", self.channel_rule, typing.get_args(ChannelRule))
         if self.resampler is not None:
             check_resampler(self.resampler)
         if self.keep_pre_logits and self.num_classes is None:

@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
+from keras_vit.checkpoints.load import check_unchanged, fill_from
 from keras_vit.errors import UserError
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.build import config_of, preprocessing_of
@@ -88,9 +88,6 @@ def _on_backbone(
         raise UserError("Segmentation and detection need the tokens of a Vision Transformer, not a ResNet.")
     model = build_task(config, task, preprocessing, dtype=dtype, name=name)
     if isinstance(backbone, keras.Model):
-        values = values_by_key(backbone)
-        for key, variable in weights_by_key(model).items():
-            # An unchanged backbone has all weights of its encoder; those of another task may be of other sizes.
-            if key in values and tuple(values[key].shape) == tuple(variable.shape):
-                variable.assign(values[key])
+        # An unchanged backbone has all weights of its encoder; those of another task may be of other sizes.
+        fill_from(model, backbone)
     return model

@@ -24,7 +24,7 @@ import types
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, near_path
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 # Seconds before the second and each later attempt, half of it at random.
@@ -216,6 +216,27 @@ def to_path(path: str | os.PathLike) -> pathlib.Path:
     if not is_remote(path):
         return pathlib.Path(path)
     return path if isinstance(path, RemotePath) else RemotePath(os.fsdecode(path))
+
+
+def existing_file(path: str | os.PathLike, takes: str) -> pathlib.Path:
+    """The path of a file. Raises UserError if there is none, with the nearest name or what an option `takes`."""
+    found = to_path(path)
+    if not found.is_file():
+        raise _missing("file", path, takes, os.path.isfile)
+    return found
+
+
+def existing_folder(path: str | os.PathLike, takes: str) -> pathlib.Path:
+    """The path of a folder; see `existing_file`."""
+    found = to_path(path)
+    if not found.is_dir():
+        raise _missing("folder", path, takes, os.path.isdir)
+    return found
+
+
+def _missing(kind: str, path: str | os.PathLike, takes: str, is_meant: Callable[[str], bool]) -> UserError:
+    advice = "" if is_remote(path) else near_path(path, is_meant)
+    return UserError(f"There is no {kind} {os.fspath(path)!r}{advice or f'; {takes}.'}")
 
 
 def local_path(path: str | os.PathLike, option: str) -> pathlib.Path:

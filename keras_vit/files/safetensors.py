@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, reading
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.kinds import MODEL_SUFFIXES, check_readable
 from keras_vit.files.lazy_array import ByteStream, LazyArray
@@ -67,12 +67,10 @@ def _names(folder: pathlib.Path) -> str:
 
 def read_json(path: pathlib.Path) -> dict:
     """Read a JSON object of at most 4 MB. Raises UserError for anything else."""
-    try:
+    with reading(path.name, "JSON", advice="download it again"):
         if path.stat().st_size > _LARGEST_CONFIG:
             raise UserError(f"{path.name} is {path.stat().st_size} bytes, too large for a configuration.")
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path.name} cannot be read as JSON ({error}); download it again.") from error
     if not isinstance(value, dict):
         raise UserError(f"{path.name} should hold a JSON object, but holds a {type(value).__name__}.")
     return value

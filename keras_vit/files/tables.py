@@ -41,6 +41,18 @@ def rounded(value: float, interval: Sequence[float]) -> tuple[str, str]:
     return f"{value:.{digits}f}", f"{interval[0]:.{digits}f} to {interval[1]:.{digits}f}"
 
 
+def with_interval(value: float | None, interval: Sequence[float] | None = None) -> str:
+    """A share or a count with the ends of its interval, for a cell of a table; a dash for None."""
+    if value is None:
+        return "–"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if interval is None or interval[0] == interval[1]:
+        return f"{value:.3f}"
+    number, ends = rounded(value, interval)
+    return f"{number} ({ends})"
+
+
 def short_name(path: str) -> str:
     """The last part of a path or address, for a title: no folders of this machine. A prefix such as folder: stays.
 

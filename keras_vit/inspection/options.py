@@ -69,7 +69,7 @@ class InspectionOptions:
         if self.labels is not None:
             run.check_label_file(self.labels)
         check_images(self.image_source(run))
-        run_directory.check_output(self.output)
+        run_directory.output_folder(self.output)
 
     def next_commands(self, run: Run) -> list[tuple[str, ...]]:
         """Commands to go on with after the inspection."""

@@ -7,7 +7,6 @@ import pathlib
 from keras_vit import run_directory
 from keras_vit.files.atomic import staged
 from keras_vit.files.npz import write_npz
-from keras_vit.files.remote import to_path
 from keras_vit.inspection.compute import InspectionResult
 from keras_vit.inspection.html_report import html_report
 from keras_vit.inspection.plots import draw_all, save
@@ -21,8 +20,9 @@ def write(result: InspectionResult, output: str | os.PathLike) -> list[str]:
     Files are moved to the directory after all are written. Figures of an earlier report that are not overwritten are
     removed.
     """
-    earlier = _figures_of(to_path(output))
-    with staged(run_directory.check_output(output)) as stage:
+    folder = run_directory.output_folder(output)
+    earlier = _figures_of(folder)
+    with staged(folder) as stage:
         for name, figure in draw_all(result):
             save(figure, stage / name)
         write_npz(stage / "arrays.npz", result.arrays)

@@ -9,12 +9,6 @@ def to_corners(boxes):
     return ops.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], axis=-1)
 
 
-def to_centres(corners):
-    """Left, top, right, bottom (..., 4) -> centre x and y, width and height (..., 4)."""
-    left, top, right, bottom = (corners[..., i] for i in range(4))
-    return ops.stack([(left + right) / 2, (top + bottom) / 2, right - left, bottom - top], axis=-1)
-
-
 def overlaps(corners, others):
     """(intersection over union, generalised IoU) of boxes (..., 4) as corners, which are broadcast against each other.
 

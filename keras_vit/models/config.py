@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from keras_vit.errors import UserError, check_integers
+from keras_vit.errors import Rules, UserError, check_choice, check_integers, refuse_first
 
 Classifier = Literal["token", "gap", "token+gap", "map", "sequence", "unpooled", "none"]
 Gelu = Literal["tanh", "erf", "quick", "silu"]
@@ -26,6 +26,15 @@ def convert_fields(config) -> None:
     """Apply `python_numbers` to each field of a frozen dataclass. Called by `__post_init__`."""
     for field in dataclasses.fields(config):
         object.__setattr__(config, field.name, python_numbers(getattr(config, field.name)))
+
+
+def check_below_one(config, *fields: str) -> None:
+    """Raise UserError unless the values of the fields are in [0, 1)."""
+    refuse_first(
+        (not 0.0 <= value < 1.0, f"{field} must be in [0, 1), but is {value}.")
+        for field in fields
+        for value in [getattr(config, field)]
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,22 +73,27 @@ class ResNetConfig:
             default = tuple(self.root_channels * 4 * 2**stage for stage in range(len(self.block_units)))
             object.__setattr__(self, "stage_channels", default)
         stages = self.output_channels
-        for field in ("group_norm_epsilon", "variance_epsilon", "deviation_epsilon"):
-            if not 0.0 <= getattr(self, field) < 1.0:
-                raise UserError(f"{field} must be in [0, 1), but is {getattr(self, field)}.")
-        if len(stages) != (count := len(self.block_units)):
-            raise UserError(f"stage_channels must have one number for each of the {count} stages, but is {stages}.")
-        if any(channels % 4 for channels in stages):
-            raise UserError(f"stage_channels must be multiples of 4, but are {stages}.")
-        heads = self.axial_heads
-        if heads is not None and (self.preactivation or heads < 1 or any(c // 4 % heads for c in stages)):
-            raise UserError(
-                f"axial_heads belong to a post-activation ResNet and must divide a quarter of {stages}, "
-                f"but are {heads}."
-            )
-        for channels in (self.root_channels, *(channels // 4 for channels in stages)):
-            if channels < 1 or channels % self.num_groups:
-                raise UserError(f"{self.num_groups} groups do not divide {channels} channels of the ResNet.")
+        check_below_one(self, "group_norm_epsilon", "variance_epsilon", "deviation_epsilon")
+        count, heads, groups = len(self.block_units), self.axial_heads, self.num_groups
+        is_not_axial = heads is not None and (self.preactivation or any(c // 4 % heads for c in stages))
+        refuse_first(
+            [
+                (
+                    len(stages) != count,
+                    f"stage_channels must have one number for each of the {count} stages, but is {stages}.",
+                ),
+                (any(channels % 4 for channels in stages), f"stage_channels must be multiples of 4, but are {stages}."),
+                (
+                    is_not_axial,
+                    f"axial_heads belong to a post-activation ResNet and must divide a quarter of {stages}, "
+                    f"but are {heads}.",
+                ),
+                *(
+                    (channels < 1 or channels % groups, f"{groups} groups do not divide {channels} channels.")
+                    for channels in (self.root_channels, *(channels // 4 for channels in stages))
+                ),
+            ]
+        )
 
     @property
     def output_channels(self) -> tuple[int, ...]:
@@ -264,70 +278,86 @@ class ViTConfig:
         for field in ("hidden_size", "num_layers", "num_heads", "mlp_dim", "representation_size"):
             check_integers(field, getattr(self, field))
         check_integers("num_registers", self.num_registers, least=0)
-        if self.hidden_size % self.num_heads:
-            raise UserError(
-                f"hidden_size must be a multiple of num_heads, but {self.hidden_size} is not one of {self.num_heads}."
-            )
-        for field in ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"):
-            if not 0.0 <= getattr(self, field) < 1.0:
-                raise UserError(f"{field} is a probability in [0, 1), but is {getattr(self, field)}.")
-        if not 0.0 < self.layer_norm_epsilon < 1.0:
-            raise UserError(f"layer_norm_epsilon must be between 0 and 1, but is {self.layer_norm_epsilon}.")
-        if self.layer_scale is not None and not 0.0 <= self.layer_scale <= 1.0:
-            raise UserError(f"layer_scale must be between 0 and 1, or None, but is {self.layer_scale}.")
+        check_below_one(self, "dropout_rate", "attention_dropout_rate", "stochastic_depth_rate")
         for field, kind in _CHOICES.items():
-            if getattr(self, field) not in get_args(kind):
-                raise UserError(f"{field} must be one of {', '.join(get_args(kind))}, but is {getattr(self, field)!r}.")
-        self._check_consistency()
+            check_choice(field, getattr(self, field), get_args(kind))
+        refuse_first(self._rules())
 
-    def _check_consistency(self) -> None:
-        multiple = {"learned-2d": 2, "sincos-2d": 4}.get(self.position_embedding, 1)
-        if self.hidden_size % multiple:
-            raise UserError(
-                f"Position embeddings {self.position_embedding!r} need a hidden_size that is a multiple of {multiple}, "
-                f"but it is {self.hidden_size}."
-            )
-        if self.position_injection != "input" and not self.position_embedding.startswith("learned"):
-            raise UserError(
-                f"Only learned position embeddings are added in every layer, not {self.position_embedding!r} ones."
-            )
-        if self.axial and self.num_prefix_tokens:
-            raise UserError("An axial model cannot have a class token; use the classifier gap, map or unpooled.")
-        if self.position_embedding == "rotary" and (self.axial or self.hidden_size // self.num_heads % 4):
-            raise UserError(
-                "Rotary positions need heads whose width is a multiple of 4, and attention over all tokens, but "
-                f"hidden_size is {self.hidden_size}, num_heads {self.num_heads} and axial {self.axial}."
-            )
-        if self.locality_attention and (self.axial or self.position_embedding in ("relative", "rotary")):
-            raise UserError("Locality self-attention is for learned, fixed or no positions, and all tokens at once.")
-        if isinstance(self.stem, ShiftedPatches) and self.patch != (1, 1):
-            raise UserError(f"Shifted patches have their own size; give patch_size 1 instead of {self.patch_size}.")
-        self._check_prefix()
-        if self.norm_after_pooling and self.classifier != "gap":
-            raise UserError(f"norm_after_pooling belongs to the classifier 'gap', not {self.classifier!r}.")
-        if self.normalized and (self.distillation == "head" or self.classifier in ("unpooled", "none")):
-            raise UserError("Features are normalized in front of one head of one vector; leave normalized out.")
-        if isinstance(self.stem, ResNetConfig) and self.stem.preactivation:
-            raise UserError("The ResNet in front of a hybrid is post-activation; see hybrid_resnet.")
-
-    def _check_prefix(self) -> None:
-        if self.num_registers and self.classifier in ("map", "sequence"):
-            raise UserError(
-                f"The classifier {self.classifier!r} reads all tokens; leave num_registers out, or use another one."
-            )
-        if self.with_class_token and (self.classifier not in ("gap", "none") or self.distillation != "none"):
-            raise UserError(
-                f"with_class_token is for the classifiers gap and none without distillation token, not for "
-                f"{self.classifier!r}; leave it out."
-            )
-        if self.distillation != "none" and not self.has_class_token:
-            raise UserError(f"A distillation token needs the classifier 'token', not {self.classifier!r}; choose that.")
-        if self.distillation == "head" and (self.classifier != "token" or self.representation_size is not None):
-            raise UserError("Two heads read class and distillation token; use classifier 'token' without pre_logits.")
-        if not self.prefix_positions and not self.has_class_token:
-            raise UserError("Without a class token there is no position to leave out; leave prefix_positions out.")
-        if self.position_injection != "input" and (self.num_registers or not self.prefix_positions):
-            raise UserError("Positions that are added in every layer are of all tokens; leave num_registers out.")
+    def _rules(self) -> Rules:
+        """Which values do not go together, and what is said of them."""
+        epsilon, scale, width, heads = self.layer_norm_epsilon, self.layer_scale, self.hidden_size, self.num_heads
+        yield width % heads, f"hidden_size must be a multiple of num_heads, but {width} is not one of {heads}."
+        yield not 0.0 < epsilon < 1.0, f"layer_norm_epsilon must be between 0 and 1, but is {epsilon}."
+        yield (
+            scale is not None and not 0.0 <= scale <= 1.0,
+            f"layer_scale must be between 0 and 1, or None, but is {scale}.",
+        )
+        positions, in_every_layer = self.position_embedding, self.position_injection != "input"
+        multiple = {"learned-2d": 2, "sincos-2d": 4}.get(positions, 1)
+        yield (
+            width % multiple,
+            f"Position embeddings {positions!r} need a hidden_size that is a multiple of {multiple}, but it is "
+            f"{width}.",
+        )
+        yield (
+            in_every_layer and not positions.startswith("learned"),
+            f"Only learned position embeddings are added in every layer, not {positions!r} ones.",
+        )
+        yield (
+            self.axial and self.num_prefix_tokens,
+            "An axial model cannot have a class token; use the classifier gap, map or unpooled.",
+        )
+        yield (
+            positions == "rotary" and (self.axial or width // heads % 4),
+            "Rotary positions need heads whose width is a multiple of 4, and attention over all tokens, but "
+            f"hidden_size is {width}, num_heads {heads} and axial {self.axial}.",
+        )
+        yield (
+            self.locality_attention and (self.axial or positions in ("relative", "rotary")),
+            "Locality self-attention is for learned, fixed or no positions, and all tokens at once.",
+        )
+        yield (
+            isinstance(self.stem, ShiftedPatches) and self.patch != (1, 1),
+            f"Shifted patches have their own size; give patch_size 1 instead of {self.patch_size}.",
+        )
+        classifier = self.classifier
+        yield (
+            self.num_registers and classifier in ("map", "sequence"),
+            f"The classifier {classifier!r} reads all tokens; leave num_registers out, or use another one.",
+        )
+        yield (
+            self.with_class_token and (classifier not in ("gap", "none") or self.distillation != "none"),
+            "with_class_token is for the classifiers gap and none without distillation token, not for "
+            f"{classifier!r}; leave it out.",
+        )
+        yield (
+            self.distillation != "none" and not self.has_class_token,
+            f"A distillation token needs the classifier 'token', not {classifier!r}; choose that.",
+        )
+        yield (
+            self.distillation == "head" and (classifier != "token" or self.representation_size is not None),
+            "Two heads read class and distillation token; use classifier 'token' without pre_logits.",
+        )
+        yield (
+            not self.prefix_positions and not self.has_class_token,
+            "Without a class token there is no position to leave out; leave prefix_positions out.",
+        )
+        yield (
+            in_every_layer and (self.num_registers or not self.prefix_positions),
+            "Positions that are added in every layer are of all tokens; leave num_registers out.",
+        )
+        yield (
+            self.norm_after_pooling and classifier != "gap",
+            f"norm_after_pooling belongs to the classifier 'gap', not {classifier!r}.",
+        )
+        yield (
+            self.normalized and (self.distillation == "head" or classifier in ("unpooled", "none")),
+            "Features are normalized in front of one head of one vector; leave normalized out.",
+        )
+        yield (
+            isinstance(self.stem, ResNetConfig) and self.stem.preactivation,
+            "The ResNet in front of a hybrid is post-activation; see hybrid_resnet.",
+        )
 
     @property
     def patch(self) -> tuple[int, int]:
@@ -419,13 +449,11 @@ class SegmentationConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self)
-        if self.task not in get_args(SegmentationTask):
-            raise UserError(f"task must be one of {', '.join(get_args(SegmentationTask))}, but is {self.task!r}.")
+        check_choice("task", self.task, get_args(SegmentationTask))
         for field in ("num_classes", "num_queries", "num_blocks"):
             check_integers(field, getattr(self, field))
         check_integers("num_upscale_blocks", self.num_upscale_blocks, least=0)
-        if self.gelu not in get_args(Gelu):
-            raise UserError(f"gelu must be one of {', '.join(get_args(Gelu))}, but is {self.gelu!r}.")
+        check_choice("gelu", self.gelu, get_args(Gelu))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from keras_vit.errors import UserError, nearest
+from keras_vit.errors import check_known
 from keras_vit.models.config import Classifier, ConvStem, ModelConfig, ResNetConfig, ViTConfig, hybrid_resnet
 
 
@@ -153,6 +153,5 @@ def model_config(model: str | ModelConfig) -> ModelConfig:
     """Return the configuration named `model`, or `model` if it is one. Raises UserError for an unknown name."""
     if isinstance(model, ModelConfig):
         return model
-    if model not in MODELS:
-        raise UserError(f"There is no model named {model!r}; the nearest names are {nearest(model, MODELS)}.")
+    check_known("model", model, MODELS)
     return MODELS[model]

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from keras_vit.errors import UserError, nearest
+from keras_vit.errors import UserError, check_choice, check_integers, check_known
 
 # bilinear-aligned    vit_jax `checkpoint.py`: `scipy.ndimage.zoom` of order 1, which is bilinear with aligned corners
 #                     but for the sizes at which SciPy leaves the last row and column zero (28 -> 48 among them).
@@ -25,9 +25,7 @@ ChannelRule = Literal["mean", "repeat"]
 
 def check_resampler(name: str) -> None:
     """Raise UserError unless there is a resampler of this name."""
-    if name not in get_args(Resampler):
-        names = nearest(str(name), get_args(Resampler))
-        raise UserError(f"There is no resampler named {name!r:.80}; the nearest names are {names}.")
+    check_known("resampler", name, get_args(Resampler))
 
 
 def resize_position_embedding(
@@ -156,10 +154,8 @@ def adapt_channels(kernel: np.ndarray, channels: int, how: ChannelRule) -> np.nd
         (h, w, channels, D) of the same dtype; the kernel itself where it has that number already.
     """
     kernel = _checked(kernel)
-    if how not in get_args(ChannelRule):
-        raise UserError(f"how must be one of {', '.join(get_args(ChannelRule))}, but is {how!r}.")
-    if channels < 1:
-        raise UserError(f"channels must be at least 1, but is {channels}.")
+    check_choice("how", how, get_args(ChannelRule))
+    check_integers("channels", channels)
     old = kernel.shape[2]
     if channels == old:
         return kernel

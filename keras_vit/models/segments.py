@@ -78,7 +78,6 @@ def panoptic_segments(
     target_size: tuple[int, int],
     threshold: float = 0.8,
     *,
-    mask_threshold: float = 0.5,
     least_visible: float = 0.8,
     stuff: Collection[int] = (),
 ) -> tuple[np.ndarray, list[Segment]]:
@@ -90,7 +89,6 @@ def panoptic_segments(
         image_size: see `instance_segments`.
         target_size: height and width of the picture.
         threshold: the probability of the class must be above it.
-        mask_threshold: least probability of a pixel of a segment.
         least_visible: share of a mask above which it must be visible among the others.
         stuff: classes all of whose masks are one segment.
     """
@@ -107,7 +105,7 @@ def panoptic_segments(
     winner = (scores * masks).argmax(axis=-1)
     of_stuff: dict[int, int] = {}
     for number, label in enumerate(labels.tolist()):
-        own, whole = winner == number, masks[..., number] >= mask_threshold
+        own, whole = winner == number, masks[..., number] >= 0.5
         visible = own & whole
         if not visible.any() or not own.sum() / whole.sum() > least_visible:
             continue

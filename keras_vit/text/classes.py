@@ -2,20 +2,20 @@
 
 import collections
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 
 from keras_vit.errors import UserError
 from keras_vit.files.labels import read_labels
+from keras_vit.files.remote import existing_file
 from keras_vit.models.config import Classes
 from keras_vit.text.templates import TEMPLATES
 
 _PLAIN = ("{}",)
 # Between a name and its texts, and between these, in a line of a file.
-_NAMED, _SEPARATOR = ": ", " | "
+_NAME_END, _SEPARATOR = ": ", " | "
 
 
-def check_classes(
+def text_classes(
     classes: Sequence[str] | Mapping[str, str | Sequence[str]], templates: str | Sequence[str] | None = None
 ) -> Classes:
     """The classes of a model of texts; see `keras_vit.zero_shot`, which has the arguments.
@@ -81,7 +81,7 @@ def classes_of_options(values: Sequence[str], templates: Sequence[str] | None) -
     if twice := _twice([_name_of(line) for line in lines] if is_text_file(values) else lines):
         raise UserError(f"The class {twice!r:.80} is named twice; give each class once.")
     classes = dict(map(_class_of, lines)) if is_text_file(values) else {text: (text,) for text in lines}
-    return check_classes(classes, templates_of_option(templates))
+    return text_classes(classes, templates_of_option(templates))
 
 
 def templates_of_option(templates: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -96,20 +96,19 @@ def templates_of_option(templates: Sequence[str] | None) -> tuple[str, ...] | No
 def classes_of_labels(labels: Sequence[str], templates: Sequence[str] | None) -> Classes:
     """The classes of a data set, whose names are texts with spaces for underscores."""
     texts = {label: (label.replace("_", " "),) for label in labels}
-    return check_classes(texts, templates_of_option(templates))
+    return text_classes(texts, templates_of_option(templates))
 
 
 def _name_of(line: str) -> str:
-    return f"{line} ".partition(_NAMED)[0].strip()
+    return f"{line} ".partition(_NAME_END)[0].strip()
 
 
 def _class_of(line: str) -> tuple[str, tuple[str, ...]]:
-    _, named, texts = f"{line} ".partition(_NAMED)  # the lines have no white space at their ends
+    _, named, texts = f"{line} ".partition(_NAME_END)  # the lines have no white space at their ends
     return _name_of(line), tuple(text.strip() for text in (texts if named else f"{line} ").split(_SEPARATOR))
 
 
 def _lines(option: str, file: str | os.PathLike) -> tuple[str, ...]:
     """The lines of a text file that are not empty."""
-    if not pathlib.Path(file).is_file():
-        raise UserError(f"There is no file {str(file)!r}; {option} takes texts, or a text file with one per line.")
-    return tuple(line.strip() for line in read_labels(file) if line.strip())
+    lines = read_labels(existing_file(file, f"{option} takes texts, or a text file with one per line"))
+    return tuple(line.strip() for line in lines if line.strip())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, needed_package
 
 FILE, VOCABULARY, MERGES, PIECES = "tokenizer.json", "vocab.json", "merges.txt", "spiece.model"
 CLIP_START, CLIP_END = "<|startoftext|>", "<|endoftext|>"
@@ -112,13 +112,7 @@ def _byte_pairs(vocabulary: pathlib.Path, merges: pathlib.Path) -> Any:
 
 def _sentence_pieces(file: pathlib.Path) -> Vocabulary:
     """The vocabulary of spiece.model."""
-    try:
-        import sentencepiece  # lazy: only a folder without another tokenizer needs it
-    except ModuleNotFoundError as missing:
-        raise UserError(
-            f"The tokenizer {file.name} needs the Python package sentencepiece; install it with pip install "
-            "sentencepiece."
-        ) from missing
+    sentencepiece = needed_package("sentencepiece", f"The tokenizer {file.name} needs", "sentencepiece")
     try:
         library = sentencepiece.SentencePieceProcessor(model_proto=_bytes(file, _LARGEST_VOCABULARY))
     except (RuntimeError, ValueError) as error:
@@ -132,13 +126,7 @@ def _sentence_pieces(file: pathlib.Path) -> Vocabulary:
 
 
 def _tokenizers() -> ModuleType:
-    try:
-        import tokenizers  # lazy: only texts need it
-    except ModuleNotFoundError as missing:
-        raise UserError(
-            "Texts need the Python package tokenizers; install it with pip install tokenizers."
-        ) from missing
-    return tokenizers
+    return needed_package("tokenizers", "Texts need", "tokenizers")
 
 
 def _parsed(file: pathlib.Path) -> Any:

@@ -23,7 +23,7 @@ from keras_vit.models.layers import no_init_weights
 from keras_vit.models.tasks import task_of
 from keras_vit.progress import Progress
 from keras_vit.text.checkpoint import TextCheckpoint, open_text
-from keras_vit.text.classes import check_classes
+from keras_vit.text.classes import text_classes
 from keras_vit.text.tokenizer import Tokenizer, open_tokenizer
 from keras_vit.text.tower import build_text_tower
 
@@ -65,7 +65,7 @@ def zero_shot(
         UserError: if the checkpoint has no text tower or tokenizer, if a class is empty or there twice, or if a
             template has no {}.
     """
-    found = check_classes(classes, templates)
+    found = text_classes(classes, templates)
     text = open_text(path)
     embeddings = _class_embeddings(text, open_tokenizer(path, text), found)
     return with_text_head(path, text, embeddings, found, image_size)

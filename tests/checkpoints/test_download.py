@@ -353,7 +353,7 @@ def test_augreg_selects_the_best_upstream_file_of_the_model(model, file):
         (f"{COLUMNS}\nL/16,i21k,300\n", "no i21k file of 'L_16'"),
         ("<html>Please log in</html>", "should have the column ds"),
         ("", "should have the column ds"),
-        (f"{COLUMNS}\n{'x' * 200_000}\n", "cannot be read (field larger"),
+        (f"{COLUMNS}\n{'x' * 200_000}\n", "cannot be read as CSV (field larger"),
     ],
 )
 def test_an_index_without_the_model_is_refused(index, problem):

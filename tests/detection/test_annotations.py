@@ -132,7 +132,7 @@ OUTSIDE = (
 ONE = "<annotation><object><name>cat</name><bndbox>{}</bndbox></object></annotation>"
 BROKEN = {
     "yolo": [
-        ("data.yaml", "names: [cat\n", "is not valid YAML"),
+        ("data.yaml", "names: [cat\n", "cannot be read as YAML"),
         ("data.yaml", "- 1\n", "the fields names and train"),
         ("data.yaml", "names: [cat]\n", "the fields names and train"),
         ("data.yaml", "names: {1: cat, 2: dog}\ntrain: images\n", "number its names from 0"),
@@ -141,7 +141,7 @@ BROKEN = {
         ("data.yaml", "names: [cat, dog]\ntrain: gone\n", "there is no"),
         ("data.yaml", "names: [cat, dog]\ntrain: labels\n", "no picture is there"),
         ("data.yaml", "names: [cat, dog]\ntrain: {a: 1}\n", "name folders of pictures"),
-        ("data.yaml", "!!python/object/apply:os.system ['touch x']\n", "is not valid YAML"),
+        ("data.yaml", "!!python/object/apply:os.system ['touch x']\n", "cannot be read as YAML"),
         ("data.yaml", b"names: [\xff\xfe]\n", "is not UTF-8"),
         ("labels/a.txt", "0 0.5 0.5 0.2\n", "has 4 words"),
         ("labels/a.txt", "0 0.1 0.1 0.2 0.1 0.2 0.2\n", "convert polygons"),
@@ -180,8 +180,8 @@ BROKEN = {
         ("boxes.csv", b"path\xff", "is not UTF-8"),
     ],
     "coco": [
-        ("boxes.json", "{", "is not valid JSON"),
-        ("boxes.json", "[" * 100_000, "is not valid JSON"),
+        ("boxes.json", "{", "cannot be read as JSON"),
+        ("boxes.json", "[" * 100_000, "cannot be read as JSON"),
         ("boxes.json", "[]", "a list of objects images"),
         ("boxes.json", '{"images": [1], "annotations": [], "categories": []}', "a list of objects images"),
         ("boxes.json", '{"images": [{"id": "a"}], "annotations": [], "categories": []}', "should have a id"),

@@ -108,5 +108,5 @@ def test_the_command_writes_numbers_a_table_and_a_page(tmp_path, capsys):
     assert json.loads((tmp_path / "report" / "detection.json").read_text())["pictures"] == 1
     assert "Every tenth picture is measured" in capsys.readouterr().out
     (tmp_path / "run" / "labels.txt").write_text("ant\ncow\n")
-    with pytest.raises(UserError, match="has the classes ant, cow, but the data have ant, bee"):
+    with pytest.raises(UserError, match="only the run has cow and only the data have bee"):
         command.main(["evaluate", *data, "--output", str(tmp_path / "report")])

@@ -36,7 +36,7 @@ def _data(tmp_path_factory) -> BoxData:
 
 def taken(data: BoxData, count: int, mosaic: float = 1.0, first_step: int = 0, part: tuple[int, int] = (0, 1)) -> list:
     source, recipe = box_data_set(data), DetectRecipe(**{**vars(RECIPE), "mosaic": mosaic})
-    options = {"num_classes": 3, "seed": 3, "first_step": first_step, "part": part}
+    options = {"seed": 3, "first_step": first_step, "part": part}
     return list(source.batches.training(source.train, recipe, PAD, **options).take(count).as_numpy_iterator())
 
 
@@ -66,7 +66,7 @@ def test_batches_begin_anywhere_and_are_shared_by_workers(data):
 
 def test_evaluation_shows_every_picture_once_with_the_boxes_of_the_input(data):
     source = box_data_set(data)
-    batches = source.batches.evaluation(source.evaluation, PAD, num_classes=3, batch_size=4)
+    batches = source.batches.evaluation(source.evaluation, PAD, batch_size=4)
     found = list(batches.as_numpy_iterator())
     np.testing.assert_array_equal(np.concatenate([each[2] for each in found]), [1] * 6 + [0] * 2)
     boxes = np.concatenate([each[1]["boxes"] for each in found])

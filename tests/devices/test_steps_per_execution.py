@@ -41,7 +41,7 @@ for steps in map(int, sys.argv[3:]):
     keras.utils.set_random_seed(3)
     trainer = build_trainer(
         lambda: keras_vit.build(config, preprocessing=preprocessing, num_classes=5), recipe, 14,
-        strategy=strategy, execution=Execution(steps_per_execution=steps), seed=1, deterministic=True,
+        strategy=strategy, execution=Execution(steps_per_execution=steps, deterministic=True), seed=1,
     )
     run = RunDirectory(pathlib.Path(sys.argv[2]).parent / str(steps))
     run.start({}, tuple("abcde"))

@@ -178,7 +178,7 @@ def test_intervals_are_student_s():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["heads"], "There is no study 'heads'; the nearest names are"),
+        (["heads"], "There is no study named 'heads'; the nearest names are"),
         (["head", "--train-images", "100"], "--train-images does not apply to the study head"),
         (["head", "--model", "nonsense"], "There is no option --model"),
         (["head", "--recipe", "digits"], "give --steps"),

@@ -201,7 +201,7 @@ def test_means_are_by_group():
 
 
 def test_unknown_tasks_and_absent_data_are_refused(arguments, tmp_path):
-    with pytest.raises(UserError, match="VTAB has no task 'clevr'; the nearest names are clevr-"):
+    with pytest.raises(UserError, match="no task of VTAB named 'clevr'; the nearest names are clevr-"):
         vtab_runs.vtab(VtabOptions(**arguments | {"tasks": ("clevr",)}))
     with pytest.raises(UserError, match="None of the 4 tasks is prepared in .*none; prepare some by the commands"):
         vtab_runs.vtab(VtabOptions(**arguments | {"data_dir": str(tmp_path / "none")}))

@@ -18,7 +18,7 @@ from export.inference_model import float32_copy
 from export.options import CALIBRATED, TFLiteFormat
 from export.parity import Reference
 from export.tflite import quantize
-from export.tflite.export import convert
+from export.tflite.export import to_tflite
 from export.tflite.smooth_quant import scalable_activations, smooth_quant
 from export.tflite.tflite_file import run as run_file
 from keras_vit import cli, preprocessing_of, run_directory
@@ -50,7 +50,7 @@ def agreement(model: keras.Model, kind: TFLiteFormat, calibration: Sequence[np.n
     """The share of images with the same class in a format, from the model with its channels as they are."""
     with tempfile.TemporaryDirectory() as directory:
         file = pathlib.Path(directory) / "float.tflite"
-        file.write_bytes(convert(model, all_tokens=kind in CALIBRATED))
+        file.write_bytes(to_tflite(model, all_tokens=kind in CALIBRATED))
         if kind in quantize.STATIC:
             content, _ = quantize.quantize_static(file, kind, calibration)
         elif kind == "int4-weights":

@@ -11,7 +11,7 @@ from ai_edge_litert.interpreter import Interpreter
 import keras_vit
 from export.tflite import delegate_model as delegates
 from export.tflite.delegate_rules import broken_rules, require_rules
-from export.tflite.export import convert
+from export.tflite.export import to_tflite
 from export.tflite.half_precision import rounded, run_in_half
 from keras_vit import Preprocessing, UserError
 from keras_vit.errors import ParityError
@@ -72,7 +72,7 @@ def test_what_has_no_form_is_refused_by_the_name_of_its_layer(name):
 )
 def test_a_file_keeps_the_rules_of_both_targets_and_is_the_model(name):
     model = built(name)
-    content = convert(model, for_delegates=INPUTS)
+    content = to_tflite(model, for_delegates=INPUTS)
     assert not broken_rules(content, "gpu")
     assert not broken_rules(content, "npu")
     np.testing.assert_allclose(invoked(content, INPUTS), model(INPUTS), rtol=1e-4, atol=1e-4)
@@ -80,7 +80,7 @@ def test_a_file_keeps_the_rules_of_both_targets_and_is_the_model(name):
 
 def test_the_file_for_cpus_breaks_the_rule_of_four_axes():
     with pytest.raises(ParityError, match=r"breaks rules for --target gpu \(four axes: .* writes a tensor"):
-        require_rules("float32 TFLite file", convert(built("token")), "gpu")
+        require_rules("float32 TFLite file", to_tflite(built("token")), "gpu")
 
 
 def converted(function, shape=(1, 4, 4, 3)) -> bytes:
@@ -166,7 +166,7 @@ def test_massive_activations_do_not_overflow_in_float16():
     bias[3] = 900.0
     embedding.set_weights([kernel, bias])
     expected = np.asarray(model(INPUTS))
-    found = run_in_half(convert(model, for_delegates=INPUTS), Images(INPUTS))
+    found = run_in_half(to_tflite(model, for_delegates=INPUTS), Images(INPUTS))
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
     delegates_scale = delegates.norm_scales(model, INPUTS)
     assert min(delegates_scale.values()) < 1 / 64

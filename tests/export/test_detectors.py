@@ -14,7 +14,7 @@ from ai_edge_litert.interpreter import Interpreter
 from tensorflow.core.protobuf import saved_model_pb2
 
 import keras_vit
-from export.detection import Detection, agreement
+from export.detection import Detection, agreement_of_boxes
 from export.onnx import __main__ as onnx_command
 from export.saved_model import __main__ as saved_model
 from export.saved_model import cpp_loader
@@ -132,9 +132,9 @@ def test_onnx_files_give_the_same(place, tmp_path):
 
 def test_formats_that_move_boxes_and_detectors_without_classes_are_refused(place, tmp_path):
     expected = np.random.default_rng(0).random((30, 7))
-    assert agreement(expected, expected) == 1.0
+    assert agreement_of_boxes(expected, expected) == 1.0
     moved = expected + np.eye(7)[0]
-    assert agreement(expected, moved) < 0.5
+    assert agreement_of_boxes(expected, moved) < 0.5
     with pytest.raises(ParityError, match="of the likeliest boxes"):
         Detection(None).measure("int8 file", [{"detections": expected}], [{"detections": moved}], exact=False)
     with pytest.raises(UserError, match="has no classes of its own"):

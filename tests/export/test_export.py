@@ -363,7 +363,7 @@ def test_no_format_is_refused(samples, tmp_path):
 def test_an_output_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(UserError, match=f"{tmp_path} is not writable; give another --output"):
-        run_directory.check_output(tmp_path / "a" / "b")
+        run_directory.output_folder(tmp_path / "a" / "b")
 
 
 @pytest.mark.slow

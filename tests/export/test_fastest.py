@@ -14,7 +14,7 @@ from export.fastest import compare
 from export.fastest.compare import Measured, compare_forms, recommendation
 from export.options import FastestOptions, SourceOptions
 from export.source import ExportedModel
-from export.tflite.export import convert
+from export.tflite.export import to_tflite
 from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.run_directory import Samples
 from tests.exports import exported_model
@@ -67,7 +67,7 @@ def _exported() -> ExportedModel:
 @pytest.mark.slow
 def test_forms_are_measured_in_processes_of_their_own_and_others_named_with_the_reason(exported, tmp_path, monkeypatch):
     file = tmp_path / "model.tflite"
-    file.write_bytes(convert(exported.model, dynamic_batch=True))
+    file.write_bytes(to_tflite(exported.model, dynamic_batch=True))
     (tmp_path / "none.tflite").write_bytes(b"no file of LiteRT")
 
     def write(_, form, options):

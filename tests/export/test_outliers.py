@@ -18,7 +18,7 @@ from export.tflite.calibration import (
     searched_ranges,
     with_corrected_biases,
 )
-from export.tflite.export import convert
+from export.tflite.export import to_tflite
 from export.tflite.graph import Graph, unpack
 from export.tflite.quantize import quantize_static
 from export.tflite.smooth_quant import best_scales, scalable_activations, smooth_quant
@@ -77,7 +77,7 @@ def test_channels_that_are_even_stay_as_they_are():
 @pytest.fixture(name="float_file", scope="module")
 def _float_file(tmp_path_factory) -> pathlib.Path:
     file = tmp_path_factory.mktemp("float") / "float.tflite"
-    file.write_bytes(convert(randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)), all_tokens=True))
+    file.write_bytes(to_tflite(randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)), all_tokens=True))
     return file
 
 
@@ -160,7 +160,7 @@ def test_biases_that_are_stored_once_for_several_products_stay(tmp_path):
     for layer in model.layers:
         if isinstance(layer, keras.layers.Dense):
             layer.bias.assign(np.full(layer.bias.shape, 0.5))
-    content = convert(model, all_tokens=True)
+    content = to_tflite(model, all_tokens=True)
     uses = Counter(found.bias for found in products(content) if found.bias is not None)
     shared = [number for number, count in uses.items() if count > 1]
     assert shared

@@ -61,7 +61,7 @@ def test_inputs_and_outputs_have_the_names_by_which_tf_serving_finds_them(export
 )
 def test_a_file_that_differs_is_refused(output, words, exported, expected, tmp_path, monkeypatch):
     found = {"logits": expected.logits, "probabilities": special.softmax(expected.logits / 2.0, axis=-1)}
-    monkeypatch.setattr(served, "convert", lambda *_, **__: b"")
+    monkeypatch.setattr(served, "to_tflite", lambda *_, **__: b"")
     monkeypatch.setattr(served, "_renamed", lambda content: content)
     monkeypatch.setattr(served, "_run", lambda *_: found | {output: found[output] + 0.01})
     with pytest.raises(ParityError, match=f"{words} from the model's by .*0.01, more than"):

@@ -205,7 +205,7 @@ def test_fewer_answers_than_images_are_an_error(server, fewer):
     [
         ({"scores": [[0.75, float("nan")], [0.5, 0.25]]}, "scores that are not finite"),
         ({"scores": [[0.75], [0.5, 0.25]]}, "invalid outputs: .* are of types list"),
-        ({"scores": [[0.75], [0.5]]}, r"the same shape \(B, k\), but have"),
+        ({"scores": [[0.75], [0.5]]}, r"the same shape \(B, k\), but has"),
         ({"scores": [["0.75", "0.1"], ["0.5", "0.2"]]}, "scores that are numbers"),
         ({"classes": [[4.5, 2], [0, 4]]}, "classes that are integers"),
         ({"labels": [["wren", 3], ["ant", "wren"]]}, "invalid outputs: .* of types int, str"),
@@ -624,11 +624,11 @@ def test_the_client_of_a_kit_works_by_itself(tmp_path, server):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"models": "nowhere"}, "There is no directory 'nowhere'; pass the --output of"),
+        ({"models": "nowhere"}, "There is no folder .nowhere.; pass the --output of"),
         ({"models": "."}, "has no version of a model, such as 1; export one there first"),
         ({"name": ".."}, "--name takes letters, digits, '_', '.' and '-', but is '..'"),
         ({"name": "a/b"}, "--name takes letters, digits, '_', '.' and '-', but is 'a/b'"),
-        ({"canary": 3}, "--canary is 3, but .* has the versions 1; pass one of them"),
+        ({"canary": 3}, "--canary is 3, but .* has 1; pass one of them"),
         ({"stable": 0}, "--stable is 0, but"),
         ({"output": "served"}, "served is not empty; pass a new --output"),
     ],

@@ -352,7 +352,7 @@ def test_a_model_trained_in_mixed_precision_is_exported_in_float32(tmp_path):
 
 
 def test_unsupported_options_are_refused_before_conversion(tmp_path, monkeypatch):
-    monkeypatch.setattr(tflite_export, "convert", pytest.fail)
+    monkeypatch.setattr(tflite_export, "to_tflite", pytest.fail)
     for formats, options, words in (
         (
             ["float32", "int8"],
@@ -403,13 +403,13 @@ def test_calibration_images_are_training_images(tmp_path):
 
 def test_a_rounded_format_beyond_the_tolerance_leaves_nothing(phone, tmp_path, monkeypatch):
     content = phone[1]["float32"][0].read_bytes()
-    monkeypatch.setattr(tflite_export, "convert", lambda *_, **__: content)
+    monkeypatch.setattr(tflite_export, "to_tflite", lambda *_, **__: content)
     monkeypatch.setattr(tflite_export, "run_tflite", lambda file, expected, _: -expected.logits)
     with pytest.raises(ParityError, match="float16 TFLite file disagrees with the model on 24 of 24 images"):
         tflite_of(build(), LABELS, pictures(1, 24), tmp_path / "x", ["float16"], max_disagreement=0.5)
     for share in (-0.1, 1.1, float("nan")):
-        with pytest.raises(UserError, match="--max-disagreement is a share of images, 0 to 1, but is"):
-            parity.check_share(share)
+        with pytest.raises(UserError, match="--max-disagreement must be"):
+            TFLiteOptions(SourceOptions(), "x", max_disagreement=share)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -144,7 +144,7 @@ def test_a_page_needs_the_onnx_file_and_pictures_that_a_browser_has():
     with pytest.raises(UserError, match="The page of --web runs model.onnx, but --formats has openvino; add onnx."):
         onnx.main(["--run", "nowhere", "--output", "x", "--formats", "openvino", "--web"])
     with pytest.raises(UserError, match="a picture has 1 or 3 channels, but this model takes 4; leave --web out"):
-        web_page.check_page(("onnx",), Preprocessing(SIZE, 4))
+        web_page.check_page(Preprocessing(SIZE, 4))
 
 
 def test_the_page_is_written_with_what_it_needs_to_know(tmp_path):

@@ -64,12 +64,14 @@ def test_the_picture_itself_is_the_most_similar_one(tmp_path, capsys):
     assert [float(row["similarity"]) for row in rows] == sorted(
         (float(row["similarity"]) for row in rows), reverse=True
     )
-    assert "data/ant/03.png" in capsys.readouterr().out
+    assert "| ant/03.png " in capsys.readouterr().out
 
 
-def test_a_page_has_the_pictures_inside(tmp_path):
+def test_a_page_has_the_pictures_inside(tmp_path, capsys):
     similar.main(["--index", "features", "data/bee/01.png", "--neighbors", "3", "--output", str(tmp_path / "out.html")])
     page = (tmp_path / "out.html").read_text()
+    assert "| bee/01.png " in capsys.readouterr().out
+    assert "<small>bee/01.png</small>" in page
     assert page.count("data:image/jpeg;base64,") == 4
     assert "http" not in page.replace("http-equiv", "")
 
@@ -77,7 +79,7 @@ def test_a_page_has_the_pictures_inside(tmp_path):
 def test_another_model_and_other_paths_are_one_sentence(tmp_path):
     with pytest.raises(UserError, match=r"has features of model.keras, but other.keras has other weights"):
         similar.main(["--index", "features", "--run", "other.keras", "data/ant"])
-    with pytest.raises(UserError, match="There are no features in 'feature'; did you mean features"):
+    with pytest.raises(UserError, match="There is no folder 'feature'; did you mean features"):
         similar.main(["--index", "feature", "data/ant"])
     with pytest.raises(UserError, match=r"ends in .csv or .html"):
         similar.main(["--index", "features", "data/ant", "--output", "x.txt"])

@@ -90,7 +90,8 @@ def test_copies_in_two_splits_are_on_the_page_and_in_the_file(tmp_path, capsys):
     review.main(["--index", "features", "--output", str(tmp_path)])
     printed = capsys.readouterr().out
     assert "in two splits." in printed
-    assert f"pretrain auto --data folder:data --exclude {tmp_path}/decisions.csv" in printed
+    start = "auto --data folder:data --checkpoint model.keras"
+    assert f"{start} --exclude {tmp_path}/decisions.csv" in printed
     rows = {row["path"]: row for row in csv.DictReader((tmp_path / "decisions.csv").read_text().splitlines())}
     assert rows["data/ant/03.png"]["digest"] == rows["data/bee/0.png"]["digest"]
     assert "copy" in rows["data/ant/03.png"]["reason"]

@@ -63,7 +63,7 @@ def test_the_geometry_of_a_model_is_that_of_its_preprocessing():
 
 def test_batches_are_filled_up_and_the_same_for_all_workers():
     source = shapes(8, 3)
-    options = {"num_classes": 4, "seed": 3, "first_step": 1, "num_steps": 2}
+    options = {"seed": 3, "first_step": 1, "num_steps": 2}
     whole = list(source.batches.training(source.train, RECIPE, PREPROCESSING, **options).as_numpy_iterator())
     parts = [
         list(source.batches.training(source.train, RECIPE, PREPROCESSING, **options, part=(i, 2)).as_numpy_iterator())
@@ -82,7 +82,7 @@ def test_batches_are_filled_up_and_the_same_for_all_workers():
 def test_the_last_evaluation_batch_is_filled_with_what_does_not_count():
     source = shapes(8, 3)
     (_, targets, weights), *rest = source.batches.evaluation(
-        source.evaluation, PREPROCESSING, num_classes=4, batch_size=4
+        source.evaluation, PREPROCESSING, batch_size=4
     ).as_numpy_iterator()
     assert not rest
     np.testing.assert_array_equal(weights, [1, 1, 1, 0])
@@ -96,9 +96,7 @@ def test_a_box_that_a_window_hardly_shows_is_no_target():
         "labels": tf.constant([2, 5]), "boxes": boxes,
     })  # fmt: skip
     recipe = dataclasses.replace(RECIPE, image_size=(40, 40), batch_size=1, scale_jitter=(2.0, 2.0))
-    batches = DenseBatches(3).training(
-        split, recipe, recipe.preprocessing(3), num_classes=6, seed=0, first_step=0, num_steps=20
-    )
+    batches = DenseBatches(3).training(split, recipe, recipe.preprocessing(3), seed=0, first_step=0, num_steps=20)
     kept = np.array([targets["labels"][0] for _, targets in batches.as_numpy_iterator()])
     assert (kept[:, 2] == -1).all()
     assert 0 < (kept[:, 0] == 2).sum() < 20

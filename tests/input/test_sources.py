@@ -385,7 +385,7 @@ def test_a_class_may_be_called_train(tmp_path):
 def test_splits_with_other_classes_are_refused(tmp_path):
     for path in ("train/a", "train/b", "test/a", "test/c"):
         write_image(tmp_path / path / "0.png", 0)
-    with pytest.raises(UserError, match="must be the same, but b, c are only in one of them; add"):
+    with pytest.raises(UserError, match="must have the same classes, but b, c are only in one of them; add"):
         open_source(DataOptions(f"folder:{tmp_path}"))
 
 

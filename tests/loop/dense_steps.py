@@ -58,7 +58,7 @@ def train(head: str, case: str, state: dict[str, np.ndarray] | None = None) -> d
         strategy,
         recipe.batch_size,
         lambda part: batches.training(
-            source.train, recipe, preprocessing, num_classes=4, seed=1, first_step=0, num_steps=STEPS, part=part
+            source.train, recipe, preprocessing, seed=1, first_step=0, num_steps=STEPS, part=part
         ),
     )
     losses: list[float] = []

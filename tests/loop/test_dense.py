@@ -33,8 +33,8 @@ SINGLE = StrategyOptions("single")
 
 def train(folder, recipe: SegmentRecipe = RECIPE, devices: StrategyOptions = SINGLE, **execution) -> RunDirectory:
     options = TrainingOptions(
-        source=DataOptions("digits"), workdir=str(folder), recipe=recipe, deterministic=True, devices=devices,
-        execution=Execution(**execution),
+        source=DataOptions("digits"), workdir=str(folder), recipe=recipe, devices=devices,
+        execution=Execution(deterministic=True, **execution),
     )  # fmt: skip
     setup = Setup(shapes(semantic=recipe.head == "linear"), open_strategy(devices))
     return run_training(

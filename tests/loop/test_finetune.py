@@ -129,7 +129,7 @@ def test_weights_of_keras_alone_are_those_of_a_named_model(monkeypatch, tmp_path
     [
         ([], "Give either --checkpoint, a file, folder, address or name, or --model, an official model"),
         (["--checkpoint", "a.npz", "--model", "ViT-B_16"], "Give either --checkpoint"),
-        (["--model", "ViT-B_17"], "no official model 'ViT-B_17'; the nearest names are ViT-B_16"),
+        (["--model", "ViT-B_17"], "no official model named 'ViT-B_17'; the nearest names are ViT-B_16"),
         (["--checkpoint", "nowhere.npz"], "nowhere.npz"),
         (["--recipe", "bit-hyperule"], "no recipe named 'bit-hyperule'; the nearest names are bit-hyperrule"),
         (["--checkpoint", "x.npz", "--steps", "5", "--epochs", "2"], "A run has one duration"),

@@ -337,7 +337,7 @@ def test_the_seed_decides_the_initial_weights(monkeypatch, tmp_path):
 def test_deterministic_turns_on_the_determinism_of_operations(deterministic, monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: calls.append(True))
-    built_model(monkeypatch, tmp_path, deterministic=deterministic)
+    built_model(monkeypatch, tmp_path, execution=Execution(deterministic=deterministic))
     assert calls == [True] * deterministic
 
 
@@ -489,7 +489,7 @@ def test_xla_compiles_the_step_where_it_is_asked_for_and_by_itself_only_on_a_gpu
 def test_xla_is_refused_where_it_cannot_repeat_bits():
     model = keras_vit.build(MODEL, image_size=8)
     with pytest.raises(UserError, match="XLA is not used with --deterministic"):
-        build.compile_trainer(model, RECIPE, 50, execution=Execution(xla="on"), deterministic=True)
+        build.compile_trainer(model, RECIPE, 50, execution=Execution(xla="on", deterministic=True))
 
 
 def test_the_learning_rate_warms_up_linearly_and_falls_as_a_cosine():

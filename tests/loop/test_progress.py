@@ -9,7 +9,7 @@ import termios
 import keras
 import pytest
 
-from training.loop.progress import Progress, ProgressLines
+from training.loop.progress import ProgressLines, TrainingProgress
 
 
 class Clock:
@@ -26,7 +26,7 @@ def logged(
     epochs: int, steps: int, seconds_per_step: float, capsys, *, steps_per_epoch: int | None = None
 ) -> list[str]:
     clock = Clock(seconds_per_step)
-    lines = ProgressLines(Progress(lambda: clock.step, epochs * steps, steps_per_epoch or steps, clock))
+    lines = ProgressLines(TrainingProgress(lambda: clock.step, epochs * steps, steps_per_epoch or steps, clock))
     callbacks = keras.callbacks.CallbackList([lines], epochs=epochs, steps=steps, verbose=0)
     logs = {"loss": 0.51234, "accuracy": 0.9, "images_per_second": 1234.5}
     for epoch in range(epochs):
@@ -65,7 +65,7 @@ def test_an_hour_is_below_ten_kilobytes_however_long_an_epoch_is(seconds, capsys
 
 def test_a_long_evaluation_is_not_silent(capsys):
     clock = Clock(1.0)
-    lines = ProgressLines(Progress(lambda: 10, 20, 10, clock))
+    lines = ProgressLines(TrainingProgress(lambda: 10, 20, 10, clock))
     lines.on_train_batch_end(9, {"loss": 0.5, "images_per_second": 3.0})
     for batch in range(40):
         clock.step += 1

@@ -93,7 +93,7 @@ def test_what_cannot_be_computed_in_chunks_is_refused(fields, words):
 
 @pytest.mark.parametrize("queries", [0, -1, 2.5, True, "4"])
 def test_a_chunk_is_a_number_of_tokens(queries):
-    with pytest.raises(UserError, match="queries must be a number of tokens"):
+    with pytest.raises(UserError, match="queries must be an integer of at least 1"):
         chunk_attention(tiny(), queries)
 
 

@@ -32,7 +32,7 @@ def test_drop_rates_are_arguments_of_build():
 def test_drop_rates_of_a_resnet_and_outside_of_their_range_are_refused():
     with pytest.raises(UserError, match="stochastic_depth_rate do not apply to a ResNet"):
         keras_vit.build("BiT-R26x1", stochastic_depth_rate=0.1)
-    with pytest.raises(UserError, match=r"dropout_rate is a probability in \[0, 1\)"):
+    with pytest.raises(UserError, match=r"dropout_rate must be in \[0, 1\)"):
         tiny(dropout_rate=1.5)
 
 

@@ -115,7 +115,7 @@ def test_an_unknown_rule_for_channels_is_refused():
 
 
 def test_no_channels_are_refused():
-    with pytest.raises(UserError, match="channels must be at least 1, but is 0"):
+    with pytest.raises(UserError, match="channels must be an integer of at least 1, but is 0"):
         adapt_channels(random(5, 4, 3, 2), 0, "mean")
 
 

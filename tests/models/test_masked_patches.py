@@ -356,8 +356,7 @@ def test_an_interrupted_masked_autoencoder_ends_in_the_same_bits(tmp_path):
             source=DataOptions("digits"),
             workdir=str(tmp_path / name),
             recipe=AUTOENCODER,
-            deterministic=True,
-            execution=Execution(checkpoint_every=1),
+            execution=Execution(checkpoint_every=1, deterministic=True),
         )
 
     whole = pretraining.pretrain(options("whole"), "tiny-mae")

@@ -256,7 +256,7 @@ def test_the_nearest_name_has_the_family_size_and_patch(name, first):
         ("mlp_dim", 0, "mlp_dim must be an integer of at least 1, but is 0"),
         ("hidden_size", 12.0, "hidden_size must be an integer of at least 1, but is 12.0"),
         ("patch_size", 4.0, "patch_size must be one number"),
-        ("dropout_rate", 1.0, r"dropout_rate is a probability in \[0, 1\)"),
+        ("dropout_rate", 1.0, r"dropout_rate must be in \[0, 1\)"),
         ("classifier", "cls", "classifier must be one of token, gap"),
         ("gelu", "relu", "gelu must be one of tanh, erf"),
         ("patch_size", (4, 4, 4), "patch_size must be one number"),

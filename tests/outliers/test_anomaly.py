@@ -15,7 +15,7 @@ from keras_vit import UserError
 from keras_vit.models.patch_memory import PatchMemory, _distances
 from tests.support import randomize
 from training import anomaly
-from training.outliers.anomaly import open_detector
+from training.outliers.anomaly import open_anomaly_detector
 from training.outliers.coreset import k_center
 
 BACKBONE = keras_vit.ViTConfig(patch_size=4, hidden_size=24, num_layers=2, num_heads=3, mlp_dim=32)
@@ -64,7 +64,7 @@ def test_defects_are_found_and_located_and_the_saved_model_says_the_same(tmp_pat
     assert found["defect"].numpy().all()
     assert roc_auc_score(np.stack(masks).ravel(), found["map"].numpy().ravel()) > 0.85
     pixels = np.stack([np.asarray(PIL.Image.open(file), np.float32) for file in files])[..., None]
-    expected = open_detector(run).model.predict_on_batch(pixels / 127.5 - 1.0)
+    expected = open_anomaly_detector(run).model.predict_on_batch(pixels / 127.5 - 1.0)
     np.testing.assert_allclose(found["score"], expected["score"], rtol=1e-4)
 
 

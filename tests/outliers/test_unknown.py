@@ -22,7 +22,7 @@ from export.options import SourceOptions, TFLiteOptions
 from export.saved_model import __main__ as saved_model
 from export.source import ExportedModel, Provenance
 from export.tflite import __main__ as tflite
-from export.tflite.export import convert, export_tflite
+from export.tflite.export import export_tflite, to_tflite
 from export.tflite.graph import unpack
 from export.tflite.quantize import quantize, quantize_static
 from export.tflite.smooth_quant import smooth_quant
@@ -178,7 +178,7 @@ def test_the_score_reads_the_features_as_they_are_and_stays_in_float32_in_eight_
     assert "Transformer.encoder_norm" in smooth_quant(exported.model, [images])[1]
     assert "Transformer.encoder_norm" not in smooth_quant(exported.model, [images], head=False)[1]
     file = tmp_path / "float.tflite"
-    file.write_bytes(convert(exported.model, all_tokens=True, unknown=exported.unknown))
+    file.write_bytes(to_tflite(exported.model, all_tokens=True, unknown=exported.unknown))
     expected = exported.unknown.scores(exported.model, [images])
     inputs = [image[None] for image in images]
     for content in (quantize_static(file, "int8", inputs)[0], quantize(file, "int8-dynamic")):
@@ -240,7 +240,7 @@ def test_the_score_of_another_model_is_refused(run, tmp_path):
 def test_a_damaged_file_of_the_score_is_named(run, tmp_path):
     (tmp_path / "model.keras").write_bytes((run / "model.keras").read_bytes())
     np.savez(tmp_path / UNKNOWN, kind=np.array(2))
-    with pytest.raises(UserError, match="holds no score for unknown images"):
+    with pytest.raises(UserError, match="cannot be read as a score for unknown images"):
         _ = open_run(tmp_path).unknown
 
 

@@ -357,14 +357,14 @@ def test_a_map_lies_on_the_part_of_the_picture_that_the_model_sees(place, tmp_pa
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "Give the pictures to classify"),
+        ([], "Give pictures, such as"),
         (["pictures", "--serve"], "not both"),
         (["nowhere"], "There is no picture 'nowhere'"),
         (["pictures/*.gif"], "There is no picture"),
-        (["pictures", "--output", "found.txt"], r"ends in .csv, .json, .html, .parquet, but is 'found.txt'"),
+        (["pictures", "--output", "found.txt"], r"ends in .csv, .json, .html or .parquet, but is 'found.txt'"),
         (["pictures", "--output", "gone/found.csv"], "There is no folder 'gone'"),
         (["pictures", "--output", "folder.csv"], "folder.csv is a folder; --output takes a file"),
-        (["pictures", "--threshold", "60"], "--threshold is a probability, 0 to 1, but is 60"),
+        (["pictures", "--threshold", "60"], "--threshold must be in \\[0, 1\\], but is 60"),
         (["pictures", "--explain", "rollout"], "needs --output FILE.html"),
         (
             ["pictures", "--output", "x.html", "--explain", "dreams"],

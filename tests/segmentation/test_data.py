@@ -244,7 +244,7 @@ def test_a_broken_coco_file_is_one_sentence(case, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"), [("{", "is not valid JSON"), (b"\xff\xfe", "is not UTF-8"), ("[]", "a list of")]
+    ("text", "sentence"), [("{", "cannot be read as JSON"), (b"\xff\xfe", "is not UTF-8"), ("[]", "a list of")]
 )
 def test_what_is_no_coco_file_is_one_sentence(text, sentence, tmp_path):
     (tmp_path / "x.json").write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -17,7 +17,7 @@ from training.input.dataset import Split
 from training.segmentation.evaluation import evaluate, panoptic_counts, write_report
 from training.segmentation.overlay import color_of, overlay
 from training.segmentation.predict import mask_of
-from training.segmentation.segmenter import Found, Segmenter, class_map
+from training.segmentation.segmenter import FoundSegments, Segmenter, class_map
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,10 +47,10 @@ def oracle_and_split(kind: str, truths: list, answers: list) -> tuple[Oracle, Sp
     return Oracle("oracle", model, ("a", "b"), task, tuple(answers)), split
 
 
-def found_of(labels, segments, scores=None) -> Found:
+def found_of(labels, segments, scores=None) -> FoundSegments:
     labels = np.array(labels, np.int32)
     masks = np.array([segments == number for number in range(len(labels))])
-    return Found(labels, np.ones(len(labels)) if scores is None else np.array(scores), masks, segments)
+    return FoundSegments(labels, np.ones(len(labels)) if scores is None else np.array(scores), masks, segments)
 
 
 def test_iou_is_counted_at_the_size_of_the_masks_and_without_uncounted_pixels(tmp_path):

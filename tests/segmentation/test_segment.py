@@ -103,7 +103,7 @@ def test_other_classes_are_not_measured(backbone, tmp_path):
     keras_vit.segmentation_model(keras.models.load_model(backbone), task).save(tmp_path / "model.keras")
     (tmp_path / "labels.txt").write_text("a\nb\n")
     data = shapes.write_folder(tmp_path / "d", 4)
-    with pytest.raises(UserError, match="has the classes a, b, but the data have ground, square"):
+    with pytest.raises(UserError, match="only the run has a, b and only the data have cross, disc, ground, square"):
         segment.main(["evaluate", "--run", str(tmp_path / "model.keras"), "--data", data, "--output", str(tmp_path)])
 
 

@@ -66,7 +66,7 @@ def test_a_run_of_several_patch_sizes_resumes_exactly(assert_resumes_exactly):
     [
         (["--patch-sizes", "3"], "image height must be a multiple of the patch height"),
         (["--patch-sizes", "4", "4"], r"patch-sizes must be different pixels, but are \(4, 4\)"),
-        (["--remat"], "--patch-sizes and --patch-dropout do not support rematerialization"),
+        (["--remat"], "--patch-sizes and --patch-dropout cannot be combined with remat"),
         (["--model.position-embedding", "relative"], "resizes learned positions only, not .*relative"),
     ],
 )

@@ -95,7 +95,7 @@ def test_regularized_runs_resume_exactly(options, assert_resumes_exactly):
     [
         (["--patch-dropout", "1"], r"patch-dropout must be in \[0, 1\), but is 1.0"),
         (["--patch-dropout", "0.5", "--patch-sizes", "2", "4"], "a run takes one; leave one out"),
-        (["--patch-dropout", "0.5", "--remat"], "do not support rematerialization"),
+        (["--patch-dropout", "0.5", "--remat"], "cannot be combined with rematerialization"),
         (["--patch-dropout", "0.5", "--model.position-embedding", "rotary"], "does not fit rotary positions"),
         (["--sharpness-radius", "-1"], "sharpness-radius must be at least 0"),
     ],

@@ -185,7 +185,7 @@ def test_small_crops_see_resized_positions():
 
 def options(workdir, **changes) -> PretrainOptions:
     recipe = dataclasses.replace(TINY, accumulation=2, batch_size=64, schedule=Schedule(warmup_steps=1))
-    fields = {"deterministic": True, "execution": Execution(checkpoint_every=1, evaluate_every=3)} | changes
+    fields = {"execution": Execution(checkpoint_every=1, evaluate_every=3, deterministic=True)} | changes
     return PretrainOptions(source=DataOptions("digits"), workdir=str(workdir), recipe=recipe, **fields)
 
 

@@ -140,7 +140,7 @@ def test_a_saved_model_of_texts_predicts_by_their_names(tmp_path, capsys):
         (["--classes", "w2", "data/", "--templates", "photo"], "A template must have {}"),
         (["--templates", "a {}", "--labels", "x", "--", "data"], "."),
         (["--classes", "w2", "--labels", "names.txt", "data/"], "leave --labels out"),
-        (["--classes", "w2", "w3"], "Give the pictures to classify"),
+        (["--classes", "w2", "w3"], "Give pictures, such as"),
         (["--classes", "w2", "data"], "data is taken as a class, so write ./data if it is meant"),
         (["--classes", "w2", "data/", "w3"], "'w3' stands behind the picture 'data/'"),
         (["--classes", "w2", "24/7", "data/"], "There is no picture or folder '24/7', as which --classes takes"),

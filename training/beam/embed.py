@@ -17,6 +17,7 @@ from training.beam.pictures import Group, PictureList, paths_of
 from training.beam.pipeline import GroupHandler, ListGroups, NotThere, counted, run_pipeline, write_problems
 from training.features.embed import Extractor, as_stored, embed_rows, listing_of_files, open_folder, opened
 from training.features.store import NO_SPLIT, PART, FeatureDescription, Part, part_file, write_part
+from training.input.dataset import check_some_read
 from training.lock import locked
 from training.options.features import EmbedOptions
 from training.options.pipeline import PROBLEMS, PipelineOptions
@@ -27,7 +28,7 @@ def embed(run: Run, pictures: PictureList, options: EmbedOptions, pipeline: Pipe
 
     Raises UserError for a folder with features of another model or of other pictures.
     """
-    summary, folder = pictures.summary(), to_path(options.output)
+    summary, folder = pictures.summary(), options.folder
     description, _ = opened(run, options, summary.labels, summary.counts, summary.checksum)
 
     def build(root: apache_beam.Pipeline) -> None:
@@ -46,8 +47,7 @@ def embed(run: Run, pictures: PictureList, options: EmbedOptions, pipeline: Pipe
         remove_temporary(folder)
         open_folder(folder, description)
         counts = run_pipeline(pipeline, build)
-    if counts["problems"] == sum(summary.counts.values()):
-        raise UserError("None of the pictures could be read; convert them, or give others.")
+    check_some_read(sum(summary.counts.values()) - counts["problems"])
     print(
         f"{options.output} has {description.width} features ({description.features}, {description.dtype}) of "
         f"{sum(summary.counts.values()):,} pictures, {counts['kept']:,} of them from an earlier pipeline"

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from apache_beam.io.filesystems import FileSystems
 
 from keras_vit import UserError
+from keras_vit.errors import reading
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.images.formats import is_hidden, is_picture, is_picture_name
 from training.features.store import NO_SPLIT
@@ -142,31 +143,29 @@ class PictureList:
 
 def _table(path: str, *, labelled: bool) -> Iterator[Row]:
     """The rows of a CSV file in UTF-8 (`training/options/csv_file.py`), line by line."""
-    with io.TextIOWrapper(FileSystems.open(path), "utf-8-sig", newline="") as stream:
-        try:
-            first = stream.readline().rstrip("\r\n")
-            separator = separator_of(first)
-            header = [name.strip() for name in next(csv.reader([first], delimiter=separator, skipinitialspace=True))]
-            place_of = places_of(header)
-            wanted = ("path", ONE_CLASS, "split") if labelled else ("path",)
-            if missing := [name for name in wanted if name not in place_of]:
-                raise UserError(
-                    f"The first line of {path} must name the columns {', '.join(wanted)}, but lacks {missing[0]}."
-                )
-            lines = csv.reader(stream, delimiter=separator, skipinitialspace=True, strict=True)
-            for row in lines:
-                if not any(map(str.strip, row)):
-                    continue
-                where = f"Line {lines.line_num + 1} of {path}"
-                image, label, split = row_values(row, header, place_of, ONE_CLASS if labelled else None, where)
-                if labelled and split not in (*TRAINING_NAMES, *EVALUATION_NAMES):
-                    raise UserError(
-                        f"{where} has the split {split!r}; give train or one of {', '.join(EVALUATION_NAMES)}."
-                    )
-                file = image if is_remote(image) else str(to_path(path).parent / image)
-                yield Row(file, label if labelled else None, split if labelled else NO_SPLIT)
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"{path} cannot be read as a CSV file ({str(error)[:100]}); save it in UTF-8.") from error
+    with (
+        io.TextIOWrapper(FileSystems.open(path), "utf-8-sig", newline="") as stream,
+        reading(path, "a CSV file", csv.Error, advice="save it in UTF-8"),
+    ):
+        first = stream.readline().rstrip("\r\n")
+        separator = separator_of(first)
+        header = [name.strip() for name in next(csv.reader([first], delimiter=separator, skipinitialspace=True))]
+        place_of = places_of(header)
+        wanted = ("path", ONE_CLASS, "split") if labelled else ("path",)
+        if missing := [name for name in wanted if name not in place_of]:
+            raise UserError(
+                f"The first line of {path} must name the columns {', '.join(wanted)}, but lacks {missing[0]}."
+            )
+        lines = csv.reader(stream, delimiter=separator, skipinitialspace=True, strict=True)
+        for row in lines:
+            if not any(map(str.strip, row)):
+                continue
+            where = f"Line {lines.line_num + 1} of {path}"
+            image, label, split = row_values(row, header, place_of, ONE_CLASS if labelled else None, where)
+            if labelled and split not in (*TRAINING_NAMES, *EVALUATION_NAMES):
+                raise UserError(f"{where} has the split {split!r}; give train or one of {', '.join(EVALUATION_NAMES)}.")
+            file = image if is_remote(image) else str(to_path(path).parent / image)
+            yield Row(file, label if labelled else None, split if labelled else NO_SPLIT)
 
 
 def _files(name: str) -> Iterator[str]:

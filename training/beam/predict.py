@@ -24,6 +24,7 @@ from training.beam.pipeline import (
 )
 from training.features.extractors import fingerprint_of
 from training.features.store import PART, part_file
+from training.input.dataset import check_some_read
 from training.lock import locked
 from training.options.pipeline import PROBLEMS, PipelineOptions
 from training.options.predict import PredictOptions
@@ -50,8 +51,7 @@ def predict(run: Run, pictures: PictureList, options: PredictOptions, pipeline: 
     """
     assert options.output is not None
     output = options.output
-    run_directory.check_output(output)
-    summary, folder = pictures.summary(), to_path(output)
+    folder, summary = run_directory.output_folder(output), pictures.summary()
     classifier = open_classifier(run, options.labels, threshold=options.threshold)
     settings = {
         "model": fingerprint_of(run.model, run.preprocessing, "pre_logits"),
@@ -77,8 +77,7 @@ def predict(run: Run, pictures: PictureList, options: PredictOptions, pipeline: 
         remove_temporary(folder)
         open_output(folder, settings)
         counts = run_pipeline(pipeline, build)
-    if counts["problems"] == settings["pictures"]:
-        raise UserError("None of the pictures could be read; convert them, or give others.")
+    check_some_read(sum(summary.counts.values()) - counts["problems"])
     print(
         f"{options.output} has the classes of {settings['pictures']:,} pictures, {counts['kept']:,} of them from an "
         "earlier pipeline"

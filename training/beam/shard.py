@@ -39,7 +39,7 @@ def shard(pictures: PictureList, options: ShardOptions, pipeline: PipelineOption
 
     A picture that cannot be decoded is left out. Raises UserError for a folder with other TFRecord files.
     """
-    directory = run_directory.check_output(options.output)
+    directory = run_directory.output_folder(options.output)
     summary, shards = pictures.summary(), options.shards
     settings = {"counts": summary.counts, "checksum": summary.checksum, "labels": [*summary.labels], "shards": shards}
     for name, count in summary.counts.items():

@@ -17,20 +17,26 @@ import yaml
 from defusedxml import ElementTree
 
 from keras_vit import UserError
-from keras_vit.errors import is_or_are
-from keras_vit.files.labels import LABELS, read_labels
+from keras_vit.errors import is_or_are, reading
 from keras_vit.images.formats import is_picture, is_picture_name, visible_files
-from training.input.coco import MOST_OF_MANY, number_of, read_coco, read_text, upright_size
+from training.input.coco import (
+    MOST_OF_MANY,
+    check_listed,
+    held_out,
+    number_of,
+    own_labels,
+    read_coco,
+    read_text,
+    upright_size,
+)
 from training.options.detect import BadBoxes, BoxesOptions
 
 # Bytes of an annotation file of one picture.
 _MOST_OF_ONE = 2**24
 # Pixels that a box may reach over the edge of its picture by rounding.
 _ROUNDING = 1.0
-# Without a split of its own, every tenth picture by name is evaluated.
-_HOLD_OUT = 10
 # Of what is wrong, how many are named.
-_NAMED = 3
+_MOST_NAMED = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +103,8 @@ def open_boxes(options: BoxesOptions) -> BoxData:
     checks.report(options.bad_boxes, sum(len(picture.boxes) for each in splits.values() for picture in each))
     if "val" in checked:
         return BoxData(labels, checked["train"], checked["val"], has_split=True)
-    every = checked["train"]
-    if len(every) < 2:
-        raise UserError(f"{path} holds {len(every)} picture; it needs two, to train on and to evaluate on.")
-    rest = tuple(picture for number, picture in enumerate(every) if number % _HOLD_OUT)
-    return BoxData(labels, rest, every[::_HOLD_OUT], has_split=False)
+    train, evaluation = held_out(checked["train"], path)
+    return BoxData(labels, tuple(train), tuple(evaluation), has_split=False)
 
 
 class _Checks:
@@ -144,7 +147,7 @@ class _Checks:
         if not self._wrong:
             return
         kinds = "; ".join(
-            f"{len(names)} {kind} ({', '.join(dict.fromkeys(names[:_NAMED]))}{', …' if names[_NAMED:] else ''})"
+            f"{len(names)} {kind} ({', '.join(dict.fromkeys(names[:_MOST_NAMED]))}{', …' * (len(names) > _MOST_NAMED)})"
             for kind, names in self._wrong.items()
         )
         if mode == "refuse":
@@ -161,10 +164,8 @@ def _yolo(file: pathlib.Path) -> tuple[tuple[str, ...], dict[str, list[Annotated
     The labels of images/a.jpg are in labels/a.txt: in each line a class number, the centre x and y, the width and the
     height, as shares of the picture. A picture without such a file has no objects.
     """
-    try:
+    with reading(file, "YAML", yaml.YAMLError):
         fields = yaml.safe_load(read_text(file, _MOST_OF_ONE))
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise UserError(f"{file} is not valid YAML ({' '.join(str(error).split())[:120]}); correct it.") from error
     if not isinstance(fields, dict) or "names" not in fields or "train" not in fields:
         raise UserError(f"{file} should have the fields names and train, as Ultralytics writes them; add them.")
     labels = _yolo_names(fields["names"], file)
@@ -245,23 +246,16 @@ def _voc(folder: pathlib.Path) -> tuple[tuple[str, ...], list[Annotated]]:
     if missing := [file.name for file in files if file.stem not in pictures]:
         raise UserError(
             f"{len(missing)} of {len(files)} files in {annotations} {is_or_are(len(missing))} of no picture in "
-            f"{places[0]}: {', '.join(missing[:_NAMED])}; add the pictures, or remove the files."
+            f"{places[0]}: {', '.join(missing[:_MOST_NAMED])}; add the pictures, or remove the files."
         )
     if others := pictures.keys() - {file.stem for file in files}:
         print(f"Left out, since no .xml annotates them: {len(others)} pictures such as {pictures[min(others)].name}.")
-    labels = read_labels(folder / LABELS) if (folder / LABELS).is_file() else ()
-    return labels, [_voc_picture(file, pictures[file.stem]) for file in files]
+    return own_labels(folder), [_voc_picture(file, pictures[file.stem]) for file in files]
 
 
 def _voc_picture(file: pathlib.Path, picture: pathlib.Path) -> Annotated:
-    try:
+    with reading(file, "plain XML", ElementTree.ParseError):
         root = ElementTree.fromstring(read_text(file, _MOST_OF_ONE), forbid_dtd=True)
-    except (ElementTree.ParseError, ValueError, RecursionError) as error:  # ValueError: of defusedxml, too
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"{file} cannot be read as plain XML ({' '.join(str(error).split())[:120]}); write it again."
-        ) from error
     if root.tag != "annotation":
         raise UserError(f"{file} should be an <annotation> of Pascal VOC, but is a <{root.tag:.40}>; remove it.")
     height, width = upright_size(picture)
@@ -301,35 +295,29 @@ def _csv(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], lis
         of_picture.append(Box(row["label"], (x, y, x + w, y + h)))
     if not boxes:
         raise UserError(f"{file} has no row; add one for each box.")
-    missing = [name for name in boxes if not (folder / name).is_file()]
-    if missing:
-        raise UserError(
-            f"{len(missing)} of {len(boxes)} pictures that {file} names are not in {folder}: "
-            f"{', '.join(missing[:_NAMED])}; give their folder by --images, or correct the paths."
-        )
-    labels = read_labels(folder / LABELS) if (folder / LABELS).is_file() else ()
-    return labels, [Annotated(folder / name, upright_size(folder / name), found) for name, found in boxes.items()]
+    check_listed([folder / name for name in boxes], file, folder)
+    return own_labels(folder), [
+        Annotated(folder / name, upright_size(folder / name), found) for name, found in boxes.items()
+    ]
 
 
 def _csv_rows(file: pathlib.Path) -> Iterator[tuple[int, Mapping[str, str]]]:
     reader = csv.reader(io.StringIO(read_text(file, MOST_OF_MANY), newline=""))
     needed = ("path", "x", "y", "w", "h", "label")
-    try:
-        header = [name.strip().lower() for name in next(reader, [])]
-        if missing := [name for name in needed if name not in header]:
-            raise UserError(
-                f"{file} should begin with the columns {','.join(needed)}, but has no {', '.join(missing)}; add them."
-            )
-        for row in reader:
-            if not any(row):
-                continue
-            if len(row) != len(header):
+    with reading(file, "CSV", csv.Error):
+        header, *rows = [(reader.line_num, row) for row in reader] or [(1, [])]
+    names = [name.strip().lower() for name in header[1]]
+    if missing := [name for name in needed if name not in names]:
+        raise UserError(
+            f"{file} should begin with the columns {','.join(needed)}, but has no {', '.join(missing)}; add them."
+        )
+    for number, row in rows:
+        if any(row):
+            if len(row) != len(names):
                 raise UserError(
-                    f"Line {reader.line_num} of {file} has {len(row)} values, but the header {len(header)}; correct it."
+                    f"Line {number} of {file} has {len(row)} values, but the header {len(names)}; correct it."
                 )
-            yield reader.line_num, {name: text.strip() for name, text in zip(header, row, strict=True)}
-    except csv.Error as error:
-        raise UserError(f"{file} is not a CSV file in line {reader.line_num} ({error}); write it again.") from error
+            yield number, {name: text.strip() for name, text in zip(names, row, strict=True)}
 
 
 def _coco(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Annotated]]:

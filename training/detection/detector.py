@@ -17,6 +17,7 @@ from keras_vit.run_directory import MODEL
 from keras_vit.runs import Run
 from keras_vit.text.classes import classes_of_labels
 from keras_vit.text.zero_shot import class_embeddings
+from training.options.checks import check_classes
 
 # Overlap (IoU) from which the less likely of two boxes is left out, for an example: as OWL-ViT's original.
 _SAME_OBJECT = 0.3
@@ -93,13 +94,7 @@ def open_detector(run: Run, texts: Classes | None = None) -> Detector:
             f"{run.name} has no classes of its own; give --classes, words to look for, or --like, a picture."
         )
     if texts is None:
-        names = run.labels or tuple(map(str, range(model.output["class_logits"].shape[-1])))
-        if len(names) != model.output["class_logits"].shape[-1]:
-            raise UserError(
-                f"{run.name} has {model.output['class_logits'].shape[-1]} classes, but its labels.txt names "
-                f"{len(names)}; copy that of the run."
-            )
-        return Detector(run.name, model, names)
+        return Detector(run.name, model, run.labels_of(model.output["class_logits"].shape[-1]))
     if has_classes:
         raise UserError(f"{run.name} has classes of its own, {', '.join(run.labels[:5])}; leave --classes out.")
     return Detector(run.name, with_classes(model, class_embeddings(run.checkpoint, texts)), texts.labels)
@@ -109,11 +104,7 @@ def open_detector_of(run: Run, labels: Sequence[str], templates: Sequence[str] |
     """The detector of a run with these classes; of a checkpoint without its own, it looks for their names."""
     texts = None if "class_logits" in _detector_model(run).output else classes_of_labels(labels, templates)
     detector = open_detector(run, texts)
-    if detector.labels != tuple(labels):
-        raise UserError(
-            f"{run.name} has the classes {', '.join(detector.labels[:5])}, but the data have {', '.join(labels[:5])}; "
-            "measure it on data with the same classes in the same order."
-        )
+    check_classes(detector.labels, tuple(labels))
     return detector
 
 

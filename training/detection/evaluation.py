@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import io
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -11,18 +10,17 @@ from typing import Any
 import numpy as np
 
 from keras_vit import UserError, inspection
-from keras_vit.files.atomic import staged
-from keras_vit.files.tables import markdown_table, rounded, short_name
+from keras_vit.files.tables import markdown_table, short_name, with_interval
 from keras_vit.progress import Progress
 from training.detection.annotations import Picture
 from training.detection.detector import BATCH, Detector, Objects
 from training.detection.page import DrawnBox, DrawnPicture, boxes_page
-from training.evaluation.average_precision import STATS, average_precision, coco_evaluation, document
+from training.evaluation.average_precision import STATS, average_precision, coco_evaluation, document, write_measured
 
 # Objects of a picture that count, as in COCO.
 TOP = 100
 # Pictures on the page with missed objects, and with false alarms; the score from which a false alarm counts.
-_SHOWN, _LEAST_SCORE = 12, 0.1
+_MOST_SHOWN, _LEAST_SCORE = 12, 0.1
 _MISSED, _FALSE, _FOUND = "#c44e00", "#a0457a", "#00734f"
 
 
@@ -85,13 +83,13 @@ def write_report(evaluation: Evaluation, detector: Detector, output: pathlib.Pat
     """Write detection.json, detection.md and detection.html, the page of the worst mistakes."""
     metrics = evaluation.metrics
     sentence = (
-        f"AP {_shown(metrics['ap'], metrics['intervals']['ap'])}, AP50 "
-        f"{_shown(metrics['ap50'], metrics['intervals']['ap50'])} on {metrics['pictures']:,} pictures with "
+        f"AP {with_interval(metrics['ap'], metrics['intervals']['ap'])}, AP50 "
+        f"{with_interval(metrics['ap50'], metrics['intervals']['ap50'])} on {metrics['pictures']:,} pictures with "
         f"{metrics['objects']:,} objects"
     )
-    sizes = [(name.replace("_", " "), _shown(metrics[name])) for name in STATS]
+    sizes = [(name.replace("_", " "), with_interval(metrics[name])) for name in STATS]
     classes = [
-        (label, f"{row['objects']:,}", _shown(row["ap"], row["interval"]), _shown(row["ap50"]))
+        (label, f"{row['objects']:,}", with_interval(row["ap"], row["interval"]), with_interval(row["ap50"]))
         for label, row in metrics["classes"].items()
     ]
     text = [
@@ -101,20 +99,8 @@ def write_report(evaluation: Evaluation, detector: Detector, output: pathlib.Pat
         markdown_table(("metric", "value"), sizes, num_text_columns=1), "",
         markdown_table(("class", "objects", "AP", "AP50"), classes, num_text_columns=1), "",
     ]  # fmt: skip
-    with staged(output) as stage:
-        (stage / "detection.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-        (stage / "detection.md").write_text("\n".join(text), encoding="utf-8")
-        (stage / "detection.html").write_text(_page(evaluation, detector), encoding="utf-8")
-    print(f"{sentence}; report in {output / 'detection.md'}, worst mistakes in {output / 'detection.html'}.")
-
-
-def _shown(value: float | None, interval: Sequence[float] | None = None) -> str:
-    if value is None:
-        return "–"
-    if interval is None or interval[0] == interval[1]:
-        return f"{value:.3f}"
-    number, ends = rounded(value, interval)
-    return f"{number} ({ends})"
+    files = write_measured(output, "detection", metrics, text, _page(evaluation, detector))
+    print(f"{sentence}; {files}.")
 
 
 def mistakes(picture: Picture, objects: Objects) -> tuple[np.ndarray, np.ndarray]:
@@ -144,7 +130,10 @@ def _page(evaluation: Evaluation, detector: Detector) -> str:
         worst = max([0.0, *areas[missed]]), max([0.0, *objects.scores[false]])
         rows.append((worst, picture, objects, missed, false))
     chosen = {
-        id(row): row for key in (0, 1) for row in sorted(rows, key=lambda row: -row[0][key])[:_SHOWN] if row[0][key] > 0
+        id(row): row
+        for key in (0, 1)
+        for row in sorted(rows, key=lambda row: -row[0][key])[:_MOST_SHOWN]
+        if row[0][key] > 0
     }
     drawn = [
         _drawn(_read(detector, picture), evaluation.labels, picture, objects, missed, false)

@@ -9,9 +9,7 @@ import numpy as np
 
 import keras_vit
 from keras_vit import DetectionConfig, UserError, ViTConfig, preprocessing_of, with_classes
-from keras_vit.checkpoints.describe import license_of
-from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
-from keras_vit.files.remote import to_path
+from keras_vit.checkpoints.load import check_unchanged, fill_from
 from keras_vit.models.config import TaskConfig
 from keras_vit.models.tasks import build_task, task_of
 from keras_vit.run_directory import MODEL
@@ -21,7 +19,6 @@ from keras_vit.text.zero_shot import class_embeddings
 from training.detection.annotations import BoxData
 from training.detection.detector import open_detector
 from training.detection.evaluation import evaluate, write_report
-from training.loop.dry_run import dry_run_report
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup
 from training.loop.train import run_training
@@ -44,21 +41,14 @@ def fit(options: DetectFitOptions, data: BoxData, setup: Setup) -> RunDirectory:
     def make_model(num_classes: int) -> keras.Model:
         return detector_to_train(backbone, data.labels, options)
 
-    names = {"command": "detect", "recipe_name": "detect"}
-    if options.dry_run:
-        dry_run_report(options, setup, make_model, **names)
-        return RunDirectory(to_path(options.workdir))
-    if not (to_path(options.workdir) / MODEL).is_file():
+    if not options.dry_run and not (options.directory / MODEL).is_file():
         _print_time(backbone.model, options.recipe, len(data.train))
     run = run_training(
-        options,
-        setup,
-        make_model,
-        **names,
-        weights={"checkpoint": options.checkpoint, "license": license_of(options.checkpoint)},
+        options, setup, make_model, command="detect", recipe_name="detect", checkpoint=options.checkpoint
     )
-    detector = open_detector(open_run(str(run.path)))
-    write_report(evaluate(detector, data.evaluation), detector, run.path)
+    if not options.dry_run:
+        detector = open_detector(open_run(str(run.path)))
+        write_report(evaluate(detector, data.evaluation), detector, run.path)
     return run
 
 
@@ -79,10 +69,7 @@ def detector_to_train(backbone: Run, labels: Sequence[str], options: DetectFitOp
     else:
         started, embeddings = task, class_embeddings(backbone.checkpoint, classes_of_labels(labels, options.templates))
     detector = build_task(config, started, preprocessing)
-    values = values_by_key(model)
-    for key, variable in weights_by_key(detector).items():
-        if key in values and tuple(values[key].shape) == tuple(variable.shape):
-            variable.assign(values[key])
+    fill_from(detector, model)
     if task is None:
         head = detector.get_layer("class_head")
         for kernel in (head.scale_kernel, head.shift_kernel):

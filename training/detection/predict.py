@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 import tqdm
 
-from keras_vit import UserError, inspection
+from keras_vit import inspection
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.tables import markdown_table, short_name
 from training.detection.detector import BATCH, Detector, Objects
 from training.detection.page import COLORS, DrawnBox, DrawnPicture, boxes_page
+from training.input.dataset import check_some_read
 from training.options.detect import DetectPredictOptions
 from training.prediction.predict import as_utf8, read_picture
 
@@ -71,8 +72,7 @@ def detect(detector: Detector, files: Sequence[pathlib.Path], options: DetectPre
             else:
                 temporary.write_text(_page(detector, found, problems), encoding="utf-8")
         print(f"Results are in {output}.")
-    if not found:
-        raise UserError("None of the pictures could be read; convert them, or give others.")
+    check_some_read(len(found))
 
 
 def _print(detector: Detector, found: Found, problems: dict[str, str], threshold: float) -> None:

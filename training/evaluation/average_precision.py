@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import io
+import json
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,12 +12,23 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from keras_vit.files.atomic import staged
+
 # Draws of the bootstrap over the pictures, and the ends of the interval.
 _DRAWS, _ENDS = 200, (0.025, 0.975)
 # Names in the report -> what `COCOeval.stats` has at this place.
 STATS = {"ap": 0, "ap50": 1, "ap75": 2, "ap_small": 3, "ap_medium": 4, "ap_large": 5, "ar": 8}
 # Of the ten thresholds of IoU, which a metric is the mean over.
 _IOUS = {"ap": slice(None), "ap50": slice(0, 1)}
+
+
+def write_measured(output: pathlib.Path, name: str, metrics: dict, lines: Sequence[str], page: str) -> str:
+    """Write NAME.json, NAME.md and NAME.html, the page of the worst mistakes, and say where they are."""
+    with staged(output) as stage:
+        (stage / f"{name}.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+        (stage / f"{name}.md").write_text("\n".join(lines), encoding="utf-8")
+        (stage / f"{name}.html").write_text(page, encoding="utf-8")
+    return f"report in {output / f'{name}.md'}, worst pictures in {output / f'{name}.html'}"
 
 
 def average_precision(

@@ -43,7 +43,7 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
         comparison = open_comparison(options.compare)
         comparison.check_images(list(map(split.name, range(split.num_examples))))
     logits, labels = predictor.predict(split, options.batch_size)
-    check_finite(logits)
+    check_logits(logits)
     title = f"{short_name(run.name)} on {short_name(options.source.data)}{options.input.as_typed()}"
     what = {"model": run.name, "kind": predictor.kind, "data": options.source.data, **options.input.given()}
     root = str(options.source.path) if options.source.kind == "folder" else ""
@@ -101,7 +101,7 @@ def check_same_classes(predictor: Predictor, source: DataSet) -> None:
         )
 
 
-def check_finite(logits: np.ndarray) -> None:
+def check_logits(logits: np.ndarray) -> None:
     """Raise UserError for invalid logits. Minus infinity is valid: the logarithm of probability 0."""
     bad = int(np.sum(np.any(np.isnan(logits) | np.isposinf(logits), axis=-1) | np.all(np.isneginf(logits), axis=-1)))
     if bad:

@@ -15,7 +15,8 @@ import scipy.stats
 import sklearn.metrics
 
 from keras_vit import UserError
-from keras_vit.files.remote import to_path
+from keras_vit.errors import reading
+from keras_vit.files.remote import existing_file
 from keras_vit.scores import TOP_K, softmax
 from training.input.dataset import Split
 
@@ -188,14 +189,9 @@ def read_real_labels(path: str, split: Split, num_classes: int) -> list[list[int
     The list is in the order of the images; or, where their files are called ILSVRC2012_val_…, in that of the numbers
     in these names. Raises UserError for a file of anything else.
     """
-    if not to_path(path).is_file():
-        raise UserError(f"There is no file {path!r}; --real-labels takes a JSON list with a list of labels per image.")
-    try:
-        accepted = json.loads(to_path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path} is not JSON ({str(error)[:100]}); --real-labels takes a file such as ImageNet's real.json."
-        ) from error
+    file = existing_file(path, "--real-labels takes a JSON list with a list of labels per image")
+    with reading(path, "JSON", advice="--real-labels takes a file such as ImageNet's real.json"):
+        accepted = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(accepted, list) or not all(_are_labels(numbers, num_classes) for numbers in accepted):
         raise UserError(
             f"{path} must be a JSON list which has for each image a list of class numbers, 0 to {num_classes - 1}; "

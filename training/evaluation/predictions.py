@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import scipy.stats
 
 from keras_vit import UserError
-from keras_vit.files.remote import to_path
+from keras_vit.files.remote import existing_file
 from keras_vit.scores import sigmoid
 
 PREDICTIONS = "predictions.csv"
@@ -116,12 +117,8 @@ class Comparison:
 
 def open_comparison(directory: str) -> Comparison:
     """Read predictions.csv of an earlier report. Raises UserError if the directory has none that is ours."""
-    path = to_path(directory) / PREDICTIONS
-    if not path.is_file():
-        raise UserError(
-            f"--compare takes the directory of an earlier report, but {directory} has no {PREDICTIONS}; evaluate that "
-            "model first."
-        )
+    advice = "--compare takes the directory of an earlier report; evaluate that model first"
+    path = existing_file(os.path.join(directory, PREDICTIONS), advice)
     with path.open(newline="", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     if not rows or not {"file", "correct"} <= rows[0].keys():

@@ -13,7 +13,7 @@ import keras_vit
 from keras_vit import Preprocessing, UserError, run_directory
 from keras_vit.files import tflite_metadata
 from keras_vit.files.labels import LABELS, read_labels
-from keras_vit.files.remote import check_saved_model_path, local_copy
+from keras_vit.files.remote import check_saved_model_path, existing_file, local_copy
 from keras_vit.models.build import logits_model
 from keras_vit.native_stderr import native_stderr_silenced
 from keras_vit.progress import Progress
@@ -73,7 +73,7 @@ def _keras_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions
     with strategy.scope():
         model = logits_model(run.model)
     if run.labels:
-        run_directory.check_classes(model, run.labels)
+        run_directory.check_head(model, run.labels)
     shape = model.output_shape
     if len(shape) != 2 or "logits" not in keras_vit.intermediates(model).output:
         raise UserError(
@@ -278,9 +278,7 @@ def _tflite(run: Run, overrides: InputOptions) -> Predictor:
     """A TFLite file of images, one at a time, float32 or, as 0..255, uint8; its output is taken for logits."""
     from ai_edge_litert.interpreter import Interpreter  # here, so that measuring a run needs no TFLite
 
-    path = run.place
-    if not path.is_file():
-        raise UserError(f"There is no file {str(path)!r}; give the path of a .tflite file.")
+    path = existing_file(run.place, "give the path of a .tflite file")
     try:
         with native_stderr_silenced():  # it announces its delegate
             interpreter = Interpreter(model_path=str(local_copy(path)), num_threads=2)

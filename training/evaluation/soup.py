@@ -14,7 +14,7 @@ import numpy as np
 import keras_vit
 from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.checkpoints.load import weights_by_key
-from keras_vit.files.remote import to_path
+from keras_vit.errors import refuse_first
 from keras_vit.runs import Run
 from training.evaluation.predictors import outputs
 from training.input.known_images import check_held_out
@@ -35,23 +35,24 @@ def cook(runs: Sequence[Run], options: SoupOptions) -> run_to_write.RunDirectory
     Raises UserError if the runs differ in architecture, preprocessing or classes; if greedy, also in their data.
     """
     names = ", ".join(run.name for run in runs)
-    for run in runs:
-        if "settings" not in run.config:
-            raise UserError(
-                f"The {run_directory.CONFIG} of {run.name} is damaged; average other runs, or train this one again."
-            )
-    labels = {run.labels for run in runs}
-    if len(labels) > 1:
-        raise UserError(f"The runs {names} have different classes; average runs on the same data.")
-    kinds = {run.is_multi_label for run in runs}
-    if len(kinds) > 1:
-        raise UserError(f"Of the runs {names} some are for images of several classes; average one kind.")
+    labels, kinds = {run.labels for run in runs}, {run.is_multi_label for run in runs}
+    damaged = [run.name for run in runs if "settings" not in run.config]
+    refuse_first(
+        [
+            (
+                damaged,
+                f"The {run_directory.CONFIG} of {', '.join(damaged)} is damaged; average other runs, or train again.",
+            ),
+            (len(labels) > 1, f"The runs {names} have different classes; average runs on the same data."),
+            (len(kinds) > 1, f"Of the runs {names} some are for images of several classes; average one kind."),
+        ]
+    )
     if options.greedy:
         _check_data(runs)
     model = _read(runs[0])
     for run in runs[1:]:
         _check_model(run, model)
-    target = run_to_write.RunDirectory(to_path(options.output))
+    target = run_to_write.RunDirectory(run_directory.output_folder(options.output))
     source = _source_of(runs) if options.greedy and not target.model_file.is_file() else None
     fingerprints = {run.config.get(run_directory.IMAGES) for run in runs}
     settings = {"command": "soup", "runs": list(options.runs), "greedy": options.greedy, **_common_data(runs)}

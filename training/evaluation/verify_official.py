@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit.published_accuracy import ACCURACY
 from keras_vit.runs import open_run
-from training.evaluation.evaluate import check_finite, check_same_classes
+from training.evaluation.evaluate import check_logits, check_same_classes
 from training.evaluation.predictors import open_predictor
 from training.input.dataset import Split
 from training.input.sources import DataSet, open_source
@@ -61,7 +61,7 @@ def verify_official(options: VerifyOfficialOptions) -> Verification:
     correct, count = 0, 0
     for split in _splits(source, dataset):
         logits, labels = predictor.predict(split, options.batch_size)
-        check_finite(logits)
+        check_logits(logits)
         correct += int(np.sum(logits.argmax(axis=-1) == labels))
         count += len(labels)
     low, high = wilson_interval(correct, count)

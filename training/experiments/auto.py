@@ -28,6 +28,8 @@ DEFAULT_CHECKPOINT = "hf:facebook/dinov2-small"
 FEW_IMAGES = 2000
 # Training images on which two ways of resizing are compared.
 _COMPARED = 200
+# Ways of resizing that cut nothing off.
+_WHOLE = ("stretch", "pad")
 _FOLDS = 5
 # Fewer epochs of fine-tuning than these hardly change the backbone.
 _FEWEST_EPOCHS = 3
@@ -90,10 +92,11 @@ def zero_shot_accuracy(checkpoint: str, source: DataSet) -> float | None:
     return accuracy
 
 
-def finetuning_epochs(run: Run, source: DataSet, minutes: float | None) -> int:
+def finetuning_epochs(run: Run, source: DataSet, minutes: float | None, resize: Resize | None = None) -> int:
     """Epochs for which to train all weights; 0 if the backbone should stay frozen. Prints the reason.
 
-    Times a training step on this machine, or the features of some images.
+    Times a training step on this machine, or the features of some images. Without `resize`, `resize_for` compares two
+    ways, whose features take time, too.
     """
     count = source.train.num_examples
     size, _, transparent = typical_image(source.train)
@@ -104,7 +107,8 @@ def finetuning_epochs(run: Run, source: DataSet, minutes: float | None) -> int:
         print("Fine-tuning all weights, because there is a GPU.")
         return most
     if minutes is None:
-        images = count + source.evaluation.num_examples
+        compared = 0 if resize or run.preprocessing.resize in _WHOLE else min(count, 2 * _COMPARED)
+        images = count + source.evaluation.num_examples + compared
         print(
             f"The backbone stays frozen, because there is no GPU; its features take about "
             f"{duration(images * _image_seconds(run.model))} here. --minutes 30 fine-tunes it if that time suffices."
@@ -153,7 +157,7 @@ def resize_for(run: Run, source: DataSet) -> Resize | None:
     difference below the standard error of an accuracy is noise, and then nothing is cut off.
     """
     own = run.preprocessing
-    if own.resize in ("stretch", "pad"):
+    if own.resize in _WHOLE:
         return None
     some = source.train
     if some.num_examples > 2 * _COMPARED:  # else the features of all, which the probe then takes from the cache

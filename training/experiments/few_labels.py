@@ -19,7 +19,6 @@ import keras_vit
 from keras_vit import UserError, ViTConfig, preprocessing_of, run_directory
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.npz import read_npz, write_npz
-from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table
 from keras_vit.runs import open_run
 from keras_vit.scores import softmax
@@ -81,7 +80,7 @@ def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: 
     )
     table = markdown_table(("training", "evaluation accuracy", "gain"), rows)
     print(f"{table}\n{verdict}")
-    return _keep(runs[best], to_path(options.workdir), f"# Labels alone and with pictures\n\n{table}\n\n{verdict}\n")
+    return _keep(runs[best], options.directory, f"# Labels alone and with pictures\n\n{table}\n\n{verdict}\n")
 
 
 # The options of a run with the labels alone.

@@ -17,7 +17,7 @@ from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.remote import local_path
 from keras_vit.files.tables import markdown_table, short_name
 from keras_vit.models.complexity import costs
-from keras_vit.run_directory import check_output
+from keras_vit.run_directory import output_folder
 from training.experiments.figures import draw
 from training.experiments.grids import BY_SIZE, STUDIES, Point, check_base
 from training.experiments.trial import Trial, labels_of, run_trial
@@ -39,7 +39,7 @@ def study(name: str, options: StudyOptions) -> list[dict]:
     check_base(recipe)
     if train_images is not None and name not in BY_SIZE:
         raise UserError(f"--train-images does not apply to the study {name}; leave it out.")
-    folder = check_output(local_path(options.workdir, "workdir"))
+    folder = output_folder(local_path(options.workdir, "workdir"))
     source = open_source(data)
     check_shots(labels_of(source.train), source.labels, [shots])
     num_examples = source.train.num_examples

@@ -102,8 +102,7 @@ def _trained(trial: Trial) -> dict:
         workdir=str(trial.folder),
         recipe=recipe,
         seed=trial.seed,
-        deterministic=True,
-        execution=Execution(evaluate_every=-(-recipe.steps // point.evaluations)),
+        execution=Execution(deterministic=True, evaluate_every=-(-recipe.steps // point.evaluations)),
     )
     setting = Setup(dataclasses.replace(source, train=subset), strategy)
     run = pretrain(arguments, point.name, setting)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.checkpoints.fetch.find import find_checkpoint
-from keras_vit.errors import nearest
+from keras_vit.errors import check_known
 from keras_vit.files.atomic import write_text
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table
@@ -24,7 +24,7 @@ from training.options.common import DataOptions
 from training.options.experiments import VtabOptions
 from training.options.train import FinetuneOptions
 from training.recipes.recipe import Recipe
-from training.recipes.vtab_tasks import RECIPE_NAME, TASKS, Task
+from training.recipes.vtab_tasks import RECIPE_NAME, TASKS, VtabTask
 
 _GROUPS = ("natural", "specialized", "structured")
 
@@ -54,7 +54,7 @@ def vtab(options: VtabOptions) -> dict:
         )
     folder, strategy = to_path(options.workdir), open_strategy(options.devices)
 
-    def train(task: Task, source: DataSet, rate: float, num_steps: int, name: str) -> float:
+    def train(task: VtabTask, source: DataSet, rate: float, num_steps: int, name: str) -> float:
         """Return the accuracy on the evaluation images of a run, trained now or before."""
         print(f"\n{task.name}, {name}: learning rate {rate:g}, {num_steps} steps")
         own = task_recipe(task, recipe, rate, num_steps)
@@ -83,15 +83,14 @@ def vtab(options: VtabOptions) -> dict:
     return summary
 
 
-def _chosen(tasks: Sequence[str]) -> list[Task]:
+def _chosen(tasks: Sequence[str]) -> list[VtabTask]:
     by_name = {task.name: task for task in TASKS}
     for name in tasks:
-        if name not in by_name:
-            raise UserError(f"VTAB has no task {name!r}; the nearest names are {nearest(name, by_name)}.")
+        check_known("task of VTAB", name, by_name)
     return [by_name[name] for name in dict.fromkeys(tasks)]
 
 
-def _how_to_prepare(task: Task, builder, data_dir: str | None) -> str:
+def _how_to_prepare(task: VtabTask, builder, data_dir: str | None) -> str:
     """The command, and a word where the images must be fetched by hand before."""
     name, _, config = task.dataset.partition("/")
     command = f"tfds build {name}" + (f" --config {config}" if config else "")
@@ -101,7 +100,7 @@ def _how_to_prepare(task: Task, builder, data_dir: str | None) -> str:
 
 
 def _measured(
-    task: Task,
+    task: VtabTask,
     builder,
     settings: Sequence[tuple[float, int]],
     train: Callable[[DataSet, float, int, str], float],
@@ -122,7 +121,7 @@ def _measured(
     return {"group": task.group, "accuracy": accuracy, "learning_rate": rate, "steps": steps, "tried": tried}
 
 
-def task_recipe(task: Task, recipe: Recipe, rate: float, steps: int) -> Recipe:
+def task_recipe(task: VtabTask, recipe: Recipe, rate: float, steps: int) -> Recipe:
     """The recipe without what would change the task's classes."""
     return dataclasses.replace(recipe, learning_rate=rate, steps=steps, flip=task.flip, inception_crop=task.crop)
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from training.input.dataset import DataSet, Split
 from training.input.tfrecord import TFRecords
-from training.recipes.vtab_tasks import NUM_TRAIN, NUM_VAL, Part, Task
+from training.recipes.vtab_tasks import NUM_TRAIN, NUM_VAL, Part, VtabTask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,21 +72,21 @@ RULES = {
 }
 
 
-def open_builder(task: Task, data_dir: str | None):
+def open_builder(task: VtabTask, data_dir: str | None):
     """The TFDS builder of a task, prepared or not."""
     import tensorflow_datasets as tfds
 
     return tfds.builder(task.dataset, data_dir=data_dir)
 
 
-def task_source(task: Task, builder, train: Part, evaluation: Part) -> DataSet:
+def task_source(task: VtabTask, builder, train: Part, evaluation: Part) -> DataSet:
     """Two parts of a prepared task, to train and to evaluate on."""
     rule = RULES.get(task.name)
     names = rule.names if rule else tuple(builder.info.features["label"].names)
     return DataSet(names, _part(task, builder, train), _part(task, builder, evaluation))
 
 
-def _part(task: Task, builder, part: Part) -> Split:
+def _part(task: VtabTask, builder, part: Part) -> Split:
     import tensorflow_datasets as tfds
 
     rule = RULES.get(task.name)

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError, run_directory
+from keras_vit.errors import refuse_first
 from keras_vit.files.atomic import remove_temporary
 from keras_vit.files.file_contents import FileContents, shown
-from keras_vit.files.remote import to_path
 from keras_vit.native_stderr import native_stderr_silenced
 from keras_vit.progress import Progress
 from keras_vit.runs import Run
@@ -36,6 +36,7 @@ from training.input.dataset import (
     ImageWarnings,
     Split,
     bad_examples_reported,
+    check_some_read,
     typical_image,
     without_autograph,
 )
@@ -45,7 +46,7 @@ from training.lock import locked
 from training.options.features import DESCRIPTION, EmbedOptions
 
 # Pictures that cannot be read of which the reasons are printed.
-_NAMED = 10
+_MOST_NAMED = 10
 _DROPS_ALPHA = (
     "Most of these pictures are transparent, and the preprocessing of this checkpoint drops the alpha channel: what is "
     "transparent is often black then. --resize pad puts such pictures on white."
@@ -97,7 +98,7 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
     """
     splits = {name: split.num_examples for name, split in listing.splits.items()}
     description, extractor = opened(run, options, listing.labels, splits, listing.checksum)
-    folder = to_path(options.output)
+    folder = options.folder
     if extractor.preprocessing.background is None and any(
         typical_image(split)[2] for split in listing.splits.values() if listing.files is None
     ):
@@ -106,12 +107,15 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
         remove_temporary(folder)
         index = write_features(folder, description, listing, extractor)
     for number, (path, why) in enumerate(index.problems.items()):
-        print(f"Not embedded: {path}: {why}" if number < _NAMED else f"… and {len(index.problems) - _NAMED} more.")
-        if number == _NAMED:
+        print(
+            f"Not embedded: {path}: {why}"
+            if number < _MOST_NAMED
+            else f"… and {len(index.problems) - _MOST_NAMED} more."
+        )
+        if number == _MOST_NAMED:
             break
     count = sum(index.counts.values())
-    if not count:
-        raise UserError("None of the pictures could be read; convert them, or give others.")
+    check_some_read(count)
     print(
         f"{options.output} has {description.width} features ({description.features}, {description.dtype}) of "
         f"{count:,} pictures."
@@ -181,17 +185,25 @@ def _check_same(folder: pathlib.Path, description: FeatureDescription) -> None:
         if others := sorted(file.name for file in folder.glob("*.parquet")):
             raise UserError(f"{folder} holds {others[0]}, but no {DESCRIPTION}; choose another --output.")
         return
-    found = read_description(folder)
-    if found.fingerprint != description.fingerprint or found.features != description.features:
-        raise UserError(
-            f"{folder} has features of another model ({found.model}, {found.features}) than {description.model} with "
-            f"these options ({description.features}), and features of two models are never mixed; choose another "
-            "--output."
-        )
-    if (found.splits, found.checksum, found.labels) != (description.splits, description.checksum, description.labels):
-        raise UserError(f"{folder} has the features of other pictures; choose another --output, or delete it.")
-    if found.dtype != description.dtype:
-        raise UserError(f"{folder} has features in {found.dtype}; give --dtype {found.dtype}, or another --output.")
+    found, now = read_description(folder), description
+    refuse_first(
+        [
+            (
+                (found.fingerprint, found.features) != (now.fingerprint, now.features),
+                f"{folder} has features of another model ({found.model}, {found.features}) than {now.model} with "
+                f"these options ({now.features}), and features of two models are never mixed; choose another "
+                "--output.",
+            ),
+            (
+                (found.splits, found.checksum, found.labels) != (now.splits, now.checksum, now.labels),
+                f"{folder} has the features of other pictures; choose another --output, or delete it.",
+            ),
+            (
+                found.dtype != now.dtype,
+                f"{folder} has features in {found.dtype}; give --dtype {found.dtype}, or another --output.",
+            ),
+        ]
+    )
 
 
 def embed_rows(

@@ -18,6 +18,7 @@ from training.features.extractors import extractor_of, fingerprint_of
 from training.features.neighbors import NeighborGraph, nearest, unit_chunks, unit_length
 from training.features.pages import Thumbnails, file_address, page, picture
 from training.features.store import NO_SPLIT, FeatureIndex, Pictures, check_same_model, open_index
+from training.input.dataset import check_some_read
 from training.options.features import LookupOptions, SearchOptions, SimilarOptions
 
 _BATCH = 16
@@ -44,8 +45,7 @@ def similar(files: Sequence[str], options: SimilarOptions) -> None:
     part = embed_rows(listing, NO_SPLIT, np.arange(len(files)), extractor)
     for path, why in part.problems.items():
         print(f"Not looked up: {path}: {why}")
-    if not len(part.embeddings):
-        raise UserError("None of the pictures could be read; convert them, or give others.")
+    check_some_read(len(part.embeddings))
     _write(index, _found(index, part.paths, part.embeddings, options), options)
 
 
@@ -100,7 +100,7 @@ def _write(index: FeatureIndex, found: Sequence[Found], options: LookupOptions) 
     for one in found:
         print(f"{one.query}:")
         table = zip(one.pictures.paths, one.pictures.labels, one.cosines, strict=True)
-        rows = [[path, label or "", f"{cosine:.4f}"] for path, label, cosine in table]
+        rows = [[index.shown(path), label or "", f"{cosine:.4f}"] for path, label, cosine in table]
         print(markdown_table(("picture", "label", "similarity"), rows, num_text_columns=2))
     if options.output is None:
         return
@@ -128,7 +128,7 @@ def _page(index: FeatureIndex, found: Sequence[Found]) -> str:
         known = one.pictures.paths, one.pictures.labels, one.pictures.splits
         cards = [
             f'<div class="card">{picture(thumbnails.address(int(row), path, split), path)}<b>{cosine:.3f}</b>'
-            f"{html.escape(label or '')} <small>{html.escape(path)}</small></div>"
+            f"{html.escape(label or '')} <small>{html.escape(index.shown(path))}</small></div>"
             for row, cosine, path, label, split in zip(one.rows, one.cosines, *known, strict=True)
         ]
         asked = file_address(one.query) if pathlib.Path(one.query).is_file() else ""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from keras_vit import UserError
+from keras_vit.errors import needed_package
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.remote import is_remote
 from keras_vit.progress import Progress
@@ -14,7 +15,7 @@ from training.features.store import FeatureIndex
 # Rows of one matrix product.
 _CHUNK = 2**16
 # Scores in memory at once.
-_HELD = 2**26
+_NUMBERS_AT_ONCE = 2**26
 # Of the graph: edges of each picture, and how many candidates are followed when it is made and searched.
 _EDGES, _EFFORT = 32, 128
 # Stored pictures whose neighbors are compared with the exact ones.
@@ -56,7 +57,7 @@ def nearest(chunks: Iterable[np.ndarray], queries: np.ndarray, count: int) -> tu
     rows = np.zeros((len(queries), 0), np.int64)
     begin = 0
     for chunk in chunks:
-        step = max(_HELD // max(len(chunk), 1), 1)
+        step = max(_NUMBERS_AT_ONCE // max(len(chunk), 1), 1)
         found = [_largest(queries[first : first + step], chunk, count) for first in range(0, len(queries), step)]
         best = np.concatenate([best, np.concatenate([scores for scores, _ in found])], axis=1)
         rows = np.concatenate([rows, np.concatenate([places for _, places in found]) + begin], axis=1)
@@ -81,10 +82,7 @@ class NeighborGraph:
         """Read the graph, or make and write it, and print its recall."""
         if is_remote(index.folder):
             raise UserError(f"--approximate keeps its graph beside the features, but {index.folder} is in a bucket.")
-        try:
-            import faiss  # lazy: an extra
-        except ModuleNotFoundError as missing:
-            raise UserError("--approximate needs the Python package faiss; pip install faiss-cpu.") from missing
+        faiss = needed_package("faiss", "--approximate needs", "faiss-cpu")
         name = f"graph-{index.description.fingerprint}-{index.description.checksum}"
         graph, recall = index.folder / f"{name}.faiss", index.folder / f"{name}.json"
         if graph.is_file() and recall.is_file():

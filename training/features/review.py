@@ -131,7 +131,7 @@ class _Cards:
         split = f" ({pictures.splits[row]})" if len(self._index.description.splits) > 1 else ""
         return (
             f'<div class="card" data-row="{row}">{picture(address, pictures.paths[row])}'
-            f"<b>{label}{split}</b>{note} <small>{html.escape(pictures.paths[row])}</small>"
+            f"<b>{label}{split}</b>{note} <small>{html.escape(self._index.shown(pictures.paths[row]))}</small>"
             f'<div class="choice">{radios}{relabel}</div></div>'
         )
 

@@ -20,9 +20,10 @@ import pyarrow
 import pyarrow.parquet
 
 from keras_vit import UserError
+from keras_vit.errors import reading
 from keras_vit.files.atomic import atomic_write, write_text
-from keras_vit.files.remote import local_copy, to_path
-from training.options.features import DESCRIPTION, IndexKind, check_index
+from keras_vit.files.remote import local_copy
+from training.options.features import DESCRIPTION, IndexKind, index_folder
 
 # Pictures of one file: what a killed process loses at most.
 PART = 2048
@@ -120,6 +121,11 @@ class FeatureIndex:
                 for place, value in zip(places, table[name].to_pylist(), strict=True):
                     values[place] = value
         return Pictures(columns["path"], columns["digest"], columns["label"], columns["split"])
+
+    def shown(self, path: str) -> str:
+        """The path of a picture as it is shown: within the folder of the data."""
+        data = (self.description.data or {}).get("data", "")
+        return path.removeprefix(f"{data.removeprefix('folder:').rstrip('/')}/") if data.startswith("folder:") else path
 
     @functools.cached_property
     def problems(self) -> dict[str, str]:
@@ -231,20 +237,17 @@ def write_description(folder: pathlib.Path, description: FeatureDescription) -> 
 def read_description(folder: pathlib.Path) -> FeatureDescription:
     """Read features.json. Raises UserError for a file that is not as `write_description` writes it."""
     file = folder / DESCRIPTION
-    try:
+    with reading(file, "a description of features", TypeError, KeyError, advice="make the features again, elsewhere"):
         fields = json.loads(file.read_text(encoding="utf-8"))
         found = FeatureDescription(**{**fields, "labels": tuple(fields["labels"])})
         if not (isinstance(found.splits, dict) and isinstance(found.width, int) and found.version == _VERSION):
             raise ValueError(f"version {found.version}")
         return found
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{file} cannot be read ({str(error)[:100]}); make the features again, elsewhere.") from error
 
 
 def open_index(path: str) -> FeatureIndex:
     """Open a folder of features. Raises UserError unless it is there and complete."""
-    check_index(path)
-    folder = to_path(path)
+    folder = index_folder(path)
     index = FeatureIndex(folder, read_description(folder))
     missing = [file for split in index.description.splits for file in index.files(split) if not file.is_file()]
     if missing:

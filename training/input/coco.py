@@ -8,20 +8,24 @@ import io
 import json
 import math
 import pathlib
-from collections.abc import Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence, Set
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import PIL.Image
 from pycocotools import mask as rle
 
 from keras_vit import UserError
+from keras_vit.errors import reading
+from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.images.formats import format_problem, orientation
 
 # Bytes of an annotation file of many pictures.
 MOST_OF_MANY = 2**30
 # In the segments of a picture: pixels that belong to none, and those that are not counted, such as crowds.
 NONE, UNCOUNTED = -1, -2
+# Without a split of their own, every tenth picture by name is evaluated.
+_HOLD_OUT = 10
 
 
 class Segments(NamedTuple):
@@ -66,6 +70,17 @@ class Coco:
     def numbers(self) -> dict[int, int]:
         """The number of each category by its id, in the order of the ids."""
         return {number: place for place, number in enumerate(sorted(self.names))}
+
+
+class Listed(Protocol):
+    """A picture that data name."""
+
+    @property
+    def file(self) -> pathlib.Path:
+        """Where it is."""
+
+
+AnyListed = TypeVar("AnyListed", bound=Listed)
 
 
 def read_coco(file: pathlib.Path, folder: pathlib.Path) -> Coco:
@@ -168,7 +183,7 @@ def read_panoptic(file: pathlib.Path, folder: pathlib.Path) -> tuple[Mapping[int
     return names, pictures
 
 
-def panoptic_segments(picture: PanopticPicture, numbers: Mapping[int, int]) -> Segments:
+def segments_of_png(picture: PanopticPicture, numbers: Mapping[int, int]) -> Segments:
     """The segments of a picture; `numbers` as of `coco_segments`."""
     try:
         with PIL.Image.open(picture.png) as image:
@@ -215,6 +230,28 @@ def number_of(value: object, where: str) -> float:
     return number
 
 
+def held_out(pictures: Sequence[AnyListed], path: pathlib.Path) -> tuple[list[AnyListed], list[AnyListed]]:
+    """All but every tenth picture by name, and these. Raises UserError for a single picture."""
+    if len(pictures) < 2:
+        raise UserError(f"{path} holds {len(pictures)} picture; it needs two, to train on and to evaluate on.")
+    pictures = sorted(pictures, key=lambda picture: picture.file)
+    return [each for number, each in enumerate(pictures) if number % _HOLD_OUT], pictures[::_HOLD_OUT]
+
+
+def own_labels(folder: pathlib.Path) -> tuple[str, ...]:
+    """The names of labels.txt in the folder of the data; none without it."""
+    return read_labels(folder / LABELS) if (folder / LABELS).is_file() else ()
+
+
+def check_listed(files: Collection[pathlib.Path], file: pathlib.Path, folder: pathlib.Path) -> None:
+    """Raise UserError unless all pictures that a file names are there."""
+    if missing := [path.name for path in files if not path.is_file()]:
+        raise UserError(
+            f"{len(missing)} of {len(files)} pictures that {file} names are not in {folder}, such as "
+            f"{', '.join(missing[:3])}; give their folder by --images, or correct the paths."
+        )
+
+
 def read_text(file: pathlib.Path, most: int) -> str:
     """The text of a file in UTF-8, after a look at its size."""
     try:
@@ -229,22 +266,14 @@ def read_text(file: pathlib.Path, most: int) -> str:
 
 def _names_and_files(file: pathlib.Path, folder: pathlib.Path) -> tuple[dict[int, str], dict[int, pathlib.Path], dict]:
     """The names of the categories and the pictures by their ids, and all of the file."""
-    try:
+    with reading(file, "JSON"):
         document = json.loads(read_text(file, MOST_OF_MANY))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{file} is not valid JSON ({str(error)[:120]}); write it again.") from error
     images, _, categories = (_objects(document, name, file) for name in ("images", "annotations", "categories"))
     names = {_field(each, "id", int, file): _field(each, "name", str, file) for each in categories}
     files = {_field(each, "id", int, file): folder / _field(each, "file_name", str, file) for each in images}
     if len(names) < len(categories) or len(files) < len(images):
         raise UserError(f"{file} has two images or two categories with one id; give each its own.")
-    if missing := [path for path in files.values() if not path.is_file()]:
-        raise UserError(
-            f"{len(missing)} of {len(files)} pictures that {file} names are not in {folder}, such as "
-            f"{missing[0].name}; give their folder by --images."
-        )
+    check_listed(files.values(), file, folder)
     return names, files, document
 
 

@@ -12,7 +12,7 @@ import itertools
 import re
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +28,7 @@ from keras_vit.progress import tracked
 # How a graph says that a stored label is no class; `bad_examples_reported` makes a UserError of it.
 _LABEL_OUTSIDE = "Labels must be numbers of the classes, from 0, but one of the images read has the label"
 # Of images at fault, how many are named in a message, and how many different reasons are counted.
-_NAMED, _REASONS = 10, 5
+_MOST_NAMED, _REASONS = 10, 5
 # Images of each split that are checked for a warning if not all of them are read beforehand.
 _LOOKED_AT = 64
 
@@ -87,7 +87,8 @@ class Split:
 class Batches(Protocol):
     """How batches of a data set are made whose targets are no classes of whole images, but masks or boxes.
 
-    The arguments and the order are those of `training_batches` and `evaluation_batches` (`training/input/pipeline.py`).
+    The order and the arguments but num_classes are those of `training_batches` and `evaluation_batches` of
+    `training/input/pipeline.py`.
     The targets are a dict of arrays (B, ...), among them "labels" (B, T): the class of each target, -1 for none.
     """
 
@@ -245,9 +246,24 @@ def skip_undecodable(split: Split) -> Split:
         return split
     print(f"Skipped: {_bad_images(split, bad)}.")
     good = np.setdiff1d(np.arange(split.num_examples), list(bad))
-    if not len(good):
-        raise UserError("None of the images can be decoded; give others.")
+    check_some_read(len(good))
     return split.take(good)
+
+
+def check_some_read(count: int) -> None:
+    """Raise UserError if none of the pictures could be read."""
+    if not count:
+        raise UserError("None of the pictures could be read; convert them, or give others.")
+
+
+def check_classes_of_splits(train: Iterable[str], evaluation: Iterable[str], where: object) -> None:
+    """Raise UserError unless the images to train and to evaluate on have the same classes."""
+    if only := sorted({*train} ^ {*evaluation}):
+        few = ", ".join(only[:5]) + (", …" if only[5:] else "")
+        raise UserError(
+            f"Both splits of {where} must have the same classes, but {few} {is_or_are(len(only))} only in one of them; "
+            "add images to the other, or remove the class."
+        )
 
 
 def _undecodable(split: Split) -> dict[int, str]:
@@ -270,8 +286,8 @@ def _bad_images(split: Split, bad: dict[int, str]) -> str:
 
 def summarize_problems(problems: Mapping[str, str]) -> str:
     """Names with their problems, for a message: a few of them, how many have which, and a file that holds all."""
-    shown = "; ".join(f"{name} ({why})" for name, why in itertools.islice(problems.items(), _NAMED))
-    if len(problems) <= _NAMED:
+    shown = "; ".join(f"{name} ({why})" for name, why in itertools.islice(problems.items(), _MOST_NAMED))
+    if len(problems) <= _MOST_NAMED:
         return shown
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", prefix="keras_vit-images-", suffix=".txt", delete=False
@@ -280,7 +296,7 @@ def summarize_problems(problems: Mapping[str, str]) -> str:
     counts = collections.Counter(problems.values())
     reasons = ", ".join(f"{count} times {why[:200]}" for why, count in counts.most_common(_REASONS))
     rest = f", and {len(counts) - _REASONS} reasons more" if len(counts) > _REASONS else ""
-    return f"{shown}; and {len(problems) - _NAMED} more (in all {reasons}{rest}), which are listed in {file.name}"
+    return f"{shown}; and {len(problems) - _MOST_NAMED} more (in all {reasons}{rest}), which are listed in {file.name}"
 
 
 def problems_of(examples: Sequence, problem: Callable) -> dict:
@@ -338,7 +354,7 @@ class ImageWarnings:
             (self.dark, f"of 16 bits and nearly black, since the highest value is below 4,096; {formats.SCALE_BITS}"),
         ):
             if names:
-                shown = ", ".join(sorted(names)[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+                shown = ", ".join(sorted(names)[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
                 print(f"Warning: {len(names):,} of {looked_at} {is_or_are(len(names))} {what}: {shown}")
 
 

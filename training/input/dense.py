@@ -51,7 +51,6 @@ class DenseBatches:
         recipe: DenseRecipe,
         preprocessing: Preprocessing,
         *,
-        num_classes: int,
         seed: int,
         first_step: int,
         num_steps: int | None = None,
@@ -93,7 +92,6 @@ class DenseBatches:
         split: Split,
         preprocessing: Preprocessing,
         *,
-        num_classes: int,
         batch_size: int,
         part: tuple[int, int] = (0, 1),
     ) -> tf.data.Dataset:

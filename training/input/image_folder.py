@@ -21,6 +21,7 @@ from training.input.dataset import (
     DataSet,
     ImageWarnings,
     Split,
+    check_classes_of_splits,
     decoding_problem,
     error_reason,
     problems_of,
@@ -51,11 +52,7 @@ def folder(
             print(f"Not used, beside {splits[0].name} and {splits[1].name} of {path}: {', '.join(left_out)}.")
         _refuse_seed(split_seed, path)
         train, test = _decided([_class_files(split, check) for split in splits], check)
-        if only := sorted(train.keys() ^ test.keys()):
-            raise UserError(
-                f"The classes of {splits[0]} and {splits[1]} must be the same, but {', '.join(only)} "
-                f"{is_or_are(len(only))} only in one of them; add images to the other, or remove the class."
-            )
+        check_classes_of_splits(train, test, path)
     else:
         [classes] = _decided([_class_files(path, check)], check)
         train, test = _held_out(classes, path, split_seed)
@@ -196,11 +193,7 @@ def csv_list(
         train, test = _decided(
             [_readable(found[split], f"{path} ({split})", check) for split in ("train", "test")], check
         )
-        if only := sorted(train.keys() ^ test.keys()):
-            raise UserError(
-                f"Both splits of {path} must have the same classes, but {', '.join(only)} {is_or_are(len(only))} only "
-                "in one of them; add images to the other, or remove the class."
-            )
+        check_classes_of_splits(train, test, path)
     return _source_of_classes(train, test, check.contents, held_out=set(found) == {""})
 
 

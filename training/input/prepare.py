@@ -55,9 +55,9 @@ _USED_BITS = (8, 10, 12, 16)
 _ORIENTATION, _UPRIGHT = 0x0112, 1  # of EXIF
 _WHITE_IS_ZERO = (262, 0)  # a tag of TIFF, and its value
 # Files that each thread has at hand, and files that a message names.
-_AHEAD, _NAMED = 4, 10
+_AHEAD, _MOST_NAMED = 4, 10
 _HEIC = "HEIC, which needs the package pillow-heif"
-_SAID = {
+_WORDS_OF = {
     "kept": "kept as they are",
     "converted": "converted",
     "turned": "turned upright",
@@ -71,7 +71,7 @@ class _Outcome:
     """What was done to a file."""
 
     done: str
-    """A key of _SAID."""
+    """A key of _WORDS_OF."""
     note: str = ""
     """What else is to be said, of a broken file the reason."""
     format: str = ""
@@ -106,7 +106,7 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
             original = first.setdefault(outcome.digest, name) if outcome.digest else name
             if done == "broken":
                 reasons[note] += 1
-                broken += [f"{shown(str(name))} ({note})"] if len(broken) < _NAMED else []
+                broken += [f"{shown(str(name))} ({note})"] if len(broken) < _MOST_NAMED else []
             elif original != name:
                 done, note = "copy", f"of {shown(str(original))}"
                 moved += [f"{shown(str(name))} {note}"] if original.parent != name.parent else []
@@ -121,7 +121,9 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
         if not first:
             raise UserError(f"No picture of {folder} can be read: {'; '.join(broken)}{_advice(reasons, output)}")
     print(
-        markdown_table(["", "files"], [[said, f"{counts[done]:,}"] for done, said in _SAID.items()], num_text_columns=1)
+        markdown_table(
+            ["", "files"], [[said, f"{counts[done]:,}"] for done, said in _WORDS_OF.items()], num_text_columns=1
+        )
     )
     if broken:
         print(f"Broken: {'; '.join(broken)}{'; …' if counts['broken'] > len(broken) else ''}{_advice(reasons, output)}")

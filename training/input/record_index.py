@@ -9,6 +9,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import google_crc32c
 import numpy as np
@@ -27,6 +28,9 @@ _AHEAD, _SHORT = 2**18, 2**14
 _THREADS = 64
 
 
+Parsed = TypeVar("Parsed")
+
+
 def record_lengths(paths: Sequence[str]) -> dict[str, np.ndarray]:
     """Path -> (records,) int64, the bytes of the data of each record.
 
@@ -42,16 +46,35 @@ def record_lengths(paths: Sequence[str]) -> dict[str, np.ndarray]:
     return lengths
 
 
+def version_of(path: str) -> tuple[int, int]:
+    """Bytes of a file, and when it was written, in nanoseconds."""
+    found = to_path(path).stat()
+    return found.st_size, found.st_mtime_ns
+
+
 def file_size(path: str) -> int:
     """Bytes of a file."""
-    return to_path(path).stat().st_size
+    return version_of(path)[0]
+
+
+def read_index(index: str, parse: Callable[[Mapping[str, np.ndarray]], Parsed], what: str) -> Parsed | None:
+    """What `parse` makes of the arrays of an index; None if there is no intact one, so that `what` is indexed again."""
+    if not to_path(index).is_file():
+        return None
+    try:
+        return parse(read_npz(index))
+    except RemoteError:
+        raise
+    except (ValueError, KeyError, TypeError):  # UserError is a ValueError
+        print(f"The index {index} is damaged; the {what} are indexed again.")
+        return None
 
 
 def _lengths_in(
     folder: str, sizes: Mapping[str, int], pool: concurrent.futures.ThreadPoolExecutor
 ) -> dict[str, np.ndarray]:
     index = os.path.join(folder, NAME)
-    known = _read(index)
+    known = read_index(index, _lengths_of, "records") or {}
     found = {path: known[os.path.basename(path)] for path in sizes if os.path.basename(path) in known}
     stale = [path for path, lengths in found.items() if _bytes_of(lengths) != sizes[path]]
     if stale:
@@ -84,19 +107,10 @@ def write(folder: str | os.PathLike, lengths: Mapping[str, np.ndarray]) -> None:
     write_npz(os.path.join(folder, NAME), arrays)
 
 
-def _read(index: str) -> dict[str, np.ndarray]:
-    """File name -> lengths; nothing if there is no intact index."""
-    if not to_path(index).is_file():
-        return {}
-    try:
-        arrays = read_npz(index)
-        names, counts = json.loads(arrays["names"].tobytes()), arrays["counts"]
-        return dict(zip(names, np.split(arrays["lengths"], np.cumsum(counts)[:-1]), strict=True))
-    except RemoteError:
-        raise
-    except (ValueError, KeyError, TypeError):  # UserError is a ValueError
-        print(f"The index {index} is damaged; the records are indexed again.")
-        return {}
+def _lengths_of(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """File name -> lengths."""
+    names, counts = json.loads(arrays["names"].tobytes()), arrays["counts"]
+    return dict(zip(names, np.split(arrays["lengths"], np.cumsum(counts)[:-1]), strict=True))
 
 
 def scan(path: str) -> np.ndarray:

@@ -16,7 +16,7 @@ from training.options.common import DataOptions
 
 def write_samples(source: DataOptions, output: str | os.PathLike, *, count: int = 128) -> None:
     """Write samples.npz with up to `count` evaluation images in shuffled order, and labels.txt."""
-    directory = run_directory.check_output(output)
+    directory = run_directory.output_folder(output)
     dataset = open_source(source)
     split = dataset.evaluation
     chosen = np.random.default_rng(0).permutation(split.num_examples)[:count]

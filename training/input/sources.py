@@ -26,7 +26,7 @@ from training.options.common import EVALUATION_NAMES, DataOptions
 __all__ = ["DataOptions", "DataSet", "Split", "array_split", "bad_examples_reported", "digits", "open_source"]
 
 # Errors of a system without a network.
-_NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
+_UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 # Sets of equal images up to this size are decoded once and held; larger ones are read when needed.
 _IN_MEMORY_BYTES = 2**30
 
@@ -167,7 +167,7 @@ def _check_servers(builder) -> None:
 def _is_no_network(error: BaseException | None) -> bool:
     """Whether there is no way to a server; one that refuses, or that another program may reach, is not meant."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    return isinstance(reason, socket.gaierror | TimeoutError) or getattr(reason, "errno", None) in _NO_WAY
+    return isinstance(reason, socket.gaierror | TimeoutError) or getattr(reason, "errno", None) in _UNREACHABLE
 
 
 def tfds_eval_split(builder) -> str:

@@ -13,11 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.errors import is_or_are
 from keras_vit.files.file_contents import shown
 from keras_vit.files.remote import is_remote, matching, read_places, to_path
 from keras_vit.run_directory import LABELS
-from training.input.dataset import DataSet, Split, skip_undecodable
+from training.input.dataset import DataSet, Split, check_classes_of_splits, skip_undecodable
 from training.input.tar_index import BLOCK, NAME, tar_images
 from training.input.tfrecord import PARALLEL_READS, class_names
 from training.options.checks import HOLD_OUT, check_class_size, files_of
@@ -166,7 +165,8 @@ def _classes(texts: list[str], labels: Sequence[np.ndarray], files: list[str]) -
         names = names or tuple(str(number) for number in range(max(numbers.values()) + 1))
     else:
         if not names:
-            _check_same_classes([{spoken[number] for number in part} for part in used])
+            train, evaluation = ({spoken[number] for number in part} for part in (used[0], used[-1]))
+            check_classes_of_splits(train, evaluation, "the tar files")
         names = names or tuple(sorted(set(spoken.values())))
         known = {name: number for number, name in enumerate(names)}
         if unknown := sorted(set(spoken.values()) - known.keys()):
@@ -177,16 +177,6 @@ def _classes(texts: list[str], labels: Sequence[np.ndarray], files: list[str]) -
     for number, label in numbers.items():
         result[number] = label
     return names, result
-
-
-def _check_same_classes(splits: Sequence[set[str]]) -> None:
-    """Raise UserError unless the images to train and to evaluate on have the same classes."""
-    if only := sorted(splits[0] ^ splits[-1]):
-        few = ", ".join(only[:5]) + (", …" if only[5:] else "")
-        raise UserError(
-            f"Both splits of the tar files must have the same classes, but {few} {is_or_are(len(only))} only in one of "
-            "them; add images to the other, or leave the class out."
-        )
 
 
 def _held_out(split: Split, names: tuple[str, ...], pattern: str) -> tuple[Split, Split]:

@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from keras_vit import UserError
+from keras_vit.errors import refuse_first
 from keras_vit.files.file_contents import shown
-from keras_vit.files.npz import read_npz, write_npz
-from keras_vit.files.remote import RemoteError, read_places, to_path
+from keras_vit.files.npz import write_npz
+from keras_vit.files.remote import read_places
 from keras_vit.images.formats import is_hidden
 from keras_vit.progress import tracked
+from training.input.record_index import file_size, read_index, version_of
 
 NAME = "tars.npz"
 BLOCK = tarfile.BLOCKSIZE
@@ -48,17 +50,11 @@ def tar_images(paths: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
     found: dict[str, np.ndarray] = {}
     numbers: dict[str, int] = {}
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        versions = dict(zip(paths, pool.map(_version, paths), strict=True))
+        versions = dict(zip(paths, pool.map(version_of, paths), strict=True))
         for folder in sorted({os.path.dirname(path) for path in paths}):
             here = {path: version for path, version in versions.items() if os.path.dirname(path) == folder}
             found |= _images_in(folder, here, numbers, pool)
     return found, list(numbers)
-
-
-def _version(path: str) -> tuple[int, int]:
-    """Bytes of a file, and when it was written, in nanoseconds."""
-    found = to_path(path).stat()
-    return found.st_size, found.st_mtime_ns
 
 
 def _images_in(
@@ -69,7 +65,7 @@ def _images_in(
 ) -> dict[str, np.ndarray]:
     """The images of the tar files of one folder; the texts of their labels get the next `numbers`."""
     index = os.path.join(folder, NAME)
-    known, texts = _read(index)
+    known, texts = read_index(index, _images_of, "tar files") or ({}, [])
     found = {
         path: _renumbered(known[name][1], texts, numbers)
         for path, version in versions.items()
@@ -108,24 +104,15 @@ def _write(index: str, files: Mapping[str, tuple[tuple[int, int], np.ndarray]], 
     write_npz(index, {"text": np.frombuffer(text.encode(), np.uint8), "images": images.view(np.uint8)})
 
 
-def _read(index: str) -> tuple[dict[str, tuple[tuple[int, int], np.ndarray]], list[str]]:
-    """File name -> its version and its images, and the texts of the labels; nothing if there is no intact index."""
-    if not to_path(index).is_file():
-        return {}, []
-    try:
-        arrays = read_npz(index)
-        text = json.loads(arrays["text"].tobytes())
-        images, ends = arrays["images"].view(IMAGE), np.cumsum([count for *_, count in text["files"]])
-        parts = np.split(images, ends[:-1]) if len(ends) else []
-        if len(images) != (ends[-1] if len(ends) else 0) or images["label"].max(initial=-1) >= len(text["labels"]):
-            raise ValueError
-        files = {name: ((size, time), part) for (name, size, time, _), part in zip(text["files"], parts, strict=True)}
-        return files, text["labels"]
-    except RemoteError:
-        raise
-    except (ValueError, KeyError, TypeError):  # UserError is a ValueError
-        print(f"The index {index} is damaged; the tar files are indexed again.")
-        return {}, []
+def _images_of(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, tuple[tuple[int, int], np.ndarray]], list[str]]:
+    """File name -> its version and its images, and the texts of the labels."""
+    text = json.loads(arrays["text"].tobytes())
+    images, ends = arrays["images"].view(IMAGE), np.cumsum([count for *_, count in text["files"]])
+    parts = np.split(images, ends[:-1]) if len(ends) else []
+    if len(images) != (ends[-1] if len(ends) else 0) or images["label"].max(initial=-1) >= len(text["labels"]):
+        raise ValueError
+    files = {name: ((size, time), part) for (name, size, time, _), part in zip(text["files"], parts, strict=True)}
+    return files, text["labels"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +132,7 @@ def scan(path: str) -> tuple[np.ndarray, list[str]]:
 
     Raises UserError if it is no complete tar file of images with labels.
     """
-    size = to_path(path).stat().st_size
+    size = file_size(path)
     return read_places(path, lambda read: _walk(path, size, read))
 
 
@@ -283,16 +270,20 @@ def _image_of(members: Mapping[str, _Member], path: str) -> _Member | None:
                 f"({', '.join(_IMAGES)}), but does not; write each image and its label one after the other."
             )
         return None
-    image = images[0]
-    if len(images) > 1:
-        raise UserError(f"{shown(image.name)} and {shown(images[1].name)} of {path} have the same name; rename one.")
-    if not image.is_file:
-        raise UserError(
-            f"{shown(image.name)} of {path} should be a file, but is a link or a device; write the tar file with "
-            "--dereference."
-        )
-    if not 0 < image.size < 2**32:
-        raise UserError(f"{shown(image.name)} of {path} should be an image, but has {image.size} bytes; leave it out.")
+    image, name = images[0], shown(images[0].name)
+    refuse_first(
+        [
+            (len(images) > 1, f"{name} and {shown(images[-1].name)} of {path} have the same name; rename one."),
+            (
+                not image.is_file,
+                f"{name} of {path} should be a file, but is a link or a device; write the tar file with --dereference.",
+            ),
+            (
+                not 0 < image.size < 2**32,
+                f"{name} of {path} should be an image, but has {image.size} bytes; leave it out.",
+            ),
+        ]
+    )
     return image
 
 

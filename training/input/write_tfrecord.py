@@ -21,7 +21,7 @@ from training.options.common import DataOptions
 
 def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
     """Write train-*, eval-* and labels.txt into the directory `output`, all of them or none."""
-    directory = run_directory.check_output(output)
+    directory = run_directory.output_folder(output)
     if directory.is_dir() and any(directory.glob("*.tfrecord")):
         raise UserError(f"{directory} holds TFRecord files already; give another --output, or remove them.")
     dataset = open_source(source)

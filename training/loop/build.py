@@ -10,6 +10,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
+from keras_vit.errors import refuse_first
 from keras_vit.models.config import DetectionConfig, SegmentationConfig, ViTConfig
 from keras_vit.models.detection import CLASSES, with_classes
 from keras_vit.models.layers import no_init_weights
@@ -39,7 +40,6 @@ def build_trainer(
     strategy: tf.distribute.Strategy,
     execution: Execution,
     seed: int,
-    deterministic: bool = False,
     class_weights: np.ndarray | None = None,
 ) -> Trainer:
     """Create the model under the strategy and compile its trainer, with all variables created.
@@ -47,7 +47,6 @@ def build_trainer(
     Args:
         make_model: returns the model; called once.
         num_steps: of the run.
-        deterministic: whether TensorFlow's operations are deterministic, which excludes XLA.
         class_weights: (K,), see `training.loop.objectives.Classification`.
     """
     return compile_trainer(
@@ -57,7 +56,6 @@ def build_trainer(
         strategy=strategy,
         execution=execution,
         seed=seed,
-        deterministic=deterministic,
         class_weights=class_weights,
     )
 
@@ -69,7 +67,6 @@ def checked_model(
     *,
     strategy: tf.distribute.Strategy,
     execution: Execution,
-    deterministic: bool,
 ) -> keras.Model:
     """Return the network that `build_trainer` would train, without weights and optimizer, which take memory.
 
@@ -77,7 +74,7 @@ def checked_model(
     """
     with no_init_weights():
         model = _new_model(make_model, strategy, execution)
-    _prepare(model, recipe, strategy, execution, deterministic)
+    _prepare(model, recipe, strategy, execution)
     if not (isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation"):
         recipe = dataclasses.replace(recipe, ema_decay=None)
     return _make_trainer(model, recipe, num_steps, strategy=strategy, execution=execution, seed=0).network
@@ -103,14 +100,13 @@ def compile_trainer(
     execution: Execution,
     strategy: tf.distribute.Strategy | None = None,
     seed: int = 0,
-    deterministic: bool = False,
     class_weights: np.ndarray | None = None,
 ) -> Trainer:
     """Compile the recipe's trainer for a model that was created under the strategy's scope, and build its optimizer."""
     strategy = strategy or tf.distribute.get_strategy()
-    _prepare(model, recipe, strategy, execution, deterministic)
+    _prepare(model, recipe, strategy, execution)
     with strategy.scope():
-        jit_compile = _jit_compile(execution, deterministic, matches_on_host=isinstance(recipe, DenseRecipe))
+        jit_compile = _jit_compile(execution, matches_on_host=isinstance(recipe, DenseRecipe))
         optimizer = make_optimizer(
             recipe.optimizer,
             model,
@@ -129,13 +125,11 @@ def compile_trainer(
     return trainer
 
 
-def _prepare(
-    model: keras.Model, recipe: Recipe, strategy: tf.distribute.Strategy, execution: Execution, deterministic: bool
-) -> None:
+def _prepare(model: keras.Model, recipe: Recipe, strategy: tf.distribute.Strategy, execution: Execution) -> None:
     """Add adapters, freeze layers and set the bias of the head. Raises UserError where the model has no such layers."""
     _check_graph(model)
     with strategy.scope():
-        _check_xla(execution, deterministic)
+        _check_xla(execution)
         if recipe.lora:
             add_adapters(model, recipe.lora, recipe.lora_on)
     _freeze(model, recipe.freeze)
@@ -196,19 +190,20 @@ def _training_forward(
     model: keras.Model, recipe: Recipe, num_steps: int, seed: int, execution: Execution
 ) -> Callable[[keras.Model, keras.Variable, list[keras.Variable]], TrainingForward] | None:
     """Return the trainer's `training_forward`; None if training computes what evaluation does."""
-    if execution.remat and (recipe.patch_sizes or recipe.patch_dropout):
-        raise UserError("--patch-sizes and --patch-dropout do not support rematerialization; leave --remat out.")
-    if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation":
-        if execution.remat:
-            raise UserError("--target self-distillation does not support rematerialization; leave --remat out.")
-        return lambda network, step, averages: MultiCrop(model, network, averages, step, recipe, num_steps)
-    if isinstance(recipe, DenseRecipe) and execution.remat:
-        raise UserError("Training with masks or boxes does not support rematerialization; leave --remat out.")
+    of_crops = recipe if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation" else None
+    for applies, what in (
+        (recipe.patch_sizes or recipe.patch_dropout, "--patch-sizes and --patch-dropout"),
+        (of_crops, "--target self-distillation"),
+        (isinstance(recipe, DenseRecipe), "Training with masks or boxes"),
+        (isinstance(recipe, PseudoLabelRecipe), "Pictures without labels"),
+    ):
+        if execution.remat and applies:
+            raise UserError(f"{what} cannot be combined with rematerialization; leave --remat out.")
+    if of_crops is not None:
+        return lambda network, step, averages: MultiCrop(model, network, averages, step, of_crops, num_steps)
     if isinstance(recipe, SegmentRecipe) and recipe.head == "eomt":
         return lambda network, step, averages: block_predictions(network)
     if isinstance(recipe, PseudoLabelRecipe):
-        if execution.remat:
-            raise UserError("Pictures without labels do not support rematerialization; leave --remat out.")
         return lambda network, step, averages: PseudoLabels(model, network, averages)
     if recipe.patch_dropout:
         return lambda network, step, averages: PatchDropout(model, network, recipe.patch_dropout)
@@ -231,15 +226,24 @@ def _freeze(model: keras.Model, names: tuple[str, ...]) -> None:
         raise UserError("All layers are frozen, so there is nothing to train; freeze fewer layers.")
 
 
-def _check_xla(execution: Execution, deterministic: bool) -> None:
+def _check_xla(execution: Execution) -> None:
     """Raise UserError where XLA is requested and cannot be used; in the scope of the strategy."""
-    if execution.xla == "on" and tf.distribute.has_strategy():
-        raise UserError("XLA compiles the step of a single device only; leave --xla out, or give --strategy single.")
-    if execution.xla == "on" and deterministic:
-        raise UserError("XLA is not used with --deterministic, where Keras turns it off; leave one of them out.")
+    is_on = execution.xla == "on"
+    refuse_first(
+        [
+            (
+                is_on and tf.distribute.has_strategy(),
+                "XLA compiles the step of a single device only; leave --xla out, or give --strategy single.",
+            ),
+            (
+                is_on and execution.deterministic,
+                "XLA is not used with --deterministic, where Keras turns it off; leave one of them out.",
+            ),
+        ]
+    )
 
 
-def _jit_compile(execution: Execution, deterministic: bool, *, matches_on_host: bool) -> bool:
+def _jit_compile(execution: Execution, *, matches_on_host: bool) -> bool:
     """Whether Keras compiles the step with XLA. A TPU always does; several replicas on CPUs or GPUs cannot.
 
     Raises UserError if XLA is requested for a step that matches masks or boxes on the host, which it cannot on
@@ -252,7 +256,7 @@ def _jit_compile(execution: Execution, deterministic: bool, *, matches_on_host: 
     if execution.xla == "on" or keras.backend.backend() == "jax":
         return True
     single_gpu = not tf.distribute.has_strategy() and bool(tf.config.list_physical_devices("GPU"))
-    return execution.xla == "auto" and single_gpu and not deterministic
+    return execution.xla == "auto" and single_gpu and not execution.deterministic
 
 
 def trained_model(trainer: Trainer) -> keras.Model:

@@ -11,7 +11,6 @@ import numpy as np
 
 from keras_vit import ViTConfig, config_of, preprocessing_of
 from keras_vit.files.atomic import atomic_write
-from keras_vit.files.remote import to_path
 from keras_vit.models.complexity import costs
 from keras_vit.models.config import ModelConfig
 from training.input.sources import DataSet
@@ -59,11 +58,11 @@ def dry_run_report(
 ) -> None:
     """Print the dry run's report and plot the learning rate next to the workdir, which is not created.
 
-    Raises UserError for whatever `training.loop.train.run_training` refuses. See there for the arguments.
+    Raises UserError for whatever `run_training` refuses. See there for the arguments.
     """
     settings = settings_of(options, command, recipe_name, setup.source)
     options, source, num_steps = checked(options, setup)
-    workdir, recipe, replicas = to_path(options.workdir), options.recipe, setup.strategy.num_replicas_in_sync
+    workdir, recipe, replicas = options.directory, options.recipe, setup.strategy.num_replicas_in_sync
     RunDirectory(workdir).check(settings, source.labels, images=setup.source.fingerprint)
     network = checked_model(
         lambda: make_model(len(source.labels)),
@@ -71,7 +70,6 @@ def dry_run_report(
         num_steps,
         strategy=setup.strategy,
         execution=options.execution,
-        deterministic=options.deterministic,
     )
     classes = len(source.labels) if uses_labels(recipe) else 0
     channels = preprocessing_of(network).channels

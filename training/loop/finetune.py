@@ -10,17 +10,14 @@ import keras
 
 import keras_vit
 from keras_vit import UserError, ViTConfig, runs
-from keras_vit.checkpoints.describe import license_of
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
-from keras_vit.files.remote import to_path
 from keras_vit.published import upstream_checkpoint
 from keras_vit.text.classes import classes_of_labels
 from training.input.dataset import typical_image
 from training.input.known_images import warn_of_known_images, warn_of_training_images
 from training.loop.build import model_with_config
-from training.loop.dry_run import dry_run_report
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup, with_loss_for
 from training.loop.train import run_training
@@ -77,10 +74,6 @@ def finetune(
             average.remember(start)
         return start
 
-    if options.dry_run:
-        dry_run_report(options, setup, make_model, command="finetune", recipe_name=recipe_name)
-        return RunDirectory(to_path(options.workdir))
-    weights = {"checkpoint": checkpoint, "license": license_of(checkpoint)}
     return run_training(
         options,
         setup,
@@ -88,7 +81,7 @@ def finetune(
         command="finetune",
         recipe_name=recipe_name,
         callbacks=(*callbacks, average) if options.wise_ft < 1.0 else callbacks,
-        weights=weights,
+        checkpoint=checkpoint,
     )
 
 

@@ -6,11 +6,8 @@ import keras
 
 import keras_vit
 from keras_vit import preprocessing_of
-from keras_vit.checkpoints.describe import license_of
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.load import weights_by_key
-from keras_vit.files.remote import to_path
-from training.loop.dry_run import dry_run_report
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup, open_setup, with_loss_for
 from training.loop.train import run_training
@@ -48,10 +45,6 @@ def pretrain(
             _fill(model, start, options.checkpoint)
         return model
 
-    if options.dry_run:
-        dry_run_report(options, setup, make_model, command="pretrain", recipe_name=recipe_name)
-        return RunDirectory(to_path(options.workdir))
-    checkpoint = options.checkpoint
     return run_training(
         options,
         setup,
@@ -59,7 +52,7 @@ def pretrain(
         command="pretrain",
         recipe_name=recipe_name,
         callbacks=callbacks,
-        weights=None if checkpoint is None else {"checkpoint": checkpoint, "license": license_of(checkpoint)},
+        checkpoint=options.checkpoint,
     )
 
 

@@ -22,7 +22,7 @@ _BAR_COLUMNS = 8
 
 
 @dataclasses.dataclass
-class Progress:
+class TrainingProgress:
     """How far a run is, and how long it will still take."""
 
     step: Callable[[], int]
@@ -52,7 +52,7 @@ class Progress:
         return duration((self.clock() - self._start) / done * (self.num_steps - self.step()))
 
 
-def display(progress: Progress) -> "ProgressBar | ProgressLines":
+def display(progress: TrainingProgress) -> "ProgressBar | ProgressLines":
     """Return the callback for the standard output of this process."""
     return ProgressBar(progress) if sys.stdout.isatty() else ProgressLines(progress)
 
@@ -60,7 +60,7 @@ def display(progress: Progress) -> "ProgressBar | ProgressLines":
 class ProgressBar(keras.callbacks.Callback):
     """Rewrites one line of a terminal of 60 or more columns."""
 
-    def __init__(self, progress: Progress):
+    def __init__(self, progress: TrainingProgress):
         super().__init__()
         self._progress, self._logs, self._rate = progress, dict[str, float](), 0.0
         self._bar = tqdm.tqdm(
@@ -115,7 +115,7 @@ class ProgressBar(keras.callbacks.Callback):
 class ProgressLines(keras.callbacks.Callback):
     """Prints lines of a log."""
 
-    def __init__(self, progress: Progress):
+    def __init__(self, progress: TrainingProgress):
         super().__init__()
         self._progress, self._clock = progress, progress.clock
         self._epochs_printed, self._rate, self._loss = 0, 0.0, ""

@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError, preprocessing_of
-from keras_vit.files.remote import is_remote, to_path
+from keras_vit.errors import refuse_first
+from keras_vit.files.remote import is_remote
 from keras_vit.run_directory import CALIBRATION, SAMPLES, save_training_images
 from training.devices.strategies import open_strategy
 from training.input.dataset import balanced, class_weights
@@ -20,6 +21,7 @@ from training.input.pipeline import save_samples, steps_per_epoch
 from training.input.sources import DataSet, open_source
 from training.loop.objectives import uses_labels
 from training.loop.run import RunDirectory
+from training.options.checks import FOR_SEVERAL_CLASSES
 from training.options.common import Execution, TrainingOptions
 from training.recipes.advice import advice
 from training.recipes.recipe import Recipe
@@ -57,7 +59,7 @@ def open_setup(options: TrainingOptions, open_data: Callable[[], DataSet] | None
             f"but was given {options.workdir!r}; give one such as runs/mine."
         )
     if is_remote(options.workdir):
-        to_path(options.workdir).mkdir(parents=True, exist_ok=True)  # raises what is wrong before all the work
+        options.directory.mkdir(parents=True, exist_ok=True)  # raises what is wrong before all the work
     return Setup(
         strategy=open_strategy(options.devices, options.model_parallel, shard_weights=options.shard_weights),
         source=open_data() if open_data else open_source(options.source, multi_label=True),
@@ -72,15 +74,16 @@ def with_loss_for(options: AnyOptions, source: DataSet) -> AnyOptions:
     recipe = options.recipe
     if source.multi_label == (recipe.loss == "multi-label") or not uses_labels(recipe):
         return options
-    if not source.multi_label:
-        raise UserError(
-            "--loss multi-label is for images of several classes each, from --data csv:FILE with a column labels; "
-            "leave it out."
-        )
-    if recipe.teacher is not None:
-        raise UserError(
-            "A teacher gives probabilities that sum to 1, but these images have several classes; leave --teacher out."
-        )
+    refuse_first(
+        [
+            (not source.multi_label, FOR_SEVERAL_CLASSES),
+            (
+                recipe.teacher,
+                "A teacher gives probabilities that sum to 1, but these images have several classes; leave --teacher "
+                "out.",
+            ),
+        ]
+    )
     print("Each image may have several classes: the loss is a sigmoid cross-entropy per class (--loss multi-label).")
     return dataclasses.replace(options, recipe=dataclasses.replace(recipe, loss="multi-label"))
 
@@ -209,7 +212,7 @@ def settings_of(options: TrainingOptions, command: str, recipe_name: str, source
     return {**run_settings(options, command, recipe_name), "images": images}
 
 
-def fingerprint(settings: dict, source: DataSet) -> int:
+def number_of_settings(settings: dict, source: DataSet) -> int:
     """A number that tells settings and classes apart."""
     text = json.dumps([settings, source.labels], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError, preprocessing_of
-from keras_vit.files.remote import to_path
+from keras_vit.checkpoints.describe import license_of
 from training.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
 from training.input.dataset import class_weights
 from training.input.pipeline import evaluation_batches, resized_once, steps_per_epoch, training_batches
@@ -24,12 +24,13 @@ from training.input.unlabelled import semi_supervised_batches
 from training.lock import locked
 from training.loop import checkpoints
 from training.loop.build import build_trainer, trained_model
+from training.loop.dry_run import dry_run_report
 from training.loop.inspect_callback import InspectEpochs
 from training.loop.metrics_log import MetricsLog
 from training.loop.profile import ProfileSteps
-from training.loop.progress import Progress, display
+from training.loop.progress import TrainingProgress, display
 from training.loop.run import RunDirectory, write_curves
-from training.loop.setup import Setup, checked, fingerprint, save_input, settings_of
+from training.loop.setup import Setup, checked, number_of_settings, save_input, settings_of
 from training.loop.signals import StopSignals, TrainingInterrupted
 from training.loop.trainer import Trainer
 from training.options.common import TrainingOptions
@@ -46,9 +47,9 @@ def run_training(
     command: str,
     recipe_name: str,
     callbacks: Sequence[keras.callbacks.Callback] = (),
-    weights: dict | None = None,
+    checkpoint: str | None = None,
 ) -> RunDirectory:
-    """Train, or resume, or do nothing if the run is finished; return the finished run.
+    """Train, or resume, or do nothing if the run is finished; return the run. With `options.dry_run`, only report.
 
     Args:
         options: of the command, with the recipe.
@@ -60,14 +61,17 @@ def run_training(
             with an evaluation, and may set `model.stop_training`, which ends the run and saves the model as it is.
             Their own state is not saved: when an interrupted run continues, they start fresh. With several workers,
             the callbacks of each worker must make the same decisions.
-        weights: see `RunDirectory.start`.
+        checkpoint: that the model begins with, for config.json.
 
     Raises:
         TrainingInterrupted: after SIGTERM or Ctrl-C, with a checkpoint saved.
         UserError: if options, data, devices and directory do not fit, the loss is not finite or the disk is full; the
             last checkpoint remains.
     """
-    run, strategy = RunDirectory(to_path(options.workdir)), setup.strategy
+    run, strategy = RunDirectory(options.directory), setup.strategy
+    if options.dry_run:
+        dry_run_report(options, setup, make_model, command=command, recipe_name=recipe_name)
+        return run
     settings = settings_of(options, command, recipe_name, setup.source)
     writes = is_chief(strategy)
     with locked(run.path) if writes and not run.model_file.is_file() else contextlib.nullcontext():
@@ -75,7 +79,7 @@ def run_training(
         check_equal_on_workers(
             strategy,
             {
-                "their settings or data": fingerprint(settings, source),
+                "their settings or data": number_of_settings(settings, source),
                 "the images of their data, by its files or by the index of its records": source.fingerprint,
             },
         )
@@ -85,7 +89,7 @@ def run_training(
             return run
 
         keras.utils.set_random_seed(options.seed)
-        if options.deterministic:
+        if options.execution.deterministic:
             tf.config.experimental.enable_op_determinism()
         trainer = build_trainer(
             lambda: make_model(len(source.labels)),
@@ -94,10 +98,10 @@ def run_training(
             strategy=strategy,
             execution=options.execution,
             seed=options.seed,
-            deterministic=options.deterministic,
             class_weights=class_weights(source.train, len(source.labels)) if options.recipe.class_weights else None,
         )
         if writes:
+            weights = None if checkpoint is None else {"checkpoint": checkpoint, "license": license_of(checkpoint)}
             run.start(settings, source.labels, weights, images=setup.source.fingerprint)
             save_input(run, trainer.network, source, options, settings)
 
@@ -211,30 +215,19 @@ class Training:
         if service is not None:
             epochs = 0.0  # images held here would be sent to the service
         source = resized_once(self._source, recipe, preprocessing, epochs=epochs, evaluations=evaluations)
-        of_training, of_evaluation, most = training_batches, evaluation_batches, _EVALUATION_BATCH
+        num_classes, most = len(source.labels), _EVALUATION_BATCH
+        of_training: Callable[..., tf.data.Dataset] = functools.partial(training_batches, num_classes=num_classes)
+        of_evaluation: Callable[..., tf.data.Dataset] = functools.partial(evaluation_batches, num_classes=num_classes)
         if source.batches is not None:  # of large pictures
             of_training, of_evaluation, most = source.batches.training, source.batches.evaluation, recipe.batch_size
         if source.unlabelled is not None:
-            of_training = functools.partial(semi_supervised_batches, source.unlabelled)
-        training = functools.partial(
-            of_training,
-            source.train,
-            recipe,
-            preprocessing,
-            num_classes=len(source.labels),
-            seed=self._options.seed,
-        )
+            of_training = functools.partial(semi_supervised_batches, source.unlabelled, num_classes=num_classes)
+        training = functools.partial(of_training, source.train, recipe, preprocessing, seed=self._options.seed)
         if service is not None:
             training = functools.partial(served_batches, service, training)
         training = functools.partial(training, first_step=self.step, num_steps=None)
         size, num_batches = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync, most)
-        evaluation = functools.partial(
-            of_evaluation,
-            source.evaluation,
-            preprocessing,
-            num_classes=len(source.labels),
-            batch_size=size,
-        )
+        evaluation = functools.partial(of_evaluation, source.evaluation, preprocessing, batch_size=size)
         return (
             distributed(strategy, recipe.batch_size, training),
             distributed(strategy, size, evaluation),
@@ -255,7 +248,7 @@ class Training:
                 stack.callback(profile.stop)
                 callbacks.append(profile)
             if self._writes and self.step < self.num_steps:
-                progress = display(Progress(lambda: self.step, self.num_steps, self._data_epoch))
+                progress = display(TrainingProgress(lambda: self.step, self.num_steps, self._data_epoch))
                 stack.callback(progress.close)
                 callbacks.append(progress)
             epochs = len(self.records) + -(-self.num_steps // self._epoch) - self.step // self._epoch

@@ -1,6 +1,5 @@
 """What can be checked of paths and names before TensorFlow is imported, which takes seconds."""
 
-import collections
 import dataclasses
 import itertools
 import os
@@ -12,10 +11,10 @@ from collections.abc import Sequence
 
 from keras_vit import MODELS, UserError, run_directory
 from keras_vit.checkpoints.fetch.find import check_name
-from keras_vit.errors import near_path, nearest
+from keras_vit.errors import check_known, refuse_first
 from keras_vit.files.file_contents import shown
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
-from keras_vit.files.remote import is_remote, matching, to_path
+from keras_vit.files.remote import existing_folder, is_remote, matching
 from keras_vit.images.formats import format_list, is_hidden, is_picture_name
 from keras_vit.parser import Given
 from keras_vit.runs import Run
@@ -30,19 +29,20 @@ HOLD_OUT = 10
 _MOST_COUNTED = 10_000
 # Levels of folders that are searched for those of classes, and folders on one of them.
 _MOST_LEVELS, _MOST_FOLDERS = 8, 100
-# Bytes of a CSV file that takes seconds to read.
-_LONG_LIST = 2**24
 # What the names of the files of a source end in, and those of compressed tar files.
 _ENDINGS = {"tfrecord": ".tfrecord", "tar": ".tar"}
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
+FOR_SEVERAL_CLASSES = (
+    "--loss multi-label is for images of several classes each, from --data csv:FILE with a column labels; leave it out."
+)
 # Until a host that does not answer counts as absent.
 _CONNECT_SECONDS = 5
 
 # What a path of each kind is.
 _NOUNS = {"folder": "folder", "csv": "file"}
 # Which fields of DataOptions each kind of source takes.
-_TAKEN = {
+_FIELDS_OF = {
     "digits": (),
     "tfds": ("data_dir", "train_split", "eval_split"),
     "folder": ("on_bad_image", "split_seed", "exclude"),
@@ -55,13 +55,13 @@ _TAKEN = {
 def check_data(source: DataOptions) -> None:
     """Raise UserError unless `--data` names a kind of source, with the options that it takes, and its folder exists."""
     kind, _, rest = source.data.partition(":")
-    if kind not in _TAKEN or bool(rest) == (kind == "digits"):
+    if kind not in _FIELDS_OF or bool(rest) == (kind == "digits"):
         raise UserError(
             "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given "
             f"{source.data!r}{_advice(source.data)}."
         )
     for field in dataclasses.fields(source):
-        if field.name not in ("data", *_TAKEN[kind]) and getattr(source, field.name) != field.default:
+        if field.name not in ("data", *_FIELDS_OF[kind]) and getattr(source, field.name) != field.default:
             raise UserError(f"--{field.name.replace('_', '-')} does not apply to --data {kind}; leave it out.")
     given = _kind_of(rest)
     if kind in _NOUNS and given and given != kind:
@@ -77,11 +77,8 @@ def check_data(source: DataOptions) -> None:
         _check_listed(source.path, source.on_bad_image)
     if kind in _ENDINGS and not is_remote(rest):
         files_of(kind, rest, matching(rest))
-    if source.data_dir is not None and not is_remote(source.data_dir) and not to_path(source.data_dir).is_dir():
-        raise UserError(
-            f"There is no folder {source.data_dir!r}; --data-dir takes the folder of prepared data sets, or an empty "
-            "one to download to."
-        )
+    if source.data_dir is not None and not is_remote(source.data_dir):
+        existing_folder(source.data_dir, "--data-dir takes the folder of prepared data sets, or an empty one")
 
 
 def check_data_service(options: TrainingOptions) -> None:
@@ -90,17 +87,26 @@ def check_data_service(options: TrainingOptions) -> None:
     if address is None:
         return
     found = re.fullmatch(r"grpc://\[?([^/\[\]]+)\]?:(\d{1,5})", address)
-    if found is None or not 0 < int(found[2]) < 2**16:
-        raise UserError(f"--data-service takes an address such as grpc://host:5050, but was given {address!r}.")
-    if options.source.data.startswith("tar:"):
-        raise UserError(
-            "The workers of --data-service read files by TensorFlow alone, and tar files need Python; write them as "
-            "TFRecord files with keras-vit shard, or leave --data-service out."
-        )
-    if options.devices.may_be_one_of_several():
-        raise UserError("--data-service serves one training machine, but this is one of several; leave it out.")
+    host, port = (found[1], int(found[2])) if found else ("", 0)
+    refuse_first(
+        [
+            (
+                not 0 < port < 2**16,
+                f"--data-service takes an address such as grpc://host:5050, but was given {address!r}.",
+            ),
+            (
+                options.source.data.startswith("tar:"),
+                "The workers of --data-service read files by TensorFlow alone, and tar files need Python; write them "
+                "as TFRecord files with keras-vit shard, or leave --data-service out.",
+            ),
+            (
+                options.devices.may_be_one_of_several(),
+                "--data-service serves one training machine, but this is one of several; leave it out.",
+            ),
+        ]
+    )
     try:
-        socket.create_connection((found[1], int(found[2])), _CONNECT_SECONDS).close()
+        socket.create_connection((host, port), _CONNECT_SECONDS).close()
     except (OSError, UnicodeError) as error:
         raise UserError(
             f"No data service answers at {address} ({error}); start its dispatcher there, or leave --data-service out."
@@ -122,12 +128,7 @@ def _kind_of(path: str) -> str | None:
 
 def _check_folder(name: str) -> None:
     """Raise UserError unless there are at least two folders of classes, or one of a split."""
-    path = to_path(name)
-    if not path.is_dir():
-        advice = "" if is_remote(name) else near_path(name, os.path.isdir)
-        raise UserError(
-            f"There is no folder {name!r}{advice or '; --data folder:PATH takes a folder of class folders.'}"
-        )
+    path = existing_folder(name, "--data folder:PATH takes a folder of class folders")
     if is_remote(name):
         return  # each entry costs a request
     inside = [entry.name for entry in path.iterdir() if entry.is_dir() and not is_hidden(entry.name)]
@@ -199,17 +200,14 @@ def files_of(kind: str, pattern: str, found: Sequence[str]) -> list[str]:
         )
     if files := sorted(file for file in found if file.endswith(ending)):
         return files
+    matched, pattern_to_give = "matches no file", f"a pattern such as 'shards/*{ending}'"
     if os.path.isdir(pattern):
-        raise UserError(
-            f"--data {kind}:GLOB takes files, but {pattern!r} is a folder; give "
-            f"{shlex.quote(f'{kind}:' + os.path.join(pattern, '*' + ending))}."
-        )
-    if found:
-        raise UserError(
-            f"--data {kind}:GLOB takes files that end in {ending}, but {pattern!r} matches only others, such "
-            f"as {os.path.basename(min(found))}; give a pattern such as 'shards/*{ending}'."
-        )
-    raise UserError(f"No file matches {pattern!r}; --data {kind}:GLOB takes a pattern such as 'shards/*{ending}'.")
+        matched, pattern_to_give = "is a folder", shlex.quote(f"{kind}:" + os.path.join(pattern, "*" + ending))
+    elif found:
+        matched = f"matches only others, such as {os.path.basename(min(found))}"
+    raise UserError(
+        f"--data {kind}:GLOB takes files that end in {ending}, but {pattern!r} {matched}; give {pattern_to_give}."
+    )
 
 
 def few_classes(path: pathlib.Path, count: int) -> UserError:
@@ -278,10 +276,9 @@ def _count_pictures(folder: pathlib.Path) -> dict[str, int] | None:
 
 def check_class_size(name: str, count: int, where: str, *, least: int) -> None:
     """Raise UserError for a class of fewer images than `least`, which is 1, or 2 where some are kept for evaluation."""
-    if count == 0:
-        raise UserError(f"The class {name!r} of {where} has no image ({format_list()}).")
     if count < least:
-        raise UserError(f"The class {name!r} has one image, and needs two: to train on and to evaluate on.")
+        few = "has one image, and needs two: to train on and to evaluate on"
+        raise UserError(f"The class {name!r} {few if count else f'of {where} has no image ({format_list()})'}.")
 
 
 def check_batch_size(batch_size: int, num_examples: int) -> None:
@@ -297,10 +294,7 @@ def check_loss(source: DataOptions, recipe: Recipe) -> None:
     """Raise UserError for the loss of images of several classes each, with data that always have one."""
     kind, uses_labels = source.data.partition(":")[0], getattr(recipe, "target", "classes") == "classes"
     if recipe.loss == "multi-label" and uses_labels and kind in ("digits", "tfds", "folder"):
-        raise UserError(
-            "--loss multi-label is for images of several classes each, from --data csv:FILE with a column labels; "
-            "leave it out."
-        )
+        raise UserError(FOR_SEVERAL_CLASSES)
 
 
 def unlabelled_path(name: str) -> pathlib.Path:
@@ -308,17 +302,18 @@ def unlabelled_path(name: str) -> pathlib.Path:
     kind, _, rest = name.partition(":")
     if kind != "folder" or not rest:
         raise UserError(f"--unlabelled takes folder:PATH of pictures, but was given {name!r}.")
-    path = to_path(rest)
-    if not path.is_dir():
-        advice = "" if is_remote(rest) else near_path(rest, os.path.isdir)
-        raise UserError(f"There is no folder {rest!r}{advice or '; --unlabelled takes a folder of pictures.'}")
-    return path
+    return existing_folder(rest, "--unlabelled takes a folder of pictures")
+
+
+def check_checkpoint(name: str) -> None:
+    """Raise UserError for the name of a checkpoint that there cannot be, and for a file that holds no model."""
+    check_name(name)
+    run_directory.check_model_file(name)
 
 
 def check_continued(checkpoint: str, given: Given, recipe_name: str) -> None:
     """Raise UserError for a checkpoint that is none, or that the recipe or the options of a model exclude."""
-    check_name(checkpoint)
-    run_directory.check_model_file(checkpoint)
+    check_checkpoint(checkpoint)
     if recipe_name == "auto":
         raise UserError(
             "--checkpoint goes on from a model without labels, but the recipe auto learns classes; take a recipe such "
@@ -327,42 +322,6 @@ def check_continued(checkpoint: str, given: Given, recipe_name: str) -> None:
     if fields := [path[-1] for path in given if path[:2] == ("recipe", "model")]:
         name = fields[0].replace("_", "-")
         raise UserError(f"The model is that of --checkpoint, so --model.{name} has no effect; leave it out.")
-
-
-def check_recipe_of_files(source: DataOptions, recipe: Recipe) -> None:
-    """As `check_batch_size`, for files of this machine that are counted quickly.
-
-    What holds for this many images holds for fewer, if some cannot be read or are kept for evaluation. With `balance`
-    there are others in an epoch.
-    """
-    count = None if recipe.balance else _most_training_images(source)
-    if count is not None:
-        check_batch_size(recipe.batch_size, count)
-
-
-def _most_training_images(source: DataOptions) -> int | None:
-    """How many images of a folder or list are at most for training; None where that is not known quickly."""
-    kind, _, rest = source.data.partition(":")
-    if kind not in ("folder", "csv") or is_remote(rest):
-        return None
-    if kind == "csv":
-        return _most_listed(source.path) if source.path.stat().st_size < _LONG_LIST else None
-    splits = split_folders(source.path)
-    counts = _count_pictures(splits[0] if splits else source.path)
-    if counts is None:
-        return None
-    return sum(counts.values()) - (0 if splits else sum(-(-count // HOLD_OUT) for count in counts.values()))
-
-
-def _most_listed(path: pathlib.Path) -> int:
-    """How many images of a CSV file are at most for training."""
-    column, value_of, *_ = listed_files(path)
-    if "" not in value_of:
-        return len(value_of["train"])
-    count, labels = len(value_of[""]), collections.Counter(value_of[""].values())
-    # A tenth of each class, as the reader; of images with several classes each it keeps this many, or one more.
-    kept = sum(-(-images // HOLD_OUT) for images in labels.values()) if column == ONE_CLASS else count // HOLD_OUT
-    return count - kept
 
 
 def check_run_classes(run: Run, source: DataOptions) -> None:
@@ -414,8 +373,7 @@ def check_start(checkpoint: str | None, model: str | None) -> None:
 
 def check_model(name: str) -> str:
     """Return the name of an official model. Raises UserError if there is none of this name."""
-    if name not in MODELS:
-        raise UserError(f"There is no official model {name!r}; the nearest names are {nearest(name, MODELS)}.")
+    check_known("official model", name, MODELS)
     return name
 
 
@@ -427,7 +385,7 @@ def report_directory(run: Run, output: str | None) -> pathlib.Path:
     own = run.directory if run.file(run_directory.CONFIG) else None
     if output is None and own is None:
         raise UserError(f"{run.name!r} is not a run directory to put the report into; give --output a directory.")
-    directory = run_directory.check_output(output or own or "")
+    directory = run_directory.output_folder(output or own or "")
     if (directory / run_directory.CONFIG).is_file() and not (own and directory.samefile(own)):
         raise UserError(
             f"{directory} is the directory of another run, not of {run.name}; give --output a directory of its own."

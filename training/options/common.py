@@ -125,6 +125,8 @@ class Execution:
     """Steps between two evaluations, each a line in metrics.jsonl; default one epoch."""
     checkpoint_every: Count | None = None
     """Steps between two checkpoints, besides those at each evaluation; default none."""
+    deterministic: bool = False
+    """Bit-exact repeatability on a CPU, a few percent slower."""
     xla: Literal["auto", "on", "off"] = "auto"
     """Compile the training step with XLA; auto: on a single GPU, where it helps."""
     steps_per_execution: Count = 1
@@ -155,8 +157,6 @@ class TrainingOptions:
     continues. All workers share it."""
     seed: Seed = 0
     """Seed of initial weights, data order, augmentation and dropout."""
-    deterministic: bool = False
-    """Bit-exact repeatability on a CPU, a few percent slower."""
     dry_run: bool = False
     """Print the configuration, steps, learning rate, operations and memory of the run, and stop."""
     model_parallel: Count = 1
@@ -174,6 +174,11 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+
+    @property
+    def directory(self) -> pathlib.Path:
+        """The run directory."""
+        return to_path(self.workdir)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,8 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from keras_vit.errors import UserError, near_path
+from keras_vit.errors import UserError, reading
+from keras_vit.files.remote import existing_file
 from keras_vit.images.formats import is_picture_name
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, composed
 
@@ -67,18 +68,14 @@ class ListedFiles(NamedTuple):
 
 def listed_files(path: pathlib.Path) -> ListedFiles:
     """Read a CSV file. Raises UserError for the first wrong row."""
-    if not path.is_file():
-        advice = near_path(path, os.path.isfile) or "; --data csv:FILE takes one with the columns path and label."
-        raise UserError(f"There is no file {str(path)!r}{advice}")
-    try:
+    existing_file(path, "--data csv:FILE takes one with the columns path and label")
+    with reading(path, "a CSV file", csv.Error, advice="save it again"):
         content, encoding = _decoded(path.read_bytes())
         content = re.sub(r"\Asep=.(?=[\r\n])", "", content)  # Excel's first line
         separator = separator_of(content)
         # Line breaks stay, since those in quotes belong to a value.
         lines = csv.reader(io.StringIO(content, newline=""), delimiter=separator, skipinitialspace=True, strict=True)
         table = [(lines.line_num, row) for row in lines if any(map(str.strip, row))]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read as a CSV file ({str(error)[:100]}); save it again.") from error
     remarks = [f"{path} is not in UTF-8; it is read as {encoding}, of Windows."] if encoding == "cp1252" else []
     header = [name.strip() for name in table[0][1]] if table else []
     if len(header) == 2 and is_picture_name(header[0]):

@@ -6,9 +6,9 @@ import pathlib
 from typing import Annotated
 
 from keras_vit import UserError, run_directory
-from keras_vit.errors import near_path
+from keras_vit.errors import refuse_first
 from keras_vit.files.atomic import is_temporary
-from keras_vit.files.remote import is_remote, to_path
+from keras_vit.files.remote import existing_folder, is_remote
 from keras_vit.images.formats import is_hidden
 from keras_vit.parser import Count, Positional
 from training.options.common import DataOptions
@@ -33,8 +33,7 @@ class ShardOptions:
 
     def check_output(self) -> None:
         """Raise UserError for a folder with files of something else, such as pictures: they would be mixed."""
-        folder = to_path(self.output)
-        if is_remote(self.output) or not folder.is_dir():
+        if is_remote(self.output) or not (folder := run_directory.output_folder(self.output)).is_dir():
             return
         for entry in sorted(folder.iterdir()):
             is_ours = entry.suffix == ".tfrecord" or entry.name in (
@@ -71,16 +70,17 @@ class PrepareOptions:
 
     def check_folders(self) -> None:
         """Raise UserError unless the one folder exists on this machine, and the other does not and is not inside it."""
-        for path in (self.folder, self.output):
-            if is_remote(path):
-                raise UserError(f"IN and OUT are folders of this machine, but one is {path}; copy the pictures first.")
-        if not self.folder.is_dir():
-            advice = near_path(self.folder, os.path.isdir) or "; give a folder of pictures."
-            raise UserError(f"There is no folder {str(self.folder)!r}{advice}")
-        if (
-            self.output.resolve().is_relative_to(self.folder.resolve())
-            and self.output.resolve() != self.folder.resolve()
-        ):
-            raise UserError(f"OUT should be outside of {self.folder}, but is {self.output}; choose another folder.")
-        if os.path.lexists(self.output):
-            raise UserError(f"{self.output} exists, but OUT should be a new folder; choose another name.")
+        remote = [path for path in (self.folder, self.output) if is_remote(path)]
+        if remote:
+            raise UserError(f"IN and OUT are folders of this machine, but one is {remote[0]}; copy the pictures first.")
+        existing_folder(self.folder, "give a folder of pictures")
+        is_inside = self.folder.resolve() in self.output.resolve().parents
+        refuse_first(
+            [
+                (is_inside, f"OUT should be outside of {self.folder}, but is {self.output}; choose another folder."),
+                (
+                    os.path.lexists(self.output),
+                    f"{self.output} exists, but OUT should be a new folder; choose another name.",
+                ),
+            ]
+        )

@@ -7,9 +7,9 @@ import typing
 from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
-from keras_vit.errors import UserError, near_path
+from keras_vit.errors import UserError, reading
 from keras_vit.files.file_contents import FileContents, shown
-from keras_vit.files.remote import to_path
+from keras_vit.files.remote import existing_file
 from training.options.common import composed
 
 Decided = Literal["keep", "relabel", "drop"]
@@ -63,15 +63,13 @@ def _of_same_name(file: str, decisions: Sequence[Decision]) -> Decision | None:
 
 def read_decisions(name: str) -> Decisions:
     """Read a file of decisions. Raises UserError for the first wrong row."""
-    path = to_path(name)
-    if not path.is_file():
-        raise UserError(f"There is no file {name!r}{near_path(name) or '; --exclude takes decisions.csv of review.'}")
+    path = existing_file(name, "--exclude takes decisions.csv of review")
     found: dict[str, list[Decision]] = {}
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            rows = list(csv.DictReader(stream))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{name} cannot be read as CSV in UTF-8 ({str(error)[:100]}); save it again.") from error
+    with (
+        reading(name, "CSV in UTF-8", csv.Error, advice="save it again"),
+        path.open(newline="", encoding="utf-8-sig") as stream,
+    ):
+        rows = list(csv.DictReader(stream))
     for number, row in enumerate(rows, 2):
         if missing := [column for column in COLUMNS[:4] if row.get(column) is None]:
             raise UserError(f"Line {number} of {name} has no {missing[0]}; it needs {', '.join(COLUMNS[:4])}.")

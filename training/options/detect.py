@@ -5,10 +5,11 @@ import pathlib
 from typing import Annotated, Any, Literal
 
 from keras_vit import UserError
-from keras_vit.errors import near_path, refuse_without_effect
-from keras_vit.parser import Aliases, Count, MayLead, Positional, Share, check_ranges
+from keras_vit.errors import refuse_first, refuse_without_effect
+from keras_vit.files.remote import existing_file, existing_folder
+from keras_vit.parser import Aliases, Count, MayLead, Port, Positional, Share, check_ranges
 from training.options.common import TrainingOptions
-from training.options.predict import check_output_file, picture_among
+from training.options.predict import check_output_file, pictures_or_page
 from training.recipes.detect import DETECT, DetectRecipe
 
 OUTPUTS = (".csv", ".json", ".html")
@@ -41,7 +42,7 @@ class DetectPredictOptions:
     """File for the results, which ends in .csv, .json (COCO) or .html (a page with the boxes)."""
     serve: bool = False
     """Serve a page on 127.0.0.1 that shows the objects on one picture after the other."""
-    port: int = 8000
+    port: Port = 8000
     """Port of the page."""
     save: str | None = None
     """New directory for the detector with these classes, model.keras and labels.txt: to use it again as --run, or to
@@ -55,17 +56,22 @@ class DetectPredictOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.serve == bool(self.pictures):
-            hint = "" if self.serve else picture_among(self.classes)
-            raise UserError(
-                f"Give the pictures to look at, such as pictures/ or a.jpg, or --serve, but not both{hint}."
-            )
-        if self.serve and self.output is not None:
-            raise UserError("--serve shows its results in the browser; leave --output out.")
-        if not 0 <= self.port < 2**16:
-            raise UserError(f"--port must be a number from 0 to {2**16 - 1}, but is {self.port}.")
-        if self.classes is not None and self.like is not None:
-            raise UserError("Give either --classes, words to look for, or --like, an example, but not both.")
+        size = (1.0, 1.0) if self.box is None else self.box[2:]
+        refuse_first(
+            [
+                pictures_or_page(self.pictures, self.serve, self.classes),
+                (self.serve and self.output, "--serve shows its results in the browser; leave --output out."),
+                (
+                    self.classes is not None and self.like is not None,
+                    "Give either --classes, words to look for, or --like, an example, but not both.",
+                ),
+                (
+                    self.save is not None and pathlib.Path(self.save).exists(),
+                    f"{self.save} exists, but --save takes a new directory; choose another.",
+                ),
+                (min(size) <= 0, f"--box takes left, top, width and height in pixels, but has the size {size}."),
+            ]
+        )
         refuse_without_effect(
             self,
             [
@@ -75,17 +81,10 @@ class DetectPredictOptions:
                 (("save",), (self.classes or self.like) is not None, "--classes or --like"),
             ],
         )
-        if self.like is not None and not pathlib.Path(self.like).is_file():
-            advice = near_path(self.like) or "; give a picture of the example."
-            raise UserError(f"There is no file {self.like!r} for --like{advice}")
-        if self.save is not None and pathlib.Path(self.save).exists():
-            raise UserError(f"{self.save} exists, but --save takes a new directory; choose another.")
-        if self.box is not None and min(self.box[2:]) <= 0:
-            raise UserError(f"--box takes left, top, width and height in pixels, but has the size {self.box[2:]}.")
-        if self.output is not None and pathlib.Path(self.output).suffix not in OUTPUTS:
-            raise UserError(f"--output takes a file that ends in {', '.join(OUTPUTS)}, but is {self.output!r}.")
+        if self.like is not None:
+            existing_file(self.like, "--like takes a picture of the example")
         if self.output is not None:
-            check_output_file(pathlib.Path(self.output))
+            check_output_file(self.output, OUTPUTS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,12 +107,9 @@ class BoxesOptions:
                 f"--data takes coco:FILE.json, yolo:data.yaml, voc:FOLDER or csv:FILE, but was given {self.data!r}."
             )
         refuse_without_effect(self, [(("images",), kind in ("coco", "csv"), "--data coco:FILE or csv:FILE")])
-        place, is_folder = pathlib.Path(path), kind == "voc"
-        if not (place.is_dir() if is_folder else place.is_file()):
-            what = "folder" if is_folder else "file"
-            raise UserError(f"There is no {what} {path!r} for --data {kind}:{near_path(path) or '; correct the path.'}")
-        if self.images is not None and not pathlib.Path(self.images).is_dir():
-            raise UserError(f"There is no folder {self.images!r} for --images{near_path(self.images) or '.'}")
+        (existing_folder if kind == "voc" else existing_file)(path, f"correct the path behind --data {kind}:")
+        if self.images is not None:
+            existing_folder(self.images, "--images takes the folder of the pictures")
 
     def settings(self) -> dict[str, Any]:
         """The fields as config.json stores them."""

@@ -5,13 +5,13 @@ import pathlib
 from typing import Annotated, Any, Literal
 
 from keras_vit import UserError, run_directory
-from keras_vit.errors import near_path
-from keras_vit.files.remote import to_path
+from keras_vit.files.remote import existing_folder, to_path
 from keras_vit.images.geometry import Resize
 from keras_vit.parser import Aliases, Count, Positional, Range, check_ranges
 from keras_vit.runs import Run, open_run
 from training.options.common import DataOptions, OnBadImage
 from training.options.pipeline import Runner
+from training.options.predict import check_ending
 
 IndexKind = Literal["pre_logits", "token", "mean", "both", "joint"]
 TABLES = (".csv", ".html")
@@ -84,6 +84,11 @@ class EmbedOptions:
         )
 
     @property
+    def folder(self) -> pathlib.Path:
+        """Where the features go."""
+        return to_path(self.output)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """What changes the features beside the model."""
         return {"image_size": self.image_size, "num_heads": self.num_heads, "resize": self.resize}
@@ -111,14 +116,13 @@ class LookupOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.output is not None and pathlib.Path(self.output).suffix not in TABLES:
-            raise UserError(f"--output takes a file that ends in {' or '.join(TABLES)}, but is {self.output!r}.")
+        check_ending(self.output, TABLES)
 
     def check_paths(self) -> None:
         """Raise UserError unless the index is there, and the results can be written."""
-        check_index(self.index)
+        index_folder(self.index)
         if self.output is not None:
-            run_directory.check_output(pathlib.Path(self.output).parent)
+            run_directory.output_folder(pathlib.Path(self.output).parent)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,17 +160,19 @@ class ReviewOptions:
 
     def check_paths(self) -> None:
         """Raise UserError unless the index is there, and the page can be written."""
-        check_index(self.index)
-        run_directory.check_output(self.folder)
+        run_directory.output_folder(self.folder)
 
     @property
     def folder(self) -> pathlib.Path:
         """Where the page goes."""
-        return to_path(self.index) / "review" if self.output is None else to_path(self.output)
+        return index_folder(self.index) / "review" if self.output is None else to_path(self.output)
 
 
-def check_index(index: str) -> None:
-    """Raise UserError unless there is a folder of features."""
-    if not (to_path(index) / DESCRIPTION).is_file():
-        advice = near_path(index) or "; make it by keras-vit embed, whose --output is this folder."
-        raise UserError(f"There are no features in {index!r}{advice}")
+def index_folder(index: str) -> pathlib.Path:
+    """The path of a folder of features. Raises UserError unless it is there."""
+    folder = existing_folder(index, "make it by keras-vit embed, whose --output is this folder")
+    if not (folder / DESCRIPTION).is_file():
+        raise UserError(
+            f"There are no features in {index!r}; make them by keras-vit embed, whose --output is this folder."
+        )
+    return folder

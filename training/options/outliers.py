@@ -5,10 +5,13 @@ import pathlib
 from typing import Annotated
 
 from keras_vit import UserError
+from keras_vit.files.remote import existing_folder
 from keras_vit.parser import Aliases, Count, MayLead, Positional, Range, Seed, check_ranges
 from keras_vit.runs import Run, open_run, open_run_directory
 from keras_vit.unknown import UnknownKind
 from training.options.common import DataOptions
+from training.options.features import TABLES
+from training.options.predict import check_ending
 
 FalseAlarms = Annotated[float, Range("(0, 1)")]
 
@@ -83,8 +86,7 @@ class AnomalyFitOptions:
 
     def check(self) -> None:
         """Raise UserError if the folder is missing, or if the directory to write has something in it."""
-        if not pathlib.Path(self.folder).is_dir():
-            raise UserError(f"There is no folder {self.folder!r}; --data takes a folder of pictures of good parts.")
+        existing_folder(self.folder, "--data takes a folder of pictures of good parts")
         workdir = pathlib.Path(self.workdir)
         if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
             raise UserError(f"{self.workdir} exists already; choose another --workdir, or delete it.")
@@ -102,5 +104,4 @@ class AnomalyPredictOptions:
     """File for the results, which ends in .csv or .html (a page with heat maps)."""
 
     def __post_init__(self) -> None:
-        if self.output is not None and pathlib.Path(self.output).suffix not in (".csv", ".html"):
-            raise UserError(f"--output takes a file that ends in .csv or .html, but is {self.output!r}.")
+        check_ending(self.output, TABLES)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from keras_vit import UserError
-from keras_vit.files.remote import is_remote
+from keras_vit.files.remote import existing_file, is_remote
 
 Runner = Literal["DirectRunner", "DataflowRunner", "FlinkRunner", "SparkRunner"]
 # What the files of a folder that a pipeline fills are of.
@@ -74,6 +74,6 @@ def check_table(data: str) -> str:
             f"With --runner, --data takes csv:FILE with the columns path, label and split, but was given {data!r}; "
             "write such a file, or leave --runner out."
         )
-    if not is_remote(path) and not pathlib.Path(path).is_file():
-        raise UserError(f"There is no file {path!r}; --data csv:FILE takes one with the columns path, label and split.")
+    if not is_remote(path):
+        existing_file(path, "--data csv:FILE takes one with the columns path, label and split")
     return path

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from keras_vit import UserError
-from keras_vit.errors import refuse_without_effect
+from keras_vit.errors import refuse_first, refuse_without_effect
 from keras_vit.files.labels import read_labels
 from keras_vit.files.remote import is_remote, matching
 from keras_vit.images.formats import is_picture_name
-from keras_vit.parser import Aliases, Given, Positional, arguments_of
+from keras_vit.parser import Aliases, Given, Port, Positional, Share, arguments_of, check_ranges
 from keras_vit.run_directory import CONFIG, MODEL
 from keras_vit.runs import Run
 from keras_vit.text.classes import is_text_file
@@ -49,14 +49,14 @@ class PredictOptions:
     """File for the results, which ends in .csv, .json, .html or .parquet; with --runner, a folder of Parquet files."""
     excel: bool = False
     """Begin a .csv file with a byte order mark, by which Excel knows that it is UTF-8."""
-    threshold: float | None = None
+    threshold: Share | None = None
     """Reject a picture whose most likely class has a lower probability than this, 0 to 1. For a
     multi-label model, show every class at or above it; default 0.5."""
     explain: Explanation | None = None
     """Show beside each picture, in the page, which parts count: attention rollout, or relevance (Grad-CAM)."""
     serve: bool = False
     """Serve a page on 127.0.0.1 that classifies one picture after the other."""
-    port: int = 8000
+    port: Port = 8000
     """Port of the page."""
     image_size: tuple[int, int] | None = None
     """Height and width in pixels to resize the model's input to; default its own."""
@@ -67,30 +67,34 @@ class PredictOptions:
     column path. Options of the pipeline follow --; see embed."""
 
     def __post_init__(self) -> None:
-        if self.serve == bool(self.pictures):
-            hint = "" if self.serve else picture_among(self.classes)
-            raise UserError(
-                f"Give the pictures to classify, such as pictures/ or cat.jpg, or --serve, but not both{hint}."
-            )
-        if self.run.endswith(".tflite") or any(any(pathlib.Path(self.run).glob(name)) for name in _EXPORTED):
-            raise UserError(
-                f"{self.run} is an export, but pictures are classified by the model itself; give the run that it was "
-                "exported from, or measure the export by keras-vit evaluate."
-            )
-        if self.serve and self.output is not None:
-            raise UserError("--serve shows its results in the browser; leave --output out.")
-        if self.runner is not None and (self.output is None or pathlib.Path(self.output).suffix or self.explain):
-            raise UserError("--runner needs --output with a folder for Parquet files, and makes no page; give that.")
+        check_ranges(self)
+        is_export = self.run.endswith(".tflite") or any(any(pathlib.Path(self.run).glob(name)) for name in _EXPORTED)
+        has_no_folder = self.output is None or pathlib.Path(self.output).suffix
+        refuse_first(
+            [
+                pictures_or_page(self.pictures, self.serve, self.classes),
+                (
+                    is_export,
+                    f"{self.run} is an export, but pictures are classified by the model itself; give the run that it "
+                    "was exported from, or measure the export by keras-vit evaluate.",
+                ),
+                (self.serve and self.output, "--serve shows its results in the browser; leave --output out."),
+                (
+                    self.runner is not None and (has_no_folder or self.explain),
+                    "--runner needs --output with a folder for Parquet files, and makes no page; give that.",
+                ),
+                (
+                    self.explain and not (self.serve or (self.output or "").endswith(".html")),
+                    "--explain draws maps, so it needs --output FILE.html or --serve.",
+                ),
+                (
+                    self.classes is not None and self.labels is not None,
+                    "--classes names the classes by their texts; leave --labels out.",
+                ),
+            ]
+        )
         if self.output is not None and self.runner is None:
-            if pathlib.Path(self.output).suffix not in OUTPUTS:
-                raise UserError(f"--output takes a file that ends in {', '.join(OUTPUTS)}, but is {self.output!r}.")
-            check_output_file(pathlib.Path(self.output))
-        if self.explain is not None and not (self.serve or (self.output or "").endswith(".html")):
-            raise UserError("--explain draws maps, so it needs --output FILE.html or --serve.")
-        if self.threshold is not None and not 0.0 <= self.threshold <= 1.0:
-            raise UserError(f"--threshold is a probability, 0 to 1, but is {self.threshold}; pass a value such as 0.6.")
-        if not 0 <= self.port < 2**16:
-            raise UserError(f"--port must be a number from 0 to {2**16 - 1}, but is {self.port}.")
+            check_output_file(self.output, OUTPUTS)
         refuse_without_effect(
             self,
             [
@@ -99,8 +103,6 @@ class PredictOptions:
                 (("excel",), (self.output or "").endswith(".csv"), "--output FILE.csv"),
             ],
         )
-        if self.classes is not None and self.labels is not None:
-            raise UserError("--classes names the classes by their texts; leave --labels out.")
 
     def next_commands(self, run: Run) -> list[tuple[str, ...]]:
         """Commands to go on with after the pictures were classified."""
@@ -154,10 +156,11 @@ def _is_picture(value: str, number: int) -> bool:
     return not is_text and ("/" in value or is_picture_name(value))
 
 
-def picture_among(classes: Sequence[str] | None) -> str:
-    """The end of a message about missing pictures: the last class that a file or folder is called; empty if none is."""
-    name = next((name for name in reversed(classes or ()) if os.path.lexists(name)), None)
-    return "" if name is None else f"; {name} is taken as a class, so write ./{name} if it is meant"
+def pictures_or_page(pictures: Sequence[str], serve: bool, classes: Sequence[str] | None) -> tuple[bool, str]:
+    """A rule for `refuse_first`: either pictures are given or `--serve`; a class that a file is called may be meant."""
+    name = None if serve else next((name for name in reversed(classes or ()) if os.path.lexists(name)), None)
+    hint = "" if name is None else f"; {name} is taken as a class, so write ./{name} if it is meant"
+    return serve == bool(pictures), f"Give pictures, such as pictures/ or cat.jpg, or --serve, but not both{hint}."
 
 
 def with_run(given: Given) -> Given:
@@ -191,12 +194,25 @@ def check_names(labels: str) -> None:
         raise UserError(f"{labels} names the class {twice!r} twice; give each class a name of its own.")
 
 
-def check_output_file(output: pathlib.Path) -> None:
-    """Raise UserError unless the file of --output can be written."""
-    folder = output.absolute().parent
-    if not folder.is_dir():
-        raise UserError(f"There is no folder {str(output.parent)!r} for --output; create it.")
-    if output.is_dir():
-        raise UserError(f"{output} is a folder; --output takes a file.")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"The folder {str(output.parent)!r} is not writable; give another --output.")
+def check_ending(output: str | None, endings: Sequence[str]) -> None:
+    """Raise UserError unless the name of the file for --output has one of these endings, or there is none."""
+    if output is not None and pathlib.Path(output).suffix not in endings:
+        listed = f"{', '.join(endings[:-1])} or {endings[-1]}"
+        raise UserError(f"--output takes a file that ends in {listed}, but is {output!r}.")
+
+
+def check_output_file(output: str, endings: Sequence[str]) -> None:
+    """Raise UserError unless a file with one of these endings can be written as --output."""
+    check_ending(output, endings)
+    file = pathlib.Path(output)
+    folder = file.absolute().parent
+    refuse_first(
+        [
+            (not folder.is_dir(), f"There is no folder {str(file.parent)!r} for --output; create it."),
+            (file.is_dir(), f"{output} is a folder; --output takes a file."),
+            (
+                not os.access(folder, os.W_OK | os.X_OK),
+                f"The folder {str(file.parent)!r} is not writable; give another --output.",
+            ),
+        ]
+    )

@@ -1,9 +1,11 @@
 """Options of the commands that evaluate frozen features."""
 
 import dataclasses
+import pathlib
 from typing import Annotated, Any
 
 from keras_vit import UserError
+from keras_vit.files.remote import to_path
 from keras_vit.parser import Count, Positive, Range
 from keras_vit.runs import Run
 from training.options.common import FeatureOptions
@@ -22,6 +24,11 @@ class ProbeOptions(FeatureOptions):
             raise UserError(
                 "--random-weights measures an untrained model, which --workdir would save; give one of them."
             )
+
+    @property
+    def directory(self) -> pathlib.Path | None:
+        """The directory of the new run."""
+        return None if self.workdir is None else to_path(self.workdir)
 
     def next_commands(self) -> list[tuple[str, ...]]:
         """Commands to go on with: of the run, or one that makes it."""

@@ -6,8 +6,8 @@ import shlex
 from typing import Annotated, Any
 
 from keras_vit import UserError
-from keras_vit.errors import near_path, refuse_without_effect
-from keras_vit.files.remote import is_remote
+from keras_vit.errors import refuse_first, refuse_without_effect
+from keras_vit.files.remote import existing_file, existing_folder, is_remote
 from keras_vit.models.config import SegmentationTask
 from keras_vit.parser import Aliases, MayLead, Positional, Share, check_ranges
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, TrainingOptions
@@ -54,7 +54,7 @@ class SceneOptions:
             if self.eval_data.partition(":")[0] != self.kind:
                 raise UserError(f"--eval-data should be of the kind of --data, {self.kind}:, but is {self.eval_data}.")
         if self.kind == "folder":
-            for folder in split_folders(self.path) or (self.path,):
+            for folder in folders_of_splits(self.path) or (self.path,):
                 _check_folders(folder, ("images", "masks"))
         if self.kind == "voc":
             _check_folders(self.path, ("JPEGImages", "SegmentationClass"))
@@ -69,14 +69,11 @@ class SceneOptions:
             )
         if is_remote(rest):
             raise UserError(f"--{prefix}data takes files of this machine, but was given {data!r}; copy them first.")
-        place = pathlib.Path(rest)
-        if kind != "tfds" and not (place.is_dir() if kind in _FOLDERS else place.is_file()):
-            what = "folder" if kind in _FOLDERS else "file"
-            raise UserError(
-                f"There is no {what} {rest!r} for --{prefix}data {kind}:{near_path(rest) or '; correct the path.'}"
-            )
-        if images is not None and not pathlib.Path(images).is_dir():
-            raise UserError(f"There is no folder {images!r} for --{prefix}images{near_path(images) or '.'}")
+        if kind != "tfds":
+            existing = existing_folder if kind in _FOLDERS else existing_file
+            existing(rest, f"correct the path behind --{prefix}data {kind}:")
+        if images is not None:
+            existing_folder(images, f"--{prefix}images takes the folder of the pictures")
 
     def settings(self) -> dict[str, Any]:
         """The fields as config.json stores them."""
@@ -108,12 +105,16 @@ class SegmentFitOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.data_service is not None:
-            raise UserError("--data-service makes no batches of masks; leave it out.")
-        if self.recipe.head == "linear" and self.task != "semantic":
-            raise UserError(f"The linear head tells classes of pixels alone; give --head eomt for --task {self.task}.")
-        if self.execution.inspect_every is not None:
-            raise UserError("--inspect-every shows models of classes; leave it out.")
+        refuse_first(
+            [
+                (self.data_service is not None, "--data-service makes no batches of masks; leave it out."),
+                (
+                    self.recipe.head == "linear" and self.task != "semantic",
+                    f"The linear head tells classes of pixels alone; give --head eomt for --task {self.task}.",
+                ),
+                (self.execution.inspect_every is not None, "--inspect-every shows models of classes; leave it out."),
+            ]
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,7 +151,7 @@ class SegmentPredictOptions:
             raise UserError("Give the pictures to segment, such as pictures/ or street.jpg, behind the options.")
 
 
-def split_folders(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
+def folders_of_splits(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
     """The folders of the training and the evaluation split; None if there is one of both."""
     train, evaluation = (
         next((root / name for name in names if (root / name).is_dir()), None)

@@ -3,8 +3,7 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from keras_vit import UserError
-from keras_vit.errors import refuse_without_effect
+from keras_vit.errors import Rules, refuse_first, refuse_without_effect
 from keras_vit.files.remote import is_remote
 from keras_vit.parser import Count, Range, Share, check_ranges
 from training.options.common import TrainingOptions
@@ -31,20 +30,28 @@ class PretrainOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.recipe.learns_features:
-            if self.checkpoint is not None:
-                raise UserError(
+        learns_classes, measures = not self.recipe.learns_features, self.knn_every is not None
+        refuse_first(
+            [
+                (
+                    learns_classes and self.checkpoint is not None,
                     "--checkpoint goes on from a model without labels, but this recipe learns classes; give the "
-                    "checkpoint to keras-vit finetune, or take a recipe such as mae-vit-b16 or dino-vit-s16."
-                )
-            if self.knn_every is not None:
-                raise UserError("--knn-every measures features, but this recipe learns classes; leave it out.")
-        if self.chips is not None and (not self.dry_run or self.recipe.target != "classes"):
-            raise UserError(
-                "--chips is for the --dry-run of a recipe that learns classes; leave it out, or add --dry-run."
-            )
-        if self.knn_every is not None and self.devices.strategy == "multi-worker":
-            raise UserError("--knn-every measures on one machine; leave it out, and use keras-vit knn afterwards.")
+                    "checkpoint to keras-vit finetune, or take a recipe such as mae-vit-b16 or dino-vit-s16.",
+                ),
+                (
+                    learns_classes and measures,
+                    "--knn-every measures features, but this recipe learns classes; leave it out.",
+                ),
+                (
+                    self.chips is not None and (not self.dry_run or self.recipe.target != "classes"),
+                    "--chips is for the --dry-run of a recipe that learns classes; leave it out, or add --dry-run.",
+                ),
+                (
+                    measures and self.devices.strategy == "multi-worker",
+                    "--knn-every measures on one machine; leave it out, and use keras-vit knn afterwards.",
+                ),
+            ]
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,28 +104,38 @@ class FinetuneOptions(TrainingOptions):
                 (("rounds",), self.unlabelled is not None and self.learn_by == "noisy-student", "noisy-student"),
             ],
         )
-        if self.unlabelled is not None:
-            self._check_unlabelled()
-        for name in ("channels", "num_heads") if self.zero_shot_head else ():
-            if getattr(self, name) is not None:
-                raise UserError(f"Two towers tell their own --{name.replace('_', '-')}; leave it out.")
-        if self.recipe.distillation == "features":
-            raise UserError("--distillation features leaves a model without a head; give it to keras-vit pretrain.")
-        if self.wise_ft < 1.0 and self.recipe.lora:
-            raise UserError("WiSE-FT averages whole weights, but --lora trains factors of their change; give one.")
+        refuse_first(self._rules())
 
-    def _check_unlabelled(self) -> None:
-        if self.recipe.loss != "softmax" or self.recipe.teacher is not None or self.recipe.lora or self.wise_ft < 1.0:
-            raise UserError(
+    def _rules(self) -> Rules:
+        recipe, averages = self.recipe, self.wise_ft < 1.0
+        if self.unlabelled is not None:
+            yield (
+                recipe.loss != "softmax" or recipe.teacher is not None or recipe.lora or averages,
                 "--unlabelled learns one class per image and all weights; leave --loss, --teacher, --lora and "
-                "--wise-ft out."
+                "--wise-ft out.",
             )
-        if self.data_service is not None:
-            raise UserError("--data-service makes batches of labeled images; leave --unlabelled or the service out.")
-        if self.dry_run:
-            raise UserError("--dry-run describes one run, but --unlabelled makes several; leave one of them out.")
-        if self.devices.strategy == "multi-worker" or is_remote(self.workdir):
-            raise UserError("--unlabelled makes several runs on one machine; give a local --workdir and one machine.")
+            yield (
+                self.data_service is not None,
+                "--data-service makes batches of labeled images; leave --unlabelled or the service out.",
+            )
+            yield self.dry_run, "--dry-run describes one run, but --unlabelled makes several; leave one of them out."
+            yield (
+                self.devices.strategy == "multi-worker" or is_remote(self.workdir),
+                "--unlabelled makes several runs on one machine; give a local --workdir and one machine.",
+            )
+        for name in ("channels", "num_heads"):
+            yield (
+                self.zero_shot_head and getattr(self, name) is not None,
+                f"Two towers tell their own --{name.replace('_', '-')}; leave it out.",
+            )
+        yield (
+            recipe.distillation == "features",
+            "--distillation features leaves a model without a head; give it to keras-vit pretrain.",
+        )
+        yield (
+            averages and recipe.lora,
+            "WiSE-FT averages whole weights, but --lora trains factors of their change; give one.",
+        )
 
 
 @dataclasses.dataclass(frozen=True)

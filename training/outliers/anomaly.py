@@ -18,6 +18,8 @@ from keras_vit.models.patch_memory import anomaly_model, local_features
 from keras_vit.progress import tracked
 from keras_vit.runs import Run
 from keras_vit.unknown import threshold_of
+from training.features.embed import check_finite
+from training.input.dataset import check_some_read
 from training.options.outliers import AnomalyFitOptions
 from training.outliers.anomaly_export import export_anomaly
 from training.outliers.anomaly_page import Finding, anomaly_page
@@ -29,7 +31,7 @@ _MOST_PATCHES, _MOST_NUMBERS, _HELD_OUT = 10_000, 2**29, 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Detector:
+class AnomalyDetector:
     """A model of good parts with its threshold."""
 
     model: keras.Model
@@ -53,7 +55,7 @@ def stretched(model: keras.Model) -> Preprocessing:
     return preprocessing_of(model).with_resize("stretch", None)
 
 
-def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOptions) -> Detector:
+def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOptions) -> AnomalyDetector:
     """Fill the memory with patches of the pictures, calibrate the threshold, and write the directory.
 
     Raises UserError for fewer than five pictures, for one that cannot be decoded, and for a model without patches.
@@ -72,8 +74,8 @@ def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOpti
     patches = _patches(extractor, good, stretched(run.model), options.batch_size)
     count = min(max(1, round(options.coreset * len(patches))), _MOST_PATCHES)
     model = anomaly_model(run.model, blocks, patches[k_center(patches, count, options.seed)])
-    scores, seconds = _scores(Detector(model, np.inf), held_out)
-    detector = Detector(model, threshold_of(scores, options.false_alarms))
+    scores, seconds = _scores(AnomalyDetector(model, np.inf), held_out)
+    detector = AnomalyDetector(model, threshold_of(scores, options.false_alarms))
     facts = {
         "checkpoint": options.checkpoint,
         "blocks": list(blocks),
@@ -110,15 +112,15 @@ def _middle_block(model: keras.Model) -> tuple[int]:
     return ((config.num_layers - 1) // 2,) if isinstance(config, ViTConfig) else (-1,)
 
 
-def open_detector(directory: str) -> Detector:
+def open_anomaly_detector(directory: str) -> AnomalyDetector:
     """Open what `fit_anomaly` has written. Raises UserError for anything else."""
     facts = run_directory.read_config(run_directory.find(directory, FACTS))
     if not isinstance(facts.get("threshold"), float):
         raise UserError(f"{directory}/{FACTS} has no threshold; write it again by keras-vit anomaly fit.")
-    return Detector(run_directory.load_model(directory), facts["threshold"])
+    return AnomalyDetector(run_directory.load_model(directory), facts["threshold"])
 
 
-def predict_anomaly(detector: Detector, files: Sequence[pathlib.Path], output: str | None) -> list[Finding]:
+def predict_anomaly(detector: AnomalyDetector, files: Sequence[pathlib.Path], output: str | None) -> list[Finding]:
     """Score pictures, print a table, and write `output`. Raises UserError if none can be read."""
     findings, problems = [], dict[str, str]()
     for file in tracked(files, "Looking at pictures"):
@@ -145,8 +147,7 @@ def predict_anomaly(detector: Detector, files: Sequence[pathlib.Path], output: s
             else:
                 temporary.write_text(anomaly_page(findings, problems), encoding="utf-8")
         print(f"Results are in {output}.")
-    if not findings:
-        raise UserError("None of the pictures could be read; convert them, or give others.")
+    check_some_read(len(findings))
     return findings
 
 
@@ -160,12 +161,11 @@ def _patches(
         features = extractor.predict_on_batch(model_inputs(images, preprocessing)[1]).astype(np.float32)
         found.append(features.reshape(-1, features.shape[-1]))
     patches = np.concatenate(found)
-    if not np.all(np.isfinite(patches)):
-        raise UserError("The model's features are not all finite numbers; its weights are damaged.")
+    check_finite(patches)
     return patches
 
 
-def _scores(detector: Detector, files: Sequence[pathlib.Path]) -> tuple[np.ndarray, float]:
+def _scores(detector: AnomalyDetector, files: Sequence[pathlib.Path]) -> tuple[np.ndarray, float]:
     """The scores of pictures, and the seconds for one, without the first, which compiles."""
     scores, seconds = [], []
     for file in files:

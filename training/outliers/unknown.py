@@ -13,6 +13,7 @@ from keras_vit.files.tables import markdown_table
 from keras_vit.runs import Run
 from keras_vit.unknown import KINDS, UNKNOWN, UnknownKind, UnknownScorer, features_and_logits, threshold_of
 from training.evaluation.predictors import outputs
+from training.features.embed import check_finite
 from training.input.dataset import DataSet, Split
 from training.input.known_images import check_evaluation_images
 from training.options.checks import check_classes
@@ -103,8 +104,7 @@ def outputs_of(run: Run, split: Split, num_classes: int, batch_size: int) -> Out
         return np.concatenate([inside["pre_logits"].astype(np.float32), inside["logits"].astype(np.float32)], axis=-1)
 
     values, labels = outputs(compute, split, run.preprocessing, num_classes=num_classes, batch_size=batch_size)
-    if not np.all(np.isfinite(values)):
-        raise UserError("The model's features are not all finite numbers; its weights are damaged.")
+    check_finite(values)
     width = network.output["pre_logits"].shape[-1]
     return Outputs(values[:, :width], values[:, width:], labels)
 

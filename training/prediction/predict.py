@@ -27,6 +27,7 @@ from keras_vit.native_stderr import native_stderr_silenced
 from keras_vit.runs import Run
 from keras_vit.scores import TOP_K, Scoring
 from keras_vit.unknown import features_and_logits
+from training.input.dataset import check_some_read
 from training.options.predict import Explanation, PredictOptions, check_names
 from training.prediction.pictures import only_folder
 
@@ -143,7 +144,7 @@ def open_classifier(
         if own and own != names:
             print(f"The names of {labels} replace those of {run.name}, {', '.join(own[:5])}{' …' if own[5:] else ''}.")
     if names:
-        run_directory.check_classes(model, names)
+        run_directory.check_head(model, names)
     figures = inspection.available_figures(model)
     if "relevance" not in figures:
         raise UserError(
@@ -195,8 +196,7 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], options: Pred
             else:
                 temporary.write_text(classifier.page(shown, problems), encoding="utf-8")
         print(f"Results are in {output}.")
-    if len(problems) == len(predictions):
-        raise UserError("None of the pictures could be read; convert them, or give others.")
+    check_some_read(len(predictions) - len(problems))
 
 
 def classified(classifier: Classifier, batch: Sequence[Picture]) -> tuple[list[Prediction], list[PictureCard]]:

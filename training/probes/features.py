@@ -169,7 +169,7 @@ def _with_fresh_weights(model: keras.Model) -> keras.Model:
 def _cache(folder: str | None) -> pathlib.Path:
     if folder is None:
         return pathlib.Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser() / "features"
-    return run_directory.check_output(folder)
+    return run_directory.output_folder(folder)
 
 
 def _data_key(split: Split) -> tuple[str, np.ndarray]:

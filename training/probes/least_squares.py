@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from keras_vit import UserError
-from keras_vit.files.remote import to_path
 from keras_vit.runs import Run
 from training.evaluation.calibration import fit_temperature
 from training.input.sources import DataSet
@@ -154,7 +153,7 @@ def _held_out(train: Features, rows: np.ndarray, seed: int) -> Features:
 
 def fewshot(run: Run, source: DataSet, options: FewshotOptions) -> list[dict]:
     """Evaluate, write fewshot.json and fewshot.md, with a workdir also the run, and return the rows."""
-    workdir = None if options.workdir is None else to_path(options.workdir)
+    workdir = options.directory
     features = open_features(run, source, options, workdir if options.output is None else None)
     rows = few_shot(
         features.train,

@@ -11,7 +11,6 @@ import sklearn.preprocessing
 from scipy import stats
 
 from keras_vit import UserError
-from keras_vit.files.remote import to_path
 from keras_vit.runs import Run
 from training.features.extractors import preprocessing_for
 from training.features.linear_head import new_probe, one_thread
@@ -99,7 +98,7 @@ def _fitted(
 
 def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
     """Evaluate, write linear_probe.json and linear_probe.md, with a workdir also the run, and return the results."""
-    workdir = None if options.workdir is None else to_path(options.workdir)
+    workdir = options.directory
     features = open_features(run, source, options, workdir if options.output is None else None)
     fitted, how = fit_probe(features.train, options.c, options.max_iterations)
     found = {"accuracy": float(fitted.score(features.evaluation.values, features.evaluation.labels)), **how}

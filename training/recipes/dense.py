@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal
 
 import keras_vit
-from keras_vit import UserError
+from keras_vit.errors import Rules
 from keras_vit.parser import Count
 from training.recipes.recipe import Recipe
 from training.recipes.schedules import Schedule
@@ -29,17 +29,20 @@ class DenseRecipe(Recipe):
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale_jitter", tuple(self.scale_jitter))
         super().__post_init__()
-        if not 0.05 <= self.scale_jitter[0] <= self.scale_jitter[1] <= 10.0:
-            raise UserError(
-                f"--scale-jitter takes the least and the largest factor, from 0.05 to 10, but is {self.scale_jitter}; "
-                "give two such as 0.5 2."
-            )
+
+    def _rules(self) -> Rules:
+        yield from super()._rules()
+        yield (
+            not 0.05 <= self.scale_jitter[0] <= self.scale_jitter[1] <= 10.0,
+            f"--scale-jitter takes the least and the largest factor, from 0.05 to 10, but is {self.scale_jitter}; "
+            "give two such as 0.5 2.",
+        )
         defaults = {field.name: field.default for field in dataclasses.fields(Recipe)}
         for name in _OF_CLASSES:
-            if getattr(self, name) != defaults[name]:
-                raise UserError(
-                    f"--{name.replace('_', '-')} is for classes of whole images, not for masks and boxes; leave it out."
-                )
+            yield (
+                getattr(self, name) != defaults[name],
+                f"--{name.replace('_', '-')} is for classes of whole images, not for masks and boxes; leave it out.",
+            )
 
     def preprocessing(
         self, channels: int, checkpoint: "keras_vit.Preprocessing | None" = None
@@ -69,8 +72,10 @@ class SegmentRecipe(DenseRecipe):
     def __post_init__(self) -> None:
         object.__setattr__(self, "blocks", tuple(self.blocks))
         super().__post_init__()
-        if self.lora:
-            raise UserError("A segmentation trains its own head and the blocks as they are; leave --lora out.")
+
+    def _rules(self) -> Rules:
+        yield from super()._rules()
+        yield self.lora, "A segmentation trains its own head and the blocks as they are; leave --lora out."
 
 
 # As EoMT is trained (tue-mps/eomt, configs/dinov2/ade20k/semantic): AdamW 1e-4, weight decay 0.05, layer decay 0.8,

@@ -8,8 +8,7 @@ Transfer" (1912.11370) section 3.3, and big_transfer `bit_hyperrule.py`.
 import dataclasses
 from typing import Literal
 
-from keras_vit import UserError
-from keras_vit.errors import nearest
+from keras_vit.errors import check_known
 from training.recipes.recipe import Recipe
 from training.recipes.schedules import Schedule
 
@@ -141,8 +140,5 @@ def find_finetune_recipe(name: str, num_examples: int, image_size: tuple[int, in
     """
     if name in _HYPERRULES:
         return bit_hyperrule(_HYPERRULES[name], num_examples, image_size)
-    if name not in FINETUNE_RECIPES:
-        raise UserError(
-            f"There is no recipe named {name!r}; the nearest names are {nearest(name, ('auto', *FINETUNE_NAMES))}."
-        )
+    check_known("recipe", name, FINETUNE_RECIPES, ("auto", *_HYPERRULES))
     return FINETUNE_RECIPES[name]

@@ -11,8 +11,8 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from keras_vit import MODELS, UserError, ViTConfig
-from keras_vit.errors import nearest
+from keras_vit import MODELS, ViTConfig
+from keras_vit.errors import check_known
 from training.recipes.recipe import PretrainRecipe, Recipe, Target
 from training.recipes.schedules import Schedule
 from training.recipes.small import SMALL
@@ -365,4 +365,5 @@ def find_recipe(name: str, others: Sequence[str] = ()) -> PretrainRecipe:
             regularized=bool(match["regularized"]),
             weight_decay=0.03 if match["weak"] else 0.1,
         )
-    raise UserError(f"There is no recipe named {name!r}; the nearest names are {nearest(name, (*RECIPES, *others))}.")
+    check_known("recipe", name, RECIPES, others)
+    return RECIPES[name]

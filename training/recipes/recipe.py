@@ -8,7 +8,8 @@ import math
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import keras_vit
-from keras_vit import ResNetConfig, UserError, ViTConfig
+from keras_vit import ResNetConfig, ViTConfig
+from keras_vit.errors import Rules, refuse_first
 from keras_vit.images.geometry import Resize
 from keras_vit.parser import Aliases, Count, Natural, NotNegative, Positive, Range, Share, check_ranges
 from training.recipes.schedules import Schedule
@@ -148,69 +149,92 @@ class Recipe:
         object.__setattr__(self, "lora_on", tuple(self.lora_on))
         object.__setattr__(self, "patch_sizes", tuple(self.patch_sizes))
         check_ranges(self)
-        if all(getattr(self, field) is None for field in DURATIONS):
-            raise UserError("A recipe needs steps, examples or epochs; give one, such as --epochs 10.")
-        if self.schedule.decay == "linear" and self.schedule.linear_end > self.learning_rate:
-            raise UserError(
-                f"The learning rate must not rise, but linear_end is {self.schedule.linear_end} and the peak "
-                f"{self.learning_rate}; give --linear-end 0."
-            )
-        if self.batch_size % self.accumulation:
-            raise UserError(f"--accumulation must divide the batch of {self.batch_size}, but is {self.accumulation}.")
-        if len(set(self.patch_sizes)) < len(self.patch_sizes):
-            raise UserError(f"--patch-sizes must be different pixels, but are {self.patch_sizes}.")
-        self._check_freeze()
-        if "" in self.lora_on or not self.lora_on:
-            raise UserError("--lora-on must be names of layers, such as query value, but one is missing.")
-        if self.randaugment_magnitude and not self.randaugment_layers:
-            raise UserError(
-                "--randaugment-magnitude has no effect without --randaugment-layers; give --randaugment-layers 2."
-            )
-        if self.balance and self.class_weights:
-            raise UserError("--balance and --class-weights both make up for small classes; give one of them.")
-        self._check_crop()
-        self._check_teacher()
+        refuse_first(self._rules())
 
-    def _check_freeze(self) -> None:
-        if "" in self.freeze:
-            raise UserError("--freeze must be the first parts of layer names, but one is empty.")
-        if self.freeze and self.lora:
-            raise UserError("LoRA trains nothing but its adapters and the head; leave --freeze out, or --lora.")
+    def _rules(self) -> Rules:
+        """Which values do not go together, and what is said of them."""
+        yield (
+            all(getattr(self, field) is None for field in DURATIONS),
+            "A recipe needs steps, examples or epochs; give one, such as --epochs 10.",
+        )
+        yield (
+            self.schedule.decay == "linear" and self.schedule.linear_end > self.learning_rate,
+            f"The learning rate must not rise, but linear_end is {self.schedule.linear_end} and the peak "
+            f"{self.learning_rate}; give --linear-end 0.",
+        )
+        yield (
+            self.batch_size % self.accumulation,
+            f"--accumulation must divide the batch of {self.batch_size}, but is {self.accumulation}.",
+        )
+        yield (
+            len(set(self.patch_sizes)) < len(self.patch_sizes),
+            f"--patch-sizes must be different pixels, but are {self.patch_sizes}.",
+        )
+        yield "" in self.freeze, "--freeze must be the first parts of layer names, but one is empty."
+        yield (
+            self.freeze and self.lora,
+            "LoRA trains nothing but its adapters and the head; leave --freeze out, or --lora.",
+        )
         for name in self.freeze:
-            if any(f"{head}.".startswith(f"{name}.") for head in HEADS):
-                raise UserError(
-                    f"--freeze {name} would keep the new head at zeros, from which no layer learns; leave it out."
-                )
+            yield (
+                any(f"{head}.".startswith(f"{name}.") for head in HEADS),
+                f"--freeze {name} would keep the new head at zeros, from which no layer learns; leave it out.",
+            )
+        yield (
+            "" in self.lora_on or not self.lora_on,
+            "--lora-on must be names of layers, such as query value, but one is missing.",
+        )
+        yield (
+            self.randaugment_magnitude and not self.randaugment_layers,
+            "--randaugment-magnitude has no effect without --randaugment-layers; give --randaugment-layers 2.",
+        )
+        yield (
+            self.balance and self.class_weights,
+            "--balance and --class-weights both make up for small classes; give one of them.",
+        )
+        yield from self._rules_of_crops()
+        yield from self._rules_of_teachers()
 
-    def _check_crop(self) -> None:
-        if (self.resize in ("crop", "pad") and self.crop_from is not None) or (
-            self.resize == "stretch" and self.crop_from is not None and self.inception_crop
-        ):
-            other = f"resize {self.resize}" if self.resize != "stretch" else "inception_crop"
-            raise UserError(f"--crop-from does not apply to {other}; give --crop-from None.")
-        if self.crop_from is not None and self.crop_from < max(self.image_size):
-            raise UserError(
-                f"--crop-from must be at least both sides of --image-size, {self.image_size}, but is {self.crop_from}."
-            )
+    def _rules_of_crops(self) -> Rules:
+        if self.crop_from is None:
+            return
+        yield (
+            self.resize in ("crop", "pad"),
+            f"--crop-from does not apply to resize {self.resize}; give --crop-from None.",
+        )
+        yield (
+            self.resize == "stretch" and self.inception_crop,
+            "--crop-from does not apply to inception_crop; give --crop-from None.",
+        )
+        yield (
+            self.crop_from < max(self.image_size),
+            f"--crop-from must be at least both sides of --image-size, {self.image_size}, but is {self.crop_from}.",
+        )
 
-    def _check_teacher(self) -> None:
-        if self.teacher is None and (self.distillation != "soft" or self.temperature != 1.0):
-            raise UserError("--distillation and --temperature need a teacher; give --teacher runs/large or so.")
-        if self.distillation != "soft" and self.temperature != 1.0:
-            kind = self.distillation.capitalize() if self.distillation == "hard" else "Feature"
-            raise UserError(
-                f"{kind} distillation has no temperature; leave --temperature out, or --distillation "
-                f"{self.distillation}."
-            )
-        if self.teacher is not None and self.class_weights:
-            raise UserError("A teacher's probabilities replace the labels, so --class-weights has no effect; give one.")
-        if self.teacher is not None and self.loss != "softmax":
-            raise UserError(f"A teacher gives probabilities that sum to 1; leave --loss {self.loss} out.")
-        if (self.distillation != "soft") + bool(self.patch_sizes) + bool(self.patch_dropout) > 1:
-            raise UserError(
-                f"Of --distillation {self.distillation}, --patch-sizes and --patch-dropout, a run takes one; leave one "
-                "out."
-            )
+    def _rules_of_teachers(self) -> Rules:
+        has_teacher, is_soft = self.teacher is not None, self.distillation == "soft"
+        yield (
+            not has_teacher and (not is_soft or self.temperature != 1.0),
+            "--distillation and --temperature need a teacher; give --teacher runs/large or so.",
+        )
+        yield (
+            not is_soft and self.temperature != 1.0,
+            f"{'Hard' if self.distillation == 'hard' else 'Feature'} distillation has no temperature; leave "
+            f"--temperature out, or --distillation {self.distillation}.",
+        )
+        yield (
+            has_teacher and self.class_weights,
+            "A teacher's probabilities replace the labels, so --class-weights has no effect; give one.",
+        )
+        yield (
+            has_teacher and self.loss != "softmax",
+            f"A teacher gives probabilities that sum to 1; leave --loss {self.loss} out.",
+        )
+        yield (
+            (not is_soft) + bool(self.patch_sizes) + bool(self.patch_dropout) > 1,
+            f"Of --distillation {self.distillation}, --patch-sizes and --patch-dropout, a run takes one; leave one "
+            "out.",
+        )
 
     def preprocessing(
         self, channels: int, checkpoint: "keras_vit.Preprocessing | None" = None
@@ -249,17 +273,18 @@ class PseudoLabelRecipe(Recipe):
     unlabelled_per_image: Count = 5
     """Pictures without labels for each labeled image of a batch."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.teacher is not None or self.patch_sizes or self.patch_dropout or self.loss != "softmax":
-            raise UserError(
-                "Pictures without labels are learned by a softmax from the run's own average; leave --teacher, "
-                "--patch-sizes, --patch-dropout and --loss out."
-            )
-        if self.class_weights:
-            raise UserError("Pictures without labels have no class weights; leave --class-weights out.")
-        if self.ema_decay is None:
-            raise UserError("Pictures without labels are learned from the moving average; give --ema-decay 0.999.")
+    def _rules(self) -> Rules:
+        yield from super()._rules()
+        yield (
+            self.teacher is not None or self.patch_sizes or self.patch_dropout or self.loss != "softmax",
+            "Pictures without labels are learned by a softmax from the run's own average; leave --teacher, "
+            "--patch-sizes, --patch-dropout and --loss out.",
+        )
+        yield self.class_weights, "Pictures without labels have no class weights; leave --class-weights out."
+        yield (
+            self.ema_decay is None,
+            "Pictures without labels are learned from the moving average; give --ema-decay 0.999.",
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -293,27 +318,30 @@ class PretrainRecipe(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lora:
-            raise UserError("LoRA adapts a trained model; give --lora to keras-vit finetune, or leave it out.")
-        if isinstance(self.model, ResNetConfig) and self.layer_decay != 1.0:
-            raise UserError(NO_BLOCKS)
-        if self.target == "self-distillation":
-            self._check_self_distillation()
-        elif self.target != "classes":
-            self._check_masked()
-        if self.decoder_layers and self.target in ("classes", "self-distillation"):
-            raise UserError("A decoder is for masked patches; give --target patch-normalized-pixels, or leave it out.")
         if isinstance(self.model, ViTConfig):
             self.model.check_image_size(self.image_size)
-        for size in self.patch_sizes:
-            if isinstance(self.model, ViTConfig):
+            for size in self.patch_sizes:
                 dataclasses.replace(self.model, patch_size=size).check_image_size(self.image_size)
-        if self.channels not in (1, 3):
-            raise UserError(f"--channels must be 1 for grayscale or 3 for RGB, but are {self.channels}.")
-        if isinstance(self.model, ViTConfig) and self.model.classifier in ("none", "unpooled"):
-            raise UserError(
+            if self.target == "self-distillation" and self.local_crops:
+                self.model.check_image_size((self.local_size, self.local_size))
+        refuse_first(self._rules_of_patches())
+
+    def _rules(self) -> Rules:
+        yield from super()._rules()
+        yield self.lora, "LoRA adapts a trained model; give --lora to keras-vit finetune, or leave it out."
+        yield isinstance(self.model, ResNetConfig) and self.layer_decay != 1.0, NO_BLOCKS
+        if self.target != "classes":
+            yield from self._rules_without_labels()
+        yield (
+            self.decoder_layers and self.target in ("classes", "self-distillation"),
+            "A decoder is for masked patches; give --target patch-normalized-pixels, or leave it out.",
+        )
+        yield self.channels not in (1, 3), f"--channels must be 1 for grayscale or 3 for RGB, but are {self.channels}."
+        if isinstance(self.model, ViTConfig):
+            yield (
+                self.model.classifier in ("none", "unpooled"),
                 f"Training needs one prediction per image, not the classifier {self.model.classifier!r}; give "
-                "--model.classifier token or gap."
+                "--model.classifier token or gap.",
             )
 
     @property
@@ -321,77 +349,83 @@ class PretrainRecipe(Recipe):
         """Whether it trains without labels, so that the run ends with a model without a head."""
         return self.target != "classes" or self.distillation == "features"
 
-    def _check_masked(self) -> None:
-        if not isinstance(self.model, ViTConfig) or self.model.stem is not None or self.model.representation_size:
-            raise UserError(
-                f"The target {self.target} is for a ViT that cuts the image itself into patches, without a "
-                "representation_size; give such a model, or --target classes."
+    def _rules_without_labels(self) -> Rules:
+        target, model, crops = self.target, self.model, self.target == "self-distillation"
+        if crops:
+            yield (
+                not isinstance(model, ViTConfig),
+                "The target self-distillation is for a ViT; give such a model, or --target classes.",
             )
-        self._check_no_labels()
-        if self.model.classifier in ("map", "sequence"):
-            raise UserError(
-                f"The target {self.target} does not train the pooling of a model with the classifier "
-                f"{self.model.classifier!r}; give another model, or --target self-distillation."
+        else:
+            yield (
+                not isinstance(model, ViTConfig) or model.stem is not None or model.representation_size,
+                f"The target {target} is for a ViT that cuts the image itself into patches, without a "
+                "representation_size; give such a model, or --target classes.",
             )
-        if self.decoder_layers:
-            self._check_decoder(self.model)
-        rows, columns = self.model.grid(self.image_size)
-        if rows * columns < 2:
-            raise UserError(
-                f"The target {self.target} needs at least 2 patches, but the image has 1; give a smaller patch or a "
-                "larger --image-size."
-            )
-
-    def _check_no_labels(self) -> None:
-        if self.patch_sizes or self.patch_dropout:
-            raise UserError(f"The target {self.target} needs all patches; leave --patch-sizes and --patch-dropout out.")
-        if self.teacher is not None:
-            raise UserError(f"A teacher gives classes; with --target {self.target} leave --teacher out.")
-        if self.class_weights:
-            raise UserError(f"--class-weights is for labels; with --target {self.target} leave it out.")
+        yield (
+            self.patch_sizes or self.patch_dropout,
+            f"The target {target} needs all patches; leave --patch-sizes and --patch-dropout out.",
+        )
+        yield self.teacher is not None, f"A teacher gives classes; with --target {target} leave --teacher out."
+        yield self.class_weights, f"--class-weights is for labels; with --target {target} leave it out."
         for field in ("mixup", "cutmix", "label_smoothing", "head_bias"):
-            if getattr(self, field):
-                raise UserError(f"{_option(field)} is for labels; with --target {self.target} leave it 0.")
+            yield getattr(self, field), f"{_option(field)} is for labels; with --target {target} leave it 0."
+        assert isinstance(model, ViTConfig)  # by the first rule
+        yield from self._rules_of_self_distillation() if crops else self._rules_of_masks(model)
 
-    def _check_self_distillation(self) -> None:
-        if not isinstance(self.model, ViTConfig):
-            raise UserError("The target self-distillation is for a ViT; give such a model, or --target classes.")
-        self._check_no_labels()
-        if self.ema_decay is None:
-            raise UserError(
-                "Self-distillation learns from the moving average of the weights; give --ema-decay 0.996 or so."
-            )
-        if self.prototypes < 2 or self.head_width < 8 or self.head_width % 8:
-            raise UserError(
-                "Self-distillation needs at least 2 prototypes and a head_width that is a multiple of 8, but they are "
-                f"{self.prototypes} and {self.head_width}."
-            )
-        if self.inception_crop or self.crop_from is not None:
-            raise UserError("Self-distillation draws its own crops; leave --inception-crop and --crop-from out.")
-        if self.local_crops:
-            if self.local_size > min(self.image_size):
-                raise UserError(
-                    f"--local-size must be at most --image-size, {self.image_size}, but is {self.local_size}."
-                )
-            self.model.check_image_size((self.local_size, self.local_size))
+    def _rules_of_self_distillation(self) -> Rules:
+        yield (
+            self.ema_decay is None,
+            "Self-distillation learns from the moving average of the weights; give --ema-decay 0.996 or so.",
+        )
+        yield (
+            self.prototypes < 2 or self.head_width < 8 or self.head_width % 8,
+            "Self-distillation needs at least 2 prototypes and a head_width that is a multiple of 8, but they are "
+            f"{self.prototypes} and {self.head_width}.",
+        )
+        yield (
+            self.inception_crop or self.crop_from is not None,
+            "Self-distillation draws its own crops; leave --inception-crop and --crop-from out.",
+        )
+        yield (
+            self.local_crops and self.local_size > min(self.image_size),
+            f"--local-size must be at most --image-size, {self.image_size}, but is {self.local_size}.",
+        )
 
-    def _check_decoder(self, model: ViTConfig) -> None:
-        if self.decoder_layers < 0 or self.decoder_width < 32 or self.decoder_width % 32:
-            raise UserError(
+    def _rules_of_masks(self, model: ViTConfig) -> Rules:
+        yield (
+            model.classifier in ("map", "sequence"),
+            f"The target {self.target} does not train the pooling of a model with the classifier "
+            f"{model.classifier!r}; give another model, or --target self-distillation.",
+        )
+        if self.decoder_layers:
+            yield (
+                self.decoder_layers < 0 or self.decoder_width < 32 or self.decoder_width % 32,
                 "A masked autoencoder needs decoder_layers of at least 1 and a decoder_width that is a multiple of 32, "
-                f"but they are {self.decoder_layers} and {self.decoder_width}."
+                f"but they are {self.decoder_layers} and {self.decoder_width}.",
             )
-        positions = ("sincos-2d", "learned")
-        if model.position_embedding not in positions or model.position_injection != "input" or model.axial:
-            raise UserError(
+            positions = ("sincos-2d", "learned")
+            yield (
+                model.position_embedding not in positions or model.position_injection != "input" or model.axial,
                 "A masked autoencoder leaves patches out, so its model needs position_embedding sincos-2d or learned, "
-                "at the input and without axial attention."
+                "at the input and without axial attention.",
             )
-        count = math.prod(model.grid(self.image_size))
-        if not 1 <= int(count * (1.0 - self.corruption)) < count:
-            raise UserError(
-                f"Of {count} patches, a corruption of {self.corruption} should leave some visible and some masked."
-            )
+
+    def _rules_of_patches(self) -> Rules:
+        """Of how many patches an image gives, which must fit into it."""
+        if self.target in ("classes", "self-distillation"):
+            return
+        assert isinstance(self.model, ViTConfig)  # by the rules
+        count = math.prod(self.model.grid(self.image_size))
+        yield (
+            self.decoder_layers and not 1 <= int(count * (1.0 - self.corruption)) < count,
+            f"Of {count} patches, a corruption of {self.corruption} should leave some visible and some masked.",
+        )
+        yield (
+            count < 2,
+            f"The target {self.target} needs at least 2 patches, but the image has 1; give a smaller patch or a "
+            "larger --image-size.",
+        )
 
     def build(self, num_classes: int | None, own: "keras_vit.Preprocessing | None" = None) -> "keras.Model":
         """Build the model to train; own: the preprocessing of the checkpoint that it begins with, if there is one."""

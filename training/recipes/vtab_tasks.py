@@ -18,7 +18,7 @@ NUM_TRAIN, NUM_VAL = 800, 200
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class VtabTask:
     """One task."""
 
     name: str
@@ -47,21 +47,21 @@ class Task:
 
 
 TASKS = (
-    Task("caltech101", "natural", "caltech101", 90),
-    Task("cifar100", "natural", "cifar100", 90),
-    Task("dtd", "natural", "dtd", "validation"),
-    Task("oxford_flowers102", "natural", "oxford_flowers102", "validation"),
-    Task("oxford_iiit_pet", "natural", "oxford_iiit_pet", 80),
-    Task("sun397", "natural", "sun397/tfds", "validation"),
-    Task("svhn", "natural", "svhn_cropped", 90),
-    Task("patch_camelyon", "specialized", "patch_camelyon", "validation"),
-    Task("eurosat", "specialized", "eurosat/rgb", 60, "train[80%:]"),
-    Task("resisc45", "specialized", "resisc45", 60, "train[80%:]"),
-    Task("diabetic_retinopathy", "specialized", "diabetic_retinopathy_detection/btgraham-300", "validation"),
-    Task("clevr-count", "structured", "clevr", 90, "validation", crop=False),
-    Task("clevr-distance", "structured", "clevr", 90, "validation", crop=False),
-    Task("dmlab", "structured", "dmlab", "validation", crop=False),
-    Task(
+    VtabTask("caltech101", "natural", "caltech101", 90),
+    VtabTask("cifar100", "natural", "cifar100", 90),
+    VtabTask("dtd", "natural", "dtd", "validation"),
+    VtabTask("oxford_flowers102", "natural", "oxford_flowers102", "validation"),
+    VtabTask("oxford_iiit_pet", "natural", "oxford_iiit_pet", 80),
+    VtabTask("sun397", "natural", "sun397/tfds", "validation"),
+    VtabTask("svhn", "natural", "svhn_cropped", 90),
+    VtabTask("patch_camelyon", "specialized", "patch_camelyon", "validation"),
+    VtabTask("eurosat", "specialized", "eurosat/rgb", 60, "train[80%:]"),
+    VtabTask("resisc45", "specialized", "resisc45", 60, "train[80%:]"),
+    VtabTask("diabetic_retinopathy", "specialized", "diabetic_retinopathy_detection/btgraham-300", "validation"),
+    VtabTask("clevr-count", "structured", "clevr", 90, "validation", crop=False),
+    VtabTask("clevr-distance", "structured", "clevr", 90, "validation", crop=False),
+    VtabTask("dmlab", "structured", "dmlab", "validation", crop=False),
+    VtabTask(
         "dsprites-location",
         "structured",
         "dsprites",
@@ -71,7 +71,7 @@ TASKS = (
         flip=False,
         crop=False,
     ),
-    Task(
+    VtabTask(
         "dsprites-orientation",
         "structured",
         "dsprites",
@@ -80,7 +80,7 @@ TASKS = (
         binary=True,
         flip=False,
     ),
-    Task("kitti-distance", "structured", "kitti", "validation", crop=False),
-    Task("smallnorb-azimuth", "structured", "smallnorb", "test", "test[50%:]", flip=False),
-    Task("smallnorb-elevation", "structured", "smallnorb", "test", "test[50%:]"),
+    VtabTask("kitti-distance", "structured", "kitti", "validation", crop=False),
+    VtabTask("smallnorb-azimuth", "structured", "smallnorb", "test", "test[50%:]", flip=False),
+    VtabTask("smallnorb-elevation", "structured", "smallnorb", "test", "test[50%:]"),
 )

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.files.labels import LABELS, read_labels
+from keras_vit.files.labels import LABELS
 from keras_vit.images.formats import is_hidden, is_picture, others_line
 from keras_vit.models.config import SegmentationTask
 from training.input.coco import (
@@ -21,19 +21,18 @@ from training.input.coco import (
     CocoPicture,
     Segments,
     coco_segments,
-    panoptic_segments,
+    held_out,
+    own_labels,
     read_coco,
     read_panoptic,
+    segments_of_png,
     upright_size,
 )
 from training.input.dataset import DataSet, ImageWarnings, Split, decoding_problem, problems_of, summarize_problems
 from training.input.dense import DenseBatches
-from training.options.segment import SceneOptions, split_folders
+from training.options.segment import SceneOptions, folders_of_splits
 from training.segmentation.masks import VOC_CLASSES, segments_of_mask, voc_segments
 from training.segmentation.tfds_masks import tfds_scenes
-
-# Without a split of its own, every tenth picture by name is evaluated.
-_HOLD_OUT = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,24 +186,12 @@ class _Check:
         return tuple(map(str, found))
 
 
-def _held_out(scenes: Sequence[Scene], path: pathlib.Path) -> tuple[Sequence[Scene], Sequence[Scene]]:
-    """All but every tenth picture by name, and these."""
-    if len(scenes) < 2:
-        raise UserError(f"{path} holds {len(scenes)} picture; it needs two, to train on and to evaluate on.")
-    scenes = sorted(scenes, key=lambda scene: scene.file)
-    return [scene for number, scene in enumerate(scenes) if number % _HOLD_OUT], scenes[::_HOLD_OUT]
-
-
-def _own_labels(folder: pathlib.Path) -> tuple[str, ...]:
-    return read_labels(folder / LABELS) if (folder / LABELS).is_file() else ()
-
-
 def _folder(options: SceneOptions) -> Scenes:
     """images/ and masks/, whose pixels are numbers of classes, or 1000 * class + number of the object in 16 bits."""
-    folders = split_folders(options.path)
+    folders = folders_of_splits(options.path)
     splits = [_pairs(folder) for folder in folders or (options.path,)]
-    train, evaluation = splits if folders else _held_out(splits[0], options.path)
-    return Scenes(_own_labels(options.path), train, evaluation, not folders)
+    train, evaluation = splits if folders else held_out(splits[0], options.path)
+    return Scenes(own_labels(options.path), train, evaluation, not folders)
 
 
 def _pairs(folder: pathlib.Path) -> list[Scene]:
@@ -247,9 +234,9 @@ def _voc(options: SceneOptions) -> Scenes:
     if missing := sorted(masks.keys() - pictures.keys()):
         raise UserError(f"{root} has no picture for {len(missing)} masks, such as {missing[0]}; add or remove them.")
     scenes = {n: Scene(pictures[n], functools.partial(voc_segments, masks[n], objects.get(n))) for n in sorted(masks)}
-    labels = _own_labels(root) or VOC_CLASSES
+    labels = own_labels(root) or VOC_CLASSES
     if not all((lists / f"{name}.txt").is_file() for name in ("train", "val")):
-        return Scenes(labels, *_held_out(list(scenes.values()), root), True)
+        return Scenes(labels, *held_out(list(scenes.values()), root), True)
     splits = [(lists / f"{name}.txt").read_text(encoding="utf-8").split() for name in ("train", "val")]
     if unknown := [name for names in splits for name in names if name not in scenes]:
         raise UserError(f"{lists} lists {len(unknown)} pictures without a mask, such as {unknown[0]}; correct it.")
@@ -263,7 +250,7 @@ def _of_files(
     """The scenes of --data and of --eval-data, if that is given; `read` takes a file and the folder of its pictures."""
     labels, scenes = read(options.path, pathlib.Path(options.images or options.path.parent))
     if options.eval_data is None:
-        return Scenes(labels, *_held_out(scenes, options.path), True)
+        return Scenes(labels, *held_out(scenes, options.path), True)
     file = pathlib.Path(options.eval_data.partition(":")[2])
     others, evaluation = read(file, pathlib.Path(options.eval_images or file.parent))
     if others != labels:
@@ -289,7 +276,7 @@ def _panoptic(options: SceneOptions) -> Scenes:
     def read(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Scene]]:
         names, pictures = read_panoptic(file, folder)
         numbers = {number: place for place, number in enumerate(sorted(names))}
-        scenes = [Scene(picture.file, functools.partial(panoptic_segments, picture, numbers)) for picture in pictures]
+        scenes = [Scene(picture.file, functools.partial(segments_of_png, picture, numbers)) for picture in pictures]
         return tuple(names[number] for number in numbers), scenes
 
     return _of_files(options, read)

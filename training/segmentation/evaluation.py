@@ -1,7 +1,6 @@
 """mIoU, mask AP and panoptic quality of a model that segments, with intervals, and a page of its worst pictures."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,19 +11,18 @@ import tqdm
 from pycocotools import mask as rle
 
 from keras_vit import UserError, preprocessing_of
-from keras_vit.files.atomic import staged
-from keras_vit.files.tables import markdown_table, rounded, short_name
-from training.evaluation.average_precision import STATS, average_precision, document
+from keras_vit.files.tables import markdown_table, short_name, with_interval
+from training.evaluation.average_precision import STATS, average_precision, document, write_measured
 from training.input.coco import NONE, UNCOUNTED
 from training.input.dataset import Split, decoded
 from training.segmentation.overlay import Panel, segments_page
-from training.segmentation.segmenter import Found, Segmenter, class_map
+from training.segmentation.segmenter import FoundSegments, Segmenter, class_map
 
 # Draws of the bootstrap over the pictures, and the ends of the interval.
 _DRAWS, _ENDS = 500, (0.025, 0.975)
-_SHOWN = 12
+_MOST_SHOWN = 12
 # Of panopticapi (`evaluation.py`): IoU above which two segments are one, and share of uncounted pixels of a false one.
-_SAME, _MOSTLY = 0.5, 0.5
+_LEAST_IOU, _MOST_VOID = 0.5, 0.5
 Truth = tuple[np.ndarray, np.ndarray]
 """Classes (n,) and segments (h, w) of a picture, as `Split.target` has them."""
 
@@ -50,7 +48,7 @@ def evaluate(segmenter: Segmenter, split: Split) -> Evaluation:
     measure = {"semantic": _semantic, "instance": _instance, "panoptic": _panoptic}[segmenter.kind]
     right = np.zeros(split.num_examples)
 
-    def pairs() -> Iterator[tuple[Truth, Found]]:
+    def pairs() -> Iterator[tuple[Truth, FoundSegments]]:
         for index in tqdm.tqdm(range(split.num_examples), unit="picture", disable=None):
             pixels, truth = _read(segmenter, split, index)
             found = segmenter.segment(pixels)
@@ -72,7 +70,7 @@ def _read(segmenter: Segmenter, split: Split, index: int) -> tuple[np.ndarray, T
     return pixels, (target["labels"].numpy(), target["segments"].numpy())
 
 
-def _semantic(pairs: Iterator[tuple[Truth, Found]], labels: Sequence[str]) -> dict[str, Any]:
+def _semantic(pairs: Iterator[tuple[Truth, FoundSegments]], labels: Sequence[str]) -> dict[str, Any]:
     count, rows = len(labels), []
     for truth, found in pairs:
         wanted, got = class_map(truth), found.map
@@ -112,7 +110,7 @@ def _with_intervals(sums: np.ndarray, measures: dict[str, Callable[[np.ndarray],
     return {**values, "intervals": {name: ends[:, n].tolist() for n, name in enumerate(measures)}}
 
 
-def _instance(pairs: Iterator[tuple[Truth, Found]], labels: Sequence[str]) -> dict[str, Any]:
+def _instance(pairs: Iterator[tuple[Truth, FoundSegments]], labels: Sequence[str]) -> dict[str, Any]:
     truths: list[list[dict[str, Any]]] = []
     guesses: list[list[dict[str, Any]]] = []
     for (classes, segments), found in pairs:
@@ -135,7 +133,7 @@ def _annotation(mask: np.ndarray, label: int) -> dict[str, Any]:
             "category_id": label + 1}  # fmt: skip
 
 
-def _panoptic(pairs: Iterator[tuple[Truth, Found]], labels: Sequence[str]) -> dict[str, Any]:
+def _panoptic(pairs: Iterator[tuple[Truth, FoundSegments]], labels: Sequence[str]) -> dict[str, Any]:
     rows = [panoptic_counts(truth, (found.labels, found.map), len(labels)) for truth, found in pairs]
     sums = np.array(rows)  # (pictures, classes, IoU and true and false positives and false negatives)
     if not sums[..., 1:].any():
@@ -167,7 +165,7 @@ def panoptic_counts(truth: Truth, found: Truth, num_classes: int) -> np.ndarray:
         if w < 0 or g < 0 or classes[w] != labels[g]:
             continue
         iou = size / (of_truth[w] + of_found[g] - size - void[g])
-        if iou > _SAME:
+        if iou > _LEAST_IOU:
             counts[classes[w], :2] += [iou, 1]
             matched_truth.add(w)
             matched_found.add(g)
@@ -175,7 +173,7 @@ def panoptic_counts(truth: Truth, found: Truth, num_classes: int) -> np.ndarray:
         if w >= 0:
             counts[classes[w], 3] += 1
     for g in of_found.keys() - matched_found:
-        if g >= 0 and void[g] / of_found[g] <= _MOSTLY:
+        if g >= 0 and void[g] / of_found[g] <= _MOST_VOID:
             counts[labels[g], 2] += 1
     return counts
 
@@ -201,39 +199,25 @@ def write_report(evaluation: Evaluation, output: pathlib.Path) -> None:
     """Write segmentation.json, segmentation.md and segmentation.html, the page of the worst pictures."""
     metrics, kind = evaluation.metrics, evaluation.segmenter.kind
     values = ", ".join(
-        f"{_WORDS.get(name, name.upper())} {_shown(metrics[name], metrics['intervals'].get(name))}"
+        f"{_WORDS.get(name, name.upper())} {with_interval(metrics[name], metrics['intervals'].get(name))}"
         for name in _MAIN[kind]
     )
     sentence = f"{values[0].upper()}{values[1:]} on {metrics['pictures']:,} evaluation pictures"
     columns = {"semantic": ("iou",), "instance": ("objects", "ap", "ap50"), "panoptic": ("pq", "sq", "rq")}[kind]
-    rows = [(name, *(_shown(row[column]) for column in columns)) for name, row in metrics["classes"].items()]
+    rows = [(name, *(with_interval(row[column]) for column in columns)) for name, row in metrics["classes"].items()]
     text = [f"# Segmentation: {short_name(evaluation.segmenter.name)}", "", f"{sentence}.", "",
             "Intervals hold 95 % of random draws of the pictures.", ""]  # fmt: skip
     if kind == "instance":
-        sizes = [(name.replace("_", " "), _shown(metrics[name])) for name in STATS]
+        sizes = [(name.replace("_", " "), with_interval(metrics[name])) for name in STATS]
         text += [markdown_table(("metric", "value"), sizes, num_text_columns=1), ""]
     text += [markdown_table(("class", *columns), rows, num_text_columns=1), ""]
-    with staged(output) as stage:
-        (stage / "segmentation.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-        (stage / "segmentation.md").write_text("\n".join(text), encoding="utf-8")
-        (stage / "segmentation.html").write_text(_page(evaluation), encoding="utf-8")
-    print(f"{sentence}; report in {output / 'segmentation.md'}, worst pictures in {output / 'segmentation.html'}.")
-
-
-def _shown(value: float | None, interval: Sequence[float] | None = None) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if interval is None or interval[0] == interval[1]:
-        return f"{value:.3f}"
-    number, ends = rounded(value, interval)
-    return f"{number} ({ends})"
+    files = write_measured(output, "segmentation", metrics, text, _page(evaluation))
+    print(f"{sentence}; {files}.")
 
 
 def _page(evaluation: Evaluation) -> str:
     segmenter, cards = evaluation.segmenter, []
-    for index in np.argsort(evaluation.right, kind="stable")[:_SHOWN].tolist():
+    for index in np.argsort(evaluation.right, kind="stable")[:_MOST_SHOWN].tolist():
         pixels, (classes, segments) = _read(segmenter, evaluation.split, index)
         name = f"{evaluation.split.name(index)}: {evaluation.right[index]:.0%} of the pixels have the right class"
         found = segmenter.segment(pixels, 0.5)

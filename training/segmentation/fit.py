@@ -6,13 +6,10 @@ import keras
 
 import keras_vit
 from keras_vit import UserError, ViTConfig, preprocessing_of
-from keras_vit.checkpoints.describe import license_of
-from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
-from keras_vit.files.remote import to_path
+from keras_vit.checkpoints.load import check_unchanged, fill_from
 from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
 from keras_vit.models.tasks import build_task, task_of
 from keras_vit.runs import Run, open_run
-from training.loop.dry_run import dry_run_report
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup
 from training.loop.train import run_training
@@ -41,14 +38,12 @@ def fit(options: SegmentFitOptions, setup: Setup) -> RunDirectory:
     def make_model(num_classes: int) -> keras.Model:
         return segmenter_to_train(backbone, num_classes, batches.stuff, options)
 
-    names = {"command": "segment", "recipe_name": recipe.head}
-    if options.dry_run:
-        dry_run_report(options, setup, make_model, **names)
-        return RunDirectory(to_path(options.workdir))
-    weights = {"checkpoint": options.checkpoint, "license": license_of(options.checkpoint)}
-    run = run_training(options, setup, make_model, **names, weights=weights)
-    segmenter = open_segmenter(open_run(str(run.path)))
-    write_report(evaluate(segmenter, setup.source.evaluation), run.path)
+    run = run_training(
+        options, setup, make_model, command="segment", recipe_name=recipe.head, checkpoint=options.checkpoint
+    )
+    if not options.dry_run:
+        segmenter = open_segmenter(open_run(str(run.path)))
+        write_report(evaluate(segmenter, setup.source.evaluation), run.path)
     return run
 
 
@@ -76,10 +71,7 @@ def segmenter_to_train(
         if isinstance(own, SegmentationConfig):
             task = dataclasses.replace(task, num_upscale_blocks=own.num_upscale_blocks, gelu=own.gelu)
     started = build_task(config, task, recipe.preprocessing(preprocessing_of(model).channels, preprocessing_of(model)))
-    values = values_by_key(model)
-    for key, variable in weights_by_key(started).items():
-        if key in values and tuple(values[key].shape) == tuple(variable.shape):
-            variable.assign(values[key])
+    fill_from(started, model)
     for layer in started.layers if recipe.head == "linear" else ():
         layer.trainable = layer.name.startswith(_HEAD)
     return started

@@ -7,18 +7,19 @@ import numpy as np
 import PIL.Image
 import tqdm
 
-from keras_vit import UserError, preprocessing_of
+from keras_vit import preprocessing_of
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import markdown_table, short_name
 from training.input.coco import NONE
+from training.input.dataset import check_some_read
 from training.prediction.predict import as_utf8, read_picture
 from training.segmentation.evaluation import panel_of
 from training.segmentation.masks import OBJECTS
 from training.segmentation.overlay import Panel, segments_page
-from training.segmentation.segmenter import Found, Segmenter, class_map, names_of
+from training.segmentation.segmenter import FoundSegments, Segmenter, class_map, names_of
 
 # Pictures on the page, the first ones; and names of segments in the table.
-_ON_PAGE, _NAMED = 100, 5
+_ON_PAGE, _MOST_NAMED = 100, 5
 PAGE = "predictions.html"
 
 
@@ -45,17 +46,16 @@ def predict(segmenter: Segmenter, files: Sequence[pathlib.Path], output: pathlib
             if len(cards) < _ON_PAGE:
                 panels = [panel_of("segments", found.labels, found.map, segmenter)]
                 cards.append((image.name, image.pixels, panels))
-        if not rows:
-            raise UserError(f"None of the pictures can be read: {problems[0]}")
+        for problem in problems:
+            print(problem)
+        check_some_read(len(rows))
         title = f"Segments of {short_name(segmenter.name)}"
         (stage / PAGE).write_text(segments_page(title, cards, "; ".join(problems)), encoding="utf-8")
     print(markdown_table(("picture", "segments, the largest first"), rows, num_text_columns=2))
-    for problem in problems:
-        print(problem)
     print(f"{len(rows)} masks in {output / 'masks'}, overlays in {output / PAGE}.")
 
 
-def mask_of(segmenter: Segmenter, found: Found) -> np.ndarray:
+def mask_of(segmenter: Segmenter, found: FoundSegments) -> np.ndarray:
     """(h, w) uint8 class numbers of a semantic model of up to 255 classes, else uint16; see `predict`."""
     if segmenter.kind == "semantic":
         classes = class_map(found)
@@ -64,7 +64,7 @@ def mask_of(segmenter: Segmenter, found: Found) -> np.ndarray:
     return np.append(values, [2**16 - 1])[np.where(found.map == NONE, -1, found.map)].astype(np.uint16)
 
 
-def _listed(segmenter: Segmenter, found: Found) -> str:
+def _listed(segmenter: Segmenter, found: FoundSegments) -> str:
     names = names_of(segmenter.labels, found)
-    shown = [name if segmenter.kind == "semantic" else f"{name} {score:.2f}" for name, score in names[:_NAMED]]
-    return ", ".join(shown) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "") or "none"
+    shown = [name if segmenter.kind == "semantic" else f"{name} {score:.2f}" for name, score in names[:_MOST_NAMED]]
+    return ", ".join(shown) + (f" and {len(names) - _MOST_NAMED} more" if names[_MOST_NAMED:] else "") or "none"

@@ -17,7 +17,7 @@ _TOP = 100
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Found:
+class FoundSegments:
     """The segments of a picture (h, w)."""
 
     labels: np.ndarray
@@ -44,7 +44,7 @@ class Segmenter:
         """What it finds."""
         return self.task.task if isinstance(self.task, SegmentationConfig) else "semantic"
 
-    def segment(self, pixels: np.ndarray, threshold: float = 0.0) -> Found:
+    def segment(self, pixels: np.ndarray, threshold: float = 0.0) -> FoundSegments:
         """The segments of a picture (h, w, C) uint8, upright, whose score is above the threshold."""
         preprocessing, size = preprocessing_of(self.model), tuple(pixels.shape[:2])
         outputs = self.model.predict_on_batch(keras.ops.convert_to_numpy(preprocessing(pixels))[None])
@@ -54,18 +54,18 @@ class Segmenter:
         arrays = {name: keras.ops.convert_to_numpy(each)[0] for name, each in found.items()}
         if self.kind == "semantic":
             count = len(self.labels)
-            return Found(np.arange(count, dtype=np.int32), np.ones(count), None, arrays["label_map"])
+            return FoundSegments(np.arange(count, dtype=np.int32), np.ones(count), None, arrays["label_map"])
         if self.kind == "panoptic":
             numbers, places = np.unique(arrays["segment_map"], return_inverse=True)
             kept = numbers[numbers >= 0]
             renumbered = np.where(numbers >= 0, np.cumsum(numbers >= 0) - 1, NONE)[places].astype(np.int32)
-            return Found(arrays["classes"][kept], arrays["scores"][kept], None, renumbered.reshape(size))
+            return FoundSegments(arrays["classes"][kept], arrays["scores"][kept], None, renumbered.reshape(size))
         order = np.argsort(-arrays["scores"], kind="stable")
         chosen = [n for n in order if arrays["masks"][n].any() and arrays["scores"][n] >= threshold][:_TOP]
         segments = np.full(size, NONE, np.int32)
         for place, number in reversed(list(enumerate(chosen))):
             segments[arrays["masks"][number]] = place
-        return Found(arrays["classes"][chosen], arrays["scores"][chosen], arrays["masks"][chosen], segments)
+        return FoundSegments(arrays["classes"][chosen], arrays["scores"][chosen], arrays["masks"][chosen], segments)
 
 
 def _likely(outputs: dict[str, np.ndarray], threshold: float, *, nothing: bool) -> dict[str, np.ndarray]:
@@ -93,10 +93,7 @@ def open_segmenter(run: Run, task: SegmentationTask | None = None) -> Segmenter:
         own = dataclasses.replace(own, task=task)
     elif task not in (None, "semantic"):
         raise UserError(f"{run.name} has a linear head, which tells classes of pixels alone; leave --task {task} out.")
-    labels = run.labels or tuple(map(str, range(own.num_classes)))
-    if len(labels) != own.num_classes:
-        raise UserError(f"{run.name} has {own.num_classes} classes, but its labels.txt names {len(labels)}.")
-    model = run.model
+    labels, model = run.labels_of(own.num_classes), run.model
     if preprocessing_of(model).resize not in ("stretch", "pad"):
         model = _whole_pictures(model)
     return Segmenter(run.name, model, labels, own)
@@ -111,13 +108,13 @@ def _whole_pictures(model: keras.Model) -> keras.Model:
     return model_with_config(model, config_of(model), whole)
 
 
-def class_map(found: Found | tuple[np.ndarray, np.ndarray], none: int = NONE) -> np.ndarray:
+def class_map(found: FoundSegments | tuple[np.ndarray, np.ndarray], none: int = NONE) -> np.ndarray:
     """The class of each pixel (h, w) int32: `none` where there is no segment, and UNCOUNTED stays."""
-    labels, numbers = (found.labels, found.map) if isinstance(found, Found) else found
+    labels, numbers = (found.labels, found.map) if isinstance(found, FoundSegments) else found
     return np.append(labels, [-2, none]).astype(np.int32)[numbers]
 
 
-def names_of(labels: Sequence[str], found: Found) -> list[tuple[str, float]]:
+def names_of(labels: Sequence[str], found: FoundSegments) -> list[tuple[str, float]]:
     """The name and score of each segment that is seen on the map, the largest first."""
     numbers, counts = np.unique(found.map[found.map >= 0], return_counts=True)
     order = numbers[np.argsort(-counts, kind="stable")]

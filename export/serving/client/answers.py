@@ -65,16 +65,15 @@ def rankings(outputs: Mapping[str, np.ndarray], count: int) -> list[list[Predict
     missing = {"labels", "classes", "scores"} - set(outputs)
     if missing:
         raise ServingError(f"The response has no {', '.join(sorted(missing))}; the server has another kind of model.")
-    labels, classes, scores = (outputs[name] for name in ("labels", "classes", "scores"))
-    shapes = [array.shape for array in (labels, classes, scores)]
-    if len(shapes[0]) != 2 or shapes.count(shapes[0]) != 3:
-        raise ServingError(f"The labels, classes and scores should have the same shape (B, k), but have {shapes}.")
-    check_count(labels, count)
-    if labels.dtype.kind not in "OU" or classes.dtype.kind not in "iu" or scores.dtype.kind not in "fiu":
+    labels, classes, scores = arrays = tuple(outputs[name] for name in ("labels", "classes", "scores"))
+    found = ", ".join(f"{array.dtype} {array.shape}" for array in arrays)
+    kinds = (array.dtype.kind in allowed for array, allowed in zip(arrays, ("OU", "iu", "fiu"), strict=True))
+    if labels.ndim != 2 or len({array.shape for array in arrays}) > 1 or not all(kinds):
         raise ServingError(
-            "The response should have labels that are strings, classes that are integers and scores that are "
-            f"numbers, but has {labels.dtype}, {classes.dtype} and {scores.dtype}."
+            "The response should have labels that are strings, classes that are integers and scores that are numbers, "
+            f"of the same shape (B, k), but has {found}."
         )
+    check_count(labels, count)
     if not np.isfinite(scores).all():
         raise ServingError("The response has scores that are not finite; the model is broken.")
     return [

@@ -24,7 +24,7 @@ import urllib.request
 from collections.abc import Iterable, Mapping
 
 from keras_vit.checkpoints.fetch import hub
-from keras_vit.errors import UserError, near_path, nearest
+from keras_vit.errors import UserError, near_path, nearest, reading
 from keras_vit.files.atomic import write_text
 from keras_vit.files.remote import RemoteError, is_remote, local_copy, to_path
 from keras_vit.files.transfer import TransferError, download_file, is_local, sha256_of
@@ -206,13 +206,11 @@ def best_upstream(index: str, model: str) -> str:
     a number in final_val are ignored; the official code would select them because pandas sorts them last.
     """
     rows = csv.DictReader(io.StringIO(index, newline=""))
-    try:
+    with reading("AugReg's index.csv", "CSV", csv.Error, advice="delete it to download it anew"):
         missing = {"filename", "ds", "final_val"}.difference(rows.fieldnames or ())
         if missing:
             raise UserError(f"AugReg's index.csv should have the column {min(missing)}; delete it to download it anew.")
         found = [row for row in rows if (row["filename"] or "").split("-")[0] == model and row["ds"] == "i21k"]
-    except csv.Error as error:
-        raise UserError(f"AugReg's index.csv cannot be read ({error}); delete it to download it anew.") from error
     measured = [row for row in found if not math.isnan(_accuracy(row))]
     if not measured:
         raise UserError(f"AugReg's index.csv has no i21k file of {model!r} with a final_val; give a full file name.")

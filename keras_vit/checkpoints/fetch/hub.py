@@ -9,11 +9,13 @@ import functools
 import os
 import pathlib
 import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import NamedTuple
 
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, needed_package
 from keras_vit.files.safetensors import read_json
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -167,14 +169,7 @@ def _one_sentence(name: HubName, hub) -> Iterator[None]:
         ) from error
 
 
-def _huggingface_hub():
-    try:
-        import huggingface_hub  # here, because local files do not need it
-        import huggingface_hub.errors
-        import huggingface_hub.utils
-    except ModuleNotFoundError as missing:
-        raise UserError(
-            "Names of the Hugging Face hub need the Python package huggingface_hub; install it with "
-            "pip install huggingface_hub."
-        ) from missing
-    return huggingface_hub
+def _huggingface_hub() -> ModuleType:
+    for part in ("errors", "utils"):
+        needed_package(f"huggingface_hub.{part}", "Names of the Hugging Face hub need", "huggingface_hub")
+    return sys.modules["huggingface_hub"]
