@@ -220,7 +220,8 @@ def check_classifier(model: keras.Model) -> None:
             (
                 classifier_head(model) is None,
                 f"The model ends with its features, of shape {model.outputs[0].shape}, and has no classes to serve; "
-                "export them by --embeddings, or add a head by keras_vit.adapt(model, num_classes=…) and train it.",
+                "export the features by --embeddings, or add a head by "
+                "keras_vit.adapt(model, num_classes=…) and train it.",
             ),
             (
                 len(model.outputs[0].shape) != 2,
