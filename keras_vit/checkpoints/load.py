@@ -363,7 +363,8 @@ def _was_set(layer: keras.layers.Layer, built: keras.layers.Layer) -> bool:
     """Whether a layer has a call of its own, lost a weight, or has other settings than its config may tell."""
     own, others = vars(layer), vars(built)
     lost = any(isinstance(value, keras.Variable) and own.get(name) is None for name, value in others.items())
-    names = {name for name in own.keys() & others.keys() if not name.startswith("_")} - {"name", *_NOT_COMPUTED}
+    names = {name for name in own.keys() & others.keys() if not name.startswith(("_", "lora_"))}
+    names -= {"name", *_NOT_COMPUTED}
     plain = ((own[name], others[name]) for name in names)
     return "call" in own or lost or any(isinstance(mine, int | float | str) and mine != other for mine, other in plain)
 

@@ -353,7 +353,7 @@ def test_every_accepted_label_counts_and_images_without_one_do_not():
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[[0], [1]", "is not JSON"),
+        ("[[0], [1]", "cannot be read as JSON"),
         ("[[0], [3], [1]]", "a list of class numbers, 0 to 2"),
         ("[[0], 1, [1]]", "a list of class numbers"),
         ("[[0], [true], [1]]", "a list of class numbers"),

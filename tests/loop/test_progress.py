@@ -75,9 +75,9 @@ def test_a_long_evaluation_is_not_silent(capsys):
 
 # Two epochs of 600 steps, on a clock of its own.
 _ON_A_TERMINAL = """
-from training.loop.progress import Progress, display
+from training.loop.progress import TrainingProgress, display
 step = 0
-shown = display(Progress(lambda: step, 1200, 600, lambda: step * 0.5))
+shown = display(TrainingProgress(lambda: step, 1200, 600, lambda: step * 0.5))
 for epoch in range(2):
     for batch in range(600):
         step += 1
