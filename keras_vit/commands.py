@@ -136,7 +136,7 @@ def _print_list(kind: str, arguments: Sequence[str]) -> None:
     wildcard = arguments[0] if arguments else "*"
     lines = _model_lines(wildcard) if kind == "models" else _recipe_lines(wildcard)
     if not lines:
-        raise UserError(f"No name fits {wildcard!r}; keras-vit {kind} without a wildcard lists all.")
+        raise UserError(f"No name fits {wildcard!r}; keras-vit {kind} lists all.")
     print("\n".join(lines))
 
 
