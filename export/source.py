@@ -187,21 +187,17 @@ def _labels_of(run: Run, options: SourceOptions) -> tuple[str, ...]:
 
 def check_classifier(model: keras.Model) -> None:
     """Raise UserError unless the model maps images, as its preprocessing gives them, to one vector of logits each."""
-    preprocessing, inputs, outputs = preprocessing_of(model), len(model.inputs), len(model.outputs)
-    refuse_first(
-        [
-            (
-                has_own_call(model),
-                f"The model {model.name!r} is of the class {type(model).__name__}, whose call may compute something "
-                "else than its layers; export a keras.Model(inputs, outputs) of them.",
-            ),
-            (
-                (inputs, outputs) != (1, 1),
-                f"The model has {inputs} inputs and {outputs} outputs, but an export is of one each; export "
-                "keras.Model(model.input, logits) with the output that is to be served.",
-            ),
-        ]
-    )
+    preprocessing = preprocessing_of(model)
+    if has_own_call(model):  # it need not have inputs
+        raise UserError(
+            f"The model {model.name!r} is of the class {type(model).__name__}, whose call may compute something else "
+            "than its layers; export a keras.Model(inputs, outputs) of them."
+        )
+    if len(model.outputs) != 1 or len(model.inputs) != 1:
+        raise UserError(
+            f"The model has {len(model.inputs)} inputs and {len(model.outputs)} outputs, but an export is of one each; "
+            "export keras.Model(model.input, logits) with the output that is to be served."
+        )
     try:
         model.get_config()
     except NotImplementedError as error:

@@ -35,6 +35,7 @@ def main(arguments: Sequence[str]) -> None:
     from training.evaluation.evaluate import evaluate
     from training.evaluation.predictors import open_predictor
     from training.experiments.auto import (
+        BATCH,
         FEW_IMAGES,
         finetuning_epochs,
         resize_for,
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str]) -> None:
             choice = ["--epochs", str(epochs), *_resize(resize), *more]
             finetune.train(["--checkpoint", checkpoint, "--recipe", "auto", *choice, *training])
         else:
-            named = LinearProbeOptions(run=checkpoint, source=options.source, workdir=options.workdir, batch_size=64)
+            named = LinearProbeOptions(run=checkpoint, source=options.source, workdir=options.workdir, batch_size=BATCH)
             folds = 5 if source.train.num_examples < FEW_IMAGES else None
             probe(run, source, dataclasses.replace(named, resize=resize, folds=folds))
     measured = EvaluateOptions(run=options.workdir, source=options.source)

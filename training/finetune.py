@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from keras_vit import cli, parser
 from keras_vit.published import upstream_checkpoint
 from keras_vit.runs import Run
-from training.devices.tpu import prepare_backend
+from training.devices.backend import prepare_backend
 from training.options.checks import (
     check_checkpoint,
     check_data,

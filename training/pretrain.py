@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from keras_vit import UserError, cli, parser
 from keras_vit.runs import Run
-from training.devices.tpu import prepare_backend
+from training.devices.backend import prepare_backend
 from training.options.checks import check_continued, check_data, check_data_service, check_loss
 from training.options.train import PretrainOptions
 from training.recipes.auto import DataFacts, auto_reasons, auto_recipe

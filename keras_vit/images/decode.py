@@ -63,7 +63,8 @@ def _has_tensorflow() -> bool:
         import keras  # imported here: it takes seconds, and finding mistakes in names needs none
 
         if keras.backend.backend() != "tensorflow":
-            tf.config.set_visible_devices([], "GPU")  # it only decodes, and would take their memory
+            with contextlib.suppress(RuntimeError):  # another thread already uses it
+                tf.config.set_visible_devices([], "GPU")  # it only decodes, and would take their memory
     return sys.modules["tensorflow"] is not None
 
 

@@ -13,6 +13,9 @@ import numpy as np
 
 from keras_vit.errors import UserError
 
+# Least probability of a pixel of a mask: transformers' mask_threshold.
+_LEAST_MASK = 0.5
+
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
@@ -105,7 +108,7 @@ def panoptic_segments(
     winner = (scores * masks).argmax(axis=-1)
     of_stuff: dict[int, int] = {}
     for number, label in enumerate(labels.tolist()):
-        own, whole = winner == number, masks[..., number] >= 0.5
+        own, whole = winner == number, masks[..., number] >= _LEAST_MASK
         visible = own & whole
         if not visible.any() or not own.sum() / whole.sum() > least_visible:
             continue

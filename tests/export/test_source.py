@@ -141,3 +141,16 @@ def test_a_checkpoint_without_a_head_is_refused_before_its_labels(place):
         match="has no classes to serve; export the features by --embeddings, or add a head by keras_vit.adapt",
     ):
         opened(arguments(place, checkpoint=str(place / "features.npz")))
+
+
+def test_a_model_with_its_own_call_need_not_have_inputs():
+    class Doubled(keras.Model):
+        def __init__(self, inner: keras.Model):
+            super().__init__()
+            self.spec, self.inner = inner.get_layer("spec"), inner
+
+        def call(self, images):
+            return 2.0 * self.inner(images)
+
+    with pytest.raises(UserError, match="is of the class Doubled, whose call may compute something else"):
+        check_classifier(Doubled(keras_vit.build(TINY, image_size=16, num_classes=3)))

@@ -7,9 +7,8 @@ import re
 import sys
 from collections.abc import MutableMapping, Sequence
 
-from keras_vit import UserError, cli
-from training.options.common import StrategyOptions, TrainingOptions
-from training.options.jax import check_jax, check_tensorflow, jax_requested
+from keras_vit import UserError
+from training.options.common import StrategyOptions
 
 _INSTALL = "install requirements-tpu.txt, as docs/how-to/tpu.md describes"
 # Google's network adapters have the same vendor, so the device counts, too. The numbers are those of JAX's
@@ -43,16 +42,6 @@ def _is_chip(device: pathlib.Path) -> bool:
         return (device / "vendor").read_text().strip() == _VENDOR and (device / "device").read_text().strip() in _CHIPS
     except OSError:
         return False
-
-
-def prepare_backend(options: TrainingOptions) -> None:
-    """Refuse what the backend of Keras does not support, and prepare the environment for it, before it is imported."""
-    if jax_requested():
-        check_jax(options, options.recipe)
-    else:
-        check_tensorflow(options)
-        prepare_tpu(options.devices)
-        cli.require_tensorflow()
 
 
 def prepare_tpu(

@@ -36,7 +36,7 @@ _FEWEST_EPOCHS = 3
 # The sentence around the name of a class, for checkpoints with a text tower.
 _TEMPLATE = "a photo of a {}."
 # Inverse strength of the penalty for that, and images per forward pass.
-_C, _BATCH = 0.1, 64
+_C, BATCH = 0.1, 64
 # Images on which the time of the features is measured.
 _TIMED = 16
 
@@ -82,7 +82,7 @@ def zero_shot_accuracy(checkpoint: str, source: DataSet) -> float | None:
         return None
     count = len(source.labels)
     logits, labels = outputs(
-        model.predict_on_batch, source.evaluation, preprocessing, num_classes=count, batch_size=_BATCH
+        model.predict_on_batch, source.evaluation, preprocessing, num_classes=count, batch_size=BATCH
     )
     accuracy = float(np.mean(logits.argmax(axis=-1) == labels))
     print(
@@ -181,7 +181,7 @@ def resize_for(run: Run, source: DataSet) -> Resize | None:
 
 def _accuracy(run: Run, split: Split, preprocessing: Preprocessing) -> float | None:
     """Cross-validated accuracy of a linear classifier on frozen features; None if there are too few images."""
-    features = features_of_split(run, split, preprocessing, _BATCH)
+    features = features_of_split(run, split, preprocessing, BATCH)
     values, labels = features.values, features.labels
     kept = np.isin(labels, np.flatnonzero(np.bincount(labels) >= _FOLDS))
     if len(np.unique(labels[kept])) < 2:

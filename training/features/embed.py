@@ -99,10 +99,11 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
     splits = {name: split.num_examples for name, split in listing.splits.items()}
     description, extractor = opened(run, options, listing.labels, splits, listing.checksum)
     folder = options.folder
-    if extractor.preprocessing.background is None and any(
-        typical_image(split)[2] for split in listing.splits.values() if listing.files is None
-    ):
-        print(_DROPS_ALPHA)
+    if extractor.preprocessing.background is None and listing.files is None:
+        split = next(iter(listing.splits.values()))
+        with bad_examples_reported(split):
+            if typical_image(split)[2]:
+                print(_DROPS_ALPHA)
     with locked(folder):
         remove_temporary(folder)
         index = write_features(folder, description, listing, extractor)
