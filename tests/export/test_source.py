@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,10 +13,10 @@ import keras_vit
 from export.options import SourceOptions
 from export.saved_model import __main__ as saved_model
 from export.saved_model import export as saved_model_export
-from export.source import ExportedModel, _weights, open_model
+from export.source import ExportedModel, _weights, check_classifier, open_model
 from export.tflite import __main__ as tflite
 from keras_vit import UserError, ViTConfig
-from tests.support import randomize
+from tests.support import TINY, TINY_IMAGE, randomize
 
 CONFIG = ViTConfig(patch_size=8, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 LABELS = ("wren", "ant", "bee")
@@ -153,4 +154,4 @@ def test_a_model_with_its_own_call_need_not_have_inputs():
             return 2.0 * self.inner(images)
 
     with pytest.raises(UserError, match="is of the class Doubled, whose call may compute something else"):
-        check_classifier(Doubled(keras_vit.build(TINY, image_size=16, num_classes=3)))
+        check_classifier(Doubled(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3)))
