@@ -21,7 +21,7 @@ from export.inference_model import in_dtype, inference_model
 from export.options import SavedModelOptions
 from export.saved_model import cpp_loader, warmup
 from export.saved_model.model_card import model_card
-from export.saved_model.signatures import Servable, add_shapes, attention_names, has_constants, signatures
+from export.saved_model.signatures import Servable, add_shapes, attention_names, signatures
 from export.source import ExportedModel, Provenance
 from export.tflite.served import write_served_file
 from export.token_merging import check_merging
@@ -63,14 +63,13 @@ def export_saved_model(exported: ExportedModel, options: SavedModelOptions) -> t
         served = inference_model(
             model, dtype, for_tensorflow=True, all_tokens=options.attention, merge_tokens=merge_tokens
         )
-        constants = has_constants(served)
         _write(served, exported, options, labels_file, version)
         del served
         gc.collect()  # the traced graphs hold the weights in reference cycles, and the weights are loaded again next
         with disk_errors(version):
             exact = dtype == "float32" and not merge_tokens
             form = f"SavedModel with --merge-tokens {merge_tokens}" if merge_tokens else f"{dtype} SavedModel"
-            found, facts = _verify(version, expected, options.max_disagreement, constants, origin, form, exact=exact)
+            found, facts = _verify(version, expected, options.max_disagreement, origin, form, exact=exact)
             if exported.unknown is not None:
                 facts |= _verify_unknown(version, expected, exported, exact=exact)
             if options.tflite:
@@ -140,7 +139,6 @@ def _verify(
     path: pathlib.Path,
     expected: parity.Reference,
     max_disagreement: float,
-    constants: bool,
     origin: Provenance,
     form: str,
     *,
@@ -148,12 +146,9 @@ def _verify(
 ) -> tuple[parity.Parity, dict]:
     """Load a SavedModel, warm it up, and compare it with the Keras model. Raises ParityError if they differ."""
     loaded = tf.saved_model.load(path)
-    # With constants each signature allocates its own memory for the weights, and most servers use only one signature.
-    names = ("serving_default",) if constants else tuple(loaded.signatures)
-    functions = {name: loaded.signatures[name] for name in names}
     image_shape = (*expected.preprocessing.image_size, expected.preprocessing.channels)
-    warmup.write_requests(path, functions, expected.samples.encoded[0], image_shape)
-    warmed_up = warmup.replay(path, functions)
+    warmup.write_requests(path, loaded.signatures, expected.samples.encoded[0], image_shape)
+    warmed_up = warmup.replay(path, loaded.signatures)
     logits, probabilities = [], []
     with Progress("verifying", len(expected.logits)) as progress:
         for files, images in expected.batches():

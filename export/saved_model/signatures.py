@@ -20,50 +20,38 @@ shape and check it first (`tf.ensure_shape`). With shapes in the graph, the opti
 true. So `add_shapes` writes the shapes only to the signatures.
 """
 
-import math
 import pathlib
 from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
-from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from export.saved_model.image_decoding import decode_batch
 from keras_vit import UserError, ViTConfig, config_of, intermediates, preprocessing_of
 from keras_vit.scores import TOP_K, Scoring
 from keras_vit.unknown import UnknownScorer
 
-_MOST_CONSTANT_BYTES = 2**28
 # Feature of a tf.Example with the image file, as usual in TensorFlow datasets.
 ENCODED = "image/encoded"
 
 
 class Servable(tf.Module):
-    """The content of a SavedModel besides its signatures: variables, if any, labels, and `serve`.
+    """The content of a SavedModel besides its signatures: variables, labels, and `serve`.
 
     `serve` is the endpoint of Keras' own exports: images (B, h, w, C) -> logits (B, K), as the Keras model is called.
     `keras.layers.TFSMLayer(directory)` and `tf.saved_model.load(directory).serve(images)` use it.
 
-    Tracking the Keras model too would store each weight twice.
+    Tracking the Keras model too would store each weight twice. The weights are no constants of the graph, which oneDNN
+    would put in order once instead of in each call: TensorFlow keeps copies of these for each signature, gigabytes for
+    ViT-B (`benchmarks/README.md`).
     """
 
     def __init__(self, model: keras.Model, labels: Sequence[str], labels_file: str):
         super().__init__()
-        self.weights = [] if has_constants(model) else [weight.value for weight in model.weights]
+        self.weights = [weight.value for weight in model.weights]
         self.labels = tf.constant(list(labels))
         self.labels_file = tf.saved_model.Asset(labels_file)
-
-
-def has_constants(model: keras.Model) -> bool:
-    """Whether a SavedModel stores the weights as constants in the graph: bfloat16 weights of up to 256 MiB.
-
-    The bfloat16 products of oneDNN need reordered weights. TensorFlow reorders constants once, but variables in each
-    call. Constants make the first call of a signature slow, by seconds, and take memory: about eighteen times the size
-    of the weights for the first signature, four times for each further one. So large models keep variables.
-    """
-    weights = [weight for weight in model.weights if weight.dtype == "bfloat16"]
-    return 0 < sum(2 * math.prod(weight.shape) for weight in weights) <= _MOST_CONSTANT_BYTES
 
 
 def attention_names(model: keras.Model) -> list[str]:
@@ -168,12 +156,7 @@ def _network(model: keras.Model, images: tf.TensorSpec, xla: bool) -> Callable:
         outputs = model(tf.cast(image, compute), training=False)
         return tf.nest.map_structure(lambda value: tf.cast(value, tf.float32), outputs)
 
-    if not has_constants(model):
-        return run
-    traced = run.get_concrete_function()
-    # Constants inside the function. Captured tensors would be constants in TF Serving, but not when loaded in Python.
-    frozen = convert_variables_to_constants_v2(traced, lower_control_flow=False)
-    return lambda image: tf.nest.pack_sequence_as(traced.structured_outputs, tf.nest.flatten(frozen(image)))
+    return run
 
 
 def add_shapes(directory: pathlib.Path, image_shape: Sequence[int]) -> None:
