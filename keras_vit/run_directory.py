@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_vit.errors import UserError, near_path
+from keras_vit.errors import UserError, near_path, reading
 from keras_vit.files.kinds import MODEL_SUFFIXES, check_readable, kind_of
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.npz import read_npz, write_npz
@@ -173,13 +173,9 @@ def read_config(file: pathlib.Path) -> dict[str, Any]:
 
 def check_config(file: pathlib.Path) -> None:
     """Raise UserError for a damaged config.json, which says whether an image may have several classes."""
-    try:
+    advice = "copy it again, since it says whether an image may have several classes"
+    with reading(file, "the settings of a run", advice=advice):
         json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(
-            f"{file} should hold the settings of the run as JSON, but is damaged ({error}); copy it again, since it "
-            "says whether an image may have several classes."
-        ) from error
 
 
 def read_last_metrics(file: pathlib.Path) -> dict[str, Any]:

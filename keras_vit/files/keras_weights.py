@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, reading
 from keras_vit.files.lazy_array import LazyArray
 
 KERAS_WEIGHTS = ".weights.h5"
@@ -39,12 +39,10 @@ def open_keras_weights(path: pathlib.Path) -> dict[str, LazyArray]:
             raise UserError(f"The array {key!r} of {path.name} cannot be of this file; the file is damaged.")
         arrays[key] = LazyArray(key, dataset.shape, dataset.dtype, functools.partial(_open, path, name))
 
-    try:
+    with reading(path.name, "Keras weights", OSError, RuntimeError, KeyError, advice="it may be damaged"):
         size = path.stat().st_size
         with h5py.File(path, "r") as file:
             file.visititems(add)  # without following links
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise UserError(f"{path.name} cannot be read as Keras weights ({error!s:.200}); it may be damaged.") from error
     return arrays
 
 

@@ -25,6 +25,14 @@ from .answers import (
 _SERVICE = "/tensorflow.serving.PredictionService"
 # Feature of a tf.Example with the image file, for the signature "classify".
 _FEATURE = "image/encoded"
+# Name of a status code -> its error; of others ServingError.
+_ERRORS = {
+    "UNAVAILABLE": UnavailableError,
+    "RESOURCE_EXHAUSTED": UnavailableError,
+    "DEADLINE_EXCEEDED": DeadlineExceededError,
+    "NOT_FOUND": NoSuchModelError,
+    **dict.fromkeys(("INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE", "UNIMPLEMENTED"), InvalidRequestError),
+}
 
 
 class GrpcClient:
@@ -124,13 +132,6 @@ class GrpcClient:
             return method(request, timeout=seconds)
         except self._grpc.RpcError as error:
             code, message = error.code(), f"{self._address} answered {error.code().name}: {error.details()}"
-        codes = self._grpc.StatusCode
-        if code in (codes.UNAVAILABLE, codes.RESOURCE_EXHAUSTED):
-            raise UnavailableError(message)
-        if code == codes.DEADLINE_EXCEEDED:
-            raise DeadlineExceededError(f"{self._address} did not answer within {self._timeout:g} seconds.")
-        if code == codes.NOT_FOUND:
-            raise NoSuchModelError(message)
-        if code in (codes.INVALID_ARGUMENT, codes.FAILED_PRECONDITION, codes.OUT_OF_RANGE, codes.UNIMPLEMENTED):
-            raise InvalidRequestError(message)
-        raise ServingError(message)
+        if code.name == "DEADLINE_EXCEEDED":
+            message = f"{self._address} did not answer within {self._timeout:g} seconds."
+        raise _ERRORS.get(code.name, ServingError)(message)
