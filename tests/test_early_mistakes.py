@@ -297,7 +297,7 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         f"training.evaluate --run {damaged} --data digits",
         f"export.saved_model.__main__ --run {damaged} --output never",
     ):
-        sentences[command] = f"{damaged}/config.json should hold the settings of the run as JSON, but is damaged ("
+        sentences[command] = f"{damaged}/config.json cannot be read as the settings of a run ("
     sentences[f"training.pretrain digits --data digits --workdir {tmp_path}/busy"] = (
         f"Another process, {os.getpid()} on {socket.gethostname()}, writes into {tmp_path}/busy; wait until it ends"
     )

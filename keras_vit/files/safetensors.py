@@ -35,8 +35,9 @@ def open_folder(folder: pathlib.Path) -> dict[str, LazyArray]:
     for name in sorted(set(shards.values())):
         if pathlib.Path(name).name != name or not name.endswith(".safetensors"):
             raise UserError(f"{index.name} names the shard {name!r}, which is not a .safetensors file of that folder.")
-        file = existing_file(folder / name, f"{index.name} lists it; download it too")
-        shard = open_safetensors(file)
+        if not (folder / name).is_file():
+            raise UserError(f"{index.name} lists the shard {name}, which the folder lacks; download it too.")
+        shard = open_safetensors(folder / name)
         if different := sorted(shard.keys() ^ {key for key, listed in shards.items() if listed == name}):
             raise UserError(
                 f"{index.name} and {name} should hold the same arrays, but {different[0]!r} is only in one of them; "

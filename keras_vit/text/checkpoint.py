@@ -71,15 +71,11 @@ def open_text(path: str | os.PathLike) -> TextCheckpoint:
     arrays = {} if is_keras_model(file) else _by_usual_keys(open_arrays(file))
     layout = identify_text(arrays)
     if layout is None:
-        for part, kind in UNREAD.items():
-            if any(part in key for key in arrays):
-                raise UserError(
-                    f"{os.fspath(path)} has {kind}, which is not read; give a checkpoint of CLIP or SigLIP that "
-                    "transformers wrote, such as hf:google/siglip2-base-patch16-224."
-                )
+        unread = (kind for part, kind in UNREAD.items() if any(part in key for key in arrays))
+        what = next((f"{kind}, which is not read" for kind in unread), "no text tower of CLIP or SigLIP")
         raise UserError(
-            f"{os.fspath(path)} has no text tower of CLIP or SigLIP; give a two-tower checkpoint, such as "
-            "hf:openai/clip-vit-base-patch32 or hf:google/siglip2-base-patch16-224."
+            f"{os.fspath(path)} has {what}; give a two-tower checkpoint, such as hf:openai/clip-vit-base-patch32 or "
+            "hf:google/siglip2-base-patch16-224."
         )
     weights, unused = translate(arrays, layout.rules)
     unexpected = [key for key in unused if key.startswith(layout.prefix) and not key.endswith("position_ids")]

@@ -128,7 +128,7 @@ def test_without_a_model_type_the_arrays_tell_which_values_are_supported(tmp_pat
     change(folder, model_type=None)
     keras_vit.from_checkpoint(folder)
     change(folder, rope_theta=50.0)
-    with pytest.raises(UserError, match="unsupported rope_theta=50.0; supported is a model with 100.0"):
+    with pytest.raises(UserError, match="unsupported rope_theta=50.0; supported: 100.0"):
         keras_vit.from_checkpoint(folder)
 
 

@@ -524,7 +524,7 @@ def test_an_incomplete_block_is_refused_before_the_model_is_built(tmp_path, monk
         ("hf_bit_bottleneck_same", {"embedding_dynamic_padding": False}, "embedding_dynamic_padding=True for this Bit"),
         ("hf_bit", {"global_padding": "same"}, "global_padding null, or 'bottleneck' with 'same'"),
         ("hf_vit_in21k", {"pooler_act": "relu"}, "pooler activation 'relu'"),
-        ("hf_vit", {"hidden_act": "swish"}, "unsupported activation 'swish'; supported are"),
+        ("hf_vit", {"hidden_act": "swish"}, "unsupported hidden_act='swish'; supported: "),
         ("hf_vit", {"backbone_config": [1]}, "backbone_config as an object"),
     ],
 )
@@ -540,7 +540,7 @@ def test_an_unsupported_operator_in_config_json_is_refused(name, change, sentenc
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"global_pool": "max"}, "global_pool='max'; supported are token, avg and map"),
+        ({"global_pool": "max"}, "global_pool='max'; supported: token, avg, map"),
         ({"global_pool": "avg"}, "global_pool='avg' and thus fc_norm=True, but the arrays are of a model with False"),
         ({"model_args": {"no_embed_class": True}}, "no_embed_class"),
     ],

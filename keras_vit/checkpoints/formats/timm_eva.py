@@ -195,9 +195,9 @@ def write_config(model: WrittenModel) -> dict[str, dict]:
     """The config.json that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads."""
     config = model.vit
     if config.layer_norm_epsilon != 1e-5:
-        raise UserError(
-            f"timm's models with rotary positions have LayerNorm's epsilon 1e-5, but this one has "
-            f"{config.layer_norm_epsilon}; give the name of a .safetensors file instead of a folder."
+        raise timm_config.needs_file(
+            "timm's models with rotary positions have LayerNorm's epsilon 1e-5, but this one has "
+            f"{config.layer_norm_epsilon}"
         )
     architecture = f"vit_small{'_plus' * config.gated_mlp}_patch16_dinov3{'_qkvb' * config.qkv_bias}"
     arguments = timm_config.size_arguments(model, hidden=config.mlp_dim) | {

@@ -1,5 +1,6 @@
 """The image processors of transformers: how they resize and normalize, read and written."""
 
+import operator
 import re
 import warnings
 from collections.abc import Mapping
@@ -170,18 +171,13 @@ def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
     if isinstance(resample, bool) or not isinstance(resample, int) or not 0 <= resample < len(_FILTERS):
         raise _unsupported("resample", resample)
     fields["interpolation"] = _FILTERS[resample]
-    if sides is None:
-        raise _unsupported("size", size)
-    if crops and (crop is None or len(crop) != 2):
-        raise _unsupported("crop_size", crop_size)
-    if not crops:
-        if len(sides) != 2:
-            raise _unsupported("size", size)
+    if sides is not None and len(sides) == 2 and not crops:
         return fields, sides
-    assert crop is not None
-    input_size = crop[0], crop[1]
-    if any(full < side for full, side in zip(sides * (3 - len(sides)), input_size, strict=True)):
+    if sides is None or not crops:
+        raise _unsupported("size", size)
+    if crop is None or len(crop) != 2 or any(map(operator.lt, sides * (3 - len(sides)), crop)):
         raise _unsupported("crop_size", crop_size)
+    input_size = crop
     if len(sides) == 1:
         fields |= {"resize": "resize-small", "crop_from": sides[0]}
     elif sides != input_size:
