@@ -105,8 +105,6 @@ def _folder(path: pathlib.Path, count: int, preprocessing: "Preprocessing | None
             images.append(_file(files[index], str(files[index].relative_to(path)), preprocessing))
         except (UserError, OSError) as error:
             problems.append(error)
-    if len(problems) == 1 and not images:
-        raise problems[0]
     if not images:
         raise UserError(f"No image of the folder {str(path)!r} can be read: {problems[0]}") from problems[0]
     for problem in problems:

@@ -354,12 +354,6 @@ def test_a_file_in_the_place_of_the_output_is_refused(samples, tmp_path):
             export()
 
 
-def test_no_format_is_refused(samples, tmp_path):
-    with pytest.raises(UserError, match="--formats takes at least one of float32, float16, .*, but got none"):
-        tflite_of(build(), LABELS, samples, tmp_path / "phone", [])
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_an_output_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(UserError, match=f"{tmp_path} is not writable; give another --output"):

@@ -12,7 +12,7 @@ from keras_vit.errors import refuse_first, refuse_without_effect
 from keras_vit.files.labels import read_labels
 from keras_vit.files.remote import is_remote, matching
 from keras_vit.images.formats import is_picture_name
-from keras_vit.parser import Aliases, Given, Port, Positional, Share, arguments_of, check_ranges
+from keras_vit.parser import Aliases, Given, Port, Positional, Share, arguments_of
 from keras_vit.run_directory import CONFIG, MODEL
 from keras_vit.runs import Run
 from keras_vit.text.classes import is_text_file
@@ -67,7 +67,6 @@ class PredictOptions:
     column path. Options of the pipeline follow --; see embed."""
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         is_export = self.run.endswith(".tflite") or any(any(pathlib.Path(self.run).glob(name)) for name in _EXPORTED)
         has_no_folder = self.output is None or pathlib.Path(self.output).suffix
         refuse_first(

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from keras_vit.errors import Rules, refuse_first, refuse_without_effect
 from keras_vit.files.remote import is_remote
-from keras_vit.parser import Count, Range, Share, check_ranges
+from keras_vit.parser import Count, Range, Share
 from training.options.common import TrainingOptions
 from training.recipes.recipe import PretrainRecipe
 
@@ -29,7 +29,6 @@ class PretrainOptions(TrainingOptions):
     recipe: PretrainRecipe
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         learns_classes, measures = not self.recipe.learns_features, self.knn_every is not None
         refuse_first(
             [
@@ -94,8 +93,6 @@ class FinetuneOptions(TrainingOptions):
     """Of noisy-student: the student of one round is the teacher of the next."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ranges(self)
         refuse_without_effect(
             self,
             [
@@ -142,7 +139,7 @@ class FinetuneOptions(TrainingOptions):
 class LaunchOptions:
     """Start several workers of a command on this machine."""
 
-    workers: int = 2
+    workers: Count = 2
     """Number of processes."""
     grace: float = 60.0
     """Seconds that the other workers have to end by themselves after one failed."""
