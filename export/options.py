@@ -244,9 +244,7 @@ class OnnxOptions:
     def __post_init__(self) -> None:
         refuse_without_effect(self, [(("web",), self.embeddings is None, "an export of classes, without --embeddings")])
         if self.web and "onnx" not in self.formats:
-            raise UserError(
-                f"The page of --web runs model.onnx, but --formats has {', '.join(self.formats)}; add onnx."
-            )
+            raise UserError(f"The page of --web runs model.onnx, but --formats has {' '.join(self.formats)}; add onnx.")
 
 
 FastestForm = Literal[

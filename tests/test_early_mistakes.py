@@ -165,7 +165,7 @@ MISTAKES = {
     "keras_vit.inspection.__main__ --output never": "Give either --run DIR or --checkpoint FILE",
     "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --output never": "--images is needed with a checkpoint",
     "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --images gone --output never": "no image or folder 'gone'",
-    "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --figures map --output never": "--figures takes filters, pos",
+    "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --figures map --output never": "--figures takes fil",
     "export.saved_model.__main__ --run gone --output never": RUN,
     "export.saved_model.__main__ --checkpoint gone --output never": NAME,
     "export.tflite.__main__ --run gone --output never": RUN,

@@ -12,7 +12,7 @@ from keras_vit import UserError
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
-from keras_vit.parser import Aliases, Count, MayLead, Natural, Seed, arguments_of
+from keras_vit.parser import Aliases, Count, MayLead, Natural, Seed, arguments_of, check_ranges
 from keras_vit.runs import Run, open_run
 from training.recipes.recipe import Recipe
 
@@ -166,6 +166,9 @@ class TrainingOptions:
     execution: Execution = dataclasses.field(default_factory=Execution)
     recipe: Recipe
     """How to train."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
     @property
     def directory(self) -> pathlib.Path:

@@ -29,6 +29,7 @@ class PretrainOptions(TrainingOptions):
     recipe: PretrainRecipe
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         learns_classes, measures = not self.recipe.learns_features, self.knn_every is not None
         refuse_first(
             [
@@ -93,6 +94,7 @@ class FinetuneOptions(TrainingOptions):
     """Of noisy-student: the student of one round is the teacher of the next."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         refuse_without_effect(
             self,
             [
