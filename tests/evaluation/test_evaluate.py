@@ -145,9 +145,7 @@ def test_a_run_without_mistakes_gets_its_report_before_it_is_said_that_nothing_c
 
     options = EvaluateOptions(str(run.path), DataOptions("digits"), output=str(tmp_path / "out"), calibrate=True)
     predictor = Predictor(options.open_run(), "model", 10, tuple("0123456789"), predict)
-    with pytest.raises(
-        UserError, match="Calibration needs images that the model gets wrong, but nearly all 360 are right"
-    ):
+    with pytest.raises(UserError, match="needs images that the model gets wrong, but nearly all 360 are right"):
         evaluate(predictor, digits(), options)
     report = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert (report["num_correct"], "calibration" in report) == (split.num_examples, False)
