@@ -217,7 +217,7 @@ def _map_columns(result: InspectionResult) -> list[tuple[str, np.ndarray]]:
     return columns
 
 
-def maps_of(result: InspectionResult, index: int) -> list[tuple[str, np.ndarray]]:
+def image_maps(result: InspectionResult, index: int) -> list[tuple[str, np.ndarray]]:
     """Titles and maps of one image, resized to its size, from 0 to 1."""
     size = result.arrays["images"].shape[1:3]
     return [(title, resize_map(maps[index], size)) for title, maps in _map_columns(result)]
@@ -234,7 +234,7 @@ def _maps(result: InspectionResult) -> matplotlib.figure.Figure:
             label, probability = result.predictions[index].likeliest[0]
             title += f"\npredicted {_cut(label, 14)}, {probability:.1%}"
         row[0].set_title(title, fontsize=9, parse_math=False)
-        for axes, (name, values) in zip(row[1:], maps_of(result, index), strict=True):
+        for axes, (name, values) in zip(row[1:], image_maps(result, index), strict=True):
             axes.imshow(values, cmap=COLORMAP, vmin=0.0, vmax=1.0)
             axes.set_axis_off()
             axes.set_title(name, fontsize=9)

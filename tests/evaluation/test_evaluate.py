@@ -18,7 +18,7 @@ import keras_vit
 from export.tflite import __main__ as tflite_command
 from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
 from keras_vit.files.npz import read_npz
-from keras_vit.files.tables import rounded
+from keras_vit.files.tables import rounded_to
 from keras_vit.run_directory import Samples
 from keras_vit.runs import open_run
 from tests.exports import saved_model_of, tflite_of
@@ -112,7 +112,7 @@ def test_the_report_is_written_in_all_forms(run, tmp_path):
     numbers = json.loads((output / "evaluation.json").read_text())
     page = (output / "evaluation.md").read_text()
     assert page.startswith(f"# {run.path.name} on digits\n")  # without the folders of this machine
-    accuracy, interval = rounded(numbers["accuracy"], numbers["intervals"]["accuracy"])
+    accuracy, interval = rounded_to(numbers["accuracy"], numbers["intervals"]["accuracy"])
     assert re.search(rf"\| accuracy +\| +{accuracy} \| +{interval} \|", page)
     assert not re.search(r"\| \w+_\w+ ", page)  # rows in words
 

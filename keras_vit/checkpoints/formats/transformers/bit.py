@@ -13,7 +13,7 @@ from keras_vit.checkpoints.formats.transformers.config_json import (
     refuse_other_values,
     written,
 )
-from keras_vit.checkpoints.formats.transformers.image_processor import has_processor, read_images
+from keras_vit.checkpoints.formats.transformers.image_processor import has_processor, read_processor
 from keras_vit.checkpoints.key_mapping import CONV, Rule, bit_norm, bit_units, bottlenecks, dense, norm
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
@@ -87,7 +87,7 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     fields = files[CONFIG]
     config = completed({**fields, "model_type": fields.get("model_type") or "bit"}, layout, {"bit": _DEFAULTS})
     size = pair(config, "image_size")
-    images = read_images(files, "bit", size)
+    images = read_processor(files, "bit", size)
     if size is None and images is not None and has_processor(files):  # the model accepts any size
         size = images.size
     return FileConfig(

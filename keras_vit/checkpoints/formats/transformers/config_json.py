@@ -16,7 +16,7 @@ from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
 from keras_vit.checkpoints.formats.transformers.image_processor import (
     PROCESSOR_FILES,
     preprocessor_config,
-    read_images,
+    read_processor,
     whole_picture_config,
 )
 from keras_vit.checkpoints.key_mapping import ATTENTION, QKV, Rule, dense
@@ -94,7 +94,7 @@ def read_vit(files: Mapping[str, dict], config: dict, layout: Layout, sizes: Siz
         "layer_norm_epsilon": number(config, "layer_norm_eps", float),
         "layer_scale": number(config, "layerscale_value", float),
         "image_size": image_size,
-        "images": read_images(files, kind, image_size),
+        "images": read_processor(files, kind, image_size),
         "sizes": sizes_in(config, _SIZES) | sizes,
         "heads": _heads_of(files[CONFIG]),
         "channels": named_number(config, "num_channels"),

@@ -70,7 +70,7 @@ _DTYPE = "dtype of resized pixels"
 _FILL = "color beside a padded picture"
 
 
-def read_images(
+def read_processor(
     files: Mapping[str, dict], model_type: str | None, image_size: tuple[int, int] | None
 ) -> ImageProcessing | None:
     """The images that the processor beside a model makes, else that of its family; None if neither is known."""
