@@ -232,14 +232,11 @@ def output_folder(output: str | os.PathLike) -> pathlib.Path:
     output = to_path(output)
     if is_web(output):
         raise UserError(f"{output} is an address to download from; --output takes a directory.")
-    if is_remote(output):
-        if output.is_file():
-            raise UserError(f"{output} is a file; --output takes a directory.")
-        return output
-    nearest = next(path for path in (output, *output.parents) if os.path.lexists(path))
-    if not nearest.is_dir():
+    remote = is_remote(output)
+    nearest = output if remote else next(path for path in (output, *output.parents) if os.path.lexists(path))
+    if nearest.is_file() or not (remote or nearest.is_dir()):
         raise UserError(f"{nearest} is a file; --output takes a directory.")
-    if not os.access(nearest, os.W_OK | os.X_OK):
+    if not remote and not os.access(nearest, os.W_OK | os.X_OK):
         raise UserError(f"{nearest} is not writable; give another --output.")
     return output
 

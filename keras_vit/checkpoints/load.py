@@ -93,7 +93,7 @@ def load_checkpoint(
     if resampler is not None:
         check_resampler(resampler)
     check_integers("stored_grid", stored_grid, length=2)
-    drop, keep = _prefixes("drop", drop), _prefixes("keep", keep)
+    drop, keep = ((each,) if isinstance(each, str) else tuple(each) for each in (drop, keep))
     file = find_checkpoint(path)
     checkpoint = _keras_weights(file, model) if kind_of(file) == "h5" else open_checkpoint(file)
     match = match_weights(model, checkpoint, resampler, stored_grid, drop=drop, keep=keep)
@@ -111,13 +111,6 @@ def _keras_weights(path: pathlib.Path, model: keras.Model) -> Checkpoint:
             if (array := arrays.pop(f"{layer.name}/{index}", None)) is not None:
                 weights[keys[id(variable)]] = Weight(array, array.shape, np.asarray)
     return Checkpoint(None, Layout(()), weights, unexpected_keys=tuple(sorted(arrays)), path=path)
-
-
-def _prefixes(name: str, value: object) -> tuple[str, ...]:
-    prefixes = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
-    if not all(isinstance(prefix, str) for prefix in prefixes):
-        raise UserError(f"{name} must be prefixes of keys, such as 'head/', but is {value!r:.80}.")
-    return prefixes
 
 
 def weights_by_key(model: keras.Model) -> dict[str, keras.Variable]:

@@ -9,11 +9,10 @@ import shlex
 import socket
 from collections.abc import Sequence
 
-from keras_vit import MODELS, UserError, run_directory
+from keras_vit import UserError, run_directory
 from keras_vit.checkpoints.fetch.find import check_name
-from keras_vit.errors import check_known, refuse_first
+from keras_vit.errors import refuse_first
 from keras_vit.files.file_contents import shown
-from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import existing_folder, is_remote, matching
 from keras_vit.images.formats import format_list, is_hidden, is_picture_name
 from keras_vit.parser import Given
@@ -338,23 +337,6 @@ def check_classes(of_run: tuple[str, ...], of_data: tuple[str, ...]) -> None:
         f"The run has {len(of_run)} classes and the data have {len(of_data)}: "
         f"{' and '.join(only) or 'the same in another order'}; evaluate on data with the same classes."
     )
-
-
-def check_start(checkpoint: str | None, model: str | None) -> None:
-    """Raise UserError unless there is one checkpoint to fine-tune, or a file of weights and the model that it is of."""
-    if checkpoint is None and model is not None:
-        return
-    if checkpoint is None or (model is None) == checkpoint.endswith(KERAS_WEIGHTS):
-        raise UserError(
-            "Give either --checkpoint, a file, folder, address or name, or --model, an official model; both with a "
-            f"{KERAS_WEIGHTS} file, which holds weights alone."
-        )
-
-
-def check_model(name: str) -> str:
-    """Return the name of an official model. Raises UserError if there is none of this name."""
-    check_known("official model", name, MODELS)
-    return name
 
 
 def report_directory(run: Run, output: str | None) -> pathlib.Path:

@@ -16,7 +16,6 @@ from .answers import (
     UnavailableError,
     Version,
     check_count,
-    check_limits,
     features,
     rankings,
     with_retries,
@@ -56,7 +55,6 @@ class GrpcClient:
     ):
         import grpc  # imported here, so that RestClient does not need gRPC
 
-        check_limits(timeout, attempts)
         self._grpc, self._address, self._model = grpc, address, model
         self._version, self._timeout, self._attempts = version or Version(), timeout, attempts
         limits = [(f"grpc.max_{way}_message_length", LARGEST_MESSAGE) for way in ("send", "receive")]

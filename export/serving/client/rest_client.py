@@ -20,7 +20,6 @@ from .answers import (
     ServingError,
     UnavailableError,
     Version,
-    check_limits,
     features,
     rankings,
     with_retries,
@@ -52,7 +51,6 @@ class RestClient:
         timeout: float = 10.0,
         attempts: int = 3,
     ):
-        check_limits(timeout, attempts)
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url must be like http://localhost:8501, but is {url!r}.")
