@@ -118,7 +118,7 @@ def test_the_image_size_can_be_changed(place):
         ({"run": "x", "checkpoint": None}, "--labels, --num-heads belong to --checkpoint, but --run is set"),
         ({"labels": None}, "does not name its 3 classes; pass --labels FILE with one name per line"),
         ({"labels": "nowhere.txt"}, "There is no file 'nowhere.txt'; --labels takes a text file"),
-        ({"labels": "two.txt"}, "The model has 3 classes, but two.txt has 2 lines"),
+        ({"labels": "two.txt"}, "two.txt names 2 classes, but the model .* has 3"),
         ({"labels": "vit.npz"}, "vit.npz should name a class in each line, but is not UTF-8 text"),
         ({"images": "nowhere"}, "There is no folder 'nowhere'; give one of images"),
         ({"images": "empty"}, "empty holds no image files .JPEG, PNG, BMP, GIF"),

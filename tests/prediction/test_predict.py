@@ -222,7 +222,7 @@ def test_class_names_are_those_of_the_config_beside_a_checkpoint(place, tmp_path
     assert open_classifier(open_run(tmp_path / "named")).labels == NAMES
     keras_vit.save_checkpoint(model, tmp_path / "numbers", layout="huggingface")
     assert open_classifier(open_run(tmp_path / "numbers")).labels == ()
-    with pytest.raises(UserError, match="has 7 classes, but labels names 2"):
+    with pytest.raises(UserError, match="labels names 2 classes, but the model .* has 7"):
         keras_vit.save_checkpoint(model, tmp_path / "few", layout="huggingface", labels=("ant", "bee"))
 
 
