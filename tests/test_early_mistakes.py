@@ -242,12 +242,7 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
     labels = f"--labels {tmp_path}/three.txt"
     more = f"{tmp_path}/three.txt names 3 classes, but the model {run} has 2; give a line for each class of the model"
     digits = f"training.pretrain digits --workdir never --data folder:{tmp_path}"
-    (tmp_path / "twice.txt").write_text("ant\nant\n")
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
     sentences = {
-        f"training.predict --run {run} README.md --labels {tmp_path}/twice.txt": "names the class 'ant' twice; give",
-        f"training.predict --run {run} --serve --port {port}": f"Port {port} cannot be used (Address already in use)",
         f"{digits}/deep": f"at least two classes, but they are in {tmp_path}/deep/two/three/four; give --data folder:",
         f"{again} --seed 3": "other already holds another run, which differs in seed (there 0, here 3); choose",
         f"{again} --epochs 7": "which differs in recipe.epochs (there",
@@ -301,7 +296,7 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
     sentences[f"training.pretrain digits --data digits --workdir {tmp_path}/busy"] = (
         f"Another process, {os.getpid()} on {socket.gethostname()}, writes into {tmp_path}/busy; wait until it ends"
     )
-    with listener, locked(tmp_path / "busy"):
+    with locked(tmp_path / "busy"):
         done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, input="\n".join(sentences),
                               capture_output=True, text=True)  # fmt: skip
     assert done.stderr == ""

@@ -400,6 +400,14 @@ def test_a_model_without_a_head_and_other_labels_are_refused(place, tmp_path):
         open_classifier(open_run(place / "model.keras"), str(tmp_path / "two.txt"))
 
 
+def test_a_port_in_use_is_named(place):
+    classifier = open_classifier(open_run(place / "model.keras"))
+    with open_page(classifier, 0) as server:
+        port = server.server_address[1]
+        with pytest.raises(UserError, match=f"Port {port} cannot be used .Address already in use.; give another"):
+            open_page(classifier, port)
+
+
 def test_the_page_in_the_browser_classifies_what_is_sent_to_it(place):
     classifier = open_classifier(open_run(place / "model.keras"), str(place / "names.txt"), explain="rollout")
     with open_page(classifier, 0) as server:

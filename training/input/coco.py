@@ -91,9 +91,7 @@ def read_coco(file: pathlib.Path, folder: pathlib.Path) -> Coco:
     names, files, document = _names_and_files(file, folder)
     objects: dict[int, list[CocoObject]] = {number: [] for number in files}
     for each in _objects(document, "annotations", file):
-        image = _field(each, "image_id", int, file)
-        if image not in objects:
-            raise UserError(f"{file} annotates the image {image}, which it does not list under images; add it.")
+        image = _listed_image(each, files, file)
         category, is_crowd = _field(each, "category_id", int, file), bool(each.get("iscrowd"))
         objects[image].append(CocoObject(category, each.get("bbox"), each.get("segmentation"), is_crowd))
     return Coco(names, [CocoPicture(path, objects[number]) for number, path in files.items()])
@@ -168,9 +166,7 @@ def read_panoptic(file: pathlib.Path, folder: pathlib.Path) -> tuple[Mapping[int
     stuff = {each["id"] for each in document["categories"] if not each.get("isthing", 1)}
     pictures = []
     for each in _objects(document, "annotations", file):
-        image = _field(each, "image_id", int, file)
-        if image not in files:
-            raise UserError(f"{file} annotates the image {image}, which it does not list under images; add it.")
+        image = _listed_image(each, files, file)
         png = file.with_suffix("") / pathlib.PurePath(_field(each, "file_name", str, file)).name
         infos = _objects(each, "segments_info", file)
         categories = {
@@ -282,6 +278,14 @@ def _objects(document: object, name: str, file: pathlib.Path) -> list[dict]:
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise UserError(f"{file} should have a list of objects {name}, as COCO's files; add it.")
     return found
+
+
+def _listed_image(annotation: dict, files: Mapping[int, pathlib.Path], file: pathlib.Path) -> int:
+    """The id of the image of an annotation."""
+    image = _field(annotation, "image_id", int, file)
+    if image not in files:
+        raise UserError(f"{file} annotates the image {image}, which it does not list under images; add it.")
+    return image
 
 
 def _field(element: dict, name: str, kind: type, file: pathlib.Path) -> Any:

@@ -1,7 +1,6 @@
 """Options of `keras-vit predict`, and what can be checked of them before TensorFlow is imported."""
 
 import dataclasses
-import http.server
 import os
 import pathlib
 from collections.abc import Sequence
@@ -111,15 +110,6 @@ class PredictOptions:
         has_page = (self.output or "").endswith(".html")
         return [(*model, "--serve") if has_page else (*model, "--output", "predictions.html", *self.pictures)]
 
-    def check_port(self) -> None:
-        """Raise UserError if the page is to be served on a port that is in use."""
-        if not self.serve:
-            return
-        try:
-            http.server.HTTPServer((HOST, self.port), http.server.BaseHTTPRequestHandler).server_close()
-        except OSError as error:
-            raise port_in_use(self.port, error) from error
-
 
 def with_pictures(given: Given) -> Given:
     """The options that were given; pictures behind the texts of --classes or --templates are none of these.
@@ -178,11 +168,6 @@ def with_run(given: Given) -> Given:
 
 def _is_model(path: pathlib.Path) -> bool:
     return path.suffix in _MODEL_FILES or (path / MODEL).is_file() or (path / CONFIG).is_file()
-
-
-def port_in_use(port: int, error: OSError) -> UserError:
-    """The error of a port that cannot be listened on."""
-    return UserError(f"Port {port} cannot be used ({error.strerror}); give another --port, or 0 for any.")
 
 
 def check_names(labels: str) -> None:
