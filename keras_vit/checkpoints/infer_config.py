@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, square_grid
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.transformers.eomt import delta_error
-from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, heads_in, key_of
+from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_rank, heads_in, key_of
 from keras_vit.checkpoints.layouts import NUM_GROUPS, TORCH_STAGES
 from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import UserError
@@ -320,9 +320,14 @@ def known_num_heads(checkpoint: Checkpoint, options: LoadOptions) -> int | None:
     """The number of attention heads in the arrays, in config.json or in the options; None if it is in none of them."""
     query, num_heads = checkpoint.weights[f"{_FIRST_QUERY}/kernel"], options.override(checkpoint.file_config).num_heads
     in_shape = heads_in(f"{_FIRST_QUERY}/kernel", query)
-    if in_shape is not None and num_heads not in (None, in_shape):
-        raise UserError(f"The file has {in_shape} heads ({query.source.key!r}), not {num_heads}.")
+    check_heads(query, in_shape, num_heads)
     return in_shape or num_heads
+
+
+def check_heads(weight: Weight, in_shape: int | None, num_heads: int | None) -> None:
+    """Raise UserError if the shape of a weight has another number of heads than is known."""
+    if None not in (in_shape, num_heads) and in_shape != num_heads:
+        raise UserError(f"The file has {in_shape} heads ({weight.source.key!r}), not {num_heads}.")
 
 
 def _infer_stem(
@@ -377,8 +382,7 @@ def _shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
         key = key_of(name, checkpoint.layout.rules)
         raise UserError(f"The file has no array {key!r}, which is needed to infer the architecture.")
     weight = checkpoint.weights[name]
-    if len(weight.shape) != rank or min(weight.shape) < 1:
-        raise UserError(f"The array {weight.source.key!r} should have {rank} axes, but has {weight.shape}.")
+    check_rank(weight.source.key, weight.shape, (rank,))
     return weight.shape
 
 

@@ -139,7 +139,7 @@ def check_target(path: pathlib.Path, layout: str) -> None:
 def check_new(path: pathlib.Path, layout: str) -> None:
     """As `check_target`, for what must not be there yet."""
     if path.exists():
-        raise UserError(f"{path} already exists; give the name of a new file.")
+        raise UserError(f"{path} already exists; give the name of a new one.")
     check_target(path, layout)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, not_square_error, open_checkpoint, square_grid
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
-from keras_vit.checkpoints.infer_config import file_config_grid, resampler_of
+from keras_vit.checkpoints.infer_config import check_heads, file_config_grid, resampler_of
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, heads_in, key_of
 from keras_vit.checkpoints.layouts import num_classes_of
 from keras_vit.errors import UserError, check_integers
@@ -212,9 +212,8 @@ def match_weights(
                 f"The array {weight.source.key!r} has shape {weight.source.shape}{read_as}, but the model needs "
                 f"{needed}."
             )
-        heads = heads_in(key, weight)
-        if heads is not None and isinstance(config, ViTConfig) and heads != config.num_heads:
-            raise UserError(f"The file has {heads} heads ({weight.source.key!r}), not {config.num_heads}.")
+        if isinstance(config, ViTConfig):
+            check_heads(weight, heads_in(key, weight), config.num_heads)
     loaded = {key: weight.source.key for key, weight in sorted(matched.items())}
     report = LoadReport(loaded, resized, tuple(sorted((*dropped, *checkpoint.unused))), tuple(sorted(kept)))
     return Match(matched, report)

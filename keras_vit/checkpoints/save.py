@@ -110,7 +110,7 @@ def settings_to_set(model: WrittenModel, layout: str, has_config: bool) -> list[
 
 def _write_folder(folder: pathlib.Path, arrays: dict, settings: dict[str, dict]) -> None:
     """Write model.safetensors and JSON files by name, all or none."""
-    exists = UserError(f"{folder.name} already exists; give the name of a new folder.")
+    exists = UserError(f"{folder.name} already exists; give the name of a new one.")
     if folder.exists():
         raise exists
     try:

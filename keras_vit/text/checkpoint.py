@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
@@ -52,8 +52,7 @@ class TextCheckpoint:
         found = {name: weight.shape for name, weight in self.weights.items()}
         if missing := sorted(expected.keys() - found.keys()):
             raise UserError(f"The text tower is incomplete; missing keys: {join_keys(missing)}.")
-        if unexpected := sorted(self.weights[name].source.key for name in found.keys() - expected.keys()):
-            raise UserError(f"The text tower is of an unsupported kind; unexpected keys: {join_keys(unexpected)}.")
+        _refuse_unexpected(sorted(self.weights[name].source.key for name in found.keys() - expected.keys()))
         for name, shape in expected.items():
             if found[name] != shape:
                 key = self.weights[name].source.key
@@ -78,9 +77,7 @@ def open_text(path: str | os.PathLike) -> TextCheckpoint:
             "hf:google/siglip2-base-patch16-224."
         )
     weights, unused = translate(arrays, layout.rules)
-    unexpected = [key for key in unused if key.startswith(layout.prefix) and not key.endswith("position_ids")]
-    if unexpected:
-        raise UserError(f"The text tower is of an unsupported kind; unexpected keys: {join_keys(unexpected)}.")
+    _refuse_unexpected([key for key in unused if key.startswith(layout.prefix) and not key.endswith("position_ids")])
     sizes = sizes_of(weights)
     if layout.config_file is None:
         first = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"
@@ -101,6 +98,11 @@ def open_text(path: str | os.PathLike) -> TextCheckpoint:
         )
     bias = None if layout.bias is None else _number(arrays, layout.bias)
     return TextCheckpoint(file, layout, config, weights, math.exp(log_scale), bias)
+
+
+def _refuse_unexpected(keys: Sequence[str]) -> None:
+    if keys:
+        raise UserError(f"The text tower is of an unsupported kind; unexpected keys: {join_keys(keys)}.")
 
 
 def has_text_tower(path: str | os.PathLike) -> bool:
