@@ -614,10 +614,10 @@ def test_overrides_that_an_exported_model_does_not_support_are_refused(made, few
 
 def test_a_damaged_export_is_refused(made, few_digits, tmp_path):
     (tmp_path / "saved_model.pb").write_bytes(b"no model")
-    with pytest.raises(UserError, match="cannot be loaded as a SavedModel"):
+    with pytest.raises(UserError, match="cannot be read as a SavedModel"):
         _evaluated(tmp_path, few_digits, tmp_path / "report")
     (tmp_path / "broken.tflite").write_bytes((made / "phone" / "model-float32.tflite").read_bytes()[:500])
-    with pytest.raises(UserError, match="cannot be loaded as a TFLite model"):
+    with pytest.raises(UserError, match="cannot be read as a TFLite model"):
         _evaluated(tmp_path / "broken.tflite", few_digits, tmp_path / "report")
 
 

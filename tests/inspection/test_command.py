@@ -116,8 +116,6 @@ def test_a_broken_image_of_a_folder_is_named_and_the_others_are_inspected(tmp_pa
 
 def test_a_folder_of_broken_images_alone_is_one_sentence(tmp_path):
     (tmp_path / "a.png").write_bytes(FILES["color.png"][:100])
-    with pytest.raises(UserError, match="^a.png is not a readable picture"):
-        inspection.read_images(tmp_path, 9)
     (tmp_path / "b.png").write_bytes(FILES["color.png"][:100])
     with pytest.raises(UserError, match=f"^No image of the folder '{tmp_path}' can be read: a.png is not"):
         inspection.read_images(tmp_path, 9)

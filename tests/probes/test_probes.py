@@ -262,8 +262,6 @@ def test_what_cannot_be_probed_is_refused(run, tmp_path):
     for option in ("shots", "seeds", "l2"):
         with pytest.raises(UserError, match=f"--{option} must be"):
             training.fewshot.main(["--run", str(run.path), "--data", "digits", f"--{option}", "0"])
-    with pytest.raises(UserError, match="--batch-size"):
-        least_squares.fewshot(*_opened(FewshotOptions, run.path, tmp_path, batch_size=0))
     one = dataclasses.replace(digits(), labels=("zero",))
     with pytest.raises(UserError, match="The data have one class, 'zero'; at least two are needed"):
         least_squares.fewshot(*_opened(FewshotOptions, run.path, tmp_path, one))

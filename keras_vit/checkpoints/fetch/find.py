@@ -206,10 +206,12 @@ def best_upstream(index: str, model: str) -> str:
     a number in final_val are ignored; the official code would select them because pandas sorts them last.
     """
     rows = csv.DictReader(io.StringIO(index, newline=""))
-    advice = "delete it to download it anew"
-    with reading("AugReg's index.csv", "a table of checkpoints", csv.Error, KeyError, advice=advice):
+    with reading("AugReg's index.csv", "CSV", csv.Error, advice="delete it to download it anew"):
+        missing = {"filename", "ds", "final_val"}.difference(rows.fieldnames or ())
+        if missing:
+            raise UserError(f"AugReg's index.csv should have the column {min(missing)}; delete it to download it anew.")
         found = [row for row in rows if (row["filename"] or "").split("-")[0] == model and row["ds"] == "i21k"]
-        measured = [row for row in found if not math.isnan(_accuracy(row))]
+    measured = [row for row in found if not math.isnan(_accuracy(row))]
     if not measured:
         raise UserError(f"AugReg's index.csv has no i21k file of {model!r} with a final_val; give a full file name.")
     return max(measured, key=_accuracy)["filename"]
