@@ -37,7 +37,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         else:
             high = middle
     temperature = float(2.0 / (low + high))
-    if temperature < 1.01 * _LOWEST:
+    if (own >= logits.max(axis=-1)).all() or temperature < 1.01 * _LOWEST:
         raise UserError(
             f"Calibration needs images that the model gets wrong, but nearly all {len(labels)} are right; evaluate on "
             "more or other images, or leave --calibrate out."
