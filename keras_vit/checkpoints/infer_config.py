@@ -383,6 +383,8 @@ def _shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
         raise UserError(f"The file has no array {key!r}, which is needed to infer the architecture.")
     weight = checkpoint.weights[name]
     check_rank(weight.source.key, weight.shape, (rank,))
+    if min(weight.shape) < 1:
+        raise UserError(f"The array {weight.source.key!r} is empty, of shape {weight.shape}; use the complete file.")
     return weight.shape
 
 

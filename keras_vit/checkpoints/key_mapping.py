@@ -230,8 +230,8 @@ def _weights(array: LazyArray, rule: Rule, numbers: dict[str, int]) -> dict[str,
 
 
 def check_rank(key: str, shape: tuple[int, ...], ranks: Collection[int]) -> None:
-    """Raise UserError unless an array, or what is read of it, has one of these numbers of axes, and no empty one."""
-    if len(shape) not in ranks or min(shape, default=1) < 1:
+    """Raise UserError unless an array, or what is read of it, has one of these numbers of axes."""
+    if len(shape) not in ranks:
         raise UserError(f"The array {key!r} should have {' or '.join(map(str, ranks))} axes, but has shape {shape}.")
 
 
