@@ -524,7 +524,7 @@ def test_an_incomplete_block_is_refused_before_the_model_is_built(tmp_path, monk
         (
             "hf_bit_bottleneck_same",
             {"embedding_dynamic_padding": False},
-            "unsupported embedding_dynamic_padding=False; supported: True",
+            "embedding_dynamic_padding=False; supported: ",
         ),
         ("hf_bit", {"global_padding": "same"}, "global_padding null, or 'bottleneck' with 'same'"),
         ("hf_vit_in21k", {"pooler_act": "relu"}, "unsupported pooler_act='relu'; supported: tanh"),
