@@ -10,7 +10,7 @@ from keras_vit.files.remote import to_path
 from keras_vit.parser import Aliases, Count, MayLead
 from keras_vit.runs import Run, open_run
 
-Figure = Literal["filters", "positions", "distance", "rollout", "attention", "norms", "relevance"]
+Figure = Literal["filters", "positions", "distance", "rollout", "attention", "norms", "relevance", "queries"]
 FIGURES: tuple[Figure, ...] = get_args(Figure)
 # How the name of a data set begins, as `--data` of the training commands takes it.
 DATA_SETS = ("digits", "tfds:", "folder:", "csv:", "tfrecord:", "tar:")
