@@ -92,16 +92,20 @@ def open_boxes(options: BoxesOptions) -> BoxData:
         read = {"voc": _voc, "csv": lambda file: _csv(file, folder), "coco": lambda file: _coco(file, folder)}
         labels, pictures = read[options.kind](path)
         splits = {"train": sorted(pictures)}
-        if not labels:
+        if not labels and options.kind != "coco":
             labels = tuple(sorted({str(box.label) for picture in pictures for box in picture.boxes}))
-    if not labels:
-        raise UserError(f"{path} has no box, so there is no class to find; annotate some of its pictures.")
+    count = sum(len(picture.boxes) for each in splits.values() for picture in each)
+    if not labels or not count:
+        missing = "box" if not count else "categories"
+        raise UserError(f"{path} has no {missing}, so there is nothing to find; annotate some of its pictures.")
     if twice := [name for name, count in collections.Counter(labels).items() if count > 1]:
         raise UserError(f"{path} names the class {twice[0]!r:.80} twice; give each class a name of its own.")
     checks = _Checks(labels)
     checked = {split: tuple(map(checks.checked, pictures)) for split, pictures in splits.items()}
-    checks.report(options.bad_boxes, sum(len(picture.boxes) for each in splits.values() for picture in each))
+    checks.report(options.bad_boxes, count)
     if "val" in checked:
+        if both := {picture.file for picture in checked["train"]} & {picture.file for picture in checked["val"]}:
+            print(f"{len(both)} of the evaluation pictures are also trained on, which flatters the detector.")
         return BoxData(labels, checked["train"], checked["val"], has_split=True)
     train, evaluation = held_out(checked["train"], path)
     return BoxData(labels, tuple(train), tuple(evaluation), has_split=False)
@@ -221,8 +225,8 @@ def _yolo_picture(picture: pathlib.Path) -> Annotated:
         words, where = line.split(), f"Each word of line {number} of {labels}"
         if len(words) != 5:
             raise UserError(
-                f"Line {number} of {labels} should be a class number, centre x and y, width and height, but has "
-                f"{len(words)} words; convert polygons to boxes."
+                f"Line {number} of {labels} should be a class number, centre x and y, width and height, but is "
+                f"{line.strip()!r:.60}; write it so, and polygons as boxes."
             )
         label, x, y, w, h = (number_of(word, where) for word in words)
         if not label.is_integer():
@@ -258,15 +262,8 @@ def _voc_picture(file: pathlib.Path, picture: pathlib.Path) -> Annotated:
         root = ElementTree.fromstring(read_text(file, _MOST_OF_ONE), forbid_dtd=True)
     if root.tag != "annotation":
         raise UserError(f"{file} should be an <annotation> of Pascal VOC, but is a <{root.tag:.40}>; remove it.")
-    height, width = upright_size(picture)
-    stated = [root.findtext(f"size/{side}") for side in ("height", "width")]
-    if None not in stated:
-        sides = tuple(number_of(text, f"The size in {file}") for text in stated)
-        if sides not in ((height, width), (0.0, 0.0)):
-            raise UserError(
-                f"{file} is of a picture {sides[1]:g} wide and {sides[0]:g} high, but {picture.name}, seen upright, is "
-                f"{width} wide and {height} high; annotate the upright picture."
-            )
+    stated = [root.findtext(f"size/{side}", "0") for side in ("height", "width")]
+    size = upright_size(picture, tuple(number_of(text, f"The size in {file}") for text in stated))
     boxes = []
     for element in root.findall("object"):
         name = (element.findtext("name") or "").strip()
@@ -275,7 +272,7 @@ def _voc_picture(file: pathlib.Path, picture: pathlib.Path) -> Annotated:
             raise UserError(f"Each object of {file} should have a name and a bndbox of four edges; correct it.")
         left, top, right, bottom = (number_of(text, f"Each edge in {file}") for text in edges)
         boxes.append(Box(name, (left - 1, top - 1, right, bottom)))
-    return Annotated(picture, (height, width), boxes)
+    return Annotated(picture, size, boxes)
 
 
 def _csv(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Annotated]]:
@@ -307,9 +304,10 @@ def _csv_rows(file: pathlib.Path) -> Iterator[tuple[int, Mapping[str, str]]]:
     with reading(file, "CSV", csv.Error):
         header, *rows = [(reader.line_num, row) for row in reader] or [(1, [])]
     names = [name.strip().lower() for name in header[1]]
-    if missing := [name for name in needed if name not in names]:
+    if any(names.count(name) != 1 for name in needed):
         raise UserError(
-            f"{file} should begin with the columns {','.join(needed)}, but has no {', '.join(missing)}; add them."
+            f"{file} should begin with the columns {','.join(needed)}, but begins with {','.join(names)!r:.60}; add "
+            "those that are missing."
         )
     for number, row in rows:
         if any(row):
@@ -334,5 +332,5 @@ def _coco(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], li
             x, y, w, h = (number_of(side, f"Each number of a bbox in {file}") for side in each.box)
             if not each.is_crowd:
                 boxes.append(Box(coco.names.get(each.category, f"category {each.category}"), (x, y, x + w, y + h)))
-        pictures.append(Annotated(picture.file, upright_size(picture.file), boxes))
+        pictures.append(Annotated(picture.file, upright_size(picture.file, picture.stated_size), boxes))
     return tuple(coco.names[number] for number in sorted(coco.names)), pictures
