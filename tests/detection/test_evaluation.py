@@ -12,7 +12,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 import keras_vit
-from keras_vit import DetectionConfig, UserError
+from keras_vit import DetectionConfig, UserError, inspection
 from tests.support import TINY, TINY_IMAGE, randomize
 from training import detect as command
 from training.detection.annotations import Picture
@@ -44,9 +44,9 @@ def test_metrics_are_those_of_pycocotools_on_files(tmp_path):
     pictures, found = recorded()
     metrics = measured(LABELS, pictures, found)
     truth = [Objects(picture.corners, np.ones(len(picture.classes)), picture.classes) for picture in pictures]
-    names = [(str(picture.file), SIZE) for picture in pictures]
+    images = [inspection.Image(str(picture.file), np.zeros((*SIZE, 3), np.uint8)) for picture in pictures]
     for name, objects in (("truth", truth), ("found", found)):
-        document = coco_document(LABELS, [(*each, one) for each, one in zip(names, objects, strict=True)])
+        document = coco_document(LABELS, list(zip(images, objects, strict=True)))
         (tmp_path / name).write_text(json.dumps(document if name == "truth" else document["annotations"]))
     with contextlib.redirect_stdout(io.StringIO()):
         coco = COCO(str(tmp_path / "truth"))
