@@ -9,7 +9,7 @@ import csv
 import dataclasses
 import io
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -100,9 +100,11 @@ def open_boxes(options: BoxesOptions) -> BoxData:
         raise UserError(f"{path} has no {missing}, so there is nothing to find; annotate some of its pictures.")
     if twice := [name for name, count in collections.Counter(labels).items() if count > 1]:
         raise UserError(f"{path} names the class {twice[0]!r:.80} twice; give each class a name of its own.")
-    checks = _Checks(labels)
-    checked = {split: tuple(map(checks.checked, pictures)) for split, pictures in splits.items()}
-    checks.report(options.bad_boxes, count)
+    numbers: dict[str | int, int] = {name: number for number, name in enumerate(labels)}
+    numbers |= {number: number for number in range(len(labels))}  # YOLO's
+    wrong: dict[str, list[str]] = collections.defaultdict(list)
+    checked = {name: tuple(_checked(picture, numbers, wrong) for picture in split) for name, split in splits.items()}
+    _report(wrong, options.bad_boxes, count)
     if "val" in checked:
         if both := {picture.file for picture in checked["train"]} & {picture.file for picture in checked["val"]}:
             print(f"{len(both)} of the evaluation pictures are also trained on, which flatters the detector.")
@@ -111,55 +113,44 @@ def open_boxes(options: BoxesOptions) -> BoxData:
     return BoxData(labels, tuple(train), tuple(evaluation), has_split=False)
 
 
-class _Checks:
-    """Checks boxes, and counts what is wrong with them."""
+def _checked(picture: Annotated, numbers: Mapping[str | int, int], wrong: Mapping[str, list[str]]) -> Picture:
+    """The picture with its boxes sorted, clipped, or left out; adds to what is wrong."""
+    height, width = picture.size
+    corners, classes = [], []
+    for label, (left, top, right, bottom) in picture.boxes:
+        if label not in numbers:
+            wrong["of an unknown class"].append(f"{label!r:.40} in {picture.file}")
+            continue
+        if right < left or bottom < top:
+            wrong["with swapped corners"].append(str(picture.file))
+        left, right, top, bottom = min(left, right), max(left, right), min(top, bottom), max(top, bottom)
+        if right == left or bottom == top:
+            wrong["without area"].append(str(picture.file))
+            continue
+        if min(left, top) < -_ROUNDING or right > width + _ROUNDING or bottom > height + _ROUNDING:
+            wrong["outside of the picture"].append(str(picture.file))
+        box = [max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height))]
+        if box[0] < box[2] and box[1] < box[3]:
+            corners.append(box)
+            classes.append(numbers[label])
+    boxes = np.array(corners, np.float32).reshape(-1, 4)
+    return Picture(picture.file, picture.size, boxes, np.array(classes, np.int32))
 
-    def __init__(self, labels: Sequence[str]):
-        self._numbers: dict[str | int, int] = {name: number for number, name in enumerate(labels)}
-        self._numbers |= {number: number for number in range(len(labels))}  # YOLO's
-        self._wrong: dict[str, list[str]] = collections.defaultdict(list)
 
-    def checked(self, picture: Annotated) -> Picture:
-        """The picture with its boxes sorted, clipped, or left out."""
-        height, width = picture.size
-        corners, classes = [], []
-        for label, (left, top, right, bottom) in picture.boxes:
-            if label not in self._numbers:
-                self._wrong["of an unknown class"].append(f"{label!r:.40} in {picture.file}")
-                continue
-            if right < left or bottom < top:
-                self._wrong["with swapped corners"].append(str(picture.file))
-            left, right, top, bottom = min(left, right), max(left, right), min(top, bottom), max(top, bottom)
-            if right == left or bottom == top:
-                self._wrong["without area"].append(str(picture.file))
-                continue
-            if min(left, top) < -_ROUNDING or right > width + _ROUNDING or bottom > height + _ROUNDING:
-                self._wrong["outside of the picture"].append(str(picture.file))
-            box = [max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height))]
-            if box[0] < box[2] and box[1] < box[3]:
-                corners.append(box)
-                classes.append(self._numbers[label])
-        return Picture(
-            picture.file,
-            picture.size,
-            np.array(corners, np.float32).reshape(-1, 4),
-            np.array(classes, np.int32),
+def _report(wrong: Mapping[str, list[str]], mode: BadBoxes, count: int) -> None:
+    """Print what was wrong, or raise UserError for it."""
+    if not wrong:
+        return
+    kinds = "; ".join(
+        f"{len(names)} {kind} ({', '.join(dict.fromkeys(names[:_MOST_NAMED]))}{', …' * (len(names) > _MOST_NAMED)})"
+        for kind, names in wrong.items()
+    )
+    if mode == "refuse":
+        raise UserError(
+            f"Of {count:,} boxes, {kinds}; correct them, or give --bad-boxes clip, which cuts and sorts them, and "
+            "leaves out what remains without area or class."
         )
-
-    def report(self, mode: BadBoxes, count: int) -> None:
-        """Print what was wrong, or raise UserError for it."""
-        if not self._wrong:
-            return
-        kinds = "; ".join(
-            f"{len(names)} {kind} ({', '.join(dict.fromkeys(names[:_MOST_NAMED]))}{', …' * (len(names) > _MOST_NAMED)})"
-            for kind, names in self._wrong.items()
-        )
-        if mode == "refuse":
-            raise UserError(
-                f"Of {count:,} boxes, {kinds}; correct them, or give --bad-boxes clip, which cuts and sorts them, and "
-                "leaves out what remains without area or class."
-            )
-        print(f"Of {count:,} boxes, cut, sorted or left out: {kinds}.")
+    print(f"Of {count:,} boxes, cut, sorted or left out: {kinds}.")
 
 
 def _yolo(file: pathlib.Path) -> tuple[tuple[str, ...], dict[str, list[Annotated]]]:
