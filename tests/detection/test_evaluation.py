@@ -33,9 +33,10 @@ def recorded(count: int = 30) -> tuple[list[Picture], list[Objects]]:
         corners, classes = np.concatenate([begins, begins + sides], axis=1), rng.integers(0, 2, n)
         pictures.append(Picture(pathlib.Path(f"{number}.png"), SIZE, corners.astype(np.float32), classes))
         moved = corners + rng.normal(0, 0.06, (n, 4)) * np.tile(sides, 2)
-        false = np.sort(rng.uniform(0, 200, (2, 2, 2)), axis=1).reshape(2, 4)
-        every = np.concatenate([moved, false])[rng.random(n + 2) < 0.8]
-        labels = np.concatenate([classes, rng.integers(0, 2, 2)])[: len(every)]
+        # More than 10 of a class, so that recall with 100 objects differs from that with 10.
+        false = np.sort(rng.uniform(0, 200, (30, 2, 2)), axis=1).reshape(30, 4)
+        every = np.concatenate([moved, false])[rng.random(n + 30) < 0.8]
+        labels = np.concatenate([classes, rng.integers(0, 2, 30)])[: len(every)]
         found.append(Objects(every, rng.random(len(every)), labels))
     return pictures, found
 
