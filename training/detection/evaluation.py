@@ -18,8 +18,9 @@ from training.evaluation.average_precision import STATS, average_precision, coco
 
 # Objects of a picture that count, as in COCO; pictures of one forward pass.
 _TOP, _BATCH = 100, 8
-# Pictures on the page with missed objects, and with false alarms; the score from which a false alarm counts.
-_MOST_SHOWN, _LEAST_SCORE = 12, 0.1
+# Pictures on the page with missed objects, and with false alarms; false alarms on each, and the score from which one
+# counts.
+_MOST_SHOWN, _MOST_FALSE, _LEAST_SCORE = 12, 5, 0.1
 _MISSED, _FALSE, _FOUND = "#c44e00", "#a0457a", "#00734f"
 
 
@@ -98,16 +99,22 @@ def _page(detector: Detector, pictures: Sequence[Picture], found: Sequence[Objec
             DrawnBox(corners, f"missed: {detector.labels[label]}", _MISSED, dashed=True)
             for corners, label in zip(picture.corners[missed], picture.classes[missed], strict=True)
         ]
-        rows = zip(objects.corners, objects.classes, objects.scores, false, strict=True)
-        for corners, label, score, is_false in rows:
+        for number in np.flatnonzero(~false | (np.cumsum(false) <= _MOST_FALSE)):
+            corners, label, score, is_false = (
+                each[number] for each in (objects.corners, objects.classes, objects.scores, false)
+            )
             words = f"{'false: ' if is_false else ''}{detector.labels[label]} {score:.2f}"
             boxes.append(DrawnBox(corners, words, _FALSE if is_false else _FOUND))
         cards.append((picture, boxes))
     worst = [np.argsort(-column, kind="stable")[:_MOST_SHOWN] for column in np.array(badness).T]
     shown = dict.fromkeys(n for key, order in enumerate(worst) for n in order.tolist() if badness[n][key] > 0)
-    drawn = [DrawnPicture(str(p.file), _read(detector, p).pixels, boxes) for p, boxes in (cards[n] for n in shown)]
+    drawn = [
+        DrawnPicture(f"{picture.file.parent.name}/{picture.file.name}", _read(detector, picture).pixels, boxes)
+        for picture, boxes in (cards[number] for number in shown)
+    ]
     legend = (
-        f"The largest missed objects come first, then the likeliest false alarms. Objects count from a score of "
-        f"{_LEAST_SCORE} on, and a box is found if an object of its class covers it with an IoU of 0.5 or more."
+        f"The largest missed objects come first, then the likeliest false alarms, up to {_MOST_FALSE} of a picture. "
+        f"Objects count from a score of {_LEAST_SCORE} on, and a box is found if an object of its class covers it with "
+        "an IoU of 0.5 or more."
     )
     return boxes_page("Worst misses and false alarms", drawn, [legend])

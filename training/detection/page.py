@@ -34,10 +34,10 @@ class DrawnPicture(NamedTuple):
 
 
 def boxes_page(title: str, pictures: Sequence[DrawnPicture], words: Sequence[str]) -> str:
-    """HTML text of a page with the pictures, and paragraphs behind them."""
+    """HTML text of a page with paragraphs, and the pictures."""
     cards = "".join(map(_card, pictures))
     paragraphs = [f"<p>{html.escape(text)}</p>" for text in words]
-    return document(title, [f"<h1>{html.escape(title)}</h1>", f'<div class="cards">{cards}</div>', *paragraphs])
+    return document(title, [f"<h1>{html.escape(title)}</h1>", *paragraphs, f'<div class="cards">{cards}</div>'])
 
 
 def _card(picture: DrawnPicture) -> str:
