@@ -270,6 +270,9 @@ class Run:
                 ("linear-probe", *model, *data, "--workdir", f"{name}-probe"),
                 ("finetune", "--checkpoint", name, *data, "--workdir", f"{name}-finetuned"),
             ]
+        if (command := self.settings.get("command")) in ("segment", "detect"):
+            evaluate = (command, "evaluate", *model, *data, "--output", f"{name}/evaluation")
+            return [*([evaluate] if data else []), ("saved-model", *model, "--output", "served")]
         pictures = [text.removeprefix("folder:") for text in data[1:2] if text.startswith("folder:")] or ["--serve"]
         commands = {
             "evaluate": ("evaluate", *model, *data) if data else None,

@@ -95,36 +95,46 @@ def export_tflite(
         tempfile.TemporaryDirectory(dir=stage) as temporary,
         Progress("TFLite", len(formats), "formats") as progress,
     ):
-        float_files: dict[tuple[bool, bool, bool], pathlib.Path] = {}
-        models = {(False, False): model, (True, False): smoothed}  # smoothed, rounded
+        float_files: dict[tuple[bool, bool, frozenset[str] | None], pathlib.Path] = {}
+        rounded: dict[tuple[bool, frozenset[str]], keras.Model] = {}
+
+        def float_file_of(all_tokens: bool, is_smoothed: bool, in_four_bits: frozenset[str] | None) -> pathlib.Path:
+            """The float32 file of a form; its kernels are rounded, of some layers to 4 bits, unless that is None."""
+            form, network = (all_tokens, is_smoothed, in_four_bits), smoothed if is_smoothed else model
+            if form in float_files:
+                return float_files[form]
+            if in_four_bits is not None:
+                if (is_smoothed, in_four_bits) not in rounded:
+                    rounded[is_smoothed, in_four_bits] = round_kernels(network, representative, in_four_bits)
+                network = rounded[is_smoothed, in_four_bits]
+            file = float_files[form] = pathlib.Path(temporary) / f"{len(float_files)}.tflite"
+            file.write_bytes(
+                to_tflite(
+                    network,
+                    for_delegates=scaled_by,
+                    uint8_input=uint8_input,
+                    dynamic_batch=dynamic_batch,
+                    all_tokens=all_tokens,
+                    unknown=unknown,
+                )
+            )
+            return file
+
         for number, kind in enumerate(formats, 1):
             started = time.perf_counter()
             progress.doing = f"{kind} ({number} of {len(formats)})"
             # Ranges over all tokens are wider than those of the class tokens of a few images, and clip less.
             all_tokens, is_smoothed = kind in CALIBRATED, kind in EIGHT_BIT_ACTIVATIONS and smoothed is not model
             is_rounded = kind in EIGHT_BIT_WEIGHTS and bool(representative)
-            if (is_smoothed, is_rounded) not in models:
-                models[is_smoothed, is_rounded] = round_kernels(models[is_smoothed, False], representative)
-            form = all_tokens, is_smoothed, is_rounded
-            if form not in float_files:
-                float_files[form] = pathlib.Path(temporary) / f"{kind}.tflite"
-                float_files[form].write_bytes(
-                    to_tflite(
-                        models[is_smoothed, is_rounded],
-                        for_delegates=scaled_by,
-                        uint8_input=uint8_input,
-                        dynamic_batch=dynamic_batch,
-                        all_tokens=all_tokens,
-                        unknown=unknown,
-                    )
-                )
-            float_file = float_files[form]
+            float_file = float_file_of(all_tokens, is_smoothed, frozenset() if is_rounded else None)
             if kind in STATIC:
                 content, quantization.steps[kind] = quantize.quantize_static(
                     float_file, kind, inputs, multi_label=origin.multi_label, at_run_time=target == "cpu"
                 )
             elif kind == "int4-weights":
-                content, quantization.in_eight_bits = quantize.quantize_four_bits(float_file, inputs)
+                kept = quantization.in_eight_bits = quantize.in_eight_bits(float_file, inputs)
+                in_four_bits = quantize.in_four_bits(float_file, kept, [layer.name for layer in model.layers])
+                content = quantize.quantize_four_bits(float_file_of(all_tokens, is_smoothed, in_four_bits), kept)
             else:
                 content = float_file.read_bytes() if kind == "float32" else quantize.quantize(float_file, kind)
             if target != "cpu":

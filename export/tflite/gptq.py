@@ -3,10 +3,11 @@
 Rounding to nearest treats the weights one by one. But only the sum over the channels of the input matters, and the
 channels of a Vision Transformer are correlated, so the error of one weight can be taken back by those that are rounded
 after it ("GPTQ", arXiv 2210.17323, section 3). The kernels stay in float32, on the grid that quantization uses
-afterwards: the largest weight of each unit stays as it is, so that quantization finds the same scale.
+afterwards: the largest weight of each scale stays as it is, so that quantization finds the same scale. In 8 bits each
+unit has a scale, in 4 bits each block of 32 channels of a unit.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import keras
 import numpy as np
@@ -14,10 +15,11 @@ import threadpoolctl
 from scipy import linalg
 
 from export.inference_model import float32_copy
+from export.tflite.four_bits import LARGEST, scale_block
 from keras_vit.progress import Progress, tracked
 
 # Largest number of 8 bits, with as many below 0.
-_LARGEST = 127
+_LARGEST_OF_EIGHT = 127
 # Part of the mean square of the channels that is added to each, as in the paper.
 _DAMPING = 0.01
 # Channels that are rounded before their errors are passed on to all others.
@@ -31,7 +33,7 @@ _MOST_NUMBERS = 2**27
 
 # Several threads of BLAS wait for each other in each of many products, several times as long as these take.
 @threadpoolctl.threadpool_limits.wrap(limits=1, user_api="blas")
-def round_kernels(model: keras.Model, batches: Iterable[np.ndarray]) -> keras.Model:
+def round_kernels(model: keras.Model, batches: Iterable[np.ndarray], in_four_bits: Collection[str] = ()) -> keras.Model:
     """Return the model in float32, with the kernels of dense layers rounded to numbers of 8 bits.
 
     Layers with few inputs, such as the head, stay as they are: quantization rounds them to nearest.
@@ -39,6 +41,7 @@ def round_kernels(model: keras.Model, batches: Iterable[np.ndarray]) -> keras.Mo
     Args:
         model: classifier from `keras_vit.build`.
         batches: calibration images (B, h, w, C), in the model's range.
+        in_four_bits: names of layers whose kernels get numbers of 4 bits.
     """
     copy = float32_copy(model)
     readers = _readers(model)
@@ -48,7 +51,8 @@ def round_kernels(model: keras.Model, batches: Iterable[np.ndarray]) -> keras.Mo
                 order, inverse = _inverse(moments)
                 for layer in layers:
                     kernel, *bias = copy.get_layer(layer.name).get_weights()
-                    copy.get_layer(layer.name).set_weights([rounded(kernel, order, inverse), *bias])
+                    form = (LARGEST, scale_block(len(kernel))) if layer.name in in_four_bits else ()
+                    copy.get_layer(layer.name).set_weights([rounded(kernel, order, inverse, *form), *bias])
             progress.update()
     return copy
 
@@ -97,19 +101,36 @@ def _inverse(moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return order, linalg.cholesky(linalg.inv(damped))
 
 
-def rounded(kernel: np.ndarray, order: np.ndarray, inverse: np.ndarray) -> np.ndarray:
-    """Return a kernel (D, units) whose units are multiples of a step each; see `_inverse` for the other arguments."""
+def rounded(
+    kernel: np.ndarray,
+    order: np.ndarray,
+    inverse: np.ndarray,
+    largest: int = _LARGEST_OF_EIGHT,
+    block: int | None = None,
+) -> np.ndarray:
+    """Return a kernel (D, units) whose weights are multiples of a step; see `_inverse` for order and inverse.
+
+    Args:
+        kernel: (D, units) float32.
+        order: (D,) integers.
+        inverse: (D, D).
+        largest: multiple of a step.
+        block: channels of a unit that have the same step, a divisor of D; default all.
+    """
+    blocks = kernel.astype(np.float64).reshape(-1, block or len(kernel), kernel.shape[1])
+    peaks = np.abs(blocks).max(axis=1, keepdims=True)
+    steps = np.broadcast_to(np.maximum(peaks, 1e-30) / largest, blocks.shape).reshape(kernel.shape)[order]
+    places = np.arange(blocks.shape[1])[:, None]
+    pinned = (np.abs(blocks).argmax(axis=1)[:, None] == places).reshape(kernel.shape)[order]
     weights = kernel[order].astype(np.float64)
-    steps = np.maximum(np.abs(weights).max(axis=0), 1e-30) / _LARGEST
-    pinned = np.abs(weights).argmax(axis=0)
-    signs = np.sign(weights[pinned, np.arange(len(pinned))])
+    ends = np.sign(weights) * largest
     result = np.empty_like(weights)
     for start in range(0, len(weights), _BLOCK):
         end = min(start + _BLOCK, len(weights))
         errors = np.empty((end - start, weights.shape[1]))
         for row in range(start, end):
-            numbers = np.clip(np.round(weights[row] / steps), -_LARGEST, _LARGEST)
-            result[row] = np.where(pinned == row, signs * _LARGEST, numbers) * steps
+            numbers = np.clip(np.round(weights[row] / steps[row]), -largest, largest)
+            result[row] = np.where(pinned[row], ends[row], numbers) * steps[row]
             errors[row - start] = (weights[row] - result[row]) / inverse[row, row]
             weights[row + 1 : end] -= inverse[row, row + 1 : end, None] * errors[row - start]
         weights[end:] -= inverse[start:end, end:].T @ errors

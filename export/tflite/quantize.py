@@ -5,9 +5,8 @@
     int8-dynamic  dynamic range quantization: weights in 8 bits with one scale per output channel, matrix products in 8
                   bits with activations quantized at run time, everything else in float32
     int8-weights  the same weights, arithmetic in float32
-    int4-weights  as int8-dynamic, but the weights of dense layers in 4 bits, except for those of the head and of the
-                  layers with the largest errors (`four_bits.py`). GPTQ (arXiv 2210.17323) rounds each weight so that it
-                  corrects the errors of those before it
+    int4-weights  as int8-dynamic, but the weights of dense layers in 4 bits, with a scale for each 32 channels, except
+                  for those of the head and of the layers with the largest errors (`four_bits.py`)
     int8          static quantization: weights, and inputs and outputs of matrix products, in 8 bits with calibrated
                   ranges
     int16x8       the same with inputs and outputs in 16 bits, for processors that support such products
@@ -28,7 +27,7 @@ import pathlib
 import re
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
@@ -102,23 +101,52 @@ def quantize(float_file: pathlib.Path, kind: TFLiteFormat) -> bytes:
         return bytes(quantizer.Quantizer(str(float_file), _recipe(kind)).quantize().quantized_model)
 
 
-def quantize_four_bits(
-    float_file: pathlib.Path, calibration: Sequence[np.ndarray]
-) -> tuple[bytes, list[four_bits.DenseLayers]]:
-    """Content of an int4-weights file, and the layers that keep 8 bits.
+def in_eight_bits(float_file: pathlib.Path, calibration: Sequence[np.ndarray]) -> list[four_bits.DenseLayers]:
+    """The layers that keep 8 bits in an int4-weights file, beside the head.
 
     Args:
         float_file: float32 file with batch 1.
         calibration: inputs (1, h, w, C) of the model.
     """
     measured = _spread(calibration, _MEASURED)
-    outputs = Interpreter(model_path=str(float_file)).get_signature_runner(_SIGNATURE).get_output_details()
-    head = outputs["logits"]["name"]
-    kept = four_bits.in_eight_bits(float_file.read_bytes(), lambda content: _logits(content, measured), [head])
-    settings = _recipe("int4-weights", [head, *(name for layers in kept for name in layers.outputs)])
+    return four_bits.in_eight_bits(
+        float_file.read_bytes(), lambda content: _logits(content, measured), [_head(float_file)]
+    )
+
+
+def in_four_bits(
+    float_file: pathlib.Path, kept: Sequence[four_bits.DenseLayers], layers: Collection[str]
+) -> frozenset[str]:
+    """Those of the layers of the model whose weights have 4 bits in an int4-weights file; see `quantize_four_bits`."""
+    eight = _in_eight(float_file, kept)
+    dense = [found.outputs for found in products(float_file.read_bytes()) if found.weights.ndim == 2]
+    names = (keras_layer(tensor, layers) for tensor in dense if tensor not in eight)
+    return frozenset(name for name in names if name is not None)
+
+
+def quantize_four_bits(float_file: pathlib.Path, kept: Sequence[four_bits.DenseLayers]) -> bytes:
+    """Content of an int4-weights file.
+
+    Args:
+        float_file: float32 file with batch 1.
+        kept: the layers that keep 8 bits.
+    """
+    eight = _in_eight(float_file, kept)
+    dense = [product for product in products(float_file.read_bytes()) if product.weights.ndim == 2]
+    in_blocks = [found.outputs for found in dense if four_bits.has_blocks(found.weights.shape[1])]
     with _silenced():
-        file = quantizer.Quantizer(str(float_file), settings)
-        return bytes(file.quantize(file.calibrate(_inputs(calibration))).quantized_model), kept
+        settings = _recipe("int4-weights", eight, in_blocks=in_blocks)
+        return bytes(quantizer.Quantizer(str(float_file), settings).quantize().quantized_model)
+
+
+def _in_eight(float_file: pathlib.Path, kept: Sequence[four_bits.DenseLayers]) -> list[str]:
+    return [_head(float_file), *(name for layers in kept for name in layers.outputs)]
+
+
+def _head(float_file: pathlib.Path) -> str:
+    """The name of the tensor with the logits."""
+    outputs = Interpreter(model_path=str(float_file)).get_signature_runner(_SIGNATURE).get_output_details()
+    return outputs["logits"]["name"]
 
 
 def quantize_static(
@@ -152,7 +180,7 @@ def quantize_static(
         with tempfile.NamedTemporaryFile(suffix=".tflite", dir=float_file.parent) as temporary, _silenced():
             temporary.write(content)
             temporary.flush()
-            settings = _recipe(kind, in_float, dynamic)
+            settings = _recipe(kind, in_float, dynamic=dynamic)
             made = quantizer.Quantizer(temporary.name, settings).quantize(dict(ranges))
         found = _with_signature(bytes(made.quantized_model))
         logits = _logits(found, judges)
@@ -241,11 +269,14 @@ def layer_of(tensor: str) -> str:
     return [*tensor.split(";")[0].split("/"), tensor][1]
 
 
-def _recipe(kind: TFLiteFormat, excepted: Sequence[str] = (), dynamic: Sequence[str] = ()) -> list[dict]:
+def _recipe(
+    kind: TFLiteFormat, excepted: Sequence[str] = (), *, dynamic: Sequence[str] = (), in_blocks: Sequence[str] = ()
+) -> list[dict]:
     """The recipe of a format.
 
     `excepted` names the outputs of products that int8 and int16x8 leave in float32, and int4-weights in 8 bits;
-    `dynamic` those that take ranges at run time in int8. The score of unknown images stays in float32: it is a
+    `dynamic` those that take ranges at run time in int8; `in_blocks` those whose weights have a scale for each block of
+    channels in 4 bits. The score of unknown images stays in float32: it is a
     difference of large numbers, and small beside the model.
     """
     manager, no = recipe_manager.RecipeManager(), algorithm_manager.AlgorithmName.NO_QUANTIZE
@@ -256,8 +287,10 @@ def _recipe(kind: TFLiteFormat, excepted: Sequence[str] = (), dynamic: Sequence[
         manager.add_weight_only_config(".*", every, 8)
     elif kind == "int4-weights":
         dense, convolution = _PRODUCTS
-        manager.add_dynamic_config(".*", dense, 4, algorithm_key=algorithm_manager.AlgorithmName.GPTQ)
-        for name in excepted:  # of rules that match, the last one counts
+        manager.add_dynamic_config(".*", dense, 4)
+        for name in in_blocks:  # of rules that match, the last one counts
+            manager.add_dynamic_config(f"^{re.escape(name)};$", dense, 4, qtyping.QuantGranularity.BLOCKWISE_32)
+        for name in excepted:
             manager.add_dynamic_config(f"^{re.escape(name)};$", dense, 8)
         manager.add_dynamic_config(".*", convolution, 8)
     elif kind == "float16":
@@ -307,14 +340,18 @@ def layer_errors(
     """
     errors: dict[str, float] = {}
     for tensor, noise in _noise(float_file, file, images).items():
-        # A fused tensor joins names by ";". A name is model/layer/operator, with a number appended to the layer.
-        scopes = [scope for name in tensor.split(";") for scope in name.split("/")[1:2]]
-        layer = next(
-            (name for scope in scopes for name in (scope, re.sub(r"_\d+$", "", scope)) if name in layers), None
-        )
-        if layer is not None:
+        if (layer := keras_layer(tensor, layers)) is not None:
             errors[layer] = max(errors.get(layer, 0.0), noise)
     return dict(sorted(errors.items(), key=lambda item: -item[1]))
+
+
+def keras_layer(tensor: str, layers: Collection[str]) -> str | None:
+    """The first of some layers whose name is in that of a tensor; None if there is none.
+
+    A fused tensor joins names by ";". A name is model/layer/operator, with a number appended to the layer.
+    """
+    scopes = [scope for name in tensor.split(";") for scope in name.split("/")[1:2]]
+    return next((name for scope in scopes for name in (scope, re.sub(r"_\d+$", "", scope)) if name in layers), None)
 
 
 def _noise(float_file: pathlib.Path, file: pathlib.Path, images: Sequence[np.ndarray]) -> dict[str, float]:

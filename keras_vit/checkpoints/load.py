@@ -40,7 +40,7 @@ from keras_vit.models.resizing import Resampler, check_resampler, resize_positio
 from keras_vit.models.tasks import build_task, task_of
 
 # Settings of a layer that do not change what it computes from given weights, up to rounding.
-_NOT_COMPUTED = ("dtype", "lora_alpha", "lora_rank", "quantization_config", "seed", "trainable")
+_NOT_COMPUTED = ("dtype", "lora_alpha", "lora_rank", "quantization_config", "seed", "stddev", "trainable")
 _FOR_TRAINING = ("_constraint", "_initializer", "_regularizer")
 _NUM_IMAGES = 3
 # Weights in files of models that do not have them any more, because training annealed them away.

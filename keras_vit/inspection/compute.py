@@ -18,14 +18,17 @@ from keras_vit.inspection import analysis, locality, relevance
 from keras_vit.inspection.images import Image
 from keras_vit.inspection.options import FIGURES
 from keras_vit.models.build import config_of, intermediates, logits_model, preprocessing_of
-from keras_vit.models.config import ConvStem, ResNetConfig, ShiftedPatches, ViTConfig
+from keras_vit.models.config import ConvStem, ResNetConfig, SegmentationConfig, ShiftedPatches, ViTConfig
 from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
+from keras_vit.models.tasks import task_of
 from keras_vit.scores import RankedClasses, Scoring
 
 _OF_ATTENTION = ("distance", "rollout", "attention", "norms")
 
 # The largest batch, and the largest number of attention probabilities in memory at once, which limits the batch.
 _LARGEST_BATCH, _HELD = 64, 2**26
+# Queries of a picture that are shown, those that are surest of a class.
+_QUERIES = 4
 # Parameters below which a model without a name is called small.
 _SMALL = 20_000_000
 
@@ -60,6 +63,8 @@ class InspectionResult:
     """Indices of the heads in "attention"."""
     arrays: dict[str, np.ndarray]
     """Arrays of the requested figures by name. docs/reference/inspection.md lists their shapes and units."""
+    queries: tuple[tuple[str, ...], ...]
+    """Class and probability of each query in "queries", of each image."""
     measures: dict[str, Any]
     """The numbers of `locality.py`, and the range of the attention distance in each layer."""
     scoring: Scoring = dataclasses.field(default_factory=Scoring)
@@ -69,9 +74,11 @@ class InspectionResult:
 def available_figures(model: keras.Model) -> tuple[str, ...]:
     """Return the figures that exist for a model, in the order of FIGURES."""
     config = config_of(model)
-    exist = {"filters"}
+    exist, segments = {"filters"}, isinstance(task_of(model), SegmentationConfig)
     if isinstance(config, ViTConfig):
-        exist |= {*_OF_ATTENTION} | ({"positions"} if _position_layer(model) else set())
+        exist |= {"positions"} if _position_layer(model) else set()
+        # Where queries join, there are more tokens than those of the patches.
+        exist |= {"queries"} if segments else {*_OF_ATTENTION}
     if relevance.classifies(model):
         exist.add("relevance")
     return tuple(figure for figure in FIGURES if figure in exist)
@@ -131,6 +138,9 @@ def inspect(
             "layers and heads select attention maps, but none of the requested figures has attention "
             f"({', '.join(figures)}); leave them out."
         )
+    queries: tuple[tuple[str, ...], ...] = ()
+    if "queries" in figures:
+        found["queries"], queries = _queries(model, inputs[:shown], labels)
     predictions: tuple[RankedClasses, ...] = ()
     if relevance.classifies(model):
         if "relevance" in figures:
@@ -159,9 +169,26 @@ def inspect(
         layer_numbers=tuple(places),
         heads=chosen_heads,
         arrays=found,
+        queries=queries,
         measures=measured,
         scoring=scoring,
     )
+
+
+def _queries(
+    model: keras.Model, inputs: np.ndarray, labels: Sequence[str]
+) -> tuple[np.ndarray, tuple[tuple[str, ...], ...]]:
+    """The masks (B, n, h, w) of the queries of a model that segments, as probabilities, and what each found."""
+    outputs = model(inputs, training=False)
+    classes = _as_float32(keras.ops.softmax(outputs["class_logits"], axis=-1))[..., :-1]  # (B, Q, K)
+    surest = np.argsort(-classes.max(axis=-1), axis=-1, kind="stable")[:, :_QUERIES]  # (B, n)
+    masks = np.moveaxis(_as_float32(keras.ops.sigmoid(outputs["mask_logits"])), -1, 1)  # (B, Q, h, w)
+    names = labels or [str(number) for number in range(classes.shape[-1])]
+    titles = tuple(
+        tuple(f"{names[classes[image, query].argmax()]}, {classes[image, query].max():.0%}" for query in chosen)
+        for image, chosen in enumerate(surest)
+    )
+    return np.take_along_axis(masks, surest[:, :, None, None], axis=1), titles
 
 
 def model_inputs(images: Sequence[Image], preprocessing: Preprocessing) -> tuple[np.ndarray, np.ndarray]:

@@ -24,6 +24,8 @@ _SENTENCES = {
     "speaks for it; a map that is dark everywhere means nothing.",
     "norms": "Token norms: how strong the signal of each part is in the last layer. Single bright patches on the "
     "background are not objects: large models keep other information there.",
+    "queries": "Queries: the parts that a query took for one thing, its class, and how sure it is. The four surest "
+    "queries are shown; those of a class with a low probability found nothing.",
     "attention": "Where each head of each layer looks, from the output (the class token, or the mean of all tokens). "
     "Each map is scaled separately, so a nearly even map may look lively.",
 }

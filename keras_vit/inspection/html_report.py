@@ -129,13 +129,12 @@ def _maps(result: InspectionResult) -> str:
     wrong = sum(is_mistake(card.label, card.ranked) for card in cards) if not result.scoring.is_multi_label else 0
     mistakes = f" {wrong} of these {len(cards)} are mistakes." if wrong else ""
     legend = "".join(
-        f"<li>{html.escape(explanation(name, result))}</li>"
-        for name in ("rollout", "relevance", "norms")
-        if name in result.arrays
+        f"<li>{html.escape(explanation(name, result))}</li>" for name in plots.OF_PICTURES if name in result.arrays
     )
     listed = f"<ul>{legend}</ul>{SCALE}" if legend else ""
     shown = _cards(cards, "h3", result.scoring)
-    return f"<h2>Pictures</h2><p>As the model sees them, with the likeliest classes.{mistakes}</p>{listed}{shown}"
+    classes = ", with the likeliest classes" if result.predictions else ""
+    return f"<h2>Pictures</h2><p>As the model sees them{classes}.{mistakes}</p>{listed}{shown}"
 
 
 def is_mistake(label: str | None, ranked: RankedClasses | None) -> bool:
@@ -166,7 +165,7 @@ def _map_title(title: str, values: np.ndarray) -> str:
 def guesses(ranked: RankedClasses | None, scoring: Scoring) -> str:
     """The likeliest classes of an image, and which of them count."""
     if ranked is None:
-        return "<p>The model has no image-level prediction.</p>"
+        return ""
     listed = "".join(
         f'<li><span>{html.escape(name)}</span><meter value="{probability:.6f}" '
         f'aria-label="{html.escape(name)}"></meter>'

@@ -10,7 +10,7 @@ from keras_vit.files.remote import to_path
 from keras_vit.parser import Aliases, MayLead
 from keras_vit.runs import Run, open_run
 
-FIGURES = ("filters", "positions", "distance", "rollout", "attention", "norms", "relevance")
+FIGURES = ("filters", "positions", "distance", "rollout", "attention", "norms", "relevance", "queries")
 # How the name of a data set begins, as `--data` of the training commands takes it.
 DATA_SETS = ("digits", "tfds:", "folder:", "csv:", "tfrecord:", "tar:")
 
@@ -33,7 +33,7 @@ class InspectionOptions:
     show: int = 8
     """Number of images with maps; the first ones are taken."""
     figures: tuple[str, ...] | None = None
-    """filters, positions, distance, rollout, attention, norms, relevance; default all figures of the model."""
+    """filters, positions, distance, rollout, attention, norms, relevance, queries; default all figures of the model."""
     layers: tuple[int, ...] | None = None
     """Blocks in the attention maps, from 0; default all."""
     heads: tuple[int, ...] | None = None

@@ -20,6 +20,8 @@ from keras_vit.inspection.explanations import explanation
 COLORMAP = "cividis"
 _BLUE, _ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito's
 _FILTER_COLUMNS, _FILTERS_SHOWN = 7, 70
+# Figures that are maps of each picture.
+OF_PICTURES = ("rollout", "relevance", "norms", "queries")
 _TILES = 16  # of position embeddings, in each direction; more are not legible
 _DPI = 110
 
@@ -49,8 +51,8 @@ def _figures(result: InspectionResult) -> Iterator[tuple[str, matplotlib.figure.
     if "attention_distance" in found:
         panels = [draw_distances, draw_renormalized_distances]
         yield "figure_11_distances.png", _in_a_row(result, panels), ("distance", "renormalized")
-    if _map_columns(result):
-        yield "maps.png", _maps(result), [name for name in ("rollout", "relevance", "norms") if name in found]
+    if maps_of(result, 0):
+        yield "maps.png", _maps(result), [name for name in OF_PICTURES if name in found]
     for index in range(len(result.images) if "attention" in found else 0):
         yield f"heads_{index}.png", _heads(result, index), ("attention",)
 
@@ -220,12 +222,15 @@ def _map_columns(result: InspectionResult) -> list[tuple[str, np.ndarray]]:
 def maps_of(result: InspectionResult, index: int) -> list[tuple[str, np.ndarray]]:
     """Titles and maps of one image, resized to its size, from 0 to 1."""
     size = result.arrays["images"].shape[1:3]
-    return [(title, resize_map(maps[index], size)) for title, maps in _map_columns(result)]
+    maps = [(title, maps[index]) for title, maps in _map_columns(result)]
+    if result.queries:
+        maps += zip(result.queries[index], result.arrays["queries"][index], strict=True)
+    return [(title, resize_map(values, size)) for title, values in maps]
 
 
 def _maps(result: InspectionResult) -> matplotlib.figure.Figure:
     """One row per image: the input and its maps."""
-    count, columns = len(result.images), 1 + len(_map_columns(result))
+    count, columns = len(result.images), 1 + len(maps_of(result, 0))
     figure = _titled(result, (2.6 * columns + 0.9, 0.8 + (0.4 + 2.6 * _aspect(result)) * count))
     for index, row in enumerate(figure.subplots(count, columns, squeeze=False)):
         show_image(row[0], result.arrays["images"][index])
@@ -237,7 +242,7 @@ def _maps(result: InspectionResult) -> matplotlib.figure.Figure:
         for axes, (name, values) in zip(row[1:], maps_of(result, index), strict=True):
             axes.imshow(values, cmap=COLORMAP, vmin=0.0, vmax=1.0)
             axes.set_axis_off()
-            axes.set_title(name, fontsize=9)
+            axes.set_title(_cut(name, 34), fontsize=9, parse_math=False)
         _scale(figure, row)
     return figure
 

@@ -217,7 +217,9 @@ def model_spec(model: keras.Model) -> ModelSpec:
 
 def has_own_call(model: keras.Model) -> bool:
     """Whether a model has a `call` of the user's, which may compute something else than its graph of layers."""
-    return not hasattr(model, "operations") or type(model).call is not ImageModel.call or "call" in vars(model)
+    # Keras gives a functional class its `call` with the first model of it, so those of two classes cannot be compared.
+    of_keras = type(model).call.__module__.partition(".")[0] == "keras"
+    return not hasattr(model, "operations") or not of_keras or "call" in vars(model)
 
 
 def class_token_only(model: keras.Model) -> frozenset[str]:

@@ -294,17 +294,19 @@ class ClassToken(keras.layers.Layer):
 class InsertTokens(keras.layers.Layer):
     """Insert learned tokens in front of token `index`: (B, N, D) -> (B, N + num_tokens, D).
 
-    They are initialized from a normal distribution with standard deviation 0.02.
+    They are initialized from a normal distribution with standard deviation `stddev`.
     """
 
-    def __init__(self, num_tokens: int, index: int, **kwargs):
+    def __init__(self, num_tokens: int, index: int, stddev: float = 0.02, **kwargs):
         super().__init__(**kwargs)
         self.num_tokens = num_tokens
         self.index = index
+        self.stddev = stddev
 
     def build(self, input_shape):
         shape = (1, self.num_tokens, input_shape[-1])
-        self.tokens = self.add_weight(name="tokens", shape=shape, initializer=initial(small_normal()))
+        drawn = keras.initializers.RandomNormal(stddev=self.stddev)
+        self.tokens = self.add_weight(name="tokens", shape=shape, initializer=initial(drawn))
 
     def call(self, tokens):
         shape = (ops.shape(tokens)[0], self.num_tokens, tokens.shape[-1])

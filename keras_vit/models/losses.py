@@ -47,11 +47,13 @@ class DetectionWeights:
 
 
 def sampled(masks, points):
-    """Masks (..., h, w) at points (..., P, 2), x and y in [0, 1], bilinearly between pixels and 0 outside: (..., P).
+    """Masks (..., h, w) at points, x and y in [0, 1], bilinearly between pixels and 0 outside: (..., P).
+
+    points: (..., P, 2), or (P, 2), the same for all masks.
 
     As torch's grid_sample(align_corners=False): the centre of the first pixel is at half a pixel.
     """
-    rows, columns = masks.shape[-2:]
+    (rows, columns), shared = masks.shape[-2:], len(points.shape) == 2
     places = points * ops.convert_to_tensor([columns, rows], points.dtype) - 0.5
     first = ops.floor(places)
     shares = places - first  # (..., P, 2)
@@ -64,7 +66,7 @@ def sampled(masks, points):
             column, row = x + right, y + below
             inside = (column >= 0) & (column < columns) & (row >= 0) & (row < rows)
             index = ops.clip(row, 0, rows - 1) * columns + ops.clip(column, 0, columns - 1)
-            value = ops.take_along_axis(flat, index, axis=-1)
+            value = ops.take(flat, index, axis=-1) if shared else ops.take_along_axis(flat, index, axis=-1)
             total = total + ops.where(inside, weight * value, 0.0)
     return total
 
@@ -115,9 +117,8 @@ def _present(labels):
 def _at_points(masks, points):
     """Masks (B, M, h, w) at points (P, 2), (B, P, 2) or (B, M, P, 2): (B, M, P)."""
     points = ops.cast(ops.convert_to_tensor(points), "float32")
-    points = points[:, None] if len(points.shape) == 3 else points
-    batch, count = _shape(masks)[:2]
-    points = ops.broadcast_to(points, (batch, count, *points.shape[-2:]))
+    if len(points.shape) == 3:
+        points = ops.broadcast_to(points[:, None], (*_shape(masks)[:2], *points.shape[-2:]))
     return sampled(ops.cast(masks, "float32"), points)
 
 

@@ -45,7 +45,7 @@ def segmentation_network(
     for layer, depth_rate in enumerate(depth_rates(config)):
         block = layer - (config.num_layers - task.num_blocks)
         if block == 0:
-            x = InsertTokens(task.num_queries, 0, name="queries")(x)  # (B, Q + N, D)
+            x = InsertTokens(task.num_queries, 0, stddev=1.0, name="queries")(x)  # (B, Q + N, D)
         if block >= 0 and task.mask_attention:
             _, mask_logits = BlockPrediction(name=f"{_PREDICTION}{block}")(*predict(last_norm(x)))
             bias = mask_attention(mask_logits, bias, block=block)  # (B, 1, Q + N, Q + N)
@@ -84,9 +84,10 @@ def linear_segmentation_network(
 def _heads(config: ViTConfig, task: SegmentationConfig, grid: tuple[int, int]) -> Callable:
     """A function from the tokens behind the last LayerNorm to (class_logits, mask_logits); its layers are shared."""
     width, activation = config.hidden_size, task.gelu if task.gelu == "silu" else f"gelu_{task.gelu}"
-    class_head = TokenDense(task.num_classes + 1, name="class_head")
+    class_head = TokenDense(task.num_classes + 1, name="class_head", **_initializers(width))
     mask_head = [
-        TokenDense(width, activation if number < 2 else None, name=f"mask_head.Dense_{number}") for number in range(3)
+        TokenDense(width, activation if number < 2 else None, name=f"mask_head.Dense_{number}", **_initializers(width))
+        for number in range(3)
     ]
     split = SplitQueries(task.num_queries, config.num_prefix_tokens, grid, name="split_queries")
     upscaling: list[keras.layers.Layer] = []
@@ -106,6 +107,12 @@ def _heads(config: ViTConfig, task: SegmentationConfig, grid: tuple[int, int]) -
     return predict
 
 
+def _initializers(fan_in: int) -> dict[str, keras.Initializer]:
+    """Those of torch, with which EoMT begins. With Glorot's, the first mask logits are three times as large."""
+    kinds = ("kernel_initializer", "bias_initializer")
+    return {kind: keras.initializers.RandomUniform(-(fan_in**-0.5), fan_in**-0.5) for kind in kinds}
+
+
 def _upscale_block(width: int, gelu: str, name: str) -> list[keras.layers.Layer]:
     """The layers that double rows and columns: (B, h, w, D) -> (B, 2 h, 2 w, D)."""
     return [
@@ -115,10 +122,16 @@ def _upscale_block(width: int, gelu: str, name: str) -> list[keras.layers.Layer]
             strides=2,
             data_format=CHANNELS_LAST,
             name=f"{name}.transposed",
+            **_initializers(4 * width),
         ),
         Activation(gelu, name=f"{name}.gelu"),
         keras.layers.DepthwiseConv2D(
-            3, padding="same", use_bias=False, data_format=CHANNELS_LAST, name=f"{name}.depthwise"
+            3,
+            padding="same",
+            use_bias=False,
+            data_format=CHANNELS_LAST,
+            name=f"{name}.depthwise",
+            depthwise_initializer=_initializers(9)["kernel_initializer"],
         ),
         keras.layers.LayerNormalization(epsilon=1e-6, name=f"{name}.norm"),
     ]

@@ -19,6 +19,7 @@ from export.options import CALIBRATED, TFLiteFormat
 from export.parity import Reference
 from export.tflite import quantize
 from export.tflite.export import to_tflite
+from export.tflite.gptq import round_kernels
 from export.tflite.smooth_quant import scalable_activations, smooth_quant
 from export.tflite.tflite_file import run as run_file
 from keras_vit import cli, preprocessing_of, run_directory
@@ -54,7 +55,10 @@ def agreement(model: keras.Model, kind: TFLiteFormat, calibration: Sequence[np.n
         if kind in quantize.STATIC:
             content, _ = quantize.quantize_static(file, kind, calibration)
         elif kind == "int4-weights":
-            content, _ = quantize.quantize_four_bits(file, calibration)
+            kept = quantize.in_eight_bits(file, calibration)
+            names = quantize.in_four_bits(file, kept, [layer.name for layer in model.layers])
+            file.write_bytes(to_tflite(round_kernels(model, calibration, names), all_tokens=True))
+            content = quantize.quantize_four_bits(file, kept)
         else:
             content = quantize.quantize(file, kind)
         file.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Kernels of dense layers rounded to 8 bits by GPTQ."""
+"""Kernels of dense layers rounded to 8 and 4 bits by GPTQ."""
 
 import keras
 import numpy as np
@@ -23,6 +23,22 @@ def test_errors_of_correlated_channels_cancel_in_the_product_and_the_scale_stays
     np.testing.assert_array_equal(np.abs(rounded).max(axis=0), np.abs(kernel).max(axis=0))
     errors = [np.square(tokens @ (found - kernel)).sum() for found in (rounded, to_nearest(kernel))]
     assert errors[0] < 0.2 * errors[1]
+
+
+def test_in_four_bits_each_block_of_channels_keeps_its_scale():
+    rng = np.random.default_rng(0)
+    tokens = rng.normal(size=(4000, 9)) @ rng.normal(size=(9, 96)) + 0.3 * rng.normal(size=(4000, 96))
+    kernel = rng.normal(size=(96, 5)).astype(np.float32) * np.repeat([1.0, 10.0, 0.1], 32)[:, None].astype(np.float32)
+    blocks = kernel.reshape(3, 32, 5)
+    steps = np.abs(blocks).max(axis=1, keepdims=True) / 7
+    nearest = (np.round(blocks / steps) * steps).reshape(96, 5)
+    moments = (tokens.T @ tokens).astype(np.float32)
+    rounded = gptq.rounded(kernel, *gptq._inverse(moments), 7, 32)
+    numbers = rounded.reshape(3, 32, 5) / steps
+    np.testing.assert_allclose(numbers, np.round(numbers), atol=1e-5)
+    np.testing.assert_allclose(np.abs(numbers).max(axis=1), 7, atol=1e-5)
+    errors = [np.square(tokens @ (found - kernel)).sum() for found in (rounded, nearest)]
+    assert errors[0] < 0.5 * errors[1]
 
 
 def test_kernels_with_few_inputs_stay_as_they_are(tiny_images):

@@ -20,7 +20,7 @@ from export.preprocessing_code import preprocessing_code
 from export.source import random_images
 from export.tflite import calibration, four_bits, quantize, tflite_file
 from export.tflite import export as tflite_export
-from export.tflite.graph import Graph
+from export.tflite.graph import Graph, unpack
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
 from keras_vit.errors import ParityError
 from keras_vit.files import tflite_metadata
@@ -108,6 +108,12 @@ def test_weights_of_dense_layers_have_four_bits_but_those_of_the_head_and_of_few
         readers[operator.inputs[0].index].add(found.dtype)
     assert all(len(types) == 1 for types in readers.values())  # of query, key and value
     assert [graph.source(o.inputs[1]).dtype for o in graph.operators if o.name == "CONV_2D"] == ["INT8"]
+    [subgraph] = unpack(phone[1]["int4-weights"][0].read_bytes()).subgraphs
+    blocks = collections.defaultdict(set)
+    for found in weights[:-1]:
+        if found.dtype == "INT4":
+            blocks[found.shape[1]].add(getattr(subgraph.tensors[found.index].quantization.details, "blockSize", None))
+    assert blocks == {48: {None}, 96: {32}}  # 48 channels have no whole blocks of 32
     stored = json.loads((phone[0] / "report.json").read_text())["layers_in_eight_bits"]
     assert sum(len(layers["outputs"]) for layers in stored) == len(eight)
     assert "int4-weights: dense layers in 8 bits" in (phone[0] / "report.md").read_text()

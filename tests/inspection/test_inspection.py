@@ -9,6 +9,8 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError, inspection
+from keras_vit.inspection.html_report import html_report
+from keras_vit.inspection.plots import maps_of
 from tests.support import FIXTURES, GOLDEN, TINY, TINY_IMAGE, TINY_STEM, randomize
 
 ANALYSES = ["attention_vit_token", "attention_vit_nonsquare"]
@@ -451,3 +453,21 @@ def test_features_of_any_block_are_a_model_on_the_grid(tiny_images, tmp_path):
     for name in ("attention_0", "pre_logits"):
         with pytest.raises(UserError, match=f"The intermediate '{name}' has no place in the image"):
             keras_vit.feature_map(model, name)
+
+
+def test_of_a_model_that_segments_the_surest_queries_and_their_masks_are_shown():
+    task = keras_vit.SegmentationConfig(num_classes=3, num_queries=6, num_blocks=1, num_upscale_blocks=1)
+    model = randomize(keras_vit.segmentation_model(TINY, task, image_size=TINY_IMAGE))
+    images = [inspection.Image(f"{seed}.png", np.full((*TINY_IMAGE, 3), 40 * seed, np.uint8)) for seed in range(2)]
+    found = inspection.inspect(model, images, checkpoint="c", labels=["a", "b", "c"])
+    assert found.arrays.keys() == {"filters", "position_similarity", "images", "queries"}
+    outputs = model(keras_vit.preprocessing_of(model)(np.stack([image.pixels for image in images])))
+    classes = np.asarray(keras.ops.softmax(outputs["class_logits"]))[1, :, :3]
+    query = classes.max(axis=1).argmax()
+    mask = np.asarray(keras.ops.sigmoid(outputs["mask_logits"]))[1, ..., query]
+    np.testing.assert_allclose(found.arrays["queries"][1, 0], mask, atol=1e-5)
+    assert found.arrays["queries"].shape == (2, 4, 6, 10)
+    assert found.queries[1][0] == f"{'abc'[classes[query].argmax()]}, {classes[query].max():.0%}"
+    titles = [title for title, _ in maps_of(found, 1)]
+    assert titles == list(found.queries[1])
+    assert "The four surest" in html_report(found)

@@ -19,7 +19,7 @@ from training.segmentation.segmenter import open_segmenter
 
 BACKBONE = keras_vit.ViTConfig(patch_size=8, hidden_size=24, num_layers=3, num_heads=3, mlp_dim=32)
 SMALL = ["--image-size", "48", "48", "--batch-size", "4", "--steps", "4", "--warmup-steps", "0"]
-QUERIES = ["--num-queries", "6", "--num-blocks", "1", "--points", "64"]
+QUERIES = ["--num-queries", "6", "--num-blocks", "1"]
 
 
 @pytest.fixture(name="backbone", scope="module")

@@ -174,15 +174,20 @@ def moved_image(image: tf.Tensor, geometry: Geometry, preprocessing: Preprocessi
 
 
 def moved_target(target: dict[str, tf.Tensor], geometry: Geometry, size: tuple[int, int]) -> dict[str, tf.Tensor]:
-    """The target of a picture -> that of the model's input of a size; targets that it does not show have label -1."""
+    """The target of a picture -> that of the model's input of a size.
+
+    Of segments that it does not show, none is left; boxes that it does not show have label -1.
+    """
     labels = target["labels"]
     if "segments" in target:
         top, left, height, width = tf.unstack(geometry.window)
         window = target["segments"][top : top + height, left : left + width, None]
         segments = tf.maximum(tf.image.resize(window, geometry.size, "nearest"), -1)
-        segments = _placed(segments, geometry, size, -1)[..., 0]
+        segments = tf.ensure_shape(_placed(segments, geometry, size, -1)[..., 0], size)
         counts = tf.math.bincount(tf.reshape(segments, [-1]) + 1, minlength=tf.shape(labels)[0] + 1)
-        return {"labels": tf.where(counts[1:] > 0, labels, -1), "segments": tf.ensure_shape(segments, size)}
+        seen = counts[1:] > 0
+        numbers = tf.concat([[-1], tf.cumsum(tf.cast(seen, tf.int32)) - 1], axis=0)
+        return {"labels": labels[seen], "segments": tf.gather(numbers, segments + 1)}
     return _moved_boxes(labels, target["boxes"], geometry, size)
 
 

@@ -162,7 +162,7 @@ def make_objective(recipe: Recipe, preprocessing: Preprocessing | None = None) -
     preprocessing: of the model; default that of a model which the recipe builds.
     """
     if isinstance(recipe, SegmentRecipe):
-        return MaskSetPrediction(recipe.points) if recipe.head == "eomt" else PixelClasses()
+        return MaskSetPrediction() if recipe.head == "eomt" else PixelClasses()
     if isinstance(recipe, DetectRecipe):
         return BoxSetPrediction()
     if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation":

@@ -63,8 +63,6 @@ class SegmentRecipe(DenseRecipe):
     """Of eomt: queries, at least as many as a picture has segments."""
     num_blocks: Count = 4
     """Of eomt: blocks that the queries pass."""
-    points: Count = 12_544
-    """Of eomt: points of each mask that are compared."""
     blocks: tuple[int, ...] = (-1,)
     """Of linear: blocks whose tokens are the features, concatenated; negative numbers count from the last. DINOv2: -4
     -3 -2 -1."""

@@ -72,10 +72,10 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
     if options.kind == "tfds":
         if task != "semantic":
             raise UserError(f"The masks of TensorFlow Datasets are classes of pixels; leave --task {task} out.")
-        labels, splits = tfds_scenes(options)
-        return DataSet(labels, *splits, batches=SceneBatches(len(labels)))
+        labels, splits, most = tfds_scenes(options)
+        return DataSet(labels, *splits, batches=SceneBatches(most))
     scenes = {"folder": _folder, "voc": _voc, "coco": _coco, "panoptic": _panoptic}[options.kind](options)
-    check = _Check()
+    check = _Check(task)
     for pictures in (scenes.train, scenes.evaluation):
         check.check(pictures)
     labels = scenes.labels or check.numbered_labels(options.path)
@@ -93,29 +93,29 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
             "objects as 16-bit PNGs with 1000 * class + number, or leave --task out."
         )
     train, evaluation = (
-        _split(pictures, task, len(labels), check.checksum(pictures)) for pictures in (scenes.train, scenes.evaluation)
+        _split(pictures, task, check.checksum(pictures)) for pictures in (scenes.train, scenes.evaluation)
     )
-    most = len(labels) if task == "semantic" else max(check.most, 1)
-    return DataSet(labels, train, evaluation, held_out=scenes.held_out, batches=SceneBatches(most, stuff))
+    batches = SceneBatches(max(check.most, 1), stuff)
+    return DataSet(labels, train, evaluation, held_out=scenes.held_out, batches=batches)
 
 
-def of_task(segments: Segments, task: SegmentationTask, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The classes and the map of a task's targets: for semantic the classes themselves, for instance the objects."""
+def of_task(segments: Segments, task: SegmentationTask) -> tuple[np.ndarray, np.ndarray]:
+    """The classes and the map of a task's targets: for semantic one of each class, for instance the objects."""
     labels, objects, numbers = segments
     if task == "panoptic":
         return labels, numbers
     if task == "semantic":
-        kept, table = np.arange(num_classes, dtype=np.int32), labels
+        kept, table = np.unique(labels, return_inverse=True)
     else:
         kept, table = labels[objects], np.where(objects, np.cumsum(objects) - 1, NONE)
     return kept, np.append(table, [UNCOUNTED, NONE]).astype(np.int32)[numbers]  # by -2 and -1
 
 
-def _split(scenes: Sequence[Scene], task: SegmentationTask, num_classes: int, checksum: int) -> Split:
+def _split(scenes: Sequence[Scene], task: SegmentationTask, checksum: int) -> Split:
     files = tf.constant([str(scene.file) for scene in scenes])
 
     def load(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return of_task(scenes[int(index)].segments(), task, num_classes)
+        return of_task(scenes[int(index)].segments(), task)
 
     def target(index: tf.Tensor) -> dict[str, tf.Tensor]:
         classes, segments = tf.numpy_function(load, [index], [tf.int32, tf.int32])
@@ -133,12 +133,13 @@ def _split(scenes: Sequence[Scene], task: SegmentationTask, num_classes: int, ch
 class _Check:
     """Reads every picture and its segments once."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: SegmentationTask) -> None:
+        self._task = task
         self.classes: set[int] = set()
         self.things: set[int] = set()
         """Classes that have objects."""
         self.most = 0
-        """Segments of a picture at most."""
+        """Targets of a picture at most."""
         self._checksums: dict[str, int] = {}
         self._lock, self._warnings = threading.Lock(), ImageWarnings()
 
@@ -157,7 +158,7 @@ class _Check:
         if problem := decoding_problem(data, self._warnings, str(scene.file)):
             return problem
         try:
-            labels, objects, numbers = scene.segments()
+            segments = labels, objects, numbers = scene.segments()
         except UserError as error:
             return str(error)
         if numbers.shape != (size := upright_size(scene.file)):
@@ -167,7 +168,7 @@ class _Check:
         with self._lock:
             self.classes |= set(labels.tolist())
             self.things |= set(labels[objects].tolist())
-            self.most = max(self.most, len(labels))
+            self.most = max(self.most, len(of_task(segments, self._task)[0]))
             self._checksums[str(scene.file)] = checksum
         return None
 

@@ -11,8 +11,10 @@ from training.options.segment import SceneOptions
 from training.segmentation.masks import IGNORED
 
 
-def tfds_scenes(options: SceneOptions) -> tuple[tuple[str, ...], tuple[Split, Split]]:
-    """The names of the classes, and the training and evaluation images of a data set, whose segments are the classes.
+def tfds_scenes(options: SceneOptions) -> tuple[tuple[str, ...], tuple[Split, Split], int]:
+    """The names of the classes, the training and evaluation images of a data set, and the classes of an image at most.
+
+    The segments are the classes.
 
     The image is the feature with three channels, or the one named image, and the mask the only one with one channel.
     All masks are read once, for their values: the classes are named by the data set or, if it has no names, by their
@@ -24,7 +26,7 @@ def tfds_scenes(options: SceneOptions) -> tuple[tuple[str, ...], tuple[Split, Sp
     builder = tfds_builder(name, options.data_dir)
     keys = _keys(builder)
     names = options.train_split, options.eval_split or tfds_eval_split(builder)
-    largest = max(_largest(builder, split, *keys) for split in names)
+    largest, most = map(max, *(_measured(builder, split, *keys) for split in names))
     labels = tuple(getattr(builder.info.features[keys[1]], "names", None) or map(str, range(largest + 1)))
     if largest >= len(labels):
         raise UserError(
@@ -34,7 +36,7 @@ def tfds_scenes(options: SceneOptions) -> tuple[tuple[str, ...], tuple[Split, Sp
     if len(labels) < 2:
         raise UserError(f"The masks of {name} have one class at most (255 is not counted); at least two are needed.")
     train, evaluation = (_split(builder, split, *keys, len(labels)) for split in names)
-    return labels, (train, evaluation)
+    return labels, (train, evaluation), most
 
 
 def _keys(builder) -> tuple[str, str]:
@@ -67,19 +69,20 @@ def _split(builder, split: str, image_key: str, mask_key: str, num_classes: int)
     return Split(len(records), read, records.name, records.explain_damage, records.fingerprint, target=target)
 
 
-def _largest(builder, split: str, image_key: str, mask_key: str) -> int:
-    """The largest class in the masks of a split; -1 if no pixel is counted."""
+def _measured(builder, split: str, image_key: str, mask_key: str) -> tuple[int, int]:
+    """The largest class in the masks of a split, -1 if no pixel is counted; the most classes of one mask."""
     records, features = tfds_records(builder, split), builder.info.features
 
-    def check(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def check(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         decoded = features.deserialize_example(records.read(index))
         image, mask = decoded[image_key], tf.cast(decoded[mask_key], tf.int64)
-        counted = tf.where(mask == IGNORED, tf.constant(-1, tf.int64), mask)
-        return tf.reduce_all(tf.shape(image)[:2] == tf.shape(mask)[:2]), tf.reduce_max(counted)
+        classes = tf.unique(mask[mask != IGNORED]).y
+        same = tf.reduce_all(tf.shape(image)[:2] == tf.shape(mask)[:2])
+        return same, tf.reduce_max(tf.concat([classes, [-1]], axis=0)), tf.size(classes)
 
-    largest = -1
+    largest, most = -1, 1
     checked = tf.data.Dataset.range(len(records)).map(check, tf.data.AUTOTUNE)
-    for number, (same, value) in enumerate(checked.as_numpy_iterator()):
+    for number, (same, value, count) in enumerate(checked.as_numpy_iterator()):
         if not same:
             raise UserError(
                 f"The mask of {records.name(number)} does not have the size of its image; choose splits without it."
@@ -88,5 +91,5 @@ def _largest(builder, split: str, image_key: str, mask_key: str) -> int:
             raise UserError(
                 f"The mask of {records.name(number)} should have class numbers from 0 to 254, but has {value}."
             )
-        largest = max(largest, int(value))
-    return largest
+        largest, most = max(largest, int(value)), max(most, int(count))
+    return largest, most

@@ -24,6 +24,9 @@ from training.techniques.matching import matched_in_step
 
 # Of the decay of each block's probability (tue-mps/eomt, `mask_annealing`).
 _POWER = 0.9
+# Points at which EoMT compares each mask. Masks of a small picture have fewer places, and more points cost most of the
+# time of a step there.
+_POINTS = 12_544
 
 
 class MaskSetPrediction:
@@ -33,13 +36,13 @@ class MaskSetPrediction:
     and the masks at points where they are uncertain. With the predictions before masked blocks, theirs are added.
 
     Args:
-        num_points: points of each mask.
+        num_points: points of each mask; default those of EoMT, or as many as a mask has places if these are fewer.
     """
 
     metrics = ("loss",)
     metric_dtype = "int32"
 
-    def __init__(self, num_points: int):
+    def __init__(self, num_points: int | None = None):
         self._num_points, self._weights = num_points, SegmentationWeights()
         self.seed_generator = keras.random.SeedGenerator(0)
         """Of the points; the trainer sets it in each step."""
@@ -63,13 +66,14 @@ class MaskSetPrediction:
         seed = self.seed_generator if in_training else 0
         class_logits, mask_logits = (ops.cast(prediction[name], "float32") for name in ("class_logits", "mask_logits"))
         labels, weights = targets["labels"], self._weights
+        num_points = self._num_points or min(_POINTS, mask_logits.shape[1] * mask_logits.shape[2])
         # The same for all images, so that evaluation does not depend on the size of its batches.
-        points = keras.random.uniform((self._num_points, 2), dtype="float32", seed=seed)
+        points = keras.random.uniform((num_points, 2), dtype="float32", seed=seed)
         costs = mask_costs(class_logits, mask_logits, labels, masks, points, weights)
         matched = matched_in_step(costs, labels)
         if in_training:
             logits = ops.stop_gradient(matched_masks(mask_logits, matched))
-            points = uncertain_points(logits, self._num_points, seed)
+            points = uncertain_points(logits, num_points, seed)
         sums = segmentation_sums(class_logits, mask_logits, labels, masks, matched, points, weights)
         num_targets, num_queries = targets["num_targets"], class_logits.shape[1]
         importance = num_targets + weights.no_object * (num_queries - num_targets)
