@@ -98,14 +98,14 @@ def _evaluate(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.detection.detector import open_detector_of
-    from training.detection.evaluation import evaluate, write_report
+    from training.detection.evaluation import evaluate
 
     detector = open_detector_of(run, data.labels, options.templates)
     is_trained = isinstance(settings := run.config.get("settings"), dict) and settings.get("command") == "detect"
     pictures = data.evaluation if data.has_split or is_trained else data.all
     if is_trained and not data.has_split:
         print("Every tenth picture is measured; the others may have trained the detector.")
-    write_report(evaluate(detector, pictures), detector, output)
+    evaluate(detector, pictures, output)
     folder = str(pictures[0].file.parent)
     cli.print_next([("detect", "predict", "--run", options.run, "--output", "objects.html", folder)])
 

@@ -13,6 +13,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from keras_vit.files.atomic import staged
+from keras_vit.files.tables import short_name
 
 # Draws of the bootstrap over the pictures, and the ends of the interval.
 _DRAWS, _ENDS = 200, (0.025, 0.975)
@@ -22,13 +23,20 @@ STATS = {"ap": 0, "ap50": 1, "ap75": 2, "ap_small": 3, "ap_medium": 4, "ap_large
 _IOUS = {"ap": slice(None), "ap50": slice(0, 1)}
 
 
-def write_measured(output: pathlib.Path, name: str, metrics: dict, lines: Sequence[str], page: str) -> str:
-    """Write NAME.json, NAME.md and NAME.html, the page of the worst mistakes, and say where they are."""
+def write_measured(
+    output: pathlib.Path, name: str, model: str, metrics: dict[str, Any], paragraphs: Sequence[str], page: str
+) -> None:
+    """Write NAME.json, NAME.md and NAME.html, the page of the worst mistakes, and print the first paragraph.
+
+    paragraphs: sentences and tables behind the title, which names the model.
+    """
     with staged(output) as stage:
         (stage / f"{name}.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-        (stage / f"{name}.md").write_text("\n".join(lines), encoding="utf-8")
+        text = "\n\n".join([f"# {name.capitalize()}: {short_name(model)}", *paragraphs])
+        (stage / f"{name}.md").write_text(f"{text}\n", encoding="utf-8")
         (stage / f"{name}.html").write_text(page, encoding="utf-8")
-    return f"report in {output / f'{name}.md'}, worst pictures in {output / f'{name}.html'}"
+    files = f"report in {output / f'{name}.md'}, worst pictures in {output / f'{name}.html'}"
+    print(f"{paragraphs[0].rstrip('.')}; {files}.")
 
 
 def average_precision(

@@ -80,6 +80,28 @@ class DataOptions:
         return {name: value for name, value in fields.items() if value is not None or name not in _NEWER}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnnotatedData:
+    """Pictures with masks or boxes."""
+
+    data: str
+    """A kind and a path, such as coco:FILE.json."""
+
+    def settings(self) -> dict[str, Any]:
+        """The fields as config.json stores them."""
+        return dataclasses.asdict(self)
+
+    @property
+    def kind(self) -> str:
+        """What is before the colon."""
+        return self.data.partition(":")[0]
+
+    @property
+    def path(self) -> pathlib.Path:
+        """What is behind it."""
+        return pathlib.Path(self.data.partition(":")[2])
+
+
 @dataclasses.dataclass(frozen=True)
 class StrategyOptions:
     """Which devices to use."""

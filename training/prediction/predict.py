@@ -217,6 +217,17 @@ def _shown(file: str, folder: pathlib.Path | None) -> str:
     return str(path.relative_to(folder)) if folder is not None and path.is_relative_to(folder) else file
 
 
+def batches_of_pictures(
+    files: Sequence[pathlib.Path], preprocessing: Preprocessing, problems: list[str]
+) -> Iterator[list[inspection.Image]]:
+    """The pictures of files, for each batch those that can be read; a line for each other one is added to problems."""
+    with tqdm.tqdm(total=len(files), unit="picture", disable=None) as progress:
+        for batch in _batches(files, preprocessing):
+            yield [image for _, image, _ in batch if image is not None]
+            problems += [f"{as_utf8(str(f))}: {why.removeprefix(f'{f.name} is ')}" for f, _, why in batch if why]
+            progress.update(len(batch))
+
+
 def _batches(files: Sequence[pathlib.Path], preprocessing: Preprocessing) -> Iterator[list[Picture]]:
     for begin in range(0, len(files), BATCH):
         with native_stderr_silenced():  # once for all: each begins a process

@@ -265,7 +265,7 @@ def _coco(options: SceneOptions) -> Scenes:
         numbers = coco.numbers
 
         def segments(picture: CocoPicture) -> Segments:
-            return coco_segments(picture, numbers, upright_size(picture.file))
+            return coco_segments(picture, numbers, upright_size(picture.file, picture.stated_size))
 
         scenes = [Scene(picture.file, functools.partial(segments, picture)) for picture in coco.pictures]
         return tuple(coco.names[number] for number in numbers), scenes

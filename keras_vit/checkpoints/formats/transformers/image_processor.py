@@ -68,6 +68,7 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
 }
 _DTYPE = "dtype of resized pixels"
 _FILL = "color beside a padded picture"
+_FILTER = "filter instead of resample"
 
 
 def read_processor(
@@ -143,9 +144,12 @@ def _of_whole_picture(processor: dict, family: str) -> dict:
             "to the size of one.",
             stacklevel=5,
         )
-    # OWLv2 was trained with gray beside the picture; transformers 4 pads so, transformers 5 with black.
+    # OWLv2 as it was trained, and as the Owlv2ImageProcessor of transformers 4 is written after: gray beside the
+    # picture, then scikit-image's resize, whatever `resample` says. That of transformers 5.24 pads with black, and its
+    # form on torch cuts the blur off at 3 standard deviations.
     fill = ("gray" if family == "Owlv2" else "black") if padded else None
-    return processor | {"size": size, "do_pad": False, _FILL: fill, _DTYPE: "uint8"}
+    processor = processor | {"size": size, "do_pad": False, _FILL: fill, _DTYPE: "uint8"}
+    return processor | ({_DTYPE: "float32", _FILTER: "gaussian"} if family == "Owlv2" else {})
 
 
 def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
@@ -170,7 +174,7 @@ def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
         return fields, None
     if isinstance(resample, bool) or not isinstance(resample, int) or not 0 <= resample < len(_FILTERS):
         raise _unsupported("resample", resample)
-    fields["interpolation"] = _FILTERS[resample]
+    fields["interpolation"] = processor.get(_FILTER, _FILTERS[resample])
     if sides is not None and len(sides) == 2 and not crops:
         return fields, sides
     if sides is None or not crops:
@@ -208,7 +212,7 @@ def whole_picture_config(preprocessing: "Preprocessing", kind: str) -> dict:
         "image_processor_type": f"{kind}ImageProcessor",
         "do_resize": True,
         "size": by_edges if kind == "Eomt" else {"height": height, "width": width},
-        "resample": _FILTERS.index(preprocessing.interpolation),  # type: ignore[arg-type]
+        "resample": _number(preprocessing.interpolation),
         **own[kind],
         "do_rescale": True,
         "rescale_factor": 1 / 255,
@@ -261,7 +265,7 @@ def preprocessor_config(preprocessing: "Preprocessing") -> dict:
         "image_processor_type": f"{kind}ImageProcessor",
         "do_resize": True,
         "size": size,
-        "resample": _FILTERS.index(interpolation),  # type: ignore[arg-type]
+        "resample": _number(interpolation),
         **crop,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
@@ -269,6 +273,11 @@ def preprocessor_config(preprocessing: "Preprocessing") -> dict:
         "image_mean": [-low * deviation for low, deviation in zip(lows, std, strict=True)],
         "image_std": std,
     }
+
+
+def _number(interpolation: Interpolation | None) -> int:
+    """The number of a filter; that of OWLv2's processor says bilinear."""
+    return _FILTERS.index("bilinear" if interpolation in (None, "gaussian") else interpolation)
 
 
 def _sides(size: Any) -> tuple[int, ...] | None:
