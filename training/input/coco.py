@@ -135,7 +135,7 @@ def _mask(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
                 raise UserError(f"a polygon should have x and y of 3 points or more, but is {polygon!s:.60}")
         return rle.decode(rle.merge(rle.frPyObjects(segmentation, *size))).astype(bool)
     if not isinstance(segmentation, dict) or segmentation.get("size") != list(size):
-        what = segmentation.get("size") if isinstance(segmentation, dict) else segmentation
+        what = segmentation.get("size") if isinstance(segmentation, dict) else segmentation or "missing"
         raise UserError(
             f"a segmentation should be polygons or a run-length encoding of size {list(size)}, but is {what!s:.60}"
         )
@@ -242,7 +242,8 @@ def number_of(value: object, where: str) -> float:
 def held_out(pictures: Sequence[AnyListed], path: pathlib.Path) -> tuple[list[AnyListed], list[AnyListed]]:
     """All but every tenth picture by name, and these. Raises UserError for a single picture."""
     if len(pictures) < 2:
-        raise UserError(f"{path} holds {len(pictures)} picture; it needs two, to train on and to evaluate on.")
+        count = f"{len(pictures)} picture" if pictures else "no picture"
+        raise UserError(f"{path} holds {count}; it needs two, to train on and to evaluate on.")
     pictures = sorted(pictures, key=lambda picture: picture.file)
     return [each for number, each in enumerate(pictures) if number % _HOLD_OUT], pictures[::_HOLD_OUT]
 
@@ -250,6 +251,13 @@ def held_out(pictures: Sequence[AnyListed], path: pathlib.Path) -> tuple[list[An
 def own_labels(folder: pathlib.Path) -> tuple[str, ...]:
     """The names of labels.txt in the folder of the data; none without it."""
     return read_labels(folder / LABELS) if (folder / LABELS).is_file() else ()
+
+
+def check_class_names(labels: Sequence[str], path: pathlib.Path) -> None:
+    """Raise UserError if two classes have the same name."""
+    if len(set(labels)) < len(labels):
+        twice = next(name for place, name in enumerate(labels) if name in labels[:place])
+        raise UserError(f"{path} names the class {twice!r:.80} twice; give each class a name of its own.")
 
 
 def check_listed(files: Collection[pathlib.Path], file: pathlib.Path, folder: pathlib.Path) -> None:
