@@ -30,11 +30,14 @@ class Panel:
 
 
 def overlay(pixels: np.ndarray, segments: np.ndarray, colors: np.ndarray) -> np.ndarray:
-    """A picture (h, w, C) with its segments in color and with white outlines: (h, w, 3) uint8."""
-    rgb = np.asarray(to_channels(pixels, 3, "white"), np.float32)
+    """A picture (h, w, C) with its segments in color and with white outlines: (h, w, 3) uint8.
+
+    A segment is gray below its color, so that the color is that of the list beside the picture.
+    """
+    rgb, gray = (np.asarray(to_channels(pixels, channels, "white"), np.float32) for channels in (3, 1))
     inside = segments >= 0
     table = color_of(np.append(colors, 0))
-    mixed = np.where(inside[..., None], (1 - _SHARE) * rgb + _SHARE * table[np.where(inside, segments, -1)], rgb)
+    mixed = np.where(inside[..., None], (1 - _SHARE) * gray + _SHARE * table[np.where(inside, segments, -1)], rgb)
     edges = np.zeros(segments.shape, bool)
     edges[:, 1:] |= segments[:, 1:] != segments[:, :-1]
     edges[1:] |= segments[1:] != segments[:-1]
