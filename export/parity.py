@@ -84,8 +84,6 @@ def reference(
 
     With `raw_pixels`, on the rounded pixels that an artifact with uint8 input takes.
     """
-    if not samples.encoded:
-        raise UserError("An export is verified on sample images, but there are none.")
     found = []
     with Progress("Running the Keras model", len(samples.encoded)) as progress:
         for _, images in _batches(samples, preprocessing, raw_pixels):

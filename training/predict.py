@@ -17,7 +17,7 @@ from keras_vit import cli, parser
 from keras_vit.runs import open_run
 from keras_vit.text.classes import classes_of_options
 from training.options.pipeline import pipeline_options, split_arguments
-from training.options.predict import PredictOptions, check_names, with_pictures, with_run
+from training.options.predict import PredictOptions, with_pictures, with_run
 
 _PROG = "keras-vit predict"
 
@@ -37,8 +37,6 @@ def main(arguments: Sequence[str]) -> None:
     run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads, texts=texts)
     if options.labels is not None:
         run.check_label_file(options.labels)
-        check_names(options.labels)
-    options.check_port()
     if pipeline is not None:
         cli.require_tensorflow()
 

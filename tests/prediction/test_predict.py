@@ -222,7 +222,7 @@ def test_class_names_are_those_of_the_config_beside_a_checkpoint(place, tmp_path
     assert open_classifier(open_run(tmp_path / "named")).labels == NAMES
     keras_vit.save_checkpoint(model, tmp_path / "numbers", layout="huggingface")
     assert open_classifier(open_run(tmp_path / "numbers")).labels == ()
-    with pytest.raises(UserError, match="has 7 classes, but labels names 2"):
+    with pytest.raises(UserError, match="labels names 2 classes, but the model .* has 7"):
         keras_vit.save_checkpoint(model, tmp_path / "few", layout="huggingface", labels=("ant", "bee"))
 
 
@@ -398,6 +398,14 @@ def test_a_model_without_a_head_and_other_labels_are_refused(place, tmp_path):
     (tmp_path / "two.txt").write_text("ant\nbee\n")
     with pytest.raises(UserError, match="two.txt names 2 classes, but the model .* has 7"):
         open_classifier(open_run(place / "model.keras"), str(tmp_path / "two.txt"))
+
+
+def test_a_port_in_use_is_named(place):
+    classifier = open_classifier(open_run(place / "model.keras"))
+    with open_page(classifier, 0) as server:
+        port = server.server_address[1]
+        with pytest.raises(UserError, match=f"Port {port} cannot be used .Address already in use.; give another"):
+            open_page(classifier, port)
 
 
 def test_the_page_in_the_browser_classifies_what_is_sent_to_it(place):

@@ -175,6 +175,9 @@ FOLDERS = {
     "one class": (lambda r: _one_class(r), "have 1 class; at least two"),
     "gaps": (lambda r: (r / "labels.txt").unlink() or _mask("001.png", np.full((SIDE, SIDE), 77, np.uint8))(r),
              "which are not numbers from 0 on"),
+    "nothing counted": (lambda r: [_mask(f.name, np.full((SIDE, SIDE), 255, np.uint8))(r)
+                                   for f in (r / "masks").iterdir()], "No pixel of the masks"),
+    "a name twice": (lambda r: (r / "labels.txt").write_text("a\na\nb\nc\n"), "names the class 'a' twice"),
     "labels of bytes": (lambda r: (r / "labels.txt").write_bytes(b"\xff\n"), "not UTF-8 text"),
 }  # fmt: skip
 

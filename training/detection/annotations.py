@@ -21,6 +21,7 @@ from keras_vit.errors import is_or_are, reading
 from keras_vit.images.formats import is_picture, is_picture_name, visible_files
 from training.input.coco import (
     MOST_OF_MANY,
+    check_class_names,
     check_listed,
     held_out,
     number_of,
@@ -98,8 +99,7 @@ def open_boxes(options: BoxesOptions) -> BoxData:
     if not labels or not count:
         missing = "box" if not count else "categories"
         raise UserError(f"{path} has no {missing}, so there is nothing to find; annotate some of its pictures.")
-    if twice := [name for name, count in collections.Counter(labels).items() if count > 1]:
-        raise UserError(f"{path} names the class {twice[0]!r:.80} twice; give each class a name of its own.")
+    check_class_names(labels, path)
     numbers: dict[str | int, int] = {name: number for number, name in enumerate(labels)}
     numbers |= {number: number for number in range(len(labels))}  # YOLO's
     wrong: dict[str, list[str]] = collections.defaultdict(list)

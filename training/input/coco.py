@@ -94,9 +94,7 @@ def read_coco(file: pathlib.Path, folder: pathlib.Path) -> Coco:
     sizes = [(each.get("height"), each.get("width")) for each in document["images"]]
     objects: dict[int, list[CocoObject]] = {number: [] for number in files}
     for each in _objects(document, "annotations", file):
-        image = _field(each, "image_id", int, file)
-        if image not in objects:
-            raise UserError(f"{file} annotates the image {image}, which it does not list under images; add it.")
+        image = _listed_image(each, files, file)
         category, is_crowd = _field(each, "category_id", int, file), bool(each.get("iscrowd"))
         objects[image].append(CocoObject(category, each.get("bbox"), each.get("segmentation"), is_crowd))
     found = zip(files.items(), sizes, strict=True)
@@ -137,7 +135,7 @@ def _mask(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
                 raise UserError(f"a polygon should have x and y of 3 points or more, but is {polygon!s:.60}")
         return rle.decode(rle.merge(rle.frPyObjects(segmentation, *size))).astype(bool)
     if not isinstance(segmentation, dict) or segmentation.get("size") != list(size):
-        what = segmentation.get("size") if isinstance(segmentation, dict) else segmentation
+        what = segmentation.get("size") if isinstance(segmentation, dict) else segmentation or "missing"
         raise UserError(
             f"a segmentation should be polygons or a run-length encoding of size {list(size)}, but is {what!s:.60}"
         )
@@ -172,9 +170,7 @@ def read_panoptic(file: pathlib.Path, folder: pathlib.Path) -> tuple[Mapping[int
     stuff = {each["id"] for each in document["categories"] if not each.get("isthing", 1)}
     pictures = []
     for each in _objects(document, "annotations", file):
-        image = _field(each, "image_id", int, file)
-        if image not in files:
-            raise UserError(f"{file} annotates the image {image}, which it does not list under images; add it.")
+        image = _listed_image(each, files, file)
         png = file.with_suffix("") / pathlib.PurePath(_field(each, "file_name", str, file)).name
         infos = _objects(each, "segments_info", file)
         categories = {
@@ -246,7 +242,8 @@ def number_of(value: object, where: str) -> float:
 def held_out(pictures: Sequence[AnyListed], path: pathlib.Path) -> tuple[list[AnyListed], list[AnyListed]]:
     """All but every tenth picture by name, and these. Raises UserError for a single picture."""
     if len(pictures) < 2:
-        raise UserError(f"{path} holds {len(pictures)} picture; it needs two, to train on and to evaluate on.")
+        count = f"{len(pictures)} picture" if pictures else "no picture"
+        raise UserError(f"{path} holds {count}; it needs two, to train on and to evaluate on.")
     pictures = sorted(pictures, key=lambda picture: picture.file)
     return [each for number, each in enumerate(pictures) if number % _HOLD_OUT], pictures[::_HOLD_OUT]
 
@@ -254,6 +251,13 @@ def held_out(pictures: Sequence[AnyListed], path: pathlib.Path) -> tuple[list[An
 def own_labels(folder: pathlib.Path) -> tuple[str, ...]:
     """The names of labels.txt in the folder of the data; none without it."""
     return read_labels(folder / LABELS) if (folder / LABELS).is_file() else ()
+
+
+def check_class_names(labels: Sequence[str], path: pathlib.Path) -> None:
+    """Raise UserError if two classes have the same name."""
+    if len(set(labels)) < len(labels):
+        twice = next(name for place, name in enumerate(labels) if name in labels[:place])
+        raise UserError(f"{path} names the class {twice!r:.80} twice; give each class a name of its own.")
 
 
 def check_listed(files: Collection[pathlib.Path], file: pathlib.Path, folder: pathlib.Path) -> None:
@@ -295,6 +299,14 @@ def _objects(document: object, name: str, file: pathlib.Path) -> list[dict]:
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise UserError(f"{file} should have a list of objects {name}, as COCO's files; add it.")
     return found
+
+
+def _listed_image(annotation: dict, files: Mapping[int, pathlib.Path], file: pathlib.Path) -> int:
+    """The id of the image of an annotation."""
+    image = _field(annotation, "image_id", int, file)
+    if image not in files:
+        raise UserError(f"{file} annotates the image {image}, which it does not list under images; add it.")
+    return image
 
 
 def _field(element: dict, name: str, kind: type, file: pathlib.Path) -> Any:

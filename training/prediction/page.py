@@ -6,7 +6,7 @@ import urllib.parse
 from typing import Protocol
 
 from keras_vit import UserError
-from training.options.predict import HOST, port_in_use
+from training.options.predict import HOST
 
 # Largest request in bytes.
 _LARGEST = 64 * 2**20
@@ -72,7 +72,7 @@ def open_page(model: Answers, port: int, title: str = "Classify a picture") -> h
     try:
         return http.server.ThreadingHTTPServer((HOST, port), Handler)
     except OSError as error:
-        raise port_in_use(port, error) from error
+        raise UserError(f"Port {port} cannot be used ({error.strerror}); give another --port, or 0 for any.") from error
 
 
 _PAGE = """<!doctype html>

@@ -16,7 +16,7 @@ import tqdm
 
 from keras_vit import Preprocessing, UserError, inspection, run_directory
 from keras_vit.files.atomic import atomic_write
-from keras_vit.files.labels import read_labels
+from keras_vit.files.labels import check_number, read_labels
 from keras_vit.files.tables import markdown_table, short_name
 from keras_vit.inspection.compute import checked_logits, model_inputs, model_name
 from keras_vit.inspection.html_page import thumbnail_address
@@ -136,11 +136,7 @@ def open_classifier(
     names = own if labels is None else read_labels(labels)
     if labels is not None:
         check_names(labels)
-        if model.output_shape[-1] != len(names):
-            raise UserError(
-                f"{labels} names {len(names)} classes, but the model {run.name} has {model.output_shape[-1]}; give a "
-                "line for each class of the model."
-            )
+        check_number(names, labels, model.output_shape[-1], run.name)
         if own and own != names:
             print(f"The names of {labels} replace those of {run.name}, {', '.join(own[:5])}{' …' if own[5:] else ''}.")
     if names:

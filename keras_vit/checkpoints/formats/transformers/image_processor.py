@@ -1,5 +1,6 @@
 """The image processors of transformers: how they resize and normalize, read and written."""
 
+import operator
 import re
 import warnings
 from collections.abc import Mapping
@@ -70,7 +71,7 @@ _FILL = "color beside a padded picture"
 _FILTER = "filter instead of resample"
 
 
-def read_images(
+def read_processor(
     files: Mapping[str, dict], model_type: str | None, image_size: tuple[int, int] | None
 ) -> ImageProcessing | None:
     """The images that the processor beside a model makes, else that of its family; None if neither is known."""
@@ -174,18 +175,13 @@ def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
     if isinstance(resample, bool) or not isinstance(resample, int) or not 0 <= resample < len(_FILTERS):
         raise _unsupported("resample", resample)
     fields["interpolation"] = processor.get(_FILTER, _FILTERS[resample])
-    if sides is None:
-        raise _unsupported("size", size)
-    if crops and (crop is None or len(crop) != 2):
-        raise _unsupported("crop_size", crop_size)
-    if not crops:
-        if len(sides) != 2:
-            raise _unsupported("size", size)
+    if sides is not None and len(sides) == 2 and not crops:
         return fields, sides
-    assert crop is not None
-    input_size = crop[0], crop[1]
-    if any(full < side for full, side in zip(sides * (3 - len(sides)), input_size, strict=True)):
+    if sides is None or not crops:
+        raise _unsupported("size", size)
+    if crop is None or len(crop) != 2 or any(map(operator.lt, sides * (3 - len(sides)), crop)):
         raise _unsupported("crop_size", crop_size)
+    input_size = crop
     if len(sides) == 1:
         fields |= {"resize": "resize-small", "crop_from": sides[0]}
     elif sides != input_size:
