@@ -254,7 +254,7 @@ def _voc_picture(file: pathlib.Path, picture: pathlib.Path) -> Annotated:
     if root.tag != "annotation":
         raise UserError(f"{file} should be an <annotation> of Pascal VOC, but is a <{root.tag:.40}>; remove it.")
     stated = [root.findtext(f"size/{side}", "0") for side in ("height", "width")]
-    size = upright_size(picture, tuple(number_of(text, f"The size in {file}") for text in stated))
+    size = upright_size(picture, tuple(round(number_of(text, f"The size in {file}")) for text in stated))
     boxes = []
     for element in root.findall("object"):
         name = (element.findtext("name") or "").strip()
@@ -297,8 +297,8 @@ def _csv_rows(file: pathlib.Path) -> Iterator[tuple[int, Mapping[str, str]]]:
     names = [name.strip().lower() for name in header[1]]
     if any(names.count(name) != 1 for name in needed):
         raise UserError(
-            f"{file} should begin with the columns {','.join(needed)}, but begins with {','.join(names)!r:.60}; add "
-            "those that are missing."
+            f"{file} should begin with the columns {','.join(needed)}, once each and with commas between them, but "
+            f"begins with {','.join(names)!r:.60}; correct it."
         )
     for number, row in rows:
         if any(row):
