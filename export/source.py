@@ -19,7 +19,7 @@ from keras_vit.models.build import classifier_head, has_own_call, logits_model
 from keras_vit.models.layers import ModelSpec
 from keras_vit.run_directory import SAMPLES, Samples
 from keras_vit.runs import Run
-from keras_vit.unknown import UnknownScorer
+from keras_vit.unknown_score import UnknownScorer
 
 # Number of random images, and their sizes relative to the input of the model.
 _NUM_RANDOM, _RANDOM_SCALES = 16, (1.0, 1.5, 0.7)

@@ -23,7 +23,7 @@ from keras_vit.files.remote import can_be_saved_model, existing_file, is_remote,
 from keras_vit.models.config import Classes
 from keras_vit.run_directory import SAMPLES, Samples
 from keras_vit.scores import Scoring
-from keras_vit.unknown import UNKNOWN, UnknownScorer, read_unknown
+from keras_vit.unknown_score import UNKNOWN, UnknownScorer, read_unknown
 
 if TYPE_CHECKING:
     import keras

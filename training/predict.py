@@ -52,9 +52,9 @@ def main(arguments: Sequence[str]) -> None:
 
     classifier = open_classifier(run, options.labels, threshold=options.threshold, explain=options.explain)
     if options.serve:
-        from training.prediction.page import open_page
+        from training.prediction.server import open_server
 
-        with open_page(classifier, options.port) as server:
+        with open_server(classifier, options.port) as server:
             print(f"Open http://127.0.0.1:{server.server_address[1]} in a browser; Ctrl-C ends it.", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 server.serve_forever()

@@ -32,7 +32,7 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 from export.saved_model.image_decoding import decode_batch
 from keras_vit import UserError, ViTConfig, config_of, intermediates, preprocessing_of
 from keras_vit.scores import TOP_K, Scoring
-from keras_vit.unknown import UnknownScorer
+from keras_vit.unknown_score import UnknownScorer
 
 _MOST_CONSTANT_BYTES = 2**28
 # Feature of a tf.Example with the image file, as usual in TensorFlow datasets.

@@ -25,7 +25,7 @@ from keras_vit.models.config import (
     ViTConfig,
 )
 from keras_vit.models.named_models import MODELS
-from keras_vit.models.resizing import Resampler
+from keras_vit.models.weight_resizing import Resampler
 
 if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing

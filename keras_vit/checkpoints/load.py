@@ -36,8 +36,8 @@ from keras_vit.models.build import (
 from keras_vit.models.config import ViTConfig
 from keras_vit.models.layers import ModelSpec, TokenDense, no_init_weights, zero_copy
 from keras_vit.models.positions import PositionEmbedding
-from keras_vit.models.resizing import Resampler, check_resampler, resize_position_embedding
 from keras_vit.models.tasks import build_task, task_of
+from keras_vit.models.weight_resizing import Resampler, check_resampler, resize_position_embedding
 
 # Settings of a layer that do not change what it computes from given weights, up to rounding.
 _NOT_COMPUTED = ("dtype", "lora_alpha", "lora_rank", "quantization_config", "seed", "stddev", "trainable")

@@ -88,8 +88,9 @@ def atomic_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def staged(directory: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield an empty folder inside `directory`; on success its files are moved into `directory`.
 
-    A file there of the same name is replaced; a folder of the same name keeps its other files. On failure nothing remains, including parent folders created for it. For a directory in a bucket the folder is a
-    local one, and its files are uploaded one after the other, a saved_model.pb last.
+    A file there of the same name is replaced; a folder of the same name keeps its other files. On failure nothing
+    remains, including parent folders created for it. For a directory in a bucket the folder is a local one, and its
+    files are uploaded one after the other, a saved_model.pb last.
     """
     if isinstance(directory, RemotePath):
         with tempfile.TemporaryDirectory() as local:

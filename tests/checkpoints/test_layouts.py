@@ -377,7 +377,7 @@ def test_another_patch_size_keeps_the_embedding_of_enlarged_images():
     large = keras_vit.from_checkpoint(FIXTURES / "vit_token.npz", patch_size=16, image_size=64)
     assert keras_vit.config_of(large).patch_size == 16
     patch = np.random.default_rng(0).uniform(-1, 1, (1, 8, 8, 3))
-    matrix = keras_vit.models.resizing.resampling_matrix(8, 16, "bilinear")
+    matrix = keras_vit.models.weight_resizing.resampling_matrix(8, 16, "bilinear")
     enlarged = np.einsum("yh,xw,bhwc->byxc", matrix, matrix, patch)
     one = small.get_layer("embedding")(patch.astype(np.float32))
     other = large.get_layer("embedding")(enlarged.astype(np.float32))

@@ -18,7 +18,7 @@ from training import detect as command
 from training.detection.annotations import Picture
 from training.detection.detector import Objects
 from training.detection.evaluation import measured, mistakes
-from training.detection.predict import coco_document
+from training.detection.predict import found_document
 
 LABELS = ("cat", "dog", "eel")
 SIZE = (200, 300)
@@ -47,7 +47,7 @@ def test_metrics_are_those_of_pycocotools_on_files(tmp_path):
     truth = [Objects(picture.corners, np.ones(len(picture.classes)), picture.classes) for picture in pictures]
     images = [inspection.Image(str(picture.file), np.zeros((*SIZE, 3), np.uint8)) for picture in pictures]
     for name, objects in (("truth", truth), ("found", found)):
-        document = coco_document(LABELS, list(zip(images, objects, strict=True)))
+        document = found_document(LABELS, list(zip(images, objects, strict=True)))
         (tmp_path / name).write_text(json.dumps(document if name == "truth" else document["annotations"]))
     with contextlib.redirect_stdout(io.StringIO()):
         coco = COCO(str(tmp_path / "truth"))

@@ -7,8 +7,8 @@ import pytest
 
 from keras_vit import UserError
 from keras_vit.runs import Run
-from training.evaluation.calibration import calibration, fit_temperature
 from training.evaluation.metrics import log_loss, softmax
+from training.evaluation.temperature import calibration, fit_temperature
 
 
 def drawn(temperature: float) -> tuple[np.ndarray, np.ndarray]:

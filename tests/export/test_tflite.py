@@ -18,9 +18,9 @@ from export import parity
 from export.options import SourceOptions, TFLiteOptions
 from export.preprocessing_code import preprocessing_code
 from export.source import random_images
-from export.tflite import calibration, four_bits, quantize, tflite_file
+from export.tflite import activation_ranges, four_bits, quantize, tflite_file
 from export.tflite import export as tflite_export
-from export.tflite.graph import Graph, unpack
+from export.tflite.flatbuffer import Graph, unpack
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
 from keras_vit.errors import ParityError
 from keras_vit.files import tflite_metadata
@@ -122,7 +122,7 @@ def test_weights_of_dense_layers_have_four_bits_but_those_of_the_head_and_of_few
 def test_the_layers_whose_rounding_changes_the_logits_most_keep_eight_bits(phone):
     content = phone[1]["float32"][0].read_bytes()
     images = [np.random.default_rng(seed).uniform(-1, 1, (1, *SIZE, 3)).astype(np.float32) for seed in range(4)]
-    [*others, head] = [found.outputs for found in calibration.products(content) if found.weights.ndim == 2]
+    [*others, head] = [found.outputs for found in activation_ranges.products(content) if found.weights.ndim == 2]
 
     def logits(content: bytes) -> np.ndarray:
         return quantize._logits(content, images)
@@ -133,8 +133,10 @@ def test_the_layers_whose_rounding_changes_the_logits_most_keep_eight_bits(phone
     gains = [layers.error / layers.weights for layers in every]
     assert gains == sorted(gains, reverse=True)
     last = every[-1].outputs
-    scaled = {found.outputs: 100 * found.weights for found in calibration.products(content) if found.outputs in last}
-    loud = four_bits.in_eight_bits(calibration.with_weights(content, scaled), logits, [head], share=1.0)
+    scaled = {
+        found.outputs: 100 * found.weights for found in activation_ranges.products(content) if found.outputs in last
+    }
+    loud = four_bits.in_eight_bits(activation_ranges.with_weights(content, scaled), logits, [head], share=1.0)
     assert [layers.outputs for layers in loud].index(last) < len(every) - 1
     assert four_bits.in_eight_bits(content, logits, [head], share=0.0) == []
 

@@ -14,7 +14,13 @@ from keras_vit.progress import Progress
 from training.detection.annotations import Picture
 from training.detection.detector import Detector, Objects, coco_boxes
 from training.detection.page import DrawnBox, DrawnPicture, boxes_page
-from training.evaluation.average_precision import STATS, average_precision, coco_evaluation, document, write_measured
+from training.evaluation.average_precision import (
+    STATS,
+    average_precision,
+    coco_document,
+    coco_evaluation,
+    write_measured,
+)
 
 # Objects of a picture that count, as in COCO; pictures of one forward pass.
 _TOP, _BATCH = 100, 8
@@ -71,7 +77,7 @@ def measured(labels: Sequence[str], pictures: Sequence[Picture], found: Sequence
 
 def _documents(labels: Sequence[str], pictures: Sequence[Picture], found: Sequence[Objects]) -> tuple[dict, dict]:
     truth = [coco_boxes(each.corners, each.classes) for each in pictures]
-    return document(labels, truth), document(labels, [each.annotations() for each in found])
+    return coco_document(labels, truth), coco_document(labels, [each.annotations() for each in found])
 
 
 def mistakes(picture: Picture, objects: Objects) -> tuple[np.ndarray, np.ndarray]:

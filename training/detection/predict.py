@@ -11,7 +11,7 @@ from keras_vit.files.atomic import atomic_write
 from keras_vit.files.tables import markdown_table, short_name
 from training.detection.detector import Detector, Objects
 from training.detection.page import COLORS, DrawnBox, DrawnPicture, boxes_page
-from training.evaluation.average_precision import document
+from training.evaluation.average_precision import coco_document
 from training.input.dataset import check_some_read
 from training.options.detect import DetectPredictOptions
 from training.prediction.predict import batches_of_pictures
@@ -60,7 +60,7 @@ def detect(detector: Detector, files: Sequence[pathlib.Path], options: DetectPre
             if output.endswith(".csv"):
                 _write_csv(temporary, detector, found)
             elif output.endswith(".json"):
-                temporary.write_text(json.dumps(coco_document(detector.labels, found)) + "\n", encoding="utf-8")
+                temporary.write_text(json.dumps(found_document(detector.labels, found)) + "\n", encoding="utf-8")
             else:
                 temporary.write_text(_page(detector, found, problems), encoding="utf-8")
         print(f"Results are in {output}.")
@@ -74,9 +74,9 @@ def _rows(detector: Detector, found: Found) -> Iterator[tuple[str, str, float, l
             yield image.name, detector.labels[each["category_id"] - 1], each["score"], each["bbox"]
 
 
-def coco_document(labels: Sequence[str], found: Found) -> dict:
+def found_document(labels: Sequence[str], found: Found) -> dict:
     """Objects as a document in COCO's format, with a score in each annotation."""
-    whole = document(labels, [objects.annotations() for _, objects in found])
+    whole = coco_document(labels, [objects.annotations() for _, objects in found])
     for fields, (image, _) in zip(whole["images"], found, strict=True):
         fields |= {"file_name": image.name} | dict(zip(("height", "width"), image.pixels.shape[:2], strict=True))
     return whole

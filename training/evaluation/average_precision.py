@@ -47,7 +47,7 @@ def average_precision(
     Intervals are of 95 %, by a bootstrap over the pictures.
 
     Args:
-        truth: a document in COCO's format, see `document`.
+        truth: a document in COCO's format, see `coco_document`.
         guesses: likewise, with scores.
         labels: names of the categories 1, 2 and so on.
         kind: what is compared, boxes or masks.
@@ -73,7 +73,7 @@ def average_precision(
     return metrics | {"pictures": len(truth["images"]), "objects": int(counts.sum())}
 
 
-def document(labels: Sequence[str], pictures: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+def coco_document(labels: Sequence[str], pictures: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """A document in COCO's format of the annotations of each picture, which get their ids; ids begin at 1."""
     annotations = [{"iscrowd": 0, **each, "image_id": image} for image, own in enumerate(pictures, 1) for each in own]
     return {

@@ -12,11 +12,11 @@ from keras_vit.files.atomic import staged
 from keras_vit.files.npz import write_npz
 from keras_vit.files.tables import markdown_table, rounded_to
 from keras_vit.scores import softmax
-from training.evaluation.calibration import HIGHEST_TEMPERATURE
 from training.evaluation.html_report import Bar, Report, html_report, mistakes_of
 from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, most_confused, worst_mistakes
 from training.evaluation.predictions import PREDICTIONS, Comparison, comparison_sentence, one_class
 from training.evaluation.predictors import Predictor
+from training.evaluation.temperature import HIGHEST_TEMPERATURE
 from training.input.sources import DataSet
 
 _COUNTS = {"num_examples": "images", "num_correct": "correctly classified"}

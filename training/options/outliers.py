@@ -8,7 +8,7 @@ from keras_vit import UserError
 from keras_vit.files.remote import existing_folder
 from keras_vit.parser import Aliases, Count, MayLead, Positional, Range, Seed
 from keras_vit.runs import Run, open_run, open_run_directory
-from keras_vit.unknown import UnknownKind
+from keras_vit.unknown_score import UnknownKind
 from training.options.common import DataOptions
 from training.options.features import TABLES
 from training.options.predict import check_ending

@@ -26,7 +26,7 @@ from keras_vit.models.build import logits_model
 from keras_vit.native_stderr import native_stderr_silenced
 from keras_vit.runs import Run
 from keras_vit.scores import TOP_K, Scoring
-from keras_vit.unknown import features_and_logits
+from keras_vit.unknown_score import features_and_logits
 from training.input.dataset import check_some_read
 from training.options.predict import Explanation, PredictOptions, check_names
 from training.prediction.pictures import only_folder

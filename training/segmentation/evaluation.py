@@ -12,7 +12,7 @@ from pycocotools import mask as rle
 
 from keras_vit import UserError, preprocessing_of
 from keras_vit.files.tables import markdown_table, with_interval
-from training.evaluation.average_precision import STATS, average_precision, document, write_measured
+from training.evaluation.average_precision import STATS, average_precision, coco_document, write_measured
 from training.input.coco import NONE, UNCOUNTED
 from training.input.dataset import Split, decoded
 from training.segmentation.overlay import Panel, segments_page
@@ -122,9 +122,9 @@ def _instance(pairs: Iterator[tuple[Truth, FoundSegments]], labels: Sequence[str
         assert found.masks is not None
         rows = zip(found.masks, found.labels.tolist(), found.scores.tolist(), strict=True)
         guesses.append([_annotation(mask, label) | {"score": score} for mask, label, score in rows])
-    if not any(not each["iscrowd"] for own in document(labels, truths)["annotations"] for each in [own]):
+    if not any(not each["iscrowd"] for own in coco_document(labels, truths)["annotations"] for each in [own]):
         raise UserError("The evaluation masks have no object, so nothing can be measured; give pictures with objects.")
-    return average_precision(document(labels, truths), document(labels, guesses), labels, "segm")
+    return average_precision(coco_document(labels, truths), coco_document(labels, guesses), labels, "segm")
 
 
 def _annotation(mask: np.ndarray, label: int) -> dict[str, Any]:

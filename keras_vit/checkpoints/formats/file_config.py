@@ -7,7 +7,7 @@ from typing import Any
 from keras_vit.checkpoints.formats.images import ImageProcessing
 from keras_vit.errors import UserError
 from keras_vit.models.config import Classifier, Gelu
-from keras_vit.models.resizing import Resampler
+from keras_vit.models.weight_resizing import Resampler
 
 # Field of ViTConfig or ResNetConfig -> (name in config.json, value).
 Sizes = dict[str, tuple[str, object]]

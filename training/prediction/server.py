@@ -13,7 +13,7 @@ _LARGEST = 64 * 2**20
 _HOSTS = (HOST, "localhost")
 
 
-class Answers(Protocol):
+class PictureAnswerer(Protocol):
     """What the page shows of a picture."""
 
     def answer(self, data: bytes, name: str) -> str:
@@ -21,7 +21,9 @@ class Answers(Protocol):
         ...
 
 
-def open_page(model: Answers, port: int, title: str = "Classify a picture") -> http.server.ThreadingHTTPServer:
+def open_server(
+    model: PictureAnswerer, port: int, title: str = "Classify a picture"
+) -> http.server.ThreadingHTTPServer:
     """Return the server of the page; `serve_forever` answers requests. With port 0 the system chooses one.
 
     Raises UserError if the port is in use.
