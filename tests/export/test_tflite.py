@@ -25,6 +25,7 @@ from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfi
 from keras_vit.errors import ParityError
 from keras_vit.files import tflite_metadata
 from keras_vit.files.tflite_metadata import TFLiteMetadata
+from keras_vit.parser import check_ranges
 from keras_vit.run_directory import CALIBRATION, Samples
 from keras_vit.runs import Run
 from tests.exports import tflite_of
@@ -372,7 +373,6 @@ def test_unsupported_options_are_refused_before_conversion(tmp_path, monkeypatch
             {"calibration": pictures(7, 2), "dynamic_batch": True},
             "int16x8 is calibrated for one image",
         ),
-        ([], {}, "--formats takes at least one of"),
     ):
         with pytest.raises(UserError, match=words):
             tflite_of(build(), LABELS, pictures(7, 2), tmp_path / "x", formats, **options)
@@ -396,7 +396,7 @@ def test_calibration_images_are_training_images(tmp_path):
     )
     assert _calibration(str(tmp_path), kind="float32") is _calibration("augreg:B_16", kind="int8-dynamic") is None
     with pytest.raises(UserError, match="--calibration-images must be at least 1, but is 0"):
-        TFLiteOptions(SourceOptions(), "phone", calibration_images=0)
+        check_ranges(TFLiteOptions(SourceOptions(), "phone", calibration_images=0))
     (tmp_path / CALIBRATION).unlink()
     with pytest.raises(UserError, match=r"has no training images \(calibration.npz\) .* pass --calibration FOLDER"):
         _calibration(str(tmp_path), 1)
@@ -417,7 +417,7 @@ def test_a_rounded_format_beyond_the_tolerance_leaves_nothing(phone, tmp_path, m
         tflite_of(build(), LABELS, pictures(1, 24), tmp_path / "x", ["float16"], max_disagreement=0.5)
     for share in (-0.1, 1.1, float("nan")):
         with pytest.raises(UserError, match="--max-disagreement must be"):
-            TFLiteOptions(SourceOptions(), "x", max_disagreement=share)
+            check_ranges(TFLiteOptions(SourceOptions(), "x", max_disagreement=share))
     assert list(tmp_path.iterdir()) == []
 
 
