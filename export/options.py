@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 from keras_vit import run_directory
 from keras_vit.errors import UserError, refuse_first, refuse_without_effect
 from keras_vit.files.remote import check_saved_model_path, local_path, to_path
-from keras_vit.parser import Aliases, Count, MayLead, Range, Share, arguments_of, check_ranges
+from keras_vit.parser import Aliases, Count, MayLead, Range, Share, arguments_of
 from keras_vit.runs import Run, open_run, open_run_directory
 
 # Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
@@ -49,7 +49,6 @@ class SourceOptions:
 
     def open_run(self) -> Run:
         """The model to export. Raises UserError unless one is there, and for settings of a checkpoint beside a run."""
-        check_ranges(self)
         if (self.run is None) == (self.checkpoint is None):
             raise UserError("An export takes either --run DIR or --checkpoint FILE; pass one of them.")
         if self.run is None:
@@ -117,7 +116,6 @@ class SavedModelOptions:
     LiteRT in place of the graph, for all requests, if it is started with --prefer_tflite_model."""
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         check_saved_model_path(self.output)
         of_classes = ("dtype", "attention", "xla", "merge_tokens", "threshold", "max_disagreement", "tflite")
         refuse_without_effect(
@@ -182,7 +180,6 @@ class TFLiteOptions:
     model without a head: features as they are, or divided by their length."""
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         of_classes = ("target", "uint8_input", "dynamic_batch", "calibration", "calibration_images", "max_disagreement")
         refuse_without_effect(
             self, [(of_classes, self.embeddings is None, "an export of classes, without --embeddings")]
@@ -190,10 +187,6 @@ class TFLiteOptions:
         target, takes_many = self.target, self.dynamic_batch
         refuse_first(
             [
-                (
-                    not self.formats,
-                    f"--formats takes at least one of {', '.join(get_args(TFLiteFormat))}, but got none.",
-                ),
                 (
                     target != "cpu" and (self.uint8_input or takes_many),
                     f"--target {target} takes float pixels of one image; leave --uint8-input and --dynamic-batch out.",
@@ -250,16 +243,8 @@ class OnnxOptions:
 
     def __post_init__(self) -> None:
         refuse_without_effect(self, [(("web",), self.embeddings is None, "an export of classes, without --embeddings")])
-        formats = ", ".join(self.formats)
-        refuse_first(
-            [
-                (not formats, f"--formats takes at least one of {', '.join(get_args(OnnxFormat))}, but got none."),
-                (
-                    self.web and "onnx" not in self.formats,
-                    f"The page of --web runs model.onnx, but --formats has {formats}; add onnx.",
-                ),
-            ]
-        )
+        if self.web and "onnx" not in self.formats:
+            raise UserError(f"The page of --web runs model.onnx, but --formats has {' '.join(self.formats)}; add onnx.")
 
 
 FastestForm = Literal[
@@ -284,7 +269,6 @@ class FastestOptions:
     """Forms to compare; those of packages that are not installed are left out."""
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         local_path(self.output, "output")
 
 

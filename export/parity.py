@@ -14,7 +14,7 @@ from keras_vit import Preprocessing, UserError
 from keras_vit.errors import ParityError
 from keras_vit.progress import Progress
 from keras_vit.run_directory import SAMPLES, Samples
-from keras_vit.unknown import UnknownScorer
+from keras_vit.unknown_score import UnknownScorer
 
 # Largest difference that rounding in float32 explains, relative to the largest logit or to 1, whichever is larger.
 # Measured with logits up to 12: rounding causes 1e-5, a layer normalization with another epsilon causes 0.7.
@@ -84,8 +84,6 @@ def reference(
 
     With `raw_pixels`, on the rounded pixels that an artifact with uint8 input takes.
     """
-    if not samples.encoded:
-        raise UserError("An export is verified on sample images, but there are none.")
     found = []
     with Progress("Running the Keras model", len(samples.encoded)) as progress:
         for _, images in _batches(samples, preprocessing, raw_pixels):

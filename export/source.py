@@ -11,7 +11,7 @@ import tensorflow as tf
 from export.options import SourceOptions
 from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
 from keras_vit.errors import refuse_first
-from keras_vit.files.labels import LABELS, read_labels
+from keras_vit.files.labels import LABELS, check_number, read_labels
 from keras_vit.files.remote import existing_file, existing_folder
 from keras_vit.files.tables import short_name
 from keras_vit.images.formats import format_list, image_files
@@ -19,7 +19,7 @@ from keras_vit.models.build import classifier_head, has_own_call, logits_model
 from keras_vit.models.layers import ModelSpec
 from keras_vit.run_directory import SAMPLES, Samples
 from keras_vit.runs import Run
-from keras_vit.unknown import UnknownScorer
+from keras_vit.unknown_score import UnknownScorer
 
 # Number of random images, and their sizes relative to the input of the model.
 _NUM_RANDOM, _RANDOM_SCALES = 16, (1.0, 1.5, 0.7)
@@ -149,9 +149,9 @@ def open_with_classes(run: Run, options: SourceOptions, num_classes: int) -> Exp
     """The model of a further task, whose classes are named by --labels, by its own labels.txt, or by their numbers."""
     exported = open_without_classes(run, options)
     if options.labels is not None:
-        labels = checkpoint_labels(options.labels, num_classes)
+        labels = checkpoint_labels(run, options.labels, num_classes)
     elif file := run.file(LABELS):
-        labels = checkpoint_labels(str(file), num_classes)
+        labels = checkpoint_labels(run, str(file), num_classes)
     else:
         labels = tuple(map(str, range(num_classes)))
     samples = dataclasses.replace(exported.samples, labels=np.full(len(exported.samples.encoded), -1))
@@ -177,7 +177,7 @@ def _labels_of(run: Run, options: SourceOptions) -> tuple[str, ...]:
     """The class names of a checkpoint: of --labels, else its own."""
     number = run.model.output_shape[1]
     if options.labels is not None:
-        return checkpoint_labels(options.labels, number)
+        return checkpoint_labels(run, options.labels, number)
     # A labels.txt beside a file that is not the model of a run may be of something else.
     names = run.class_names if run.file(LABELS) or not run.labels else ()
     if not names:
@@ -228,11 +228,10 @@ def check_classifier(model: keras.Model) -> None:
     )
 
 
-def checkpoint_labels(path: str, number: int) -> tuple[str, ...]:
+def checkpoint_labels(run: Run, path: str, number: int) -> tuple[str, ...]:
     """Class names of a checkpoint. Raises UserError unless the file has one line per class."""
     labels = read_labels(existing_file(path, "--labels takes a text file with one class per line"))
-    if len(labels) != number:
-        raise UserError(f"The model has {number} classes, but {path} has {len(labels)} lines; name each class once.")
+    check_number(labels, path, number, run.name)
     return labels
 
 

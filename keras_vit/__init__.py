@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     )
     from keras_vit.models.complexity import summary
     from keras_vit.models.detection import query_embeddings, with_classes, with_queries
-    from keras_vit.models.resizing import resize_position_embedding
     from keras_vit.models.tasks import task_of
+    from keras_vit.models.weight_resizing import resize_position_embedding
     from keras_vit.published import list_models
     from keras_vit.run_directory import load
     from keras_vit.text.tokenizer import tokenizer
@@ -81,7 +81,7 @@ else:
                 "intermediates",
                 "preprocessing_of",
             ],
-            "models.resizing": ["resize_position_embedding"],
+            "models.weight_resizing": ["resize_position_embedding"],
             "models.complexity": ["summary"],
             "models.detection": ["query_embeddings", "with_classes", "with_queries"],
             "checkpoints.task_models": ["detection_model", "segmentation_model"],

@@ -104,15 +104,15 @@ def run_command(arguments: Sequence[str]) -> None:
     if name == "--print-completion":
         _print_completion(rest)
         return
-    if name in _LISTS:
-        _print_list(name, rest)
-        return
-    if name not in COMMANDS:
+    if name not in (*COMMANDS, *_LISTS):
         meant = _OTHER_NAMES.get(name.lower().replace("_", "-"))
         close = ", ".join(meant) if meant else nearest(name, (*COMMANDS, *_LISTS))
         raise UserError(f"There is no command {name!r}; keras-vit --help lists all, the nearest: {close}.")
     try:
-        importlib.import_module(COMMANDS[name]).main(rest)
+        if name in _LISTS:
+            _print_list(name, rest)
+        else:
+            importlib.import_module(COMMANDS[name]).main(rest)
     except ModuleNotFoundError as missing:
         raise _not_installed(name, missing) from missing
 
@@ -134,7 +134,9 @@ def _print_list(kind: str, arguments: Sequence[str]) -> None:
     if len(arguments) > 1:
         raise UserError(f"keras-vit {kind} takes one wildcard, but was given {len(arguments)}; put it in quotes.")
     wildcard = arguments[0] if arguments else "*"
-    lines = _model_lines(wildcard) if kind == "models" else _recipe_lines(wildcard)
+    lines = _model_lines(wildcard)
+    if kind == "recipes":
+        lines = importlib.import_module("training.recipes.listing").recipe_lines(wildcard)
     if not lines:
         raise UserError(f"No name fits {wildcard!r}; keras-vit {kind} lists all.")
     print("\n".join(lines))
@@ -151,13 +153,6 @@ def _model_lines(wildcard: str) -> list[str]:
         + (", ".join(model.checkpoints) or "no checkpoint")
         for model in found
     ]
-
-
-def _recipe_lines(wildcard: str) -> list[str]:
-    try:
-        return importlib.import_module("training.recipes.listing").recipe_lines(wildcard)
-    except ModuleNotFoundError as missing:
-        raise _not_installed("recipes", missing) from missing
 
 
 def _not_installed(name: str, missing: ModuleNotFoundError) -> UserError:

@@ -268,12 +268,10 @@ def named(arguments: Sequence[str], option: str, default: str) -> tuple[str, lis
     if not places:
         return default, [*arguments]
     _, equals, value = arguments[places[0]].partition("=")
-    behind = arguments[places[0] + 1 :]
-    if not equals and not behind:
-        raise UserError(f"{option} takes a value, but was given nothing; {_HELP}")
-    return (
-        (value, [*arguments[: places[0]], *behind]) if equals else (behind[0], [*arguments[: places[0]], *behind[1:]])
-    )
+    before, behind = arguments[: places[0]], arguments[places[0] + 1 :]
+    if equals:
+        return value, [*before, *behind]
+    return _converted(option, str, behind[0] if behind else None), [*before, *behind[1:]]
 
 
 def _built(options_class: type, given: Mapping[tuple[str, ...], Any], defaults: Any, path: tuple[str, ...]) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_vit.errors import UserError, near_path
+from keras_vit.errors import UserError, near_path, reading
 from keras_vit.files.kinds import MODEL_SUFFIXES, check_readable, kind_of
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.npz import read_npz, write_npz
@@ -173,13 +173,9 @@ def read_config(file: pathlib.Path) -> dict[str, Any]:
 
 def check_config(file: pathlib.Path) -> None:
     """Raise UserError for a damaged config.json, which says whether an image may have several classes."""
-    try:
+    advice = "copy it again, since it says whether an image may have several classes"
+    with reading(file, "the settings of a run", advice=advice):
         json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(
-            f"{file} should hold the settings of the run as JSON, but is damaged ({error}); copy it again, since it "
-            "says whether an image may have several classes."
-        ) from error
 
 
 def read_last_metrics(file: pathlib.Path) -> dict[str, Any]:
@@ -236,14 +232,11 @@ def output_folder(output: str | os.PathLike) -> pathlib.Path:
     output = to_path(output)
     if is_web(output):
         raise UserError(f"{output} is an address to download from; --output takes a directory.")
-    if is_remote(output):
-        if output.is_file():
-            raise UserError(f"{output} is a file; --output takes a directory.")
-        return output
-    nearest = next(path for path in (output, *output.parents) if os.path.lexists(path))
-    if not nearest.is_dir():
+    remote = is_remote(output)
+    nearest = output if remote else next(path for path in (output, *output.parents) if os.path.lexists(path))
+    if nearest.is_file() or not (remote or nearest.is_dir()):
         raise UserError(f"{nearest} is a file; --output takes a directory.")
-    if not os.access(nearest, os.W_OK | os.X_OK):
+    if not remote and not os.access(nearest, os.W_OK | os.X_OK):
         raise UserError(f"{nearest} is not writable; give another --output.")
     return output
 

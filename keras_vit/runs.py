@@ -17,13 +17,13 @@ from keras_vit import run_directory
 from keras_vit.checkpoints.describe import class_names_of, describe, license_of
 from keras_vit.checkpoints.fetch.find import check_name, find_checkpoint
 from keras_vit.errors import UserError
-from keras_vit.files.labels import LABELS, read_labels
+from keras_vit.files.labels import LABELS, check_number, read_labels
 from keras_vit.files.npz import read_npz
 from keras_vit.files.remote import can_be_saved_model, existing_file, is_remote, is_web, to_path
 from keras_vit.models.config import Classes
 from keras_vit.run_directory import SAMPLES, Samples
 from keras_vit.scores import Scoring
-from keras_vit.unknown import UNKNOWN, UnknownScorer, read_unknown
+from keras_vit.unknown_score import UNKNOWN, UnknownScorer, read_unknown
 
 if TYPE_CHECKING:
     import keras
@@ -242,10 +242,7 @@ class Run:
     def labels_of(self, num_classes: int) -> tuple[str, ...]:
         """The names of so many classes, or their numbers. Raises UserError if labels.txt names others."""
         labels = self.labels or tuple(map(str, range(num_classes)))
-        if len(labels) != num_classes:
-            raise UserError(
-                f"{self.name} has {num_classes} classes, but its labels.txt names {len(labels)}; copy that of the run."
-            )
+        check_number(labels, f"Its {LABELS}", num_classes, self.name)
         return labels
 
     @property
@@ -328,12 +325,7 @@ class Run:
         existing_file(labels, "--labels takes a text file with one class per line")
         if is_remote(self.name) or not (self.file(run_directory.MODEL) and self.file(LABELS)):
             return
-        given, own = len(read_labels(labels)), len(self.labels)
-        if given != own:
-            raise UserError(
-                f"{labels} names {given} classes, but the model {self.name} has {own}; give a line for each class of "
-                "the model."
-            )
+        check_number(read_labels(labels), labels, len(self.labels), self.name)
 
     def warn_of_missing_files(self, *, labels_given: bool = False) -> None:
         """Print what is assumed where a folder has a model without the other files of a run, as if partly copied."""

@@ -25,7 +25,7 @@ class RankedClasses:
     is_rejected: bool = False
     """Whether no class reaches the threshold."""
     unknown: float | None = None
-    """The score of an image of none of the classes, see `keras_vit/unknown.py`; None without one."""
+    """The score of an image of none of the classes, see `keras_vit/unknown_score.py`; None without one."""
     is_unknown: bool = False
     """Whether this score exceeds its threshold."""
 

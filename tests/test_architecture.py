@@ -36,7 +36,7 @@ FLOORS = (
     "keras_vit.models",
     "keras_vit.checkpoints",
     "keras_vit.text",
-    "keras_vit.unknown",
+    "keras_vit.unknown_score",
     "keras_vit.runs",
     "keras_vit.inspection",
     "keras_vit",  # keras_vit.convert

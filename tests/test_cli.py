@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import keras
@@ -219,20 +220,31 @@ def test_a_check_of_the_options_says_its_own_sentence():
     assert str(refused.value) == expected
 
 
+@pytest.fixture(name="type_command")
+def _type_command(monkeypatch) -> Callable[..., None]:
+    """Makes `sys.argv`, and `sys.orig_argv` if given, those of a command that was typed."""
+
+    def make(argv: Sequence[str], orig_argv: Sequence[str] | None = None) -> None:
+        monkeypatch.setattr(sys, "argv", [*argv])
+        if orig_argv is not None:
+            monkeypatch.setattr(sys, "orig_argv", [*orig_argv])
+
+    return make
+
+
 @pytest.mark.parametrize("argv", [["/env/bin/keras-vit", "predict"], ["/env/bin/keras-vit", "--verbose", "predict"]])
-def test_messages_and_help_name_the_command_that_was_typed(argv, monkeypatch, capsys):
+def test_messages_and_help_name_the_command_that_was_typed(argv, monkeypatch, capsys, type_command):
     sentence = "Missing from {}: --run; --help lists all options."
-    monkeypatch.setattr(sys, "orig_argv", ["py", "-m", "training.predict"])
     monkeypatch.setenv("PATH", "")  # without the script
     for typed, name in ((["/training/predict.py"], "py -m keras_vit predict"), (argv, "keras-vit predict")):
-        monkeypatch.setattr(sys, "argv", [*typed, "cat.jpg"])
+        type_command([*typed, "cat.jpg"], ["py", "-m", "training.predict"])
         with pytest.raises(UserError) as refused:
             predict.main(["cat.jpg"])
         assert str(refused.value) == sentence.format(name)
         with contextlib.suppress(SystemExit):
             predict.main(["--help"])
         assert capsys.readouterr().out.startswith(f"usage: {name} ")
-    monkeypatch.setattr(sys, "argv", [argv[0], "pretrain", "--help"])
+    type_command([argv[0], "pretrain", "--help"])
     training.pretrain.main(["--help"])
     assert capsys.readouterr().out.startswith("usage: keras-vit pretrain RECIPE")
 
@@ -245,21 +257,20 @@ def test_messages_and_help_name_the_command_that_was_typed(argv, monkeypatch, ca
         (["a b/py", "-m", "training.knn"], ["/x/knn.py"], "'a b/py' -m keras_vit inspect --run 'a b'"),
     ],
 )
-def test_a_message_names_other_commands_as_this_one_was_typed(orig_argv, argv, typed, monkeypatch, capsys):
+def test_a_message_names_commands_as_this_one_was_typed(orig_argv, argv, typed, monkeypatch, capsys, type_command):
     def refuse(_) -> None:
         raise UserError("look at it with keras-vit inspect --run 'a b'.")
 
     monkeypatch.setenv("PATH", "")  # without the script
-    monkeypatch.setattr(sys, "orig_argv", orig_argv)
-    monkeypatch.setattr(sys, "argv", argv)
+    type_command(argv, orig_argv)
     assert stopped(refuse, capsys, 2) == f"look at it with {typed}.\n"
 
 
-def test_a_script_that_is_not_on_the_path_is_named_by_its_path(tmp_path, monkeypatch):
+def test_a_script_that_is_not_on_the_path_is_named_by_its_path(tmp_path, monkeypatch, type_command):
     script = tmp_path / "my env" / "keras-vit"
     script.parent.mkdir()
     script.touch(mode=0o755)
-    monkeypatch.setattr(sys, "argv", [str(script), "knn"])
+    type_command([str(script), "knn"])
     assert cli.as_typed("keras-vit knn") == f"'{script}' knn"
     monkeypatch.setenv("PATH", str(script.parent))
     assert cli.as_typed("keras-vit knn") == "keras-vit knn"
@@ -522,7 +533,7 @@ def test_a_reader_that_goes_away_stops_a_command_silently():
     assert done.stderr == ""
 
 
-def test_an_interrupted_command_ends_as_the_shell_expects_and_says_how_to_continue(capsys, monkeypatch):
+def test_an_interrupted_command_ends_as_the_shell_expects_and_says_how_to_continue(capsys, type_command):
     def interrupt(_) -> None:
         raise KeyboardInterrupt
 
@@ -532,22 +543,21 @@ def test_an_interrupted_command_ends_as_the_shell_expects_and_says_how_to_contin
         (module, ["/training/evaluate.py"], "python -m training.evaluate --run 'a run'"),
         (script, script[1:], "keras-vit evaluate --run 'a run'"),
     ):
-        monkeypatch.setattr(sys, "orig_argv", [*typed, *arguments])
-        monkeypatch.setattr(sys, "argv", [*argv, *arguments])
+        type_command([*argv, *arguments], [*typed, *arguments])
         assert stopped(interrupt, capsys, 130) == (
             f"\nInterrupted; finished files are kept, unfinished ones are removed. To run it again: {printed}\n"
         )
 
 
 @pytest.mark.parametrize(("options", "heard"), [([], ""), (["--verbose"], "a message of TensorFlow")])
-def test_the_messages_of_tensorflow_are_shown_only_if_verbose(options, heard, monkeypatch, capfd):
+def test_the_messages_of_tensorflow_are_shown_only_if_verbose(options, heard, monkeypatch, capfd, type_command):
     def command(arguments):
         assert arguments == ["--run", "x"]
         cli.import_keras()
 
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "to be restored")
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
-    monkeypatch.setattr(sys, "argv", ["command", "--run", *options, "x"])
+    type_command(["command", "--run", *options, "x"])
     monkeypatch.setattr(cli.importlib, "import_module", lambda _: os.write(2, b"a message of TensorFlow"))
     cli.run(command)
     assert capfd.readouterr().err == heard
@@ -560,9 +570,9 @@ def test_a_command_in_a_file_has_no_line_on_stderr_and_no_control_character(tmp_
     assert done.stdout.replace("\n", "").isprintable()
 
 
-def test_a_warning_is_a_line_without_the_code_that_gave_it(monkeypatch):
+def test_a_warning_is_a_line_without_the_code_that_gave_it(monkeypatch, type_command):
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
-    monkeypatch.setattr(sys, "argv", ["command"])
+    type_command(["command"])
     cli.run(lambda _: None)
     assert warnings.formatwarning("It is cut.", UserWarning, "runs.py", 1) == "Warning: It is cut.\n"
     assert "runs.py:1" in warnings.formatwarning("It is old.", DeprecationWarning, "runs.py", 1, "")

@@ -165,7 +165,7 @@ MISTAKES = {
     "keras_vit.inspection.__main__ --output never": "Give either --run DIR or --checkpoint FILE",
     "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --output never": "--images is needed with a checkpoint",
     "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --images gone --output never": "no image or folder 'gone'",
-    "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --figures map --output never": "There is no figure 'map'",
+    "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --figures map --output never": "--figures takes fil",
     "export.saved_model.__main__ --run gone --output never": RUN,
     "export.saved_model.__main__ --checkpoint gone --output never": NAME,
     "export.tflite.__main__ --run gone --output never": RUN,
@@ -210,7 +210,6 @@ def test_a_mistake_is_reported_before_tensorflow_is_imported(mistake, sentences)
 def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_imported(tmp_path):
     for folder, files in {
         "empty": ("ant/0.png", "ant/1.png", "bee/.hidden.png"),
-        "one": ("ant/0.png", "ant/1.png", "bee/0.png"),
         "few": ("ant/0.png", "ant/1.png", "bee/0.png", "bee/more/1.png"),
         "deep": ("two/three/four/ant/0.png", "two/three/four/bee/0.png"),
         "split": ("train/ant/0.png", "train/bee/0.png", "test/ant/0.png", "test/bee/0.png"),
@@ -243,15 +242,8 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
     labels = f"--labels {tmp_path}/three.txt"
     more = f"{tmp_path}/three.txt names 3 classes, but the model {run} has 2; give a line for each class of the model"
     digits = f"training.pretrain digits --workdir never --data folder:{tmp_path}"
-    (tmp_path / "twice.txt").write_text("ant\nant\n")
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
     sentences = {
-        f"training.predict --run {run} README.md --labels {tmp_path}/twice.txt": "names the class 'ant' twice; give",
-        f"training.predict --run {run} --serve --port {port}": f"Port {port} cannot be used (Address already in use)",
         f"{digits}/deep": f"at least two classes, but they are in {tmp_path}/deep/two/three/four; give --data folder:",
-        f"{digits}/empty": "The class 'bee' of",
-        f"{digits}/one": "The class 'bee' has one image, and needs two",
         f"{again} --seed 3": "other already holds another run, which differs in seed (there 0, here 3); choose",
         f"{again} --epochs 7": "which differs in recipe.epochs (there",
         f"{again} --model-parallel 2": "--model-parallel 2 needs KERAS_BACKEND=jax",  # the settings are the same
@@ -300,11 +292,11 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         f"training.evaluate --run {damaged} --data digits",
         f"export.saved_model.__main__ --run {damaged} --output never",
     ):
-        sentences[command] = f"{damaged}/config.json should hold the settings of the run as JSON, but is damaged ("
+        sentences[command] = f"{damaged}/config.json cannot be read as the settings of a run ("
     sentences[f"training.pretrain digits --data digits --workdir {tmp_path}/busy"] = (
         f"Another process, {os.getpid()} on {socket.gethostname()}, writes into {tmp_path}/busy; wait until it ends"
     )
-    with listener, locked(tmp_path / "busy"):
+    with locked(tmp_path / "busy"):
         done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, input="\n".join(sentences),
                               capture_output=True, text=True)  # fmt: skip
     assert done.stderr == ""
@@ -331,13 +323,6 @@ def test_only_a_run_directory_in_the_folder_of_the_images_is_refused(tmp_path):
         check_outside(workdir, f"folder:{data}")
     with pytest.raises(UserError, match="gs://bucket/gd/runs is in gs://bucket/gd/"):
         check_outside("gs://bucket/gd/runs", "folder:gs://bucket/gd/")
-
-
-def test_names_that_do_not_tell_whether_files_are_pictures_are_left_to_the_reader(tmp_path):
-    for file in ("ant/0.png", "bee/0"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).touch()
-    check_data(DataOptions(f"folder:{tmp_path}"))
 
 
 def test_a_path_without_its_kind_is_answered_with_what_to_give(tmp_path):

@@ -42,14 +42,16 @@ def _predict(arguments: Sequence[str]) -> None:
 
     from training.detection.detector import detector_like, open_detector, save_detector
     from training.detection.predict import DetectionPage, detect
-    from training.prediction.page import open_page
+    from training.prediction.server import open_server
 
     if options.like is not None:
         detector = detector_like(run, pathlib.Path(options.like), options.box)
     else:
         detector = open_detector(run, texts)
     if options.serve:
-        with open_page(DetectionPage(detector, options.top, options.threshold), options.port, "Find objects") as server:
+        with open_server(
+            DetectionPage(detector, options.top, options.threshold), options.port, "Find objects"
+        ) as server:
             print(f"Open http://127.0.0.1:{server.server_address[1]} in a browser; Ctrl-C ends it.", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 server.serve_forever()
@@ -98,14 +100,14 @@ def _evaluate(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.detection.detector import open_detector_of
-    from training.detection.evaluation import evaluate, write_report
+    from training.detection.evaluation import evaluate
 
     detector = open_detector_of(run, data.labels, options.templates)
     is_trained = isinstance(settings := run.config.get("settings"), dict) and settings.get("command") == "detect"
     pictures = data.evaluation if data.has_split or is_trained else data.all
     if is_trained and not data.has_split:
         print("Every tenth picture is measured; the others may have trained the detector.")
-    write_report(evaluate(detector, pictures), detector, output)
+    evaluate(detector, pictures, output)
     folder = str(pictures[0].file.parent)
     cli.print_next([("detect", "predict", "--run", options.run, "--output", "objects.html", folder)])
 

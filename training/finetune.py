@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
+from keras_vit.errors import check_known
+from keras_vit.models.named_models import MODELS
 from keras_vit.published import upstream_checkpoint
 from keras_vit.runs import Run
 from training.devices.backend import prepare_backend
@@ -18,8 +20,6 @@ from training.options.checks import (
     check_data,
     check_data_service,
     check_loss,
-    check_model,
-    check_start,
     unlabelled_path,
 )
 from training.options.train import FinetuneOptions
@@ -56,7 +56,6 @@ def train(arguments: Sequence[str]) -> str | None:
     check_data(options.source)
     check_data_service(options)
     check_loss(options.source, options.recipe)
-    check_start(options.checkpoint, options.model)
     if options.unlabelled is not None:
         unlabelled_path(options.unlabelled)
     if options.unlabelled is None:
@@ -67,7 +66,7 @@ def train(arguments: Sequence[str]) -> str | None:
     if options.checkpoint is not None and options.model is None:
         check_checkpoint(options.checkpoint)
     if options.model is not None:
-        check_model(options.model)
+        check_known("official model", options.model, MODELS)
         if options.checkpoint is None:
             upstream_checkpoint(options.model)
     prepare_backend(options)

@@ -37,8 +37,6 @@ def locked(folder: pathlib.Path, name: str = LOCK) -> Iterator[None]:
         print(f"{folder} has no locks; make sure that no other process trains there.")
         yield
         return
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; give a new or empty directory as --workdir.")
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:

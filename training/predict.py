@@ -17,7 +17,7 @@ from keras_vit import cli, parser
 from keras_vit.runs import open_run
 from keras_vit.text.classes import classes_of_options
 from training.options.pipeline import pipeline_options, split_arguments
-from training.options.predict import PredictOptions, check_names, with_pictures, with_run
+from training.options.predict import PredictOptions, with_pictures, with_run
 
 _PROG = "keras-vit predict"
 
@@ -37,8 +37,6 @@ def main(arguments: Sequence[str]) -> None:
     run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads, texts=texts)
     if options.labels is not None:
         run.check_label_file(options.labels)
-        check_names(options.labels)
-    options.check_port()
     if pipeline is not None:
         cli.require_tensorflow()
 
@@ -54,9 +52,9 @@ def main(arguments: Sequence[str]) -> None:
 
     classifier = open_classifier(run, options.labels, threshold=options.threshold, explain=options.explain)
     if options.serve:
-        from training.prediction.page import open_page
+        from training.prediction.server import open_server
 
-        with open_page(classifier, options.port) as server:
+        with open_server(classifier, options.port) as server:
             print(f"Open http://127.0.0.1:{server.server_address[1]} in a browser; Ctrl-C ends it.", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 server.serve_forever()

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.input.sources import open_source
-    from training.outliers.unknown import unknown
+    from training.outliers.fit_unknown import unknown
 
     unknown(run, open_source(options.source), options)
     cli.print_next(run.next_commands("unknown"))

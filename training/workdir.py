@@ -119,17 +119,13 @@ def run_settings(options: TrainingOptions, command: str, recipe_name: str) -> di
 def check_settings(path: pathlib.Path, saved: dict, now: dict) -> None:
     """Raise UserError if the settings of the run in a directory are not those of now."""
     now = json.loads(json.dumps(now))  # tuples become lists, as in the file
+    if saved == now:
+        return
     there, here = _command_of(saved), _command_of(now)
-    if there != here:  # then most of the other settings differ too
-        raise UserError(
-            f"{path} already holds a run of {there}, but this one is of {here}; choose another --workdir, or "
-            f"delete {path}."
-        )
-    if saved != now:
-        raise UserError(
-            f"{path} already holds another run, which differs in {differences(saved, now)}; choose another "
-            f"--workdir, or delete {path}."
-        )
+    what = f"a run of {there}, but this one is of {here}"  # then most of the other settings differ too
+    if there == here:
+        what = f"another run, which differs in {differences(saved, now)}"
+    raise UserError(f"{path} already holds {what}; choose another --workdir, or delete {path}.")
 
 
 def _command_of(settings: dict) -> str:

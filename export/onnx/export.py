@@ -19,7 +19,7 @@ from keras_vit import run_directory
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
 from keras_vit.progress import Progress
-from keras_vit.unknown import UnknownScorer, features_and_logits
+from keras_vit.unknown_score import UnknownScorer, features_and_logits
 
 # Further batch sizes to verify, on the first images.
 _BATCHES = (1, 5)

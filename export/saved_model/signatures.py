@@ -30,7 +30,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from export.saved_model.image_decoding import decode_batch
 from keras_vit import UserError, ViTConfig, config_of, intermediates, preprocessing_of
 from keras_vit.scores import TOP_K, Scoring
-from keras_vit.unknown import UnknownScorer
+from keras_vit.unknown_score import UnknownScorer
 
 # Feature of a tf.Example with the image file, as usual in TensorFlow datasets.
 ENCODED = "image/encoded"

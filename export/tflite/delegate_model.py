@@ -15,7 +15,7 @@ import tensorflow as tf
 from ai_edge_litert import schema_py_generated as schema
 
 from export.inference_model import InferenceLayers, rebuilt
-from export.tflite.graph import pack, unpack
+from export.tflite.flatbuffer import pack, unpack
 from keras_vit import UserError
 from keras_vit.models.attention import DotProductAttention
 from keras_vit.models.build import class_token_only

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 from export.options import Target
-from export.tflite.graph import Graph, Tensor
+from export.tflite.flatbuffer import Graph, Tensor
 from keras_vit.errors import ParityError
 
 _AXES = 4

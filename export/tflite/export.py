@@ -32,7 +32,7 @@ from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
 from keras_vit.progress import Progress
 from keras_vit.run_directory import CALIBRATION, Samples
 from keras_vit.runs import Run
-from keras_vit.unknown import UNKNOWN_SCORE, UnknownScorer, features_and_logits
+from keras_vit.unknown_score import UNKNOWN_SCORE, UnknownScorer, features_and_logits
 
 # Number of images for the comparison of layers, and of layers in the report.
 _COMPARED, _LISTED = 8, 30
@@ -132,7 +132,7 @@ def export_tflite(
                     float_file, kind, inputs, multi_label=origin.multi_label, at_run_time=target == "cpu"
                 )
             elif kind == "int4-weights":
-                kept = quantization.in_eight_bits = quantize.in_eight_bits(float_file, inputs)
+                kept = quantization.in_eight_bits = quantize.kept_in_eight_bits(float_file, inputs)
                 in_four_bits = quantize.in_four_bits(float_file, kept, [layer.name for layer in model.layers])
                 content = quantize.quantize_four_bits(float_file_of(all_tokens, is_smoothed, in_four_bits), kept)
             else:

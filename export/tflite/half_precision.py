@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from export import parity
-from export.tflite.graph import Graph, Operator, Tensor
+from export.tflite.flatbuffer import Graph, Operator, Tensor
 from keras_vit.errors import UserError
 
 _ACTIVATIONS = {0: lambda x: x, 1: tf.nn.relu, 3: tf.nn.relu6, 4: tf.tanh}

@@ -37,11 +37,11 @@ from ai_edge_quantizer.utils import qsv_utils, validation_utils
 from export import parity
 from export.options import CALIBRATED, TFLiteFormat
 from export.tflite import four_bits
-from export.tflite.calibration import noisy_products, products, searched_ranges, with_corrected_biases
-from export.tflite.graph import pack, unpack
+from export.tflite.activation_ranges import noisy_products, products, searched_ranges, with_corrected_biases
+from export.tflite.flatbuffer import pack, unpack
 from keras_vit import UserError
 from keras_vit.progress import tracked
-from keras_vit.unknown import UNKNOWN_SCORE
+from keras_vit.unknown_score import UNKNOWN_SCORE
 
 # Formats with ranges from calibration images, and the bits of their activations.
 STATIC: dict[TFLiteFormat, int] = {"int8": 8, "int16x8": 16}
@@ -101,7 +101,7 @@ def quantize(float_file: pathlib.Path, kind: TFLiteFormat) -> bytes:
         return bytes(quantizer.Quantizer(str(float_file), _recipe(kind)).quantize().quantized_model)
 
 
-def in_eight_bits(float_file: pathlib.Path, calibration: Sequence[np.ndarray]) -> list[four_bits.DenseLayers]:
+def kept_in_eight_bits(float_file: pathlib.Path, calibration: Sequence[np.ndarray]) -> list[four_bits.DenseLayers]:
     """The layers that keep 8 bits in an int4-weights file, beside the head.
 
     Args:

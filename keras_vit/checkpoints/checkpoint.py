@@ -18,7 +18,7 @@ import numpy as np
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.layout import Layout
-from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, translate
+from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_rank, same_weight, translate
 from keras_vit.checkpoints.layouts import Format, identify_format
 from keras_vit.errors import UserError
 from keras_vit.files.kinds import check_readable, kind_of
@@ -151,9 +151,7 @@ def normalize_keys(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray
         name = re.sub(r"/standardized_conv2d_\d+/", "/standardized_conv2d/", key.removeprefix(prefix))
         unstacked = unstack_scan(name, array) if name.startswith("Transformer/encoderblock/") else {name: array}
         if duplicates := normalized.keys() & unstacked.keys():
-            raise UserError(
-                f"The arrays {normalized[min(duplicates)].key!r} and {key!r} are the same weight; keep one of them."
-            )
+            raise same_weight(normalized[min(duplicates)].key, key)
         normalized |= unstacked
     return normalized, ignored
 
@@ -215,8 +213,7 @@ def _with_class_position(weights: dict[str, Weight]) -> dict[str, Weight]:
     if "cls" not in weights or POSITIONS not in weights:
         return weights
     table = weights[POSITIONS]
-    if len(table.shape) != 3:
-        raise UserError(f"The array {table.source.key!r} should have 3 axes, but has shape {table.shape}.")
+    check_rank(table.source.key, table.shape, (3,))
     shape = (table.shape[0], table.shape[1] + 1, table.shape[2])
 
     def pad(array: np.ndarray) -> np.ndarray:

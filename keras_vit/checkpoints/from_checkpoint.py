@@ -49,8 +49,8 @@ from keras_vit.models.config import (
     ViTConfig,
 )
 from keras_vit.models.layers import no_init_weights
-from keras_vit.models.resizing import ChannelRule, Resampler, adapt_channels, resize_patch_kernel
 from keras_vit.models.tasks import build_task, task_of
+from keras_vit.models.weight_resizing import ChannelRule, Resampler, adapt_channels, resize_patch_kernel
 from keras_vit.run_directory import is_keras_model, load_model
 
 # What to do where a model with a changed graph should be rebuilt.

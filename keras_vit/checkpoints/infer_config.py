@@ -3,13 +3,13 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, square_grid
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.transformers.eomt import delta_error
-from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, heads_in, key_of
+from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_rank, heads_in, key_of
 from keras_vit.checkpoints.layouts import NUM_GROUPS, TORCH_STAGES
 from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import UserError
@@ -25,7 +25,7 @@ from keras_vit.models.config import (
     ViTConfig,
 )
 from keras_vit.models.named_models import MODELS
-from keras_vit.models.resizing import Resampler
+from keras_vit.models.weight_resizing import Resampler
 
 if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
@@ -65,8 +65,11 @@ def refuse_ambiguous_settings(checkpoint: Checkpoint, options: LoadOptions) -> N
         )
 
 
-def _numbered(numbers: Iterable[int]) -> str:
-    return f"[{join_keys([str(number) for number in sorted(numbers)])}]"
+def check_numbered(what: str, numbers: Collection[int], first: int = 0) -> None:
+    """Raise UserError unless things that are counted in the keys are numbered without gaps."""
+    if sorted(numbers) != list(range(first, first + len(numbers))):
+        shown = join_keys([str(number) for number in sorted(numbers)])
+        raise UserError(f"The {what} should be numbered from {first} without gaps, but are [{shown}].")
 
 
 def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
@@ -79,14 +82,13 @@ def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
     if task == "segmentation":
         probabilities = weights.get("mask_attention/probabilities")
         if probabilities is None or len(probabilities.shape) != 1 or not probabilities.shape[0]:
-            raise UserError("The checkpoint is incomplete; missing keys: attn_mask_probs.")
+            raise _incomplete("attn_mask_probs")
         values = probabilities.read()
         if not ((values >= 0) & (values <= 1)).all():
             raise UserError("The array 'attn_mask_probs' should hold probabilities, but has numbers outside of 0 to 1.")
         _require_equal_blocks(weights, r"(upscale_\d+/)(.*)")
         upscale = {int(match[1]) for key in weights if (match := re.match(r"upscale_(\d+)/", key))}
-        if upscale != set(range(len(upscale))):
-            raise UserError(f"The blocks of upscaling should be numbered from 0, but are {_numbered(upscale)}.")
+        check_numbered("blocks of upscaling", upscale)
         found = SegmentationConfig(
             num_classes=_shape(checkpoint, "class_head/kernel", 2)[1] - 1,
             num_queries=_shape(checkpoint, "queries/tokens", 3)[1],
@@ -169,8 +171,7 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
     weights, layout = checkpoint.weights, checkpoint.layout
     classifier, position_embedding = options.classifier, options.position_embedding
     blocks = {int(match[1]) for key in weights if (match := re.match(r"Transformer/encoderblock_(\d+)/", key))}
-    if not blocks or blocks != set(range(len(blocks))):
-        raise UserError(f"The encoder blocks should be numbered from 0 without gaps, but are {_numbered(blocks)}.")
+    check_numbered("encoder blocks", blocks)
     _require_equal_blocks(weights, r"(Transformer/encoderblock_\d+/)(.*)")
     first = "Transformer/encoderblock_0/"
     patch = _shape(checkpoint, "embedding/kernel", 4)
@@ -192,18 +193,17 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
             f"config.json has the classifier {file_config.classifier!r}, but the arrays are those of {classifier!r}."
         )
     if POSITIONS in weights:
-        if _shape(checkpoint, POSITIONS, 3)[0] != 1:
-            raise UserError(f"The array {weights[POSITIONS].source.key!r} should begin with an axis of length 1.")
+        _shape(checkpoint, POSITIONS, 3)
         position_embedding = "learned"
-    if missing := [head for head in file_config.heads if f"{head}/kernel" not in weights]:
+    has_scale = f"{first}LayerScale_0/scale" in weights
+    missing = [head for head in file_config.heads if f"{head}/kernel" not in weights]
+    missing += ["layer scale"] if file_config.layer_scale is not None and not has_scale else []
+    if missing:
         raise UserError(
             f"config.json is of a model with the {missing[0]}, which the arrays lack; use the complete file."
         )
     key_bias = f"{first}MultiHeadDotProductAttention_1/key/bias" in weights
     registers = _shape(checkpoint, "registers/tokens", 3)[1] if "registers/tokens" in weights else 0
-    has_scale = f"{first}LayerScale_0/scale" in weights
-    if file_config.layer_scale is not None and not has_scale:
-        raise UserError("config.json is of a model with layer scale, but the arrays have none; use the complete file.")
     mlp_dim = _shape(checkpoint, f"{first}MlpBlock_3/Dense_0/kernel", 2)[1]
     return ViTConfig(
         patch_size=patch[0] if patch[0] == patch[1] else (patch[0], patch[1]),
@@ -237,7 +237,7 @@ def _require_biases(checkpoint: Checkpoint) -> None:
     patch_bias = () if "Transformer/pre_norm/scale" in weights else ("embedding/bias",)
     for bias in (*checkpoint.layout.biases, *patch_bias):
         if bias not in weights and bias.replace("/bias", "/kernel") in weights:
-            raise UserError(f"The checkpoint is incomplete; missing keys: {bias}.")
+            raise _incomplete(bias)
 
 
 def _distillation(checkpoint: Checkpoint) -> Distillation:
@@ -295,7 +295,11 @@ def _require_equal_blocks(weights: Mapping[str, Weight], pattern: str) -> None:
     all_parts = set().union(*parts.values())
     for block, present in parts.items():
         if missing := sorted(all_parts - present):
-            raise UserError(f"The checkpoint is incomplete; missing keys: {block}{missing[0]}.")
+            raise _incomplete(f"{block}{missing[0]}")
+
+
+def _incomplete(key: str) -> UserError:
+    return UserError(f"The checkpoint is incomplete; missing keys: {key}.")
 
 
 class UnknownNumHeads(UserError):
@@ -316,9 +320,14 @@ def known_num_heads(checkpoint: Checkpoint, options: LoadOptions) -> int | None:
     """The number of attention heads in the arrays, in config.json or in the options; None if it is in none of them."""
     query, num_heads = checkpoint.weights[f"{_FIRST_QUERY}/kernel"], options.override(checkpoint.file_config).num_heads
     in_shape = heads_in(f"{_FIRST_QUERY}/kernel", query)
-    if in_shape is not None and num_heads not in (None, in_shape):
-        raise UserError(f"The file has {in_shape} heads ({query.source.key!r}), not {num_heads}.")
+    check_heads(query, in_shape, num_heads)
     return in_shape or num_heads
+
+
+def check_heads(weight: Weight, in_shape: int | None, num_heads: int | None) -> None:
+    """Raise UserError if the shape of a weight has another number of heads than is known."""
+    if None not in (in_shape, num_heads) and in_shape != num_heads:
+        raise UserError(f"The file has {in_shape} heads ({weight.source.key!r}), not {num_heads}.")
 
 
 def _infer_stem(
@@ -349,8 +358,7 @@ def _infer_resnet(checkpoint: Checkpoint, file_config: FileConfig, preactivation
     for key in weights:
         if match := re.match(rf"(?:resnet/)?block(\d+)/({unit})/", key):
             units.setdefault(int(match[1]), set()).add(match[2])
-    if sorted(units) != list(range(1, len(units) + 1)):
-        raise UserError(f"The stages should be numbered from 1 without gaps, but are {_numbered(units)}.")
+    check_numbered("stages", units, first=1)
     if len(units) > TORCH_STAGES and layout.torch:
         raise UserError(
             f"The file has {len(units)} stages, of which timm and transformers dilate those after the fourth; ResNets "
@@ -374,8 +382,9 @@ def _shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
         key = key_of(name, checkpoint.layout.rules)
         raise UserError(f"The file has no array {key!r}, which is needed to infer the architecture.")
     weight = checkpoint.weights[name]
-    if len(weight.shape) != rank or min(weight.shape) < 1:
-        raise UserError(f"The array {weight.source.key!r} should have {rank} axes, but has {weight.shape}.")
+    check_rank(weight.source.key, weight.shape, (rank,))
+    if min(weight.shape) < 1:
+        raise UserError(f"The array {weight.source.key!r} is empty, of shape {weight.shape}; use the complete file.")
     return weight.shape
 
 

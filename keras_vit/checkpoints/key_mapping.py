@@ -7,7 +7,7 @@ least two digits. Its transform maps the array to the weight. The same table of 
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -191,10 +191,7 @@ def translate(arrays: Mapping[str, LazyArray], rules: Iterable[Rule]) -> tuple[d
             if numbers is not None:
                 found = _weights(array, rule, numbers)
                 if duplicates := weights.keys() & found.keys():
-                    raise UserError(
-                        f"The arrays {weights[min(duplicates)].source.key!r} and {key!r} are the same weight; "
-                        "keep one of them."
-                    )
+                    raise same_weight(weights[min(duplicates)].source.key, key)
                 weights |= found
                 if not rule.names:
                     unused.append(key)
@@ -204,13 +201,17 @@ def translate(arrays: Mapping[str, LazyArray], rules: Iterable[Rule]) -> tuple[d
     return weights, tuple(unused)
 
 
+def same_weight(key: str, other: str) -> UserError:
+    """The error of two arrays for one weight."""
+    return UserError(f"The arrays {key!r} and {other!r} are the same weight; keep one of them.")
+
+
 def _weights(array: LazyArray, rule: Rule, numbers: dict[str, int]) -> dict[str, Weight]:
     transform, parts = rule.transform, len(rule.names)
     if parts and not array.is_float:
         raise UserError(f"The array {array.key!r} should hold floating-point numbers, but holds {array.dtype}.")
-    if transform.ranks and len(array.shape) not in transform.ranks:
-        ranks = " or ".join(map(str, transform.ranks))
-        raise UserError(f"The array {array.key!r} should have {ranks} axes, but has shape {array.shape}.")
+    if transform.ranks:
+        check_rank(array.key, array.shape, transform.ranks)
     if parts == 1:
         name, shape = _fill(rule.names[0], numbers), transform.shape(array.shape)
         if array.part is not None:
@@ -226,6 +227,12 @@ def _weights(array: LazyArray, rule: Rule, numbers: dict[str, int]) -> dict[str,
         load = functools.partial(_load_part, transform, slice(part * size, (part + 1) * size))
         found[_fill(name, numbers)] = Weight(array, transform.shape((size, *array.shape[1:])), load)
     return found
+
+
+def check_rank(key: str, shape: tuple[int, ...], ranks: Collection[int]) -> None:
+    """Raise UserError unless an array, or what is read of it, has one of these numbers of axes."""
+    if len(shape) not in ranks:
+        raise UserError(f"The array {key!r} should have {' or '.join(map(str, ranks))} axes, but has shape {shape}.")
 
 
 def _load_part(transform: Transform, part: int | slice, array: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from keras_vit.checkpoints.formats import (
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
 from keras_vit.checkpoints.formats.transformers import bit, clip, dinov2, dinov3, eomt, owl, vit
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, check_choice, refuse_first
 from keras_vit.files.kinds import MODEL_SUFFIXES
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.remote import is_remote
@@ -105,18 +105,16 @@ def format_for(model: WrittenModel, layout_name: str) -> tuple[WrittenFormat, La
     _refuse_inexpressible(model.config, layout_name, fields)
     layout = module.layout_for(model)
     if isinstance(resnet, ResNetConfig):
-        if resnet.axial_heads is not None:
-            raise UserError(f"The layout {layout_name} cannot express axial attention; save it as a .keras file.")
-        if layout.torch and len(resnet.block_units) > TORCH_STAGES:
-            raise UserError(
-                f"The layout {layout_name} cannot express a ResNet of {len(resnet.block_units)} stages, only of up to "
-                f"{TORCH_STAGES}; choose another."
-            )
-        if own_groups and not layout.stores_groups:
-            raise UserError(
-                f"The layout {layout_name} cannot express GroupNorm with {resnet.num_groups} groups, because its files "
-                f"are read with {NUM_GROUPS}; choose huggingface."
-            )
+        cannot, stages = f"The layout {layout_name} cannot express", len(resnet.block_units)
+        too_deep = f"{cannot} a ResNet of {stages} stages, only of up to {TORCH_STAGES}; choose another."
+        groups = f"{cannot} GroupNorm with {resnet.num_groups} groups, because its files are read with {NUM_GROUPS}"
+        refuse_first(
+            [
+                (resnet.axial_heads is not None, f"{cannot} axial attention; save it as a .keras file."),
+                (layout.torch and stages > TORCH_STAGES, too_deep),
+                (own_groups and not layout.stores_groups, f"{groups}; choose huggingface."),
+            ]
+        )
     return module, layout
 
 
@@ -130,8 +128,7 @@ def _refuse_inexpressible(config: ModelConfig, layout: str, fields: Mapping[str,
 
 def check_target(path: pathlib.Path, layout: str) -> None:
     """Raise UserError for an unknown layout, and for a file with another suffix or in a missing folder."""
-    if layout not in LAYOUTS:
-        raise UserError(f"The layout must be one of {', '.join(LAYOUTS)}, but is {layout!r}.")
+    check_choice("The layout", layout, LAYOUTS)
     if not is_remote(path) and not path.parent.is_dir():
         raise UserError(f"There is no folder {str(path.parent)!r} to write {path.name} into.")
     suffix = _suffixes(layout)[0]
@@ -142,7 +139,7 @@ def check_target(path: pathlib.Path, layout: str) -> None:
 def check_new(path: pathlib.Path, layout: str) -> None:
     """As `check_target`, for what must not be there yet."""
     if path.exists():
-        raise UserError(f"{path} already exists; give the name of a new file.")
+        raise UserError(f"{path} already exists; give the name of a new one.")
     check_target(path, layout)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, not_square_error, open_checkpoint, square_grid
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
-from keras_vit.checkpoints.infer_config import file_config_grid, resampler_of
+from keras_vit.checkpoints.infer_config import check_heads, file_config_grid, resampler_of
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, heads_in, key_of
 from keras_vit.checkpoints.layouts import num_classes_of
 from keras_vit.errors import UserError, check_integers
@@ -36,8 +36,8 @@ from keras_vit.models.build import (
 from keras_vit.models.config import ViTConfig
 from keras_vit.models.layers import ModelSpec, TokenDense, no_init_weights, zero_copy
 from keras_vit.models.positions import PositionEmbedding
-from keras_vit.models.resizing import Resampler, check_resampler, resize_position_embedding
 from keras_vit.models.tasks import build_task, task_of
+from keras_vit.models.weight_resizing import Resampler, check_resampler, resize_position_embedding
 
 # Settings of a layer that do not change what it computes from given weights, up to rounding.
 _NOT_COMPUTED = ("dtype", "lora_alpha", "lora_rank", "quantization_config", "seed", "stddev", "trainable")
@@ -93,7 +93,7 @@ def load_checkpoint(
     if resampler is not None:
         check_resampler(resampler)
     check_integers("stored_grid", stored_grid, length=2)
-    drop, keep = _prefixes("drop", drop), _prefixes("keep", keep)
+    drop, keep = ((each,) if isinstance(each, str) else tuple(each) for each in (drop, keep))
     file = find_checkpoint(path)
     checkpoint = _keras_weights(file, model) if kind_of(file) == "h5" else open_checkpoint(file)
     match = match_weights(model, checkpoint, resampler, stored_grid, drop=drop, keep=keep)
@@ -111,13 +111,6 @@ def _keras_weights(path: pathlib.Path, model: keras.Model) -> Checkpoint:
             if (array := arrays.pop(f"{layer.name}/{index}", None)) is not None:
                 weights[keys[id(variable)]] = Weight(array, array.shape, np.asarray)
     return Checkpoint(None, Layout(()), weights, unexpected_keys=tuple(sorted(arrays)), path=path)
-
-
-def _prefixes(name: str, value: object) -> tuple[str, ...]:
-    prefixes = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
-    if not all(isinstance(prefix, str) for prefix in prefixes):
-        raise UserError(f"{name} must be prefixes of keys, such as 'head/', but is {value!r:.80}.")
-    return prefixes
 
 
 def weights_by_key(model: keras.Model) -> dict[str, keras.Variable]:
@@ -219,9 +212,8 @@ def match_weights(
                 f"The array {weight.source.key!r} has shape {weight.source.shape}{read_as}, but the model needs "
                 f"{needed}."
             )
-        heads = heads_in(key, weight)
-        if heads is not None and isinstance(config, ViTConfig) and heads != config.num_heads:
-            raise UserError(f"The file has {heads} heads ({weight.source.key!r}), not {config.num_heads}.")
+        if isinstance(config, ViTConfig):
+            check_heads(weight, heads_in(key, weight), config.num_heads)
     loaded = {key: weight.source.key for key, weight in sorted(matched.items())}
     report = LoadReport(loaded, resized, tuple(sorted((*dropped, *checkpoint.unused))), tuple(sorted(kept)))
     return Match(matched, report)

@@ -7,7 +7,7 @@ import typing
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.errors import UserError, check_choice, check_integers
 from keras_vit.models.config import Classifier, Gelu, PositionEmbeddingKind, ViTConfig, convert_fields
-from keras_vit.models.resizing import ChannelRule, Resampler, check_resampler
+from keras_vit.models.weight_resizing import ChannelRule, Resampler, check_resampler
 
 RATES = ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate")
 

@@ -16,6 +16,7 @@ from keras_vit.checkpoints.load import check_unchanged, values_by_key
 from keras_vit.checkpoints.two_towers import image_tower, write_image_tower
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_folder
+from keras_vit.files.labels import check_number
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import to_path
 from keras_vit.files.safetensors import write_json, write_safetensors
@@ -58,10 +59,8 @@ def save_checkpoint(
         write_image_tower(path, os.fspath(two_towers), *image_tower(config_of(model), weights))
         return
     written = written_model(model, labels)
-    if labels and len(labels) != written.num_classes:
-        raise UserError(
-            f"The model has {written.num_classes} classes, but labels names {len(labels)}; name each class once."
-        )
+    if labels:
+        check_number(labels, "labels", written.num_classes, model.name)
     module, own = format_for(written, layout)
     for sentence in settings_to_set(written, layout, has_config=is_folder(path, layout)):
         warnings.warn(sentence, stacklevel=2)
@@ -111,7 +110,7 @@ def settings_to_set(model: WrittenModel, layout: str, has_config: bool) -> list[
 
 def _write_folder(folder: pathlib.Path, arrays: dict, settings: dict[str, dict]) -> None:
     """Write model.safetensors and JSON files by name, all or none."""
-    exists = UserError(f"{folder.name} already exists; give the name of a new folder.")
+    exists = UserError(f"{folder.name} already exists; give the name of a new one.")
     if folder.exists():
         raise exists
     try:

@@ -11,6 +11,7 @@ import numpy as np
 from keras_vit.checkpoints.checkpoint import join_keys, open_checkpoint
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.key_mapping import untranslate
+from keras_vit.checkpoints.layouts import check_new
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.safetensors import overwrite
@@ -68,8 +69,7 @@ def write_image_tower(
             )
     if rounded := sorted({array.dtype.str for array in stored.values() if array.dtype.itemsize < 4}):
         warnings.warn(f"The weights of {source} have 16 bits ({', '.join(rounded)}), so the new ones do.", stacklevel=3)
-    if folder.exists():
-        raise UserError(f"{folder.name} already exists; give the name of a new folder.")
+    check_new(folder, "huggingface")
     with atomic_folder(folder) as temporary:
         for file in sorted(origin.iterdir()):
             if file.is_file() and file.suffix in _COPIED:

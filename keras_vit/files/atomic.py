@@ -88,8 +88,9 @@ def atomic_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def staged(directory: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield an empty folder inside `directory`; on success its files are moved into `directory`.
 
-    On failure nothing remains, including parent folders created for it. For a directory in a bucket the folder is a
-    local one, and its files are uploaded one after the other, a saved_model.pb last.
+    A file there of the same name is replaced; a folder of the same name keeps its other files. On failure nothing
+    remains, including parent folders created for it. For a directory in a bucket the folder is a local one, and its
+    files are uploaded one after the other, a saved_model.pb last.
     """
     if isinstance(directory, RemotePath):
         with tempfile.TemporaryDirectory() as local:
@@ -101,12 +102,19 @@ def staged(directory: pathlib.Path) -> Iterator[pathlib.Path]:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".building-", dir=directory) as stage:
             yield pathlib.Path(stage)
-            for entry in sorted(pathlib.Path(stage).iterdir()):
-                os.replace(entry, directory / entry.name)
+            _move_content(pathlib.Path(stage), directory)
     finally:
         for path in created:
             with contextlib.suppress(OSError):  # not empty after success
                 path.rmdir()
+
+
+def _move_content(folder: pathlib.Path, directory: pathlib.Path) -> None:
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir() and (directory / entry.name).is_dir():
+            _move_content(entry, directory / entry.name)
+        else:
+            os.replace(entry, directory / entry.name)
 
 
 def upload_folder(folder: pathlib.Path, directory: RemotePath) -> None:

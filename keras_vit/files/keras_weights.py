@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 
-from keras_vit.errors import UserError
+from keras_vit.errors import reading, refuse_first
 from keras_vit.files.lazy_array import LazyArray
 
 KERAS_WEIGHTS = ".weights.h5"
@@ -28,23 +28,24 @@ def open_keras_weights(path: pathlib.Path) -> dict[str, LazyArray]:
         parts = name.split("/")
         is_own = isinstance(layer, str) and len(parts) == 4 and parts[0] == "layers"
         key = f"{layer}/{parts[3]}" if is_own else name
-        if dataset.external or dataset.is_virtual:
-            raise UserError(f"The array {key!r} of {path.name} is in another file; give a file that holds its arrays.")
-        if dataset.dtype.kind != "f":
-            raise UserError(
-                f"The array {key!r} of {path.name} has the type {dataset.dtype}, but only floating-point weights can "
-                "be read; save the weights of a model that is not quantized."
-            )
-        if dataset.nbytes > size or key in arrays:
-            raise UserError(f"The array {key!r} of {path.name} cannot be of this file; the file is damaged.")
+        it = f"The array {key!r} of {path.name}"
+        refuse_first(
+            [
+                (dataset.external or dataset.is_virtual, f"{it} is in another file; give one that holds its arrays."),
+                (
+                    dataset.dtype.kind != "f",
+                    f"{it} has the type {dataset.dtype}, but only floating-point weights can be read; save the weights "
+                    "of a model that is not quantized.",
+                ),
+                (dataset.nbytes > size or key in arrays, f"{it} cannot be of this file; the file is damaged."),
+            ]
+        )
         arrays[key] = LazyArray(key, dataset.shape, dataset.dtype, functools.partial(_open, path, name))
 
-    try:
+    with reading(path.name, "Keras weights", OSError, RuntimeError, KeyError, advice="it may be damaged"):
         size = path.stat().st_size
         with h5py.File(path, "r") as file:
             file.visititems(add)  # without following links
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise UserError(f"{path.name} cannot be read as Keras weights ({error!s:.200}); it may be damaged.") from error
     return arrays
 
 

@@ -28,6 +28,15 @@ def parse_labels(data: bytes, path: str | os.PathLike) -> tuple[str, ...]:
     return tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")) if text else ()
 
 
+def check_number(labels: Sequence[str], path: str | os.PathLike, num_classes: int, model: str) -> None:
+    """Raise UserError unless the names of a file are as many as the classes of a model."""
+    if len(labels) != num_classes:
+        raise UserError(
+            f"{path} names {len(labels)} classes, but the model {model} has {num_classes}; give a line for each class "
+            "of the model."
+        )
+
+
 def labels_text(labels: Sequence[str]) -> str:
     """The content of labels.txt; `parse_labels` reads it."""
     return "".join(f"{label}\n" for label in labels)

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, reading, refuse_first
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.lazy_array import ByteStream, LazyArray, read_exactly
-from keras_vit.files.remote import local_copy, to_path
+from keras_vit.files.remote import existing_file, local_copy, to_path
 
 # Float arrays hardly compress; an archive that claims to expand by more than this factor is a zip bomb.
 _LARGEST_EXPANSION = 4
@@ -30,52 +30,49 @@ def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
 def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
     """The arrays of an archive, by name. Raises UserError unless it is a complete .npz of numeric arrays."""
     path = to_path(path)
-    if not path.is_file():
-        raise UserError(f"There is no checkpoint file {str(path)!r}; give the path of an .npz file.")
-    path = local_copy(path)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            claimed, size = sum(member.file_size for member in members), path.stat().st_size
-            if claimed > _LARGEST_EXPANSION * size + 2**20:
-                raise UserError(f"{path.name} is {size} bytes but claims to hold {claimed}; it is not a checkpoint.")
-            arrays: dict[str, LazyArray] = {}
-            for member in members:
-                array = _open_member(path, archive, member)
-                if array.key in arrays:
-                    raise UserError(f"{path.name} holds the array {array.key!r} twice; it is not a checkpoint.")
-                arrays[array.key] = array
-            return arrays
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
-        raise _incomplete(path, error) from error
+    path = local_copy(existing_file(path, "give the path of an .npz file"))
+    with _reading(path), zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        claimed, size = sum(member.file_size for member in members), path.stat().st_size
+        if claimed > _LARGEST_EXPANSION * size + 2**20:
+            raise UserError(f"{path.name} is {size} bytes but claims to hold {claimed}; it is not a checkpoint.")
+        arrays: dict[str, LazyArray] = {}
+        for member in members:
+            array = _open_member(path, archive, member)
+            if array.key in arrays:
+                raise UserError(f"{path.name} holds the array {array.key!r} twice; it is not a checkpoint.")
+            arrays[array.key] = array
+        return arrays
 
 
-def _incomplete(path: pathlib.Path, error: Exception | str) -> UserError:
-    return UserError(
-        f"{path.name} cannot be read as an .npz archive ({error}); it may be truncated: download it again."
-    )
+def _reading(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+    errors = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError)
+    return reading(path.name, "an .npz archive", *errors, advice="it may be truncated: download it again")
 
 
 def _open_member(path: pathlib.Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> LazyArray:
-    with archive.open(member) as stream:
-        try:
-            version = np.lib.format.read_magic(stream)
-            read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[version[0]]
-            shape, fortran_order, dtype = read_header(stream)
-        except (ValueError, KeyError, MemoryError, zlib.error) as error:
-            raise UserError(f"The entry {member.filename!r} of the archive is not a NumPy array ({error}).") from error
+    name = f"The entry {member.filename!r} of the archive"
+    with archive.open(member) as stream, reading(name, "a NumPy array", KeyError, MemoryError, zlib.error):
+        version = np.lib.format.read_magic(stream)
+        read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[version[0]]
+        shape, fortran_order, dtype = read_header(stream)
         start = stream.tell()
     key = member.filename.removesuffix(".npy")
-    if dtype.hasobject:
-        raise UserError(f"The array {member.filename!r} holds pickled objects, which are never loaded; save numbers.")
-    if (dtype.kind not in "fiub" and dtype != np.dtype("V2")) or min(shape, default=0) < 0:
-        raise UserError(f"The array {member.filename!r} should be numeric, but has shape {shape} of {dtype}.")
-    expected = start + int(np.prod(shape, dtype=object)) * dtype.itemsize
-    if expected != member.file_size:
-        raise UserError(
-            f"The array {member.filename!r} claims shape {shape} of {dtype}, {expected} bytes, "
-            f"but the archive holds {member.file_size}."
-        )
+    it, expected = f"The array {member.filename!r}", start + int(np.prod(shape, dtype=object)) * dtype.itemsize
+    is_numeric = dtype.kind in "fiub" or dtype == np.dtype("V2")
+    refuse_first(
+        [
+            (dtype.hasobject, f"{it} holds pickled objects, which are never loaded; save numbers."),
+            (
+                not is_numeric or min(shape, default=0) < 0,
+                f"{it} should be numeric, but has shape {shape} of {dtype}.",
+            ),
+            (
+                expected != member.file_size,
+                f"{it} claims shape {shape} of {dtype}, {expected} bytes, but the archive holds {member.file_size}.",
+            ),
+        ]
+    )
     return LazyArray(
         key, shape, dtype, functools.partial(_open_values, path, member, start), fortran_order=fortran_order
     )
@@ -85,7 +82,7 @@ def _open_member(path: pathlib.Path, archive: zipfile.ZipFile, member: zipfile.Z
 def _open_values(path: pathlib.Path, member: zipfile.ZipInfo, start: int) -> Iterator[ByteStream]:
     """A stream of a member after its header of `start` bytes; verifies the checksum on exit."""
     header = memoryview(bytearray(start))
-    try:
+    with _reading(path):
         if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
             with open(path, "rb", buffering=0) as stream:
                 stream.seek(_data_offset(stream, member))
@@ -98,10 +95,6 @@ def _open_values(path: pathlib.Path, member: zipfile.ZipInfo, start: int) -> Ite
             with zipfile.ZipFile(path) as archive, archive.open(member) as compressed:  # verifies the checksum
                 read_exactly(typing.cast(ByteStream, compressed), header)
                 yield typing.cast(ByteStream, compressed)
-    except UserError:
-        raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
-        raise _incomplete(path, error) from error
 
 
 class _ChecksumStream:

@@ -344,10 +344,12 @@ def ask_gfile(path: pathlib.Path, ask: Callable[[Any], Result]) -> Result:
         import tensorflow as tf
     except ImportError as error:
         raise UserError(f"{path} needs TensorFlow, which reads buckets; install it, or give a local path.") from error
-    for pause in (*_PAUSES, None):
+    pauses = iter(_PAUSES)
+    while True:
         try:
             return ask(tf.io.gfile)
         except (tf.errors.OpError, OSError) as error:
+            pause = next(pauses, None)
             number = _LASTING.get(type(error).__name__)
             lasting = number is not None or isinstance(error, _LASTING_OS_ERRORS)
             if pause is None or lasting:
@@ -355,7 +357,6 @@ def ask_gfile(path: pathlib.Path, ask: Callable[[Any], Result]) -> Result:
                 kind = RemoteNotFound if found == errno.ENOENT else RemoteError
                 raise kind(found, _reason(error, found), str(path)) from error
             time.sleep(pause * random.uniform(0.5, 1.0))
-    raise AssertionError("the last attempt returns or raises")
 
 
 def _reason(error: Exception, number: int) -> str:

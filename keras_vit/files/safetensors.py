@@ -13,7 +13,7 @@ from keras_vit.errors import UserError, reading
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.kinds import MODEL_SUFFIXES, check_readable
 from keras_vit.files.lazy_array import ByteStream, LazyArray
-from keras_vit.files.remote import local_copy
+from keras_vit.files.remote import existing_file, local_copy
 
 _DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "V2", "I64": "i8", "I32": "i4", "U8": "u1"}
 _IMAGE_SIZE = "keras_vit.image_size"  # in the metadata of a file, "HEIGHTxWIDTH"; a name that no other code writes
@@ -38,12 +38,12 @@ def open_folder(folder: pathlib.Path) -> dict[str, LazyArray]:
         if not (folder / name).is_file():
             raise UserError(f"{index.name} lists the shard {name}, which the folder lacks; download it too.")
         shard = open_safetensors(folder / name)
-        if unlisted := sorted(key for key in shard if shards.get(key) != name):
-            raise UserError(f"{name} holds the array {unlisted[0]!r}, which {index.name} does not list there.")
+        if different := sorted(shard.keys() ^ {key for key, listed in shards.items() if listed == name}):
+            raise UserError(
+                f"{index.name} and {name} should hold the same arrays, but {different[0]!r} is only in one of them; "
+                "download the folder again."
+            )
         arrays |= shard
-    missing = sorted(shards.keys() - arrays.keys())
-    if missing:
-        raise UserError(f"{index.name} lists the array {missing[0]!r}, which no shard has; download the folder again.")
     return arrays
 
 
@@ -84,19 +84,14 @@ def open_safetensors(path: pathlib.Path) -> dict[str, LazyArray]:
     """
     import safetensors
 
-    if not path.is_file():
-        raise UserError(f"There is no checkpoint file {str(path)!r}; give the path of a .safetensors file.")
-    path = local_copy(path)
+    path = local_copy(existing_file(path, "give the path of a .safetensors file"))
     check_readable(path)
-    try:
-        with open(path, "rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            if size > _LARGEST_HEADER and size + 8 <= path.stat().st_size:
-                raise UserError(f"The header of {path.name} is {size} bytes, too large; it is not a checkpoint.")
-            with safetensors.safe_open(path, "numpy"):
-                header = json.loads(stream.read(size))
-    except (safetensors.SafetensorError, OSError) as error:
-        raise _incomplete(path, error) from error
+    with _reading(path, safetensors.SafetensorError), open(path, "rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if size > _LARGEST_HEADER and size + 8 <= path.stat().st_size:
+            raise UserError(f"The header of {path.name} is {size} bytes, too large; it is not a checkpoint.")
+        with safetensors.safe_open(path, "numpy"):
+            header = json.loads(stream.read(size))
     header.pop("__metadata__", None)
     arrays = {}
     for key, tensor in header.items():
@@ -120,18 +115,15 @@ def stored_image_size(path: pathlib.Path) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def _incomplete(path: pathlib.Path, error: Exception) -> UserError:
-    return UserError(f"{path.name} cannot be read as a .safetensors file ({error}); download it again.")
+def _reading(path: pathlib.Path, *errors: type[Exception]) -> contextlib.AbstractContextManager[None]:
+    return reading(path.name, "a .safetensors file", OSError, EOFError, *errors, advice="download it again")
 
 
 @contextlib.contextmanager
 def _open_values(path: pathlib.Path, start: int) -> Iterator[ByteStream]:
-    try:
-        with open(path, "rb", buffering=0) as stream:
-            stream.seek(start)
-            yield stream
-    except (OSError, EOFError) as error:
-        raise _incomplete(path, error) from error
+    with _reading(path), open(path, "rb", buffering=0) as stream:
+        stream.seek(start)
+        yield stream
 
 
 def write_safetensors(

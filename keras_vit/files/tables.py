@@ -31,7 +31,7 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def rounded(value: float, interval: Sequence[float]) -> tuple[str, str]:
+def rounded_to(value: float, interval: Sequence[float]) -> tuple[str, str]:
     """A value and its interval as texts, rounded so that the width of the interval has two digits.
 
     An example is 0.983, 0.969 to 0.994.
@@ -49,7 +49,7 @@ def with_interval(value: float | None, interval: Sequence[float] | None = None) 
         return f"{value:,}"
     if interval is None or interval[0] == interval[1]:
         return f"{value:.3f}"
-    number, ends = rounded(value, interval)
+    number, ends = rounded_to(value, interval)
     return f"{number} ({ends})"
 
 

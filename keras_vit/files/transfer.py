@@ -49,16 +49,17 @@ def download_file(address: str, path: pathlib.Path, *, elsewhere: str) -> str:
 
     Raises UserError.
     """
-    for pause in (*_PAUSES, None):
+    pauses = iter(_PAUSES)
+    while True:
         try:
             return _attempt(address, path, elsewhere)
         except TransferError as failure:
+            pause = next(pauses, None)
             if pause is None or not failure.retry:
                 raise UserError(
                     f"{address} cannot be downloaded ({failure}); download it elsewhere and put the file at {path}."
                 ) from failure
             time.sleep(pause)
-    raise AssertionError("the last attempt returns or raises")
 
 
 def _attempt(address: str, path: pathlib.Path, elsewhere: str) -> str:

@@ -1,7 +1,8 @@
 """Resample images with a filter: the same pixels with NumPy, in a graph of TensorFlow, and on any backend of Keras.
 
 The filters are Pillow's (`src/libImaging/Resample.c`): wider when an image shrinks (antialiasing), normalized at the
-edges, applied to rows first and to columns then. Of bytes, Pillow rounds after each axis.
+edges, applied to rows first and to columns then. Of bytes, Pillow rounds after each axis. "gaussian" is scikit-image's
+resize instead: SciPy's `gaussian_filter` and `zoom`, which mirror the image at its edges.
 """
 
 import math
@@ -27,10 +28,11 @@ def weights(side, resized, begin, length: int, interpolation: Interpolation, ant
         begin: the first of these to keep; negative before the image.
         length: how many to keep.
         interpolation: the filter. "area" is the mean of the area that an output pixel covers (TensorFlow).
+            "gaussian" blurs before it interpolates, and takes float64 also in a graph.
         antialias: whether the filter grows with the reduction.
         ops: numpy, or the operations of a backend.
     """
-    float_type = "float64" if ops is np else "float32"
+    float_type = "float64" if ops is np or interpolation == "gaussian" else "float32"
     row = ops.reshape(ops.arange(length, dtype=float_type) + begin, (length, 1))
     pixel = (
         ops.arange(int(side), dtype=float_type)
@@ -43,6 +45,8 @@ def weights(side, resized, begin, length: int, interpolation: Interpolation, ant
     if interpolation == "area":
         covered = ops.minimum(pixel + 1.0, (row + 1.0) * step) - ops.maximum(pixel, row * step)
         found = ops.maximum(covered, 0.0)
+    elif interpolation == "gaussian":
+        found = _blurred(row, side, step, antialias, ops)
     elif interpolation == "nearest":
         found = ops.where(ops.equal(ops.floor((row + 0.5) * step), pixel), ops.ones_like(pixel), 0.0 * pixel)
     else:
@@ -51,6 +55,40 @@ def weights(side, resized, begin, length: int, interpolation: Interpolation, ant
     found = ops.where(inside, found, 0.0 * found)
     total = ops.sum(found, axis=1, keepdims=True)
     return found / ops.where(ops.abs(total) < 1e-6, ops.ones_like(total), total)
+
+
+def _blurred(row, side, step, antialias: bool, ops: Any):
+    """Weights (length, side) of gaussian_filter, then zoom with order=1 and grid_mode=True, both with mode="mirror".
+
+    The standard deviation is half of what `step` exceeds 1 by, as in skimage.transform.resize; row is (length, 1).
+    """
+    sigma = ops.maximum(step - 1.0, 0.0) / 2.0 if antialias else 0.0 * step
+    radius = ops.floor(4.0 * sigma + 0.5)
+    width = ops.maximum(sigma, 1e-9)
+    taps = ops.arange(int(2 * radius) + 2) if ops is np else ops.arange(ops.cast(2.0 * radius, "int32") + 2)
+    taps = (taps.astype("float64") if ops is np else ops.cast(taps, "float64")) - radius  # (T,)
+
+    def gaussian(x):
+        return ops.where(ops.abs(x) <= radius, ops.exp(-0.5 * (x / width) ** 2), 0.0 * x)
+
+    place = _mirrored((row + 0.5) * step - 0.5, side, ops)
+    near = ops.floor(place)
+    found = (1.0 - (place - near)) * gaussian(taps) + (place - near) * gaussian(taps - 1.0)  # (length, T)
+    pixel = _mirrored(near + taps, side, ops)
+    if ops is np:
+        dense = np.zeros((len(row), int(side)))
+        np.add.at(dense, (np.arange(len(row))[:, None], pixel.astype(int)), found)
+        return dense
+    pixel = ops.cast(pixel, "int32")
+    rows = ops.arange(row.shape[0], dtype="int32")[:, None] + ops.zeros_like(pixel)
+    shape = (row.shape[0], ops.cast(side, "int32"))
+    return ops.scatter(ops.stack([rows, pixel], axis=-1), ops.cast(found, "float32"), shape)
+
+
+def _mirrored(place, side, ops: Any):
+    """Places of an axis, those beside it mirrored at the centers of its first and last pixel."""
+    place = ops.abs(place)
+    return ops.maximum(ops.minimum(place, 2.0 * (side - 1.0) - place), 0.0)
 
 
 def kernel(interpolation: str, x, ops: Any):

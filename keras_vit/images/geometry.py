@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 Resize = Literal["stretch", "crop", "pad", "resize-small"]
-Interpolation = Literal["nearest", "bilinear", "bicubic", "box", "lanczos3", "area"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "box", "lanczos3", "area", "gaussian"]
 Library = Literal["tensorflow", "transformers", "timm"]
 Background = Literal["white", "gray", "black"]
 Padding = Literal["around", "after"]

@@ -483,7 +483,9 @@ def resize(image: tf.Tensor, size, preprocessing) -> tf.Tensor:
             image = tf.saturate_cast(tf.round(image), tf.uint8)
         size = tuple(tf.unstack(size) if tf.is_tensor(size) else size)
         return resize_bytes(image, size, preprocessing.interpolation, exact=False)
-    return tf.image.resize(image, size, preprocessing.interpolation, antialias=preprocessing.antialias)
+    # The blur of gaussian is nearly that of an antialiased bilinear filter; TensorFlow's own gaussian is another one.
+    interpolation = {"gaussian": "bilinear"}.get(preprocessing.interpolation, preprocessing.interpolation)
+    return tf.image.resize(image, size, interpolation, antialias=preprocessing.antialias)
 
 
 def resize_bytes(image: tf.Tensor, size: tuple, interpolation: str, *, exact: bool = True) -> tf.Tensor:

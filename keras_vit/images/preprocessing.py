@@ -30,6 +30,9 @@ from keras_vit.images.geometry import (
 )
 from keras_vit.models.config import convert_fields
 
+# Operations of TensorFlow that keep float64, which Keras makes float32 where its backend is JAX.
+_PRECISE = ("abs", "exp", "floor", "maximum", "minimum", "round", "where")
+
 
 class _Operations:
     """keras.ops; while TensorFlow traces a graph on another backend, such as tf.data for JAX, those of TensorFlow."""
@@ -38,6 +41,8 @@ class _Operations:
         tensorflow = sys.modules.get("tensorflow")
         if tensorflow is None or keras.backend.backend() == "tensorflow" or tensorflow.executing_eagerly():
             return getattr(keras.ops, name)
+        if name in _PRECISE:
+            return getattr(tensorflow, name)
         backend = importlib.import_module("keras.src.backend.tensorflow")
         return getattr(backend, name, None) or getattr(backend.numpy, name)
 
@@ -76,7 +81,8 @@ class Preprocessing:
     as transformers and timm do, and models saved before this field existed; pad then fills with the color that is
     normalized to 0 (timm's border). gray and black drop it too."""
     interpolation: Interpolation | None = None
-    """The filter. None: area for resize-small in TensorFlow's way (big_vision), else bilinear."""
+    """The filter. None: area for resize-small in TensorFlow's way (big_vision), else bilinear. gaussian: bilinear after
+    a Gaussian blur, as skimage.transform.resize and OWLv2; padding after the picture is blurred with it."""
     antialias: bool | None = None
     """Whether the filter grows with the reduction. None: in TensorFlow's way for crop and pad alone (vit_jax stretches
     without)."""
@@ -120,11 +126,11 @@ class Preprocessing:
             )
         floats = self.dtype == "float32"
         if (self.interpolation == "area" and not (floats and self.resize == "resize-small")) or (
-            self.interpolation == "box" and floats
+            {"box": floats, "gaussian": not floats or self.resize == "crop"}.get(str(self.interpolation))
         ):
             raise UserError(
-                f"interpolation {self.interpolation} is for resize-small of float32 (area) or for uint8 (box), but "
-                f"{self.resize} makes {self.dtype} here; choose another one."
+                f"interpolation {self.interpolation} is for resize-small of float32 (area), for uint8 (box) or for "
+                f"float32 but not crop (gaussian), but {self.resize} makes {self.dtype} here; choose another one."
             )
         if (self.resize == "resize-small" and self.crop_from is None) or (self.resize == "crop" and self.crop_from):
             raise UserError(
@@ -170,6 +176,8 @@ class Preprocessing:
         """The same with another way of resizing: in TensorFlow's way with the filter that is usual for it."""
         if self.library == "tensorflow":
             changes = {"interpolation": None, "antialias": None, **changes}
+        elif self.interpolation == "gaussian" and resize == "crop":
+            changes = {"interpolation": "bilinear", **changes}
         return dataclasses.replace(self, resize=resize, crop_from=crop_from, **changes)
 
     def for_image_size(self, image_size: int | tuple[int, int]) -> "Preprocessing":
@@ -230,7 +238,8 @@ class Preprocessing:
         known = tuple(image.shape[-3:-1])
         if known == self.image_size and self.crop_from is None:
             return image
-        if self.resize in ("stretch", "crop") and self.crop_from is None and self.dtype == "float32":
+        as_keras = self.dtype == "float32" and self.interpolation != "gaussian"
+        if self.resize in ("stretch", "crop") and self.crop_from is None and as_keras:
             return ops.image.resize(
                 ops.cast(image, "float32"),
                 self.image_size,
@@ -323,14 +332,24 @@ class Preprocessing:
         xp: Any = np if static else ops
         sides = [np.float64(side) if static else ops.cast(side, "float64") for side in shape]
         kernel, matrices = (self.interpolation, self.antialias), []
-        for side, length, place in zip(sides, self.image_size, self.placements(sides, xp), strict=True):
-            begin = place.begin - place.before
+        blurs = self.interpolation == "gaussian"
+        places = self.placements(sides, xp)
+        if blurs and self.resize == "pad" and self.padding == "after":  # what is blurred is the padded square
+            scale = self.axes(sides, xp)[0][0]
+            places = [
+                place._replace(window=xp.round(scale * length), resized=0.0 * scale + length)
+                for place, length in zip(places, self.image_size, strict=True)
+            ]
+        for side, length, place in zip(sides, self.image_size, places, strict=True):
+            begin, count = place.begin - place.before, xp.maximum(side, place.window)
             if static:
                 matrix = filters.weights(place.window, place.resized, begin, length, *kernel)
-                matrix = np.pad(matrix, ((0, 0), (int(place.first), int(side - place.window - place.first))))
+                matrix = np.pad(matrix, ((0, 0), (int(place.first), int(count - place.window - place.first))))
+                matrix = matrix[:, : int(side)]
             else:
-                floats = (ops.cast(number, "float32") for number in (side, place.resized, begin))
-                matrix = filters.weights(*floats, length, *kernel, ops=ops)
+                numbers = (count, place.resized, begin)
+                floats = (ops.cast(number, "float64" if blurs else "float32") for number in numbers)
+                matrix = filters.weights(*floats, length, *kernel, ops=ops)[:, : ops.cast(side, "int32")]
             matrices.append(ops.cast(ops.convert_to_tensor(matrix), "float32"))
         fill = ops.convert_to_tensor(np.array(self.fill(), np.float32)) if self.resize == "pad" else None
         pixels = ops.cast(image, "float32")
@@ -348,7 +367,8 @@ class Preprocessing:
     def fill(self) -> tuple[float, ...]:
         """The color beside a padded image for each channel, 0..255."""
         if self.background is not None:
-            return ({"white": 255.0, "gray": 128.0, "black": 0.0}[self.background],) * self.channels
+            gray = 127.5 if self.interpolation == "gaussian" else 128.0  # the half of 0..255, of bytes rounded
+            return ({"white": 255.0, "gray": gray, "black": 0.0}[self.background],) * self.channels
         lows, highs = self.channel_ranges()
         means = (-low / (high - low) for low, high in zip(lows, highs, strict=True))
         return tuple(float(min(max(round(255 * mean), 0), 255)) for mean in means)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from keras_vit.errors import UserError
-from keras_vit.models.resizing import resampling_matrix
+from keras_vit.models.weight_resizing import resampling_matrix
 
 
 def principal_filters(kernel: np.ndarray, count: int = 28) -> np.ndarray:

@@ -45,7 +45,7 @@ class Card:
 def maps_of(result: InspectionResult) -> list[list[tuple[str, np.ndarray]]]:
     """Titles and maps of each image, as small as a page needs them."""
     return [
-        [(title, _thinned(values)) for title, values in plots.maps_of(result, index)]
+        [(title, _thinned(values)) for title, values in plots.image_maps(result, index)]
         for index in range(len(result.images))
     ]
 

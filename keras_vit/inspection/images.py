@@ -21,8 +21,6 @@ from keras_vit.run_directory import Samples
 if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
 
-_LARGEST_FILE = 256 * 2**20
-
 
 @dataclasses.dataclass(frozen=True)
 class Image:
@@ -86,13 +84,6 @@ def decode(data: bytes, name: str, label: str | None = None, preprocessing: "Pre
     return Image(name, decode_file(data, name, accurate=accurate, upright=upright), label)
 
 
-def _small(path: pathlib.Path) -> bool:
-    size = path.stat().st_size
-    if size > _LARGEST_FILE:
-        raise UserError(f"{path.name} has {size:,} bytes, more than the maximum of {_LARGEST_FILE:,}; reduce its size.")
-    return True
-
-
 def _folder(path: pathlib.Path, count: int, preprocessing: "Preprocessing | None") -> list[Image]:
     files = image_files(path)
     if not files:
@@ -105,8 +96,6 @@ def _folder(path: pathlib.Path, count: int, preprocessing: "Preprocessing | None
             images.append(_file(files[index], str(files[index].relative_to(path)), preprocessing))
         except (UserError, OSError) as error:
             problems.append(error)
-    if len(problems) == 1 and not images:
-        raise problems[0]
     if not images:
         raise UserError(f"No image of the folder {str(path)!r} can be read: {problems[0]}") from problems[0]
     for problem in problems:
@@ -117,7 +106,7 @@ def _folder(path: pathlib.Path, count: int, preprocessing: "Preprocessing | None
 def _file(path: pathlib.Path, name: str, preprocessing: "Preprocessing | None") -> Image:
     from keras_vit.images.preprocessing import is_uniform  # imported here: it imports Keras, which takes seconds
 
-    data = path.read_bytes() if _small(path) else b""
+    data = path.read_bytes()
     image = decode(data, name, preprocessing=preprocessing)
     if (highest := highest_of_unused_bits(data)) is not None:
         print(f"Warning: {name} has 16 bits and is nearly black, since its highest value is {highest:,}; {SCALE_BITS}.")

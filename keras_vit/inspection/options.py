@@ -2,15 +2,16 @@
 
 import dataclasses
 import pathlib
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 from keras_vit import run_directory
 from keras_vit.errors import UserError
 from keras_vit.files.remote import to_path
-from keras_vit.parser import Aliases, MayLead
+from keras_vit.parser import Aliases, Count, MayLead
 from keras_vit.runs import Run, open_run
 
-FIGURES = ("filters", "positions", "distance", "rollout", "attention", "norms", "relevance", "queries")
+Figure = Literal["filters", "positions", "distance", "rollout", "attention", "norms", "relevance", "queries"]
+FIGURES: tuple[Figure, ...] = get_args(Figure)
 # How the name of a data set begins, as `--data` of the training commands takes it.
 DATA_SETS = ("digits", "tfds:", "folder:", "csv:", "tfrecord:", "tar:")
 
@@ -28,12 +29,12 @@ class InspectionOptions:
     images: str | None = None
     """Image file, folder of images, samples.npz, or a data set as --data of training takes it; default the run's
     samples.npz."""
-    count: int = 128
+    count: Count = 128
     """Maximum number of images in the average of the attention distance."""
-    show: int = 8
+    show: Count = 8
     """Number of images with maps; the first ones are taken."""
-    figures: tuple[str, ...] | None = None
-    """filters, positions, distance, rollout, attention, norms, relevance, queries; default all figures of the model."""
+    figures: tuple[Figure, ...] | None = None
+    """Which of them; default all figures of the model."""
     layers: tuple[int, ...] | None = None
     """Blocks in the attention maps, from 0; default all."""
     heads: tuple[int, ...] | None = None
@@ -60,12 +61,6 @@ class InspectionOptions:
 
     def check(self, run: Run) -> None:
         """Raise UserError for what is wrong with names, paths and numbers, without the model."""
-        for option, value in (("count", self.count), ("show", self.show)):
-            if value < 1:
-                raise UserError(f"--{option} must be at least 1 image, but is {value}.")
-        unknown = [figure for figure in self.figures or () if figure not in FIGURES]
-        if unknown:
-            raise UserError(f"There is no figure {unknown[0]!r}; --figures takes {', '.join(FIGURES)}.")
         if self.labels is not None:
             run.check_label_file(self.labels)
         check_images(self.image_source(run))

@@ -51,7 +51,7 @@ def _figures(result: InspectionResult) -> Iterator[tuple[str, matplotlib.figure.
     if "attention_distance" in found:
         panels = [draw_distances, draw_renormalized_distances]
         yield "figure_11_distances.png", _in_a_row(result, panels), ("distance", "renormalized")
-    if maps_of(result, 0):
+    if image_maps(result, 0):
         yield "maps.png", _maps(result), [name for name in OF_PICTURES if name in found]
     for index in range(len(result.images) if "attention" in found else 0):
         yield f"heads_{index}.png", _heads(result, index), ("attention",)
@@ -219,7 +219,7 @@ def _map_columns(result: InspectionResult) -> list[tuple[str, np.ndarray]]:
     return columns
 
 
-def maps_of(result: InspectionResult, index: int) -> list[tuple[str, np.ndarray]]:
+def image_maps(result: InspectionResult, index: int) -> list[tuple[str, np.ndarray]]:
     """Titles and maps of one image, resized to its size, from 0 to 1."""
     size = result.arrays["images"].shape[1:3]
     maps = [(title, maps[index]) for title, maps in _map_columns(result)]
@@ -230,7 +230,7 @@ def maps_of(result: InspectionResult, index: int) -> list[tuple[str, np.ndarray]
 
 def _maps(result: InspectionResult) -> matplotlib.figure.Figure:
     """One row per image: the input and its maps."""
-    count, columns = len(result.images), 1 + len(maps_of(result, 0))
+    count, columns = len(result.images), 1 + len(image_maps(result, 0))
     figure = _titled(result, (2.6 * columns + 0.9, 0.8 + (0.4 + 2.6 * _aspect(result)) * count))
     for index, row in enumerate(figure.subplots(count, columns, squeeze=False)):
         show_image(row[0], result.arrays["images"][index])
@@ -239,7 +239,7 @@ def _maps(result: InspectionResult) -> matplotlib.figure.Figure:
             label, probability = result.predictions[index].likeliest[0]
             title += f"\npredicted {_cut(label, 14)}, {probability:.1%}"
         row[0].set_title(title, fontsize=9, parse_math=False)
-        for axes, (name, values) in zip(row[1:], maps_of(result, index), strict=True):
+        for axes, (name, values) in zip(row[1:], image_maps(result, index), strict=True):
             axes.imshow(values, cmap=COLORMAP, vmin=0.0, vmax=1.0)
             axes.set_axis_off()
             axes.set_title(_cut(name, 34), fontsize=9, parse_math=False)

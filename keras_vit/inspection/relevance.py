@@ -54,7 +54,7 @@ def features_and_gradients(
     outputs = keras.Model(model.input, [*inputs, model.output])(images, training=False)
     *bypassing, features, logits = outputs
     features, logits = (ops.convert_to_numpy(ops.cast(output, "float32")) for output in (features, logits))
-    classes = logits.argmax(axis=-1) if classes is None else _checked_classes(classes, *logits.shape)
+    classes = logits.argmax(axis=-1) if classes is None else _checked_classes(classes, logits.shape[-1])
     chosen = np.eye(logits.shape[-1], dtype=np.float32)[classes]  # (B, K)
     tail = keras.Model(inputs, model.output)
 
@@ -66,14 +66,9 @@ def features_and_gradients(
     return features, gradient(sum_of_chosen_logits, features), logits
 
 
-def _checked_classes(classes, num_images: int, num_classes: int) -> np.ndarray:
+def _checked_classes(classes, num_classes: int) -> np.ndarray:
     """Classes (B,) as integers. Negative numbers are errors: NumPy would read -1 as the last class."""
     classes = np.asarray(classes)
-    if classes.shape != (num_images,) or not np.issubdtype(classes.dtype, np.integer):
-        raise UserError(
-            f"classes must be an integer for each of the {num_images} images, but is {classes.dtype} of shape "
-            f"{classes.shape}."
-        )
     outside = classes[(classes < 0) | (classes >= num_classes)]
     if outside.size:
         raise UserError(f"The model has classes 0 to {num_classes - 1}, but classes contains {outside[0]}.")

@@ -468,8 +468,6 @@ class LinearSegmentationConfig:
     def __post_init__(self) -> None:
         convert_fields(self)
         check_integers("num_classes", self.num_classes)
-        if not self.blocks or not all(isinstance(block, int) for block in self.blocks):
-            raise UserError(f"blocks must be numbers of blocks, such as (-1,), but are {self.blocks!r}.")
 
 
 @dataclasses.dataclass(frozen=True)

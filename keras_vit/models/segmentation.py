@@ -108,7 +108,7 @@ def _heads(config: ViTConfig, task: SegmentationConfig, grid: tuple[int, int]) -
 
 
 def _initializers(fan_in: int) -> dict[str, keras.Initializer]:
-    """Those of torch, with which EoMT begins. With Glorot's, the first mask logits are three times as large."""
+    """Those of torch, with which EoMT begins. With Glorot's, the first mask logits are more than twice as large."""
     kinds = ("kernel_initializer", "bias_initializer")
     return {kind: keras.initializers.RandomUniform(-(fan_in**-0.5), fan_in**-0.5) for kind in kinds}
 

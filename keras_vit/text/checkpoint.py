@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
@@ -52,8 +52,7 @@ class TextCheckpoint:
         found = {name: weight.shape for name, weight in self.weights.items()}
         if missing := sorted(expected.keys() - found.keys()):
             raise UserError(f"The text tower is incomplete; missing keys: {join_keys(missing)}.")
-        if unexpected := sorted(self.weights[name].source.key for name in found.keys() - expected.keys()):
-            raise UserError(f"The text tower is of an unsupported kind; unexpected keys: {join_keys(unexpected)}.")
+        _refuse_unexpected(sorted(self.weights[name].source.key for name in found.keys() - expected.keys()))
         for name, shape in expected.items():
             if found[name] != shape:
                 key = self.weights[name].source.key
@@ -71,20 +70,14 @@ def open_text(path: str | os.PathLike) -> TextCheckpoint:
     arrays = {} if is_keras_model(file) else _by_usual_keys(open_arrays(file))
     layout = identify_text(arrays)
     if layout is None:
-        for part, kind in UNREAD.items():
-            if any(part in key for key in arrays):
-                raise UserError(
-                    f"{os.fspath(path)} has {kind}, which is not read; give a checkpoint of CLIP or SigLIP that "
-                    "transformers wrote, such as hf:google/siglip2-base-patch16-224."
-                )
+        unread = (kind for part, kind in UNREAD.items() if any(part in key for key in arrays))
+        what = next((f"{kind}, which is not read" for kind in unread), "no text tower of CLIP or SigLIP")
         raise UserError(
-            f"{os.fspath(path)} has no text tower of CLIP or SigLIP; give a two-tower checkpoint, such as "
-            "hf:openai/clip-vit-base-patch32 or hf:google/siglip2-base-patch16-224."
+            f"{os.fspath(path)} has {what}; give a two-tower checkpoint, such as hf:openai/clip-vit-base-patch32 or "
+            "hf:google/siglip2-base-patch16-224."
         )
     weights, unused = translate(arrays, layout.rules)
-    unexpected = [key for key in unused if key.startswith(layout.prefix) and not key.endswith("position_ids")]
-    if unexpected:
-        raise UserError(f"The text tower is of an unsupported kind; unexpected keys: {join_keys(unexpected)}.")
+    _refuse_unexpected([key for key in unused if key.startswith(layout.prefix) and not key.endswith("position_ids")])
     sizes = sizes_of(weights)
     if layout.config_file is None:
         first = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"
@@ -105,6 +98,11 @@ def open_text(path: str | os.PathLike) -> TextCheckpoint:
         )
     bias = None if layout.bias is None else _number(arrays, layout.bias)
     return TextCheckpoint(file, layout, config, weights, math.exp(log_scale), bias)
+
+
+def _refuse_unexpected(keys: Sequence[str]) -> None:
+    if keys:
+        raise UserError(f"The text tower is of an unsupported kind; unexpected keys: {join_keys(keys)}.")
 
 
 def has_text_tower(path: str | os.PathLike) -> bool:

@@ -26,8 +26,7 @@ def text_classes(
         raise UserError(f"classes must be several texts, such as ['cat', 'dog'], but is the text {classes!r:.80}.")
     if not isinstance(classes, Mapping):
         names = list(classes)
-        if twice := _twice(names):
-            raise UserError(f"The class {twice!r:.80} is named twice; give each class once.")
+        _refuse_twice(names)
         classes = {name: name for name in names}
     if not classes:
         raise UserError("There is no class; give at least one text.")
@@ -40,10 +39,10 @@ def text_classes(
     return Classes(tuple(classes), tuple(texts), check_templates(templates))
 
 
-def _twice(names: Sequence[object]) -> str | None:
-    """The first name that is there a second time; None if there is none."""
+def _refuse_twice(names: Sequence[object]) -> None:
     counts = collections.Counter(name for name in names if isinstance(name, str))
-    return next((name for name, count in counts.items() if count > 1), None)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise UserError(f"The class {twice[0]!r:.80} is named twice; give each class once.")
 
 
 def check_templates(templates: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -78,9 +77,10 @@ def classes_of_options(values: Sequence[str], templates: Sequence[str] | None) -
     if len(values) > 1 and (file := next((value for value in values if value.endswith(".txt")), None)):
         raise UserError(f"--classes takes texts or one text file, but was given {file!r:.80} beside others; give one.")
     lines = _lines("--classes", values[0]) if is_text_file(values) else tuple(values)
-    if twice := _twice([_name_of(line) for line in lines] if is_text_file(values) else lines):
-        raise UserError(f"The class {twice!r:.80} is named twice; give each class once.")
-    classes = dict(map(_class_of, lines)) if is_text_file(values) else {text: (text,) for text in lines}
+    classes: Sequence[str] | Mapping[str, tuple[str, ...]] = lines
+    if is_text_file(values):
+        _refuse_twice([_name_of(line) for line in lines])
+        classes = dict(map(_class_of, lines))
     return text_classes(classes, templates_of_option(templates))
 
 

@@ -13,6 +13,7 @@ from keras_vit.checkpoints.formats import open_clip
 from keras_vit.checkpoints.formats.file_config import number
 from keras_vit.checkpoints.formats.transformers.clip import tower_config
 from keras_vit.checkpoints.formats.transformers.config_json import gelu_of
+from keras_vit.checkpoints.infer_config import check_numbered
 from keras_vit.checkpoints.key_mapping import (
     FROM_HEADS,
     QKV,
@@ -234,8 +235,7 @@ def sizes_of(weights: Mapping[str, Any]) -> dict[str, Any]:
         return weights[name].shape
 
     blocks = {int(match[1]) for name in weights if (match := re.match(r"encoderblock_(\d+)/", name))}
-    if not blocks or blocks != set(range(len(blocks))):
-        raise UserError("The blocks of the text tower should be numbered from 0 without gaps; use the complete file.")
+    check_numbered("blocks of the text tower", blocks)
     (vocab_size, hidden_size), length = shape("embedding/tokens", 2), shape("embedding/positions", 2)[0]
     return {
         "vocab_size": vocab_size,

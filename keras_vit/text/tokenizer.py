@@ -58,8 +58,6 @@ class Tokenizer:
         ids = np.full((len(texts), self.length), self.padding, np.int32)
         lengths, cut = np.zeros(len(texts), np.int64), []
         for number, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise UserError(f"A text must be a string, but is {text!r:.80}.")
             whole = self.canonical(text.encode("utf-8", "replace").decode("utf-8"))
             shown = whole[: self.length * _CHARACTERS_PER_TOKEN]
             tokens = self.vocabulary.split(shown)

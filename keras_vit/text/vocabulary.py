@@ -67,7 +67,7 @@ def _of_tokenizers(library: Any) -> Vocabulary:
     library.no_padding()
 
     def split(text: str, *, whole: bool = False) -> list[int]:
-        with _one_sentence(FILE):
+        with _reading(FILE):
             return library.encode(text, add_special_tokens=whole).ids
 
     alone, whole = split("a"), split("a", whole=True)
@@ -84,7 +84,7 @@ def _of_tokenizers(library: Any) -> Vocabulary:
 def _read_library(file: pathlib.Path) -> Any:
     """The tokenizer of tokenizer.json."""
     tokenizers, content = _tokenizers(), _read(file, _LARGEST)
-    with _one_sentence(file.name):
+    with _reading(file.name):
         return tokenizers.Tokenizer.from_str(content)
 
 
@@ -95,7 +95,7 @@ def _byte_pairs(vocabulary: pathlib.Path, merges: pathlib.Path) -> Any:
         raise UserError(f"{vocabulary.name} should give a number for each token; download it again.")
     lines = _read(merges, _LARGEST_VOCABULARY).split("\n")
     pairs = [tuple(line.split()) for line in lines if line.strip() and not line.startswith("#version")]
-    with _one_sentence(merges.name):
+    with _reading(merges.name):
         model = tokenizers.models.BPE(
             ids, pairs, unk_token=CLIP_END, end_of_word_suffix="</w>", continuing_subword_prefix=""
         )
@@ -113,10 +113,8 @@ def _byte_pairs(vocabulary: pathlib.Path, merges: pathlib.Path) -> Any:
 def _sentence_pieces(file: pathlib.Path) -> Vocabulary:
     """The vocabulary of spiece.model."""
     sentencepiece = needed_package("sentencepiece", f"The tokenizer {file.name} needs", "sentencepiece")
-    try:
+    with _reading(file.name):
         library = sentencepiece.SentencePieceProcessor(model_proto=_bytes(file, _LARGEST_VOCABULARY))
-    except (RuntimeError, ValueError) as error:
-        raise _unreadable(file.name, error) from error
 
     def id_of(token: str) -> int | None:
         number = library.piece_to_id(token)
@@ -131,17 +129,13 @@ def _tokenizers() -> ModuleType:
 
 def _parsed(file: pathlib.Path) -> Any:
     """The content of a JSON file."""
-    try:
+    with _reading(file.name):
         return json.loads(_read(file, _LARGEST_VOCABULARY))
-    except (ValueError, RecursionError) as error:
-        raise _unreadable(file.name, error) from error
 
 
 def _read(file: pathlib.Path, most: int) -> str:
-    try:
+    with _reading(file.name):
         return _bytes(file, most).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _unreadable(file.name, error) from error
 
 
 def _bytes(file: pathlib.Path, most: int) -> bytes:
@@ -152,16 +146,12 @@ def _bytes(file: pathlib.Path, most: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _one_sentence(file: str) -> Iterator[None]:
-    """Turn what the library raises into a UserError: Exception, and PanicException, which is none."""
+def _reading(file: str) -> Iterator[None]:
+    """As `keras_vit.errors.reading`, also for the PanicException of a library in Rust, which is no Exception."""
     try:
         yield
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+        if isinstance(error, UserError | KeyboardInterrupt | SystemExit | MemoryError):
             raise
-        raise _unreadable(file, error) from error
-
-
-def _unreadable(file: str, error: BaseException) -> UserError:
-    reason = " ".join(str(error).split())[:200]
-    return UserError(f"{file} cannot be read as a tokenizer ({reason}); download it again.")
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{file} cannot be read as a tokenizer ({reason}); download it again.") from error

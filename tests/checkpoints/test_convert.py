@@ -126,7 +126,7 @@ def test_a_keras_model_is_converted(tmp_path, capsys):
     ("arguments", "sentence"),
     [
         (["{in}", "{out}/x.npz", "--layout", "h5"], "The layout must be one of npz, npz-linen"),
-        (["{in}", "{out}", "--layout", "npz"], "already exists; give the name of a new file"),
+        (["{in}", "{out}", "--layout", "npz"], "already exists; give the name of a new one"),
         (["{in}", "{out}/no/x.npz", "--layout", "npz"], "There is no folder '.*/no' to write x.npz into"),
         (["{out}/none.npz", "{out}/x.npz", "--layout", "npz"], "There is no file or folder"),
         (["{bit}", "{out}/x.safetensors", "--layout", "torchvision"], "torchvision cannot express this ResNet"),

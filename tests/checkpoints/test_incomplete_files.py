@@ -23,8 +23,8 @@ REMOVED = [
     ("hf_dinov2_registers", "position_embeddings", "and thus positions=learned"),
     ("hf_mae", "position_embeddings", "and thus positions=learned"),
     ("hf_siglip", "head.", "the classifier 'map', but the arrays are those of 'gap'"),
-    ("hf_dinov2", "layer_scale", "a model with layer scale, but the arrays have none"),
-    ("hf_dinov3", "layer_scale", "a model with layer scale, but the arrays have none"),
+    ("hf_dinov2", "layer_scale", "a model with the layer scale, which the arrays lack"),
+    ("hf_dinov3", "layer_scale", "a model with the layer scale, which the arrays lack"),
     ("hf_dinov3", "cls_token", "and thus class tokens=1"),
     ("hf_deit_distilled", "distillation_classifier", "a model with the head_distillation, which the arrays lack"),
     ("hf_clip", "visual_projection", "a model with the head, which the arrays lack"),
@@ -44,7 +44,7 @@ REMOVED_OF_TIMM = [
     ("timm_deit3", "deit3_small_patch16_224", "qkv.bias", "and thus qkv_bias=True"),
     ("timm_dinov2_reg", "vit_small_patch14_reg4_dinov2", "pos_embed", "and thus pos_embed=learned"),
     ("timm_dinov2_reg", "vit_small_patch14_reg4_dinov2", "proj.bias", "missing keys: "),
-    ("timm_deit3", "deit3_small_patch16_224", ".ls", "a model with layer scale, but the arrays have none"),
+    ("timm_deit3", "deit3_small_patch16_224", ".ls", "a model with the layer scale, which the arrays lack"),
     ("timm_clip", "vit_base_patch16_clip_quickgelu_224", "norm_pre", "and thus pre_norm=True"),
     ("timm_siglip", "vit_base_patch32_siglip_256", "attn_pool", "the classifier 'map', but the arrays are those of"),
     ("timm_dinov2_reg", "vit_small_patch14_reg4_dinov2", "reg_token", "and thus reg_tokens=4"),
@@ -128,7 +128,7 @@ def test_without_a_model_type_the_arrays_tell_which_values_are_supported(tmp_pat
     change(folder, model_type=None)
     keras_vit.from_checkpoint(folder)
     change(folder, rope_theta=50.0)
-    with pytest.raises(UserError, match="unsupported rope_theta=50.0; supported is a model with 100.0"):
+    with pytest.raises(UserError, match="unsupported rope_theta=50.0; supported: 100.0"):
         keras_vit.from_checkpoint(folder)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from keras_vit import UserError
 from training.detection.annotations import open_boxes
+from training.detection.data import box_data_set
 from training.options.detect import BoxesOptions
 
 # Of each picture: left, top, right, bottom, class.
@@ -125,6 +126,16 @@ def test_bad_boxes_are_counted_and_named_then_refused_or_clipped(tmp_path, capsy
     assert "cut, sorted or left out" in capsys.readouterr().out
 
 
+TURNED = {"id": 1, "file_name": "a.jpg", "height": 30, "width": 20}
+
+
+def _coco(**fields) -> str:
+    images = [{"id": number, "file_name": f"{name}.jpg"} for number, name in enumerate("ab", 1)]
+    annotations = [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 5, 5]}]
+    categories = [{"id": 1, "name": "cat"}]
+    return json.dumps({"images": images, "annotations": annotations, "categories": categories} | fields)
+
+
 BOMB = '<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]><annotation><filename>&b;</filename></annotation>'
 OUTSIDE = (
     '<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><annotation><object><name>&a;</name></object></annotation>'
@@ -143,8 +154,8 @@ BROKEN = {
         ("data.yaml", "names: [cat, dog]\ntrain: {a: 1}\n", "name folders of pictures"),
         ("data.yaml", "!!python/object/apply:os.system ['touch x']\n", "cannot be read as YAML"),
         ("data.yaml", b"names: [\xff\xfe]\n", "is not UTF-8"),
-        ("labels/a.txt", "0 0.5 0.5 0.2\n", "has 4 words"),
-        ("labels/a.txt", "0 0.1 0.1 0.2 0.1 0.2 0.2\n", "convert polygons"),
+        ("labels/a.txt", "0 0.5 0.5 0.2\n", "but is '0 0.5 0.5 0.2'"),
+        ("labels/a.txt", "0 0.1 0.1 0.2 0.1 0.2 0.2\n", "polygons as boxes"),
         ("labels/a.txt", "cat 0.5 0.5 0.2 0.2\n", "a finite number, but is 'cat'"),
         ("labels/a.txt", "0 0.5 nan 0.2 0.2\n", "a finite number"),
         ("labels/a.txt", "0.5 0.5 0.5 0.2 0.2\n", "begin with a class number"),
@@ -168,7 +179,8 @@ BROKEN = {
     ],
     "csv": [
         ("boxes.csv", "", "begin with the columns"),
-        ("boxes.csv", "path,x,y,label\na.jpg,1,2,cat\n", "has no w, h"),
+        ("boxes.csv", "path,x,y,label\na.jpg,1,2,cat\n", "begins with 'path,x,y,label'"),
+        ("boxes.csv", "path,x,y,w,h,label,label\n", "begins with"),
         ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2\n", "has 3 values"),
         ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2,3,inf,cat\n", "finite number"),
         ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2,3,4,\n", "without a label"),
@@ -184,7 +196,11 @@ BROKEN = {
         ("boxes.json", "[" * 100_000, "cannot be read as JSON"),
         ("boxes.json", "[]", "a list of objects images"),
         ("boxes.json", '{"images": [1], "annotations": [], "categories": []}', "a list of objects images"),
-        ("boxes.json", '{"images": [{"id": "a"}], "annotations": [], "categories": []}', "should have a id"),
+        ("boxes.json", '{"images": [{"id": "a"}], "annotations": [], "categories": []}', "a whole number as id"),
+        ("boxes.json", _coco(annotations=[]), "has no box"),
+        ("boxes.json", _coco(categories=[]), "has no categories"),
+        ("boxes.json", _coco(images=[{"id": 1, "file_name": "a.jpg"}, {"id": 2, "file_name": "a.jpg"}]), "or file"),
+        ("boxes.json", _coco(images=[TURNED, {"id": 2, "file_name": "b.jpg"}]), "annotated as one 20 wide and 30 high"),
         (
             "boxes.json",
             '{"images": [], "annotations": [{"image_id": 1, "category_id": 1, "bbox": [1]}], "categories": []}',
@@ -207,12 +223,29 @@ def test_a_broken_file_is_one_sentence(kind, tmp_path):
         assert "\n" not in str(refused.value)
 
 
-def test_roboflow_and_val_folders_are_found(tmp_path):
+def test_a_picture_that_is_cut_off_is_named_before_the_training(tmp_path):
+    data = open_boxes(BoxesOptions(data=write_yolo(tmp_path)))
+    file = tmp_path / "images" / "b.jpg"
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(UserError, match=r"^1 of 3 pictures cannot be read: .*b\.jpg"):
+        box_data_set(data)
+
+
+def test_pictures_without_any_box_are_refused(tmp_path):
+    data = write_yolo(tmp_path)
+    for file in (tmp_path / "labels").iterdir():
+        file.unlink()
+    with pytest.raises(UserError, match=r"data\.yaml has no box"):
+        open_boxes(BoxesOptions(data=data))
+
+
+def test_roboflow_and_val_folders_are_found(tmp_path, capsys):
     write_yolo(tmp_path / "train")
     (tmp_path / "data.yaml").write_text("train: ../train/images\nval: [train/images]\nnc: 2\nnames: ['cat', 'dog']\n")
     data = open_boxes(BoxesOptions(data=f"yolo:{tmp_path / 'data.yaml'}"))
     assert data.has_split
     assert len(data.train) == len(data.evaluation) == 3
+    assert "3 of the evaluation pictures are also trained on" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

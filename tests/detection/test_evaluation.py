@@ -12,13 +12,13 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 import keras_vit
-from keras_vit import DetectionConfig, UserError
+from keras_vit import DetectionConfig, UserError, inspection
 from tests.support import TINY, TINY_IMAGE, randomize
 from training import detect as command
 from training.detection.annotations import Picture
 from training.detection.detector import Objects
 from training.detection.evaluation import measured, mistakes
-from training.detection.predict import coco_document
+from training.detection.predict import found_document
 
 LABELS = ("cat", "dog", "eel")
 SIZE = (200, 300)
@@ -33,9 +33,10 @@ def recorded(count: int = 30) -> tuple[list[Picture], list[Objects]]:
         corners, classes = np.concatenate([begins, begins + sides], axis=1), rng.integers(0, 2, n)
         pictures.append(Picture(pathlib.Path(f"{number}.png"), SIZE, corners.astype(np.float32), classes))
         moved = corners + rng.normal(0, 0.06, (n, 4)) * np.tile(sides, 2)
-        false = np.sort(rng.uniform(0, 200, (2, 2, 2)), axis=1).reshape(2, 4)
-        every = np.concatenate([moved, false])[rng.random(n + 2) < 0.8]
-        labels = np.concatenate([classes, rng.integers(0, 2, 2)])[: len(every)]
+        # More than 10 of a class, so that recall with 100 objects differs from that with 10.
+        false = np.sort(rng.uniform(0, 200, (30, 2, 2)), axis=1).reshape(30, 4)
+        every = np.concatenate([moved, false])[rng.random(n + 30) < 0.8]
+        labels = np.concatenate([classes, rng.integers(0, 2, 30)])[: len(every)]
         found.append(Objects(every, rng.random(len(every)), labels))
     return pictures, found
 
@@ -44,9 +45,9 @@ def test_metrics_are_those_of_pycocotools_on_files(tmp_path):
     pictures, found = recorded()
     metrics = measured(LABELS, pictures, found)
     truth = [Objects(picture.corners, np.ones(len(picture.classes)), picture.classes) for picture in pictures]
-    names = [(str(picture.file), SIZE) for picture in pictures]
+    images = [inspection.Image(str(picture.file), np.zeros((*SIZE, 3), np.uint8)) for picture in pictures]
     for name, objects in (("truth", truth), ("found", found)):
-        document = coco_document(LABELS, [(*each, one) for each, one in zip(names, objects, strict=True)])
+        document = found_document(LABELS, list(zip(images, objects, strict=True)))
         (tmp_path / name).write_text(json.dumps(document if name == "truth" else document["annotations"]))
     with contextlib.redirect_stdout(io.StringIO()):
         coco = COCO(str(tmp_path / "truth"))

@@ -22,7 +22,7 @@ from training.detection.annotations import open_boxes
 from training.detection.detector import open_detector
 from training.detection.predict import DetectionPage
 from training.options.detect import BoxesOptions
-from training.prediction.page import open_page
+from training.prediction.server import open_server
 
 WORDS = ["w1 w2", "w3"]
 
@@ -177,7 +177,7 @@ def test_a_detector_of_words_is_saved_as_a_run(tmp_path, capsys):
 
 def test_the_page_in_the_browser_shows_the_boxes_of_a_dropped_picture():
     page = DetectionPage(open_detector(open_run("run")), top=3, threshold=0.0)
-    with open_page(page, 0, "Find objects") as server:
+    with open_server(page, 0, "Find objects") as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_address[1]}/"
         with urllib.request.urlopen(address) as answer:

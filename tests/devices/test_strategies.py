@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError
+from keras_vit.parser import check_ranges
 from training.devices import launch, rendezvous, strategies
 from training.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy, report_lost_workers
 from training.loop import setup
@@ -237,7 +238,7 @@ def test_replicas_mean_nothing_to_one_device():
 @pytest.mark.parametrize("field", ["replicas", "worker_timeout"])
 def test_impossible_numbers_of_the_strategy_are_refused(field):
     with pytest.raises(UserError, match="must be at least 1, but is 0"):
-        StrategyOptions(**{field: 0})
+        check_ranges(StrategyOptions(**{field: 0}))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 
 from keras_vit import UserError
 from keras_vit.runs import Run
-from training.evaluation.calibration import calibration, fit_temperature
 from training.evaluation.metrics import log_loss, softmax
+from training.evaluation.temperature import calibration, fit_temperature
 
 
 def drawn(temperature: float) -> tuple[np.ndarray, np.ndarray]:
@@ -40,13 +40,13 @@ def test_calibration_measures_what_it_gains():
 
 @pytest.mark.parametrize("scale", [1.0, 9.0])
 def test_a_set_without_mistakes_has_no_temperature(scale):
-    with pytest.raises(UserError, match="Calibration needs images that the model gets wrong, but all 3 are right"):
+    with pytest.raises(UserError, match="needs images that the model gets wrong, but nearly all 3 are right"):
         fit_temperature(scale * np.eye(3), np.arange(3))
 
 
 def test_a_temperature_at_the_end_of_the_search_is_refused():
     logits = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1e-12]])  # nearly without mistakes
-    with pytest.raises(UserError, match="finds no lowest temperature on these 3 images"):
+    with pytest.raises(UserError, match="gets wrong, but nearly all 3 are right"):
         fit_temperature(logits, np.array([0, 1, 0]))
 
 

@@ -205,5 +205,3 @@ def test_unknown_tasks_and_absent_data_are_refused(arguments, tmp_path):
         vtab_runs.vtab(VtabOptions(**arguments | {"tasks": ("clevr",)}))
     with pytest.raises(UserError, match="None of the 4 tasks is prepared in .*none; prepare some by the commands"):
         vtab_runs.vtab(VtabOptions(**arguments | {"data_dir": str(tmp_path / "none")}))
-    with pytest.raises(UserError, match="--learning-rates and --steps take at least one each"):
-        vtab_runs.vtab(VtabOptions(**arguments | {"steps": ()}))

@@ -55,7 +55,7 @@ def agreement(model: keras.Model, kind: TFLiteFormat, calibration: Sequence[np.n
         if kind in quantize.STATIC:
             content, _ = quantize.quantize_static(file, kind, calibration)
         elif kind == "int4-weights":
-            kept = quantize.in_eight_bits(file, calibration)
+            kept = quantize.kept_in_eight_bits(file, calibration)
             names = quantize.in_four_bits(file, kept, [layer.name for layer in model.layers])
             file.write_bytes(to_tflite(round_kernels(model, calibration, names), all_tokens=True))
             content = quantize.quantize_four_bits(file, kept)

@@ -115,7 +115,9 @@ def test_tflite_files_give_boxes_and_logits(place, tmp_path):
     np.testing.assert_allclose(found[..., :4], outputs["boxes"], atol=1e-5)
     np.testing.assert_allclose(found[..., 4:], outputs["class_logits"], atol=1e-4)
     assert json.loads((tmp_path / "report.json").read_text())["files"]["float16"]["agreement"] >= 0.9
-    assert "left = 0" in (tmp_path / "report.md").read_text()  # OWLv2 pads to the right and below
+    report = (tmp_path / "report.md").read_text()
+    assert "padding='after'" in report  # OWLv2 pads to the right and below
+    assert "interpolation='gaussian'" in report
 
 
 @pytest.mark.slow

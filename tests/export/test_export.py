@@ -46,10 +46,7 @@ def build(name: str = "token", channels: int = 3) -> keras.Model:
     return randomize(keras_vit.build(CONFIGS[name], preprocessing=Preprocessing(SIZE, channels), num_classes=7))
 
 
-@pytest.fixture(autouse=True)
-def _not_natively(monkeypatch):
-    """TensorFlow's C++ library takes seconds to load; tests/export/test_saved_model.py has it."""
-    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
+pytestmark = pytest.mark.usefixtures("without_cpp_loader")
 
 
 @pytest.fixture(name="samples", scope="module")
@@ -226,7 +223,6 @@ def test_float_rounding_is_a_share_of_the_largest_logit(samples):
 @pytest.mark.slow
 def test_a_model_with_large_logits_is_exported(samples, tmp_path, monkeypatch):
     """As its own SavedModel, off by no more than rounding."""
-    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
     model, compare = build(), parity.compare
     head = model.get_layer("head")
     head.set_weights([400 * weight for weight in head.get_weights()])
@@ -238,7 +234,6 @@ def test_a_model_with_large_logits_is_exported(samples, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_concurrent_export_takes_the_next_version(samples, tmp_path, monkeypatch):
-    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
     verify = saved_model_export._verify
     (tmp_path / "2").mkdir()
 
@@ -351,12 +346,6 @@ def test_a_file_in_the_place_of_the_output_is_refused(samples, tmp_path):
     ):
         with pytest.raises(UserError, match="is a file; --output takes a directory"):
             export()
-
-
-def test_no_format_is_refused(samples, tmp_path):
-    with pytest.raises(UserError, match="--formats takes at least one of float32, float16, .*, but got none"):
-        tflite_of(build(), LABELS, samples, tmp_path / "phone", [])
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_output_that_cannot_be_written_is_refused(tmp_path, monkeypatch):

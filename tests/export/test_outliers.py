@@ -10,7 +10,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 import keras_vit
 from export.parity import Reference
-from export.tflite.calibration import (
+from export.tflite.activation_ranges import (
     Product,
     _activations,
     noisy_products,
@@ -19,7 +19,7 @@ from export.tflite.calibration import (
     with_corrected_biases,
 )
 from export.tflite.export import to_tflite
-from export.tflite.graph import Graph, unpack
+from export.tflite.flatbuffer import Graph, unpack
 from export.tflite.quantize import quantize_static
 from export.tflite.smooth_quant import best_scales, scalable_activations, smooth_quant
 from keras_vit import run_directory

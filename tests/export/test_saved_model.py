@@ -129,11 +129,11 @@ def test_serve_is_the_keras_model(served):
         served[2].serve(images[0])
 
 
+@pytest.mark.usefixtures("without_cpp_loader")
 @pytest.mark.slow
 def test_a_calibrated_model_serves_calibrated_probabilities_and_accepts_from_the_threshold_on(
-    served, samples, expected, tmp_path, monkeypatch
+    served, samples, expected, tmp_path
 ):
-    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
     probabilities = tf.nn.softmax(expected.logits / 2.0).numpy()
     threshold = float(np.sort(probabilities.max(axis=1))[3:5].mean())
     origin = Provenance(temperature=2.0)
@@ -627,8 +627,8 @@ def test_any_input_is_answered_or_refused_by_its_index(served, samples, number):
 # Other models and other forms.
 
 
-def test_bfloat16_halves_the_weights_and_agrees(served, samples, tmp_path, monkeypatch):
-    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
+@pytest.mark.usefixtures("without_cpp_loader")
+def test_bfloat16_halves_the_weights_and_agrees(served, samples, tmp_path):
     model = keras_vit.build(CONFIG, preprocessing=Preprocessing(SIZE), num_classes=7)
     model.get_layer("head").set_weights([3 * w.numpy() for w in served[0].get_layer("head").weights])
     path, found = saved_model_of(model, LABELS, samples, tmp_path, dtype="bfloat16")
@@ -646,9 +646,9 @@ def test_bfloat16_halves_the_weights_and_agrees(served, samples, tmp_path, monke
     assert {value.dtype for value in answer.values()} == {tf.float32}
 
 
+@pytest.mark.usefixtures("without_cpp_loader")
 @pytest.mark.slow
-def test_compiled_by_xla_the_model_is_the_same(served, samples, tmp_path, monkeypatch):
-    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
+def test_compiled_by_xla_the_model_is_the_same(served, samples, tmp_path):
     path, found = saved_model_of(served[0], LABELS, samples, tmp_path, xla=True)
     assert found.max_abs_diff <= 1e-4
     assert b"_XlaMustCompile" in (path / "saved_model.pb").read_bytes()
@@ -676,9 +676,9 @@ def test_a_path_that_tensorflow_takes_for_a_pattern_is_refused_before_the_work()
         SavedModelOptions(source=SourceOptions(run="r"), output="served [1]")
 
 
+@pytest.mark.usefixtures("without_cpp_loader")
 @pytest.mark.slow
-def test_a_tflite_file_beside_the_graph_is_of_the_same_outputs(served, samples, expected, tmp_path, monkeypatch):
-    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
+def test_a_tflite_file_beside_the_graph_is_of_the_same_outputs(served, samples, expected, tmp_path):
     path, _ = saved_model_of(served[0], LABELS, samples, tmp_path, tflite=True)
     facts = json.loads((path / "report.json").read_text())
     assert facts["tflite_bytes"] == (path / "model.tflite").stat().st_size

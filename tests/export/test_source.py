@@ -12,7 +12,6 @@ import tensorflow as tf
 import keras_vit
 from export.options import SourceOptions
 from export.saved_model import __main__ as saved_model
-from export.saved_model import export as saved_model_export
 from export.source import ExportedModel, _weights, check_classifier, open_model
 from export.tflite import __main__ as tflite
 from keras_vit import UserError, ViTConfig
@@ -69,9 +68,9 @@ def test_origin_and_license_of_the_weights_are_those_of_the_run(config, weights,
     assert _weights(config) == (weights, terms)
 
 
+@pytest.mark.usefixtures("without_cpp_loader")
 @pytest.mark.slow
-def test_the_license_of_a_checkpoint_is_in_every_file_of_its_export(place, monkeypatch):
-    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
+def test_the_license_of_a_checkpoint_is_in_every_file_of_its_export(place):
     command = ["--checkpoint", str(place / "vit.npz"), "--labels", str(place / "labels.txt"), "--num-heads", "3"]
     saved_model.main([*command, "--output", str(place / "served"), "--license", "CC-BY-4.0"])
     card = (place / "served" / "1" / "README.md").read_text()
@@ -89,9 +88,9 @@ def test_without_images_there_are_random_ones(place):
     assert len({tuple(tf.io.decode_png(file).shape) for file in first.encoded}) == 3
 
 
+@pytest.mark.usefixtures("without_cpp_loader")
 @pytest.mark.slow
-def test_both_commands_take_a_checkpoint(place, monkeypatch, capsys):
-    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
+def test_both_commands_take_a_checkpoint(place, capsys):
     command = ["--checkpoint", str(place / "vit.npz"), "--labels", str(place / "labels.txt"), "--num-heads", "3"]
     saved_model.main([*command, "--output", str(place / "served")])
     report = json.loads((place / "served" / "1" / "report.json").read_text())
@@ -119,7 +118,7 @@ def test_the_image_size_can_be_changed(place):
         ({"run": "x", "checkpoint": None}, "--labels, --num-heads belong to --checkpoint, but --run is set"),
         ({"labels": None}, "does not name its 3 classes; pass --labels FILE with one name per line"),
         ({"labels": "nowhere.txt"}, "There is no file 'nowhere.txt'; --labels takes a text file"),
-        ({"labels": "two.txt"}, "The model has 3 classes, but two.txt has 2 lines"),
+        ({"labels": "two.txt"}, "two.txt names 2 classes, but the model .* has 3"),
         ({"labels": "vit.npz"}, "vit.npz should name a class in each line, but is not UTF-8 text"),
         ({"images": "nowhere"}, "There is no folder 'nowhere'; give one of images"),
         ({"images": "empty"}, "empty holds no image files .JPEG, PNG, BMP, GIF"),

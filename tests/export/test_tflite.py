@@ -18,13 +18,14 @@ from export import parity
 from export.options import SourceOptions, TFLiteOptions
 from export.preprocessing_code import preprocessing_code
 from export.source import random_images
-from export.tflite import calibration, four_bits, quantize, tflite_file
+from export.tflite import activation_ranges, four_bits, quantize, tflite_file
 from export.tflite import export as tflite_export
-from export.tflite.graph import Graph, unpack
+from export.tflite.flatbuffer import Graph, unpack
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
 from keras_vit.errors import ParityError
 from keras_vit.files import tflite_metadata
 from keras_vit.files.tflite_metadata import TFLiteMetadata
+from keras_vit.parser import check_ranges
 from keras_vit.run_directory import CALIBRATION, Samples
 from keras_vit.runs import Run
 from tests.exports import tflite_of
@@ -122,7 +123,7 @@ def test_weights_of_dense_layers_have_four_bits_but_those_of_the_head_and_of_few
 def test_the_layers_whose_rounding_changes_the_logits_most_keep_eight_bits(phone):
     content = phone[1]["float32"][0].read_bytes()
     images = [np.random.default_rng(seed).uniform(-1, 1, (1, *SIZE, 3)).astype(np.float32) for seed in range(4)]
-    [*others, head] = [found.outputs for found in calibration.products(content) if found.weights.ndim == 2]
+    [*others, head] = [found.outputs for found in activation_ranges.products(content) if found.weights.ndim == 2]
 
     def logits(content: bytes) -> np.ndarray:
         return quantize._logits(content, images)
@@ -133,8 +134,10 @@ def test_the_layers_whose_rounding_changes_the_logits_most_keep_eight_bits(phone
     gains = [layers.error / layers.weights for layers in every]
     assert gains == sorted(gains, reverse=True)
     last = every[-1].outputs
-    scaled = {found.outputs: 100 * found.weights for found in calibration.products(content) if found.outputs in last}
-    loud = four_bits.in_eight_bits(calibration.with_weights(content, scaled), logits, [head], share=1.0)
+    scaled = {
+        found.outputs: 100 * found.weights for found in activation_ranges.products(content) if found.outputs in last
+    }
+    loud = four_bits.in_eight_bits(activation_ranges.with_weights(content, scaled), logits, [head], share=1.0)
     assert [layers.outputs for layers in loud].index(last) < len(every) - 1
     assert four_bits.in_eight_bits(content, logits, [head], share=0.0) == []
 
@@ -370,7 +373,6 @@ def test_unsupported_options_are_refused_before_conversion(tmp_path, monkeypatch
             {"calibration": pictures(7, 2), "dynamic_batch": True},
             "int16x8 is calibrated for one image",
         ),
-        ([], {}, "--formats takes at least one of"),
     ):
         with pytest.raises(UserError, match=words):
             tflite_of(build(), LABELS, pictures(7, 2), tmp_path / "x", formats, **options)
@@ -394,7 +396,7 @@ def test_calibration_images_are_training_images(tmp_path):
     )
     assert _calibration(str(tmp_path), kind="float32") is _calibration("augreg:B_16", kind="int8-dynamic") is None
     with pytest.raises(UserError, match="--calibration-images must be at least 1, but is 0"):
-        TFLiteOptions(SourceOptions(), "phone", calibration_images=0)
+        check_ranges(TFLiteOptions(SourceOptions(), "phone", calibration_images=0))
     (tmp_path / CALIBRATION).unlink()
     with pytest.raises(UserError, match=r"has no training images \(calibration.npz\) .* pass --calibration FOLDER"):
         _calibration(str(tmp_path), 1)
@@ -415,7 +417,7 @@ def test_a_rounded_format_beyond_the_tolerance_leaves_nothing(phone, tmp_path, m
         tflite_of(build(), LABELS, pictures(1, 24), tmp_path / "x", ["float16"], max_disagreement=0.5)
     for share in (-0.1, 1.1, float("nan")):
         with pytest.raises(UserError, match="--max-disagreement must be"):
-            TFLiteOptions(SourceOptions(), "x", max_disagreement=share)
+            check_ranges(TFLiteOptions(SourceOptions(), "x", max_disagreement=share))
     assert list(tmp_path.iterdir()) == []
 
 

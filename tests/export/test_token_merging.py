@@ -14,6 +14,7 @@ from export.source import random_images
 from export.token_merging import MergeTokens, check_merging
 from keras_vit import UserError, ViTConfig
 from keras_vit.errors import ParityError
+from keras_vit.parser import check_ranges
 from tests.exports import saved_model_of
 from tests.support import randomize
 
@@ -144,4 +145,4 @@ def test_an_export_says_how_often_merged_tokens_give_the_same_class(tmp_path, dt
 )
 def test_merging_nothing_and_merging_what_is_shown_are_refused(options, message):
     with pytest.raises(UserError, match=message):
-        SavedModelOptions(SourceOptions(run="run"), "output", **options)
+        check_ranges(SavedModelOptions(SourceOptions(run="run"), "output", **options))

@@ -13,7 +13,7 @@ from keras_vit import UserError
 from tests.features.places import picture_place
 from tests.text.towers import CLIP, SIGLIP, with_tokenizer
 from training import embed, search, similar
-from training.features.neighbors import NeighborGraph, nearest, unit_chunks, unit_length
+from training.features.neighbors import NeighborGraph, nearest_rows, unit_chunks, unit_length
 from training.features.store import FeatureDescription, FeatureIndex, Part, open_index, write_description, write_part
 
 
@@ -24,14 +24,14 @@ def test_neighbors_are_those_of_scikit_learn(chunks):
     reference = sklearn.neighbors.NearestNeighbors(n_neighbors=9, metric="cosine").fit(values)
     distances, expected = reference.kneighbors(queries)
     parts = np.split(unit_length(values), np.cumsum(chunks)[:-1])
-    cosines, rows = nearest(parts, unit_length(queries), 9)
+    cosines, rows = nearest_rows(parts, unit_length(queries), 9)
     np.testing.assert_array_equal(rows, expected)
     np.testing.assert_allclose(cosines, 1.0 - distances, atol=1e-6)
 
 
 def test_of_equal_neighbors_the_first_comes_first_and_a_row_of_zeros_is_like_none():
     values = unit_length(np.array([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [0.0, 3.0]]))
-    cosines, rows = nearest([values[:2], values[2:]], values[1:2], 4)
+    cosines, rows = nearest_rows([values[:2], values[2:]], values[1:2], 4)
     assert rows.tolist() == [[1, 2, 0, 3]]
     assert cosines.tolist() == [[1.0, 1.0, 0.0, 0.0]]
 
@@ -120,7 +120,7 @@ def test_a_graph_finds_nearly_what_the_products_find(tmp_path, capsys):
     pytest.importorskip("faiss", reason="faiss is not installed")
     index = random_index(tmp_path, 5000)
     queries = unit_length(index.embeddings()[:20])
-    exact = nearest(unit_chunks(index), queries, 5)[1]
+    exact = nearest_rows(unit_chunks(index), queries, 5)[1]
     for _ in range(2):  # made, and read
         graph = NeighborGraph(index)
         assert graph.recall > 0.9

@@ -137,3 +137,15 @@ def test_an_address_is_nothing_that_tensorflow_is_asked_for(monkeypatch):
     assert (path.is_file(), path.is_dir()) == (False, False)
     with pytest.raises(UserError, match="TensorFlow has no file system of this scheme"):
         path.write_text("x")
+
+
+def test_a_folder_that_is_there_gets_the_new_files_and_keeps_its_others(tmp_path):
+    for name, text in (("old", "1"), ("both", "1")):
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        (tmp_path / "masks" / name).write_text(text)
+    with staged(tmp_path) as stage:
+        (stage / "masks" / "deep").mkdir(parents=True)
+        for name in ("both", "deep/new"):
+            (stage / "masks" / name).write_text("2")
+    found = {str(file.relative_to(tmp_path)): file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
+    assert found == {"masks/old": "1", "masks/both": "2", "masks/deep/new": "2"}

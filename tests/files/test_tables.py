@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_vit.files.tables import markdown_table, rounded, short_name
+from keras_vit.files.tables import markdown_table, rounded_to, short_name
 
 
 def test_cells_are_one_line_and_their_bars_are_escaped():
@@ -22,7 +22,7 @@ def test_cells_are_one_line_and_their_bars_are_escaped():
     ],
 )
 def test_numbers_are_rounded_to_what_their_interval_allows(value, interval, expected):
-    assert rounded(value, interval) == expected
+    assert rounded_to(value, interval) == expected
 
 
 @pytest.mark.parametrize(

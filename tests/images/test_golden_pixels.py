@@ -71,3 +71,22 @@ def test_the_filters_in_a_graph_are_pillows_for_tall_wide_and_tiny_images(interp
             expected = filters.resize_with_pillow(image, size, interpolation)
             assert np.abs(found.astype(int) - expected).max() <= 1
             assert np.mean(found != expected) <= 0.005
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_pictures_are_padded_blurred_and_resized_as_owlv2_was_trained(in_graph):
+    """The Owlv2ImageProcessor of transformers 4.57.1, for 48 x 48 pixels; the noise is smaller than that."""
+    expected, fixture = dict(np.load(FOLDER / "owlv2.npz")), FOLDER.parent / "tasks" / "hf_owlv2"
+    preprocessing = keras_vit.preprocessing_of(keras_vit.from_checkpoint(fixture)).for_image_size(48)
+    prepare = preprocessing
+    if in_graph:
+        specification = [tf.TensorSpec((None, None, 3), tf.uint8)]
+        prepare = tf.function(preprocessing.__call__, input_signature=specification, autograph=False)
+    pictures = {"noise.pixels": expected.pop("noise")}
+    for name in expected.keys() - pictures.keys():
+        with PIL.Image.open(FOLDER / "pictures" / name) as image:
+            pictures[name] = np.asarray(image.convert("RGB"))
+    low, high = preprocessing.channel_ranges()
+    for name, pixels in pictures.items():
+        shares = (np.asarray(prepare(pixels)) - expected[name]) / np.subtract(high, low)
+        assert np.abs(shares).max() < 1e-6, name

@@ -215,6 +215,8 @@ def test_values_that_can_be_pixels_are_not_warned_of(image):
         {"interpolation": "area"},
         {"interpolation": "box", "resize": "pad"},
         {"interpolation": "area", "library": "timm", "resize": "resize-small", "crop_from": 9},
+        {"interpolation": "gaussian", "library": "transformers"},
+        {"interpolation": "gaussian", "resize": "crop"},
     ],
 )
 def test_a_filter_that_has_no_meaning_there_is_refused(fields):
@@ -229,3 +231,6 @@ def test_another_resize_has_its_usual_filter_in_tensorflows_way_and_the_models_o
     assert Preprocessing((4, 4), resize="resize-small", crop_from=6, **timm).with_resize("stretch", None) == (
         Preprocessing((4, 4), **timm)
     )
+    blurred = Preprocessing((4, 4), library="transformers", dtype="float32", interpolation="gaussian")
+    assert blurred.with_resize("pad", None).interpolation == "gaussian"
+    assert blurred.with_resize("crop", None).interpolation == "bilinear"

@@ -116,8 +116,6 @@ def test_a_broken_image_of_a_folder_is_named_and_the_others_are_inspected(tmp_pa
 
 def test_a_folder_of_broken_images_alone_is_one_sentence(tmp_path):
     (tmp_path / "a.png").write_bytes(FILES["color.png"][:100])
-    with pytest.raises(UserError, match="^a.png is not a readable picture"):
-        inspection.read_images(tmp_path, 9)
     (tmp_path / "b.png").write_bytes(FILES["color.png"][:100])
     with pytest.raises(UserError, match=f"^No image of the folder '{tmp_path}' can be read: a.png is not"):
         inspection.read_images(tmp_path, 9)
@@ -377,11 +375,11 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch
         "There is no image or folder 'cat.png'; --images takes": [*vit, "--images", "cat.png"],
         "file is not a readable picture: ": [*vit, "--images", "file"],
         "The folder 'empty' contains no image": [*vit, "--images", "empty"],
-        "There is no figure 'map'; --figures takes filters, positions": [*good, "--figures", "map"],
+        "--figures takes filters, .*, relevance or queries, but was given 'map'": [*good, "--figures", "map"],
         "has no figure 'attention' because it has no attention; available figures": [*bit, "--figures", "attention"],
         "The model has 2 layers, numbered 0 to 1, but --layers asks for 7": [*good, "--layers", "0", "7"],
         "The model has 3 heads, numbered 0 to 2, but --heads asks for 3": [*good, "--heads", "3"],
-        "--count must be at least 1 image, but is 0": [*good, "--count", "0"],
+        "--count must be at least 1, but is 0": [*good, "--count", "0"],
         "--num-heads has no effect on a run": [*good, "--num-heads", "3"],
         "file is a file; --output takes a directory": ["--run", str(run), "--output", "file/out"],
     }
@@ -452,5 +450,3 @@ def test_inspection_during_training_writes_figures_and_changes_no_weight(run, tm
     shutil.rmtree(tmp_path / "tensorboard")
     InspectEpochs(lambda: model, tmp_path, every=2)
     assert shown_in_tensorboard(tmp_path) == images_of_epoch
-    with pytest.raises(UserError, match="between two inspections must be at least 1, but are 0"):
-        InspectEpochs(lambda: model, tmp_path, every=0)

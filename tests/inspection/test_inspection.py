@@ -10,7 +10,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import UserError, inspection
 from keras_vit.inspection.html_report import html_report
-from keras_vit.inspection.plots import maps_of
+from keras_vit.inspection.plots import image_maps
 from tests.support import FIXTURES, GOLDEN, TINY, TINY_IMAGE, TINY_STEM, randomize
 
 ANALYSES = ["attention_vit_token", "attention_vit_nonsquare"]
@@ -246,8 +246,6 @@ def test_relevance_of_early_convolutions_takes_the_stored_statistics_and_leaves_
     [
         ([0, 1, 2, 3, 7], "The model has classes 0 to 6, but classes contains 7"),
         ([0, 1, 2, 3, -1], "The model has classes 0 to 6, but classes contains -1"),
-        ([0, 1], r"classes must be an integer for each of the 5 images, but is int64 of shape \(2,\)"),
-        ([0.5] * 5, r"classes must be an integer for each of the 5 images, but is float64 of shape \(5,\)"),
     ],
 )
 def test_classes_that_a_model_does_not_have_are_refused(classes, words, tiny_images):
@@ -468,6 +466,6 @@ def test_of_a_model_that_segments_the_surest_queries_and_their_masks_are_shown()
     np.testing.assert_allclose(found.arrays["queries"][1, 0], mask, atol=1e-5)
     assert found.arrays["queries"].shape == (2, 4, 6, 10)
     assert found.queries[1][0] == f"{'abc'[classes[query].argmax()]}, {classes[query].max():.0%}"
-    titles = [title for title, _ in maps_of(found, 1)]
+    titles = [title for title, _ in image_maps(found, 1)]
     assert titles == list(found.queries[1])
     assert "The four surest" in html_report(found)

@@ -14,6 +14,7 @@ from keras_vit import UserError
 from keras_vit.files import remote
 from keras_vit.files.remote import to_path
 from keras_vit.files.transfer import TransferError
+from tests.interruptions import Interrupted, killed_after
 from tests.support import fetched
 from training import evaluate, pretrain, shard
 from training.input.record_index import record_lengths
@@ -29,10 +30,6 @@ COMMAND = [
     "--checkpoint-every", "2", "--model.num-layers", "1", "--model.hidden-size", "24", "--model.mlp-dim", "48",
 ]  # fmt: skip
 RECORDS = "tfrecord:ram://data/digits/*.tfrecord"
-
-
-class Interrupted(Exception):
-    """Stands for a kill."""
 
 
 class Gfile:
@@ -103,17 +100,10 @@ def _undisturbed(calls) -> dict[str, np.ndarray]:
 
 @pytest.mark.slow
 def test_a_run_in_a_bucket_that_was_killed_ends_in_the_same_bits(undisturbed, monkeypatch, capsys):
-    gfile, save = Gfile(monkeypatch, every=10), checkpoints.save
+    gfile = Gfile(monkeypatch, every=10)
 
-    def save_and_stop(folder, step, progress, arrays):
-        save(folder, step, progress, arrays)
-        if step == 4:
-            raise Interrupted
-
-    monkeypatch.setattr(checkpoints, "save", save_and_stop)
-    with pytest.raises(Interrupted):
+    with killed_after(4):
         train("ram://runs/killed")
-    monkeypatch.setattr(checkpoints, "save", save)
     train("ram://runs/killed")
     assert "Continuing after step 4, in epoch 2." in capsys.readouterr().out
     assert gfile.calls.total() > 20

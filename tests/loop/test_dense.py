@@ -13,12 +13,12 @@ import pytest
 import keras_vit
 from keras_vit import SegmentationConfig, UserError
 from keras_vit.models.config import LinearSegmentationConfig
+from tests.interruptions import killed_after
 from tests.loop import dense_steps
 from tests.loop.dense_steps import RECIPE, SMALL_LINEAR, make_model
-from tests.loop.test_resume import Interrupted, assert_ended_alike, final_state
+from tests.loop.test_resume import assert_ended_alike, final_state
 from tests.segmentation.shapes import LABELS, shapes
 from training.devices.strategies import open_strategy
-from training.loop import checkpoints
 from training.loop.build import build_trainer, trained_model
 from training.loop.dry_run import dry_run_report
 from training.loop.run import RunDirectory
@@ -55,18 +55,9 @@ def test_a_model_of_queries_is_trained_and_saved_without_its_training_form(undis
 
 
 @pytest.mark.slow
-def test_a_training_with_masks_interrupted_within_an_epoch_ends_in_the_same_bits(undisturbed, tmp_path, monkeypatch):
-    save = checkpoints.save
-
-    def save_and_stop(folder, step, progress, arrays):
-        save(folder, step, progress, arrays)
-        if step == 4:
-            raise Interrupted
-
-    monkeypatch.setattr(checkpoints, "save", save_and_stop)
-    with pytest.raises(Interrupted):
+def test_a_training_with_masks_interrupted_within_an_epoch_ends_in_the_same_bits(undisturbed, tmp_path):
+    with killed_after(4):
         train(tmp_path / "run", checkpoint_every=1)
-    monkeypatch.setattr(checkpoints, "save", save)
     train(tmp_path / "run", checkpoint_every=1)
     assert_ended_alike(tmp_path / "run", undisturbed.path)
 

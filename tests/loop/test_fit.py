@@ -19,6 +19,7 @@ import keras_vit
 from keras_vit import UserError, ViTConfig
 from keras_vit.files.atomic import write_text
 from keras_vit.models.layers import no_init_weights
+from tests.interruptions import Interrupted, killed_after
 from tests.support import fetched, randomize
 from training.input.pipeline import training_batches
 from training.input.sources import DataOptions, array_split
@@ -72,27 +73,14 @@ def test_the_model_of_a_run_knows_its_preprocessing(finished):
     assert keras_vit.preprocessing_of(model) == keras_vit.Preprocessing((8, 8), channels=1)
 
 
-class Interrupted(Exception):
-    """Stands for a kill."""
-
-
 def killed(*_) -> None:
     raise Interrupted
 
 
 @pytest.mark.slow
-def test_a_run_interrupted_after_an_epoch_ends_in_the_same_bits(finished, tmp_path, monkeypatch):
-    save = checkpoints.save
-
-    def save_and_stop(folder, step, progress, arrays):
-        save(folder, step, progress, arrays)
-        if len(progress["records"]) == 2:
-            raise Interrupted
-
-    monkeypatch.setattr(checkpoints, "save", save_and_stop)
-    with pytest.raises(Interrupted):
+def test_a_run_interrupted_after_an_epoch_ends_in_the_same_bits(finished, tmp_path):
+    with killed_after(14):
         pretraining.pretrain(arguments(tmp_path / "run"), "tiny")
-    monkeypatch.setattr(checkpoints, "save", save)
     assert not (tmp_path / "run" / "model.keras").exists()
 
     run = pretraining.pretrain(arguments(tmp_path / "run"), "tiny")

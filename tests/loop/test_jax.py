@@ -60,6 +60,23 @@ def assert_close(name: str, here: pathlib.Path, there: pathlib.Path, tolerance: 
         assert not np.array_equal(one["begin/weight/00000"], one["end/weight/00000"])
 
 
+_IN_TF_DATA = """
+import numpy as np, tensorflow as tf
+from keras_vit import Preprocessing
+
+image = np.random.default_rng(0).integers(0, 256, (29, 17, 3), np.uint8)
+for fields in ({}, {"dtype": "float32", "library": "transformers", "interpolation": "gaussian", "padding": "after"}):
+    preprocessing = Preprocessing(8, resize="pad", **fields)
+    prepare = tf.function(preprocessing.__call__, input_signature=[tf.TensorSpec((None, None, 3), tf.uint8)])
+    np.testing.assert_allclose(prepare(image), preprocessing(image), atol=1e-5)
+"""
+
+
+@pytest.mark.slow
+def test_pictures_are_padded_in_tf_data_as_on_jax():
+    on_jax("-c", _IN_TF_DATA)
+
+
 def test_twenty_steps_have_the_losses_of_tensorflow(steps):
     assert_close(*steps, tolerance=1e-4)
 

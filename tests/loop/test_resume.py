@@ -17,6 +17,7 @@ import pytest
 
 from keras_vit.files.npz import read_npz
 from tests.input.test_service import running
+from tests.interruptions import killed_after
 from tests.support import fetched, replaced
 from training import pretrain
 from training.devices.strategies import CONTINUE_LATER
@@ -64,10 +65,6 @@ def assert_ended_alike(folder: pathlib.Path, undisturbed: pathlib.Path) -> None:
     assert [record["epoch"] for record in here] == [*range(1, len(here) + 1)]
 
 
-class Interrupted(Exception):
-    """Stands for a kill."""
-
-
 def in_process(folder: pathlib.Path) -> None:
     pretrain.main([*COMMAND[2:], "--workdir", str(folder)])
 
@@ -80,37 +77,19 @@ def _undisturbed(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.mark.parametrize("after", [8, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_run_interrupted_within_an_epoch_ends_in_the_same_bits(after, undisturbed, tmp_path, monkeypatch):
-    save = checkpoints.save
-
-    def save_and_stop(folder, step, progress, arrays):
-        save(folder, step, progress, arrays)
-        if step == after:
-            raise Interrupted
-
-    monkeypatch.setattr(checkpoints, "save", save_and_stop)
-    with pytest.raises(Interrupted):
+def test_a_run_interrupted_within_an_epoch_ends_in_the_same_bits(after, undisturbed, tmp_path):
+    with killed_after(after):
         in_process(tmp_path / "run")
-    monkeypatch.setattr(checkpoints, "save", save)
     in_process(tmp_path / "run")
     assert_ended_alike(tmp_path / "run", undisturbed)
 
 
 @pytest.mark.slow
-def test_a_run_with_muon_interrupted_within_an_epoch_ends_in_the_same_bits(tmp_path, monkeypatch):
+def test_a_run_with_muon_interrupted_within_an_epoch_ends_in_the_same_bits(tmp_path):
     command = [*replaced(COMMAND[2:], "--epochs", "1"), "--optimizer", "muon", "--accumulation", "2"]
     pretrain.main([*command, "--workdir", str(tmp_path / "undisturbed")])
-    save = checkpoints.save
-
-    def save_and_stop(folder, step, progress, arrays):
-        save(folder, step, progress, arrays)
-        if step == 8:
-            raise Interrupted
-
-    monkeypatch.setattr(checkpoints, "save", save_and_stop)
-    with pytest.raises(Interrupted):
+    with killed_after(8):
         pretrain.main([*command, "--workdir", str(tmp_path / "run")])
-    monkeypatch.setattr(checkpoints, "save", save)
     pretrain.main([*command, "--workdir", str(tmp_path / "run")])
     assert_ended_alike(tmp_path / "run", tmp_path / "undisturbed")
 

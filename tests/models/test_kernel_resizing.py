@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from keras_vit import UserError
-from keras_vit.models.resizing import adapt_channels, resampling_matrix, resize_patch_kernel
+from keras_vit.models.weight_resizing import adapt_channels, resampling_matrix, resize_patch_kernel
 from tests.support import FIXTURES
 
 SIDES = st.integers(1, 9)
@@ -117,17 +117,3 @@ def test_an_unknown_rule_for_channels_is_refused():
 def test_no_channels_are_refused():
     with pytest.raises(UserError, match="channels must be an integer of at least 1, but is 0"):
         adapt_channels(random(5, 4, 3, 2), 0, "mean")
-
-
-@pytest.mark.parametrize("new_patch", [(0, 3), (3, -1)])
-def test_a_patch_without_rows_or_columns_is_refused(new_patch):
-    message = f"at least 1 row and 1 column, but is {new_patch[0]}x{new_patch[1]}"
-    with pytest.raises(UserError, match=message):
-        resize_patch_kernel(random(5, 4, 3, 2), new_patch)
-
-
-def test_a_kernel_of_another_rank_is_refused():
-    message = r"must be \(height, width, channels, hidden size\), but has shape \(5, 4, 3\)"
-    for adapt in (lambda kernel: resize_patch_kernel(kernel, (4, 4)), lambda kernel: adapt_channels(kernel, 1, "mean")):
-        with pytest.raises(UserError, match=message):
-            adapt(random(5, 4, 3))

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import strategies as st
 
 from keras_vit import UserError, resize_position_embedding
-from keras_vit.models.resizing import Resampler
+from keras_vit.models.weight_resizing import Resampler
 from tests.support import FIXTURES
 
 SIDES = st.integers(1, 9)
@@ -125,10 +125,3 @@ def test_an_unknown_resampler_is_refused_with_the_nearest_names():
     message = "no resampler named 'bicubic-antialiased'; the nearest names are bicubic-antialias, "
     with pytest.raises(UserError, match=message):
         resize_position_embedding(table(4, 4), (4, 4), (4, 4), 1, "bicubic-antialiased")
-
-
-@pytest.mark.parametrize("new_grid", [(0, 3), (3, -1)])
-def test_a_grid_without_rows_or_columns_is_refused(new_grid):
-    message = f"at least 1 row and 1 column, but is {new_grid[0]}x{new_grid[1]}"
-    with pytest.raises(UserError, match=message):
-        resize_position_embedding(table(4, 4), (4, 4), new_grid, 1)

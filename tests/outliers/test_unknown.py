@@ -23,19 +23,19 @@ from export.saved_model import __main__ as saved_model
 from export.source import ExportedModel, Provenance
 from export.tflite import __main__ as tflite
 from export.tflite.export import export_tflite, to_tflite
-from export.tflite.graph import unpack
+from export.tflite.flatbuffer import unpack
 from export.tflite.quantize import quantize, quantize_static
 from export.tflite.smooth_quant import smooth_quant
 from keras_vit import UserError, run_directory
 from keras_vit.inspection import Image
 from keras_vit.run_directory import Samples
 from keras_vit.runs import open_run
-from keras_vit.unknown import KINDS, UNKNOWN, UnknownKind, features_and_logits, threshold_of
+from keras_vit.unknown_score import KINDS, UNKNOWN, UnknownKind, features_and_logits, threshold_of
 from tests.support import randomize
 from training import evaluate, linear_probe, predict, unknown
 from training.input.sources import open_source
 from training.options.common import DataOptions
-from training.outliers.unknown import Outputs, auroc_of_left_out_classes, fit, outputs_of
+from training.outliers.fit_unknown import Outputs, auroc_of_left_out_classes, fit_score, outputs_of
 from training.prediction import predict as prediction
 
 SHARED = pathlib.Path(os.environ.get("SHARED_DATA", pathlib.Path(__file__).parents[3] / "shared")) / "data" / "tfds"
@@ -56,7 +56,7 @@ def test_all_scores_tell_far_images_and_knn_is_that_of_scikit_learn():
     train, evaluation = made_outputs(rng, 400), made_outputs(rng, 100)
     far = -evaluation.features
     for kind in KINDS:
-        scorer = fit(kind, train, 0)
+        scorer = fit_score(kind, train, 0)
         known = np.asarray(scorer.score(evaluation.features, evaluation.logits))
         other = np.asarray(scorer.score(far, -evaluation.logits))
         assert roc_auc_score(np.repeat([0, 1], 100), np.concatenate([known, other])) > 0.99, kind
@@ -168,7 +168,7 @@ def exported_of(kind: UnknownKind, samples: Samples) -> ExportedModel:
     network = features_and_logits(model)
     found = [network.predict_on_batch(images) for _, images in data.batches()]
     features, logits = (np.concatenate([each[name] for each in found]) for name in ("pre_logits", "logits"))
-    scorer = dataclasses.replace(fit(kind, Outputs(features, logits, samples.labels), 0), threshold=3.0)
+    scorer = dataclasses.replace(fit_score(kind, Outputs(features, logits, samples.labels), 0), threshold=3.0)
     return ExportedModel(model, tuple("0123456789"), samples, Provenance("a model"), scorer)
 
 

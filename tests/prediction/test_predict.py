@@ -28,9 +28,9 @@ from tests.support import TINY, TINY_IMAGE, randomize, serving
 from training import predict as command
 from training.input.dataset import decoded as decode_image
 from training.prediction import predict as prediction
-from training.prediction.page import open_page
 from training.prediction.pictures import find_pictures
 from training.prediction.predict import open_classifier
+from training.prediction.server import open_server
 
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
 
@@ -222,7 +222,7 @@ def test_class_names_are_those_of_the_config_beside_a_checkpoint(place, tmp_path
     assert open_classifier(open_run(tmp_path / "named")).labels == NAMES
     keras_vit.save_checkpoint(model, tmp_path / "numbers", layout="huggingface")
     assert open_classifier(open_run(tmp_path / "numbers")).labels == ()
-    with pytest.raises(UserError, match="has 7 classes, but labels names 2"):
+    with pytest.raises(UserError, match="labels names 2 classes, but the model .* has 7"):
         keras_vit.save_checkpoint(model, tmp_path / "few", layout="huggingface", labels=("ant", "bee"))
 
 
@@ -400,9 +400,17 @@ def test_a_model_without_a_head_and_other_labels_are_refused(place, tmp_path):
         open_classifier(open_run(place / "model.keras"), str(tmp_path / "two.txt"))
 
 
+def test_a_port_in_use_is_named(place):
+    classifier = open_classifier(open_run(place / "model.keras"))
+    with open_server(classifier, 0) as server:
+        port = server.server_address[1]
+        with pytest.raises(UserError, match=f"Port {port} cannot be used .Address already in use.; give another"):
+            open_server(classifier, port)
+
+
 def test_the_page_in_the_browser_classifies_what_is_sent_to_it(place):
     classifier = open_classifier(open_run(place / "model.keras"), str(place / "names.txt"), explain="rollout")
-    with open_page(classifier, 0) as server:
+    with open_server(classifier, 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -434,7 +442,7 @@ def test_the_page_in_the_browser_classifies_what_is_sent_to_it(place):
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_picture_dropped_on_the_page_shows_its_classes_bars_and_map(place, width, tmp_path):
     classifier = open_classifier(open_run(place / "model.keras"), str(place / "names.txt"), explain="rollout")
-    with open_page(classifier, 0) as server, open_browser() as page:
+    with open_server(classifier, 0) as server, open_browser() as page:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             page.open(f"http://127.0.0.1:{server.server_address[1]}/", width)
@@ -512,7 +520,7 @@ def test_a_page_of_several_batches_has_the_maps_of_one(place, arguments, monkeyp
 @pytest.mark.parametrize("length", ["²", "-1", "x", str(2**40)])
 def test_a_request_of_no_or_too_great_a_length_is_refused(place, length):
     classifier = open_classifier(open_run(place / "model.keras"))
-    with open_page(classifier, 0) as server:
+    with open_server(classifier, 0) as server:
         threading.Thread(target=server.handle_request).start()
         with socket.create_connection(server.server_address[:2], timeout=60) as connection:
             connection.sendall(

@@ -175,6 +175,9 @@ FOLDERS = {
     "one class": (lambda r: _one_class(r), "have 1 class; at least two"),
     "gaps": (lambda r: (r / "labels.txt").unlink() or _mask("001.png", np.full((SIDE, SIDE), 77, np.uint8))(r),
              "which are not numbers from 0 on"),
+    "nothing counted": (lambda r: [_mask(f.name, np.full((SIDE, SIDE), 255, np.uint8))(r)
+                                   for f in (r / "masks").iterdir()], "No pixel of the masks"),
+    "a name twice": (lambda r: (r / "labels.txt").write_text("a\na\nb\nc\n"), "names the class 'a' twice"),
     "labels of bytes": (lambda r: (r / "labels.txt").write_bytes(b"\xff\n"), "not UTF-8 text"),
 }  # fmt: skip
 
@@ -207,13 +210,13 @@ def test_a_broken_folder_is_one_sentence(case, tmp_path):
 
 COCO = {
     "no list": (lambda d: d.pop("annotations"), "a list of objects annotations"),
-    "no category": (lambda d: d["annotations"][0].pop("category_id"), "should have a category_id"),
+    "no category": (lambda d: d["annotations"][0].pop("category_id"), "a whole number as category_id"),
     "unknown category": (lambda d: d["annotations"][0].update(category_id=99), "the category 99 of an object is not"),
     "unknown image": (lambda d: d["annotations"][0].update(image_id=99), "annotates the image 99"),
     "missing file": (lambda d: d["images"][0].update(file_name="gone.png"), "are not in .*, such as gone.png"),
     "two ids": (lambda d: d["images"][1].update(id=d["images"][0]["id"]), "two images or two categories with one id"),
     "two categories": (lambda d: d["categories"][1].update(id=10), "two images or two categories with one id"),
-    "a name of no text": (lambda d: d["categories"][1].update(name=3), "should have a name, but one has 3"),
+    "a name of no text": (lambda d: d["categories"][1].update(name=3), "a text as name, but one has 3"),
     "no segmentation": (lambda d: d["annotations"][0].pop("segmentation"), "should be polygons or a run-length"),
     "an empty polygon": (lambda d: d["annotations"][0].update(segmentation=[]), "should be polygons or a run-length"),
     "two points": (lambda d: d["annotations"][0].update(segmentation=[[1, 2, 3, 4]]), "x and y of 3 points"),

@@ -9,17 +9,13 @@ import pytest
 
 import keras_vit
 from keras_vit import run_directory
-from training.loop import checkpoints
+from tests.interruptions import killed_after
 from training.loop import pretrain as pretraining
 from training.loop.run import RunDirectory
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
 from training.recipes.schedules import Schedule
-
-
-class Interrupted(Exception):
-    """Stands for a kill."""
 
 
 @pytest.fixture(name="upstream", scope="package")
@@ -36,22 +32,13 @@ def _upstream(tmp_path_factory) -> RunDirectory:
 
 
 @pytest.fixture(name="assert_resumes_exactly")
-def _assert_resumes_exactly(monkeypatch, tmp_path) -> Callable[[Callable[[pathlib.Path], object], int], None]:
+def _assert_resumes_exactly(tmp_path) -> Callable[[Callable[[pathlib.Path], object], int], None]:
     """Compare the run of a command, a function of the workdir, with one that is killed after a step and continued."""
 
     def compare(command: Callable[[pathlib.Path], object], step: int) -> None:
-        save = checkpoints.save
-
-        def save_and_stop(folder, done, progress, arrays):
-            save(folder, done, progress, arrays)
-            if done == step:
-                raise Interrupted
-
         command(tmp_path / "undisturbed")
-        with monkeypatch.context() as patch:
-            patch.setattr(checkpoints, "save", save_and_stop)
-            with pytest.raises(Interrupted):
-                command(tmp_path / "killed")
+        with killed_after(step):
+            command(tmp_path / "killed")
         assert not (tmp_path / "killed" / run_directory.MODEL).exists()
         command(tmp_path / "killed")
         models = [run_directory.load_model(tmp_path / name) for name in ("undisturbed", "killed")]

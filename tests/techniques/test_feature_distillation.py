@@ -11,8 +11,8 @@ from training import pretrain
 from training.techniques.feature_distillation import (
     feature_losses,
     feature_student,
-    features_of,
     open_feature_teacher,
+    summary_and_patches,
 )
 
 
@@ -35,7 +35,7 @@ def test_the_teacher_sees_the_images_in_its_own_range_size_and_channels(tmp_path
     teacher.save(tmp_path / "teacher.keras")
     opened = open_feature_teacher(str(tmp_path / "teacher.keras"), Preprocessing((8, 8), 1))
     image = np.full((1, 8, 8, 1), -0.5, np.float32)
-    features = features_of(teacher)(np.full((1, 12, 12, 3), 0.25, np.float32))
+    features = summary_and_patches(teacher)(np.full((1, 12, 12, 3), 0.25, np.float32))
     for name, value in opened(image).items():
         np.testing.assert_allclose(value, features[name], rtol=1e-4, atol=1e-5)
     with pytest.raises(UserError, match="sees gray images, but this model colors"):
@@ -48,7 +48,7 @@ def test_a_resnet_learns_from_a_transformer(tmp_path):
     config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=2, mlp_dim=8)
     teacher = keras_vit.build(config, image_size=16, num_classes=0)
     student = keras_vit.build(ResNetConfig((1, 1), 8, (16, 32), num_groups=4), image_size=32, num_classes=None)
-    model = feature_student(student, features_of(teacher))
+    model = feature_student(student, summary_and_patches(teacher))
     assert model.output["summary"].shape == (None, 12)
     assert model.output["patches"].shape == (None, 4, 4, 12)
 

@@ -73,7 +73,7 @@ def test_the_end_token_2_is_that_of_metaclip_2_but_not_of_clip(tmp_path):
     ("edit", "message"),
     [
         (lambda config: config["text_config"].update(num_attention_heads=5), "must be a multiple of its heads"),
-        (lambda config: config["text_config"].update(hidden_act="relu"), "unsupported activation 'relu'"),
+        (lambda config: config["text_config"].update(hidden_act="relu"), "unsupported hidden_act='relu'"),
         (lambda config: config["text_config"].update(vocab_size=51), "vocab_size=51"),
         (lambda config: config["text_config"].update(eos_token_id=50), "must be below 50"),
         (lambda config: config.update(text_config=[1]), "should give text_config as an object"),

@@ -15,7 +15,7 @@ from keras_vit.files.remote import to_path
 from keras_vit.runs import Run
 from training.beam.pictures import Group, PictureList, paths_of
 from training.beam.pipeline import GroupHandler, ListGroups, NotThere, counted, run_pipeline, write_problems
-from training.features.embed import Extractor, as_stored, embed_rows, listing_of_files, open_folder, opened
+from training.features.embed import Extractor, as_stored, describe_features, embed_rows, listing_of_files, start_folder
 from training.features.store import NO_SPLIT, PART, FeatureDescription, Part, part_file, write_part
 from training.input.dataset import check_some_read
 from training.lock import locked
@@ -29,7 +29,7 @@ def embed(run: Run, pictures: PictureList, options: EmbedOptions, pipeline: Pipe
     Raises UserError for a folder with features of another model or of other pictures.
     """
     summary, folder = pictures.summary(), options.folder
-    description, _ = opened(run, options, summary.labels, summary.counts, summary.checksum)
+    description, _ = describe_features(run, options, summary.labels, summary.counts, summary.checksum)
 
     def build(root: apache_beam.Pipeline) -> None:
         load = functools.partial(_load, options, description)
@@ -45,7 +45,7 @@ def embed(run: Run, pictures: PictureList, options: EmbedOptions, pipeline: Pipe
 
     with locked(folder):
         remove_temporary(folder)
-        open_folder(folder, description)
+        start_folder(folder, description)
         counts = run_pipeline(pipeline, build)
     check_some_read(sum(summary.counts.values()) - counts["problems"])
     print(
@@ -58,7 +58,9 @@ def embed(run: Run, pictures: PictureList, options: EmbedOptions, pipeline: Pipe
 
 def _load(options: EmbedOptions, description: FeatureDescription) -> Extractor:
     """The model in a worker. Raises UserError if it is not the one that the pipeline was started with."""
-    found, extractor = opened(options.open_run(), options, description.labels, description.splits, description.checksum)
+    found, extractor = describe_features(
+        options.open_run(), options, description.labels, description.splits, description.checksum
+    )
     if found.fingerprint != description.fingerprint:
         raise UserError(f"The workers find another model at {options.run}; give one address that all of them read.")
     return extractor

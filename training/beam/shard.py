@@ -12,7 +12,7 @@ import apache_beam
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import UserError, run_directory
+from keras_vit import run_directory
 from keras_vit.files.atomic import atomic_write, remove_temporary, write_text
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import to_path
@@ -22,7 +22,7 @@ from training.beam.pipeline import counted, open_output, run_pipeline, write_pro
 from training.input import record_index
 from training.input.dataset import decoding_problem, error_reason
 from training.input.tfrecord import shard_name
-from training.input.write_tfrecord import print_written, record
+from training.input.write_tfrecord import check_shards, print_written, record
 from training.lock import locked
 from training.options.data import ShardOptions
 from training.options.pipeline import PROBLEMS, PipelineOptions
@@ -42,9 +42,7 @@ def shard(pictures: PictureList, options: ShardOptions, pipeline: PipelineOption
     directory = run_directory.output_folder(options.output)
     summary, shards = pictures.summary(), options.shards
     settings = {"counts": summary.counts, "checksum": summary.checksum, "labels": [*summary.labels], "shards": shards}
-    for name, count in summary.counts.items():
-        if count < shards:
-            raise UserError(f"{count} images of {name} cannot fill {shards} files; give --shards {count} or fewer.")
+    check_shards(summary.counts, shards)
 
     def build(root: apache_beam.Pipeline) -> None:
         (

@@ -9,7 +9,7 @@ import csv
 import dataclasses
 import io
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from keras_vit.errors import is_or_are, reading
 from keras_vit.images.formats import is_picture, is_picture_name, visible_files
 from training.input.coco import (
     MOST_OF_MANY,
+    check_class_names,
     check_listed,
     held_out,
     number_of,
@@ -92,70 +93,64 @@ def open_boxes(options: BoxesOptions) -> BoxData:
         read = {"voc": _voc, "csv": lambda file: _csv(file, folder), "coco": lambda file: _coco(file, folder)}
         labels, pictures = read[options.kind](path)
         splits = {"train": sorted(pictures)}
-        if not labels:
+        if not labels and options.kind != "coco":
             labels = tuple(sorted({str(box.label) for picture in pictures for box in picture.boxes}))
-    if not labels:
-        raise UserError(f"{path} has no box, so there is no class to find; annotate some of its pictures.")
-    if twice := [name for name, count in collections.Counter(labels).items() if count > 1]:
-        raise UserError(f"{path} names the class {twice[0]!r:.80} twice; give each class a name of its own.")
-    checks = _Checks(labels)
-    checked = {split: tuple(map(checks.checked, pictures)) for split, pictures in splits.items()}
-    checks.report(options.bad_boxes, sum(len(picture.boxes) for each in splits.values() for picture in each))
+    count = sum(len(picture.boxes) for each in splits.values() for picture in each)
+    if not labels or not count:
+        missing = "box" if not count else "categories"
+        raise UserError(f"{path} has no {missing}, so there is nothing to find; annotate some of its pictures.")
+    check_class_names(labels, path)
+    numbers: dict[str | int, int] = {name: number for number, name in enumerate(labels)}
+    numbers |= {number: number for number in range(len(labels))}  # YOLO's
+    wrong: dict[str, list[str]] = collections.defaultdict(list)
+    checked = {name: tuple(_checked(picture, numbers, wrong) for picture in split) for name, split in splits.items()}
+    _report(wrong, options.bad_boxes, count)
     if "val" in checked:
+        if both := {picture.file for picture in checked["train"]} & {picture.file for picture in checked["val"]}:
+            print(f"{len(both)} of the evaluation pictures are also trained on, which flatters the detector.")
         return BoxData(labels, checked["train"], checked["val"], has_split=True)
     train, evaluation = held_out(checked["train"], path)
     return BoxData(labels, tuple(train), tuple(evaluation), has_split=False)
 
 
-class _Checks:
-    """Checks boxes, and counts what is wrong with them."""
+def _checked(picture: Annotated, numbers: Mapping[str | int, int], wrong: Mapping[str, list[str]]) -> Picture:
+    """The picture with its boxes sorted, clipped, or left out; adds to what is wrong."""
+    height, width = picture.size
+    corners, classes = [], []
+    for label, (left, top, right, bottom) in picture.boxes:
+        if label not in numbers:
+            wrong["of an unknown class"].append(f"{label!r:.40} in {picture.file}")
+            continue
+        if right < left or bottom < top:
+            wrong["with swapped corners"].append(str(picture.file))
+        left, right, top, bottom = min(left, right), max(left, right), min(top, bottom), max(top, bottom)
+        if right == left or bottom == top:
+            wrong["without area"].append(str(picture.file))
+            continue
+        if min(left, top) < -_ROUNDING or right > width + _ROUNDING or bottom > height + _ROUNDING:
+            wrong["outside of the picture"].append(str(picture.file))
+        box = [max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height))]
+        if box[0] < box[2] and box[1] < box[3]:
+            corners.append(box)
+            classes.append(numbers[label])
+    boxes = np.array(corners, np.float32).reshape(-1, 4)
+    return Picture(picture.file, picture.size, boxes, np.array(classes, np.int32))
 
-    def __init__(self, labels: Sequence[str]):
-        self._numbers: dict[str | int, int] = {name: number for number, name in enumerate(labels)}
-        self._numbers |= {number: number for number in range(len(labels))}  # YOLO's
-        self._wrong: dict[str, list[str]] = collections.defaultdict(list)
 
-    def checked(self, picture: Annotated) -> Picture:
-        """The picture with its boxes sorted, clipped, or left out."""
-        height, width = picture.size
-        corners, classes = [], []
-        for label, (left, top, right, bottom) in picture.boxes:
-            if label not in self._numbers:
-                self._wrong["of an unknown class"].append(f"{label!r:.40} in {picture.file}")
-                continue
-            if right < left or bottom < top:
-                self._wrong["with swapped corners"].append(str(picture.file))
-            left, right, top, bottom = min(left, right), max(left, right), min(top, bottom), max(top, bottom)
-            if right == left or bottom == top:
-                self._wrong["without area"].append(str(picture.file))
-                continue
-            if min(left, top) < -_ROUNDING or right > width + _ROUNDING or bottom > height + _ROUNDING:
-                self._wrong["outside of the picture"].append(str(picture.file))
-            box = [max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height))]
-            if box[0] < box[2] and box[1] < box[3]:
-                corners.append(box)
-                classes.append(self._numbers[label])
-        return Picture(
-            picture.file,
-            picture.size,
-            np.array(corners, np.float32).reshape(-1, 4),
-            np.array(classes, np.int32),
+def _report(wrong: Mapping[str, list[str]], mode: BadBoxes, count: int) -> None:
+    """Print what was wrong, or raise UserError for it."""
+    if not wrong:
+        return
+    kinds = "; ".join(
+        f"{len(names)} {kind} ({', '.join(dict.fromkeys(names[:_MOST_NAMED]))}{', …' * (len(names) > _MOST_NAMED)})"
+        for kind, names in wrong.items()
+    )
+    if mode == "refuse":
+        raise UserError(
+            f"Of {count:,} boxes, {kinds}; correct them, or give --bad-boxes clip, which cuts and sorts them, and "
+            "leaves out what remains without area or class."
         )
-
-    def report(self, mode: BadBoxes, count: int) -> None:
-        """Print what was wrong, or raise UserError for it."""
-        if not self._wrong:
-            return
-        kinds = "; ".join(
-            f"{len(names)} {kind} ({', '.join(dict.fromkeys(names[:_MOST_NAMED]))}{', …' * (len(names) > _MOST_NAMED)})"
-            for kind, names in self._wrong.items()
-        )
-        if mode == "refuse":
-            raise UserError(
-                f"Of {count:,} boxes, {kinds}; correct them, or give --bad-boxes clip, which cuts and sorts them, and "
-                "leaves out what remains without area or class."
-            )
-        print(f"Of {count:,} boxes, cut, sorted or left out: {kinds}.")
+    print(f"Of {count:,} boxes, cut, sorted or left out: {kinds}.")
 
 
 def _yolo(file: pathlib.Path) -> tuple[tuple[str, ...], dict[str, list[Annotated]]]:
@@ -221,8 +216,8 @@ def _yolo_picture(picture: pathlib.Path) -> Annotated:
         words, where = line.split(), f"Each word of line {number} of {labels}"
         if len(words) != 5:
             raise UserError(
-                f"Line {number} of {labels} should be a class number, centre x and y, width and height, but has "
-                f"{len(words)} words; convert polygons to boxes."
+                f"Line {number} of {labels} should be a class number, centre x and y, width and height, but is "
+                f"{line.strip()!r:.60}; write it so, and polygons as boxes."
             )
         label, x, y, w, h = (number_of(word, where) for word in words)
         if not label.is_integer():
@@ -258,15 +253,8 @@ def _voc_picture(file: pathlib.Path, picture: pathlib.Path) -> Annotated:
         root = ElementTree.fromstring(read_text(file, _MOST_OF_ONE), forbid_dtd=True)
     if root.tag != "annotation":
         raise UserError(f"{file} should be an <annotation> of Pascal VOC, but is a <{root.tag:.40}>; remove it.")
-    height, width = upright_size(picture)
-    stated = [root.findtext(f"size/{side}") for side in ("height", "width")]
-    if None not in stated:
-        sides = tuple(number_of(text, f"The size in {file}") for text in stated)
-        if sides not in ((height, width), (0.0, 0.0)):
-            raise UserError(
-                f"{file} is of a picture {sides[1]:g} wide and {sides[0]:g} high, but {picture.name}, seen upright, is "
-                f"{width} wide and {height} high; annotate the upright picture."
-            )
+    stated = [root.findtext(f"size/{side}", "0") for side in ("height", "width")]
+    size = upright_size(picture, tuple(round(number_of(text, f"The size in {file}")) for text in stated))
     boxes = []
     for element in root.findall("object"):
         name = (element.findtext("name") or "").strip()
@@ -275,7 +263,7 @@ def _voc_picture(file: pathlib.Path, picture: pathlib.Path) -> Annotated:
             raise UserError(f"Each object of {file} should have a name and a bndbox of four edges; correct it.")
         left, top, right, bottom = (number_of(text, f"Each edge in {file}") for text in edges)
         boxes.append(Box(name, (left - 1, top - 1, right, bottom)))
-    return Annotated(picture, (height, width), boxes)
+    return Annotated(picture, size, boxes)
 
 
 def _csv(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Annotated]]:
@@ -307,9 +295,10 @@ def _csv_rows(file: pathlib.Path) -> Iterator[tuple[int, Mapping[str, str]]]:
     with reading(file, "CSV", csv.Error):
         header, *rows = [(reader.line_num, row) for row in reader] or [(1, [])]
     names = [name.strip().lower() for name in header[1]]
-    if missing := [name for name in needed if name not in names]:
+    if any(names.count(name) != 1 for name in needed):
         raise UserError(
-            f"{file} should begin with the columns {','.join(needed)}, but has no {', '.join(missing)}; add them."
+            f"{file} should begin with the columns {','.join(needed)}, once each and with commas between them, but "
+            f"begins with {','.join(names)!r:.60}; correct it."
         )
     for number, row in rows:
         if any(row):
@@ -334,5 +323,5 @@ def _coco(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], li
             x, y, w, h = (number_of(side, f"Each number of a bbox in {file}") for side in each.box)
             if not each.is_crowd:
                 boxes.append(Box(coco.names.get(each.category, f"category {each.category}"), (x, y, x + w, y + h)))
-        pictures.append(Annotated(picture.file, upright_size(picture.file), boxes))
+        pictures.append(Annotated(picture.file, upright_size(picture.file, picture.stated_size), boxes))
     return tuple(coco.names[number] for number in sorted(coco.names)), pictures

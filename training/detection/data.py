@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import Preprocessing
+from keras_vit import Preprocessing, UserError
 from training.detection.annotations import BoxData, Picture
-from training.input.dataset import DataSet, Split
+from training.input.dataset import DataSet, Split, decoding_problem, problems_of, summarize_problems
 from training.input.dense import DenseBatches
 from training.recipes.dense import DenseRecipe
 from training.recipes.detect import DetectRecipe
@@ -19,7 +19,16 @@ _TILES = 2
 
 
 def box_data_set(data: BoxData) -> DataSet:
-    """The data set of pictures with boxes; `DenseBatches` describes their targets."""
+    """The data set of pictures with boxes; `DenseBatches` describes their targets.
+
+    Every picture is decoded once. Raises UserError for those that cannot be.
+    """
+    files = [str(picture.file) for picture in data.all]
+    if bad := problems_of(files, lambda file: decoding_problem(tf.io.read_file(file))):
+        raise UserError(
+            f"{len(bad)} of {len(files)} pictures cannot be read: {summarize_problems(bad)}; repair them, or remove "
+            "them and their boxes."
+        )
     most = max(1, *(len(picture.classes) for picture in data.all))
     train, evaluation = _split(data.train), _split(data.evaluation)
     batches = BoxBatches(most * _TILES**2, most)

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,8 +22,6 @@ from training.options.checks import check_classes
 
 # Overlap (IoU) from which the less likely of two boxes is left out, for an example: as OWL-ViT's original.
 _SAME_OBJECT = 0.3
-# Pictures of one forward pass.
-BATCH = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +34,19 @@ class Objects:
     """(n,), 0 to 1."""
     classes: np.ndarray
     """(n,) int."""
+
+    def annotations(self) -> list[dict[str, Any]]:
+        """The objects in COCO's format."""
+        found = zip(coco_boxes(self.corners, self.classes), self.scores.tolist(), strict=True)
+        return [box | {"score": score} for box, score in found]
+
+
+def coco_boxes(corners: np.ndarray, classes: np.ndarray) -> list[dict[str, Any]]:
+    """Boxes (n, 4), left, top, right, bottom, as annotations in COCO's format; categories begin at 1."""
+    boxes = np.asarray(corners, np.float64)
+    sizes = boxes[:, 2:] - boxes[:, :2]
+    rows = zip(np.concatenate([boxes[:, :2], sizes], axis=1).tolist(), classes, sizes.prod(axis=1), strict=True)
+    return [{"bbox": box, "category_id": int(label) + 1, "area": float(area)} for box, label, area in rows]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

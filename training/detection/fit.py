@@ -18,7 +18,7 @@ from keras_vit.text.classes import classes_of_labels
 from keras_vit.text.zero_shot import class_embeddings
 from training.detection.annotations import BoxData
 from training.detection.detector import open_detector
-from training.detection.evaluation import evaluate, write_report
+from training.detection.evaluation import evaluate
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup
 from training.loop.train import run_training
@@ -48,7 +48,7 @@ def fit(options: DetectFitOptions, data: BoxData, setup: Setup) -> RunDirectory:
     )
     if not options.dry_run:
         detector = open_detector(open_run(str(run.path)))
-        write_report(evaluate(detector, data.evaluation), detector, run.path)
+        evaluate(detector, data.evaluation, run.path)
     return run
 
 

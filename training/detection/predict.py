@@ -2,25 +2,21 @@
 
 import csv
 import dataclasses
-import html
 import json
 import pathlib
-from collections.abc import Sequence
-
-import numpy as np
-import tqdm
+from collections.abc import Iterator, Sequence
 
 from keras_vit import inspection
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.tables import markdown_table, short_name
-from training.detection.detector import BATCH, Detector, Objects
+from training.detection.detector import Detector, Objects
 from training.detection.page import COLORS, DrawnBox, DrawnPicture, boxes_page
+from training.evaluation.average_precision import coco_document
 from training.input.dataset import check_some_read
 from training.options.detect import DetectPredictOptions
-from training.prediction.predict import as_utf8, read_picture
+from training.prediction.predict import batches_of_pictures
 
-Found = list[tuple[str, inspection.Image, Objects]]
-"""Path, picture and objects."""
+Found = list[tuple[inspection.Image, Objects]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,7 +31,7 @@ class DetectionPage:
         """A page with the boxes on one picture. Raises UserError for bytes that are none."""
         image = inspection.decode(data, name, preprocessing=self.detector.preprocessing)
         (objects,) = self.detector.detect([image], self.top, self.threshold)
-        return _page(self.detector, [(image.name, image, objects)], {})
+        return _page(self.detector, [(image, objects)], [])
 
 
 def detect(detector: Detector, files: Sequence[pathlib.Path], options: DetectPredictOptions) -> None:
@@ -44,71 +40,46 @@ def detect(detector: Detector, files: Sequence[pathlib.Path], options: DetectPre
     A file that cannot be read is named, and the others are looked at. Raises UserError if none can be read.
     """
     found: Found = []
-    problems: dict[str, str] = {}
-    progress = tqdm.tqdm(total=len(files), unit="picture", disable=None)
-    for begin in range(0, len(files), BATCH):
-        images = []
-        for file in files[begin : begin + BATCH]:
-            image, problem = read_picture(file, detector.preprocessing)
-            if image is None:
-                problems[as_utf8(str(file))] = problem or ""
-            else:
-                images.append(image)
-        objects = detector.detect(images, options.top, options.threshold) if images else []
-        found += [(image.name, image, each) for image, each in zip(images, objects, strict=True)]
-        progress.update(len(files[begin : begin + BATCH]))
-    progress.close()
-    _print(detector, found, problems, options.threshold)
+    problems: list[str] = []
+    for images in batches_of_pictures(files, detector.preprocessing, problems):
+        found += zip(images, detector.detect(images, options.top, options.threshold), strict=True)
+    columns = ("picture", "class", "score", "x", "y", "w", "h")
+    rows = [
+        (name, label, f"{score:.3f}", *(f"{side:.0f}" for side in box))
+        for name, label, score, box in _rows(detector, found)
+    ]
+    if rows:
+        print(markdown_table(columns, rows, num_text_columns=2))
+    if empty := sum(not len(objects.scores) for _, objects in found):
+        print(f"Nothing with a score of {options.threshold:g} or more on {empty} of {len(found)} pictures.")
+    for problem in problems:
+        print(f"Not looked at: {problem}")
     output = options.output
     if output is not None and found:
         with atomic_write(pathlib.Path(output)) as temporary:
             if output.endswith(".csv"):
                 _write_csv(temporary, detector, found)
             elif output.endswith(".json"):
-                document = coco_document(
-                    detector.labels, [(name, image.pixels.shape[:2], o) for name, image, o in found]
-                )
-                temporary.write_text(json.dumps(document) + "\n", encoding="utf-8")
+                temporary.write_text(json.dumps(found_document(detector.labels, found)) + "\n", encoding="utf-8")
             else:
                 temporary.write_text(_page(detector, found, problems), encoding="utf-8")
         print(f"Results are in {output}.")
     check_some_read(len(found))
 
 
-def _print(detector: Detector, found: Found, problems: dict[str, str], threshold: float) -> None:
-    rows = [
-        (name, detector.labels[label], f"{score:.3f}", *(f"{edge:.0f}" for edge in _left_top_width_height(corners)))
-        for name, _, objects in found
-        for corners, score, label in zip(objects.corners, objects.scores, objects.classes, strict=True)
-    ]
-    if rows:
-        print(markdown_table(("picture", "class", "score", "x", "y", "w", "h"), rows, num_text_columns=2))
-    empty = sum(not len(objects.scores) for _, _, objects in found)
-    if empty:
-        print(f"Nothing with a score of {threshold:g} or more on {empty} of {len(found)} pictures.")
-    for file, problem in problems.items():
-        print(f"Not looked at: {file}: {problem.removeprefix(f'{pathlib.Path(file).name} is ')}")
+def _rows(detector: Detector, found: Found) -> Iterator[tuple[str, str, float, list[float]]]:
+    """Of each object: path, class, score, and left, top, width and height."""
+    for image, objects in found:
+        for each in objects.annotations():
+            yield image.name, detector.labels[each["category_id"] - 1], each["score"], each["bbox"]
 
 
-def _left_top_width_height(corners: np.ndarray) -> list[float]:
-    left, top, right, bottom = map(float, corners)
-    return [left, top, right - left, bottom - top]
-
-
-def coco_document(labels: Sequence[str], found: Sequence[tuple[str, tuple[int, int], Objects]]) -> dict:
-    """Objects as a document in COCO's format, with a score in each annotation.
-
-    found: of each picture its path, (height, width) and objects.
-    """
-    images, annotations = list[dict](), list[dict]()
-    for number, (name, (height, width), objects) in enumerate(found, 1):
-        images.append({"id": number, "file_name": name, "height": int(height), "width": int(width)})
-        for corners, score, label in zip(objects.corners, objects.scores, objects.classes, strict=True):
-            box = _left_top_width_height(corners)
-            place = {"id": len(annotations) + 1, "image_id": number, "category_id": int(label) + 1, "bbox": box}
-            annotations.append({**place, "area": box[2] * box[3], "iscrowd": 0, "score": float(score)})
-    categories = [{"id": number, "name": name} for number, name in enumerate(labels, 1)]
-    return {"images": images, "categories": categories, "annotations": annotations}
+def found_document(labels: Sequence[str], found: Found) -> dict:
+    """Objects as a document in COCO's format, with a score in each annotation."""
+    whole = coco_document(labels, [objects.annotations() for _, objects in found])
+    for fields, (image, _) in zip(whole["images"], found, strict=True):
+        fields |= {"file_name": image.name} | dict(zip(("height", "width"), image.pixels.shape[:2], strict=True))
+    return whole
 
 
 def _write_csv(path: pathlib.Path, detector: Detector, found: Found) -> None:
@@ -116,28 +87,21 @@ def _write_csv(path: pathlib.Path, detector: Detector, found: Found) -> None:
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerow(["path", "x", "y", "w", "h", "label", "score"])
-        for name, _, objects in found:
-            for corners, score, label in zip(objects.corners, objects.scores, objects.classes, strict=True):
-                box = (f"{edge:.2f}" for edge in _left_top_width_height(corners))
-                writer.writerow([name, *box, detector.labels[label], f"{score:.6f}"])
-            if not len(objects.scores):
-                writer.writerow([name, *[""] * 6])
+        for each in found:
+            for name, label, score, box in _rows(detector, [each]):
+                writer.writerow([name, *(f"{side:.2f}" for side in box), label, f"{score:.6f}"])
+            if not len(each[1].scores):
+                writer.writerow([each[0].name, *[""] * 6])
 
 
-def _page(detector: Detector, found: Found, problems: dict[str, str]) -> str:
-    pictures = [
-        DrawnPicture(
-            name,
-            image.pixels,
-            [
-                DrawnBox(corners, f"{detector.labels[label]} {score:.2f}", COLORS[label % len(COLORS)])
-                for corners, score, label in zip(objects.corners, objects.scores, objects.classes, strict=True)
-            ],
-        )
-        for name, image, objects in found
+def _page(detector: Detector, found: Found, problems: Sequence[str]) -> str:
+    pictures = [DrawnPicture(image.name, image.pixels, _boxes(detector.labels, objects)) for image, objects in found]
+    words = [*(f"Not looked at: {problem}" for problem in problems), f"Model: {short_name(detector.name)}."]
+    return boxes_page("Objects on pictures", pictures, words)
+
+
+def _boxes(labels: Sequence[str], objects: Objects) -> list[DrawnBox]:
+    return [
+        DrawnBox(corners, f"{labels[label]} {score:.2f}", COLORS[label % len(COLORS)])
+        for corners, label, score in zip(objects.corners, objects.classes, objects.scores, strict=True)
     ]
-    missing = "".join(f"<li>{html.escape(f'{file}: {problem}')}</li>" for file, problem in problems.items())
-    listed = f"<h2>Not looked at</h2><ul>{missing}</ul>" if missing else ""
-    return boxes_page(
-        "Objects on pictures", pictures, [listed, f"<p>Model: {html.escape(short_name(detector.name))}.</p>"]
-    )

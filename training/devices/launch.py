@@ -21,10 +21,10 @@ def launch(command: Sequence[str], count: int, grace: float) -> int:
         count: workers.
         grace: seconds that the others have to end by themselves after one failed.
     """
-    if count < 1 or not command:
+    if not command:
         raise UserError(
-            "keras-vit launch takes --workers N, at least 1, and a command after --, as in: --workers 2 -- "
-            "keras-vit pretrain digits --data digits --workdir runs/two."
+            "keras-vit launch takes a command after --, as in: --workers 2 -- keras-vit pretrain digits --data digits "
+            "--workdir runs/two."
         )
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
     workers, readers = [], []

@@ -13,6 +13,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from keras_vit.files.atomic import staged
+from keras_vit.files.tables import short_name
 
 # Draws of the bootstrap over the pictures, and the ends of the interval.
 _DRAWS, _ENDS = 200, (0.025, 0.975)
@@ -22,13 +23,20 @@ STATS = {"ap": 0, "ap50": 1, "ap75": 2, "ap_small": 3, "ap_medium": 4, "ap_large
 _IOUS = {"ap": slice(None), "ap50": slice(0, 1)}
 
 
-def write_measured(output: pathlib.Path, name: str, metrics: dict, lines: Sequence[str], page: str) -> str:
-    """Write NAME.json, NAME.md and NAME.html, the page of the worst mistakes, and say where they are."""
+def write_measured(
+    output: pathlib.Path, name: str, model: str, metrics: dict[str, Any], paragraphs: Sequence[str], page: str
+) -> None:
+    """Write NAME.json, NAME.md and NAME.html, the page of the worst mistakes, and print the first paragraph.
+
+    paragraphs: sentences and tables behind the title, which names the model.
+    """
     with staged(output) as stage:
         (stage / f"{name}.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-        (stage / f"{name}.md").write_text("\n".join(lines), encoding="utf-8")
+        text = "\n\n".join([f"# {name.capitalize()}: {short_name(model)}", *paragraphs])
+        (stage / f"{name}.md").write_text(f"{text}\n", encoding="utf-8")
         (stage / f"{name}.html").write_text(page, encoding="utf-8")
-    return f"report in {output / f'{name}.md'}, worst pictures in {output / f'{name}.html'}"
+    files = f"report in {output / f'{name}.md'}, worst pictures in {output / f'{name}.html'}"
+    print(f"{paragraphs[0].rstrip('.')}; {files}.")
 
 
 def average_precision(
@@ -39,7 +47,7 @@ def average_precision(
     Intervals are of 95 %, by a bootstrap over the pictures.
 
     Args:
-        truth: a document in COCO's format, see `document`.
+        truth: a document in COCO's format, see `coco_document`.
         guesses: likewise, with scores.
         labels: names of the categories 1, 2 and so on.
         kind: what is compared, boxes or masks.
@@ -65,7 +73,7 @@ def average_precision(
     return metrics | {"pictures": len(truth["images"]), "objects": int(counts.sum())}
 
 
-def document(labels: Sequence[str], pictures: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+def coco_document(labels: Sequence[str], pictures: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """A document in COCO's format of the annotations of each picture, which get their ids; ids begin at 1."""
     annotations = [{"iscrowd": 0, **each, "image_id": image} for image, own in enumerate(pictures, 1) for each in own]
     return {

@@ -7,13 +7,13 @@ import numpy as np
 from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import write_text
 from keras_vit.files.tables import short_name
-from keras_vit.unknown import KINDS
-from training.evaluation.calibration import calibration
+from keras_vit.unknown_score import KINDS
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels
 from training.evaluation.multi_label import write_multi_label_report
 from training.evaluation.predictions import open_comparison
 from training.evaluation.predictors import Predictor
 from training.evaluation.report import Subject, calibration_sentence, write_report
+from training.evaluation.temperature import calibration
 from training.input.known_images import check_evaluation_images, may_know_images
 from training.input.sources import DataSet
 from training.options.checks import check_classes, report_directory

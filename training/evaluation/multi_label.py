@@ -15,7 +15,7 @@ import numpy as np
 import sklearn.metrics
 
 from keras_vit.files.atomic import staged
-from keras_vit.files.tables import markdown_table, rounded
+from keras_vit.files.tables import markdown_table, rounded_to
 from keras_vit.scores import sigmoid
 from training.evaluation.html_report import Bar, Report, html_report, mistakes_of_several
 from training.evaluation.metrics import DRAWS, interval
@@ -182,7 +182,7 @@ def _html_report(title: str, metrics: dict) -> Report:
         title,
         f"All classes are right for {100 * metrics['exact_match']:.1f} % of {metrics['num_examples']:,} pictures.",
         [
-            (words, *rounded(metrics[name], found[name]))
+            (words, *rounded_to(metrics[name], found[name]))
             for name, words in _MEASURES.items()
             if metrics[name] is not None
         ],
@@ -216,14 +216,16 @@ def _report(title: str, metrics: dict) -> str:
     found = metrics["intervals"]
     totals = [("images", f"{metrics['num_examples']:,}", "")]
     totals += [
-        (words, *rounded(metrics[name], found[name])) for name, words in _MEASURES.items() if metrics[name] is not None
+        (words, *rounded_to(metrics[name], found[name]))
+        for name, words in _MEASURES.items()
+        if metrics[name] is not None
     ]
     rows = []
     for name, row in metrics["classes"].items():
         own = found["classes"][name]
         average = ("", "")
         if row["average_precision"] is not None:
-            average = rounded(row["average_precision"], own["average_precision"])
+            average = rounded_to(row["average_precision"], own["average_precision"])
         others = [f"{row[score]:.3f}" for score in ("precision", "recall", "f1")]
         rows.append((name, f"{row['num_examples']:,}", *average, *others))
     header = ("class", "images", "average precision", "95 % interval", "precision", "recall", "F1")

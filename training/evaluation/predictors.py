@@ -11,6 +11,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, run_directory
+from keras_vit.errors import reading
 from keras_vit.files import tflite_metadata
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.remote import check_saved_model_path, existing_file, local_copy
@@ -191,11 +192,8 @@ def _saved_model(run: Run, path: pathlib.Path, overrides: InputOptions) -> Predi
     `path` is the folder of the version.
     """
     check_saved_model_path(path)
-    try:
+    with reading(path, "a SavedModel", OSError, KeyError, RuntimeError, tf.errors.OpError, advice="it may be damaged"):
         loaded = tf.saved_model.load(str(path))
-    except (OSError, ValueError, KeyError, RuntimeError, tf.errors.OpError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} cannot be loaded as a SavedModel ({reason}); it may be damaged.") from error
     found: dict[str, tuple] = {}
     for signature, (inputs, outs) in _tensor_specs(path, loaded.signatures).items():
         function = loaded.signatures[signature]
@@ -279,13 +277,12 @@ def _tflite(run: Run, overrides: InputOptions) -> Predictor:
     from ai_edge_litert.interpreter import Interpreter  # here, so that measuring a run needs no TFLite
 
     path = existing_file(run.place, "give the path of a .tflite file")
-    try:
-        with native_stderr_silenced():  # it announces its delegate
-            interpreter = Interpreter(model_path=str(local_copy(path)), num_threads=2)
-            interpreter.allocate_tensors()
-    except (ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} cannot be loaded as a TFLite model ({reason}); it may be damaged.") from error
+    with (
+        reading(path, "a TFLite model", RuntimeError, advice="it may be damaged"),
+        native_stderr_silenced(),  # it announces its delegate
+    ):
+        interpreter = Interpreter(model_path=str(local_copy(path)), num_threads=2)
+        interpreter.allocate_tensors()
     taken, returned = interpreter.get_input_details(), interpreter.get_output_details()
     if len(returned) == 2:  # beside the logits, the unknown_score (1,)
         returned = [details for details in returned if len(details["shape"]) == 2]

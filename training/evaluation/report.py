@@ -10,13 +10,13 @@ import numpy as np
 
 from keras_vit.files.atomic import staged
 from keras_vit.files.npz import write_npz
-from keras_vit.files.tables import markdown_table, rounded
+from keras_vit.files.tables import markdown_table, rounded_to
 from keras_vit.scores import softmax
-from training.evaluation.calibration import HIGHEST_TEMPERATURE
 from training.evaluation.html_report import Bar, Report, html_report, mistakes_of
 from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, most_confused, worst_mistakes
 from training.evaluation.predictions import PREDICTIONS, Comparison, comparison_sentence, one_class
 from training.evaluation.predictors import Predictor
+from training.evaluation.temperature import HIGHEST_TEMPERATURE
 from training.input.sources import DataSet
 
 _COUNTS = {"num_examples": "images", "num_correct": "correctly classified"}
@@ -142,7 +142,7 @@ def _report(title: str, predictor: Predictor, metrics: dict) -> Report:
         f"Accuracy {100 * metrics['accuracy']:.1f} % (95 % interval {100 * low:.1f} to {100 * high:.1f} %): "
         f"{metrics['num_correct']:,} of {metrics['num_examples']:,} pictures are right.",
         [
-            (words, *rounded(metrics[name], metrics["intervals"][name]))
+            (words, *rounded_to(metrics[name], metrics["intervals"][name]))
             for name, words in _MEASURES.items()
             if name in metrics
         ],
@@ -171,10 +171,10 @@ def _page(title: str, predictor: Predictor, metrics: dict, plots: Sequence[str] 
     """The metrics in Markdown, with the plots of these file names."""
     found = metrics["intervals"]
     totals = [(words, f"{metrics[name]:,}", "") for name, words in _COUNTS.items()]
-    totals += [(words, *rounded(metrics[name], found[name])) for name, words in _MEASURES.items() if name in metrics]
+    totals += [(words, *rounded_to(metrics[name], found[name])) for name, words in _MEASURES.items() if name in metrics]
     classes = []
     for name, row in metrics["classes"].items():
-        scores = [rounded(row[score], found["classes"][name][score]) for score in ("precision", "recall", "f1")]
+        scores = [rounded_to(row[score], found["classes"][name][score]) for score in ("precision", "recall", "f1")]
         classes.append((name, f"{row['num_examples']:,}", *(value for value, _ in scores), scores[-1][1]))
     lines = [
         f"# {title}",

@@ -22,8 +22,8 @@ from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.tables import markdown_table
 from keras_vit.runs import open_run
 from keras_vit.scores import softmax
-from training.evaluation.calibration import fit_temperature
 from training.evaluation.predictors import outputs
+from training.evaluation.temperature import fit_temperature
 from training.input.dataset import Split
 from training.input.unlabelled import open_unlabelled, strong, with_pseudo_labels
 from training.loop.build import model_with_config

@@ -146,7 +146,7 @@ def position_embedding(recipe: PretrainRecipe, num_examples: int) -> list[Point]
     ]
 
 
-def head(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
+def heads(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
     """Class token or mean of the tokens, the latter at two learning rates, as it goes while they learn."""
     rates = (("token", 1.0), ("gap", 1.0), ("gap", _LOWER_RATE))
     names = {"token": "class token", "gap": "mean of the tokens"}
@@ -195,7 +195,7 @@ STUDIES = {
     "data-size": Study("Accuracy against training images", f"Figures 3 and 4 of {_PAPER}", data_size),
     "scaling": Study("Accuracy against the operations of training", f"Figure 5 of {_PAPER}", scaling),
     "position-embedding": Study("Position embeddings", f"Table 8 of {_PAPER}", position_embedding),
-    "head": Study("Class token or mean of the tokens", f"Figure 9 of {_PAPER}", head),
+    "head": Study("Class token or mean of the tokens", f"Figure 9 of {_PAPER}", heads),
     "shape": Study("Scaling one dimension at a time", f"Figure 8 of {_PAPER}", shape),
     "small-data": Study("Models for few images", "arXiv 2112.13492 and 2104.05704", small_data),
 }

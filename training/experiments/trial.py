@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError, preprocessing_of
+from keras_vit.errors import reading
 from keras_vit.files.atomic import write_text
 from keras_vit.runs import open_run_directory
 from training.devices.strategies import open_strategy
@@ -58,11 +59,9 @@ class Trial:
         file = self.folder / MEASURED
         if not file.is_file():
             return None
-        try:
+        with reading(file, "a trial", KeyError, TypeError, advice=f"remove {self.folder} to have it made again"):
             there = json.loads(file.read_text(encoding="utf-8"))
             settings, found = there["settings"], there["measured"]
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{file} is damaged; remove {self.folder} to have it made again.") from None
         if settings != self.settings:
             raise UserError(
                 f"{self.folder} is a run of another study, which differs in "

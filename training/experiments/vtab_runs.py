@@ -36,8 +36,6 @@ def vtab(options: VtabOptions) -> dict:
     not change the classes of its task.
     """
     chosen, checkpoint, data_dir = _chosen(options.tasks), options.checkpoint, options.data_dir
-    if not (options.tasks and options.learning_rates and options.steps):
-        raise UserError("--tasks, --learning-rates and --steps take at least one each.")
     file, recipe = find_checkpoint(checkpoint), options.recipe()
     builders = {task.name: open_builder(task, data_dir) for task in chosen}
     missing = {

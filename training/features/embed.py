@@ -97,7 +97,7 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
     Raises UserError for a folder with features of another model or of other pictures.
     """
     splits = {name: split.num_examples for name, split in listing.splits.items()}
-    description, extractor = opened(run, options, listing.labels, splits, listing.checksum)
+    description, extractor = describe_features(run, options, listing.labels, splits, listing.checksum)
     folder = options.folder
     if extractor.preprocessing.background is None and listing.files is None:
         split = next(iter(listing.splits.values()))
@@ -124,7 +124,7 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
     return index
 
 
-def opened(
+def describe_features(
     run: Run, options: EmbedOptions, labels: tuple[str, ...], splits: dict[str, int], checksum: int
 ) -> tuple[FeatureDescription, Extractor]:
     """What is to be written of pictures, and what makes it; for the arguments see `FeatureDescription`."""
@@ -148,7 +148,7 @@ def opened(
     return description, Extractor(model, preprocessing, options.batch_size)
 
 
-def open_folder(folder: pathlib.Path, description: FeatureDescription) -> None:
+def start_folder(folder: pathlib.Path, description: FeatureDescription) -> None:
     """Make a folder ready for features. Raises UserError for one that holds the features of something else."""
     folder.mkdir(parents=True, exist_ok=True)
     _check_same(folder, description)
@@ -160,7 +160,7 @@ def write_features(
     folder: pathlib.Path, description: FeatureDescription, listing: Listing, extractor: Extractor
 ) -> FeatureIndex:
     """Write the files of features that are not there yet."""
-    open_folder(folder, description)
+    start_folder(folder, description)
     missing = [
         (name, number)
         for name, count in description.splits.items()

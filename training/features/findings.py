@@ -11,7 +11,7 @@ import scipy.sparse
 from keras_vit.progress import tracked
 from training.features.label_errors import confident_joint, suspicious_labels
 from training.features.linear_head import out_of_fold_probabilities
-from training.features.neighbors import nearest, unit_length
+from training.features.neighbors import nearest_rows, unit_length
 from training.features.store import FeatureIndex
 
 # Neighbors of each picture that are looked at.
@@ -113,7 +113,7 @@ def _neighbors(centered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     blocks = range(0, len(centered), _BLOCK)
     for begin in tracked(blocks, "Comparing pictures", unit="blocks"):
         own = np.arange(begin, min(begin + _BLOCK, len(centered)))
-        found, places = nearest(chunks, centered[own], count + 1)
+        found, places = nearest_rows(chunks, centered[own], count + 1)
         # Of many equal pictures, a picture itself may be missing: then the last one goes.
         others = places != own[:, None]
         others[others.all(axis=1), -1] = False
@@ -179,8 +179,8 @@ def _coverage(
         train, test = np.flatnonzero(of_class & ~is_test), np.flatnonzero(of_class & is_test)
         known = centered[train[:: max(len(train) // _MOST_COMPARED, 1)]]
         asked = centered[test[:: max(len(test) // _MOST_COMPARED, 1)]]
-        inside = nearest([known], known, 2)[0][:, 1] if len(known) > 1 else np.array([np.nan])
-        outside = nearest([known], asked, 1)[0] if len(known) and len(asked) else np.array([np.nan])
+        inside = nearest_rows([known], known, 2)[0][:, 1] if len(known) > 1 else np.array([np.nan])
+        outside = nearest_rows([known], asked, 1)[0] if len(known) and len(asked) else np.array([np.nan])
         recognized = float(right[of_class].mean()) if of_class.any() else float("nan")
         found.append(
             ClassCoverage(name, len(train), len(test), recognized, float(np.median(inside)), float(np.median(outside)))

@@ -15,7 +15,7 @@ from keras_vit.files.tables import markdown_table
 from keras_vit.runs import Run, open_run
 from training.features.embed import Extractor, embed_rows, listing_of_files
 from training.features.extractors import extractor_of, fingerprint_of
-from training.features.neighbors import NeighborGraph, nearest, unit_chunks, unit_length
+from training.features.neighbors import NeighborGraph, nearest_rows, unit_chunks, unit_length
 from training.features.pages import Thumbnails, file_address, page, picture
 from training.features.store import NO_SPLIT, FeatureIndex, Pictures, check_same_model, open_index
 from training.input.dataset import check_some_read
@@ -88,7 +88,7 @@ def _found(index: FeatureIndex, names: Sequence[str], embeddings: np.ndarray, op
     if options.approximate:
         cosines, rows = NeighborGraph(index).nearest(queries, count)
     else:
-        cosines, rows = nearest(unit_chunks(index), queries, count)
+        cosines, rows = nearest_rows(unit_chunks(index), queries, count)
     found = []
     for name, one, places in zip(names, cosines, rows, strict=True):
         kept = places >= 0  # a graph may find fewer

@@ -41,7 +41,7 @@ def unit_chunks(index: FeatureIndex) -> Iterator[np.ndarray]:
         yield np.concatenate(parts)
 
 
-def nearest(chunks: Iterable[np.ndarray], queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+def nearest_rows(chunks: Iterable[np.ndarray], queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The rows with the largest cosine, exact.
 
     Args:
@@ -97,7 +97,7 @@ class NeighborGraph:
         print(f"Approximate: the graph finds {self.recall:.1%} of the 10 nearest pictures ({_COMPARED} compared).")
 
     def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """As the function `nearest`; -1 for a row that was not found."""
+        """As the function `nearest_rows`; -1 for a row that was not found."""
         self._graph.hnsw.efSearch = max(_EFFORT, count)
         return self._graph.search(np.ascontiguousarray(queries, np.float32), count)
 
@@ -109,7 +109,7 @@ class NeighborGraph:
             queries.append(chunk[chosen[(chosen >= begin) & (chosen < begin + len(chunk))] - begin])
             begin += len(chunk)
         count = min(10, self._graph.ntotal)
-        exact = nearest(unit_chunks(index), np.concatenate(queries), count)[1]
+        exact = nearest_rows(unit_chunks(index), np.concatenate(queries), count)[1]
         found = self.nearest(np.concatenate(queries), count)[1]
         return float(np.mean([len({*one} & {*two}) / count for one, two in zip(exact, found, strict=True)]))
 

@@ -9,6 +9,7 @@ Columns of each file: path (text), digest (text, 16 hexadecimal digits), label (
 that cannot be read, each with the reason. pandas, polars and DuckDB read these files as they are.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -156,35 +157,24 @@ class FeatureIndex:
     def _table(self, file: pathlib.Path, columns: Sequence[str]) -> pyarrow.Table:
         """Columns of a file. Raises UserError for one that is damaged, or of another model."""
         opened = self._opened(file)
-        try:
+        with _reading(file):
             return opened.read(columns=list(columns))
-        except (pyarrow.ArrowException, OSError) as error:
-            raise _unreadable(file, error) from error
 
     def _opened(self, file: pathlib.Path) -> pyarrow.parquet.ParquetFile:
         """A file whose end was read. Raises UserError for one that is damaged, or of another model."""
-        try:
+        with _reading(file):
             opened = pyarrow.parquet.ParquetFile(local_copy(file))
             schema = opened.schema_arrow
             if (schema.metadata or {}).get(_FINGERPRINT) != self.description.fingerprint.encode():
-                raise UserError(
-                    f"{file} has features of another model than {self.folder / DESCRIPTION} says; remove it, and run "
-                    "keras-vit embed again."
-                )
+                raise ValueError(f"it is of another model than {DESCRIPTION} says")
             if opened.metadata.num_rows > PART or schema.field("embedding").type != _type_of(self.description):
-                raise UserError(
-                    f"{file} is not as keras-vit embed writes it; remove it, and run keras-vit embed again."
-                )
+                raise ValueError("its rows are of another form")
             return opened
-        except (pyarrow.ArrowException, OSError, KeyError) as error:
-            raise _unreadable(file, error) from error
 
 
-def _unreadable(file: pathlib.Path, error: Exception) -> UserError:
-    return UserError(
-        f"{file} cannot be read ({' '.join(str(error).split())[:100]}); remove it and run keras-vit embed again, which "
-        "makes what is missing."
-    )
+def _reading(file: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+    advice = "remove it and run keras-vit embed again, which makes what is missing"
+    return reading(file, "features", pyarrow.ArrowException, OSError, KeyError, advice=advice)
 
 
 def part_file(folder: pathlib.Path, split: str, number: int) -> pathlib.Path:

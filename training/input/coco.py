@@ -55,6 +55,8 @@ class CocoPicture(NamedTuple):
     """A picture with its objects."""
 
     file: pathlib.Path
+    stated_size: tuple
+    """Height and width as the file says, unchecked."""
     objects: list[CocoObject]
 
 
@@ -89,14 +91,14 @@ def read_coco(file: pathlib.Path, folder: pathlib.Path) -> Coco:
     Raises UserError for what is no such file, and for missing pictures.
     """
     names, files, document = _names_and_files(file, folder)
+    sizes = [(each.get("height"), each.get("width")) for each in document["images"]]
     objects: dict[int, list[CocoObject]] = {number: [] for number in files}
     for each in _objects(document, "annotations", file):
-        image = _field(each, "image_id", int, file)
-        if image not in objects:
-            raise UserError(f"{file} annotates the image {image}, which it does not list under images; add it.")
+        image = _listed_image(each, files, file)
         category, is_crowd = _field(each, "category_id", int, file), bool(each.get("iscrowd"))
         objects[image].append(CocoObject(category, each.get("bbox"), each.get("segmentation"), is_crowd))
-    return Coco(names, [CocoPicture(path, objects[number]) for number, path in files.items()])
+    found = zip(files.items(), sizes, strict=True)
+    return Coco(names, [CocoPicture(path, size, objects[number]) for (number, path), size in found])
 
 
 def coco_segments(picture: CocoPicture, numbers: Mapping[int, int], size: tuple[int, int]) -> Segments:
@@ -133,7 +135,7 @@ def _mask(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
                 raise UserError(f"a polygon should have x and y of 3 points or more, but is {polygon!s:.60}")
         return rle.decode(rle.merge(rle.frPyObjects(segmentation, *size))).astype(bool)
     if not isinstance(segmentation, dict) or segmentation.get("size") != list(size):
-        what = segmentation.get("size") if isinstance(segmentation, dict) else segmentation
+        what = segmentation.get("size") if isinstance(segmentation, dict) else segmentation or "missing"
         raise UserError(
             f"a segmentation should be polygons or a run-length encoding of size {list(size)}, but is {what!s:.60}"
         )
@@ -168,9 +170,7 @@ def read_panoptic(file: pathlib.Path, folder: pathlib.Path) -> tuple[Mapping[int
     stuff = {each["id"] for each in document["categories"] if not each.get("isthing", 1)}
     pictures = []
     for each in _objects(document, "annotations", file):
-        image = _field(each, "image_id", int, file)
-        if image not in files:
-            raise UserError(f"{file} annotates the image {image}, which it does not list under images; add it.")
+        image = _listed_image(each, files, file)
         png = file.with_suffix("") / pathlib.PurePath(_field(each, "file_name", str, file)).name
         infos = _objects(each, "segments_info", file)
         categories = {
@@ -203,8 +203,11 @@ def segments_of_png(picture: PanopticPicture, numbers: Mapping[int, int]) -> Seg
     return Segments(labels, objects, table[places].reshape(colors.shape[:2]))
 
 
-def upright_size(file: pathlib.Path) -> tuple[int, int]:
-    """Height and width in pixels of a picture as it is seen. Raises UserError if it is no picture that we read."""
+def upright_size(file: pathlib.Path, stated: tuple = (None, None)) -> tuple[int, int]:
+    """Height and width in pixels of a picture as it is seen.
+
+    Raises UserError if it is no picture that we read, or not of the size that an annotation states; zeros state none.
+    """
     try:
         data = file.read_bytes()
         if problem := format_problem(data):
@@ -216,7 +219,13 @@ def upright_size(file: pathlib.Path) -> tuple[int, int]:
             f"The picture {file} cannot be read ({' '.join(str(error).split())[:120]}); repair it, or remove it "
             "and its annotation."
         ) from error
-    return (width, height) if orientation(data) >= 5 else (height, width)
+    size = (width, height) if orientation(data) >= 5 else (height, width)
+    if None not in stated and stated not in (size, (0, 0)):
+        raise UserError(
+            f"The picture {file}, seen upright, is {size[1]} wide and {size[0]} high, but it was annotated as one "
+            f"{stated[1]!s:.20} wide and {stated[0]!s:.20} high; annotate the upright picture at its size."
+        )
+    return size
 
 
 def number_of(value: object, where: str) -> float:
@@ -233,7 +242,8 @@ def number_of(value: object, where: str) -> float:
 def held_out(pictures: Sequence[AnyListed], path: pathlib.Path) -> tuple[list[AnyListed], list[AnyListed]]:
     """All but every tenth picture by name, and these. Raises UserError for a single picture."""
     if len(pictures) < 2:
-        raise UserError(f"{path} holds {len(pictures)} picture; it needs two, to train on and to evaluate on.")
+        count = f"{len(pictures)} picture" if pictures else "no picture"
+        raise UserError(f"{path} holds {count}; it needs two, to train on and to evaluate on.")
     pictures = sorted(pictures, key=lambda picture: picture.file)
     return [each for number, each in enumerate(pictures) if number % _HOLD_OUT], pictures[::_HOLD_OUT]
 
@@ -241,6 +251,13 @@ def held_out(pictures: Sequence[AnyListed], path: pathlib.Path) -> tuple[list[An
 def own_labels(folder: pathlib.Path) -> tuple[str, ...]:
     """The names of labels.txt in the folder of the data; none without it."""
     return read_labels(folder / LABELS) if (folder / LABELS).is_file() else ()
+
+
+def check_class_names(labels: Sequence[str], path: pathlib.Path) -> None:
+    """Raise UserError if two classes have the same name."""
+    if len(set(labels)) < len(labels):
+        twice = next(name for place, name in enumerate(labels) if name in labels[:place])
+        raise UserError(f"{path} names the class {twice!r:.80} twice; give each class a name of its own.")
 
 
 def check_listed(files: Collection[pathlib.Path], file: pathlib.Path, folder: pathlib.Path) -> None:
@@ -271,8 +288,8 @@ def _names_and_files(file: pathlib.Path, folder: pathlib.Path) -> tuple[dict[int
     images, _, categories = (_objects(document, name, file) for name in ("images", "annotations", "categories"))
     names = {_field(each, "id", int, file): _field(each, "name", str, file) for each in categories}
     files = {_field(each, "id", int, file): folder / _field(each, "file_name", str, file) for each in images}
-    if len(names) < len(categories) or len(files) < len(images):
-        raise UserError(f"{file} has two images or two categories with one id; give each its own.")
+    if len(names) < len(categories) or len(files) < len(images) or len(set(files.values())) < len(images):
+        raise UserError(f"{file} has two images or two categories with one id or file; give each its own.")
     check_listed(files.values(), file, folder)
     return names, files, document
 
@@ -284,8 +301,17 @@ def _objects(document: object, name: str, file: pathlib.Path) -> list[dict]:
     return found
 
 
+def _listed_image(annotation: dict, files: Mapping[int, pathlib.Path], file: pathlib.Path) -> int:
+    """The id of the image of an annotation."""
+    image = _field(annotation, "image_id", int, file)
+    if image not in files:
+        raise UserError(f"{file} annotates the image {image}, which it does not list under images; add it.")
+    return image
+
+
 def _field(element: dict, name: str, kind: type, file: pathlib.Path) -> Any:
     value = element.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise UserError(f"Each object of {file} should have a {name}, but one has {value!r:.60}; correct it.")
+        what = "a whole number" if kind is int else "a text"
+        raise UserError(f"Each object of {file} should have {what} as {name}, but one has {value!r:.60}; correct it.")
     return value

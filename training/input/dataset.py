@@ -216,27 +216,35 @@ def bad_examples_reported(*splits: Split) -> Iterator[None]:
     try:
         yield
     except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
-        # Before the name of the operator: the path and what is wrong.
-        reader = r"(?:ReadFile|DatasetToSingleElement)"
-        found = re.search(
-            rf"(?:\}}\}} |: |^)([^\n{{}}]+?)\s*\[(?:\[\{{\{{node [\w/]*{reader}|Op:{reader})", error.message, re.M
-        )
-        if not found:
-            raise
-        path, _, why = found[1].strip().rpartition("; ")
-        raise UserError(
-            f"{path} can no longer be read ({why}); put it back, and the same command continues."
-        ) from error
-    except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
-        for split in splits:
-            if sentence := split.explain_damage(error.message):
-                raise UserError(sentence) from error
-        if found := re.search(rf"{_LABEL_OUTSIDE}\W*(-?\d+)", str(error)):
-            raise UserError(f"{_LABEL_OUTSIDE} {found[1]}; correct the data, or give splits without it.") from error
-        for split in splits:
-            if bad := _undecodable(split):
-                raise UserError(f"{_bad_images(split, bad)}; repair or remove them.") from error
+        if sentence := _lost_file(error.message):
+            raise UserError(sentence) from error
         raise
+    except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
+        if sentence := _bad_example(error.message, splits):
+            raise UserError(sentence) from error
+        raise
+
+
+def _lost_file(message: str) -> str | None:
+    """The sentence on a file that a graph could not read: its path and the reason stand before the operator."""
+    reader = r"(?:ReadFile|DatasetToSingleElement)"
+    found = re.search(rf"(?:\}}\}} |: |^)([^\n{{}}]+?)\s*\[(?:\[\{{\{{node [\w/]*{reader}|Op:{reader})", message, re.M)
+    if not found:
+        return None
+    path, _, why = found[1].strip().rpartition("; ")
+    return f"{path} can no longer be read ({why}); put it back, and the same command continues."
+
+
+def _bad_example(message: str, splits: Sequence[Split]) -> str | None:
+    """The sentence on what a graph refused: a damaged record, a label, or images, for which all are read again."""
+    if sentence := next(filter(None, (split.explain_damage(message) for split in splits)), None):
+        return sentence
+    if found := re.search(rf"{_LABEL_OUTSIDE}\W*(-?\d+)", message):
+        return f"{_LABEL_OUTSIDE} {found[1]}; correct the data, or give splits without it."
+    for split in splits:
+        if bad := _undecodable(split):
+            return f"{_bad_images(split, bad)}; repair or remove them."
+    return None
 
 
 def skip_undecodable(split: Split) -> Split:

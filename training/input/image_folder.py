@@ -51,10 +51,10 @@ def folder(
         if left_out := [name for name in directories(path) if path / name not in splits]:
             print(f"Not used, beside {splits[0].name} and {splits[1].name} of {path}: {', '.join(left_out)}.")
         _refuse_seed(split_seed, path)
-        train, test = _decided([_class_files(split, check) for split in splits], check)
+        train, test = _decided([_class_files(split, check, least=1) for split in splits], check)
         check_classes_of_splits(train, test, path)
     else:
-        [classes] = _decided([_class_files(path, check)], check)
+        [classes] = _decided([_class_files(path, check, least=2)], check)
         train, test = _held_out(classes, path, split_seed)
     return _source_of_classes(train, test, check.contents, held_out=not splits)
 
@@ -264,8 +264,8 @@ def _spread_tenth(shares: dict[str, dict[str, float]], root: pathlib.Path, seed:
     return {"train": sorted(set(ordered) - set(test)), "test": sorted(test)}
 
 
-def _class_files(path: pathlib.Path, check: _FileCheck) -> dict[str, list[str]]:
-    """Class name -> its image files in the order of their paths, all of them seen to be readable."""
+def _class_files(path: pathlib.Path, check: _FileCheck, *, least: int) -> dict[str, list[str]]:
+    """Class name -> its image files in the order of their paths, at least so many, all of them seen to be readable."""
     classes = directories(path)
     if len(classes) < 2:
         raise few_classes(path, len(classes))
@@ -286,6 +286,8 @@ def _class_files(path: pathlib.Path, check: _FileCheck) -> dict[str, list[str]]:
         others += beside
     if others:
         print(others_line(others, str(path)))
+    for name in names:  # before all of them are decoded, which may take minutes
+        check_class_size(name, len(of_name[name]), str(path), least=least)
     return _readable({name: of_name[name] for name in names}, str(path), check)
 
 

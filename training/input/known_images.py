@@ -55,16 +55,12 @@ def check_held_out(run: Run, options: DataOptions, source: "DataSet") -> None:
         return
     if known.place != now.place or not known.has_other_images(now):
         return
+    then = f"{sum(known.counts):,} images, and now {sum(now.counts or ()):,}"
     if known.counts == now.counts:
-        raise UserError(
-            f"{run.name} was trained when {known.data} had other images, or the same under other names or classes, so "
-            "that others are kept for evaluation now, and the run may have been trained on them; "
-            f"{_advice(run, options)}."
-        )
+        then = "other images, or the same under other names or classes"
     raise UserError(
-        f"{run.name} was trained when {known.data} had {sum(known.counts):,} images, of which {known.counts[1]:,} were "
-        f"kept for evaluation; now it has {sum(now.counts or ()):,}, so that others are kept, and the run may have "
-        f"been trained on them; {_advice(run, options)}."
+        f"{run.name} was trained when {known.data} had {then}, so that others are kept for evaluation now, and the run "
+        f"may have been trained on them; {_advice(run, options)}."
     )
 
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import shlex
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +20,13 @@ from training.input.tfrecord import IMAGE, LABEL, shard_name
 from training.options.common import DataOptions
 
 
+def check_shards(counts: Mapping[str, int], shards: int) -> None:
+    """Raise UserError for a split of fewer images than files. counts: images by the name of the split."""
+    for name, count in counts.items():
+        if count < shards:
+            raise UserError(f"{count} images of {name} cannot fill {shards} files; give --shards {count} or fewer.")
+
+
 def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
     """Write train-*, eval-* and labels.txt into the directory `output`, all of them or none."""
     directory = run_directory.output_folder(output)
@@ -31,12 +39,7 @@ def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
             "itself, or give it a column label instead of probabilities."
         )
     splits = {"train": dataset.train, "eval": dataset.evaluation}
-    for name, split in splits.items():
-        if split.num_examples < shards:
-            raise UserError(
-                f"{split.num_examples} images of {name} cannot fill {shards} files; "
-                f"give --shards {split.num_examples} or fewer."
-            )
+    check_shards({name: split.num_examples for name, split in splits.items()}, shards)
     with staged(directory) as stage:
         lengths: dict[str, np.ndarray] = {}
         for name, split in splits.items():

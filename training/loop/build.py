@@ -17,8 +17,9 @@ from keras_vit.models.layers import no_init_weights
 from keras_vit.models.segmentation import block_predictions
 from keras_vit.models.tasks import build_task, task_of
 from training.loop.jax_trainer import JaxTrainer
+from training.loop.learning_rate import LearningRate
 from training.loop.objectives import Classification, OfImages, distillation_objective, make_objective, uses_labels
-from training.loop.optimizers import LearningRate, make_optimizer
+from training.loop.optimizers import make_optimizer
 from training.loop.trainer import StepOptions, Trainer, TrainingForward
 from training.options.common import Execution
 from training.recipes.dense import DenseRecipe, SegmentRecipe

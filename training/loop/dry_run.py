@@ -15,8 +15,8 @@ from keras_vit.models.complexity import costs
 from keras_vit.models.config import ModelConfig
 from training.input.sources import DataSet
 from training.loop.build import checked_model
+from training.loop.learning_rate import LearningRate
 from training.loop.objectives import MaskedPatches, Objective, make_objective, uses_labels
-from training.loop.optimizers import LearningRate
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup, checked, settings_of
 from training.options.common import Execution, TrainingOptions

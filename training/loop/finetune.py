@@ -21,7 +21,6 @@ from training.loop.build import model_with_config
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup, with_loss_for
 from training.loop.train import run_training
-from training.options.checks import check_model, check_start
 from training.options.train import FinetuneOptions
 from training.recipes.recipe import NO_BLOCKS
 from training.techniques.wise_ft import AveragedWithStart
@@ -87,8 +86,7 @@ def finetune(
 
 def _checkpoint_name(options: FinetuneOptions) -> str:
     """Return the path, address or official name of the checkpoint."""
-    check_start(options.checkpoint, options.model)
-    return options.checkpoint or upstream_checkpoint(check_model(options.model or ""))
+    return options.checkpoint or upstream_checkpoint(options.model or "")
 
 
 def patch_and_side(options: FinetuneOptions) -> tuple[int, int | None]:
@@ -100,7 +98,7 @@ def patch_and_side(options: FinetuneOptions) -> tuple[int, int | None]:
     """
     path = find_checkpoint(_checkpoint_name(options))
     if path.name.endswith(KERAS_WEIGHTS):
-        fields: dict[str, Any] = dataclasses.asdict(keras_vit.MODELS[check_model(options.model or "")])
+        fields: dict[str, Any] = dataclasses.asdict(keras_vit.MODELS[options.model or ""])
         trained_at = None
     else:
         description = keras_vit.describe(path)
@@ -131,11 +129,11 @@ def _with_text_head(checkpoint: str, options: FinetuneOptions, labels: Sequence[
 
 def _load_weights(path: pathlib.Path, options: FinetuneOptions, num_classes: int) -> keras.Model:
     """Build the official model of a .weights.h5 file and load all but the head."""
-    name = check_model(options.model or "")
-    if options.num_heads is not None:
-        raise UserError(f"The model {name} has its number of heads; leave --num-heads out.")
     model = keras_vit.build(
-        name, image_size=options.recipe.image_size, num_classes=num_classes, channels=options.channels or 3
+        options.model or "",
+        image_size=options.recipe.image_size,
+        num_classes=num_classes,
+        channels=options.channels or 3,
     )
     keras_vit.load_checkpoint(model, path, drop=(*HEADS, "pre_logits/"), keep=HEADS)
     return model

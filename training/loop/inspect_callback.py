@@ -6,7 +6,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from keras_vit import UserError, run_directory
+from keras_vit import run_directory
 from keras_vit.inspection import inspect, read_images, write
 from keras_vit.runs import Run
 from keras_vit.scores import Scoring
@@ -31,8 +31,6 @@ class InspectEpochs(keras.callbacks.Callback):
         self, make_model: Callable[[], keras.Model], run: pathlib.Path, every: int, count: int = 64, shown: int = 4
     ):
         super().__init__()
-        if every < 1:
-            raise UserError(f"The epochs between two inspections must be at least 1, but are {every}.")
         self._make_model, self._run, self._every, self._shown = make_model, run, every, shown
         self._labels = run_directory.load_labels(run)
         self._pictures = read_images(run / run_directory.SAMPLES, count, self._labels)

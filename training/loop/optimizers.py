@@ -1,4 +1,4 @@
-"""SGD with momentum, AdamW and Muon as in the papers, and the learning rate schedule.
+"""SGD with momentum, AdamW and Muon as in the papers.
 
 Weight decay is decoupled, multiplied by the learning rate, and applied to kernels only ("How to train your ViT",
 section 3.2; big_vision decays the leaves that match "kernel"). The gradients must already be summed over the replicas,
@@ -14,48 +14,12 @@ from keras import ops
 
 from keras_vit import UserError
 from training.recipes.recipe import HEADS, OptimizerKind
-from training.recipes.schedules import Schedule
 
 _BLOCK = "Transformer.encoderblock_"
 # Layers whose 2-D kernels are the first or the last of a model, which Muon leaves to Adam.
 _FIRST_AND_LAST = ("embedding", "decoder_embedding", "mask_head", "class_head", "prototypes", *HEADS)
 # First parts of the names of layers that follow the encoder, but are also used before its last blocks.
 _AFTER_ENCODER = ("queries", "class_head", "mask_head", "upscale", "Transformer.encoder_norm")
-
-
-@keras.saving.register_keras_serializable("keras_vit_training")
-class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
-    """A `Schedule` with its peak and number of steps, as a Keras learning rate schedule: step (from 0) -> float32."""
-
-    def __init__(self, schedule: Schedule | dict, peak: float, num_steps: int):
-        self.schedule = Schedule(**schedule) if isinstance(schedule, dict) else schedule
-        self.peak = peak
-        self.num_steps = num_steps
-
-    def __call__(self, step):
-        schedule, step = self.schedule, ops.cast(step, "float32")
-        after_warmup = step - schedule.warmup_steps
-        rate = self.peak * ops.ones_like(step)
-        progress = ops.clip(after_warmup / max(self.num_steps - schedule.warmup_steps, 1), 0.0, 1.0)
-        if schedule.decay == "cosine":
-            rate = rate * 0.5 * (1.0 + ops.cos(math.pi * progress))
-        elif schedule.decay == "linear":
-            rate = schedule.linear_end + (rate - schedule.linear_end) * (1.0 - progress)
-        elif schedule.decay == "polynomial":
-            rate = rate * ops.power(1.0 - progress, 0.9)
-        elif schedule.decay == "rsqrt":
-            rate = rate / ops.sqrt(1.0 + ops.maximum(after_warmup, 0.0) / schedule.timescale)
-        elif schedule.decay == "stair":
-            for share in schedule.stairs:
-                rate = ops.where(step > round(share * self.num_steps), 0.1 * rate, rate)
-        if schedule.warmup_steps:
-            rate = rate * ops.minimum(1.0, step / schedule.warmup_steps)
-        if schedule.cooldown_steps:
-            rate = rate * ops.clip((self.num_steps - step) / schedule.cooldown_steps, 0.0, 1.0)
-        return rate
-
-    def get_config(self):
-        return {"schedule": dataclasses.asdict(self.schedule), "peak": self.peak, "num_steps": self.num_steps}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +123,7 @@ def orthogonalized(matrix):
     return ops.transpose(x) if rows > columns else x
 
 
-Rule = Momentum | Adam | Muon
+UpdateRule = Momentum | Adam | Muon
 
 
 class SummedGradientOptimizer(keras.optimizers.Optimizer):
@@ -180,9 +144,9 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
     def __init__(
         self,
         learning_rate,
-        rule: Rule,
+        rule: UpdateRule,
         *,
-        other_rules: dict[str, Rule],
+        other_rules: dict[str, UpdateRule],
         clip_norm: float | None,
         decay: dict[str, float],
         lr_multipliers: dict[str, float],
@@ -199,7 +163,7 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
             for variable in variables
         ]
 
-    def _rule_of(self, variable) -> Rule:
+    def _rule_of(self, variable) -> UpdateRule:
         return self._other_rules.get(variable.path, self._rule)
 
     def apply(self, grads, trainable_variables=None):

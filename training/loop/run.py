@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError, run_directory
+from keras_vit.errors import reading
 from keras_vit.files.atomic import atomic_write, is_temporary, write_text
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import RemoteError
@@ -92,13 +93,10 @@ class RunDirectory:
 
     def _check_same(self, settings: dict, labels: tuple[str, ...], images: int | None) -> None:
         """Raises UserError if the directory holds a run with other settings, classes or images."""
-        try:
+        advice = "choose another --workdir, or delete it"
+        with reading(self.config_file, "the settings of a run", KeyError, TypeError, advice=advice):
             config = json.loads(self.config_file.read_text(encoding="utf-8"))
             saved, saved_images = config["settings"], config.get(run_directory.IMAGES, images)
-        except (ValueError, KeyError, TypeError):
-            raise UserError(
-                f"{self.config_file} is damaged or not written by this program; choose another --workdir, or delete it."
-            ) from None
         if self.labels_file.is_file():
             saved_labels = run_directory.load_labels(self.path)
             if saved_labels != labels:
@@ -131,10 +129,8 @@ class RunDirectory:
         """Return the metrics of each finished epoch."""
         if not self.metrics_file.is_file():
             return []
-        try:
+        with reading(self.metrics_file, "lines of JSON", advice=f"remove {self.path} to start again"):
             return [json.loads(line) for line in self.metrics_file.read_text(encoding="utf-8").splitlines()]
-        except ValueError:
-            raise UserError(f"{self.metrics_file} is damaged; remove {self.path} to start again.") from None
 
     def write_metrics(self, records: list[dict]) -> None:
         """Replace metrics.jsonl, and metrics.csv with the same numbers for spreadsheets."""

@@ -3,7 +3,7 @@
 import dataclasses
 
 from keras_vit.images.geometry import Resize
-from keras_vit.parser import Positive, Seed, check_ranges
+from keras_vit.parser import Positive, Seed
 from training.options.common import DataOptions
 
 
@@ -24,6 +24,3 @@ class AutoOptions:
     """How images are resized to the model's input; default what classifies better on frozen features."""
     seed: Seed = 0
     """Seed of fine-tuning and of training from scratch."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self)

@@ -9,11 +9,10 @@ import shlex
 import socket
 from collections.abc import Sequence
 
-from keras_vit import MODELS, UserError, run_directory
+from keras_vit import UserError, run_directory
 from keras_vit.checkpoints.fetch.find import check_name
-from keras_vit.errors import check_known, refuse_first
+from keras_vit.errors import refuse_first
 from keras_vit.files.file_contents import shown
-from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import existing_folder, is_remote, matching
 from keras_vit.images.formats import format_list, is_hidden, is_picture_name
 from keras_vit.parser import Given
@@ -25,8 +24,8 @@ from training.recipes.recipe import Recipe
 
 # Of a folder without splits of its own, a tenth of each class is kept for evaluation.
 HOLD_OUT = 10
-# Files of a folder up to which they are counted beforehand.
-_MOST_COUNTED = 10_000
+# Files of a list up to which it is looked whether they exist.
+_MOST_LISTED = 10_000
 # Levels of folders that are searched for those of classes, and folders on one of them.
 _MOST_LEVELS, _MOST_FOLDERS = 8, 100
 # What the names of the files of a source end in, and those of compressed tar files.
@@ -134,11 +133,8 @@ def _check_folder(name: str) -> None:
     inside = [entry.name for entry in path.iterdir() if entry.is_dir() and not is_hidden(entry.name)]
     if len(inside) < 2 and not {entry.lower() for entry in inside} & {*TRAINING_NAMES, *EVALUATION_NAMES}:
         raise few_classes(path, len(inside))
-    splits = split_folders(path)
-    for folder in splits or (path,):
+    for folder in split_folders(path) or (path,):
         _check_levels(folder)
-        for name_of_class, count in (_count_pictures(folder) or {}).items():
-            check_class_size(name_of_class, count, str(folder), least=1 if splits else 2)
 
 
 def _check_levels(path: pathlib.Path) -> None:
@@ -175,7 +171,7 @@ def _check_listed(path: pathlib.Path, on_bad_image: OnBadImage) -> None:
     """
     value_of = listed_files(path).value_of
     count = sum(map(len, value_of.values()))
-    checked = list(itertools.islice(itertools.chain.from_iterable(value_of.values()), _MOST_COUNTED))
+    checked = list(itertools.islice(itertools.chain.from_iterable(value_of.values()), _MOST_LISTED))
     missing = [file for file in checked if not os.path.lexists(file)]
     if missing and (on_bad_image == "stop" or len(missing) == count):
         skip = ", or give --on-bad-image skip" if len(missing) < len(checked) else ""
@@ -255,23 +251,6 @@ def split_folders(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | Non
 def directories(path: pathlib.Path) -> list[str]:
     """The names of the folders in a folder, in order, without what is hidden."""
     return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not is_hidden(entry.name))
-
-
-def _count_pictures(folder: pathlib.Path) -> dict[str, int] | None:
-    """Class -> how many pictures its folder holds, by their names; None where names alone do not tell it quickly."""
-    counts, entries = {}, 0
-    for name in directories(folder):
-        counts[name] = 0
-        for place, inside, files in os.walk(folder / name):
-            inside[:] = [entry for entry in inside if not is_hidden(entry)]
-            visible = [file for file in files if not is_hidden(file)]
-            entries += len(inside) + len(files)
-            links = any(os.path.islink(os.path.join(place, entry)) for entry in inside)
-            unclear = links or not name.isprintable() or not all(map(is_picture_name, visible))
-            if entries > _MOST_COUNTED or unclear:
-                return None
-            counts[name] += len(visible)
-    return counts
 
 
 def check_class_size(name: str, count: int, where: str, *, least: int) -> None:
@@ -358,23 +337,6 @@ def check_classes(of_run: tuple[str, ...], of_data: tuple[str, ...]) -> None:
         f"The run has {len(of_run)} classes and the data have {len(of_data)}: "
         f"{' and '.join(only) or 'the same in another order'}; evaluate on data with the same classes."
     )
-
-
-def check_start(checkpoint: str | None, model: str | None) -> None:
-    """Raise UserError unless there is one checkpoint to fine-tune, or a file of weights and the model that it is of."""
-    if checkpoint is None and model is not None:
-        return
-    if checkpoint is None or (model is None) == checkpoint.endswith(KERAS_WEIGHTS):
-        raise UserError(
-            "Give either --checkpoint, a file, folder, address or name, or --model, an official model; both with a "
-            f"{KERAS_WEIGHTS} file, which holds weights alone."
-        )
-
-
-def check_model(name: str) -> str:
-    """Return the name of an official model. Raises UserError if there is none of this name."""
-    check_known("official model", name, MODELS)
-    return name
 
 
 def report_directory(run: Run, output: str | None) -> pathlib.Path:

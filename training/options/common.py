@@ -60,9 +60,6 @@ class DataOptions:
     """Of a folder or CSV file: decisions.csv of keras-vit review, whose pictures with the decision drop are left out
     and those with relabel get their new label. Give the same to keras-vit evaluate."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
     @property
     def kind(self) -> str:
         """What is before the colon: digits, tfds, folder, csv, tfrecord or tar."""
@@ -83,6 +80,28 @@ class DataOptions:
         return {name: value for name, value in fields.items() if value is not None or name not in _NEWER}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnnotatedData:
+    """Pictures with masks or boxes."""
+
+    data: str
+    """A kind and a path, such as coco:FILE.json."""
+
+    def settings(self) -> dict[str, Any]:
+        """The fields as config.json stores them."""
+        return dataclasses.asdict(self)
+
+    @property
+    def kind(self) -> str:
+        """What is before the colon."""
+        return self.data.partition(":")[0]
+
+    @property
+    def path(self) -> pathlib.Path:
+        """What is behind it."""
+        return pathlib.Path(self.data.partition(":")[2])
+
+
 @dataclasses.dataclass(frozen=True)
 class StrategyOptions:
     """Which devices to use."""
@@ -98,7 +117,6 @@ class StrategyOptions:
     """Seconds to wait for another worker, at the start and in a step; must exceed the time to save and evaluate."""
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         refuse_without_effect(
             self,
             [
@@ -139,7 +157,6 @@ class Execution:
     """First and last step to profile, such as 10 20; the trace is for TensorBoard, in profile/ of the run directory."""
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         if self.profile_steps is not None and not 1 <= self.profile_steps[0] <= self.profile_steps[1]:
             raise UserError(
                 "--profile-steps takes the first and the last step, from 1, but is "
@@ -212,7 +229,6 @@ class FeatureOptions:
     """Folder of keras-vit embed with the features of these images; they are then not computed."""
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         if self.resize is not None and self.crop_from is not None:
             raise UserError("--crop-from stretches and crops images, so --resize has no effect; give one of them.")
         refuse_without_effect(self, [(("cache",), self.index is None, "features that are computed, without --index")])

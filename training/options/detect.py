@@ -2,13 +2,13 @@
 
 import dataclasses
 import pathlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from keras_vit import UserError
 from keras_vit.errors import refuse_first, refuse_without_effect
 from keras_vit.files.remote import existing_file, existing_folder
 from keras_vit.parser import Aliases, Count, MayLead, Port, Positional, Share, check_ranges
-from training.options.common import TrainingOptions
+from training.options.common import AnnotatedData, TrainingOptions
 from training.options.predict import check_output_file, pictures_or_page
 from training.recipes.detect import DETECT, DetectRecipe
 
@@ -88,7 +88,7 @@ class DetectPredictOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BoxesOptions:
+class BoxesOptions(AnnotatedData):
     """Pictures with boxes."""
 
     data: str
@@ -110,20 +110,6 @@ class BoxesOptions:
         (existing_folder if kind == "voc" else existing_file)(path, f"correct the path behind --data {kind}:")
         if self.images is not None:
             existing_folder(self.images, "--images takes the folder of the pictures")
-
-    def settings(self) -> dict[str, Any]:
-        """The fields as config.json stores them."""
-        return dataclasses.asdict(self)
-
-    @property
-    def kind(self) -> str:
-        """What is before the colon."""
-        return self.data.partition(":")[0]
-
-    @property
-    def path(self) -> pathlib.Path:
-        """What is behind it."""
-        return pathlib.Path(self.data.partition(":")[2])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from keras_vit import UserError, run_directory
 from keras_vit.files.remote import existing_folder, to_path
 from keras_vit.images.geometry import Resize
-from keras_vit.parser import Aliases, Count, Positional, Range, check_ranges
+from keras_vit.parser import Aliases, Count, Positional, Range
 from keras_vit.runs import Run, open_run
 from training.options.common import DataOptions, OnBadImage
 from training.options.pipeline import Runner
@@ -64,7 +64,6 @@ class EmbedOptions:
     --runner DataflowRunner -- --project mine --region europe-west1 --temp_location gs://bucket/temporary."""
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         if (self.data is None) == (not self.pictures):
             raise UserError("Give --data, such as folder:pictures, or pictures, such as pictures/, but not both.")
 
@@ -115,7 +114,6 @@ class LookupOptions:
     """File for the results, which ends in .csv or .html (a page with small pictures)."""
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         check_ending(self.output, TABLES)
 
     def check_paths(self) -> None:
@@ -154,9 +152,6 @@ class ReviewOptions:
     copies."""
     shown: Count = 100
     """Most pictures, or groups of copies, of each section."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
     def check_paths(self) -> None:
         """Raise UserError unless the index is there, and the page can be written."""

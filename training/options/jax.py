@@ -22,33 +22,28 @@ def check_jax(options: TrainingOptions, recipe: Recipe) -> None:
         )
     devices, execution = options.devices, options.execution
     target = recipe.target if isinstance(recipe, PretrainRecipe) else "classes"
-    for found, allowed in (
-        (f"--strategy {devices.strategy}" if devices.strategy != "auto" else "", "JAX uses all devices of this host"),
-        ("--replicas" if devices.replicas is not None else "", "JAX uses all devices of this host"),
-        ("--tpu" if devices.tpu != StrategyOptions.tpu else "", "JAX uses all devices of this host"),
-        (
-            "--worker-timeout" if devices.worker_timeout != StrategyOptions.worker_timeout else "",
-            "JAX uses all devices of this host",
-        ),
-        (
-            "--precision float16" if execution.precision == "float16" else "",
-            "--precision bfloat16 needs no loss scaling",
-        ),
-        ("--steps-per-execution" if execution.steps_per_execution > 1 else "", "every step is one call already"),
-        ("--xla off" if execution.xla == "off" else "", "XLA compiles every step"),
-        ("--data-service" if options.data_service is not None else "", "it was tried on TensorFlow alone"),
-        ("--inspect-every" if execution.inspect_every else "", "keras-vit inspect reads the finished run"),
-        ("--profile-steps" if execution.profile_steps else "", "TensorFlow's profiler does not see JAX"),
-        ("--dry-run" if options.dry_run else "", "the dry run runs on TensorFlow"),
-        (f"--target {target}" if target != "classes" else "", "its loss is written for TensorFlow"),
-        ("--teacher" if recipe.teacher is not None else "", "its loss is written for TensorFlow"),
-        ("--patch-sizes" if recipe.patch_sizes else "", "its training form is written for TensorFlow"),
-        ("--patch-dropout" if recipe.patch_dropout else "", "its training form is written for TensorFlow"),
-        ("--sharpness-radius" if recipe.sharpness_radius else "", "its gradient is written for TensorFlow"),
+    all_devices, of_tensorflow = "JAX uses all devices of this host", "it is written for TensorFlow"
+    for option, is_set, reason in (
+        (f"--strategy {devices.strategy}", devices.strategy != "auto", all_devices),
+        ("--replicas", devices.replicas is not None, all_devices),
+        ("--tpu", devices.tpu != StrategyOptions.tpu, all_devices),
+        ("--worker-timeout", devices.worker_timeout != StrategyOptions.worker_timeout, all_devices),
+        ("--precision float16", execution.precision == "float16", "--precision bfloat16 needs no loss scaling"),
+        ("--steps-per-execution", execution.steps_per_execution > 1, "every step is one call already"),
+        ("--xla off", execution.xla == "off", "XLA compiles every step"),
+        ("--data-service", options.data_service is not None, "it was tried on TensorFlow alone"),
+        ("--inspect-every", execution.inspect_every, "keras-vit inspect reads the finished run"),
+        ("--profile-steps", execution.profile_steps, "TensorFlow's profiler does not see JAX"),
+        ("--dry-run", options.dry_run, of_tensorflow),
+        (f"--target {target}", target != "classes", of_tensorflow),
+        ("--teacher", recipe.teacher is not None, of_tensorflow),
+        ("--patch-sizes", recipe.patch_sizes, of_tensorflow),
+        ("--patch-dropout", recipe.patch_dropout, of_tensorflow),
+        ("--sharpness-radius", recipe.sharpness_radius, of_tensorflow),
     ):
-        if found:
+        if is_set:
             raise UserError(
-                f"{found} is not supported with KERAS_BACKEND=jax ({allowed}); leave it out, or set "
+                f"{option} is not supported with KERAS_BACKEND=jax ({reason}); leave it out, or set "
                 "KERAS_BACKEND=tensorflow."
             )
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from keras_vit import UserError
 from keras_vit.files.remote import existing_folder
-from keras_vit.parser import Aliases, Count, MayLead, Positional, Range, Seed, check_ranges
+from keras_vit.parser import Aliases, Count, MayLead, Positional, Range, Seed
 from keras_vit.runs import Run, open_run, open_run_directory
-from keras_vit.unknown import UnknownKind
+from keras_vit.unknown_score import UnknownKind
 from training.options.common import DataOptions
 from training.options.features import TABLES
 from training.options.predict import check_ending
@@ -33,9 +33,6 @@ class UnknownOptions:
     """Images per forward pass."""
     seed: Seed = 0
     """Seed of the draws."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
     def open_run(self) -> Run:
         """The run. Raises UserError for anything else, and for images of several classes each."""
@@ -71,9 +68,6 @@ class AnomalyFitOptions:
     """Pictures per forward pass."""
     seed: Seed = 0
     """Seed of the projection and of the pictures that are held out."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
     @property
     def folder(self) -> str:

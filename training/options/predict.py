@@ -1,7 +1,6 @@
 """Options of `keras-vit predict`, and what can be checked of them before TensorFlow is imported."""
 
 import dataclasses
-import http.server
 import os
 import pathlib
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from keras_vit.errors import refuse_first, refuse_without_effect
 from keras_vit.files.labels import read_labels
 from keras_vit.files.remote import is_remote, matching
 from keras_vit.images.formats import is_picture_name
-from keras_vit.parser import Aliases, Given, Port, Positional, Share, arguments_of, check_ranges
+from keras_vit.parser import Aliases, Given, Port, Positional, Share, arguments_of
 from keras_vit.run_directory import CONFIG, MODEL
 from keras_vit.runs import Run
 from keras_vit.text.classes import is_text_file
@@ -67,7 +66,6 @@ class PredictOptions:
     column path. Options of the pipeline follow --; see embed."""
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         is_export = self.run.endswith(".tflite") or any(any(pathlib.Path(self.run).glob(name)) for name in _EXPORTED)
         has_no_folder = self.output is None or pathlib.Path(self.output).suffix
         refuse_first(
@@ -111,15 +109,6 @@ class PredictOptions:
         model = ("predict", *arguments_of(self, "pictures", "output", "explain", "serve", "port"))
         has_page = (self.output or "").endswith(".html")
         return [(*model, "--serve") if has_page else (*model, "--output", "predictions.html", *self.pictures)]
-
-    def check_port(self) -> None:
-        """Raise UserError if the page is to be served on a port that is in use."""
-        if not self.serve:
-            return
-        try:
-            http.server.HTTPServer((HOST, self.port), http.server.BaseHTTPRequestHandler).server_close()
-        except OSError as error:
-            raise port_in_use(self.port, error) from error
 
 
 def with_pictures(given: Given) -> Given:
@@ -179,11 +168,6 @@ def with_run(given: Given) -> Given:
 
 def _is_model(path: pathlib.Path) -> bool:
     return path.suffix in _MODEL_FILES or (path / MODEL).is_file() or (path / CONFIG).is_file()
-
-
-def port_in_use(port: int, error: OSError) -> UserError:
-    """The error of a port that cannot be listened on."""
-    return UserError(f"Port {port} cannot be used ({error.strerror}); give another --port, or 0 for any.")
 
 
 def check_names(labels: str) -> None:

@@ -10,7 +10,7 @@ from keras_vit.errors import refuse_first, refuse_without_effect
 from keras_vit.files.remote import existing_file, existing_folder, is_remote
 from keras_vit.models.config import SegmentationTask
 from keras_vit.parser import Aliases, MayLead, Positional, Share, check_ranges
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, TrainingOptions
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, AnnotatedData, TrainingOptions
 from training.recipes.dense import SegmentRecipe
 
 KINDS = ("folder", "coco", "panoptic", "voc", "tfds")
@@ -18,7 +18,7 @@ _FOLDERS = ("folder", "voc")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SceneOptions:
+class SceneOptions(AnnotatedData):
     """Pictures with masks."""
 
     data: str
@@ -76,18 +76,7 @@ class SceneOptions:
             existing_folder(images, f"--{prefix}images takes the folder of the pictures")
 
     def settings(self) -> dict[str, Any]:
-        """The fields as config.json stores them."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "data_dir"}
-
-    @property
-    def kind(self) -> str:
-        """What is before the colon."""
-        return self.data.partition(":")[0]
-
-    @property
-    def path(self) -> pathlib.Path:
-        """What is behind it."""
-        return pathlib.Path(self.data.partition(":")[2])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,9 @@ import dataclasses
 from typing import Annotated, Literal
 
 from keras_vit.errors import Rules, refuse_first, refuse_without_effect
+from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import is_remote
-from keras_vit.parser import Count, Range, Share, check_ranges
+from keras_vit.parser import Count, Range, Share
 from training.options.common import TrainingOptions
 from training.recipes.recipe import PretrainRecipe
 
@@ -95,7 +96,6 @@ class FinetuneOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranges(self)
         refuse_without_effect(
             self,
             [
@@ -106,8 +106,22 @@ class FinetuneOptions(TrainingOptions):
         )
         refuse_first(self._rules())
 
+    @property
+    def _holds_weights_alone(self) -> bool:
+        return (self.checkpoint or "").endswith(KERAS_WEIGHTS)
+
     def _rules(self) -> Rules:
-        recipe, averages = self.recipe, self.wise_ft < 1.0
+        recipe, averages, model = self.recipe, self.wise_ft < 1.0, self.model
+        is_one = model is not None if self.checkpoint is None else (model is None) != self._holds_weights_alone
+        yield (
+            not is_one,
+            "Give either --checkpoint, a file, folder, address or name, or --model, an official model; both with a "
+            f"{KERAS_WEIGHTS} file, which holds weights alone.",
+        )
+        yield (
+            model is not None and self._holds_weights_alone and self.num_heads is not None,
+            f"The model {model} has its number of heads; leave --num-heads out.",
+        )
         if self.unlabelled is not None:
             yield (
                 recipe.loss != "softmax" or recipe.teacher is not None or recipe.lora or averages,
@@ -142,7 +156,7 @@ class FinetuneOptions(TrainingOptions):
 class LaunchOptions:
     """Start several workers of a command on this machine."""
 
-    workers: int = 2
+    workers: Count = 2
     """Number of processes."""
     grace: float = 60.0
     """Seconds that the other workers have to end by themselves after one failed."""

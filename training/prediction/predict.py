@@ -16,7 +16,7 @@ import tqdm
 
 from keras_vit import Preprocessing, UserError, inspection, run_directory
 from keras_vit.files.atomic import atomic_write
-from keras_vit.files.labels import read_labels
+from keras_vit.files.labels import check_number, read_labels
 from keras_vit.files.tables import markdown_table, short_name
 from keras_vit.inspection.compute import checked_logits, model_inputs, model_name
 from keras_vit.inspection.html_page import thumbnail_address
@@ -26,7 +26,7 @@ from keras_vit.models.build import logits_model
 from keras_vit.native_stderr import native_stderr_silenced
 from keras_vit.runs import Run
 from keras_vit.scores import TOP_K, Scoring
-from keras_vit.unknown import features_and_logits
+from keras_vit.unknown_score import features_and_logits
 from training.input.dataset import check_some_read
 from training.options.predict import Explanation, PredictOptions, check_names
 from training.prediction.pictures import only_folder
@@ -136,11 +136,7 @@ def open_classifier(
     names = own if labels is None else read_labels(labels)
     if labels is not None:
         check_names(labels)
-        if model.output_shape[-1] != len(names):
-            raise UserError(
-                f"{labels} names {len(names)} classes, but the model {run.name} has {model.output_shape[-1]}; give a "
-                "line for each class of the model."
-            )
+        check_number(names, labels, model.output_shape[-1], run.name)
         if own and own != names:
             print(f"The names of {labels} replace those of {run.name}, {', '.join(own[:5])}{' …' if own[5:] else ''}.")
     if names:
@@ -219,6 +215,17 @@ def _shown(file: str, folder: pathlib.Path | None) -> str:
     """The path of a file, relative to the folder that was given."""
     path = pathlib.PurePath(file)
     return str(path.relative_to(folder)) if folder is not None and path.is_relative_to(folder) else file
+
+
+def batches_of_pictures(
+    files: Sequence[pathlib.Path], preprocessing: Preprocessing, problems: list[str]
+) -> Iterator[list[inspection.Image]]:
+    """The pictures of files, for each batch those that can be read; a line for each other one is added to problems."""
+    with tqdm.tqdm(total=len(files), unit="picture", disable=None) as progress:
+        for batch in _batches(files, preprocessing):
+            yield [image for _, image, _ in batch if image is not None]
+            problems += [f"{as_utf8(str(f))}: {why.removeprefix(f'{f.name} is ')}" for f, _, why in batch if why]
+            progress.update(len(batch))
 
 
 def _batches(files: Sequence[pathlib.Path], preprocessing: Preprocessing) -> Iterator[list[Picture]]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_vit import UserError
 from keras_vit.runs import Run
-from training.evaluation.calibration import fit_temperature
+from training.evaluation.temperature import fit_temperature
 from training.input.sources import DataSet
 from training.options.probes import FewshotOptions
 from training.probes.classifier import save_probe, with_linear_head

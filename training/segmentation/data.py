@@ -20,6 +20,7 @@ from training.input.coco import (
     UNCOUNTED,
     CocoPicture,
     Segments,
+    check_class_names,
     coco_segments,
     held_out,
     own_labels,
@@ -79,7 +80,12 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
     for pictures in (scenes.train, scenes.evaluation):
         check.check(pictures)
     labels = scenes.labels or check.numbered_labels(options.path)
-    if check.classes and max(check.classes) >= len(labels):
+    check_class_names(labels, options.path)
+    if not check.classes:
+        raise UserError(
+            f"No pixel of the masks of {options.path} has a class, so there is nothing to learn; correct them."
+        )
+    if max(check.classes) >= len(labels):
         raise UserError(
             f"{options.path} names {len(labels)} classes, 0 to {len(labels) - 1}, but the masks have the class "
             f"{max(check.classes)}; add names, or correct the masks (255 is not counted)."
@@ -160,7 +166,7 @@ class _Check:
         try:
             segments = labels, objects, numbers = scene.segments()
         except UserError as error:
-            return str(error)
+            return str(error).rstrip(".")
         if numbers.shape != (size := upright_size(scene.file)):
             return f"its mask has {numbers.shape[0]}x{numbers.shape[1]} pixels, but the picture {size[0]}x{size[1]}"
         parts = os.fsencode(scene.file.name), data.numpy(), labels.tobytes(), objects.tobytes(), numbers.tobytes()
@@ -265,7 +271,7 @@ def _coco(options: SceneOptions) -> Scenes:
         numbers = coco.numbers
 
         def segments(picture: CocoPicture) -> Segments:
-            return coco_segments(picture, numbers, upright_size(picture.file))
+            return coco_segments(picture, numbers, upright_size(picture.file, picture.stated_size))
 
         scenes = [Scene(picture.file, functools.partial(segments, picture)) for picture in coco.pictures]
         return tuple(coco.names[number] for number in numbers), scenes

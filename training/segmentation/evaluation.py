@@ -11,8 +11,8 @@ import tqdm
 from pycocotools import mask as rle
 
 from keras_vit import UserError, preprocessing_of
-from keras_vit.files.tables import markdown_table, short_name, with_interval
-from training.evaluation.average_precision import STATS, average_precision, document, write_measured
+from keras_vit.files.tables import markdown_table, with_interval
+from training.evaluation.average_precision import STATS, average_precision, coco_document, write_measured
 from training.input.coco import NONE, UNCOUNTED
 from training.input.dataset import Split, decoded
 from training.segmentation.overlay import Panel, segments_page
@@ -122,9 +122,9 @@ def _instance(pairs: Iterator[tuple[Truth, FoundSegments]], labels: Sequence[str
         assert found.masks is not None
         rows = zip(found.masks, found.labels.tolist(), found.scores.tolist(), strict=True)
         guesses.append([_annotation(mask, label) | {"score": score} for mask, label, score in rows])
-    if not any(not each["iscrowd"] for own in document(labels, truths)["annotations"] for each in [own]):
+    if not any(not each["iscrowd"] for own in coco_document(labels, truths)["annotations"] for each in [own]):
         raise UserError("The evaluation masks have no object, so nothing can be measured; give pictures with objects.")
-    return average_precision(document(labels, truths), document(labels, guesses), labels, "segm")
+    return average_precision(coco_document(labels, truths), coco_document(labels, guesses), labels, "segm")
 
 
 def _annotation(mask: np.ndarray, label: int) -> dict[str, Any]:
@@ -202,17 +202,15 @@ def write_report(evaluation: Evaluation, output: pathlib.Path) -> None:
         f"{_WORDS.get(name, name.upper())} {with_interval(metrics[name], metrics['intervals'].get(name))}"
         for name in _MAIN[kind]
     )
-    sentence = f"{values[0].upper()}{values[1:]} on {metrics['pictures']:,} evaluation pictures"
+    sentence = f"{values[0].upper()}{values[1:]} on {metrics['pictures']:,} evaluation pictures."
     columns = {"semantic": ("iou",), "instance": ("objects", "ap", "ap50"), "panoptic": ("pq", "sq", "rq")}[kind]
     rows = [(name, *(with_interval(row[column]) for column in columns)) for name, row in metrics["classes"].items()]
-    text = [f"# Segmentation: {short_name(evaluation.segmenter.name)}", "", f"{sentence}.", "",
-            "Intervals hold 95 % of random draws of the pictures.", ""]  # fmt: skip
+    text = [sentence, "Intervals hold 95 % of random draws of the pictures."]
     if kind == "instance":
         sizes = [(name.replace("_", " "), with_interval(metrics[name])) for name in STATS]
-        text += [markdown_table(("metric", "value"), sizes, num_text_columns=1), ""]
-    text += [markdown_table(("class", *columns), rows, num_text_columns=1), ""]
-    files = write_measured(output, "segmentation", metrics, text, _page(evaluation))
-    print(f"{sentence}; {files}.")
+        text.append(markdown_table(("metric", "value"), sizes, num_text_columns=1))
+    text.append(markdown_table(("class", *columns), rows, num_text_columns=1))
+    write_measured(output, "segmentation", evaluation.segmenter.name, metrics, text, _page(evaluation))
 
 
 def _page(evaluation: Evaluation) -> str:

@@ -1,16 +1,13 @@
 """Pictures with their segments drawn over them, and pages of them in one file."""
 
-import base64
 import dataclasses
 import html
-import io
 from collections.abc import Sequence
 
 import numpy as np
-import PIL.Image
 
 from keras_vit.images.preprocessing import to_channels
-from keras_vit.inspection.html_report import document
+from keras_vit.inspection.html_page import document, thumbnail_address
 
 # Okabe and Ito's colors, distinct to any color vision, then lighter ones of the same.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000")
@@ -33,11 +30,14 @@ class Panel:
 
 
 def overlay(pixels: np.ndarray, segments: np.ndarray, colors: np.ndarray) -> np.ndarray:
-    """A picture (h, w, C) with its segments in color and with white outlines: (h, w, 3) uint8."""
-    rgb = np.asarray(to_channels(pixels, 3, "white"), np.float32)
+    """A picture (h, w, C) with its segments in color and with white outlines: (h, w, 3) uint8.
+
+    A segment is gray below its color, so that the color is that of the list beside the picture.
+    """
+    rgb, gray = (np.asarray(to_channels(pixels, channels, "white"), np.float32) for channels in (3, 1))
     inside = segments >= 0
     table = color_of(np.append(colors, 0))
-    mixed = np.where(inside[..., None], (1 - _SHARE) * rgb + _SHARE * table[np.where(inside, segments, -1)], rgb)
+    mixed = np.where(inside[..., None], (1 - _SHARE) * gray + _SHARE * table[np.where(inside, segments, -1)], rgb)
     edges = np.zeros(segments.shape, bool)
     edges[:, 1:] |= segments[:, 1:] != segments[:, :-1]
     edges[1:] |= segments[1:] != segments[:-1]
@@ -59,7 +59,7 @@ def segments_page(title: str, cards: Sequence[tuple[str, np.ndarray, Sequence[Pa
 
 
 def _card(name: str, pixels: np.ndarray, panels: Sequence[Panel]) -> str:
-    figures = [_figure("picture", np.asarray(to_channels(pixels, 3, "white")), "")]
+    figures = [_figure("picture", pixels, "")]
     for panel in panels:
         numbers, counts = np.unique(panel.segments[panel.segments >= 0], return_counts=True)
         listed = "".join(
@@ -74,15 +74,10 @@ def _card(name: str, pixels: np.ndarray, panels: Sequence[Panel]) -> str:
 
 
 def _figure(title: str, pixels: np.ndarray, below: str) -> str:
-    image = PIL.Image.fromarray(pixels)
-    image.thumbnail((_LONGEST, _LONGEST))
-    stream = io.BytesIO()
-    image.save(stream, "JPEG", quality=85)
-    address = f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
-    words = html.escape(title)
+    words, address = html.escape(title), thumbnail_address(pixels, _LONGEST)
     return (
-        f'<figure style="margin:0;flex:1 1 16em"><img src="{address}" alt="{words}" style="width:100%;height:auto">'
-        f"<figcaption>{words}</figcaption>{below}</figure>"
+        f'<figure style="flex:1 1 16em"><img src="{address}" alt="{words}"><figcaption>{words}</figcaption>{below}'
+        "</figure>"
     )
 
 

@@ -1,18 +1,18 @@
 """Segment image files: a mask for each, and a page of overlays."""
 
+import itertools
 import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 import PIL.Image
-import tqdm
 
 from keras_vit import preprocessing_of
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import markdown_table, short_name
 from training.input.coco import NONE
 from training.input.dataset import check_some_read
-from training.prediction.predict import as_utf8, read_picture
+from training.prediction.predict import batches_of_pictures
 from training.segmentation.evaluation import panel_of
 from training.segmentation.masks import OBJECTS
 from training.segmentation.overlay import Panel, segments_page
@@ -30,19 +30,16 @@ def predict(segmenter: Segmenter, files: Sequence[pathlib.Path], output: pathlib
     65535 where there is none. A file that cannot be read is named. Raises UserError if none can be read.
     """
     rows, problems, written = list[tuple[str, str]](), list[str](), set[str]()
+    batches = batches_of_pictures(files, preprocessing_of(segmenter.model), problems)
     cards: list[tuple[str, np.ndarray, Sequence[Panel]]] = []
     with staged(output) as stage:
         (stage / "masks").mkdir()
-        for file in tqdm.tqdm(files, unit="picture", disable=None):
-            image, problem = read_picture(file, preprocessing_of(segmenter.model))
-            if image is None:
-                problems.append(f"{as_utf8(str(file))}: {problem}")
-                continue
-            found = segmenter.segment(image.pixels, threshold)
-            name = file.stem if file.stem not in written else f"{file.stem}-{len(written)}"
+        for image in itertools.chain.from_iterable(batches):
+            found, stem = segmenter.segment(image.pixels, threshold), pathlib.PurePath(image.name).stem
+            name = stem if stem not in written else f"{stem}-{len(written)}"
             written.add(name)
             PIL.Image.fromarray(mask_of(segmenter, found)).save(stage / "masks" / f"{name}.png")
-            rows.append((as_utf8(str(file)), _listed(segmenter, found)))
+            rows.append((image.name, _listed(segmenter, found)))
             if len(cards) < _ON_PAGE:
                 panels = [panel_of("segments", found.labels, found.map, segmenter)]
                 cards.append((image.name, image.pixels, panels))

@@ -19,7 +19,7 @@ from training.techniques.distillation import rescaled
 _COSINE, _SMOOTH_L1 = 0.9, 0.1
 
 
-def features_of(model: keras.Model) -> keras.Model:
+def summary_and_patches(model: keras.Model) -> keras.Model:
     """Images -> "summary" (B, D), what a head reads, and "patches" (B, h, w, D), normalized where the model does it.
 
     Of a ResNet, the patches are the last feature map. Raises UserError for a model without one vector per image.
@@ -44,7 +44,7 @@ def feature_student(network: keras.Model, teacher: keras.Model) -> keras.Model:
         name: TokenDense(teacher.output[name].shape[-1], kernel_initializer="lecun_normal", name=f"{name}_projection")(
             x
         )
-        for name, x in features_of(network).output.items()
+        for name, x in summary_and_patches(network).output.items()
     }
     return keras.Model(network.input, projected, name=network.name)
 
@@ -70,7 +70,7 @@ def open_feature_teacher(teacher: str, own: Preprocessing) -> keras.Model:
     x = images
     if own.image_size != other.image_size:
         x = keras.ops.image.resize(x, other.image_size, antialias=True, data_format="channels_last")
-    features = features_of(model)
+    features = summary_and_patches(model)
     network = with_cpu_kernels(features) if on_cpu() else features
     return keras.Model(images, network(rescaled(x, own, other)), name="teacher")
 

@@ -128,9 +128,3 @@ def with_retries(attempt: Callable[[float], Answer], timeout: float, attempts: i
             time.sleep(wait)
             pause *= 2
     raise DeadlineExceededError(f"The server did not answer within {timeout:g} seconds.")
-
-
-def check_limits(timeout: float, attempts: int) -> None:
-    """Raise ValueError unless the timeout is positive and there is at least one attempt."""
-    if not timeout > 0 or attempts < 1:
-        raise ValueError(f"timeout must be positive and attempts at least 1, but are {timeout} and {attempts}.")

@@ -16,7 +16,6 @@ from .answers import (
     UnavailableError,
     Version,
     check_count,
-    check_limits,
     features,
     rankings,
     with_retries,
@@ -25,6 +24,14 @@ from .answers import (
 _SERVICE = "/tensorflow.serving.PredictionService"
 # Feature of a tf.Example with the image file, for the signature "classify".
 _FEATURE = "image/encoded"
+# Name of a status code -> its error; of others ServingError.
+_ERRORS = {
+    "UNAVAILABLE": UnavailableError,
+    "RESOURCE_EXHAUSTED": UnavailableError,
+    "DEADLINE_EXCEEDED": DeadlineExceededError,
+    "NOT_FOUND": NoSuchModelError,
+    **dict.fromkeys(("INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE", "UNIMPLEMENTED"), InvalidRequestError),
+}
 
 
 class GrpcClient:
@@ -48,7 +55,6 @@ class GrpcClient:
     ):
         import grpc  # imported here, so that RestClient does not need gRPC
 
-        check_limits(timeout, attempts)
         self._grpc, self._address, self._model = grpc, address, model
         self._version, self._timeout, self._attempts = version or Version(), timeout, attempts
         limits = [(f"grpc.max_{way}_message_length", LARGEST_MESSAGE) for way in ("send", "receive")]
@@ -124,13 +130,6 @@ class GrpcClient:
             return method(request, timeout=seconds)
         except self._grpc.RpcError as error:
             code, message = error.code(), f"{self._address} answered {error.code().name}: {error.details()}"
-        codes = self._grpc.StatusCode
-        if code in (codes.UNAVAILABLE, codes.RESOURCE_EXHAUSTED):
-            raise UnavailableError(message)
-        if code == codes.DEADLINE_EXCEEDED:
-            raise DeadlineExceededError(f"{self._address} did not answer within {self._timeout:g} seconds.")
-        if code == codes.NOT_FOUND:
-            raise NoSuchModelError(message)
-        if code in (codes.INVALID_ARGUMENT, codes.FAILED_PRECONDITION, codes.OUT_OF_RANGE, codes.UNIMPLEMENTED):
-            raise InvalidRequestError(message)
-        raise ServingError(message)
+        if code.name == "DEADLINE_EXCEEDED":
+            message = f"{self._address} did not answer within {self._timeout:g} seconds."
+        raise _ERRORS.get(code.name, ServingError)(message)

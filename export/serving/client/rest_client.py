@@ -20,14 +20,13 @@ from .answers import (
     ServingError,
     UnavailableError,
     Version,
-    check_limits,
     features,
     rankings,
     with_retries,
 )
 
-# Status codes of a server or a load balancer after which another attempt may succeed.
-_RETRIED = {429, 502, 503, 504}
+# Status code of a server or a load balancer -> its error; after UnavailableError another attempt may succeed.
+_ERRORS = {404: NoSuchModelError, **dict.fromkeys((429, 502, 503, 504), UnavailableError)}
 # Bytes sent or read between two checks of the deadline, and characters of a server message in an error.
 _PIECE, _LONGEST_MESSAGE = 2**16, 500
 
@@ -52,7 +51,6 @@ class RestClient:
         timeout: float = 10.0,
         attempts: int = 3,
     ):
-        check_limits(timeout, attempts)
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url must be like http://localhost:8501, but is {url!r}.")
@@ -154,12 +152,8 @@ class RestClient:
             if "error" in answer:
                 raise ServingError(f"{self._address} answered with invalid JSON: {message!r}.")
             return answer
-        error = f"{self._address} answered {status}: {message}"
-        if status in _RETRIED:
-            raise UnavailableError(error)
-        if status == http.HTTPStatus.NOT_FOUND:
-            raise NoSuchModelError(error)
-        raise (InvalidRequestError if 400 <= status < 500 else ServingError)(error)
+        other = InvalidRequestError if 400 <= status < 500 else ServingError
+        raise _ERRORS.get(status, other)(f"{self._address} answered {status}: {message}")
 
 
 def _in_time(body: bytes, connected: socket.socket, deadline: float) -> Iterator[bytes]:

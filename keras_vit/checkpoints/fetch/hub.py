@@ -141,32 +141,26 @@ def _check_answers(hub, endpoint: str) -> None:
 
 @contextlib.contextmanager
 def _one_sentence(name: HubName, hub) -> Iterator[None]:
-    shown, errors = name.repository[:200], hub.errors
+    errors = hub.errors
     try:
         yield
-    except errors.GatedRepoError as error:
-        raise UserError(
-            f"{shown} is gated: accept its terms at {hub.constants.ENDPOINT}/{shown}, and give your token by "
-            "`hf auth login` or HF_TOKEN."
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise UserError(
-            f"The Hugging Face hub has no repository {shown!r} that you may read; check the name, or give a token by "
-            "`hf auth login` or HF_TOKEN if it is private."
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise UserError(f"{shown} has no branch, tag or commit {name.revision!r}; leave out @ for its main.") from error
-    except errors.HFValidationError as error:
-        raise UserError(f"{shown!r} cannot be the name of a repository of the Hugging Face hub; check it.") from error
-    except (errors.HfHubHTTPError, OSError) as error:  # LocalEntryNotFoundError too
-        if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-            reason = "HF_HUB_OFFLINE is set"
-        else:
-            reason = f"{hub.constants.ENDPOINT} cannot be reached"
-        raise UserError(
-            f"{shown} is not complete in the cache of huggingface_hub, and {reason}; download it on another computer "
-            "and give the path of its folder."
-        ) from error
+    except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as error:  # LocalEntryNotFoundError too
+        shown, endpoint = name.repository[:200], hub.constants.ENDPOINT
+        is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+        reason = "HF_HUB_OFFLINE is set" if is_offline else f"{endpoint} cannot be reached"
+        sentences = {
+            errors.GatedRepoError: f"{shown} is gated: accept its terms at {endpoint}/{shown}, and give your token by "
+            "`hf auth login` or HF_TOKEN.",
+            errors.RepositoryNotFoundError: f"The Hugging Face hub has no repository {shown!r} that you may read; "
+            "check the name, or give a token by `hf auth login` or HF_TOKEN if it is private.",
+            errors.RevisionNotFoundError: f"{shown} has no branch, tag or commit {name.revision!r}; leave out @ for "
+            "its main.",
+            errors.HFValidationError: f"{shown!r} cannot be the name of a repository of the Hugging Face hub; check "
+            "it.",
+            Exception: f"{shown} is not complete in the cache of huggingface_hub, and {reason}; download it on another "
+            "computer and give the path of its folder.",
+        }
+        raise UserError(next(text for kind, text in sentences.items() if isinstance(error, kind))) from error
 
 
 def _huggingface_hub() -> ModuleType:

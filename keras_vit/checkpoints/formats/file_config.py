@@ -1,13 +1,13 @@
 """What the configs beside the weights say, in the terms of the models here."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_vit.checkpoints.formats.images import ImageProcessing
 from keras_vit.errors import UserError
 from keras_vit.models.config import Classifier, Gelu
-from keras_vit.models.resizing import Resampler
+from keras_vit.models.weight_resizing import Resampler
 
 # Field of ViTConfig or ResNetConfig -> (name in config.json, value).
 Sizes = dict[str, tuple[str, object]]
@@ -79,6 +79,22 @@ def pair(config: dict, field: str) -> tuple[int, int] | None:
 def is_side(side: Any) -> bool:
     """Whether a value of a config is a number of pixels, or of layers."""
     return isinstance(side, int) and not isinstance(side, bool) and 0 < side < 10**5
+
+
+def part(config: dict, field: str) -> dict:
+    """An object inside a config; empty if it has none."""
+    value = config.get(field) or {}
+    if not isinstance(value, dict):
+        raise UserError(f"config.json should give {field} as an object, but gives {value!r:.80}.")
+    return value
+
+
+def check_supported(field: str, value: object, supported: Iterable[object]) -> None:
+    """Raise UserError unless a value of a config is one of those that models here can have."""
+    supported = [*supported]  # the value may have no hash
+    if value not in supported:
+        listed = ", ".join(str(each) for each in supported if each is not None)
+        raise UserError(f"config.json has the unsupported {field}={value!r:.80}; supported: {listed}.")
 
 
 def sizes_in(config: dict, names: Mapping[str, str]) -> Sizes:

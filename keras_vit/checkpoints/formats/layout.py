@@ -18,7 +18,7 @@ from keras_vit.models.config import (
     TaskConfig,
     ViTConfig,
 )
-from keras_vit.models.resizing import Resampler
+from keras_vit.models.weight_resizing import Resampler
 
 if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing

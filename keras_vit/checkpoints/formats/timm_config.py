@@ -5,7 +5,16 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, named_number, number, pair, sizes_in
+from keras_vit.checkpoints.formats.file_config import (
+    FileConfig,
+    Sizes,
+    check_supported,
+    named_number,
+    number,
+    pair,
+    part,
+    sizes_in,
+)
 from keras_vit.checkpoints.formats.images import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -67,10 +76,8 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
 
 def architecture_of(config: dict) -> tuple[str, dict]:
     """(architecture, model_args) of a config.json."""
-    arguments = config.get("model_args") or {}
-    if not isinstance(arguments, dict):
-        raise UserError(f"config.json should give model_args as an object, but gives {arguments!r:.80}.")
-    return current_name(str(config.get("architecture") or _pretrained_of(config).get("architecture"))), arguments
+    name = str(config.get("architecture") or _pretrained_of(config).get("architecture"))
+    return current_name(name), part(config, "model_args")
 
 
 def _pretrained_of(config: dict) -> dict:
@@ -81,10 +88,9 @@ def _pretrained_of(config: dict) -> dict:
 def common_fields(config: dict, arguments: dict) -> FileConfig:
     """What does not depend on the architecture, from config.json and its model_args."""
     pool = arguments.get("global_pool", config.get("global_pool"))
-    if pool not in (None, "token", "avg", "map"):
-        raise UserError(f"config.json has the unsupported global_pool={pool!r:.80}; supported are token, avg and map.")
     size, pretrained = pair(arguments, "img_size"), _pretrained_of(config)
     pools: dict[str | None, Classifier] = {"token": "token", "avg": "gap", "map": "map"}
+    check_supported("global_pool", pool, (None, *pools))
     return FileConfig(
         classifier=pools.get(pool),
         num_heads=number(arguments, "num_heads"),
@@ -124,8 +130,7 @@ def _images(pretrained: dict) -> ImageProcessing:
     given = {name: value for name, value in pretrained.items() if value}
     filter_, mode, share = (given.get(name, default) for name, default in _RESIZING.items())
     for name, value, known in (("interpolation", filter_, _FILTERS), ("crop_mode", mode, _MODES)):
-        if value not in known:
-            raise UserError(f"config.json has the unsupported {name}={value!r:.80}; supported are {', '.join(known)}.")
+        check_supported(name, value, known)
     shares: dict[tuple[int, int] | None, float] = {None: share}
     if (size := pair(pretrained, "test_input_size")) is not None:
         shares[size] = given.get("test_crop_pct", share)
@@ -162,10 +167,7 @@ def write_config(model: WrittenModel) -> dict[str, dict]:
     """
     config = model.config
     if not isinstance(config, ViTConfig) or config.stem is not None:
-        raise UserError(
-            "timm builds a ResNet or hybrid only by the name of one of its own sizes; give the name of a .safetensors "
-            "file instead of a folder."
-        )
+        raise needs_file("timm builds a ResNet or hybrid only by the name of one of its own sizes")
     architecture = _architecture(config)
     arguments = size_arguments(model, hidden=config.mlp_dim * (2 if config.gated_mlp else 1)) | {
         "pre_norm": config.pre_norm,
@@ -214,21 +216,23 @@ def written(model: WrittenModel, architecture: str, arguments: dict) -> dict[str
 def _architecture(config: ViTConfig) -> str:
     if config.distillation == "head":
         if not config.prefix_positions:
-            raise UserError(
-                "timm's distilled models have positions of class and distillation token, but this one has none; give "
-                "the name of a .safetensors file instead of a folder."
-            )
+            raise needs_file("timm's distilled models have positions of class and distillation token, unlike this one")
         found, epsilon = _DISTILLED, 1e-6
     elif config.gated_mlp:
         found, epsilon = _GATED, 1e-6
     else:
         found, epsilon = (_CLIP, 1e-5) if config.layer_norm_epsilon == 1e-5 else (_PLAIN, 1e-6)
     if config.layer_norm_epsilon != epsilon or config.classifier not in _POOLS:
-        raise UserError(
+        raise needs_file(
             f"timm has no architecture with LayerNorm's epsilon {config.layer_norm_epsilon} and the classifier "
-            f"{config.classifier!r} for this model; give the name of a .safetensors file instead of a folder."
+            f"{config.classifier!r} for this model"
         )
     return found
+
+
+def needs_file(reason: str) -> UserError:
+    """The error of a model that timm cannot build from a config.json."""
+    return UserError(f"{reason}; give the name of a .safetensors file instead of a folder.")
 
 
 def _pretrained_cfg(preprocessing: "Preprocessing", num_classes: int, distilled: bool) -> dict:
@@ -255,21 +259,13 @@ def _crop(preprocessing: "Preprocessing") -> tuple[str, float]:
     """(crop_mode, crop_pct) of a preprocessing. Raises UserError for one that timm does not have."""
     size, full = preprocessing.image_size, preprocessing.crop_from or preprocessing.image_size
     if preprocessing.resize == "pad" and preprocessing.background is not None:
-        raise UserError(
-            "timm pads with the mean color, not with white; give the name of a .safetensors file instead of a folder."
-        )
+        raise needs_file("timm pads with the mean color, not with white")
     if preprocessing.resize == "crop" and size[0] != size[1]:
-        raise UserError(
-            f"timm cannot resize by 'crop' to {size[0]}x{size[1]}, which is not square; give the name of a "
-            ".safetensors file instead of a folder."
-        )
+        raise needs_file(f"timm cannot resize by 'crop' to {size[0]}x{size[1]}, which is not square")
     sides = (full, full) if isinstance(full, int) else full
     # timm takes the integer part of size / crop_pct.
     for share in (size[0] / sides[0], size[1] / sides[1], size[0] / (sides[0] + 0.5), size[1] / (sides[1] + 0.5)):
         if all(math.floor(side / share) == length for side, length in zip(size, sides, strict=True)):
             modes = {"stretch": "squash", "pad": "border"}
             return modes.get(preprocessing.resize, "center"), share
-    raise UserError(
-        f"timm's crop_pct cannot express images of {size} that are cropped from {full}; give the name of a "
-        ".safetensors file instead of a folder."
-    )
+    raise needs_file(f"timm's crop_pct cannot express images of {size} that are cropped from {full}")

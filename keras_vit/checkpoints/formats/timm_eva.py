@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from keras_vit.checkpoints.formats import timm_config
 from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, number
 from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, WrittenModel
-from keras_vit.checkpoints.formats.timm_models import WITHOUT_EFFECT
+from keras_vit.checkpoints.formats.timm_models import WITHOUT_EFFECT, check_argument
 from keras_vit.checkpoints.key_mapping import ATTENTION, BLOCK, CONV, PROJECTIONS, Rule, dense, fused_kernels, norm
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
@@ -161,12 +161,9 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
             f"{len(_ARCHITECTURES)} supported models of timm with rotary positions."
         )
     for field, value in arguments.items():
-        known = field in _FIXED and value == _FIXED[field]
-        if value is not None and not known and field not in _IN_ARRAYS and field not in WITHOUT_EFFECT:
-            raise UserError(
-                f"config.json has the unsupported {field:.80}={value!r:.80} in model_args; give a checkpoint of a "
-                "model without it."
-            )
+        fixed = field in _FIXED and value == _FIXED[field]
+        is_known = value is None or fixed or field in (*_IN_ARRAYS, *WITHOUT_EFFECT)
+        check_argument(field, value, is_known=is_known)
     sizes: Sizes = {
         "qkv_bias": ("qkv_bias", arguments.get("qkv_bias", model.qkv_bias)),
         "gated_mlp": ("swiglu_mlp", arguments.get("swiglu_mlp", model.gated_mlp)),
@@ -195,9 +192,9 @@ def write_config(model: WrittenModel) -> dict[str, dict]:
     """The config.json that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads."""
     config = model.vit
     if config.layer_norm_epsilon != 1e-5:
-        raise UserError(
-            f"timm's models with rotary positions have LayerNorm's epsilon 1e-5, but this one has "
-            f"{config.layer_norm_epsilon}; give the name of a .safetensors file instead of a folder."
+        raise timm_config.needs_file(
+            "timm's models with rotary positions have LayerNorm's epsilon 1e-5, but this one has "
+            f"{config.layer_norm_epsilon}"
         )
     architecture = f"vit_small{'_plus' * config.gated_mlp}_patch16_dinov3{'_qkvb' * config.qkv_bias}"
     arguments = timm_config.size_arguments(model, hidden=config.mlp_dim) | {

@@ -198,9 +198,15 @@ def timm_model(architecture: object, arguments: Mapping[str, object]) -> TimmMod
         model = dataclasses.replace(model, gelu=ACTIVATIONS[activation])
     for name, value in known.items():
         fixed = name in _FIXED and type(value) is type(_FIXED[name]) and value == _FIXED[name]
-        if value is None or (name not in (*_IN_ARRAYS, *WITHOUT_EFFECT) and not fixed):
-            raise UserError(
-                f"config.json has the unsupported {name:.80}={value!r:.80} in model_args; give a checkpoint of a model "
-                "without it."
-            )
+        is_known = value is not None and (name in (*_IN_ARRAYS, *WITHOUT_EFFECT) or fixed)
+        check_argument(name, value, is_known=is_known)
     return model
+
+
+def check_argument(name: str, value: object, *, is_known: bool) -> None:
+    """Raise UserError for one of the `model_args` that is not known."""
+    if not is_known:
+        raise UserError(
+            f"config.json has the unsupported {name:.80}={value!r:.80} in model_args; give a checkpoint of a model "
+            "without it."
+        )

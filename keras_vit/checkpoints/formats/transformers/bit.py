@@ -5,8 +5,15 @@ from typing import Any
 
 from keras_vit.checkpoints.formats.file_config import FileConfig, is_side, named_number, number, pair
 from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
-from keras_vit.checkpoints.formats.transformers.config_json import CONFIG, FILES, completed, num_labels, written
-from keras_vit.checkpoints.formats.transformers.image_processor import has_processor, read_images
+from keras_vit.checkpoints.formats.transformers.config_json import (
+    CONFIG,
+    FILES,
+    completed,
+    num_labels,
+    refuse_other_values,
+    written,
+)
+from keras_vit.checkpoints.formats.transformers.image_processor import has_processor, read_processor
 from keras_vit.checkpoints.key_mapping import CONV, Rule, bit_norm, bit_units, bottlenecks, dense, norm
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
@@ -80,7 +87,7 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     fields = files[CONFIG]
     config = completed({**fields, "model_type": fields.get("model_type") or "bit"}, layout, {"bit": _DEFAULTS})
     size = pair(config, "image_size")
-    images = read_images(files, "bit", size)
+    images = read_processor(files, "bit", size)
     if size is None and images is not None and has_processor(files):  # the model accepts any size
         size = images.size
     return FileConfig(
@@ -92,10 +99,8 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     )
 
 
-def settings(backbone: Any) -> dict[str, Any]:
+def settings(backbone: dict) -> dict[str, Any]:
     """The fields of FileConfig for a Bit. Raises UserError for one that has other operators than the models here."""
-    if not isinstance(backbone, dict):
-        raise UserError(f"config.json should give backbone_config as an object, but gives {backbone!r:.80}.")
     backbone = _DEFAULTS | backbone
     _refuse_other_operators(backbone)
     depths = backbone["depths"]
@@ -117,12 +122,7 @@ def _refuse_other_operators(backbone: dict) -> None:
             "config.json should describe a Bit of layer_type 'preactivation' with global_padding null, or "
             f"'bottleneck' with 'same', but says {layer_type!r} with {padding!r}."
         )
-    expected = {"hidden_act": "relu", "output_stride": 32, "embedding_dynamic_padding": same}
-    for field, value in expected.items():
-        if backbone.get(field, value) != value:
-            raise UserError(
-                f"config.json should give {field}={value!r} for this Bit, but gives {backbone[field]!r:.80}."
-            )
+    refuse_other_values(backbone, {"hidden_act": "relu", "output_stride": 32, "embedding_dynamic_padding": same})
 
 
 def write_config(model: WrittenModel) -> dict[str, dict]:

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from keras_vit.checkpoints.formats.file_config import FileConfig
+from keras_vit.checkpoints.formats.file_config import FileConfig, part
 from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Layout, WrittenModel
 from keras_vit.checkpoints.formats.transformers.config_json import (
     BASE,
     CONFIG,
     FILES,
+    check_square,
     completed,
     positions_and_tokens,
     read_vit,
@@ -145,10 +146,7 @@ def tower_config(fields: dict, name: str) -> dict:
 
     They are an object of their own beside those of the other tower, or the whole file of a model of one tower.
     """
-    older = fields.get(f"{name}_dict") or {}  # of old versions, whose values go first
-    tower = fields.get(name) or older
-    if not isinstance(tower, dict):
-        raise UserError(f"config.json should give {name} as an object, but gives {tower!r:.80}.")
+    tower = part(fields, name) or part(fields, f"{name}_dict")  # of old versions
     return {field: value for field, value in tower.items() if value is not None}
 
 
@@ -172,11 +170,7 @@ def write_config(model: WrittenModel) -> dict[str, dict]:
     """config.json and preprocessor_config.json. Raises UserError for sizes that they cannot express."""
     kind, name = ("clip", "CLIPVisionModel") if model.vit.pre_norm else ("siglip", "SiglipVisionModel")
     fields = vit_fields(model, f"{kind}_vision_model", name)
-    if list in map(type, (fields["image_size"], fields["patch_size"])):
-        raise UserError(
-            f"A {name} of transformers has square images and patches, but these are {model.preprocessing.image_size} "
-            f"and {model.vit.patch}; adapt the model to square images, or choose another layout."
-        )
+    check_square(model, f"A {name}")
     if model.num_classes:
         fields |= {"architectures": [f"{name}WithProjection"], "projection_dim": model.num_classes}
     return written(model, fields)

@@ -3,12 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
-from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, named_number, number, pair, sizes_in
+from keras_vit.checkpoints.formats.file_config import (
+    FileConfig,
+    Sizes,
+    check_supported,
+    named_number,
+    number,
+    pair,
+    sizes_in,
+)
 from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
 from keras_vit.checkpoints.formats.transformers.image_processor import (
     PROCESSOR_FILES,
     preprocessor_config,
-    read_images,
+    read_processor,
     whole_picture_config,
 )
 from keras_vit.checkpoints.key_mapping import ATTENTION, QKV, Rule, dense
@@ -86,7 +94,7 @@ def read_vit(files: Mapping[str, dict], config: dict, layout: Layout, sizes: Siz
         "layer_norm_epsilon": number(config, "layer_norm_eps", float),
         "layer_scale": number(config, "layerscale_value", float),
         "image_size": image_size,
-        "images": read_images(files, kind, image_size),
+        "images": read_processor(files, kind, image_size),
         "sizes": sizes_in(config, _SIZES) | sizes,
         "heads": _heads_of(files[CONFIG]),
         "channels": named_number(config, "num_channels"),
@@ -97,9 +105,8 @@ def read_vit(files: Mapping[str, dict], config: dict, layout: Layout, sizes: Siz
 
 def gelu_of(act: object) -> Gelu:
     """The activation of a name in transformers. Raises UserError for an unsupported one."""
-    if not isinstance(act, str) or act not in _GELU:
-        raise UserError(f"config.json has the unsupported activation {act!r:.80}; supported are {', '.join(_GELU)}.")
-    return _GELU[act]
+    check_supported("hidden_act", act, _GELU)
+    return _GELU[str(act)]
 
 
 def attention_in_memory(layer: str) -> tuple[Rule, ...]:
@@ -120,10 +127,17 @@ def positions_and_tokens(config: dict, layout: Layout, num_class_tokens: int = 1
 def refuse_other_values(config: dict, supported: Mapping[str, object]) -> None:
     """Raise UserError for a field with another value than the only supported one."""
     for name, value in supported.items():
-        if config.get(name, value) != value:
-            raise UserError(
-                f"config.json has the unsupported {name}={config[name]!r:.80}; supported is a model with {value}."
-            )
+        check_supported(name, config.get(name, value), [value])
+
+
+def check_square(model: WrittenModel, name: str) -> None:
+    """Raise UserError for a model of other images or patches than the config of a family in transformers can say."""
+    sizes = model.preprocessing.image_size, model.vit.patch
+    if any(height != width for height, width in sizes):
+        raise UserError(
+            f"{name} of transformers has square images and patches, but these are {sizes[0]} and {sizes[1]}; adapt the "
+            "model to square images, or choose another layout."
+        )
 
 
 def num_labels(config: dict) -> tuple[str, int] | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes
+from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, number
 from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, WrittenModel
 from keras_vit.checkpoints.formats.transformers.config_json import (
     BASE,
@@ -139,12 +139,9 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     }
     if "num_register_tokens" in config:
         sizes["num_registers"] = "num_register_tokens", config["num_register_tokens"]
-    ratio, width = config.get("mlp_ratio"), config.get("hidden_size")
-    if ratio is not None:
-        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < 1000:
-            raise UserError(f"config.json should give a positive number for 'mlp_ratio', but gives {ratio!r:.80}.")
-        if isinstance(width, int):
-            sizes["mlp_dim"] = f"mlp_ratio={ratio!r} and thus", mlp_dim(width, ratio, gated=bool(gated))
+    ratio, width = number(config, "mlp_ratio", float), config.get("hidden_size")
+    if ratio is not None and isinstance(width, int):
+        sizes["mlp_dim"] = f"mlp_ratio={config['mlp_ratio']!r} and thus", mlp_dim(width, ratio, gated=bool(gated))
     # SwiGLU ignores hidden_act.
     return read_vit(files, config, layout, sizes, **({"gelu": "silu"} if gated else {}))
 

@@ -104,13 +104,18 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         return FileConfig()
     config = completed(files[CONFIG], layout, {"dinov3_vit": _DEFAULTS})
     refuse_other_values(config, _SUPPORTED)
-    if config.get("query_bias") != config.get("value_bias"):
-        raise UserError("config.json gives a bias to only one of query and value; supported are both or none.")
+    refuse_one_bias(config)
     sizes: Sizes = {field: (name, config[name]) for name, field in _SAME.items() if name in config}
     sizes["num_class_tokens"] = "model_type='dinov3_vit' and thus class tokens", 1
     if not config.get("query_bias", True):
         sizes.pop("key_bias", None)  # there is none without one of the query
     return read_vit(files, config, layout, sizes)
+
+
+def refuse_one_bias(config: dict) -> None:
+    """Raise UserError for a bias of the query without one of the value, or the reverse."""
+    if config.get("query_bias") != config.get("value_bias"):
+        raise UserError("config.json gives a bias to only one of query and value; supported are both or none.")
 
 
 def write_config(model: WrittenModel) -> dict[str, dict]:

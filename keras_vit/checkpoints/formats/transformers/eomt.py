@@ -12,6 +12,7 @@ from keras_vit.checkpoints.formats.transformers.config_json import (
     CONFIG,
     FILES,
     TRANSFORMERS_GELU,
+    check_square,
     completed,
     gelu_of,
     num_labels,
@@ -22,6 +23,7 @@ from keras_vit.checkpoints.formats.transformers.config_json import (
     written,
 )
 from keras_vit.checkpoints.formats.transformers.dinov2 import layer_scales, mlp_dim, mlp_ratio
+from keras_vit.checkpoints.formats.transformers.dinov3 import refuse_one_bias
 from keras_vit.checkpoints.key_mapping import (
     ATTENTION,
     BLOCK,
@@ -170,8 +172,7 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         rope = config.get("rope_parameters") or {}
         if not isinstance(rope, dict) or rope.get("rope_theta", 100.0) != 100.0:
             raise UserError(f"config.json has the unsupported rope_parameters={rope!r:.80}; supported is theta 100.")
-        if config.get("query_bias") != config.get("value_bias"):
-            raise UserError("config.json gives a bias to only one of query and value; supported are both or none.")
+        refuse_one_bias(config)
         for name, field in (("use_gated_mlp", "gated_mlp"), ("query_bias", "qkv_bias"), ("key_bias", "key_bias")):
             if name in config and (name != "key_bias" or config.get("query_bias")):
                 sizes[field] = name, config[name]
@@ -199,12 +200,8 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
 
 def write_config(model: WrittenModel) -> dict[str, dict]:
     """config.json and preprocessor_config.json. Raises UserError for sizes that they cannot express."""
-    config, task, (height, width) = model.vit, model.segmentation, model.preprocessing.image_size
-    if height != width or config.patch[0] != config.patch[1]:
-        raise UserError(
-            f"EoMT of transformers has square images and patches, but these are {(height, width)} and {config.patch}; "
-            "build the model for square images."
-        )
+    config, task = model.vit, model.segmentation
+    check_square(model, "EoMT")
     kind = "eomt_dinov3" if config.position_embedding == "rotary" else "eomt"
     fields = vit_fields(model, kind, _NAMES[kind])
     fields |= {

@@ -1,5 +1,6 @@
 """The image processors of transformers: how they resize and normalize, read and written."""
 
+import operator
 import re
 import warnings
 from collections.abc import Mapping
@@ -67,9 +68,10 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
 }
 _DTYPE = "dtype of resized pixels"
 _FILL = "color beside a padded picture"
+_FILTER = "filter instead of resample"
 
 
-def read_images(
+def read_processor(
     files: Mapping[str, dict], model_type: str | None, image_size: tuple[int, int] | None
 ) -> ImageProcessing | None:
     """The images that the processor beside a model makes, else that of its family; None if neither is known."""
@@ -142,9 +144,12 @@ def _of_whole_picture(processor: dict, family: str) -> dict:
             "to the size of one.",
             stacklevel=5,
         )
-    # OWLv2 was trained with gray beside the picture; transformers 4 pads so, transformers 5 with black.
+    # OWLv2 as it was trained, and as the Owlv2ImageProcessor of transformers 4 is written after: gray beside the
+    # picture, then scikit-image's resize, whatever `resample` says. That of transformers 5.24 pads with black, and its
+    # form on torch cuts the blur off at 3 standard deviations.
     fill = ("gray" if family == "Owlv2" else "black") if padded else None
-    return processor | {"size": size, "do_pad": False, _FILL: fill, _DTYPE: "uint8"}
+    processor = processor | {"size": size, "do_pad": False, _FILL: fill, _DTYPE: "uint8"}
+    return processor | ({_DTYPE: "float32", _FILTER: "gaussian"} if family == "Owlv2" else {})
 
 
 def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
@@ -169,19 +174,14 @@ def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
         return fields, None
     if isinstance(resample, bool) or not isinstance(resample, int) or not 0 <= resample < len(_FILTERS):
         raise _unsupported("resample", resample)
-    fields["interpolation"] = _FILTERS[resample]
-    if sides is None:
-        raise _unsupported("size", size)
-    if crops and (crop is None or len(crop) != 2):
-        raise _unsupported("crop_size", crop_size)
-    if not crops:
-        if len(sides) != 2:
-            raise _unsupported("size", size)
+    fields["interpolation"] = processor.get(_FILTER, _FILTERS[resample])
+    if sides is not None and len(sides) == 2 and not crops:
         return fields, sides
-    assert crop is not None
-    input_size = crop[0], crop[1]
-    if any(full < side for full, side in zip(sides * (3 - len(sides)), input_size, strict=True)):
+    if sides is None or not crops:
+        raise _unsupported("size", size)
+    if crop is None or len(crop) != 2 or any(map(operator.lt, sides * (3 - len(sides)), crop)):
         raise _unsupported("crop_size", crop_size)
+    input_size = crop
     if len(sides) == 1:
         fields |= {"resize": "resize-small", "crop_from": sides[0]}
     elif sides != input_size:
@@ -212,7 +212,7 @@ def whole_picture_config(preprocessing: "Preprocessing", kind: str) -> dict:
         "image_processor_type": f"{kind}ImageProcessor",
         "do_resize": True,
         "size": by_edges if kind == "Eomt" else {"height": height, "width": width},
-        "resample": _FILTERS.index(preprocessing.interpolation),  # type: ignore[arg-type]
+        "resample": _number(preprocessing.interpolation),
         **own[kind],
         "do_rescale": True,
         "rescale_factor": 1 / 255,
@@ -265,7 +265,7 @@ def preprocessor_config(preprocessing: "Preprocessing") -> dict:
         "image_processor_type": f"{kind}ImageProcessor",
         "do_resize": True,
         "size": size,
-        "resample": _FILTERS.index(interpolation),  # type: ignore[arg-type]
+        "resample": _number(interpolation),
         **crop,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
@@ -273,6 +273,11 @@ def preprocessor_config(preprocessing: "Preprocessing") -> dict:
         "image_mean": [-low * deviation for low, deviation in zip(lows, std, strict=True)],
         "image_std": std,
     }
+
+
+def _number(interpolation: Interpolation | None) -> int:
+    """The number of a filter; that of OWLv2's processor says bilinear."""
+    return _FILTERS.index("bilinear" if interpolation in (None, "gaussian") else interpolation)
 
 
 def _sides(size: Any) -> tuple[int, ...] | None:

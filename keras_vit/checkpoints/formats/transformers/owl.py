@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes
+from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, part
 from keras_vit.checkpoints.formats.layout import DEFAULTS, QUERY_BIAS, Layout, WrittenModel
 from keras_vit.checkpoints.formats.transformers.config_json import (
     BASE,
     CONFIG,
     FILES,
+    check_square,
     completed,
     positions_and_tokens,
     read_vit,
@@ -28,7 +29,6 @@ from keras_vit.checkpoints.key_mapping import (
     dense,
     norm,
 )
-from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.config import DetectionConfig
 
@@ -116,10 +116,7 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     if CONFIG not in files:
         return FileConfig()
     fields, kind = files[CONFIG], layout.model_types[0]
-    towers = {name: fields.get(name) or {} for name in ("vision_config", "text_config")}
-    for name, tower in towers.items():
-        if not isinstance(tower, dict):
-            raise UserError(f"config.json should give {name} as an object, but gives {tower!r:.80}.")
+    towers = {name: part(fields, name) for name in ("vision_config", "text_config")}
     vision = {**towers["vision_config"], "model_type": fields.get("model_type", kind)}
     config = completed(vision, layout, _DEFAULTS)
     sizes: Sizes = positions_and_tokens(config, layout)
@@ -135,11 +132,7 @@ def write_config(model: WrittenModel) -> dict[str, dict]:
     """config.json and preprocessor_config.json. Raises UserError for sizes that they cannot express."""
     kind, width = _kind(model), model.detection.embedding_size
     vision = vit_fields(model, f"{kind}_vision_model", _NAMES[kind])
-    if list in map(type, (vision["image_size"], vision["patch_size"])):
-        raise UserError(
-            f"{_NAMES[kind]} of transformers has square images and patches, but these are "
-            f"{model.preprocessing.image_size} and {model.vit.patch}; build the model for square images."
-        )
+    check_square(model, f"A {_NAMES[kind]}")
     del vision["architectures"]
     vision["num_channels"] = model.preprocessing.channels
     text = {"model_type": f"{kind}_text_model", "hidden_size": width, "intermediate_size": 4 * width}

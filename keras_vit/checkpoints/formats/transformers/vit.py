@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from keras_vit.checkpoints.formats.file_config import FileConfig
+from keras_vit.checkpoints.formats.file_config import FileConfig, part
 from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, WrittenModel
 from keras_vit.checkpoints.formats.transformers import bit
 from keras_vit.checkpoints.formats.transformers.config_json import (
@@ -15,11 +15,11 @@ from keras_vit.checkpoints.formats.transformers.config_json import (
     completed,
     positions_and_tokens,
     read_vit,
+    refuse_other_values,
     vit_fields,
     written,
 )
 from keras_vit.checkpoints.key_mapping import ATTENTION, BLOCK, CONV, POSITIONS, QKV, Rule, dense, norm
-from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.config import ResNetConfig, ViTConfig
 
@@ -85,11 +85,8 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     if CONFIG not in files:
         return FileConfig()
     config = completed(files[CONFIG], layout, _DEFAULTS)
-    if config.get("pooler_act", "tanh") != "tanh":
-        raise UserError(
-            f"config.json has the unsupported pooler activation {config['pooler_act']!r:.80}; supported is tanh."
-        )
-    backbone = bit.settings(config["backbone_config"]) if config.get("backbone_config") else {}
+    refuse_other_values(config, {"pooler_act": "tanh"})
+    backbone = bit.settings(part(config, "backbone_config")) if config.get("backbone_config") else {}
     sizes = positions_and_tokens(config, layout, {"deit": 2, "ijepa": 0}.get(layout.model_types[0], 1))
     return read_vit(files, config, layout, sizes, **backbone)
 

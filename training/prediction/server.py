@@ -6,14 +6,14 @@ import urllib.parse
 from typing import Protocol
 
 from keras_vit import UserError
-from training.options.predict import HOST, port_in_use
+from training.options.predict import HOST
 
 # Largest request in bytes.
 _LARGEST = 64 * 2**20
 _HOSTS = (HOST, "localhost")
 
 
-class Answers(Protocol):
+class PictureAnswerer(Protocol):
     """What the page shows of a picture."""
 
     def answer(self, data: bytes, name: str) -> str:
@@ -21,7 +21,9 @@ class Answers(Protocol):
         ...
 
 
-def open_page(model: Answers, port: int, title: str = "Classify a picture") -> http.server.ThreadingHTTPServer:
+def open_server(
+    model: PictureAnswerer, port: int, title: str = "Classify a picture"
+) -> http.server.ThreadingHTTPServer:
     """Return the server of the page; `serve_forever` answers requests. With port 0 the system chooses one.
 
     Raises UserError if the port is in use.
@@ -72,7 +74,7 @@ def open_page(model: Answers, port: int, title: str = "Classify a picture") -> h
     try:
         return http.server.ThreadingHTTPServer((HOST, port), Handler)
     except OSError as error:
-        raise port_in_use(port, error) from error
+        raise UserError(f"Port {port} cannot be used ({error.strerror}); give another --port, or 0 for any.") from error
 
 
 _PAGE = """<!doctype html>

@@ -11,7 +11,7 @@ from keras_vit import UserError
 from keras_vit.files.atomic import write_text
 from keras_vit.files.tables import markdown_table
 from keras_vit.runs import Run
-from keras_vit.unknown import KINDS, UNKNOWN, UnknownKind, UnknownScorer, features_and_logits, threshold_of
+from keras_vit.unknown_score import KINDS, UNKNOWN, UnknownKind, UnknownScorer, features_and_logits, threshold_of
 from training.evaluation.predictors import outputs
 from training.features.embed import check_finite
 from training.input.dataset import DataSet, Split
@@ -57,7 +57,7 @@ def unknown(run: Run, source: DataSet, options: UnknownOptions) -> UnknownScorer
     )
     auroc = auroc_of_left_out_classes(fitted, held_out, len(source.labels), options.seed)
     kind: UnknownKind = _best(auroc) if options.kind is None else options.kind
-    scorer = fit(kind, fitted, options.seed)
+    scorer = fit_score(kind, fitted, options.seed)
     scores = np.asarray(scorer.score(held_out.features, held_out.logits))
     scorer = dataclasses.replace(
         scorer,
@@ -127,14 +127,14 @@ def auroc_of_left_out_classes(
         part = Outputs(train.features[known], train.logits[known][:, fold_of != fold], train.labels[known])
         logits = evaluation.logits[:, fold_of != fold]
         for kind in KINDS:
-            scores = np.asarray(fit(kind, part, seed).score(evaluation.features, logits))
+            scores = np.asarray(fit_score(kind, part, seed).score(evaluation.features, logits))
             found[kind].append(roc_auc_score(is_left_out, scores))
     if not found["knn"]:
         raise UserError("The evaluation images are all of one class; give --data with evaluation images of each class.")
     return {kind: float(np.mean(values)) for kind, values in found.items()}
 
 
-def fit(kind: UnknownKind, train: Outputs, seed: int) -> UnknownScorer:
+def fit_score(kind: UnknownKind, train: Outputs, seed: int) -> UnknownScorer:
     """The score of a kind for the classes of these training images, without a threshold."""
     if kind == "knn":
         return UnknownScorer(kind, {"bank": _bank(train, seed)})

@@ -13,9 +13,9 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-from export.tflite.graph import pack, unpack
+from export.tflite.flatbuffer import pack, unpack
 from keras_vit.progress import tracked
-from keras_vit.unknown import UNKNOWN_SCORE
+from keras_vit.unknown_score import UNKNOWN_SCORE
 
 _PRODUCTS = (schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.CONV_2D)
 # Bins of a histogram, and the shares of the extremes that are tried.

@@ -29,11 +29,6 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         raise UserError("Calibration needs finite logits, but some classes have probability 0; use the model itself.")
     logits = logits.astype(np.float64)
     own = logits[np.arange(len(labels)), labels]
-    if (own >= logits.max(axis=-1)).all():
-        raise UserError(
-            f"Calibration needs images that the model gets wrong, but all {len(labels)} are right; evaluate on more or "
-            "other images, or leave --calibrate out."
-        )
     low, high = 1.0 / HIGHEST_TEMPERATURE, 1.0 / _LOWEST
     for _ in range(_HALVINGS):
         middle = (low + high) / 2.0
@@ -42,10 +37,10 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         else:
             high = middle
     temperature = float(2.0 / (low + high))
-    if temperature < 1.01 * _LOWEST:
+    if (own >= logits.max(axis=-1)).all() or temperature < 1.01 * _LOWEST:
         raise UserError(
-            f"Calibration finds no lowest temperature on these {len(labels)} images; evaluate on more images, or leave "
-            "--calibrate out."
+            f"Calibration needs images that the model gets wrong, but nearly all {len(labels)} are right; evaluate on "
+            "more or other images, or leave --calibrate out."
         )
     return temperature
 

@@ -57,8 +57,6 @@ def resize_position_embedding(
         )
     if (old_h, old_w) == (new_h, new_w):
         return table
-    if min(new_h, new_w) < 1:
-        raise UserError(f"The new grid must have at least 1 row and 1 column, but is {new_h}x{new_w}.")
     prefix, grid = table[..., :num_prefix_tokens, :], table[..., num_prefix_tokens:, :]
     grid = grid.reshape(*table.shape[:-2], old_h, old_w, table.shape[-1]).astype(np.float64)
     grid = _product(resampling_matrix(old_h, new_h, resampler), grid, axis=-3)
@@ -125,10 +123,8 @@ def resize_patch_kernel(kernel: np.ndarray, new_patch: tuple[int, int]) -> np.nd
     Returns:
         (new_h, new_w, C, D) of the same dtype; the kernel itself where the sizes are equal.
     """
-    kernel = _checked(kernel)
+    kernel = np.asarray(kernel)
     (old_h, old_w), (new_h, new_w) = kernel.shape[:2], new_patch
-    if min(new_h, new_w) < 1:
-        raise UserError(f"The new patch must have at least 1 row and 1 column, but is {new_h}x{new_w}.")
     if (old_h, old_w) == (new_h, new_w):
         return kernel
     # B is the Kronecker product of a resize of rows and one of columns, and its pseudo-inverse that of theirs.
@@ -153,7 +149,7 @@ def adapt_channels(kernel: np.ndarray, channels: int, how: ChannelRule) -> np.nd
     Returns:
         (h, w, channels, D) of the same dtype; the kernel itself where it has that number already.
     """
-    kernel = _checked(kernel)
+    kernel = np.asarray(kernel)
     check_choice("how", how, get_args(ChannelRule))
     check_integers("channels", channels)
     old = kernel.shape[2]
@@ -165,10 +161,3 @@ def adapt_channels(kernel: np.ndarray, channels: int, how: ChannelRule) -> np.nd
     else:
         adapted = values[:, :, np.arange(channels) % old] * (old / channels)
     return adapted.astype(kernel.dtype)
-
-
-def _checked(kernel: np.ndarray) -> np.ndarray:
-    kernel = np.asarray(kernel)
-    if kernel.ndim != 4:
-        raise UserError(f"A patch kernel must be (height, width, channels, hidden size), but has shape {kernel.shape}.")
-    return kernel

@@ -1,0 +1,11 @@
+"""Fixtures of the exports."""
+
+import pytest
+
+from export.saved_model import export as saved_model_export
+
+
+@pytest.fixture(name="without_cpp_loader")
+def _without_cpp_loader(monkeypatch):
+    """TensorFlow's C++ library takes seconds to load; the exports of other tests are run by it."""
+    monkeypatch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
