@@ -11,6 +11,7 @@ cannot be read is named, and the others are classified; if none can be read, the
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.serve:
         from training.prediction.server import open_server
 
-        with open_server(classifier, options.port) as server:
+        with open_server(dataclasses.replace(classifier, traced_batch=1), options.port) as server:
             print(f"Open http://127.0.0.1:{server.server_address[1]} in a browser; Ctrl-C ends it.", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 server.serve_forever()

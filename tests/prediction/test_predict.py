@@ -517,6 +517,21 @@ def test_a_page_of_several_batches_has_the_maps_of_one(place, arguments, monkeyp
     assert [page.count("data:image/png") for page in pages] == [3, 3]
 
 
+def test_the_page_runs_the_model_as_a_graph(place, arguments, monkeypatch):
+    opened = []
+
+    def open_idle(classifier, _):
+        opened.append(classifier)
+        server = open_server(classifier, 0)
+        monkeypatch.setattr(server, "serve_forever", lambda: None)
+        return server
+
+    monkeypatch.setattr("training.prediction.server.open_server", open_idle)
+    command.main([*arguments, "--serve"])
+    assert expected(place, "a.png")[0][0] in opened[0].answer((place / "pictures" / "a.png").read_bytes(), "a.png")
+    assert opened[0]._network.predict_function is not None
+
+
 @pytest.mark.parametrize("length", ["²", "-1", "x", str(2**40)])
 def test_a_request_of_no_or_too_great_a_length_is_refused(place, length):
     classifier = open_classifier(open_run(place / "model.keras"))

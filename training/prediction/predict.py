@@ -49,8 +49,8 @@ class Classifier:
     scoring: Scoring
     explain: Explanation | None = None
     """The map that is made of each image."""
-    is_traced: bool = False
-    """Whether full batches run as a graph, which takes as long to trace as a few of them take without."""
+    traced_batch: int | None = None
+    """Images of the batches that run as a graph, which takes as long to trace as a few of them take without."""
 
     def classify(self, images: Sequence[inspection.Image]) -> list[PictureCard]:
         """Return the classes of each image, with its map if one is to be made."""
@@ -59,7 +59,7 @@ class Classifier:
         inside: dict = {}
         if self.explain is None or scorer is not None:
             inputs = model_inputs(images, self.run.preprocessing)[1]
-            traced = self.is_traced and len(inputs) == BATCH
+            traced = len(inputs) == self.traced_batch
             inside = self._network.predict_on_batch(inputs) if traced else self._network(inputs, training=False)
         if self.explain is None:
             logits = checked_logits(inside["logits"])
@@ -160,7 +160,7 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], options: Pred
     read.
     """
     output, folder = options.output, only_folder(options.pictures)
-    classifier = dataclasses.replace(classifier, is_traced=len(files) > _EAGER * BATCH)
+    classifier = dataclasses.replace(classifier, traced_batch=BATCH if len(files) > _EAGER * BATCH else None)
     predictions: list[Prediction] = []
     shown: list[PictureCard] = []
     progress = tqdm.tqdm(total=len(files), unit="picture", disable=None)
