@@ -188,7 +188,7 @@ def test_a_state_of_another_model_is_refused_in_one_sentence(damage, trained, tm
 def test_an_invalid_config_is_refused(content, tmp_path):
     config = tmp_path / "config.json"
     config.write_bytes(content)
-    with pytest.raises(UserError, match="config.json is damaged or not written by this program; choose another"):
+    with pytest.raises(UserError, match="config.json cannot be read as the settings of a run"):
         RunDirectory(tmp_path).start({}, ("ant", "bee"))
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 

@@ -62,7 +62,7 @@ def test_classes_and_masks_agree_with_transformers(name):
 
 
 def test_a_new_head_begins_as_in_eomt():
-    """From queries of a fiftieth of this, all of which find the same mask, training needs four times as many steps."""
+    """Queries of a fiftieth of this all find the same mask, and training is slow to tell them apart."""
     keras.utils.set_random_seed(0)
     task = dataclasses.replace(TASK, num_queries=200)
     values = {w.path: np.array(w) for w in keras_vit.segmentation_model(TINY, task, image_size=TINY_IMAGE).weights}
