@@ -101,7 +101,7 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
     train, evaluation = (
         _split(pictures, task, check.checksum(pictures)) for pictures in (scenes.train, scenes.evaluation)
     )
-    batches = SceneBatches(max(check.most, 1), stuff)
+    batches = SceneBatches(check.most, stuff)
     return DataSet(labels, train, evaluation, held_out=scenes.held_out, batches=batches)
 
 
