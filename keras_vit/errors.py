@@ -135,22 +135,40 @@ def needed_package(module: str, what: str, package: str) -> ModuleType:
         raise UserError(f"{what} the Python package {package}; install it with pip install {package}.") from missing
 
 
-@contextlib.contextmanager
-def reading(
-    file: object, kind: str, *errors: type[Exception], advice: str = "correct it, or write it again"
-) -> Iterator[None]:
-    """Make a UserError of what a parser raises: that a file cannot be read as a `kind`, such as JSON.
+def reason_of(error: BaseException) -> str:
+    """What an exception says, in one line of at most 200 characters; its type if it says nothing."""
+    words = getattr(error, "strerror", None) or getattr(error, "message", None) or error
+    return " ".join(str(words).split())[:200] or type(error).__name__
 
-    errors: further ones than ValueError and RecursionError.
+
+@contextlib.contextmanager
+def explained(
+    sentence: Callable[[str], str], *errors: type[BaseException], kind: type[Exception] = UserError
+) -> Iterator[None]:
+    """Make one sentence of exceptions of other code; a UserError passes as it is.
+
+    Args:
+        sentence: function of the reason, see `reason_of`.
+        errors: types of the exceptions.
+        kind: what is raised instead.
     """
-    expected: tuple[type[Exception], ...] = (ValueError, RecursionError, *errors)
     try:
         yield
     except UserError:
         raise
-    except expected as error:
-        reason = " ".join(str(error).split())[:120]
-        raise UserError(f"{file} cannot be read as {kind} ({reason}); {advice}.") from error
+    except errors as error:
+        raise kind(sentence(reason_of(error))) from error
+
+
+def reading(
+    file: object, kind: str, *errors: type[Exception], advice: str = "correct it, or write it again"
+) -> contextlib.AbstractContextManager[None]:
+    """Make a UserError of what a parser raises: that a file cannot be read as a `kind`, such as JSON.
+
+    errors: further ones than ValueError and RecursionError.
+    """
+    expected = (ValueError, RecursionError, *errors)
+    return explained(lambda reason: f"{file} cannot be read as {kind} ({reason[:120]}); {advice}.", *expected)
 
 
 # Whether a rule is broken, and what is said of it then.

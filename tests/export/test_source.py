@@ -119,7 +119,7 @@ def test_the_image_size_can_be_changed(place):
         ({"labels": None}, "does not name its 3 classes; pass --labels FILE with one name per line"),
         ({"labels": "nowhere.txt"}, "There is no file 'nowhere.txt'; --labels takes a text file"),
         ({"labels": "two.txt"}, "two.txt names 2 classes, but the model .* has 3"),
-        ({"labels": "vit.npz"}, "vit.npz should name a class in each line, but is not UTF-8 text"),
+        ({"labels": "vit.npz"}, "vit.npz cannot be read as UTF-8 text with a class in each line"),
         ({"images": "nowhere"}, "There is no folder 'nowhere'; give one of images"),
         ({"images": "empty"}, "empty holds no image files .JPEG, PNG, BMP, GIF"),
     ],

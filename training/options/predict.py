@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from keras_vit import UserError
 from keras_vit.errors import refuse_first, refuse_without_effect
-from keras_vit.files.labels import read_labels
 from keras_vit.files.remote import is_remote, matching
 from keras_vit.images.formats import is_picture_name
 from keras_vit.parser import Aliases, Given, Port, Positional, Share, arguments_of
@@ -168,14 +167,6 @@ def with_run(given: Given) -> Given:
 
 def _is_model(path: pathlib.Path) -> bool:
     return path.suffix in _MODEL_FILES or (path / MODEL).is_file() or (path / CONFIG).is_file()
-
-
-def check_names(labels: str) -> None:
-    """Raise UserError for a file that names a class twice."""
-    names = read_labels(labels)
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"{labels} names the class {twice!r} twice; give each class a name of its own.")
 
 
 def check_ending(output: str | None, endings: Sequence[str]) -> None:
