@@ -167,7 +167,7 @@ def reading(
 
     errors: further ones than ValueError and RecursionError.
     """
-    expected = (ValueError, RecursionError, *errors)
+    expected: tuple[type[Exception], ...] = (ValueError, RecursionError, *errors)
     return explained(lambda reason: f"{file} cannot be read as {kind} ({reason[:120]}); {advice}.", *expected)
 
 

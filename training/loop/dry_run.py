@@ -18,7 +18,7 @@ from training.loop.build import checked_model
 from training.loop.learning_rate import LearningRate
 from training.loop.objectives import MaskedPatches, Objective, make_objective, uses_labels
 from training.loop.run import RunDirectory
-from training.loop.setup import Setup, checked, settings_of
+from training.loop.setup import Setup, prepared, settings_of
 from training.options.common import Execution, TrainingOptions
 from training.recipes.dense import DenseRecipe
 from training.recipes.recipe import PretrainRecipe, Recipe
@@ -61,7 +61,7 @@ def dry_run_report(
     Raises UserError for whatever `run_training` refuses. See there for the arguments.
     """
     settings = settings_of(options, command, recipe_name, setup.source)
-    options, source, num_steps = checked(options, setup)
+    options, source, num_steps = prepared(options, setup)
     workdir, recipe, replicas = options.directory, options.recipe, setup.strategy.num_replicas_in_sync
     RunDirectory(workdir).check(settings, source.labels, images=setup.source.fingerprint)
     network = checked_model(
