@@ -24,7 +24,6 @@ def main(arguments: Sequence[str]) -> None:
 
 def _fit(arguments: Sequence[str]) -> None:
     options = parser.parse(AnomalyFitOptions, arguments, prog=f"{_PROG} fit")
-    options.check()
     run = options.open_run()
 
     from training.prediction.pictures import find_pictures

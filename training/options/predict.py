@@ -124,16 +124,20 @@ def with_pictures(given: Given) -> Given:
             continue
         texts, pictures = values[:first], values[first:]
         for number, value in enumerate(pictures, first):
-            if not _is_picture(value, number):
-                raise UserError(
-                    f"{value!r:.80} stands behind the picture {pictures[0]!r:.80}; if it is one, too, write "
-                    f"'./{value:.80}', else put the values of --{option} together."
-                )
-            if not is_remote(value) and not os.path.lexists(value) and not matching(value):
-                raise UserError(
-                    f"There is no picture or folder {value!r:.80}, as which --{option} takes a value with a slash or "
-                    f"the ending of a picture; correct it, or write a text with a slash into a .txt file."
-                )
+            refuse_first(
+                [
+                    (
+                        not _is_picture(value, number),
+                        f"{value!r:.80} stands behind the picture {pictures[0]!r:.80}; if it is one, too, write "
+                        f"'./{value:.80}', else put the values of --{option} together.",
+                    ),
+                    (
+                        not is_remote(value) and not os.path.lexists(value) and not matching(value),
+                        f"There is no picture or folder {value!r:.80}, as which --{option} takes a value with a slash "
+                        "or the ending of a picture; correct it, or write a text with a slash into a .txt file.",
+                    ),
+                ]
+            )
         given = {**given, (option,): texts, ("pictures",): (*given.get(("pictures",), ()), *pictures)}
     return given
 
