@@ -175,11 +175,11 @@ def reading(
 Rules = Iterable[tuple[object, str]]
 
 
-def refuse_first(rules: Rules) -> None:
-    """Raise UserError with the sentence of the first rule that is broken."""
+def refuse_first(rules: Rules, kind: type[Exception] = UserError) -> None:
+    """Raise an exception with the sentence of the first rule that is broken."""
     for is_broken, sentence in rules:
         if is_broken:
-            raise UserError(sentence)
+            raise kind(sentence)
 
 
 # Names of options, whether they have an effect, and what they apply to.
