@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.case import NUM_CLASSES
 from benchmarks.tpu import TPUCase
 from benchmarks.tpu_slices import SliceCase, slice_recipe
-from benchmarks.tpu_slices import traffic as traffic_of
+from benchmarks.tpu_traffic import traffic as traffic_of
 from keras_vit import UserError
 from training.recipes.pretrain import find_recipe
 

@@ -1,7 +1,6 @@
-"""Training with `--shard-weights`, compiled for all chips of a Cloud TPU slice: cases, what they send, the table."""
+"""Training with `--shard-weights`, compiled for all chips of a Cloud TPU slice: the cases and their table."""
 
 import dataclasses
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -102,74 +101,3 @@ def slice_rows(results: Sequence[dict[str, Any]], largest: Sequence[int | None])
             ]
         )
     return table
-
-
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
-_COLLECTIVE = re.compile(r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(-start)?\(")
-_ARRAY = re.compile(r"\b(pred|[a-z]+\d+)\[([\d,]*)\]")
-_CALLED = re.compile(r"(?:calls|to_apply|body|condition|called_computations)=\{?%?([\w.-]+)")
-_TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
-
-
-def traffic(program: str) -> dict[str, int]:
-    """Bytes that a chip sends or receives in one run of a compiled program, by kind of collective.
-
-    Each is computed as on a ring of n chips: of the result of an all-gather or the input of a reduce-scatter the share
-    (n - 1) / n, of an all-reduce twice that. What is in a loop counts as often as the loop runs.
-
-    Args:
-        program: as text, in which loops have their known number of turns.
-    """
-    own: dict[str, dict[str, int]] = {}
-    calls: dict[str, list[tuple[str, int]]] = {}
-    entry = name = ""
-    for line in program.splitlines():
-        if start := _COMPUTATION.match(line):
-            name = start[2]
-            entry = name if start[1] else entry
-            own[name], calls[name] = {}, []
-            continue
-        if not name:
-            continue
-        if found := _COLLECTIVE.search(line):
-            kind = found[1]
-            own[name][kind] = own[name].get(kind, 0) + _sent(kind, line, bool(found[2]))
-        trips = _TRIPS.search(line)
-        calls[name] += [(called, int(trips[1]) if trips else 1) for called in _CALLED.findall(line)]
-    totals: dict[str, int] = {}
-
-    def add(name: str, times: int) -> None:
-        for kind, size in own.get(name, {}).items():
-            totals[kind] = totals.get(kind, 0) + times * size
-        for called, trips in calls.get(name, ()):
-            add(called, times * trips)
-
-    add(entry, 1)
-    return totals
-
-
-def _sent(kind: str, line: str, is_start: bool) -> int:
-    """Bytes of one collective."""
-    result = line.split("=", 1)[1].split(f" {kind}", 1)[0]
-    sizes = [_bytes(*array) for array in _ARRAY.findall(result)]
-    # The result of an asynchronous one holds the operand, too.
-    size = max(sizes) if is_start else sum(sizes)
-    if kind == "collective-permute":
-        return size
-    group = _group_size(line)
-    if kind == "reduce-scatter":
-        size *= group
-    return size * (group - 1) // group * (2 if kind == "all-reduce" else 1)
-
-
-def _bytes(dtype: str, shape: str) -> int:
-    bits = 8 if dtype == "pred" else int(re.sub(r"\D", "", dtype))
-    return math.prod(int(size) for size in shape.split(",") if size) * bits // 8
-
-
-def _group_size(line: str) -> int:
-    """Chips that take part: replica_groups={{0,1},{2,3}}, or [groups, size]<=[...]."""
-    if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]", line):
-        return int(iota[2])
-    groups = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
-    return len(groups[1].split(",")) if groups else 1

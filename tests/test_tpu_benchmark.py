@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmarks import tpu, tpu_compile, tpu_slices
+from benchmarks import tpu, tpu_compile, tpu_traffic
 from keras_vit import UserError
 
 
@@ -57,16 +57,54 @@ ENTRY %main (p: f32[8,4]) -> f32[8,4] {
   %reduce-scatter.3 = f32[4]{0} reduce-scatter(%c), replica_groups={{0,1,2,3}}, to_apply=%add
   %start = (f32[4]{0}, f32[16]{0}) all-gather-start(%d), replica_groups={{0,1,2,3}}, dimensions={0}
   %done = f32[16]{0} all-gather-done(%start)
-  %loop = (s32[], bf16[8,4]) while(%init), body=%block, backend_config={"known_trip_count":{"n":"47"}}
+  %loop = (s32[], bf16[8,4]) while(%init), condition=%add, body=%block, backend_config={"known_trip_count":{"n":"47"}}
 }
 """
 
 
 def test_what_chips_send_is_counted_by_kind_and_for_every_turn_of_a_loop():
     gathered = 47 * (8 * 4 * 2) * 7 // 8 + 16 * 4 * 3 // 4
-    assert tpu_slices.traffic(PROGRAM) == {
+    assert tpu_traffic.traffic(PROGRAM) == {
         "all-reduce": 2 * 16 * 4 * 3 // 4, "reduce-scatter": 4 * 4 * 4 * 3 // 4, "all-gather": gathered
     }  # fmt: skip
+
+
+LOOP = """HloModule step
+%more (state: (f32[4], u32[])) -> pred[] {
+  %limit = u32[]{:T(128)} constant(8), metadata={}
+  %state = (f32[4]{0}, u32[]{:T(128)}) parameter(0)
+  %counter = u32[] get-tuple-element(%state), index=1
+  ROOT %less = pred[] compare(%counter, %limit), direction=LT
+}
+%first (x: f32[4]) -> f32[16] {
+  %gather.1 = f32[16]{0} all-gather(%x), channel_id=7, replica_groups=mesh['a'=4,'b'=2] {'a'}, dimensions={0}
+}
+%second (x: f32[4]) -> f32[16] {
+  %gather.2 = f32[16]{0} all-gather(%x), channel_id=7, replica_groups=mesh['a'=4,'b'=2] {'a'}, dimensions={0}
+}
+%turn (state: (f32[4], u32[])) -> (f32[4], u32[]) {
+  %state.1 = (f32[4]{0}, u32[]{:T(128)}) parameter(0)
+  %old = u32[] get-tuple-element(%state.1), index=1
+  %two = u32[]{:T(128)} constant(2)
+  %started = f32[16] fusion(%x), kind=kLoop, calls=%first
+  %finished = f32[16] fusion(%started), kind=kLoop, calls=%second
+  %new = u32[] add(%old, %two), metadata={}
+  %next = f32[4]{0} fusion(%finished), kind=kLoop, calls=%other
+  ROOT %states = (f32[4]{0}, u32[]{:T(128)}) tuple(%next, %new)
+}
+ENTRY %main (p: f32[4]) -> f32[4] {
+  %loop = (f32[4]{0}, u32[]) while(%init), condition=%more, body=%turn, metadata={}
+}
+"""
+
+
+def test_turns_of_a_loop_are_read_from_its_condition_and_a_repeated_channel_counts_once():
+    assert tpu_traffic.traffic(LOOP) == {"all-gather": 4 * (16 * 4) * 3 // 4}
+
+
+def test_a_loop_that_sends_and_whose_turns_are_unknown_is_no_figure():
+    with pytest.raises(ValueError, match="How often the loop turn runs is not found"):
+        tpu_traffic.traffic(LOOP.replace("constant(2)", "parameter(1)"))
 
 
 def test_for_a_slice_there_is_a_table_of_its_own(tmp_path, monkeypatch, capsys):
