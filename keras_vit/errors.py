@@ -143,12 +143,12 @@ def reason_of(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def explained(
-    sentence: Callable[[str], str], *errors: type[BaseException], kind: type[Exception] = UserError
+    sentence: str | Callable[[str], str], *errors: type[BaseException], kind: type[Exception] = UserError
 ) -> Iterator[None]:
     """Make one sentence of exceptions of other code; a UserError passes as it is.
 
     Args:
-        sentence: function of the reason, see `reason_of`.
+        sentence: or a function from the reason, see `reason_of`, to it.
         errors: types of the exceptions.
         kind: what is raised instead.
     """
@@ -157,7 +157,7 @@ def explained(
     except UserError:
         raise
     except errors as error:
-        raise kind(sentence(reason_of(error))) from error
+        raise kind(sentence if isinstance(sentence, str) else sentence(reason_of(error))) from error
 
 
 def reading(

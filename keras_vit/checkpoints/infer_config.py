@@ -383,9 +383,7 @@ def _infer_resnet(checkpoint: Checkpoint, file_config: FileConfig, preactivation
 
 
 def _shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
-    if name not in checkpoint.weights:
-        key = key_of(name, checkpoint.layout.rules)
-        raise UserError(f"The file has no array {key!r}, which is needed to infer the architecture.")
+    _refuse_missing([] if name in checkpoint.weights else [key_of(name, checkpoint.layout.rules)])
     weight = checkpoint.weights[name]
     check_rank(weight.source.key, weight.shape, (rank,))
     if min(weight.shape) < 1:

@@ -502,9 +502,7 @@ def _warn_of_range(image: np.ndarray) -> None:
 
 def _pair(size) -> Any:
     """One integer or a sequence of integers -> tuple. The caller checks its length."""
-    with explained(
-        lambda _: f"image_size must be one integer or (height, width) in pixels, but is {size!r}.", TypeError
-    ):
+    with explained(f"image_size must be one integer or (height, width) in pixels, but is {size!r}.", TypeError):
         sides = (size, size) if isinstance(size, int | np.integer) else tuple(size)
         return tuple(operator.index(side) for side in sides)
 

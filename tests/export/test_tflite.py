@@ -380,7 +380,7 @@ def test_unsupported_options_are_refused_before_conversion(tmp_path, monkeypatch
 
 
 def _calibration(run: str, images: int | None = None, folder: str | None = None, kind: str = "int8") -> Samples | None:
-    options = TFLiteOptions(SourceOptions(), "phone", (kind,), calibration=folder, calibration_images=images)
+    options = TFLiteOptions(SourceOptions(run), "phone", (kind,), calibration=folder, calibration_images=images)
     return tflite_export.read_calibration(Run(run), options, LABELS)
 
 
@@ -396,7 +396,7 @@ def test_calibration_images_are_training_images(tmp_path):
     )
     assert _calibration(str(tmp_path), kind="float32") is _calibration("augreg:B_16", kind="int8-dynamic") is None
     with pytest.raises(UserError, match="--calibration-images must be at least 1, but is 0"):
-        check_ranges(TFLiteOptions(SourceOptions(), "phone", calibration_images=0))
+        check_ranges(TFLiteOptions(SourceOptions("runs/x"), "phone", calibration_images=0))
     (tmp_path / CALIBRATION).unlink()
     with pytest.raises(UserError, match=r"has no training images \(calibration.npz\) .* pass --calibration FOLDER"):
         _calibration(str(tmp_path), 1)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 
 from keras_vit import UserError, run_directory
+from keras_vit.errors import refuse_first
 from keras_vit.files.atomic import write_text
 from keras_vit.files.tables import short_name
 from keras_vit.unknown_score import KINDS
@@ -79,15 +80,21 @@ def _check_kind(predictor: Predictor, source: DataSet, options: EvaluateOptions)
     name, of_model = predictor.run.name, predictor.is_multi_label
     if of_model is None and source.multi_label:
         print(f"{name} does not say whether an image may have several classes; it is taken for such a model.")
-    if of_model is not None and of_model != source.multi_label:
-        kinds = ("one class each", "several classes each")
-        raise UserError(
-            f"{name} was trained on images of {kinds[not source.multi_label]}, but these have "
-            f"{kinds[source.multi_label]}; evaluate on the same kind."
-        )
-    if source.multi_label and (options.real_labels is not None or options.calibrate):
-        option = "--real-labels" if options.real_labels is not None else "--calibrate"
-        raise UserError(f"{option} is for images of one class each, but these have several; leave it out.")
+    kinds = ("one class each", "several classes each")
+    option = "--real-labels" if options.real_labels is not None else "--calibrate"
+    refuse_first(
+        [
+            (
+                of_model is not None and of_model != source.multi_label,
+                f"{name} was trained on images of {kinds[not source.multi_label]}, but these have "
+                f"{kinds[source.multi_label]}; evaluate on the same kind.",
+            ),
+            (
+                source.multi_label and (options.real_labels is not None or options.calibrate),
+                f"{option} is for images of one class each, but these have several; leave it out.",
+            ),
+        ]
+    )
 
 
 def check_same_classes(predictor: Predictor, source: DataSet) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
+from keras_vit.errors import explained
 from keras_vit.files.file_contents import shown
 from keras_vit.files.labels import distinct_names, read_labels
 from keras_vit.files.remote import is_remote, matching, read_places, to_path
@@ -52,12 +53,11 @@ class TarImages:
     def bytes(self, index: int) -> bytes:
         """The content of an image. Raises UserError if the file has changed."""
         path, image = self.place(index)
-        try:
+        with explained(
+            lambda reason: f"{path} can no longer be read ({reason}); put it back, and the same command continues.",
+            OSError,
+        ):
             data = read_places(path, lambda read: read(int(image["header"]), BLOCK + int(image["size"])))
-        except OSError as error:
-            raise UserError(
-                f"{path} can no longer be read ({error.strerror}); put it back, and the same command continues."
-            ) from error
         if zlib.crc32(data[:BLOCK]) != image["checksum"] or len(data) != BLOCK + image["size"]:
             index_file = os.path.join(os.path.dirname(path), NAME)
             raise UserError(f"The index {index_file} does not fit {path}; remove it, and start again.")
