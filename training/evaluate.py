@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from keras_vit import cli, parser
 from training.devices.tpu import prepare_tpu
 from training.input.known_images import check_split
-from training.options.checks import check_classes, check_data, classes_of, report_directory
+from training.options.checks import check_classes, check_data, listed_classes, report_directory
 from training.options.evaluate import EvaluateOptions, with_data
 
 _PROG = "keras-vit evaluate"
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> None:
     check_data(options.source)
     report_directory(run, options.output)
     check_split(run, options.source)
-    if run.labels and (found := classes_of(options.source)) is not None:
+    if run.labels and (found := listed_classes(options.source)) is not None:
         check_classes(run.labels, found)
     prepare_tpu(options.devices)
     cli.require_tensorflow()

@@ -40,7 +40,7 @@ def export_onnx(exported: ExportedModel, options: OnnxOptions) -> dict[OnnxForma
     model, labels, origin = exported.model, exported.labels, exported.origin
     for kind in formats:
         runtimes.check_size(kind, model)
-    texts = fingerprint.files_of(output, model, labels, origin)
+    texts = fingerprint.identity_files(output, model, labels, origin)
     expected = parity.reference(
         in_dtype(model, "float32"), exported.preprocessing, exported.samples, multi_label=origin.multi_label
     )

@@ -66,7 +66,7 @@ def export_tflite(
     model, labels, samples, origin = exported.model, exported.labels, exported.samples, exported.origin
     # Files for delegates have the logits alone.
     unknown = exported.unknown if target == "cpu" else None
-    texts = fingerprint.files_of(output, model, labels, origin)
+    texts = fingerprint.identity_files(output, model, labels, origin)
     ending = "" if target == "cpu" else f"-{target}"
     ending += ("-uint8-input" if uint8_input else "") + ("-dynamic-batch" if dynamic_batch else "")
     preprocessing = exported.preprocessing

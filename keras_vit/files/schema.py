@@ -12,7 +12,7 @@ _KINDS: dict[type, str] = {dict: "an object", list: "a list", int: "a whole numb
 _LARGEST = 1e300
 
 
-def fitting(value: Any, schema: Schema, file: object, place: str = "") -> Any:
+def validated(value: Any, schema: Schema, file: object, place: str = "") -> Any:
     """Return what was read from a file. Raises UserError, with the place in the file, unless it fits its schema.
 
     A number may be whole, and is finite. place: of the value in the file, "" for all of it.
@@ -24,8 +24,8 @@ def fitting(value: Any, schema: Schema, file: object, place: str = "") -> Any:
         raise UserError(f"{file} should have {_KINDS[kind]}{place and f' as {place}'}, but has {found}; correct it.")
     if isinstance(schema, list):
         for number, part in enumerate(value):
-            fitting(part, schema[0], file, f"{place}[{number}]")
+            validated(part, schema[0], file, f"{place}[{number}]")
     if isinstance(schema, dict):
         for name, of_field in schema.items():
-            fitting(value.get(name), of_field, file, f"{place}.{name}" if place else name)
+            validated(value.get(name), of_field, file, f"{place}.{name}" if place else name)
     return value

@@ -166,10 +166,10 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path,
 def test_a_directory_with_exports_of_another_model_is_refused(name, tmp_path):
     model = build()
     (tmp_path / "model.keras").write_bytes(b"a run may hold its exports")
-    assert fingerprint.files_of(tmp_path, model, LABELS, Provenance())["labels.txt"].split() == list(LABELS)
+    assert fingerprint.identity_files(tmp_path, model, LABELS, Provenance())["labels.txt"].split() == list(LABELS)
     (tmp_path / name).write_bytes(b"of whom?")
     with pytest.raises(UserError, match=f"already holds the export of another model .{name}."):
-        fingerprint.files_of(tmp_path, model, LABELS, Provenance())
+        fingerprint.identity_files(tmp_path, model, LABELS, Provenance())
 
 
 # Tests with the packages

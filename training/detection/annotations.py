@@ -20,7 +20,7 @@ from defusedxml import ElementTree
 from keras_vit import UserError
 from keras_vit.errors import is_or_are, reading
 from keras_vit.files.labels import distinct_names
-from keras_vit.files.schema import fitting
+from keras_vit.files.schema import validated
 from keras_vit.images.formats import is_picture, is_picture_name, visible_files
 from training.input.coco import (
     MOST_OF_MANY,
@@ -163,7 +163,7 @@ def _yolo(file: pathlib.Path) -> tuple[tuple[str, ...], dict[str, list[Annotated
     """
     with reading(file, "YAML", yaml.YAMLError):
         fields = yaml.safe_load(read_text(file, _MOST_OF_ONE))
-    names = fitting(fields, {}, file).get("names")
+    names = validated(fields, {}, file).get("names")
     listed = list(names.values()) if isinstance(names, dict) and list(names) == list(range(len(names))) else names
     if not isinstance(listed, list) or not listed or not all(isinstance(name, str | int) for name in listed):
         raise UserError(
@@ -181,7 +181,7 @@ def _yolo(file: pathlib.Path) -> tuple[tuple[str, ...], dict[str, list[Annotated
 def _yolo_files(place: object, root: pathlib.Path, file: pathlib.Path) -> list[pathlib.Path]:
     """The pictures of folders, of text files that list them, or of several of these."""
     found: list[pathlib.Path] = []
-    for name in fitting(place if isinstance(place, list) else [place], [str], f"train or val of {file}"):
+    for name in validated(place if isinstance(place, list) else [place], [str], f"train or val of {file}"):
         # Roboflow writes ../train/images beside the folder train.
         path = next((each for each in (root / name, root / name.removeprefix("../")) if each.exists()), root / name)
         if path.is_dir():

@@ -19,7 +19,7 @@ from pycocotools import mask as rle
 from keras_vit import UserError
 from keras_vit.errors import explained, reading
 from keras_vit.files.labels import LABELS, read_labels
-from keras_vit.files.schema import Schema, fitting
+from keras_vit.files.schema import Schema, validated
 from keras_vit.images.formats import format_problem, orientation
 
 # Bytes of an annotation file of many pictures.
@@ -279,7 +279,7 @@ def _names_and_files(
     """The names of the categories and the pictures by their ids, and all of the file."""
     with reading(file, "JSON"):
         document = json.loads(read_text(file, MOST_OF_MANY))
-    fitting(document, {"images": _IMAGES, "annotations": annotations, "categories": _CATEGORIES}, file)
+    validated(document, {"images": _IMAGES, "annotations": annotations, "categories": _CATEGORIES}, file)
     images, categories = document["images"], document["categories"]
     names = {each["id"]: each["name"] for each in categories}
     files = {each["id"]: folder / each["file_name"] for each in images}

@@ -14,7 +14,7 @@ from keras_vit.files.atomic import atomic_write
 from keras_vit.models.complexity import costs
 from keras_vit.models.config import ModelConfig
 from training.input.sources import DataSet
-from training.loop.build import checked_model
+from training.loop.build import network_to_train
 from training.loop.learning_rate import LearningRate
 from training.loop.objectives import MaskedPatches, Objective, make_objective, uses_labels
 from training.loop.run import RunDirectory
@@ -64,7 +64,7 @@ def dry_run_report(
     options, source, num_steps = prepared(options, setup)
     workdir, recipe, replicas = options.directory, options.recipe, setup.strategy.num_replicas_in_sync
     RunDirectory(workdir).check(settings, source.labels, images=setup.source.fingerprint)
-    network = checked_model(
+    network = network_to_train(
         lambda: make_model(len(source.labels)),
         recipe,
         num_steps,

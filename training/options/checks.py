@@ -250,7 +250,7 @@ def check_checkpoint(name: str) -> None:
     run_directory.check_model_file(name)
 
 
-def classes_of(source: DataOptions) -> tuple[str, ...] | None:
+def listed_classes(source: DataOptions) -> tuple[str, ...] | None:
     """The classes of a folder or CSV file of this machine, without a look at the pictures; None for other data."""
     kind, _, rest = source.data.partition(":")
     if kind not in ("folder", "csv") or is_remote(rest):
