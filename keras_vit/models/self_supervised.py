@@ -256,6 +256,10 @@ class Center(keras.layers.Layer):
     def call(self, x):
         return x - self.center
 
+    @property
+    def statistics(self) -> list[keras.Variable]:
+        return [self.center]
+
     def update(self, x, parts: int = 1) -> None:
         """Move the mean toward that of x (B, K), one of `parts` of the batch, which together move it as one does."""
         momentum = _CENTER_MOMENTUM ** (1.0 / parts)
