@@ -22,7 +22,7 @@ _PROG = "keras-vit embed"
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint NAME, --data … | PICTURES…, --output DIR`"""
     own, behind = split_arguments(arguments)
-    options = parser.build(EmbedOptions, with_run(parser.read(EmbedOptions, own, prog=_PROG)), prog=_PROG)
+    options = parser.options_from(EmbedOptions, with_run(parser.read(EmbedOptions, own, prog=_PROG)), prog=_PROG)
     run_directory.output_folder(options.output)
     source = options.source
     table = table_path(source.data) if options.runner and source else None

@@ -22,7 +22,7 @@ _PROG = "keras-vit evaluate"
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR [--data …]`"""
     given = with_data(parser.read(EvaluateOptions, arguments, prog=_PROG))
-    options = parser.build(EvaluateOptions, given, prog=_PROG)
+    options = parser.options_from(EvaluateOptions, given, prog=_PROG)
     run = options.open_run()
     check_data(options.source)
     report_directory(run, options.output)

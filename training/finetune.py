@@ -106,7 +106,7 @@ def _find(name: str, num_examples: int, image_size: tuple[int, int]) -> Recipe:
 
 def _options(name: str, given: parser.Given, recipe: Recipe) -> FinetuneOptions:
     """The options that were given, with those of the recipe as their defaults."""
-    options = parser.build(FinetuneOptions, with_crop(given, recipe), prog=_prog(name), recipe=recipe)
+    options = parser.options_from(FinetuneOptions, with_crop(given, recipe), prog=_prog(name), recipe=recipe)
     return dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
 
 

@@ -130,7 +130,7 @@ def _print_budget(options: PretrainOptions, chips: str, name: str, named: Pretra
 
 def _options(name: str, given: parser.Given, recipe: PretrainRecipe) -> PretrainOptions:
     """The options that were given, with those of the recipe as their defaults."""
-    options = parser.build(PretrainOptions, with_crop(given, recipe), prog=_prog(name), recipe=recipe)
+    options = parser.options_from(PretrainOptions, with_crop(given, recipe), prog=_prog(name), recipe=recipe)
     return dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
 
 

@@ -57,7 +57,7 @@ def check_size(kind: OnnxFormat, model: keras.Model) -> None:
         )
 
 
-def write(
+def write_onnx(
     model: keras.Model,
     kind: OnnxFormat,
     directory: pathlib.Path,

@@ -6,9 +6,12 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import Preprocessing, ResNetConfig, UserError, run_directory
+from tests.interruptions import killed_after
 from tests.support import FIXTURES, randomize
 from training import pretrain
+from training.loop.run import RunDirectory
 from training.techniques.feature_distillation import (
+    FeatureDistillation,
     feature_losses,
     feature_student,
     open_feature_teacher,
@@ -51,6 +54,44 @@ def test_a_resnet_learns_from_a_transformer(tmp_path):
     model = feature_student(student, summary_and_patches(teacher))
     assert model.output["summary"].shape == (None, 12)
     assert model.output["patches"].shape == (None, 4, 4, 12)
+
+
+def test_features_of_a_teacher_are_standardized_by_moving_statistics_and_evaluation_leaves_these():
+    config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=2, mlp_dim=8)
+    teacher = summary_and_patches(randomize(keras_vit.build(config, image_size=16, num_classes=0)))
+    student = feature_student(keras_vit.build(config, image_size=16, num_classes=None), teacher)
+    objective, weights = FeatureDistillation(teacher, student), tf.ones(6)
+    statistics, means = student.get_layer("patches_statistics"), []
+    for seed in (0, 1):
+        images = tf.random.stateless_uniform((6, 16, 16, 3), (seed, 0), -1.0, 1.0)
+        objective.measure(images, None, student(images), weights)
+        features = teacher(images)["patches"].numpy().reshape(-1, 12)
+        means.append((features.mean(0), (features**2).mean(0)))
+        share = 1.0 / (1.0 + 0.99) if seed else 1.0  # of the newest batch
+        mean, square = ((1 - share) * first + share * last for first, last in zip(means[0], means[-1], strict=True))
+        expected = (features - mean) / np.sqrt(square - mean**2)
+        np.testing.assert_allclose(statistics.standardized(features), expected, rtol=1e-3, atol=1e-3)
+    before = [np.array(variable) for variable in statistics.statistics]
+    losses, _ = objective.in_evaluation().measure(images, None, student(images), weights)
+    np.testing.assert_array_equal(before[0], statistics.total)
+    wanted = {n: student.get_layer(f"{n}_statistics").standardized(x) for n, x in teacher(images).items()}
+    np.testing.assert_allclose(losses, feature_losses(student(images), wanted)[0], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_with_the_statistics_of_the_teacher_to_the_same_bits(upstream, tmp_path):
+    command = ["digits", "--data", "digits", "--epochs", "2", "--batch-size", "300", "--warmup-steps", "2"]
+    command += ["--model.patch-size", "2", "--model.num-layers", "1", "--model.hidden-size", "12"]
+    command += ["--model.mlp-dim", "20", "--teacher", str(upstream.path), "--distil", "features", "--deterministic"]
+    whole, continued = (RunDirectory(tmp_path / name) for name in ("whole", "continued"))
+    pretrain.main([*command, "--workdir", str(whole.path)])
+    with killed_after(4):
+        pretrain.main([*command, "--workdir", str(continued.path)])
+    pretrain.main([*command, "--workdir", str(continued.path)])
+    weights = [run_directory.load_model(run.path).get_weights() for run in (whole, continued)]
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert [whole.metrics()[-1][name] - continued.metrics()[-1][name] for name in ("loss", "val_loss")] == [0, 0]
 
 
 def test_a_run_learns_and_ends_without_head_and_projections(upstream, tmp_path):

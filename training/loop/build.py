@@ -25,6 +25,7 @@ from training.options.common import Execution
 from training.recipes.dense import DenseRecipe, SegmentRecipe
 from training.recipes.recipe import PretrainRecipe, PseudoLabelRecipe, Recipe
 from training.techniques.distillation import two_headed
+from training.techniques.feature_distillation import FeatureDistillation
 from training.techniques.flexible_patches import FlexiblePatches
 from training.techniques.lora import add_adapters
 from training.techniques.patch_dropout import PatchDropout
@@ -161,6 +162,9 @@ def _make_trainer(
         training_objective: OfImages | None = distillation_objective(recipe, model)
         if class_weights is not None:
             training_objective = Classification(recipe.loss, recipe.label_smoothing, class_weights)
+    validation = objective if uses_labels(recipe) else training_objective or objective
+    if isinstance(validation, FeatureDistillation):
+        validation = validation.in_evaluation()
     return (JaxTrainer if keras.backend.backend() == "jax" else Trainer)(
         model,
         StepOptions(
@@ -172,7 +176,7 @@ def _make_trainer(
             remat=execution.remat,
         ),
         objective=training_objective or objective,
-        validation=objective if uses_labels(recipe) else training_objective or objective,
+        validation=validation,
         strategy=strategy,
         training_forward=_training_forward(model, recipe, num_steps, seed, execution),
         after_step=mask_annealing(model, num_steps) if isinstance(recipe, SegmentRecipe) else None,

@@ -183,7 +183,7 @@ def distillation_objective(
     if recipe.teacher is None:
         return None
     if recipe.distillation == "features":
-        return FeatureDistillation(open_feature_teacher(recipe.teacher, preprocessing_of(student)))
+        return FeatureDistillation(open_feature_teacher(recipe.teacher, preprocessing_of(student)), student)
     if recipe.distillation == "hard":
         check_student(student)
         return HardDistillation(open_teacher(recipe.teacher, student), recipe.label_smoothing)

@@ -27,6 +27,7 @@ from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
 from training.devices.rematerialization import check_segments, chunk_long_attention, rematerialized, segments
 from training.devices.strategies import several_workers
 from training.loop.objectives import Objective
+from training.techniques.feature_distillation import TeacherStatistics
 from training.techniques.flexible_patches import FlexiblePatches
 from training.techniques.patch_dropout import PatchDropout
 from training.techniques.pseudo_labels import PseudoLabels
@@ -102,11 +103,12 @@ class Trainer(keras.Model):
         # Of this worker; after the same step `any_stop_requested` is true in all workers if one set it.
         self._stop_requested = tf.Variable(0.0, trainable=False) if several_workers(self._strategy) else None
         self._random = [v for v in network.non_trainable_variables if v.name == "seed_generator_state"]
-        # Moving statistics; only torchvision's convolutional stem and self-distillation have them. Other variables that
-        # are not trained, such as the frozen kernels of LoRA, stay unchanged.
+        # Moving statistics; only torchvision's convolutional stem, self-distillation and the distillation of features
+        # have them. Other variables that are not trained, such as the frozen kernels of LoRA, stay unchanged.
         norms = [layer for layer in network.layers if isinstance(layer, keras.layers.BatchNormalization)]
         self._statistics = [v for layer in norms for v in (layer.moving_mean, layer.moving_variance)]
-        self._statistics += [layer.center for layer in network.layers if isinstance(layer, Center)]
+        moving = [layer for layer in network.layers if isinstance(layer, Center | TeacherStatistics)]
+        self._statistics += [v for layer in moving for v in layer.statistics]
         if options.remat:
             check_segments(network)
             chunk_long_attention(network)

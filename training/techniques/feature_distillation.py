@@ -3,6 +3,10 @@
 The losses are those of "AM-RADIO: Agglomerative Vision Foundation Model" (arXiv 2312.06709), section 3.3: the cosine
 for the summary of an image; 0.9 times the cosine and 0.1 times the smooth L1 distance for its patches. The model has a
 linear projection of each to the width of the teacher, which the trained model leaves out.
+
+Each channel of the teacher's features has mean 0 and deviation 1, as in "UNIC: Universal Classification Models via
+Multi-teacher Distillation" (arXiv 2408.05088) and its code (naver/unic `utils.standard_normalize`). The mean is most of
+what a published model says of any image: two random images of CIFAR-10 have a cosine of 0.72 by DINOv2-S.
 """
 
 import keras
@@ -17,6 +21,8 @@ from training.techniques.distillation import rescaled
 
 # Shares of the two losses of the patches.
 _COSINE, _SMOOTH_L1 = 0.9, 0.1
+# Of the moving statistics of the teacher, which remember about 100 steps.
+_MOMENTUM = 0.99
 
 
 def summary_and_patches(model: keras.Model) -> keras.Model:
@@ -38,14 +44,48 @@ def summary_and_patches(model: keras.Model) -> keras.Model:
     return keras.Model(model.input, {"summary": summary, "patches": keras_vit.feature_map(model, tokens).output})
 
 
+class TeacherStatistics(keras.layers.Layer):
+    """Moving mean and deviation of each channel of a teacher's features (..., D); what it is called on stays as it is.
+
+    In the student, so that they are saved with its weights. They are sums with decreasing weights, divided by the sum
+    of these, and so exact from the first step on.
+    """
+
+    def build(self, input_shape):
+        width = input_shape[-1:]
+        self.total = self.add_weight(name="total", shape=width, initializer="zeros", trainable=False)
+        self.squares = self.add_weight(name="squares", shape=width, initializer="zeros", trainable=False)
+        self.weight = self.add_weight(name="weight", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        return x
+
+    @property
+    def statistics(self) -> list[keras.Variable]:
+        return [self.total, self.squares, self.weight]
+
+    def update(self, x: tf.Tensor) -> None:
+        """Move the statistics toward those of features (..., D)."""
+        axes = list(range(len(x.shape) - 1))
+        means = tf.reduce_mean(x, axes), tf.reduce_mean(tf.square(x), axes), 1.0
+        for variable, mean in zip(self.statistics, means, strict=True):
+            variable.assign(_MOMENTUM * variable + (1.0 - _MOMENTUM) * mean)
+
+    def standardized(self, x: tf.Tensor) -> tf.Tensor:
+        """(..., D) -> the same, with mean 0 and deviation 1 in each channel by the statistics."""
+        total, squares, weight = (tf.convert_to_tensor(variable.value) for variable in self.statistics)
+        mean = tf.math.divide_no_nan(total, weight)
+        variance = tf.maximum(tf.math.divide_no_nan(squares, weight) - tf.square(mean), 0.0)
+        return (x - mean) / (tf.sqrt(variance) + 1e-6)
+
+
 def feature_student(network: keras.Model, teacher: keras.Model) -> keras.Model:
     """The model to train: the features of a network without a head, projected to the widths of those of the teacher."""
-    projected = {
-        name: TokenDense(teacher.output[name].shape[-1], kernel_initializer="lecun_normal", name=f"{name}_projection")(
-            x
-        )
-        for name, x in summary_and_patches(network).output.items()
-    }
+    projected = {}
+    for name, x in summary_and_patches(network).output.items():
+        width = teacher.output[name].shape[-1]
+        x = TokenDense(width, kernel_initializer="lecun_normal", name=f"{name}_projection")(x)
+        projected[name] = TeacherStatistics(name=f"{name}_statistics")(x)
     return keras.Model(network.input, projected, name=network.name)
 
 
@@ -76,23 +116,37 @@ def open_feature_teacher(teacher: str, own: Preprocessing) -> keras.Model:
 
 
 class FeatureDistillation:
-    """The distances of the projected features from those of the teacher, from the outputs of `feature_student`.
+    """The distances of the projected features from the standardized ones of the teacher.
 
     The metric "cosine" is that of the summaries.
 
     Args:
         teacher: images -> features, as `open_feature_teacher` returns it.
+        student: as `feature_student` returns it, with the statistics of the teacher.
+        in_training: update the statistics; not in evaluation.
     """
 
     metrics = ("loss", "cosine")
     metric_dtype = "float32"
 
-    def __init__(self, teacher: keras.Model):
-        self._teacher = teacher
+    def __init__(self, teacher: keras.Model, student: keras.Model, *, in_training: bool = True):
+        self._teacher, self._student, self._in_training = teacher, student, in_training
+
+    def in_evaluation(self) -> "FeatureDistillation":
+        """The same, with the statistics as they are."""
+        return FeatureDistillation(self._teacher, self._student, in_training=False)
 
     def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """As `Classification.measure`; the labels do not count. The sums are those of loss, cosine and weights."""
-        expected = tf.nest.map_structure(tf.stop_gradient, self._teacher(images, training=False))
+        expected = {}
+        for name, x in self._teacher(images, training=False).items():
+            features, statistics = (
+                tf.stop_gradient(tf.cast(x, tf.float32)),
+                self._student.get_layer(f"{name}_statistics"),
+            )
+            if self._in_training:
+                statistics.update(features)
+            expected[name] = tf.stop_gradient(statistics.standardized(features))
         losses, cosines = feature_losses(outputs, expected)
         return weights * losses, [tf.reduce_sum(x) for x in (weights * losses, weights * cosines, weights)]
 
