@@ -83,18 +83,18 @@ def _parsed(program: str) -> tuple[dict[str, _Computation], str]:
 
 
 def _turns(line: str, computations: dict[str, _Computation], condition: str, body: str) -> int:
-    """How often a loop runs: as it says, or the limit in its condition divided by the step of the counter."""
+    """How often a loop runs: as it says, or as its counter, which begins at 0, takes to the limit of its condition."""
     if known := _TRIPS.search(line):
         return int(known[1])
     test, block = computations[condition], computations[body]
     counter, limit = ([*test.operands(test.root), "", ""])[:2]
     index = re.search(r"index=(\d+)", test.lines.get(counter, ""))
     following = block.operands(block.root)
-    most = test.constant(limit)
+    most = test.constant(limit) if "direction=LT" in test.lines.get(test.root, "") else None
     if index and most is not None and int(index[1]) < len(following):
         steps = [block.constant(part) for part in block.operands(following[int(index[1])])]
         if found := [step for step in steps if step]:
-            return most // found[0]
+            return -(-most // found[0])
     if _sends(computations, body):
         raise ValueError(f"How often the loop {body} runs is not found; read its condition {condition}.")
     return 1

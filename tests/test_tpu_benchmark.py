@@ -99,12 +99,15 @@ ENTRY %main (p: f32[4]) -> f32[4] {
 
 
 def test_turns_of_a_loop_are_read_from_its_condition_and_a_repeated_channel_counts_once():
-    assert tpu_traffic.traffic(LOOP) == {"all-gather": 4 * (16 * 4) * 3 // 4}
+    for limit in (7, 8):  # in steps of two
+        program = LOOP.replace("constant(8)", f"constant({limit})")
+        assert tpu_traffic.traffic(program) == {"all-gather": 4 * (16 * 4) * 3 // 4}
 
 
-def test_a_loop_that_sends_and_whose_turns_are_unknown_is_no_figure():
+@pytest.mark.parametrize(("part", "other"), [("constant(2)", "parameter(1)"), ("direction=LT", "direction=NE")])
+def test_a_loop_that_sends_and_whose_turns_are_unknown_is_no_figure(part, other):
     with pytest.raises(ValueError, match="How often the loop turn runs is not found"):
-        tpu_traffic.traffic(LOOP.replace("constant(2)", "parameter(1)"))
+        tpu_traffic.traffic(LOOP.replace(part, other))
 
 
 def test_for_a_slice_there_is_a_table_of_its_own(tmp_path, monkeypatch, capsys):

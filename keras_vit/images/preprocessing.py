@@ -105,8 +105,7 @@ class Preprocessing:
     def __post_init__(self) -> None:
         convert_fields(self)  # JSON and command lines give lists
         check_integers("channels", self.channels)
-        if self.crop_from is not None and not isinstance(self.crop_from, tuple):
-            check_integers("crop_from", self.crop_from)
+        check_integers("crop_from", self.crop_from, length=2 if isinstance(self.crop_from, tuple) else None)
         object.__setattr__(self, "image_size", _pair(self.image_size))
         object.__setattr__(self, "value_range", tuple(_floats(value) for value in self.value_range))
         self._complete()

@@ -156,6 +156,8 @@ def test_channels_unknown_until_the_graph_runs_are_converted():
         ({"resize": "resize-small"}, "crop_from is required for resize-small .*, but resize-small has crop_from None"),
         ({"resize": "crop", "crop_from": 9}, "crop_from .* does not apply to crop, but crop has crop_from 9"),
         ({"crop_from": (9, 3)}, r"crop_from must be at least both sides of \(4, 4\), but is \(9, 3\)"),
+        ({"crop_from": (9, 9, 9)}, r"crop_from must be two integers of at least 1, but is \(9, 9, 9\)"),
+        ({"crop_from": (9,)}, r"crop_from must be two integers of at least 1, but is \(9,\)"),
         ({"interpolation": "hamming"}, "interpolation must be one of nearest, bilinear"),
         ({"library": "pillow"}, "library must be one of tensorflow, transformers, timm"),
         ({"dtype": "int8"}, "dtype must be one of float32, uint8"),
