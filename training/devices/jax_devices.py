@@ -31,7 +31,7 @@ _LOST_AFTER = 60
 def connect_hosts(workers: Sequence[str] = (), here: str = "", timeout: int = 300) -> None:
     """Connect the processes of all hosts; call it before JAX has listed its devices.
 
-    When a process is lost, JAX ends the others (SIGABRT) and says so.
+    When the first process is lost, or another is silent for a minute, JAX ends the others (SIGABRT) and says so.
 
     Args:
         workers: an address `host:port` of each process, the same everywhere; none on a TPU slice, which has a list.

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -32,6 +33,9 @@ _LOST_WORKER_ERRORS = (
     tf.errors.CancelledError,
     tf.errors.InternalError,
 )
+# The same in the only error of JAX, by the connections of Gloo (CPUs) and NCCL (GPUs). A TPU waits until its process is
+# ended, see `connect_hosts`.
+_LOST_HOST = re.compile("by peer|remote process", re.IGNORECASE)
 
 
 def open_strategy(
@@ -215,10 +219,10 @@ def check_equal_on_workers(strategy: tf.distribute.Strategy, values: dict[str, i
 
 @contextlib.contextmanager
 def report_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Exit with CONTINUE_LATER and one sentence when another worker is lost; for JAX see `connect_hosts`."""
+    """Exit with CONTINUE_LATER and one sentence when another worker is lost."""
     try:
         yield
-    except _LOST_WORKER_ERRORS as error:
+    except _lost_worker_errors() as error:
         reason = _another_worker_named(strategy, error) if several_workers(strategy) else None
         if reason is None:
             raise
@@ -233,10 +237,18 @@ def report_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
         os._exit(CONTINUE_LATER)
 
 
-def _another_worker_named(strategy: tf.distribute.Strategy, error: tf.errors.OpError) -> str | None:
+def _lost_worker_errors() -> tuple[type[Exception], ...]:
+    if keras.backend.backend() != "jax":
+        return _LOST_WORKER_ERRORS
+    import jax
+
+    return (jax.errors.JaxRuntimeError,)
+
+
+def _another_worker_named(strategy: tf.distribute.Strategy, error: Any) -> str | None:
     """Return the line of an error that names another worker or a timeout; None for errors of this worker."""
     if isinstance(strategy, JaxDevices):
-        return None
+        return next((line[:300] for line in str(error).splitlines() if _LOST_HOST.search(line)), None)
     resolver = strategy.cluster_resolver
     here = (resolver.task_type, str(resolver.task_id))
     for line in error.message.splitlines():

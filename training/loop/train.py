@@ -79,7 +79,7 @@ def run_training(
         check_equal_on_workers(
             strategy,
             {
-                "their settings or data": number_of_settings(settings, source),
+                "their settings or data": number_of_settings(settings, options, source),
                 "the images of their data, by its files or by the index of its records": source.fingerprint,
             },
         )

@@ -22,12 +22,12 @@ def check_jax(options: TrainingOptions, recipe: Recipe) -> None:
         )
     devices, execution = options.devices, options.execution
     target = recipe.target if isinstance(recipe, PretrainRecipe) else "classes"
-    all_devices, of_tensorflow = "JAX uses all devices of this host", "it is written for TensorFlow"
+    all_devices, of_tensorflow = "JAX uses all devices of all hosts", "it is written for TensorFlow"
     for option, is_set, reason in (
         (f"--strategy {devices.strategy}", devices.strategy != "auto", all_devices),
         ("--replicas", devices.replicas is not None, all_devices),
         ("--tpu", devices.tpu != StrategyOptions.tpu, all_devices),
-        ("--worker-timeout", devices.worker_timeout != StrategyOptions.worker_timeout, all_devices),
+        ("--worker-timeout", devices.worker_timeout != StrategyOptions.worker_timeout, "JAX waits a minute"),
         ("--precision float16", execution.precision == "float16", "--precision bfloat16 needs no loss scaling"),
         ("--steps-per-execution", execution.steps_per_execution > 1, "every step is one call already"),
         ("--xla off", execution.xla == "off", "XLA compiles every step"),
