@@ -29,7 +29,7 @@ _LOST_AFTER = 60
 
 
 def connect_hosts(workers: Sequence[str] = (), here: str = "", timeout: int = 300) -> None:
-    """Connect the processes of all hosts; call it before JAX has listed its devices.
+    """Connect the processes of all hosts, by `jax.distributed`; call it before JAX has listed its devices.
 
     When the first process is lost, or another is silent for a minute, JAX ends the others (SIGABRT) and says so.
 
@@ -84,8 +84,10 @@ class JaxDevices:
     def __init__(self, model_parallel: int = 1, *, shard_weights: bool = False):
         with contextlib.suppress(RuntimeError):  # TensorFlow is already initialized
             tf.config.set_visible_devices([], "GPU")
-        devices, hosts = keras.distribution.list_devices(), _hosts_of_devices()
-        self.num_hosts, self.host = _num_hosts(), _this_host()
+        import jax
+
+        devices, hosts = keras.distribution.list_devices(), [device.process_index for device in jax.devices()]
+        self.num_hosts, self.host = jax.process_count(), jax.process_index()
         on_each = len(devices) // self.num_hosts
         if on_each % model_parallel:
             where = "" if self.num_hosts == 1 else " of each host"
@@ -95,6 +97,7 @@ class JaxDevices:
             )
         self.num_replicas_in_sync = len(devices) // model_parallel
         self._model_parallel, self._shard_weights = model_parallel, shard_weights
+        # On a slice the chips of a host need not follow each other.
         by_host = [device for _, device in sorted(zip(hosts, devices, strict=True), key=lambda pair: pair[0])]
         self._of_this_host = by_host[self.host * on_each : (self.host + 1) * on_each]
         keras.distribution.set_distribution(self._distribution(by_host))
@@ -159,25 +162,6 @@ class DividedWeights(keras.distribution.ModelParallel):
         return keras.distribution.TensorLayout(axes, self.device_mesh)
 
 
-def _num_hosts() -> int:
-    import jax
-
-    return jax.process_count()
-
-
-def _this_host() -> int:
-    import jax
-
-    return jax.process_index()
-
-
-def _hosts_of_devices() -> list[int]:
-    """The host of each of `keras.distribution.list_devices`; on a slice its chips need not follow each other."""
-    import jax
-
-    return [device.process_index for device in jax.devices()]
-
-
 def whole(values: Any) -> np.ndarray:
     """Return the values of a variable or tensor; if several hosts have parts of it, all of them must call this."""
     if keras.backend.backend() == "jax":
@@ -191,17 +175,16 @@ def whole(values: Any) -> np.ndarray:
 
 def assign_whole(variable: keras.Variable, values: np.ndarray) -> None:
     """Assign values that every host has; no device gets more than its part."""
-    distribution = keras.distribution.distribution()
+    distribution, placed = keras.distribution.distribution(), values
     if distribution is not None:
-        layout = distribution.get_variable_layout(variable)
-        if keras.backend.backend() == "jax" and _num_hosts() > 1:
-            import jax
+        import jax
 
-            # `distribute_tensor` would send the values of each host to all others, to compare them.
-            values = jax.make_array_from_callback(values.shape, layout.backend_layout, lambda part: values[part])
-        else:
-            values = keras.distribution.distribute_tensor(values, layout)
-    variable.assign(values)
+        layout = distribution.get_variable_layout(variable)
+        if jax.process_count() == 1:
+            placed = keras.distribution.distribute_tensor(values, layout)
+        else:  # the same would send the values of each host to all others, to compare them
+            placed = jax.make_array_from_callback(values.shape, layout.backend_layout, lambda part: values[part])
+    variable.assign(placed)
 
 
 def batch_on_devices(rows: np.ndarray) -> Any:
@@ -209,11 +192,11 @@ def batch_on_devices(rows: np.ndarray) -> Any:
     distribution = keras.distribution.distribution()
     if distribution is None:
         return keras.ops.convert_to_tensor(rows)
-    layout = distribution.get_data_layout(rows.shape)
-    if (hosts := _num_hosts()) == 1:
-        return keras.distribution.distribute_tensor(rows, layout)
     import jax
 
+    layout, hosts = distribution.get_data_layout(rows.shape), jax.process_count()
+    if hosts == 1:
+        return keras.distribution.distribute_tensor(rows, layout)
     shape = hosts * rows.shape[0], *rows.shape[1:]
     return jax.make_array_from_process_local_data(layout.backend_layout, rows, shape)
 
