@@ -175,6 +175,11 @@ def several_workers(strategy: tf.distribute.Strategy) -> bool:
     return strategy.num_hosts > 1 if isinstance(strategy, JaxDevices) else isinstance(strategy, _MULTI_WORKER)
 
 
+def on_this_host(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager:
+    """Return a context whose new variables are of this worker alone, for a model that the others need not have."""
+    return strategy.on_this_host() if isinstance(strategy, JaxDevices) else contextlib.nullcontext()
+
+
 def distributed(strategy: tf.distribute.Strategy, batch_size: int, batches: Callable[..., tf.data.Dataset]):
     """Distribute batches: each worker reads its rows of every batch, and each replica computes its rows, in order.
 

@@ -1,6 +1,5 @@
 """Build what a recipe trains: the model under its strategy, the compiled trainer, and the trained model afterwards."""
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -17,7 +16,8 @@ from keras_vit.models.detection import CLASSES, with_classes
 from keras_vit.models.layers import no_init_weights
 from keras_vit.models.segmentation import block_predictions
 from keras_vit.models.tasks import build_task, task_of
-from training.devices.jax_devices import JaxDevices, assign_whole, whole
+from training.devices.jax_devices import assign_whole, whole
+from training.devices.strategies import on_this_host
 from training.loop.jax_trainer import JaxTrainer
 from training.loop.learning_rate import LearningRate
 from training.loop.objectives import Classification, OfImages, distillation_objective, make_objective, uses_labels
@@ -273,8 +273,8 @@ def trained_model(trainer: Trainer) -> keras.Model:
 
     On several hosts with JAX, all of them must call this; each gets a model on its own devices.
     """
-    network, strategy = trainer.network, trainer.distribute_strategy
-    with strategy.on_this_host() if isinstance(strategy, JaxDevices) else contextlib.nullcontext():
+    network = trainer.network
+    with on_this_host(trainer.distribute_strategy):
         return model_with_config(network, keras_vit.config_of(network), preprocessing_of(network), trainer.ema)
 
 
