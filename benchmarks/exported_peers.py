@@ -100,7 +100,7 @@ def export_file(case: Case, kind: str, directory: str) -> None:
     from export.onnx import runtimes
 
     labels = [str(number) for number in range(NUM_CLASSES)]
-    runtimes.write(_inference_model(case, for_onnx=True), kind, pathlib.Path(directory), labels, about={})
+    runtimes.write_onnx(_inference_model(case, for_onnx=True), kind, pathlib.Path(directory), labels, about={})
 
 
 def _export_tflite(case: Case, kind: str | None, directory: str) -> None:

@@ -34,7 +34,9 @@ def fingerprint(model: keras.Model, labels: Sequence[str], origin: Provenance) -
     return digest.hexdigest()
 
 
-def check_output(output: pathlib.Path, model: keras.Model, labels: Sequence[str], origin: Provenance) -> dict[str, str]:
+def identity_files(
+    output: pathlib.Path, model: keras.Model, labels: Sequence[str], origin: Provenance
+) -> dict[str, str]:
     """Contents of the fingerprint file and of labels.txt, by file name.
 
     Raises UserError if the output holds exports of another model.

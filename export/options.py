@@ -181,8 +181,19 @@ class TFLiteOptions:
 
     def __post_init__(self) -> None:
         of_classes = ("target", "uint8_input", "dynamic_batch", "calibration", "calibration_images", "max_disagreement")
+        kinds = ("int8-dynamic", *CALIBRATED)
+        has_images = self.calibration is not None or self.source.run is not None
         refuse_without_effect(
-            self, [(of_classes, self.embeddings is None, "an export of classes, without --embeddings")]
+            self,
+            [
+                (of_classes, self.embeddings is None, "an export of classes, without --embeddings"),
+                (
+                    ("calibration", "calibration_images"),
+                    not {*kinds}.isdisjoint(self.formats),
+                    f"--formats {', '.join(kinds)}",
+                ),
+                (("calibration_images",), has_images, "--calibration FOLDER or --run DIR"),
+            ],
         )
         target, takes_many = self.target, self.dynamic_batch
         refuse_first(
@@ -207,20 +218,6 @@ class TFLiteOptions:
                 ),
             ]
         )
-
-
-def check_calibration(options: TFLiteOptions) -> None:
-    """Raise UserError if there is nothing to calibrate, or no images."""
-    kinds = ("int8-dynamic", *CALIBRATED)
-    is_calibrated = any(kind in kinds for kind in options.formats)
-    has_images = options.calibration is not None or options.source.run is not None
-    refuse_without_effect(
-        options,
-        [
-            (("calibration", "calibration_images"), is_calibrated, f"--formats {', '.join(kinds)}"),
-            (("calibration_images",), has_images, "--calibration FOLDER or --run DIR"),
-        ],
-    )
 
 
 OnnxFormat = Literal["onnx", "openvino"]

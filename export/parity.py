@@ -11,7 +11,7 @@ from scipy import special
 
 from export.options import LARGEST_DISAGREEMENT
 from keras_vit import Preprocessing, UserError
-from keras_vit.errors import ParityError
+from keras_vit.errors import ParityError, explained
 from keras_vit.progress import Progress
 from keras_vit.run_directory import SAMPLES, Samples
 from keras_vit.unknown_score import UnknownScorer
@@ -117,13 +117,12 @@ def _batches(
     decoded = _decoder(preprocessing)
     for start in range(0, len(samples.encoded), size):
         files = samples.encoded[start : start + size]
-        try:
+        sentence = (
+            f"Of the images in {SAMPLES}, one from {start} to {start + len(files) - 1} cannot be decoded; train again "
+            "to write them."
+        )
+        with explained(sentence, tf.errors.InvalidArgumentError):
             pixels = [decoded(tf.constant(file)) for file in files]
-        except tf.errors.InvalidArgumentError as error:
-            raise UserError(
-                f"Of the images in {SAMPLES}, one from {start} to {start + len(files) - 1} cannot be decoded; "
-                "train again to write them."
-            ) from error
         batch = np.stack(pixels)
         yield files, np.round(batch).astype(np.uint8) if raw_pixels else np.asarray(preprocessing.normalize(batch))
 

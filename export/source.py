@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from export.options import SourceOptions
 from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
-from keras_vit.errors import refuse_first
+from keras_vit.errors import Rules, explained, refuse_first
 from keras_vit.files.labels import LABELS, check_number, read_labels
 from keras_vit.files.remote import existing_file, existing_folder
 from keras_vit.files.tables import short_name
@@ -87,7 +87,7 @@ class ExportedModel:
 
     def with_logits(self) -> "ExportedModel":
         """Return it with logits as the model's output. Raises UserError unless it is a classifier of these labels."""
-        check_classifier(self.model)
+        refuse_first(_rules_of_a_classifier(self.model))
         model = logits_model(self.model)
         if not (isinstance(model.input, keras.KerasTensor) and isinstance(model.output, keras.KerasTensor)):
             # Without names of its own, such as {"image": …}.
@@ -98,7 +98,7 @@ class ExportedModel:
 
 def open_model(run: Run, options: SourceOptions) -> ExportedModel:
     """The model of a run, with what exports need beside it. Raises UserError unless it is a classifier with labels."""
-    check_classifier(run.model)
+    refuse_first(_rules_of_a_classifier(run.model))
     if options.run is not None:
         labels, samples, seen = (
             read_labels(run_directory.find(run.place, LABELS)),
@@ -149,9 +149,9 @@ def open_with_classes(run: Run, options: SourceOptions, num_classes: int) -> Exp
     """The model of a further task, whose classes are named by --labels, by its own labels.txt, or by their numbers."""
     exported = open_without_classes(run, options)
     if options.labels is not None:
-        labels = checkpoint_labels(run, options.labels, num_classes)
+        labels = labels_of_file(run, options.labels, num_classes)
     elif file := run.file(LABELS):
-        labels = checkpoint_labels(run, str(file), num_classes)
+        labels = labels_of_file(run, str(file), num_classes)
     else:
         labels = tuple(map(str, range(num_classes)))
     samples = dataclasses.replace(exported.samples, labels=np.full(len(exported.samples.encoded), -1))
@@ -177,7 +177,7 @@ def _labels_of(run: Run, options: SourceOptions) -> tuple[str, ...]:
     """The class names of a checkpoint: of --labels, else its own."""
     number = run.model.output_shape[1]
     if options.labels is not None:
-        return checkpoint_labels(run, options.labels, number)
+        return labels_of_file(run, options.labels, number)
     # A labels.txt beside a file that is not the model of a run may be of something else.
     names = run.class_names if run.file(LABELS) or not run.labels else ()
     if not names:
@@ -185,50 +185,43 @@ def _labels_of(run: Run, options: SourceOptions) -> tuple[str, ...]:
     return names
 
 
-def check_classifier(model: keras.Model) -> None:
-    """Raise UserError unless the model maps images, as its preprocessing gives them, to one vector of logits each."""
+def _rules_of_a_classifier(model: keras.Model) -> Rules:
+    """It maps images, as its preprocessing gives them, to one vector of logits each."""
     preprocessing = preprocessing_of(model)
-    if has_own_call(model):  # it need not have inputs
-        raise UserError(
-            f"The model {model.name!r} is of the class {type(model).__name__}, whose call may compute something else "
-            "than its layers; export a keras.Model(inputs, outputs) of them."
-        )
-    if len(model.outputs) != 1 or len(model.inputs) != 1:
-        raise UserError(
-            f"The model has {len(model.inputs)} inputs and {len(model.outputs)} outputs, but an export is of one each; "
-            "export keras.Model(model.input, logits) with the output that is to be served."
-        )
-    try:
+    yield (  # it need not have inputs
+        has_own_call(model),
+        f"The model {model.name!r} is of the class {type(model).__name__}, whose call may compute something else than "
+        "its layers; export a keras.Model(inputs, outputs) of them.",
+    )
+    yield (
+        len(model.outputs) != 1 or len(model.inputs) != 1,
+        f"The model has {len(model.inputs)} inputs and {len(model.outputs)} outputs, but an export is of one each; "
+        "export keras.Model(model.input, logits) with the output that is to be served.",
+    )
+    with explained(
+        lambda reason: f"A layer of the model cannot be copied ({reason}); write its get_config.", NotImplementedError
+    ):
         model.get_config()
-    except NotImplementedError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"A layer of the model cannot be copied ({reason}); write its get_config.") from error
     spec = next(each for each in model.layers if isinstance(each, ModelSpec))
     expected = (*preprocessing.image_size, preprocessing.channels)
-    refuse_first(
-        [
-            (
-                spec.input is not model.inputs[0] or model.inputs[0].shape[1:] != expected,
-                f"The model changes its images before its layer {spec.name!r}, which says how they are preprocessed; "
-                f"export it with {spec.name!r} as the first layer, of images {expected} in the range "
-                f"{preprocessing.value_range}.",
-            ),
-            (
-                classifier_head(model) is None,
-                f"The model ends with its features, of shape {model.outputs[0].shape}, and has no classes to serve; "
-                "export the features by --embeddings, or add a head by "
-                "keras_vit.adapt(model, num_classes=…) and train it.",
-            ),
-            (
-                len(model.outputs[0].shape) != 2,
-                f"The model classifies every token, into shape {model.outputs[0].shape}; an export needs one "
-                "prediction per image.",
-            ),
-        ]
+    yield (
+        spec.input is not model.inputs[0] or model.inputs[0].shape[1:] != expected,
+        f"The model changes its images before its layer {spec.name!r}, which says how they are preprocessed; export it "
+        f"with {spec.name!r} as the first layer, of images {expected} in the range {preprocessing.value_range}.",
+    )
+    yield (
+        classifier_head(model) is None,
+        f"The model ends with its features, of shape {model.outputs[0].shape}, and has no classes to serve; export the "
+        "features by --embeddings, or add a head by keras_vit.adapt(model, num_classes=…) and train it.",
+    )
+    yield (
+        len(model.outputs[0].shape) != 2,
+        f"The model classifies every token, into shape {model.outputs[0].shape}; an export needs one prediction per "
+        "image.",
     )
 
 
-def checkpoint_labels(run: Run, path: str, number: int) -> tuple[str, ...]:
+def labels_of_file(run: Run, path: str, number: int) -> tuple[str, ...]:
     """Class names of a checkpoint. Raises UserError unless the file has one line per class."""
     labels = read_labels(existing_file(path, "--labels takes a text file with one class per line"))
     check_number(labels, path, number, run.name)

@@ -7,6 +7,7 @@ Axes: B batch, N tokens, P patch tokens, S tokens that may be merged away, T tok
 H heads, d width of a head.
 """
 
+import typing
 from collections.abc import Callable
 
 import keras
@@ -14,39 +15,42 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from keras_vit import UserError, ViTConfig, config_of, preprocessing_of
+from keras_vit import ViTConfig, config_of, preprocessing_of
 from keras_vit.checkpoints.load import check_unchanged
+from keras_vit.errors import Rules
 from keras_vit.models.attention import DotProductAttention, split_heads
 from keras_vit.models.layers import PoolTokens, WeightedMean
 
 
-def check_merging(model: keras.Model, merged: int) -> None:
-    """Raise UserError if so many tokens of the model cannot be merged in each block.
+def merging_rules(model: keras.Model, merged: int) -> Rules:
+    """Of a model of which so many tokens can be merged in each block.
 
     It must be a ViT whose tokens keep no place after the input, and half of its patch tokens are the most.
     """
     config = config_of(model)
     check_unchanged(model, "leave --merge-tokens out")
-    if not isinstance(config, ViTConfig):
-        raise UserError(f"The model {model.name!r} is a ResNet without tokens; leave --merge-tokens out.")
-    reasons = {
-        "axial attention": config.axial,
-        "locality self-attention": config.locality_attention,
-        f"{config.position_embedding} positions in every block": config.position_embedding in ("relative", "rotary"),
-        "positions added before every block": config.position_injection != "input",
-    }
-    for reason, present in reasons.items():
-        if present:
-            raise UserError(
-                f"The model {model.name!r} has {reason}, for which merged tokens have no place; leave --merge-tokens "
-                "out."
-            )
-    rows, columns = config.grid(preprocessing_of(model).image_size)
-    if merged > rows * columns // 2:
-        raise UserError(
-            f"Of {rows * columns} patch tokens a block merges at most {rows * columns // 2}, but --merge-tokens is "
-            f"{merged}; give fewer."
+    yield (
+        not isinstance(config, ViTConfig),
+        f"The model {model.name!r} is a ResNet without tokens; leave --merge-tokens out.",
+    )
+    config = typing.cast(ViTConfig, config)
+    positions = config.position_embedding
+    for reason, present in (
+        ("axial attention", config.axial),
+        ("locality self-attention", config.locality_attention),
+        (f"{positions} positions in every block", positions in ("relative", "rotary")),
+        ("positions added before every block", config.position_injection != "input"),
+    ):
+        yield (
+            present,
+            f"The model {model.name!r} has {reason}, for which merged tokens have no place; leave --merge-tokens out.",
         )
+    rows, columns = config.grid(preprocessing_of(model).image_size)
+    yield (
+        merged > rows * columns // 2,
+        f"Of {rows * columns} patch tokens a block merges at most {rows * columns // 2}, but --merge-tokens is "
+        f"{merged}; give fewer.",
+    )
 
 
 def calling_with_merged_tokens(model: keras.Model, merged: int, call: Callable) -> Callable:
@@ -57,7 +61,7 @@ def calling_with_merged_tokens(model: keras.Model, merged: int, call: Callable) 
     nothing.
 
     Args:
-        model: a model that `check_merging` accepts.
+        model: a model that keeps `merging_rules`.
         merged: tokens to merge in each block; at most half of the patch tokens are.
         call: calls a layer with its arguments otherwise.
     """

@@ -135,33 +135,51 @@ def needed_package(module: str, what: str, package: str) -> ModuleType:
         raise UserError(f"{what} the Python package {package}; install it with pip install {package}.") from missing
 
 
+def reason_of(error: BaseException) -> str:
+    """What an exception says, in one line of at most 200 characters; its type if it says nothing."""
+    words = getattr(error, "strerror", None) or getattr(error, "message", None) or error
+    return " ".join(str(words).split())[:200] or type(error).__name__
+
+
 @contextlib.contextmanager
+def explained(
+    sentence: str | Callable[[str], str], *errors: type[BaseException], kind: type[Exception] = UserError
+) -> Iterator[None]:
+    """Make one sentence of exceptions of other code; a UserError passes as it is.
+
+    Args:
+        sentence: or a function from the reason, see `reason_of`, to it.
+        errors: types of the exceptions.
+        kind: what is raised instead.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except errors as error:
+        raise kind(sentence if isinstance(sentence, str) else sentence(reason_of(error))) from error
+
+
 def reading(
     file: object, kind: str, *errors: type[Exception], advice: str = "correct it, or write it again"
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Make a UserError of what a parser raises: that a file cannot be read as a `kind`, such as JSON.
 
     errors: further ones than ValueError and RecursionError.
     """
     expected: tuple[type[Exception], ...] = (ValueError, RecursionError, *errors)
-    try:
-        yield
-    except UserError:
-        raise
-    except expected as error:
-        reason = " ".join(str(error).split())[:120]
-        raise UserError(f"{file} cannot be read as {kind} ({reason}); {advice}.") from error
+    return explained(lambda reason: f"{file} cannot be read as {kind} ({reason[:120]}); {advice}.", *expected)
 
 
 # Whether a rule is broken, and what is said of it then.
 Rules = Iterable[tuple[object, str]]
 
 
-def refuse_first(rules: Rules) -> None:
-    """Raise UserError with the sentence of the first rule that is broken."""
+def refuse_first(rules: Rules, kind: type[Exception] = UserError) -> None:
+    """Raise an exception with the sentence of the first rule that is broken."""
     for is_broken, sentence in rules:
         if is_broken:
-            raise UserError(sentence)
+            raise kind(sentence)
 
 
 # Names of options, whether they have an effect, and what they apply to.

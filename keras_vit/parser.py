@@ -176,7 +176,7 @@ def parse(options_class: type[Options], arguments: Sequence[str], *, prog: str) 
 
     prog: the command as it is typed, for the help and messages.
     """
-    return build(options_class, read(options_class, arguments, prog=prog), prog=prog)
+    return options_from(options_class, read(options_class, arguments, prog=prog), prog=prog)
 
 
 def read(options_class: type, arguments: Sequence[str], *, prog: str, **defaults: Any) -> Given:
@@ -231,7 +231,9 @@ def read(options_class: type, arguments: Sequence[str], *, prog: str, **defaults
     return given
 
 
-def build(options_class: type[Options], given: Mapping[tuple[str, ...], Any], *, prog: str, **defaults: Any) -> Options:
+def options_from(
+    options_class: type[Options], given: Mapping[tuple[str, ...], Any], *, prog: str, **defaults: Any
+) -> Options:
     """Return the dataclass with the values that were read; see `read`."""
     options = {option.path: option for option in _options(options_class, defaults)}
     # Other defaults may have other options: a ResNet has none of a Vision Transformer's.

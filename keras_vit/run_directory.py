@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_vit.errors import UserError, near_path, reading
-from keras_vit.files.kinds import MODEL_SUFFIXES, check_readable, kind_of
+from keras_vit.files.kinds import MODEL_SUFFIXES, kind_of, readable_kind
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import is_remote, is_web, local_copy, to_path
@@ -83,7 +83,7 @@ def check_model_file(path: str | os.PathLike) -> None:
             raise UserError(f"{path} is a file of a run, but not its model; give the run {run}.")
     # h5 may be weights for a model that is named, and exports are for some commands.
     if not file.name.endswith((".h5", ".index.json", ".tflite", ".pb")):
-        check_readable(file)
+        readable_kind(file)
 
 
 def load(run: str | os.PathLike) -> tuple["keras.Model", tuple[str, ...]]:

@@ -97,7 +97,7 @@ MISTAKES = {
     "training.evaluate --run . --data digits --batch-size -1": "--batch-size must be at least 1, but is -1",
     f"{KNN} --batch-size 0": "--batch-size must be at least 1, but is 0",
     "training.linear_probe --run . --data digits --batch-size 0": "--batch-size must be at least 1, but is 0",
-    "training.pretrain digits --data digits --workdir README.md/sub": "README.md is a file, so there can be no README",
+    "training.pretrain digits --data digits --workdir README.md/sub": "README.md exists and is not a run directory",
     f"{TRAIN} --data digits --loss multi-label": "--loss multi-label is for images of several classes each, from",
     f"{TUNE} --checkpoint augreg:B_16 --data digits --loss multi-label": "--loss multi-label is for images of several",
     "training.predict --run augreg:B_16 README.md --port 80": "--port applies only to --serve; give that, or leave it",
@@ -365,10 +365,12 @@ def test_a_folder_of_pictures_without_class_folders_is_refused_with_their_number
         check_data(DataOptions(f"folder:{tmp_path}"))
 
 
-@pytest.mark.parametrize("command", [samples, shard])
-def test_a_data_set_is_not_written_into_a_run_directory(command, tmp_path):
+@pytest.mark.parametrize(
+    ("command", "found"), [(samples, "is a run directory"), (shard, "should be new or empty, but holds config.json")]
+)
+def test_a_data_set_is_not_written_into_a_run_directory(command, found, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=f"{tmp_path} is a run directory; give --output a folder of its own"):
+    with pytest.raises(UserError, match=f"{tmp_path} {found}; give --output a folder of its own"):
         command.main(["--data", "digits", "--output", str(tmp_path)])
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
 

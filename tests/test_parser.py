@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import pytest
 
 from keras_vit import UserError
-from keras_vit.parser import Aliases, Count, Positional, Positive, Range, build, parse, read
+from keras_vit.parser import Aliases, Count, Positional, Positive, Range, options_from, parse, read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +99,9 @@ def test_missing_options_are_named():
 
 def test_what_was_read_once_is_built_on_several_defaults():
     given = read(Drawing, ["--where", "here", "--shape.radius", "3"], prog="draw", shape=Circle())
-    assert build(Drawing, given, prog="draw", shape=Circle(9.0)).shape == Circle(3.0)
+    assert options_from(Drawing, given, prog="draw", shape=Circle(9.0)).shape == Circle(3.0)
     given = read(Drawing, ["--where", "here", "--copies", "3"], prog="draw", shape=Circle())
-    assert build(Drawing, given, prog="draw", shape=Square(7)) == Drawing(
+    assert options_from(Drawing, given, prog="draw", shape=Square(7)) == Drawing(
         inner=Inner(where="here"), shape=Square(7), copies=3
     )
 
@@ -109,7 +109,7 @@ def test_what_was_read_once_is_built_on_several_defaults():
 def test_an_option_of_another_default_is_not_dropped():
     given = read(Drawing, ["--where", "here", "--shape.radius", "3"], prog="draw", shape=Circle())
     with pytest.raises(UserError, match="With these defaults there is no option for radius; leave it out"):
-        build(Drawing, given, prog="draw", shape=Square())
+        options_from(Drawing, given, prog="draw", shape=Square())
 
 
 def test_the_second_number_of_a_size_is_no_file_of_that_name(tmp_path, monkeypatch):

@@ -45,7 +45,7 @@ def test_every_line_is_a_class(text, labels, tmp_path):
 
 def test_labels_that_are_not_utf_8_are_refused(tmp_path):
     (tmp_path / "labels.txt").write_bytes(b"caf\xe9\n")
-    with pytest.raises(UserError, match="should name a class in each line, but is not UTF-8 text"):
+    with pytest.raises(UserError, match="cannot be read as UTF-8 text with a class in each line"):
         run_directory.load_labels(tmp_path)
 
 

@@ -24,7 +24,6 @@ def main(arguments: Sequence[str]) -> None:
 
 def _fit(arguments: Sequence[str]) -> None:
     options = parser.parse(AnomalyFitOptions, arguments, prog=f"{_PROG} fit")
-    options.check()
     run = options.open_run()
 
     from training.prediction.pictures import find_pictures
@@ -40,7 +39,7 @@ def _fit(arguments: Sequence[str]) -> None:
 
 def _predict(arguments: Sequence[str]) -> None:
     given = with_run(parser.read(AnomalyPredictOptions, arguments, prog=f"{_PROG} predict"))
-    options = parser.build(AnomalyPredictOptions, given, prog=f"{_PROG} predict")
+    options = parser.options_from(AnomalyPredictOptions, given, prog=f"{_PROG} predict")
     run_directory.find(options.run, "anomaly.json")
     if options.output is not None:
         run_directory.output_folder(pathlib.Path(options.output).parent)

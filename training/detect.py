@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> None:
 def _predict(arguments: Sequence[str]) -> None:
     prog = f"{_PROG} predict"
     given = with_run(with_pictures(parser.read(DetectPredictOptions, arguments, prog=prog)))
-    options = parser.build(DetectPredictOptions, given, prog=prog)
+    options = parser.options_from(DetectPredictOptions, given, prog=prog)
 
     from training.prediction.pictures import find_pictures
 

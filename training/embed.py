@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from keras_vit import cli, parser, run_directory
 from training.options.checks import check_data
 from training.options.features import EmbedOptions
-from training.options.pipeline import check_table, pipeline_options, split_arguments
+from training.options.pipeline import pipeline_options, split_arguments, table_path
 from training.options.predict import with_run
 
 _PROG = "keras-vit embed"
@@ -22,10 +22,10 @@ _PROG = "keras-vit embed"
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint NAME, --data … | PICTURES…, --output DIR`"""
     own, behind = split_arguments(arguments)
-    options = parser.build(EmbedOptions, with_run(parser.read(EmbedOptions, own, prog=_PROG)), prog=_PROG)
+    options = parser.options_from(EmbedOptions, with_run(parser.read(EmbedOptions, own, prog=_PROG)), prog=_PROG)
     run_directory.output_folder(options.output)
     source = options.source
-    table = check_table(source.data) if options.runner and source else None
+    table = table_path(source.data) if options.runner and source else None
     pipeline = pipeline_options(options.runner, behind, options.run, (*options.pictures, table, options.output))
     if source is not None and pipeline is None:
         check_data(source)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from keras_vit import cli, parser
 from training.devices.tpu import prepare_tpu
 from training.input.known_images import check_split
-from training.options.checks import check_data, check_run_classes, report_directory
+from training.options.checks import check_classes, check_data, listed_classes, report_directory
 from training.options.evaluate import EvaluateOptions, with_data
 
 _PROG = "keras-vit evaluate"
@@ -22,12 +22,13 @@ _PROG = "keras-vit evaluate"
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR [--data …]`"""
     given = with_data(parser.read(EvaluateOptions, arguments, prog=_PROG))
-    options = parser.build(EvaluateOptions, given, prog=_PROG)
+    options = parser.options_from(EvaluateOptions, given, prog=_PROG)
     run = options.open_run()
     check_data(options.source)
     report_directory(run, options.output)
     check_split(run, options.source)
-    check_run_classes(run, options.source)
+    if run.labels and (found := listed_classes(options.source)) is not None:
+        check_classes(run.labels, found)
     prepare_tpu(options.devices)
     cli.require_tensorflow()
 

@@ -19,7 +19,6 @@ from training.options.checks import (
     check_checkpoint,
     check_data,
     check_data_service,
-    check_loss,
     unlabelled_path,
 )
 from training.options.train import FinetuneOptions
@@ -55,7 +54,6 @@ def train(arguments: Sequence[str]) -> str | None:
     options = _options(name, given, recipe)
     check_data(options.source)
     check_data_service(options)
-    check_loss(options.source, options.recipe)
     if options.unlabelled is not None:
         unlabelled_path(options.unlabelled)
     if options.unlabelled is None:
@@ -110,7 +108,7 @@ def _find(name: str, num_examples: int, image_size: tuple[int, int]) -> Recipe:
 
 def _options(name: str, given: parser.Given, recipe: Recipe) -> FinetuneOptions:
     """The options that were given, with those of the recipe as their defaults."""
-    options = parser.build(FinetuneOptions, with_crop(given, recipe), prog=_prog(name), recipe=recipe)
+    options = parser.options_from(FinetuneOptions, with_crop(given, recipe), prog=_prog(name), recipe=recipe)
     return dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
 
 

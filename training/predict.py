@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint NAME PICTURES…`"""
     own, behind = split_arguments(arguments)
     given = with_run(with_pictures(parser.read(PredictOptions, own, prog=_PROG)))
-    options = parser.build(PredictOptions, given, prog=_PROG)
+    options = parser.options_from(PredictOptions, given, prog=_PROG)
     pipeline = pipeline_options(
         options.runner, behind, options.run, (*options.pictures, options.labels, options.output)
     )

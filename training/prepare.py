@@ -17,7 +17,6 @@ from training.options.data import PrepareOptions
 def main(arguments: Sequence[str]) -> None:
     """`IN OUT`"""
     options = parser.parse(PrepareOptions, arguments, prog="keras-vit prepare")
-    options.check_folders()
     cli.require_tensorflow()
 
     from training.input.prepare import prepare

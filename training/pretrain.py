@@ -24,10 +24,10 @@ from collections.abc import Sequence
 from keras_vit import UserError, cli, parser
 from keras_vit.runs import Run
 from training.devices.backend import prepare_backend
-from training.options.checks import check_continued, check_data, check_data_service, check_loss
+from training.options.checks import check_checkpoint, check_data, check_data_service
 from training.options.train import PretrainOptions
 from training.recipes.auto import DataFacts, auto_reasons, auto_recipe
-from training.recipes.overrides import continued, overridden, with_crop, without_sizes
+from training.recipes.overrides import continued, overridden, with_crop, without_model
 from training.recipes.pretrain import RECIPES, find_recipe
 from training.recipes.recipe import PretrainRecipe
 from training.workdir import check_workdir_of
@@ -61,15 +61,14 @@ def train(arguments: Sequence[str]) -> str | None:
     given = parser.read(PretrainOptions, rest, prog=_prog(name), recipe=named)
     checkpoint = given.get(("checkpoint",))
     if checkpoint is not None:
-        check_continued(checkpoint, given, name)
+        check_checkpoint(checkpoint)
     # The sizes are those of the checkpoint's model, which is not known yet.
-    options = _options(name, given if checkpoint is None else without_sizes(given), named)
+    options = _options(name, given if checkpoint is None else without_model(given), named)
     if options.chips is not None:
         _print_budget(options, options.chips, name, named)
         return None
     check_data(options.source)
     check_data_service(options)
-    check_loss(options.source, options.recipe)
     is_final = name in RECIPES and checkpoint is None
     check_workdir_of(options, "pretrain", name, is_final=is_final)
     prepare_backend(options)
@@ -131,7 +130,7 @@ def _print_budget(options: PretrainOptions, chips: str, name: str, named: Pretra
 
 def _options(name: str, given: parser.Given, recipe: PretrainRecipe) -> PretrainOptions:
     """The options that were given, with those of the recipe as their defaults."""
-    options = parser.build(PretrainOptions, with_crop(given, recipe), prog=_prog(name), recipe=recipe)
+    options = parser.options_from(PretrainOptions, with_crop(given, recipe), prog=_prog(name), recipe=recipe)
     return dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
 
 

@@ -9,14 +9,14 @@ page saves again and which `--exclude decisions.csv` of all commands with `--dat
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli, parser, run_directory
 from training.options.features import ReviewOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--index DIR`"""
     options = parser.parse(ReviewOptions, arguments, prog="keras-vit review")
-    options.check_paths()
+    run_directory.output_folder(options.folder)
     cli.require_tensorflow()
 
     from training.features.review import review

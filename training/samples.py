@@ -11,14 +11,12 @@ from keras_vit import cli, parser
 from keras_vit.run_directory import SAMPLES
 from training.options.checks import check_data
 from training.options.data import SamplesOptions
-from training.workdir import check_no_run
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--data DATA --output DIR`"""
     options = parser.parse(SamplesOptions, arguments, prog="keras-vit samples")
     check_data(options.source)
-    check_no_run(str(options.output))
     cli.require_tensorflow()
 
     from training.input.sample_images import write_samples

@@ -15,7 +15,6 @@ from training.options.features import SearchOptions
 def main(arguments: Sequence[str]) -> None:
     """`TEXT --index DIR`"""
     options = parser.parse(SearchOptions, arguments, prog="keras-vit search")
-    options.check_paths()
     cli.require_tensorflow()
 
     from training.features.lookup import search

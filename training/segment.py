@@ -34,7 +34,7 @@ def _fit(arguments: Sequence[str]) -> None:
     head, _ = parser.named(arguments, "--head", "eomt")
     recipe = SEGMENT_RECIPES.get(head, SEGMENT_RECIPES["eomt"])  # another head is refused with the other options
     given = parser.read(SegmentFitOptions, arguments, prog=f"{_PROG} fit", recipe=recipe)
-    options = parser.build(SegmentFitOptions, given, prog=f"{_PROG} fit", recipe=recipe)
+    options = parser.options_from(SegmentFitOptions, given, prog=f"{_PROG} fit", recipe=recipe)
     options = dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
     check_checkpoint(options.checkpoint)
     check_workdir_of(options, "segment", options.recipe.head, is_final=True)
@@ -80,7 +80,7 @@ def _evaluate(arguments: Sequence[str]) -> None:
 def _predict(arguments: Sequence[str]) -> None:
     prog = f"{_PROG} predict"
     given = with_run(with_pictures(parser.read(SegmentPredictOptions, arguments, prog=prog)))
-    options = parser.build(SegmentPredictOptions, given, prog=prog)
+    options = parser.options_from(SegmentPredictOptions, given, prog=prog)
 
     from training.prediction.pictures import find_pictures
 

@@ -12,19 +12,17 @@ from collections.abc import Sequence
 from keras_vit import cli, parser
 from training.options.checks import check_data
 from training.options.data import ShardOptions
-from training.options.pipeline import check_table, pipeline_options, split_arguments
-from training.workdir import check_no_run
+from training.options.pipeline import pipeline_options, split_arguments, table_path
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--data … --output DIR --shards N`"""
     own, behind = split_arguments(arguments)
     options = parser.parse(ShardOptions, own, prog="keras-vit shard")
-    table = check_table(options.source.data) if options.runner else None
+    table = table_path(options.source.data) if options.runner else None
     pipeline = pipeline_options(options.runner, behind, None, (table, options.output))
     if pipeline is None:
         check_data(options.source)
-    check_no_run(options.output)
     options.check_output()
     cli.require_tensorflow()
 

@@ -20,7 +20,6 @@ def main(arguments: Sequence[str]) -> None:
     from training.prediction.pictures import find_pictures
 
     files = [str(file) for file in find_pictures(options.pictures)]
-    options.check_paths()
     cli.require_tensorflow()
 
     from training.features.lookup import similar

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> None:
     recipe_name, rest = parser.named(rest, "--recipe", _DEFAULT_RECIPE)
     named, prog = find_recipe(recipe_name), f"keras-vit study {name} --recipe {recipe_name}"
     given = parser.read(StudyOptions, rest, prog=prog, recipe=named)
-    options = parser.build(StudyOptions, given, prog=prog, recipe=named)
+    options = parser.options_from(StudyOptions, given, prog=prog, recipe=named)
     options = dataclasses.replace(options, recipe=overridden(options.recipe, named))
     check_data(options.source)
     check_outside(options.workdir, options.source.data)

@@ -29,13 +29,17 @@ _MOST_DIFFERENCES = 5
 
 def check_workdir(path: pathlib.Path) -> None:
     """Raise UserError if something exists that is no run directory, finished or not."""
-    nearest = next((parent for parent in path.parents if parent.exists()), None)
-    if not is_remote(path) and nearest is not None and not nearest.is_dir():
-        raise UserError(f"{nearest} is a file, so there can be no {path}; give another --workdir.")
-    if (path / run_directory.CONFIG).is_file() or not path.exists():
+    if (path / run_directory.CONFIG).is_file():
         return
-    if not path.is_dir() or not all(is_temporary(entry) or entry.name.endswith(LOCK) for entry in path.iterdir()):
-        raise UserError(f"{path} exists and is not a run directory; give a new or empty --workdir.")
+    places = (path,) if is_remote(path) else (path, *path.parents)
+    there = next((place for place in places if place.exists()), None)
+    is_free = there != path or (path.is_dir() and all(map(_is_of_no_run, path.iterdir())))
+    if there is not None and not (there.is_dir() and is_free):
+        raise UserError(f"{there} exists and is not a run directory; give a new or empty --workdir.")
+
+
+def _is_of_no_run(entry: pathlib.Path) -> bool:
+    return is_temporary(entry) or entry.name.endswith(LOCK)
 
 
 def check_new_workdir(workdir: str) -> None:
@@ -93,12 +97,6 @@ def check_workdir_of(options: TrainingOptions, command: str, recipe_name: str, *
         check_settings(path, saved, now)
     if not (path / run_directory.MODEL).is_file() and not options.devices.may_be_one_of_several():
         check_unlocked(path)
-
-
-def check_no_run(output: str) -> None:
-    """Raise UserError for a run directory as the place of a data set: its labels.txt would be replaced."""
-    if not is_remote(output) and (to_path(output) / run_directory.CONFIG).is_file():
-        raise UserError(f"{output} is a run directory; give --output a folder of its own.")
 
 
 def run_settings(options: TrainingOptions, command: str, recipe_name: str) -> dict[str, Any]:

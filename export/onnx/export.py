@@ -40,7 +40,7 @@ def export_onnx(exported: ExportedModel, options: OnnxOptions) -> dict[OnnxForma
     model, labels, origin = exported.model, exported.labels, exported.origin
     for kind in formats:
         runtimes.check_size(kind, model)
-    texts = fingerprint.check_output(output, model, labels, origin)
+    texts = fingerprint.identity_files(output, model, labels, origin)
     expected = parity.reference(
         in_dtype(model, "float32"), exported.preprocessing, exported.samples, multi_label=origin.multi_label
     )
@@ -58,7 +58,7 @@ def export_onnx(exported: ExportedModel, options: OnnxOptions) -> dict[OnnxForma
             about["temperature"] = str(origin.temperature)
             about["multi_label"] = str(origin.multi_label).lower()
             about |= {} if scorer is None else {"unknown_threshold": f"{scorer.threshold:.9g}"}
-            runtimes.write(network, kind, stage, labels, about)
+            runtimes.write_onnx(network, kind, stage, labels, about)
             file = stage / FILES[kind][0]
             found, batches = _verify(file, kind, expected)
             written[kind] = (output / file.name, found)

@@ -20,7 +20,7 @@ import numpy as np
 from export import report
 from export.options import OnnxFormat
 from keras_vit import UserError, preprocessing_of
-from keras_vit.errors import ParityError
+from keras_vit.errors import ParityError, explained
 
 # Takes images (B, h, w, C) float32 and returns logits (B, K).
 Runner = Callable[[np.ndarray], np.ndarray]
@@ -57,7 +57,7 @@ def check_size(kind: OnnxFormat, model: keras.Model) -> None:
         )
 
 
-def write(
+def write_onnx(
     model: keras.Model,
     kind: OnnxFormat,
     directory: pathlib.Path,
@@ -105,11 +105,12 @@ def _finish(path: pathlib.Path, model: keras.Model, labels: Sequence[str], about
     onnx.helper.set_model_props(
         written, {"labels": json.dumps(list(labels)), "preprocessing": json.dumps(preprocessing), **about}
     )
-    try:
+    with explained(
+        lambda reason: f"The ONNX file is not valid ({reason}), so it was not kept.",
+        *(onnx.checker.ValidationError, onnx.shape_inference.InferenceError),
+        kind=ParityError,
+    ):
         onnx.checker.check_model(written, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ParityError(f"The ONNX file is not valid ({reason}), so it was not kept.") from error
     onnx.save(written, path)
 
 

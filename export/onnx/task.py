@@ -31,7 +31,7 @@ def export_task(task: Task, options: OnnxOptions) -> list[tuple[pathlib.Path, Me
     with staged(output) as stage:
         for kind in options.formats:
             runtimes.check_size(kind, network)
-            runtimes.write(network, kind, stage, exported.labels, about)
+            runtimes.write_onnx(network, kind, stage, exported.labels, about)
             file = stage / FILES[kind][0]
             runners = {name: runtimes.open_file(file, kind, output=name) for name in network.output}
 

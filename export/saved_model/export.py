@@ -24,9 +24,9 @@ from export.saved_model.model_card import model_card
 from export.saved_model.signatures import Servable, add_shapes, attention_names, signatures
 from export.source import ExportedModel, Provenance
 from export.tflite.served import write_served_file
-from export.token_merging import check_merging
+from export.token_merging import merging_rules
 from keras_vit import preprocessing_of, run_directory
-from keras_vit.errors import ParityError
+from keras_vit.errors import ParityError, refuse_first
 from keras_vit.files.atomic import staged, upload_folder
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import RemotePath
@@ -51,7 +51,7 @@ def export_saved_model(exported: ExportedModel, options: SavedModelOptions) -> t
     if options.attention:
         attention_names(model)
     if merge_tokens:
-        check_merging(model, merge_tokens)
+        refuse_first(merging_rules(model, merge_tokens))
     started = time.perf_counter()
     expected = parity.reference(
         in_dtype(model, "float32"), exported.preprocessing, exported.samples, multi_label=origin.multi_label

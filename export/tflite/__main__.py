@@ -9,14 +9,13 @@ stores its labels and its normalization as TFLite Metadata.
 
 from collections.abc import Sequence
 
-from export.options import TFLiteOptions, check_calibration, export_folder
+from export.options import TFLiteOptions, export_folder
 from keras_vit import cli, parser
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
     options = parser.parse(TFLiteOptions, arguments, prog="keras-vit tflite")
-    check_calibration(options)
     run = options.source.open_run()
     output = export_folder(options.output)
     cli.require_tensorflow()

@@ -66,7 +66,7 @@ def export_tflite(
     model, labels, samples, origin = exported.model, exported.labels, exported.samples, exported.origin
     # Files for delegates have the logits alone.
     unknown = exported.unknown if target == "cpu" else None
-    texts = fingerprint.check_output(output, model, labels, origin)
+    texts = fingerprint.identity_files(output, model, labels, origin)
     ending = "" if target == "cpu" else f"-{target}"
     ending += ("-uint8-input" if uint8_input else "") + ("-dynamic-batch" if dynamic_batch else "")
     preprocessing = exported.preprocessing
@@ -148,7 +148,7 @@ def export_tflite(
             score_facts = dict[str, object]()
             if unknown is not None:
                 file.write_bytes(content)
-                scores = tflite_file.run(file, expected, uint8_input, output=UNKNOWN_SCORE)
+                scores = tflite_file.run_samples(file, expected, uint8_input, output=UNKNOWN_SCORE)
                 exact, threshold = kind == "float32", unknown.threshold
                 if not exact:
                     threshold = parity.matched_threshold(threshold, expected_scores, scores)
@@ -306,7 +306,7 @@ def _check_weights(file: pathlib.Path, weight_bytes: int, share: float, in_float
 
 def run_tflite(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False) -> np.ndarray:
     """Logits (n, K) of the sample images from a TFLite file."""
-    return tflite_file.run(file, expected, raw_pixels)
+    return tflite_file.run_samples(file, expected, raw_pixels)
 
 
 def _measurements(file: pathlib.Path, found: parity.Parity, started: float) -> dict[str, Any]:

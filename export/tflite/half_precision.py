@@ -33,7 +33,7 @@ def run_in_half(content: bytes, expected: parity.Reference) -> np.ndarray:
 
 
 def _run(graph: Graph, image: tf.Tensor) -> tf.Tensor:
-    values = {graph.inputs[0].index: rounded(image)}
+    values = {graph.inputs[0].index: to_float16(image)}
 
     def value(tensor: Tensor):
         if tensor.index not in values:
@@ -46,11 +46,11 @@ def _run(graph: Graph, image: tf.Tensor) -> tf.Tensor:
         results = _OPERATORS[operator.name](operator, *(value(tensor) for tensor in operator.inputs))
         results = results if isinstance(results, list) else [results]
         for tensor, result in zip(operator.outputs, results, strict=True):
-            values[tensor.index] = rounded(result)
+            values[tensor.index] = to_float16(result)
     return values[graph.outputs[0].index]
 
 
-def rounded(x: tf.Tensor) -> tf.Tensor:
+def to_float16(x: tf.Tensor) -> tf.Tensor:
     """The nearest numbers that float16 has, in float32; infinite above 65,504."""
     return tf.cast(tf.cast(x, tf.float16), tf.float32)
 
@@ -58,7 +58,7 @@ def rounded(x: tf.Tensor) -> tf.Tensor:
 def _constant(tensor: Tensor):
     assert tensor.constant is not None
     values = np.frombuffer(tensor.constant.tobytes(), _DTYPES[tensor.dtype]).reshape(tensor.shape)
-    return values if tensor.dtype == "INT32" else rounded(tf.constant(values, tf.float32))
+    return values if tensor.dtype == "INT32" else to_float16(tf.constant(values, tf.float32))
 
 
 def _activated(operator: Operator, x):

@@ -133,7 +133,9 @@ def interpreter(file: pathlib.Path, threads: int) -> Interpreter:
     return made
 
 
-def run(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False, output: str = "logits") -> np.ndarray:
+def run_samples(
+    file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False, output: str = "logits"
+) -> np.ndarray:
     """Logits (n, K) of the sample images, or unknown_score (n,), one image at a time in parallel interpreters."""
     count = len(expected.logits)
     workers = min(_MOST_WORKERS, os.cpu_count() or 1, count)

@@ -21,7 +21,7 @@ from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_rank, same_weight, translate
 from keras_vit.checkpoints.layouts import Format, identify_format
 from keras_vit.errors import UserError
-from keras_vit.files.kinds import check_readable, kind_of
+from keras_vit.files.kinds import kind_of, readable_kind
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz
 from keras_vit.files.safetensors import open_folder, open_safetensors, read_json, stored_image_size
@@ -129,7 +129,7 @@ def open_arrays(path: pathlib.Path) -> dict[str, LazyArray]:
     """The arrays of a file or folder by key, of all its networks."""
     if path.is_dir():
         return open_folder(path)
-    return open_safetensors(path) if check_readable(path) == "safetensors" else open_npz(path)
+    return open_safetensors(path) if readable_kind(path) == "safetensors" else open_npz(path)
 
 
 def normalize_keys(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray], tuple[str, ...]]:

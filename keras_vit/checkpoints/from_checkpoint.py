@@ -165,13 +165,13 @@ def load_with(path: str | os.PathLike, options: LoadOptions, edit: Edit | None =
     refuse_unexpected_keys(checkpoint)
     config = infer_config(checkpoint, options)
     refuse_ambiguous_settings(checkpoint, options)
-    _refuse_inapplicable(checkpoint, config, options)
+    options.refuse(_inapplicable(checkpoint, config, options))
     if isinstance(config, ViTConfig):
         config = dataclasses.replace(config, **options.rates)
         if options.size is not None and options.size != checkpoint.file_config.image_size:
             options.with_patch(config).check_image_size(options.size)
     if (task := infer_task(checkpoint)) is not None:
-        _refuse_options_of_classifiers(task, options)
+        options.refuse(_of_classifiers(task, options))
         if isinstance(task, SegmentationConfig):
             refuse_differences(checkpoint)
     grid = options.stored_grid or file_config_grid(checkpoint, config)
@@ -185,15 +185,11 @@ def load_with(path: str | os.PathLike, options: LoadOptions, edit: Edit | None =
     return _build_and_fill(checkpoint, config, preprocessing, grid, options, task)
 
 
-def _refuse_options_of_classifiers(task: TaskConfig, options: LoadOptions) -> None:
-    refused = ["classifier", "keep_pre_logits", "classifier_activation"]
-    if isinstance(task, DetectionConfig):
-        refused.append("num_classes")
-    for name, value in options.given(*refused).items():
-        if value is not False:
-            raise UserError(f"{name}={value!r:.80} is for classifiers, not for a {type(task).__name__}; leave it out.")
-    if options.num_classes == 0:
-        raise UserError("num_classes=0 is for classifiers; give the number of classes of the masks, or leave it out.")
+def _of_classifiers(task: TaskConfig, options: LoadOptions) -> dict[str, str]:
+    """Options that do not apply to the model of a further task, and why."""
+    refused = ["classifier", "classifier_activation", "keep_pre_logits"]
+    refused += ["num_classes"] if isinstance(task, DetectionConfig) or options.num_classes == 0 else []
+    return dict.fromkeys(refused, f"the file is of a {type(task).__name__}, not of a classifier")
 
 
 def _warn_of_images(checkpoint: Checkpoint, path: str, size: tuple[int, int] | None, num_channels: int) -> None:
@@ -224,8 +220,7 @@ _IN_KERAS_MODEL = (
 
 
 def _from_keras_model(model: keras.Model, options: LoadOptions) -> keras.Model:
-    for name, value in options.given(*_IN_KERAS_MODEL).items():
-        raise UserError(f"{name}={value!r:.80} does not apply, because a .keras file contains it; leave it out.")
+    options.refuse(dict.fromkeys(_IN_KERAS_MODEL, "a .keras file contains it"))
     if changed_layer(model):
         if options == LoadOptions():
             return model
@@ -236,13 +231,13 @@ def _from_keras_model(model: keras.Model, options: LoadOptions) -> keras.Model:
     elif any(options.rates.values()):
         raise UserError("The file is of a ResNet, which has no dropout; leave the rates out.")
     if (task := task_of(model)) is not None:
-        _refuse_options_of_classifiers(task, options)
+        options.refuse(_of_classifiers(task, options))
     activation = options.classifier_activation or classifier_activation_of(model)
     return _adapted(model, config, dataclasses.replace(options, classifier_activation=activation))
 
 
-def _refuse_inapplicable(checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions) -> None:
-    """Raise UserError for an option that does not apply to this checkpoint."""
+def _inapplicable(checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions) -> dict[str, str]:
+    """Options that do not apply to this checkpoint, and why."""
     is_vit, has_table = isinstance(config, ViTConfig), POSITIONS in checkpoint.weights
     stem = config.stem if isinstance(config, ViTConfig) else config
     of_vit = ("num_heads", "gelu", "layer_norm_epsilon", "classifier", "position_embedding", *options.rates)
@@ -255,8 +250,7 @@ def _refuse_inapplicable(checkpoint: Checkpoint, config: ModelConfig, options: L
         inapplicable["num_groups"] = "the file has no GroupNorm"
     if not isinstance(stem, ConvStem):
         inapplicable["conv_stem_strides"] = "the file has no early convolutions"
-    for name, value in options.given(*inapplicable).items():
-        raise UserError(f"{name}={value!r:.80} does not apply, because {inapplicable[name]}; leave it out.")
+    return inapplicable
 
 
 def _default_image_size(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int]:

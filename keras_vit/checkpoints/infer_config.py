@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, square_grid
@@ -12,7 +12,7 @@ from keras_vit.checkpoints.formats.transformers.eomt import delta_error
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_rank, heads_in, key_of
 from keras_vit.checkpoints.layouts import NUM_GROUPS, TORCH_STAGES
 from keras_vit.checkpoints.options import LoadOptions
-from keras_vit.errors import UserError
+from keras_vit.errors import Rules, UserError, refuse_first
 from keras_vit.models.config import (
     Classifier,
     ConvStem,
@@ -80,13 +80,11 @@ def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
     settings: dict[str, Any] = {name: value for name, value in file_config.task_settings.items() if value is not None}
     found: TaskConfig
     if task == "segmentation":
-        probabilities = weights.get("mask_attention/probabilities")
-        if probabilities is None or len(probabilities.shape) != 1 or not probabilities.shape[0]:
-            raise _incomplete("attn_mask_probs")
-        values = probabilities.read()
+        _shape(checkpoint, "mask_attention/probabilities", 1)
+        values = weights["mask_attention/probabilities"].read()
         if not ((values >= 0) & (values <= 1)).all():
             raise UserError("The array 'attn_mask_probs' should hold probabilities, but has numbers outside of 0 to 1.")
-        _require_equal_blocks(weights, r"(upscale_\d+/)(.*)")
+        _refuse_missing(_missing_in_blocks(weights, r"(upscale_\d+/)(.*)"))
         upscale = {int(match[1]) for key in weights if (match := re.match(r"upscale_(\d+)/", key))}
         check_numbered("blocks of upscaling", upscale)
         found = SegmentationConfig(
@@ -102,7 +100,7 @@ def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
             embedding_size=_shape(checkpoint, "class_head/Dense_0/kernel", 2)[1],
             objectness="objectness_head/Dense_0/kernel" in weights,
         )
-    _refuse_contradictions(found, file_config.task_sizes)
+    refuse_first(_contradictions(found, file_config.task_sizes))
     return found
 
 
@@ -117,19 +115,19 @@ def refuse_differences(checkpoint: Checkpoint) -> None:
 def infer_config(checkpoint: Checkpoint, options: LoadOptions) -> ModelConfig:
     """The architecture of the weights of a checkpoint, with the settings that the caller gave."""
     file_config = options.override(checkpoint.file_config)
-    _refuse_other_widths(checkpoint.weights, file_config)
+    refuse_first(_other_widths(checkpoint.weights, file_config))
     config: ModelConfig
     if "embedding/kernel" in checkpoint.weights:
         vit = _with_prefix_positions(checkpoint, _infer_vit(checkpoint, file_config, options), options)
         least = vit.num_layers * (4 * vit.hidden_size**2 + 2 * vit.hidden_size * vit.mlp_dim)
-        _refuse_contradictions(vit, file_config.sizes)
-        _require_biases(checkpoint)
+        refuse_first(_contradictions(vit, file_config.sizes))
+        _refuse_missing(_missing_biases(checkpoint))
         if isinstance(vit.stem, ResNetConfig):
-            _refuse_contradictions(vit.stem, file_config.resnet_sizes)
+            refuse_first(_contradictions(vit.stem, file_config.resnet_sizes))
         config = vit
     else:
         resnet = _infer_resnet(checkpoint, file_config, "resnet/group_norm/gamma" in checkpoint.weights)
-        _refuse_contradictions(resnet, file_config.resnet_sizes)
+        refuse_first(_contradictions(resnet, file_config.resnet_sizes))
         least = sum(
             units * (wide // 4) * (2 * wide + 9 * wide // 4)
             for units, wide in zip(resnet.block_units, resnet.output_channels, strict=True)
@@ -144,26 +142,27 @@ def infer_config(checkpoint: Checkpoint, options: LoadOptions) -> ModelConfig:
     return config
 
 
-def _refuse_contradictions(config: ModelConfig | TaskConfig, sizes: Mapping[str, tuple[str, object]]) -> None:
+def _contradictions(config: ModelConfig | TaskConfig, sizes: Mapping[str, tuple[str, object]]) -> Rules:
     for field, (name, value) in sizes.items():
-        if getattr(config, field) != value:
-            raise UserError(
-                f"config.json says {name}={value!s:.80}, but the arrays are of a model with {getattr(config, field)}; "
-                "replace it by the one that belongs to them."
-            )
+        yield (
+            getattr(config, field) != value,
+            f"config.json says {name}={value!s:.80}, but the arrays are of a model with {getattr(config, field)}; "
+            "replace it by the one that belongs to them.",
+        )
 
 
-def _refuse_other_widths(weights: Mapping[str, Weight], file_config: FileConfig) -> None:
-    """Raise UserError if config.json counts other channels or classes than the arrays have."""
+def _other_widths(weights: Mapping[str, Weight], file_config: FileConfig) -> Rules:
+    """The channels and classes that config.json counts are those of the arrays."""
     for counted, axis, keys in (
         (file_config.channels, -2, (*FIRST_CONVOLUTIONS, "embedding/kernel")),
         (file_config.num_classes, -1, ("head/kernel", "resnet/head/conv2d/kernel")),
     ):
         weight = next((weights[key] for key in keys if key in weights and len(weights[key].shape) >= 2), None)
-        if counted is not None and weight is not None and weight.shape[axis] != counted[1]:
-            raise UserError(
+        if counted is not None and weight is not None:
+            yield (
+                weight.shape[axis] != counted[1],
                 f"config.json says {counted[0]}={counted[1]}, but {weight.source.key!r} has {weight.shape[axis]}; "
-                "replace it by the one that belongs to the arrays."
+                "replace it by the one that belongs to the arrays.",
             )
 
 
@@ -172,7 +171,7 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
     classifier, position_embedding = options.classifier, options.position_embedding
     blocks = {int(match[1]) for key in weights if (match := re.match(r"Transformer/encoderblock_(\d+)/", key))}
     check_numbered("encoder blocks", blocks)
-    _require_equal_blocks(weights, r"(Transformer/encoderblock_\d+/)(.*)")
+    _refuse_missing(_missing_in_blocks(weights, r"(Transformer/encoderblock_\d+/)(.*)"))
     first = "Transformer/encoderblock_0/"
     patch = _shape(checkpoint, "embedding/kernel", 4)
     hidden_size = patch[3]
@@ -185,23 +184,31 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
     averages |= classifier == "gap" and "classifier" in layout.ambiguous
     if in_weights == "token" and averages:
         in_weights = "gap"
-    if in_weights and classifier not in (None, in_weights):
-        raise UserError(f"The file has the weights of classifier={in_weights!r}, but {classifier!r} was given.")
-    classifier = in_weights or classifier or "gap"
-    if file_config.classifier not in (None, classifier):
-        raise UserError(
-            f"config.json has the classifier {file_config.classifier!r}, but the arrays are those of {classifier!r}."
-        )
+    given, classifier = classifier, in_weights or classifier or "gap"
     if POSITIONS in weights:
         _shape(checkpoint, POSITIONS, 3)
         position_embedding = "learned"
     has_scale = f"{first}LayerScale_0/scale" in weights
     missing = [head for head in file_config.heads if f"{head}/kernel" not in weights]
     missing += ["layer scale"] if file_config.layer_scale is not None and not has_scale else []
-    if missing:
-        raise UserError(
-            f"config.json is of a model with the {missing[0]}, which the arrays lack; use the complete file."
-        )
+    refuse_first(
+        [
+            (
+                in_weights and given not in (None, in_weights),
+                f"The file has the weights of classifier={in_weights!r}, but {given!r} was given.",
+            ),
+            (
+                file_config.classifier not in (None, classifier),
+                f"config.json has the classifier {file_config.classifier!r}, but the arrays are those of "
+                f"{classifier!r}.",
+            ),
+            (
+                missing,
+                f"config.json is of a model with the {', '.join(missing)}, which the arrays lack; use the complete "
+                "file.",
+            ),
+        ]
+    )
     key_bias = f"{first}MultiHeadDotProductAttention_1/key/bias" in weights
     registers = _shape(checkpoint, "registers/tokens", 3)[1] if "registers/tokens" in weights else 0
     mlp_dim = _shape(checkpoint, f"{first}MlpBlock_3/Dense_0/kernel", 2)[1]
@@ -231,13 +238,12 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
     )
 
 
-def _require_biases(checkpoint: Checkpoint) -> None:
-    """Raise UserError if a bias is missing that the code of the layout always has."""
+def _missing_biases(checkpoint: Checkpoint) -> list[str]:
+    """The biases that are missing although the code of the layout always has them."""
     weights = checkpoint.weights
     patch_bias = () if "Transformer/pre_norm/scale" in weights else ("embedding/bias",)
-    for bias in (*checkpoint.layout.biases, *patch_bias):
-        if bias not in weights and bias.replace("/bias", "/kernel") in weights:
-            raise _incomplete(bias)
+    biases = (*checkpoint.layout.biases, *patch_bias)
+    return [bias for bias in biases if bias not in weights and bias.replace("/bias", "/kernel") in weights]
 
 
 def _distillation(checkpoint: Checkpoint) -> Distillation:
@@ -286,20 +292,19 @@ def _with_prefix_positions(checkpoint: Checkpoint, config: ViTConfig, options: L
     return dataclasses.replace(config, prefix_positions=(square or wanted) != rows)
 
 
-def _require_equal_blocks(weights: Mapping[str, Weight], pattern: str) -> None:
-    """Raise UserError if a block lacks a weight that another block has."""
+def _missing_in_blocks(weights: Mapping[str, Weight], pattern: str) -> list[str]:
+    """The weights that a block lacks and another block has."""
     parts: dict[str, set[str]] = {}
     for key in weights:
         if match := re.fullmatch(pattern, key):
             parts.setdefault(match[1], set()).add(match[2])
     all_parts = set().union(*parts.values())
-    for block, present in parts.items():
-        if missing := sorted(all_parts - present):
-            raise _incomplete(f"{block}{missing[0]}")
+    return [f"{block}{part}" for block, present in parts.items() for part in sorted(all_parts - present)]
 
 
-def _incomplete(key: str) -> UserError:
-    return UserError(f"The checkpoint is incomplete; missing keys: {key}.")
+def _refuse_missing(keys: Sequence[str]) -> None:
+    if keys:
+        raise UserError(f"The checkpoint is incomplete; missing keys: {join_keys(keys)}.")
 
 
 class UnknownNumHeads(UserError):
@@ -378,9 +383,7 @@ def _infer_resnet(checkpoint: Checkpoint, file_config: FileConfig, preactivation
 
 
 def _shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
-    if name not in checkpoint.weights:
-        key = key_of(name, checkpoint.layout.rules)
-        raise UserError(f"The file has no array {key!r}, which is needed to infer the architecture.")
+    _refuse_missing([] if name in checkpoint.weights else [key_of(name, checkpoint.layout.rules)])
     weight = checkpoint.weights[name]
     check_rank(weight.source.key, weight.shape, (rank,))
     if min(weight.shape) < 1:

@@ -63,13 +63,19 @@ class LoadOptions:
         """The rates for further training, by field of ViTConfig."""
         return {name: getattr(self, name) for name in RATES}
 
-    def given(self, *names: str) -> dict[str, typing.Any]:
-        """Of these options, those that the caller gave."""
-        return {name: value for name in names if (value := getattr(self, name)) not in (None, 0.0)}
+    def refuse(self, reasons: typing.Mapping[str, str]) -> None:
+        """Raise UserError for an option that was given and does not apply; the reasons by its name."""
+        for field in dataclasses.fields(self):
+            value, reason = getattr(self, field.name), reasons.get(field.name)
+            if reason is not None and value != field.default:
+                raise UserError(f"{field.name}={value!r:.80} does not apply, because {reason}; leave it out.")
 
     def override(self, config: FileConfig) -> FileConfig:
         """The settings of a config.json with those that the caller gave instead."""
-        return dataclasses.replace(config, **self.given("num_heads", "num_groups", "gelu", "layer_norm_epsilon"))
+        names = ("num_heads", "num_groups", "gelu", "layer_norm_epsilon")
+        return dataclasses.replace(
+            config, **{name: value for name in names if (value := getattr(self, name)) is not None}
+        )
 
     def with_patch(self, config: ViTConfig) -> ViTConfig:
         """The config with the new patch size."""

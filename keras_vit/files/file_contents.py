@@ -35,9 +35,9 @@ class FileContents:
             checksum = zlib.crc32(self._digests[file].to_bytes(_DIGEST_BYTES, "big"), checksum)
         return checksum
 
-    def warn(self, train: Mapping[str, object], test: Mapping[str, object]) -> None:
-        """Print a sentence about files of equal content under different labels, and one about those of equal label in
-        both splits, which are classified too well.
+    def remarks(self, train: Mapping[str, object], test: Mapping[str, object]) -> list[str]:
+        """A sentence about files of equal content under different labels, and one about those of equal label in both
+        splits, which are classified too well.
 
         Args:
             train: the files to train on, each with its label.
@@ -55,20 +55,21 @@ class FileContents:
             for file in files:
                 alike = [other for other in known if file in test and train[other] == test[file]]
                 copies += [(file, alike[0])] if alike else []
+        found = []
         if others:
             first, other = map(shown, others[0])
             count = len(dict(others))
-            print(
-                f"Warning: {count:,} {'image also appears' if count == 1 else 'images also appear'} under another "
-                f"label, such as {first} and {other}; keep each under its right label."
+            found.append(
+                f"{count:,} {'image also appears' if count == 1 else 'images also appear'} under another label, such "
+                f"as {first} and {other}; keep each under its right label."
             )
         if copies:
             copy, original = map(shown, copies[0])
-            print(
-                f"Warning: {len(copies):,} of the {len(test):,} evaluation images {is_or_are(len(copies))} also among "
-                f"the training images, such as {copy} and {original}, so the accuracy will be too high; remove the "
-                "copies."
+            found.append(
+                f"{len(copies):,} of the {len(test):,} evaluation images {is_or_are(len(copies))} also among the "
+                f"training images, such as {copy} and {original}, so the accuracy will be too high; remove the copies."
             )
+        return found
 
 
 def shown(file: str) -> str:

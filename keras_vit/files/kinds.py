@@ -5,7 +5,7 @@ import re
 import zipfile
 from typing import Literal
 
-from keras_vit.errors import UserError
+from keras_vit.errors import Rules, refuse_first
 from keras_vit.files.remote import first_bytes, is_remote
 
 Kind = Literal["npz", "safetensors", "keras", "h5", "pickle", "unknown"]
@@ -64,39 +64,42 @@ def kind_of(path: pathlib.Path) -> Kind:
     return "unknown" if named in ("pickle", "h5") or _other_format(start) else named
 
 
-def check_readable(path: pathlib.Path) -> Kind:
+def readable_kind(path: pathlib.Path) -> Kind:
     """What a file is. Raises UserError, with the way out, for one that is not read here."""
     kind = kind_of(path)
-    if path.name in ("tf_model.h5", "flax_model.msgpack"):
-        code = "tf" if kind == "h5" else "flax"
-        raise UserError(
-            f"{path.name} is not read; convert its folder with transformers 4: AutoModelForImageClassification."
-            f"from_pretrained(FOLDER, from_{code}=True).save_pretrained(NEW_FOLDER)."
-        )
-    if kind == "pickle":
-        raise UserError(
-            f"{path.name} is a pickle, which can run code when it is opened; convert it where you trust it, with torch "
-            f"and safetensors: import torch; import safetensors.torch; found = torch.load({path.name!r}, "
-            "weights_only=True); found = next((found[key] for key in ('state_dict', 'model', 'teacher') if key in "
-            "found), found); safetensors.torch.save_file({key: value.clone().contiguous() for key, value in "
-            "found.items() if torch.is_tensor(value)}, "
-            "'model.safetensors')"
-        )
-    if path.name.endswith(".weights.h5"):
-        raise UserError(
-            f"{path.name} holds the weights of a Keras model without its architecture; build the model and load them: "
-            f"keras_vit.load_checkpoint(keras_vit.build(NAME, num_classes=...), {path.name!r})."
-        )
-    if kind == "h5":
-        raise UserError(
-            f"{path.name} is an HDF5 file of Keras; load it with keras.models.load_model where you trust it, and save "
-            "the model as a .keras file: model.save('model.keras')."
-        )
+    refuse_first(_unreadable(path, kind))
+    return kind
+
+
+def _unreadable(path: pathlib.Path, kind: Kind) -> Rules:
+    code = "tf" if kind == "h5" else "flax"
+    yield (
+        path.name in ("tf_model.h5", "flax_model.msgpack"),
+        f"{path.name} is not read; convert its folder with transformers 4: AutoModelForImageClassification."
+        f"from_pretrained(FOLDER, from_{code}=True).save_pretrained(NEW_FOLDER).",
+    )
+    yield (
+        kind == "pickle",
+        f"{path.name} is a pickle, which can run code when it is opened; convert it where you trust it, with torch and "
+        f"safetensors: import torch; import safetensors.torch; found = torch.load({path.name!r}, weights_only=True); "
+        "found = next((found[key] for key in ('state_dict', 'model', 'teacher') if key in found), found); "
+        "safetensors.torch.save_file({key: value.clone().contiguous() for key, value in found.items() if "
+        "torch.is_tensor(value)}, 'model.safetensors')",
+    )
+    yield (
+        path.name.endswith(".weights.h5"),
+        f"{path.name} holds the weights of a Keras model without its architecture; build the model and load them: "
+        f"keras_vit.load_checkpoint(keras_vit.build(NAME, num_classes=...), {path.name!r}).",
+    )
+    yield (
+        kind == "h5",
+        f"{path.name} is an HDF5 file of Keras; load it with keras.models.load_model where you trust it, and save the "
+        "model as a .keras file: model.save('model.keras').",
+    )
     if kind == "unknown" and not is_remote(path):
         found = _other_format(first_bytes(path, _FIRST_BYTES))
         what, advice = found or ("of no format that is known here", _GIVE_MODEL)
-        raise UserError(f"{path.name} is {what}; {advice}.")
-    return kind
+        yield True, f"{path.name} is {what}; {advice}."
 
 
 def _other_format(start: bytes) -> tuple[str, str] | None:

@@ -1,9 +1,10 @@
 """labels.txt: class names, one per line, in the order of the logits."""
 
+import collections
 import os
 from collections.abc import Sequence
 
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, reading
 from keras_vit.files.remote import to_path
 
 # Name of the file in run directories, SavedModels and TFLite files.
@@ -21,10 +22,8 @@ def parse_labels(data: bytes, path: str | os.PathLike) -> tuple[str, ...]:
     Lines end with a line feed, optionally preceded by a carriage return (Windows). Everything else belongs to the name.
     `path` is for the error message.
     """
-    try:
+    with reading(path, "UTF-8 text with a class in each line", advice="save it as such"):
         text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} should name a class in each line, but is not UTF-8 text ({error}).") from error
     return tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")) if text else ()
 
 
@@ -35,6 +34,15 @@ def check_number(labels: Sequence[str], path: str | os.PathLike, num_classes: in
             f"{path} names {len(labels)} classes, but the model {model} has {num_classes}; give a line for each class "
             "of the model."
         )
+
+
+def distinct_names(names: Sequence[str], path: str | os.PathLike) -> tuple[str, ...]:
+    """The names of classes. Raises UserError if one is empty or there twice, since reports name classes by them."""
+    for name, count in collections.Counter(names).items():
+        if count > 1 or not name.strip():
+            found = f"the class {name!r:.80} twice" if name.strip() else "a class by an empty line"
+            raise UserError(f"{path} names {found}; give each class a name of its own.")
+    return tuple(names)
 
 
 def labels_text(labels: Sequence[str]) -> str:

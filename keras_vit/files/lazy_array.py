@@ -74,12 +74,12 @@ class LazyArray:
 
         Raises UserError for values that are not finite.
         """
-        self._read(target, self._checked)
+        self._read(target, self._as_float32)
 
     def check(self) -> None:
         """Read and check all values without keeping them. Raises UserError like `fill`."""
         for _, block in self._blocks():
-            self._checked(block)
+            self._as_float32(block)
 
     def _read(self, target: np.ndarray, convert: Callable[[np.ndarray], np.ndarray]) -> None:
         target = np.atleast_1d(target.T if self.fortran_order else target)  # a view
@@ -99,7 +99,7 @@ class LazyArray:
                 read_exactly(stream, raw.data)
                 yield index, raw.view(self.dtype).reshape(shape_of_block)
 
-    def _checked(self, block: np.ndarray) -> np.ndarray:
+    def _as_float32(self, block: np.ndarray) -> np.ndarray:
         """The values as float32; raises UserError for values that are not finite."""
         if self.dtype == _BFLOAT16:  # the upper half of a float32
             block = (block.view(np.uint16).astype(np.uint32) << 16).view(np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_vit.errors import UserError, reading
 from keras_vit.files.atomic import atomic_write
-from keras_vit.files.kinds import MODEL_SUFFIXES, check_readable
+from keras_vit.files.kinds import MODEL_SUFFIXES, readable_kind
 from keras_vit.files.lazy_array import ByteStream, LazyArray
 from keras_vit.files.remote import existing_file, local_copy
 
@@ -56,7 +56,7 @@ def _open_only_model(folder: pathlib.Path) -> dict[str, LazyArray]:
     if not files or (len(files) > 1 and not shards):
         others = [path for path in folder.iterdir() if path.name.endswith((".msgpack", *MODEL_SUFFIXES))]
         if not files and others:
-            check_readable(max(others, key=lambda path: path.stat().st_size))
+            readable_kind(max(others, key=lambda path: path.stat().st_size))
         raise UserError(f"The folder {name!r} should hold model.safetensors, but has {_names(folder)}.")
     return {key: array for file in files for key, array in open_safetensors(file).items()}
 
@@ -85,7 +85,7 @@ def open_safetensors(path: pathlib.Path) -> dict[str, LazyArray]:
     import safetensors
 
     path = local_copy(existing_file(path, "give the path of a .safetensors file"))
-    check_readable(path)
+    readable_kind(path)
     with _reading(path, safetensors.SafetensorError), open(path, "rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         if size > _LARGEST_HEADER and size + 8 <= path.stat().st_size:

@@ -67,7 +67,7 @@ def preprocessing_text(fields: dict[str, Any]) -> str:
     return f"; preprocessing: {json.dumps(fields)}"
 
 
-def read(content: bytes) -> TFLiteMetadata | None:
+def read_metadata(content: bytes) -> TFLiteMetadata | None:
     """Return the metadata of a file that `keras-vit tflite` wrote; None for another file, and for damaged metadata."""
     try:
         return _read(content)

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import keras
 import numpy as np
 
-from keras_vit.errors import UserError, check_integers
+from keras_vit.errors import Rules, UserError, check_choice, check_integers, explained, refuse_first
 from keras_vit.images import filters
 from keras_vit.images.geometry import (
     Background,
@@ -51,6 +51,10 @@ ops = _Operations()
 # ITU-R BT.601 luma, the weights of PIL's convert("L") and of libjpeg.
 _LUMA = (0.299, 0.587, 0.114)
 _Dtype = Literal["float32", "uint8"]
+# The values of fields of Preprocessing.
+_CHOICES = {
+    "resize": Resize, "interpolation": Interpolation, "library": Library, "dtype": _Dtype, "padding": Padding
+}  # fmt: skip
 
 
 def _graph():
@@ -105,50 +109,48 @@ class Preprocessing:
             check_integers("crop_from", self.crop_from)
         object.__setattr__(self, "image_size", _pair(self.image_size))
         object.__setattr__(self, "value_range", tuple(_floats(value) for value in self.value_range))
-        if len(self.image_size) != 2 or min(self.image_size) < 1:
-            raise UserError(f"image_size must be (height, width) in pixels, but is {self.image_size}.")
         self._complete()
-        kinds = ("resize", Resize), ("interpolation", Interpolation), ("library", Library), ("dtype", _Dtype)
-        kinds += (("padding", Padding),)  # type: ignore[assignment]
-        for field, names in kinds:
-            if getattr(self, field) not in get_args(names):
-                raise UserError(
-                    f"{field} must be one of {', '.join(get_args(names))}, but is {getattr(self, field)!r}."
-                )
-        if self.background not in (None, *get_args(Background)):
-            raise UserError(
-                f"background must be {', '.join(get_args(Background))} or None, but is {self.background!r}."
-            )
-        if self.resize == "pad" and self.background is None and self.library == "tensorflow":
-            raise UserError(
-                "resize pad fills what the image leaves free with the background, but this model has none; "
-                "choose crop or stretch."
-            )
+        for field, names in _CHOICES.items():
+            check_choice(field, getattr(self, field), get_args(names))
+        refuse_first(self._rules())
+
+    def _rules(self) -> Rules:
+        yield (
+            len(self.image_size) != 2 or min(self.image_size) < 1,
+            f"image_size must be (height, width) in pixels, but is {self.image_size}.",
+        )
+        yield (
+            self.background not in (None, *get_args(Background)),
+            f"background must be {', '.join(get_args(Background))} or None, but is {self.background!r}.",
+        )
+        yield (
+            self.resize == "pad" and self.background is None and self.library == "tensorflow",
+            "resize pad fills what the image leaves free with the background, but this model has none; choose crop or "
+            "stretch.",
+        )
         floats = self.dtype == "float32"
-        if (self.interpolation == "area" and not (floats and self.resize == "resize-small")) or (
-            {"box": floats, "gaussian": not floats or self.resize == "crop"}.get(str(self.interpolation))
-        ):
-            raise UserError(
-                f"interpolation {self.interpolation} is for resize-small of float32 (area), for uint8 (box) or for "
-                f"float32 but not crop (gaussian), but {self.resize} makes {self.dtype} here; choose another one."
-            )
-        if (self.resize == "resize-small" and self.crop_from is None) or (self.resize == "crop" and self.crop_from):
-            raise UserError(
-                f"crop_from is required for resize-small and does not apply to crop, but {self.resize} has crop_from "
-                f"{self.crop_from}."
-            )
-        if self.crop_from is not None and any(
-            full < side for full, side in zip(_pair_of(self.crop_from), self.image_size, strict=True)
-        ):
-            raise UserError(f"crop_from must be at least both sides of {self.image_size}, but is {self.crop_from}.")
+        yield (
+            (self.interpolation == "area" and not (floats and self.resize == "resize-small"))
+            or {"box": floats, "gaussian": not floats or self.resize == "crop"}.get(str(self.interpolation)),
+            f"interpolation {self.interpolation} is for resize-small of float32 (area), for uint8 (box) or for float32 "
+            f"but not crop (gaussian), but {self.resize} makes {self.dtype} here; choose another one.",
+        )
+        yield (
+            (self.resize == "resize-small" and self.crop_from is None) or (self.resize == "crop" and self.crop_from),
+            f"crop_from is required for resize-small and does not apply to crop, but {self.resize} has crop_from "
+            f"{self.crop_from}.",
+        )
+        full = self.image_size if self.crop_from is None else _pair_of(self.crop_from)
+        yield (
+            full[0] < self.image_size[0] or full[1] < self.image_size[1],
+            f"crop_from must be at least both sides of {self.image_size}, but is {self.crop_from}.",
+        )
         lows, highs = self.channel_ranges()
-        if not len(lows) == len(highs) == self.channels or any(
-            low >= high for low, high in zip(lows, highs, strict=False)
-        ):
-            raise UserError(
-                "value_range must be (low, high), a number each or one for each channel, with low below high, but is "
-                f"{self.value_range}."
-            )
+        yield (
+            not len(lows) == len(highs) == self.channels or any(map(operator.ge, lows, highs)),
+            "value_range must be (low, high), a number each or one for each channel, with low below high, but is "
+            f"{self.value_range}.",
+        )
 
     def _complete(self) -> None:
         """Set the fields that follow from others where they are None."""
@@ -450,7 +452,8 @@ def _pixels(image, *, upright: bool):
     upright: whether a PIL image is turned by its EXIF orientation.
     """
     if isinstance(image, np.ndarray):
-        _check_pixels(image)
+        refuse_first(_unusable(image))
+        _warn_of_range(image)
     elif not hasattr(image, "shape") and not hasattr(image, "getbands"):
         raise UserError(f"An image should be an array of pixels or a PIL image, but is a {type(image).__name__}.")
     if not hasattr(image, "getbands"):
@@ -472,23 +475,24 @@ def _pixels(image, *, upright: bool):
     return np.atleast_3d(np.asarray(image))
 
 
-def _check_pixels(image: np.ndarray) -> None:
-    """Raise UserError for axes or values of no image; warn of values of another range than 0..255."""
-    if image.ndim not in (3, 4) or image.dtype.kind in "OSUMmc":
-        raise UserError(
-            f"An image should be numbers (h, w, C), or a batch (B, h, w, C), but is {image.dtype} of shape "
-            f"{image.shape}."
-        )
-    if image.shape[-1] > 4 and image.shape[-3] <= 4:
-        raise UserError(
-            f"The channels of an image should come last, but its shape is {image.shape}; use "
-            "numpy.moveaxis(image, -3, -1)."
-        )
+def _unusable(image: np.ndarray) -> Rules:
+    yield (
+        image.ndim not in (3, 4) or image.dtype.kind in "OSUMmc",
+        f"An image should be numbers (h, w, C), or a batch (B, h, w, C), but is {image.dtype} of shape {image.shape}.",
+    )
+    yield (
+        image.shape[-1] > 4 and image.shape[-3] <= 4,
+        f"The channels of an image should come last, but its shape is {image.shape}; use "
+        "numpy.moveaxis(image, -3, -1).",
+    )
+    yield image.dtype.kind == "f" and np.isnan(image).any(), "An image should have pixels of 0 to 255, but has NaN."
+
+
+def _warn_of_range(image: np.ndarray) -> None:
+    """Warn of pixels that cannot be 0 to 255."""
     if image.dtype == np.uint8 or not image.size:
         return
     least, most = image.min(), image.max()
-    if np.isnan(most):
-        raise UserError("An image should have pixels of 0 to 255, but has NaN.")
     problem = f"the largest is {most:.6g}; multiply images of 0 to 1 by 255" if 0 < most <= 1 else None
     if least < -1 or most > 256:
         problem = f"they are {least:.6g} to {most:.6g}; scale them"
@@ -498,11 +502,9 @@ def _check_pixels(image: np.ndarray) -> None:
 
 def _pair(size) -> Any:
     """One integer or a sequence of integers -> tuple. The caller checks its length."""
-    try:
+    with explained(f"image_size must be one integer or (height, width) in pixels, but is {size!r}.", TypeError):
         sides = (size, size) if isinstance(size, int | np.integer) else tuple(size)
         return tuple(operator.index(side) for side in sides)
-    except TypeError:
-        raise UserError(f"image_size must be one integer or (height, width) in pixels, but is {size!r}.") from None
 
 
 def _pair_of(size: int | tuple[int, int]) -> tuple[int, int]:

@@ -50,7 +50,7 @@ def maps_of(result: InspectionResult) -> list[list[tuple[str, np.ndarray]]]:
     ]
 
 
-def summary(result: InspectionResult) -> list[str]:
+def sentences(result: InspectionResult) -> list[str]:
     """Return one sentence for each measurement."""
     lines = []
     if (positions := result.measures.get("position_similarity")) is not None:
@@ -105,12 +105,12 @@ def _weights(result: InspectionResult) -> str:
     for key, name, caption, draw in panels:
         if key in result.arrays:
             stream = io.BytesIO()
-            plots.save(plots.panel(result, draw), stream)
+            plots.write_png(plots.panel(result, draw), stream)
             shown = _figure(data_address(stream.getvalue()), caption)
             figures.append(f"<div>{shown}<p>{html.escape(explanation(name, result))}</p></div>")
     if not figures:
         return ""
-    lines = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in summary(result))
+    lines = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences(result))
     return (
         "<h2>What the model learned</h2><p>Figures are named after those of the paper "
         "<i>An Image is Worth 16x16 Words</i>.</p>"

@@ -57,7 +57,7 @@ def _figures(result: InspectionResult) -> Iterator[tuple[str, matplotlib.figure.
         yield f"heads_{index}.png", _heads(result, index), ("attention",)
 
 
-def save(figure: matplotlib.figure.Figure, file) -> None:
+def write_png(figure: matplotlib.figure.Figure, file) -> None:
     """Write a figure as PNG to a path or a binary file."""
     figure.set_dpi(_DPI)
     canvas = FigureCanvasAgg(figure)

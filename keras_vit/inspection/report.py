@@ -9,7 +9,7 @@ from keras_vit.files.atomic import staged
 from keras_vit.files.npz import write_npz
 from keras_vit.inspection.compute import InspectionResult
 from keras_vit.inspection.html_report import html_report
-from keras_vit.inspection.plots import draw_all, save
+from keras_vit.inspection.plots import draw_all, write_png
 
 _MEASURES = "measures.json"
 
@@ -24,7 +24,7 @@ def write(result: InspectionResult, output: str | os.PathLike) -> list[str]:
     earlier = _figures_of(folder)
     with staged(folder) as stage:
         for name, figure in draw_all(result):
-            save(figure, stage / name)
+            write_png(figure, stage / name)
         write_npz(stage / "arrays.npz", result.arrays)
         (stage / "index.html").write_text(html_report(result), encoding="utf-8")
         names = sorted([*(path.name for path in pathlib.Path(stage).iterdir()), _MEASURES])

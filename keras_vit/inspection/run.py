@@ -6,7 +6,7 @@ import numpy as np
 
 from keras_vit.files.labels import read_labels
 from keras_vit.inspection.compute import inspect, logits_of, model_inputs
-from keras_vit.inspection.html_report import is_mistake, summary
+from keras_vit.inspection.html_report import is_mistake, sentences
 from keras_vit.inspection.images import Image, read_images
 from keras_vit.inspection.options import InspectionOptions
 from keras_vit.inspection.relevance import classifies
@@ -37,7 +37,7 @@ def run_inspection(run: Run, options: InspectionOptions) -> None:
         scoring=run.scoring(),
     )
     names = write(result, options.output)
-    for sentence in summary(result):
+    for sentence in sentences(result):
         print(sentence)
     print(f"{len(names)} files in {options.output}; open {options.output / 'index.html'}.")
 

@@ -16,7 +16,7 @@ from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.boxes import overlaps, to_corners
 from keras_vit.models.config import DetectionConfig, ViTConfig
 from keras_vit.models.layers import PACKAGE, TokenDense, initial
-from keras_vit.models.vit import encoder, layer_norm, patch_tokens
+from keras_vit.models.vit import encoder, image_and_patches, layer_norm
 
 # Added to lengths before a division by them, and to shares of the image before a logarithm, by both originals.
 _LENGTH_EPSILON, _SHARE_EPSILON = 1e-6, 1e-4
@@ -28,7 +28,7 @@ _MASKED_LOGIT = float(np.finfo(np.float32).min)
 def detection_network(config: ViTConfig, task: DetectionConfig, preprocessing: Preprocessing, name: str) -> keras.Model:
     """The model as a functional keras.Model; see `keras_vit.detection_model`, which calls it."""
     grid = config.grid(preprocessing.image_size)
-    images, x = patch_tokens(config, preprocessing, task)
+    images, x = image_and_patches(config, preprocessing, task)
     x = encoder(x, config, grid)  # (B, 1 + N, D)
     x = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")
     prefix = int(config.with_class_token) + config.num_registers

@@ -16,7 +16,7 @@ from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import MaskAttention
 from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig, ViTConfig
 from keras_vit.models.layers import CHANNELS_LAST, PACKAGE, Activation, InsertTokens, TokenDense
-from keras_vit.models.vit import depth_rates, embedded_tokens, encoder_block, patch_tokens, position_adder
+from keras_vit.models.vit import depth_rates, embedded_tokens, encoder_block, image_and_patches, position_adder
 
 # Names of the layers with what is predicted before masked blocks; layers that wrap them keep the names.
 _PREDICTION = "prediction_"
@@ -36,7 +36,7 @@ def segmentation_network(
             "smaller num_blocks."
         )
     grid = config.grid(preprocessing.image_size)
-    images, patches = patch_tokens(config, preprocessing, task)
+    images, patches = image_and_patches(config, preprocessing, task)
     x = embedded_tokens(patches, config, position_adder(config, grid))
     last_norm = keras.layers.LayerNormalization(epsilon=config.layer_norm_epsilon, name="Transformer.encoder_norm")
     predict = _heads(config, task, grid)
@@ -64,7 +64,7 @@ def linear_segmentation_network(
     count, grid = config.num_layers, config.grid(preprocessing.image_size)
     if not all(-count <= block < count for block in task.blocks):
         raise UserError(f"blocks must be numbers from {-count} to {count - 1}, but are {task.blocks}.")
-    images, patches = patch_tokens(config, preprocessing, task)
+    images, patches = image_and_patches(config, preprocessing, task)
     x = embedded_tokens(patches, config, position_adder(config, grid))
     last_norm = keras.layers.LayerNormalization(epsilon=config.layer_norm_epsilon, name="Transformer.encoder_norm")
     split = SplitQueries(0, config.num_prefix_tokens, grid, name="patch_features")

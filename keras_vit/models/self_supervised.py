@@ -19,8 +19,8 @@ from keras_vit.models.vit import (
     encoder,
     encoder_block,
     encoder_blocks,
+    image_and_patches,
     layer_norm,
-    patch_tokens,
     position_adder,
     vision_transformer,
 )
@@ -44,7 +44,7 @@ def masked_patch_model(
     corrupted and its prediction counts. All weights but "corruption" and "mask_head" are, by name, those of the model
     that `keras_vit.build` makes of the config without classes.
     """
-    images, patches = patch_tokens(config, preprocessing)
+    images, patches = image_and_patches(config, preprocessing)
     patches, corrupted = CorruptPatches(corruption, name="corruption")(patches)
     x = encoder(patches, config, config.grid(preprocessing.image_size))
     x = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")
@@ -124,7 +124,7 @@ def masked_autoencoder(
         name: name of the model.
     """
     grid, prefix = config.grid(preprocessing.image_size), config.num_prefix_tokens
-    images, patches = patch_tokens(config, preprocessing)
+    images, patches = image_and_patches(config, preprocessing)
     add_positions = position_adder(config, grid)
     x = embedded_tokens(patches, config, add_positions)
     visible, masked, places = RandomMasking(corruption, name="masking")(x[:, prefix:] if prefix else x)

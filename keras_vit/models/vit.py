@@ -42,7 +42,7 @@ def vision_transformer(
 
     Without classes, the output is the features (B, D) or, unpooled, (B, N, D). Called by `keras_vit.build`.
     """
-    images, x = patch_tokens(config, preprocessing)
+    images, x = image_and_patches(config, preprocessing)
     x = encoder(x, config, config.grid(preprocessing.image_size))  # (B, N, D)
     if config.norm_after_pooling:
         x = PoolTokens("gap", config.num_prefix_tokens, name="pool")(x)  # (B, D)
@@ -87,7 +87,7 @@ def head(features, config: ViTConfig, num_classes: int | None, name: str):
     return TokenDense(num_classes, kernel_initializer="zeros", use_bias=config.head_bias, name=name)(features)
 
 
-def patch_tokens(config: ViTConfig, preprocessing: Preprocessing, task: TaskConfig | None = None):
+def image_and_patches(config: ViTConfig, preprocessing: Preprocessing, task: TaskConfig | None = None):
     """Return the input (B, height, width, channels) and its embedded patches (B, h * w, D)."""
     rows, columns = config.grid(preprocessing.image_size)
     images = keras.Input((*preprocessing.image_size, preprocessing.channels), name="image")

@@ -36,7 +36,7 @@ def text_classes(
         if not several or not all(isinstance(text, str) and text.strip() for text in (name, *several)):
             raise UserError(f"The class {name!r:.80} is empty, or has an empty text; give it one.")
         texts.append(several)
-    return Classes(tuple(classes), tuple(texts), check_templates(templates))
+    return Classes(tuple(classes), tuple(texts), templates_of(templates))
 
 
 def _refuse_twice(names: Sequence[object]) -> None:
@@ -45,19 +45,16 @@ def _refuse_twice(names: Sequence[object]) -> None:
         raise UserError(f"The class {twice[0]!r:.80} is named twice; give each class once.")
 
 
-def check_templates(templates: str | Sequence[str] | None) -> tuple[str, ...]:
+def templates_of(templates: str | Sequence[str] | None) -> tuple[str, ...]:
     """The templates, of a name, a sentence or several. Raises UserError for one without {}."""
     if templates is None:
         return _PLAIN
     found = TEMPLATES.get(templates, (templates,)) if isinstance(templates, str) else tuple(templates)
-    for template in found:
-        if not isinstance(template, str) or "{}" not in template:
-            raise UserError(
-                f"A template must have {{}} where the class goes, such as 'a photo of a {{}}.', or be one of "
-                f"{', '.join(TEMPLATES)}, but is {template!r:.80}."
-            )
-    if not found:
-        raise UserError("There is no template; give at least one, or leave templates out.")
+    if wrong := [template for template in found or ("",) if not isinstance(template, str) or "{}" not in template]:
+        raise UserError(
+            "A template must have {} where the class goes, such as 'a photo of a {}.', or be one of "
+            f"{', '.join(TEMPLATES)}, but is {wrong[0]!r:.80}."
+        )
     return found
 
 
@@ -89,8 +86,8 @@ def templates_of_option(templates: Sequence[str] | None) -> tuple[str, ...] | No
     if templates is None:
         return None
     if is_text_file(templates):
-        return check_templates(_lines("--templates", templates[0]))
-    return check_templates(templates[0] if len(templates) == 1 else templates)
+        return templates_of(_lines("--templates", templates[0]))
+    return templates_of(templates[0] if len(templates) == 1 else templates)
 
 
 def classes_of_labels(labels: Sequence[str], templates: Sequence[str] | None) -> Classes:

@@ -19,7 +19,10 @@ from keras_vit import UserError
 from keras_vit.parser import check_ranges
 from training.devices import launch, rendezvous, strategies
 from training.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy, report_lost_workers
+from training.input.sources import open_source
 from training.loop import setup
+from training.options.common import DataOptions
+from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
@@ -212,7 +215,7 @@ def test_a_tpu_that_is_not_there_is_refused(monkeypatch):
         raise ValueError(f"Please provide a TPU Name to connect to, not {tpu}")
 
     monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", resolver)
-    with pytest.raises(UserError, match="The TPU 'my-tpu' cannot be reached .ValueError: Please provide a TPU Name"):
+    with pytest.raises(UserError, match="The TPU 'my-tpu' cannot be reached .Please provide a TPU Name"):
         open_strategy(StrategyOptions(strategy="tpu", tpu="my-tpu"))
 
 
@@ -366,9 +369,11 @@ def test_a_batch_that_cannot_be_shared_is_refused_with_one_that_can(batch_size, 
         num_replicas_in_sync = replicas
 
     recipe = dataclasses.replace(RECIPES["digits"], batch_size=batch_size, accumulation=accumulation)
+    options = PretrainOptions(source=DataOptions("digits"), workdir="never", recipe=recipe)
+    opened = setup.Setup(open_source(options.source), Strategy())
     with pytest.raises(UserError, match=f"cannot be shared evenly by {replicas} replicas .* give --batch-size {fits}"):
-        setup._check_batch(recipe, Strategy())
-    setup._check_batch(dataclasses.replace(recipe, batch_size=fits), Strategy())
+        setup.prepared(options, opened)
+    setup.prepared(dataclasses.replace(options, recipe=dataclasses.replace(recipe, batch_size=fits)), opened)
 
 
 def test_a_failed_worker_ends_the_launch_with_its_exit_code(tmp_path):

@@ -202,7 +202,7 @@ def test_the_commands_of_the_page_can_be_parsed():
     for name, arguments in found:
         words = shlex.split(arguments.replace("$BUCKET", "my-bucket"))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(parser, "build", functools.partial(_build_and_stop, parser.build, parsed))
+            patch.setattr(parser, "options_from", functools.partial(_build_and_stop, parser.options_from, parsed))
             with pytest.raises(Parsed):
                 importlib.import_module(f"training.{name}").main(words)
     assert parsed[1].devices == StrategyOptions(strategy="tpu")

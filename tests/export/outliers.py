@@ -21,7 +21,7 @@ from export.tflite import quantize
 from export.tflite.export import to_tflite
 from export.tflite.gptq import round_kernels
 from export.tflite.smooth_quant import scalable_activations, smooth_quant
-from export.tflite.tflite_file import run as run_file
+from export.tflite.tflite_file import run_samples
 from keras_vit import cli, preprocessing_of, run_directory
 from keras_vit.files.tables import markdown_table
 from keras_vit.run_directory import Samples
@@ -62,7 +62,7 @@ def agreement(model: keras.Model, kind: TFLiteFormat, calibration: Sequence[np.n
         else:
             content = quantize.quantize(file, kind)
         file.write_bytes(content)
-        found = run_file(file, expected)
+        found = run_samples(file, expected)
     return float(np.mean(found.argmax(axis=-1) == expected.logits.argmax(axis=-1)))
 
 

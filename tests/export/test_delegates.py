@@ -12,7 +12,7 @@ import keras_vit
 from export.tflite import delegate_model as delegates
 from export.tflite.delegate_rules import broken_rules, require_rules
 from export.tflite.export import to_tflite
-from export.tflite.half_precision import rounded, run_in_half
+from export.tflite.half_precision import run_in_half, to_float16
 from keras_vit import Preprocessing, UserError
 from keras_vit.errors import ParityError
 from keras_vit.run_directory import Samples
@@ -153,8 +153,8 @@ def test_float16_is_that_of_numpy():
 
 
 def test_large_numbers_overflow_as_in_float16():
-    assert np.isinf(rounded(tf.constant(65_520.0)))
-    assert rounded(tf.constant(65_504.0)) == 65_504.0
+    assert np.isinf(to_float16(tf.constant(65_520.0)))
+    assert to_float16(tf.constant(65_504.0)) == 65_504.0
 
 
 def test_massive_activations_do_not_overflow_in_float16():

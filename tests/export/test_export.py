@@ -453,7 +453,11 @@ def not_an_image(path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "words"),
     [
-        ("labels.txt", lambda path: path.write_bytes(b"caf\xe9\n"), "labels.txt should name a class in each line, but"),
+        (
+            "labels.txt",
+            lambda path: path.write_bytes(b"caf\xe9\n"),
+            "labels.txt cannot be read as UTF-8 text with a class in each line",
+        ),
         ("labels.txt", lambda path: path.write_text(""), "output has shape .None, 7., but there are 0 labels"),
         ("model.keras", lambda path: flip_a_byte(path, 2), "model.keras cannot be read as a Keras model"),
         ("model.keras", lambda path: flip_a_byte(path, 50_000), r"bad checksum of 'model.weights.h5'\)"),

@@ -166,10 +166,10 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path,
 def test_a_directory_with_exports_of_another_model_is_refused(name, tmp_path):
     model = build()
     (tmp_path / "model.keras").write_bytes(b"a run may hold its exports")
-    assert fingerprint.check_output(tmp_path, model, LABELS, Provenance())["labels.txt"].split() == list(LABELS)
+    assert fingerprint.identity_files(tmp_path, model, LABELS, Provenance())["labels.txt"].split() == list(LABELS)
     (tmp_path / name).write_bytes(b"of whom?")
     with pytest.raises(UserError, match=f"already holds the export of another model .{name}."):
-        fingerprint.check_output(tmp_path, model, LABELS, Provenance())
+        fingerprint.identity_files(tmp_path, model, LABELS, Provenance())
 
 
 # Tests with the packages
@@ -211,14 +211,14 @@ def test_an_unsupported_operator_is_detected(tmp_path):
     need("onnx")
     model = build("gap, exact GELU")
     with pytest.raises(ParityError, match=r"operators that ONNX does not support \(Erfc\), so it was not kept"):
-        runtimes.write(model, "onnx", tmp_path, LABELS, {})
+        runtimes.write_onnx(model, "onnx", tmp_path, LABELS, {})
 
 
 def test_a_padding_with_exact_zeros_before_a_pooling_would_be_lost(tmp_path):
     """If this fails, ONNX Runtime no longer needs `_NearlyZeroPadding`."""
     need("onnx")
     model = build("bit")
-    runtimes.write(inference_model(model), "onnx", tmp_path, LABELS, {})
+    runtimes.write_onnx(inference_model(model), "onnx", tmp_path, LABELS, {})
     images = np.random.default_rng(0).uniform(-1, 1, (3, *model.input_shape[1:])).astype(np.float32)
     logits = runtimes.open_file(tmp_path / "model.onnx", "onnx")(images)
     assert np.abs(logits - model.predict_on_batch(images)).max() > 1e-4
@@ -230,7 +230,7 @@ def test_onnx_runtime_computes_each_norm_in_one_operation(tmp_path):
     import onnxruntime
 
     model = build("map")
-    runtimes.write(inference_model(model, for_onnx=True), "onnx", tmp_path, LABELS, {})
+    runtimes.write_onnx(inference_model(model, for_onnx=True), "onnx", tmp_path, LABELS, {})
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     options.log_severity_level = 3

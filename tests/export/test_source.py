@@ -12,9 +12,10 @@ import tensorflow as tf
 import keras_vit
 from export.options import SourceOptions
 from export.saved_model import __main__ as saved_model
-from export.source import ExportedModel, _weights, check_classifier, open_model
+from export.source import ExportedModel, _weights, open_model
 from export.tflite import __main__ as tflite
 from keras_vit import UserError, ViTConfig
+from keras_vit.run_directory import Samples
 from tests.support import TINY, TINY_IMAGE, randomize
 
 CONFIG = ViTConfig(patch_size=8, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
@@ -119,7 +120,7 @@ def test_the_image_size_can_be_changed(place):
         ({"labels": None}, "does not name its 3 classes; pass --labels FILE with one name per line"),
         ({"labels": "nowhere.txt"}, "There is no file 'nowhere.txt'; --labels takes a text file"),
         ({"labels": "two.txt"}, "two.txt names 2 classes, but the model .* has 3"),
-        ({"labels": "vit.npz"}, "vit.npz should name a class in each line, but is not UTF-8 text"),
+        ({"labels": "vit.npz"}, "vit.npz cannot be read as UTF-8 text with a class in each line"),
         ({"images": "nowhere"}, "There is no folder 'nowhere'; give one of images"),
         ({"images": "empty"}, "empty holds no image files .JPEG, PNG, BMP, GIF"),
     ],
@@ -152,5 +153,6 @@ def test_a_model_with_its_own_call_need_not_have_inputs():
         def call(self, images):
             return 2.0 * self.inner(images)
 
+    inner = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3)
     with pytest.raises(UserError, match="is of the class Doubled, whose call may compute something else"):
-        check_classifier(Doubled(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3)))
+        ExportedModel(Doubled(inner), (), Samples((), np.zeros(0))).with_logits()

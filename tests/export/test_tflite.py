@@ -229,16 +229,16 @@ def test_a_file_holds_labels_and_normalization_as_standard_metadata(phone):
         labels = first(answer, 6)
         assert (text(labels, 0), byte(labels, 2)) == ("labels.txt", 2)  # TENSOR_AXIS_LABELS
         fields = {**Preprocessing((12, 30)).resizing(), "value_range": [-1.0, 1.0]}
-        assert tflite_metadata.read(path.read_bytes()) == TFLiteMetadata((-1.0, 1.0), fields, False, None)
+        assert tflite_metadata.read_metadata(path.read_bytes()) == TFLiteMetadata((-1.0, 1.0), fields, False, None)
 
 
 def test_damaged_metadata_are_none(phone):
     content = bytearray(phone[1]["int8-dynamic"][0].read_bytes())
-    assert tflite_metadata.read(bytes(content[:40])) is None
-    assert tflite_metadata.read(b"") is None
+    assert tflite_metadata.read_metadata(bytes(content[:40])) is None
+    assert tflite_metadata.read_metadata(b"") is None
     place = content.index(b"M001")
     content[place - 4 : place] = b"\xff\xff\xff\x7f"
-    assert tflite_metadata.read(bytes(content)) is None
+    assert tflite_metadata.read_metadata(bytes(content)) is None
 
 
 def test_weights_stay_aligned_for_the_kernels(phone):
@@ -380,7 +380,7 @@ def test_unsupported_options_are_refused_before_conversion(tmp_path, monkeypatch
 
 
 def _calibration(run: str, images: int | None = None, folder: str | None = None, kind: str = "int8") -> Samples | None:
-    options = TFLiteOptions(SourceOptions(), "phone", (kind,), calibration=folder, calibration_images=images)
+    options = TFLiteOptions(SourceOptions(run), "phone", (kind,), calibration=folder, calibration_images=images)
     return tflite_export.read_calibration(Run(run), options, LABELS)
 
 
@@ -396,7 +396,7 @@ def test_calibration_images_are_training_images(tmp_path):
     )
     assert _calibration(str(tmp_path), kind="float32") is _calibration("augreg:B_16", kind="int8-dynamic") is None
     with pytest.raises(UserError, match="--calibration-images must be at least 1, but is 0"):
-        check_ranges(TFLiteOptions(SourceOptions(), "phone", calibration_images=0))
+        check_ranges(TFLiteOptions(SourceOptions("runs/x"), "phone", calibration_images=0))
     (tmp_path / CALIBRATION).unlink()
     with pytest.raises(UserError, match=r"has no training images \(calibration.npz\) .* pass --calibration FOLDER"):
         _calibration(str(tmp_path), 1)

@@ -11,9 +11,9 @@ import keras_vit
 from export.inference_model import inference_model
 from export.options import SavedModelOptions, SourceOptions
 from export.source import random_images
-from export.token_merging import MergeTokens, check_merging
+from export.token_merging import MergeTokens, merging_rules
 from keras_vit import UserError, ViTConfig
-from keras_vit.errors import ParityError
+from keras_vit.errors import ParityError, refuse_first
 from keras_vit.parser import check_ranges
 from tests.exports import saved_model_of
 from tests.support import randomize
@@ -106,19 +106,19 @@ def test_at_most_half_of_the_patch_tokens_are_merged_in_a_block():
 )
 def test_models_whose_tokens_keep_a_place_are_refused(fields, reason):
     with pytest.raises(UserError, match=reason):
-        check_merging(_build(**fields), 1)
+        refuse_first(merging_rules(_build(**fields), 1))
 
 
 def test_more_than_half_of_the_patch_tokens_is_refused():
-    check_merging(_build(), 4)
+    refuse_first(merging_rules(_build(), 4))
     with pytest.raises(UserError, match="Of 8 patch tokens a block merges at most 4, but --merge-tokens is 5"):
-        check_merging(_build(), 5)
+        refuse_first(merging_rules(_build(), 5))
 
 
 def test_a_resnet_is_refused():
     model = keras_vit.build("BiT-R26x1", image_size=32, num_classes=3)
     with pytest.raises(UserError, match="without tokens"):
-        check_merging(model, 1)
+        refuse_first(merging_rules(model, 1))
 
 
 @pytest.mark.slow

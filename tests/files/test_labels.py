@@ -28,5 +28,5 @@ def test_an_empty_file_names_no_class(content):
 
 @pytest.mark.parametrize("content", [b"caf\xe9\n", "ant\n".encode("utf-16")])
 def test_text_that_is_not_utf_8_is_refused(content):
-    with pytest.raises(UserError, match="labels.txt should name a class in each line, but is not UTF-8 text"):
+    with pytest.raises(UserError, match="labels.txt cannot be read as UTF-8 text with a class in each line"):
         parse_labels(content, "labels.txt")

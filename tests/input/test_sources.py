@@ -102,7 +102,7 @@ def test_a_data_set_that_cannot_be_fetched_says_where_it_was_looked_for(tmp_path
 
     monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", unreachable)
     monkeypatch.setattr(sources, "opened", lambda address: contextlib.nullcontext())
-    with pytest.raises(UserError, match=r"'mnist' is not prepared in .* could not be fetched \(ConnectionError\)"):
+    with pytest.raises(UserError, match=r"'mnist' is not prepared in .* could not be fetched \(no route\)"):
         open_source(DataOptions("tfds:mnist", str(tmp_path)))
 
 

@@ -153,16 +153,16 @@ def test_bad_records_are_named_when_they_are_met_and_skipped_on_request(tmp_path
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        ("ant\nbee\nant\n", "but 'ant' comes twice; correct it"),
-        ("ant\nbee\n\n", "but 1 of its 3 lines are empty; correct it"),
-        ("ant\n \nbee\n", "but 1 of its 3 lines are empty"),
+        ("ant\nbee\nant\n", "the class 'ant' twice"),
+        ("ant\nbee\n\n", "a class by an empty line"),
+        ("ant\n \nbee\n", "a class by an empty line"),
     ],
 )
 def test_a_class_without_a_name_of_its_own_is_refused(names, words, tmp_path):
     for split in ("train", "test"):
         write(tmp_path / f"{split}.tfrecord", [(GOOD, 0), (GOOD, 1)])
     (tmp_path / "labels.txt").write_text(names)
-    with pytest.raises(UserError, match=f"labels.txt must name each class once, one in each line, {words}"):
+    with pytest.raises(UserError, match=f"labels.txt names {words}; give each class a name of its own"):
         open_source(DataOptions(f"tfrecord:{tmp_path}/*.tfrecord"))
 
 

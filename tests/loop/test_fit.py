@@ -198,10 +198,10 @@ def test_an_invalid_config_is_refused(content, tmp_path):
     [
         (
             ("ant", "bee", "cat"),
-            "was started with 2 classes, but the data have 3, of which cat differ; give another --workdir",
+            "has 2 classes and the data have 3: only the data have cat; give another --workdir",
         ),
-        (("ant", "cat"), "was started with 2 classes, but the data have 2, of which bee, cat differ"),
-        (("bee", "ant"), "of which only the order differ"),
+        (("ant", "cat"), "has 2 classes and the data have 2: only the run in .* has bee and only the data have cat"),
+        (("bee", "ant"), "the same in another order"),
     ],
 )
 def test_a_run_does_not_go_on_with_other_classes(labels, words, tmp_path):
@@ -635,6 +635,5 @@ def test_a_warmup_that_is_longer_than_the_run_is_shortened_and_said(tmp_path, ca
     assert RunDirectory(tmp_path / "run").metrics()[0]["learning_rate"] > 0.5 * recipe.learning_rate  # not in a warm-up
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_no_recipe_takes_memory_that_no_machine_has(name):
-    setup._check_memory(RECIPES[name])
+def test_no_recipe_takes_memory_that_no_machine_has():
+    assert all(setup.memory_of_step(recipe) < setup.MOST_MEMORY for recipe in RECIPES.values())

@@ -198,10 +198,10 @@ OPTIONS = PretrainOptions(source=DataOptions("digits"), workdir="runs/never", re
 REFUSED = {
     "--strategy mirrored": {"devices": StrategyOptions("mirrored")},
     "--replicas": {"devices": StrategyOptions(replicas=2)},
-    "--tpu": {"devices": StrategyOptions(tpu="my-tpu")},
-    "--worker-timeout": {"devices": StrategyOptions(worker_timeout=9)},
+    "--tpu my-tpu": {"devices": StrategyOptions(tpu="my-tpu")},
+    "--worker-timeout 9": {"devices": StrategyOptions(worker_timeout=9)},
     "--precision float16": {"execution": Execution(precision="float16")},
-    "--steps-per-execution": {"execution": Execution(steps_per_execution=2)},
+    "--steps-per-execution 2": {"execution": Execution(steps_per_execution=2)},
     "--xla off": {"execution": Execution(xla="off")},
     "--inspect-every": {"execution": Execution(inspect_every=1)},
     "--profile-steps": {"execution": Execution(profile_steps=(1, 2))},
@@ -219,7 +219,7 @@ REFUSED = {
 def test_what_jax_does_not_support_is_refused_in_a_sentence(name):
     options = dataclasses.replace(OPTIONS, **REFUSED[name])
     with pytest.raises(UserError, match=rf"^{name} is not supported with KERAS_BACKEND=jax \(.+\); leave it out, or"):
-        check_jax(options, options.recipe)
+        check_jax(options)
 
 
 def test_the_command_refuses_before_keras_is_used(monkeypatch, tmp_path):

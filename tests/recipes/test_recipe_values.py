@@ -231,7 +231,7 @@ def test_steps_examples_or_epochs():
 def parse(name: str, *arguments: str) -> PretrainRecipe:
     recipe = find_recipe(name)
     given = parser.read(PretrainRecipe, arguments, prog="test", **vars(recipe))
-    return overridden(parser.build(PretrainRecipe, given, prog="test", **vars(recipe)), recipe)
+    return overridden(parser.options_from(PretrainRecipe, given, prog="test", **vars(recipe)), recipe)
 
 
 def test_the_duration_given_is_the_one_that_counts():

@@ -165,7 +165,7 @@ FOLDERS = {
     "no masks": (lambda r: [f.unlink() for f in (r / "masks").iterdir()], "files have no counterpart"),
     "another size": (_mask("001.png", np.zeros((3, 4), np.uint8)), "mask has 3x4 pixels, but the picture 48x48"),
     "a number too high": (_mask("001.png", np.full((SIDE, SIDE), 9, np.uint8)), "names 4 classes, 0 to 3, but"),
-    "fractions": (lambda r: _tiff(r), "holds fractions"),
+    "fractions": (lambda r: _tiff(r), "float32 values up to"),
     "colors": (_mask("001.png", np.zeros((SIDE, SIDE, 3), np.uint8)), "should have one channel with class numbers"),
     "no picture": (lambda r: (r / "images" / "001.png").write_bytes(b"x"), "001.png .not JPEG, PNG"),
     "half a picture": (lambda r: _cut(r / "images" / "001.png"), "001.png"),
@@ -178,7 +178,7 @@ FOLDERS = {
     "nothing counted": (lambda r: [_mask(f.name, np.full((SIDE, SIDE), 255, np.uint8))(r)
                                    for f in (r / "masks").iterdir()], "No pixel of the masks"),
     "a name twice": (lambda r: (r / "labels.txt").write_text("a\na\nb\nc\n"), "names the class 'a' twice"),
-    "labels of bytes": (lambda r: (r / "labels.txt").write_bytes(b"\xff\n"), "not UTF-8 text"),
+    "labels of bytes": (lambda r: (r / "labels.txt").write_bytes(b"\xff\n"), "as UTF-8 text"),
 }  # fmt: skip
 
 
@@ -209,27 +209,27 @@ def test_a_broken_folder_is_one_sentence(case, tmp_path):
 
 
 COCO = {
-    "no list": (lambda d: d.pop("annotations"), "a list of objects annotations"),
-    "no category": (lambda d: d["annotations"][0].pop("category_id"), "a whole number as category_id"),
+    "no list": (lambda d: d.pop("annotations"), "a list as annotations, but has nothing"),
+    "no category": (lambda d: d["annotations"][0].pop("category_id"), r"number as annotations\[0\].category_id"),
     "unknown category": (lambda d: d["annotations"][0].update(category_id=99), "the category 99 of an object is not"),
-    "unknown image": (lambda d: d["annotations"][0].update(image_id=99), "annotates the image 99"),
+    "unknown image": (lambda d: d["annotations"][0].update(image_id=99), "uses the image 99"),
     "missing file": (lambda d: d["images"][0].update(file_name="gone.png"), "are not in .*, such as gone.png"),
     "two ids": (lambda d: d["images"][1].update(id=d["images"][0]["id"]), "two images or two categories with one id"),
     "two categories": (lambda d: d["categories"][1].update(id=10), "two images or two categories with one id"),
-    "a name of no text": (lambda d: d["categories"][1].update(name=3), "a text as name, but one has 3"),
-    "no segmentation": (lambda d: d["annotations"][0].pop("segmentation"), "should be polygons or a run-length"),
-    "an empty polygon": (lambda d: d["annotations"][0].update(segmentation=[]), "should be polygons or a run-length"),
-    "two points": (lambda d: d["annotations"][0].update(segmentation=[[1, 2, 3, 4]]), "x and y of 3 points"),
-    "an odd polygon": (lambda d: d["annotations"][0].update(segmentation=[[1, 2, 3, 4, 5, 6, 7]]), "x and y of 3"),
-    "a polygon of words": (lambda d: d["annotations"][0].update(segmentation=[["a"] * 6]), "x and y of 3"),
-    "a polygon of nothing": (lambda d: d["annotations"][0].update(segmentation=[[float("nan")] * 6]), "x and y of 3"),
-    "far away": (lambda d: d["annotations"][0].update(segmentation=[[1e9] * 6]), "x and y of 3"),
-    "another size": (lambda d: d["annotations"][0]["segmentation"].update(size=[5, 5]), r"of size \[48, 48\], but"),
-    "short counts": (lambda d: d["annotations"][1]["segmentation"].update(counts=[3, 4]), "cover its picture exactly"),
-    "negative counts": (lambda d: d["annotations"][1]["segmentation"].update(counts=[-3, 4]), "cover its picture"),
-    "garbled counts": (lambda d: d["annotations"][0]["segmentation"].update(counts="zz\u00e4"), "cover its picture"),
-    "no counts": (lambda d: d["annotations"][0]["segmentation"].pop("counts"), "cover its picture"),
-    "a list": (lambda d: d.update(images=[1]), "a list of objects images"),
+    "a name of no text": (lambda d: d["categories"][1].update(name=3), r"a text as categories\[1\].name, but has 3"),
+    "no segmentation": (lambda d: d["annotations"][0].pop("segmentation"), "should be polygons of 3 points"),
+    "an empty polygon": (lambda d: d["annotations"][0].update(segmentation=[]), "should be polygons of 3 points"),
+    "two points": (lambda d: d["annotations"][0].update(segmentation=[[1, 2, 3, 4]]), "of 3 points"),
+    "an odd polygon": (lambda d: d["annotations"][0].update(segmentation=[[1, 2, 3, 4, 5, 6, 7]]), "of 3 points"),
+    "a polygon of words": (lambda d: d["annotations"][0].update(segmentation=[["a"] * 6]), "of 3 points"),
+    "a polygon of nothing": (lambda d: d["annotations"][0].update(segmentation=[[float("nan")] * 6]), "of 3 points"),
+    "far away": (lambda d: d["annotations"][0].update(segmentation=[[1e9] * 6]), "of 3 points"),
+    "another size": (lambda d: d["annotations"][0]["segmentation"].update(size=[5, 5]), r"the size \[48, 48\], but"),
+    "short counts": (lambda d: d["annotations"][1]["segmentation"].update(counts=[3, 4]), "encoding of all"),
+    "negative counts": (lambda d: d["annotations"][1]["segmentation"].update(counts=[-3, 4]), "encoding of all"),
+    "garbled counts": (lambda d: d["annotations"][0]["segmentation"].update(counts="zz\u00e4"), "encoding of all"),
+    "no counts": (lambda d: d["annotations"][0]["segmentation"].pop("counts"), "encoding of all"),
+    "a list": (lambda d: d.update(images=[1]), r"an object as images\[0\], but has 1"),
 }  # fmt: skip
 
 
@@ -247,7 +247,7 @@ def test_a_broken_coco_file_is_one_sentence(case, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"), [("{", "cannot be read as JSON"), (b"\xff\xfe", "is not UTF-8"), ("[]", "a list of")]
+    ("text", "sentence"), [("{", "cannot be read as JSON"), (b"\xff\xfe", "text in UTF-8"), ("[]", "an object")]
 )
 def test_what_is_no_coco_file_is_one_sentence(text, sentence, tmp_path):
     (tmp_path / "x.json").write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -259,7 +259,7 @@ PANOPTIC = {
     "no PNG": (lambda r, d: (r / "panoptic" / "001.png").unlink(), "its 001.png cannot be read"),
     "an unlisted segment": (lambda r, d: d["annotations"][1]["segments_info"].pop(), "which segments_info does not"),
     "unknown category": (lambda r, d: d["annotations"][1]["segments_info"][0].update(category_id=9), "the category 9"),
-    "no infos": (lambda r, d: d["annotations"][1].pop("segments_info"), "a list of objects segments_info"),
+    "no infos": (lambda r, d: d["annotations"][1].pop("segments_info"), r"a list as annotations\[1\].segments_info"),
 }
 
 

@@ -74,7 +74,7 @@ def test_it_stops_when_the_features_get_worse_and_keeps_the_best(upstream, monke
     ("name", "options", "words"),
     [
         ("digits", ["--checkpoint", "{}"], "this recipe learns classes; give the checkpoint to keras-vit finetune"),
-        ("auto", ["--checkpoint", "{}"], "the recipe auto learns classes"),
+        ("auto", ["--checkpoint", "{}"], "this recipe learns classes"),
         ("digits", ["--knn-every", "1"], "--knn-every measures features"),
         ("mnist-mae", ["--checkpoint", "{}", "--model.hidden-size", "8"], "has no effect; leave it out"),
     ],

@@ -109,7 +109,7 @@ def test_another_image_size_keeps_the_classes_and_another_head_does_not(folder):
         ({"cat": ["w3", ""]}, None, "The class 'cat' is empty, or has an empty text"),
         ([3], None, "The class 3 is empty"),
         (["w2"], "a photo", "A template must have {} where the class goes"),
-        (["w2"], [], "There is no template"),
+        (["w2"], [], "A template must have"),
     ],
 )
 def test_wrong_classes_and_templates_are_one_sentence(classes, templates, message, folder):

@@ -162,8 +162,6 @@ def _table(path: str, *, labelled: bool) -> Iterator[Row]:
                 continue
             where = f"Line {lines.line_num + 1} of {path}"
             image, label, split = row_values(row, header, place_of, ONE_CLASS if labelled else None, where)
-            if labelled and split not in (*TRAINING_NAMES, *EVALUATION_NAMES):
-                raise UserError(f"{where} has the split {split!r}; give train or one of {', '.join(EVALUATION_NAMES)}.")
             file = image if is_remote(image) else str(to_path(path).parent / image)
             yield Row(file, label if labelled else None, split if labelled else NO_SPLIT)
 

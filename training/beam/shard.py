@@ -124,7 +124,7 @@ def _read(item: Item) -> tuple[bytes, str | None]:
 
 
 def _write_index(output: str, lengths: list[tuple[str, np.ndarray]]) -> None:
-    record_index.write(output, dict(sorted(lengths, key=_order)))
+    record_index.write_index(output, dict(sorted(lengths, key=_order)))
 
 
 def _order(found: tuple[str, np.ndarray]) -> tuple[bool, str]:

@@ -9,6 +9,7 @@ import csv
 import dataclasses
 import io
 import pathlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -18,10 +19,11 @@ from defusedxml import ElementTree
 
 from keras_vit import UserError
 from keras_vit.errors import is_or_are, reading
+from keras_vit.files.labels import distinct_names
+from keras_vit.files.schema import validated
 from keras_vit.images.formats import is_picture, is_picture_name, visible_files
 from training.input.coco import (
     MOST_OF_MANY,
-    check_class_names,
     check_listed,
     held_out,
     number_of,
@@ -99,11 +101,11 @@ def open_boxes(options: BoxesOptions) -> BoxData:
     if not labels or not count:
         missing = "box" if not count else "categories"
         raise UserError(f"{path} has no {missing}, so there is nothing to find; annotate some of its pictures.")
-    check_class_names(labels, path)
+    labels = distinct_names(labels, path)
     numbers: dict[str | int, int] = {name: number for number, name in enumerate(labels)}
     numbers |= {number: number for number in range(len(labels))}  # YOLO's
     wrong: dict[str, list[str]] = collections.defaultdict(list)
-    checked = {name: tuple(_checked(picture, numbers, wrong) for picture in split) for name, split in splits.items()}
+    checked = {name: tuple(_picture(picture, numbers, wrong) for picture in split) for name, split in splits.items()}
     _report(wrong, options.bad_boxes, count)
     if "val" in checked:
         if both := {picture.file for picture in checked["train"]} & {picture.file for picture in checked["val"]}:
@@ -113,7 +115,7 @@ def open_boxes(options: BoxesOptions) -> BoxData:
     return BoxData(labels, tuple(train), tuple(evaluation), has_split=False)
 
 
-def _checked(picture: Annotated, numbers: Mapping[str | int, int], wrong: Mapping[str, list[str]]) -> Picture:
+def _picture(picture: Annotated, numbers: Mapping[str | int, int], wrong: Mapping[str, list[str]]) -> Picture:
     """The picture with its boxes sorted, clipped, or left out; adds to what is wrong."""
     height, width = picture.size
     corners, classes = [], []
@@ -161,38 +163,27 @@ def _yolo(file: pathlib.Path) -> tuple[tuple[str, ...], dict[str, list[Annotated
     """
     with reading(file, "YAML", yaml.YAMLError):
         fields = yaml.safe_load(read_text(file, _MOST_OF_ONE))
-    if not isinstance(fields, dict) or "names" not in fields or "train" not in fields:
-        raise UserError(f"{file} should have the fields names and train, as Ultralytics writes them; add them.")
-    labels = _yolo_names(fields["names"], file)
+    names = validated(fields, {}, file).get("names")
+    listed = list(names.values()) if isinstance(names, dict) and list(names) == list(range(len(names))) else names
+    if not isinstance(listed, list) or not listed or not all(isinstance(name, str | int) for name in listed):
+        raise UserError(
+            f"{file} should list the names of its classes as names, or number them from 0 on, but has {names!r:.80}; "
+            "correct it."
+        )
     evaluation = next((fields[name] for name in ("val", "test") if fields.get(name)), None)
-    places = {"train": fields["train"]} | ({} if evaluation is None else {"val": evaluation})
+    places = {"train": fields.get("train")} | ({} if evaluation is None else {"val": evaluation})
     root = file.parent / str(fields.get("path") or "")
-    return labels, {
+    return tuple(map(str, listed)), {
         split: [_yolo_picture(picture) for picture in _yolo_files(place, root, file)] for split, place in places.items()
     }
-
-
-def _yolo_names(names: object, file: pathlib.Path) -> tuple[str, ...]:
-    if isinstance(names, dict):
-        if list(names) != list(range(len(names))):
-            raise UserError(f"{file} should number its names from 0 on, but has {list(names)[:5]!r:.80}; correct it.")
-        names = list(names.values())
-    if not isinstance(names, list) or not names or not all(isinstance(name, str | int) for name in names):
-        raise UserError(f"{file} should list the names of its classes, but has {names!r:.80}; correct it.")
-    return tuple(map(str, names))
 
 
 def _yolo_files(place: object, root: pathlib.Path, file: pathlib.Path) -> list[pathlib.Path]:
     """The pictures of folders, of text files that list them, or of several of these."""
     found: list[pathlib.Path] = []
-    for name in place if isinstance(place, list) else [place]:
-        if not isinstance(name, str):
-            raise UserError(f"{file} should name folders of pictures, but has {name!r:.80}; correct it.")
+    for name in validated(place if isinstance(place, list) else [place], [str], f"train or val of {file}"):
         # Roboflow writes ../train/images beside the folder train.
-        candidates = [root / name, root / name.removeprefix("../")]
-        path = next((each for each in candidates if each.exists()), None)
-        if path is None:
-            raise UserError(f"{file} names {name!r:.80}, but there is no {candidates[0]}; correct its path.")
+        path = next((each for each in (root / name, root / name.removeprefix("../")) if each.exists()), root / name)
         if path.is_dir():
             found += filter(is_picture, visible_files(path))
         else:
@@ -213,15 +204,13 @@ def _yolo_picture(picture: pathlib.Path) -> Annotated:
     for number, line in enumerate(read_text(labels, _MOST_OF_ONE).splitlines() if labels.is_file() else [], 1):
         if not line.strip():
             continue
-        words, where = line.split(), f"Each word of line {number} of {labels}"
-        if len(words) != 5:
+        words = line.split()
+        if len(words) != 5 or not re.fullmatch(r"-?\d+(\.0*)?", words[0], re.ASCII):
             raise UserError(
                 f"Line {number} of {labels} should be a class number, centre x and y, width and height, but is "
                 f"{line.strip()!r:.60}; write it so, and polygons as boxes."
             )
-        label, x, y, w, h = (number_of(word, where) for word in words)
-        if not label.is_integer():
-            raise UserError(f"Line {number} of {labels} should begin with a class number, but has {label}; correct it.")
+        label, x, y, w, h = (number_of(word, f"Each word of line {number} of {labels}") for word in words)
         corners = ((x - w / 2) * width, (y - h / 2) * height, (x + w / 2) * width, (y + h / 2) * height)
         boxes.append(Box(int(label), corners))
     return Annotated(picture, (height, width), boxes)
@@ -270,19 +259,14 @@ def _csv(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], lis
     """A row for each box: path, x, y, w, h, label; one with a path alone for a picture without objects."""
     boxes: dict[str, list[Box]] = {}
     for number, row in _csv_rows(file):
-        where = f"Line {number} of {file}"
-        if not row["path"]:
-            raise UserError(f"{where} should name a picture in the column path; correct it.")
-        of_picture = boxes.setdefault(row["path"], [])
-        texts = [row[name] for name in ("x", "y", "w", "h")]
-        if not any((*texts, row["label"])):
+        of_picture, texts = boxes.setdefault(row["path"], []), [row[name] for name in ("x", "y", "w", "h")]
+        has_box = any((*texts, row["label"]))
+        if not row["path"] or (has_box and not row["label"]):
+            raise UserError(f"Line {number} of {file} should name a picture, and the class of a box; complete it.")
+        if not has_box:
             continue
-        if not row["label"]:
-            raise UserError(f"{where} has a box without a label; name its class.")
         x, y, w, h = (number_of(text, f"Each of x, y, w and h in line {number} of {file}") for text in texts)
         of_picture.append(Box(row["label"], (x, y, x + w, y + h)))
-    if not boxes:
-        raise UserError(f"{file} has no row; add one for each box.")
     check_listed([folder / name for name in boxes], file, folder)
     return own_labels(folder), [
         Annotated(folder / name, upright_size(folder / name), found) for name, found in boxes.items()

@@ -9,7 +9,7 @@ from training.options.jax import check_jax, check_tensorflow, jax_requested
 def prepare_backend(options: TrainingOptions) -> None:
     """Refuse what the backend of Keras does not support, and prepare the environment for it, before it is imported."""
     if jax_requested():
-        check_jax(options, options.recipe)
+        check_jax(options)
     else:
         check_tensorflow(options)
         prepare_tpu(options.devices)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from keras_vit import UserError
+from keras_vit.errors import explained
 
 # Maximum bytes of a greeting: enough for the addresses of several thousand workers.
 _MAX_BYTES = 2**17
@@ -120,10 +121,8 @@ def _listen(here: str, greeting: bytes, callers: set[str], wrong: dict[str, list
 
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+        with explained(lambda why: f"The port of this worker, {here}, is in use ({why}); give another.", OSError):
             server.bind(("", int(here.rsplit(":", 1)[1])))
-        except OSError as error:
-            raise UserError(f"The port of this worker, {here}, is in use ({error.strerror}); give another.") from error
         server.listen(128)
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()

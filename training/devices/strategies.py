@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_vit import UserError
+from keras_vit.errors import explained
 from training.devices.jax_devices import JaxDevices, connect_hosts, numbers_of_hosts
 from training.devices.rendezvous import wait_for_workers
 from training.devices.slurm import slurm_config
@@ -84,26 +85,25 @@ def _devices(replicas: int | None, gpus: list) -> list[str]:
             "out on the CPU."
         )
     cpu = tf.config.list_physical_devices("CPU")[0]
-    try:
+    with explained(
+        f"The CPU cannot be split into {replicas} devices, because TensorFlow is already initialized.",
+        RuntimeError,
+    ):
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
-    except RuntimeError as error:
-        raise UserError(
-            f"The CPU cannot be split into {replicas} devices, because TensorFlow is already initialized."
-        ) from error
     return [f"CPU:{number}" for number in range(replicas)]
 
 
 def _tpu(name: str) -> tf.distribute.Strategy:
-    try:
+    with explained(
+        lambda reason: (
+            f"The TPU {name!r} cannot be reached ({reason}); give --tpu the name of one, run on a TPU VM "
+            "with requirements-tpu.txt, or use another --strategy."
+        ),
+        *(ValueError, RuntimeError, OSError, tf.errors.OpError),
+    ):
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
-    except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"The TPU {name!r} cannot be reached ({type(error).__name__}: {reason}); give --tpu the name of one, "
-            "run on a TPU VM with requirements-tpu.txt, or use another --strategy."
-        ) from error
     return tf.distribute.TPUStrategy(resolver)
 
 

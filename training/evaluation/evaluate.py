@@ -5,6 +5,7 @@ import json
 import numpy as np
 
 from keras_vit import UserError, run_directory
+from keras_vit.errors import Rules, refuse_first
 from keras_vit.files.atomic import write_text
 from keras_vit.files.tables import short_name
 from keras_vit.unknown_score import KINDS
@@ -34,7 +35,7 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
             f"Whether some of these images were among the training images of {run.name} is not known; if so, the "
             "accuracy is too high."
         )
-    _check_kind(predictor, source, options)
+    refuse_first(_rules(predictor, source, options))
     accepted = None
     if options.real_labels is not None:
         accepted = read_real_labels(options.real_labels, split, len(source.labels))
@@ -71,23 +72,24 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
     return metrics
 
 
-def _check_kind(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> None:
-    """Raise UserError unless model, data and options agree on whether an image may have several classes.
+def _rules(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> Rules:
+    """Model, data and options agree on whether an image may have several classes.
 
     A model that does not say it is taken for one of the data's kind.
     """
-    name, of_model = predictor.run.name, predictor.is_multi_label
+    name, of_model, kinds = predictor.run.name, predictor.is_multi_label, ("one class each", "several classes each")
     if of_model is None and source.multi_label:
         print(f"{name} does not say whether an image may have several classes; it is taken for such a model.")
-    if of_model is not None and of_model != source.multi_label:
-        kinds = ("one class each", "several classes each")
-        raise UserError(
-            f"{name} was trained on images of {kinds[not source.multi_label]}, but these have "
-            f"{kinds[source.multi_label]}; evaluate on the same kind."
+    yield (
+        of_model is not None and of_model != source.multi_label,
+        f"{name} was trained on images of {kinds[not source.multi_label]}, but these have {kinds[source.multi_label]}; "
+        "evaluate on the same kind.",
+    )
+    for option, is_given in (("real-labels", options.real_labels is not None), ("calibrate", options.calibrate)):
+        yield (
+            source.multi_label and is_given,
+            f"--{option} is for images of one class each, but these have several; leave it out.",
         )
-    if source.multi_label and (options.real_labels is not None or options.calibrate):
-        option = "--real-labels" if options.real_labels is not None else "--calibrate"
-        raise UserError(f"{option} is for images of one class each, but these have several; leave it out.")
 
 
 def check_same_classes(predictor: Predictor, source: DataSet) -> None:

@@ -296,7 +296,7 @@ def _tflite(run: Run, overrides: InputOptions) -> Predictor:
         )
     own = Preprocessing((shapes[0][1], shapes[0][2]), shapes[0][3])
     content = local_copy(path).read_bytes()
-    metadata, names = tflite_metadata.read(content), tflite_metadata.read_names(content, str(path))
+    metadata, names = tflite_metadata.read_metadata(content), tflite_metadata.read_names(content, str(path))
     fields = []
     resizing = {} if metadata is None else metadata.preprocessing
     if kind == np.uint8:

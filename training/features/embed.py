@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError, run_directory
-from keras_vit.errors import refuse_first
+from keras_vit.errors import Rules, refuse_first
 from keras_vit.files.atomic import remove_temporary
 from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.native_stderr import native_stderr_silenced
@@ -151,9 +151,12 @@ def describe_features(
 def start_folder(folder: pathlib.Path, description: FeatureDescription) -> None:
     """Make a folder ready for features. Raises UserError for one that holds the features of something else."""
     folder.mkdir(parents=True, exist_ok=True)
-    _check_same(folder, description)
-    if not (folder / DESCRIPTION).is_file():
-        write_description(folder, description)
+    if (folder / DESCRIPTION).is_file():
+        refuse_first(_differences(folder, read_description(folder), description))
+        return
+    if others := sorted(file.name for file in folder.glob("*.parquet")):
+        raise UserError(f"{folder} holds {others[0]}, but no {DESCRIPTION}; choose another --output.")
+    write_description(folder, description)
 
 
 def write_features(
@@ -180,30 +183,19 @@ def _rows(split: Split, number: int) -> np.ndarray:
     return np.arange(number * PART, min((number + 1) * PART, split.num_examples))
 
 
-def _check_same(folder: pathlib.Path, description: FeatureDescription) -> None:
-    """Raise UserError for a folder that holds the features of something else."""
-    if not (folder / DESCRIPTION).is_file():
-        if others := sorted(file.name for file in folder.glob("*.parquet")):
-            raise UserError(f"{folder} holds {others[0]}, but no {DESCRIPTION}; choose another --output.")
-        return
-    found, now = read_description(folder), description
-    refuse_first(
-        [
-            (
-                (found.fingerprint, found.features) != (now.fingerprint, now.features),
-                f"{folder} has features of another model ({found.model}, {found.features}) than {now.model} with "
-                f"these options ({now.features}), and features of two models are never mixed; choose another "
-                "--output.",
-            ),
-            (
-                (found.splits, found.checksum, found.labels) != (now.splits, now.checksum, now.labels),
-                f"{folder} has the features of other pictures; choose another --output, or delete it.",
-            ),
-            (
-                found.dtype != now.dtype,
-                f"{folder} has features in {found.dtype}; give --dtype {found.dtype}, or another --output.",
-            ),
-        ]
+def _differences(folder: pathlib.Path, found: FeatureDescription, now: FeatureDescription) -> Rules:
+    yield (
+        (found.fingerprint, found.features) != (now.fingerprint, now.features),
+        f"{folder} has features of another model ({found.model}, {found.features}) than {now.model} with these options "
+        f"({now.features}), and features of two models are never mixed; choose another --output.",
+    )
+    yield (
+        (found.splits, found.checksum, found.labels) != (now.splits, now.checksum, now.labels),
+        f"{folder} has the features of other pictures; choose another --output, or delete it.",
+    )
+    yield (
+        found.dtype != now.dtype,
+        f"{folder} has features in {found.dtype}; give --dtype {found.dtype}, or another --output.",
     )
 
 

@@ -3,6 +3,7 @@
 Boxes and segments are those of the upright picture, turned by its EXIF orientation. No file is trusted.
 """
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -16,8 +17,9 @@ import PIL.Image
 from pycocotools import mask as rle
 
 from keras_vit import UserError
-from keras_vit.errors import reading
+from keras_vit.errors import explained, reading
 from keras_vit.files.labels import LABELS, read_labels
+from keras_vit.files.schema import Schema, validated
 from keras_vit.images.formats import format_problem, orientation
 
 # Bytes of an annotation file of many pictures.
@@ -26,6 +28,16 @@ MOST_OF_MANY = 2**30
 NONE, UNCOUNTED = -1, -2
 # Without a split of their own, every tenth picture by name is evaluated.
 _HOLD_OUT = 10
+# Pixels from a picture's corner to the point of a polygon.
+_FARTHEST = 2**20
+# What Pillow raises for a file that is no picture, or a broken one.
+PICTURE_ERRORS = (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError)
+
+# Fields of a file; the further ones of an annotation depend on its kind.
+_CATEGORIES = [{"id": int, "name": str}]
+_IMAGES = [{"id": int, "file_name": str}]
+_ANNOTATIONS = [{"image_id": int, "category_id": int}]
+_PANOPTIC = [{"image_id": int, "file_name": str, "segments_info": [{"id": int, "category_id": int}]}]
 
 
 class Segments(NamedTuple):
@@ -90,15 +102,14 @@ def read_coco(file: pathlib.Path, folder: pathlib.Path) -> Coco:
 
     Raises UserError for what is no such file, and for missing pictures.
     """
-    names, files, document = _names_and_files(file, folder)
+    names, files, document = _names_and_files(file, folder, _ANNOTATIONS)
     sizes = [(each.get("height"), each.get("width")) for each in document["images"]]
     objects: dict[int, list[CocoObject]] = {number: [] for number in files}
-    for each in _objects(document, "annotations", file):
-        image = _listed_image(each, files, file)
-        category, is_crowd = _field(each, "category_id", int, file), bool(each.get("iscrowd"))
-        objects[image].append(CocoObject(category, each.get("bbox"), each.get("segmentation"), is_crowd))
-    found = zip(files.items(), sizes, strict=True)
-    return Coco(names, [CocoPicture(path, size, objects[number]) for (number, path), size in found])
+    for each in document["annotations"]:
+        found = CocoObject(each["category_id"], each.get("bbox"), each.get("segmentation"), bool(each.get("iscrowd")))
+        objects[each["image_id"]].append(found)
+    pictures = zip(files.items(), sizes, strict=True)
+    return Coco(names, [CocoPicture(path, size, objects[number]) for (number, path), size in pictures])
 
 
 def coco_segments(picture: CocoPicture, numbers: Mapping[int, int], size: tuple[int, int]) -> Segments:
@@ -126,31 +137,31 @@ def coco_segments(picture: CocoPicture, numbers: Mapping[int, int], size: tuple[
 
 def _mask(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
     """Polygons or a run-length encoding -> (h, w) bool."""
-    if isinstance(segmentation, list) and segmentation:
-        for polygon in segmentation:
-            numbers = isinstance(polygon, list) and all(
-                isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in polygon
-            )
-            if not numbers or len(polygon) < 6 or len(polygon) % 2 or max(map(abs, polygon)) > 2**20:
-                raise UserError(f"a polygon should have x and y of 3 points or more, but is {polygon!s:.60}")
+    if isinstance(segmentation, list) and segmentation and all(map(_is_polygon, segmentation)):
         return rle.decode(rle.merge(rle.frPyObjects(segmentation, *size))).astype(bool)
-    if not isinstance(segmentation, dict) or segmentation.get("size") != list(size):
-        what = segmentation.get("size") if isinstance(segmentation, dict) else segmentation or "missing"
-        raise UserError(
-            f"a segmentation should be polygons or a run-length encoding of size {list(size)}, but is {what!s:.60}"
+    counts = segmentation.get("counts") if isinstance(segmentation, dict) else None
+    fits = counts is not None and segmentation.get("size") == list(size)
+    if fits and isinstance(counts, str):
+        with contextlib.suppress(ValueError):
+            return rle.decode({"size": list(size), "counts": counts.encode("ascii")}).astype(bool)
+    lengths = [count for count in counts if isinstance(count, int) and count >= 0] if isinstance(counts, list) else []
+    if fits and lengths == counts and sum(lengths) == size[0] * size[1]:
+        return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(size[::-1]).T
+    raise UserError(
+        "a segmentation should be polygons of 3 points or more, x and y of each, or a run-length encoding of all of "
+        f"the size {list(size)}, but is {segmentation or 'missing'!s:.60}"
+    )
+
+
+def _is_polygon(numbers: Any) -> bool:
+    return (
+        isinstance(numbers, list)
+        and len(numbers) >= 6
+        and len(numbers) % 2 == 0
+        and all(
+            isinstance(n, int | float) and not isinstance(n, bool) and -_FARTHEST <= n <= _FARTHEST for n in numbers
         )
-    counts = segmentation.get("counts")
-    try:
-        if isinstance(counts, list):
-            lengths = [count for count in counts if isinstance(count, int) and count >= 0]
-            if len(lengths) < len(counts) or sum(lengths) != size[0] * size[1]:
-                raise ValueError("its counts")
-            return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(size[::-1]).T
-        if not isinstance(counts, str):
-            raise TypeError("its counts")
-        return rle.decode({"size": list(size), "counts": counts.encode("ascii")}).astype(bool)
-    except (ValueError, AttributeError, TypeError, UnicodeEncodeError):
-        raise UserError("a run-length encoding should cover its picture exactly, but does not") from None
+    )
 
 
 class PanopticPicture(NamedTuple):
@@ -166,33 +177,27 @@ class PanopticPicture(NamedTuple):
 
 def read_panoptic(file: pathlib.Path, folder: pathlib.Path) -> tuple[Mapping[int, str], list[PanopticPicture]]:
     """Read a panoptic.json with its PNGs in the folder of the same name: names of the categories, and the pictures."""
-    names, files, document = _names_and_files(file, folder)
+    names, files, document = _names_and_files(file, folder, _PANOPTIC)
     stuff = {each["id"] for each in document["categories"] if not each.get("isthing", 1)}
     pictures = []
-    for each in _objects(document, "annotations", file):
-        image = _listed_image(each, files, file)
-        png = file.with_suffix("") / pathlib.PurePath(_field(each, "file_name", str, file)).name
-        infos = _objects(each, "segments_info", file)
-        categories = {
-            _field(info, "id", int, file): (_field(info, "category_id", int, file), bool(info.get("iscrowd")))
-            for info in infos
-        }
-        if unknown := sorted({category for category, _ in categories.values()} - names.keys()):
-            raise UserError(f"{file} uses the category {unknown[0]}, which it does not list under categories; add it.")
-        pictures.append(PanopticPicture(files[image], png, categories, stuff))
+    for each in document["annotations"]:
+        png = file.with_suffix("") / pathlib.PurePath(each["file_name"]).name
+        infos = each["segments_info"]
+        categories = {info["id"]: (info["category_id"], bool(info.get("iscrowd"))) for info in infos}
+        _check_ids({category for category, _ in categories.values()}, names, "category", file)
+        pictures.append(PanopticPicture(files[each["image_id"]], png, categories, stuff))
     return names, pictures
 
 
 def segments_of_png(picture: PanopticPicture, numbers: Mapping[int, int]) -> Segments:
     """The segments of a picture; `numbers` as of `coco_segments`."""
-    try:
-        with PIL.Image.open(picture.png) as image:
-            colors = np.asarray(image.convert("RGB"), np.int64)
-    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
-        raise UserError(f"its {picture.png.name} cannot be read ({error})") from error
+    name = picture.png.name
+    unreadable = explained(lambda reason: f"its {name} cannot be read ({reason})", *PICTURE_ERRORS)
+    with unreadable, PIL.Image.open(picture.png) as image:
+        colors = np.asarray(image.convert("RGB"), np.int64)
     ids, places = np.unique(colors @ [1, 256, 65536], return_inverse=True)
     if unknown := sorted(set(ids.tolist()) - {0} - picture.categories.keys()):
-        raise UserError(f"its {picture.png.name} has the segment {unknown[0]}, which segments_info does not list")
+        raise UserError(f"its {name} has the segment {unknown[0]}, which segments_info does not list")
     categories, table = list[int](), np.full(len(ids), NONE, np.int32)
     for place, number in enumerate(ids.tolist()):
         category, is_crowd = picture.categories.get(number, (0, True))
@@ -208,17 +213,15 @@ def upright_size(file: pathlib.Path, stated: tuple = (None, None)) -> tuple[int,
 
     Raises UserError if it is no picture that we read, or not of the size that an annotation states; zeros state none.
     """
-    try:
+    with explained(
+        lambda reason: f"The picture {file} cannot be read ({reason}); repair it, or remove it and its annotation.",
+        *PICTURE_ERRORS,
+    ):
         data = file.read_bytes()
         if problem := format_problem(data):
             raise ValueError(problem)
         with PIL.Image.open(io.BytesIO(data)) as image:
             width, height = image.size
-    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
-        raise UserError(
-            f"The picture {file} cannot be read ({' '.join(str(error).split())[:120]}); repair it, or remove it "
-            "and its annotation."
-        ) from error
     size = (width, height) if orientation(data) >= 5 else (height, width)
     if None not in stated and stated not in (size, (0, 0)):
         raise UserError(
@@ -253,13 +256,6 @@ def own_labels(folder: pathlib.Path) -> tuple[str, ...]:
     return read_labels(folder / LABELS) if (folder / LABELS).is_file() else ()
 
 
-def check_class_names(labels: Sequence[str], path: pathlib.Path) -> None:
-    """Raise UserError if two classes have the same name."""
-    if len(set(labels)) < len(labels):
-        twice = next(name for place, name in enumerate(labels) if name in labels[:place])
-        raise UserError(f"{path} names the class {twice!r:.80} twice; give each class a name of its own.")
-
-
 def check_listed(files: Collection[pathlib.Path], file: pathlib.Path, folder: pathlib.Path) -> None:
     """Raise UserError unless all pictures that a file names are there."""
     if missing := [path.name for path in files if not path.is_file()]:
@@ -271,47 +267,29 @@ def check_listed(files: Collection[pathlib.Path], file: pathlib.Path, folder: pa
 
 def read_text(file: pathlib.Path, most: int) -> str:
     """The text of a file in UTF-8, after a look at its size."""
-    try:
-        if file.stat().st_size > most:
-            raise UserError(f"{file} has {file.stat().st_size:,} bytes, but at most {most:,} are read; divide it.")
+    with reading(file, "text in UTF-8", OSError, advice="save it as such, or correct the path"):
+        if (size := file.stat().st_size) > most:
+            raise ValueError(f"it has {size:,} bytes, and at most {most:,} are read")
         return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8; save it as such.") from error
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}); correct the path.") from error
 
 
-def _names_and_files(file: pathlib.Path, folder: pathlib.Path) -> tuple[dict[int, str], dict[int, pathlib.Path], dict]:
+def _names_and_files(
+    file: pathlib.Path, folder: pathlib.Path, annotations: Schema
+) -> tuple[dict[int, str], dict[int, pathlib.Path], dict]:
     """The names of the categories and the pictures by their ids, and all of the file."""
     with reading(file, "JSON"):
         document = json.loads(read_text(file, MOST_OF_MANY))
-    images, _, categories = (_objects(document, name, file) for name in ("images", "annotations", "categories"))
-    names = {_field(each, "id", int, file): _field(each, "name", str, file) for each in categories}
-    files = {_field(each, "id", int, file): folder / _field(each, "file_name", str, file) for each in images}
+    validated(document, {"images": _IMAGES, "annotations": annotations, "categories": _CATEGORIES}, file)
+    images, categories = document["images"], document["categories"]
+    names = {each["id"]: each["name"] for each in categories}
+    files = {each["id"]: folder / each["file_name"] for each in images}
     if len(names) < len(categories) or len(files) < len(images) or len(set(files.values())) < len(images):
         raise UserError(f"{file} has two images or two categories with one id or file; give each its own.")
     check_listed(files.values(), file, folder)
+    _check_ids({each["image_id"] for each in document["annotations"]}, files, "image", file)
     return names, files, document
 
 
-def _objects(document: object, name: str, file: pathlib.Path) -> list[dict]:
-    found = document.get(name) if isinstance(document, dict) else None
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise UserError(f"{file} should have a list of objects {name}, as COCO's files; add it.")
-    return found
-
-
-def _listed_image(annotation: dict, files: Mapping[int, pathlib.Path], file: pathlib.Path) -> int:
-    """The id of the image of an annotation."""
-    image = _field(annotation, "image_id", int, file)
-    if image not in files:
-        raise UserError(f"{file} annotates the image {image}, which it does not list under images; add it.")
-    return image
-
-
-def _field(element: dict, name: str, kind: type, file: pathlib.Path) -> Any:
-    value = element.get(name)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        what = "a whole number" if kind is int else "a text"
-        raise UserError(f"Each object of {file} should have {what} as {name}, but one has {value!r:.60}; correct it.")
-    return value
+def _check_ids(used: Set[int], listed: Mapping[int, object], what: str, file: pathlib.Path) -> None:
+    if unknown := sorted(used - listed.keys()):
+        raise UserError(f"{file} uses the {what} {unknown[0]}, which it does not list; add it.")

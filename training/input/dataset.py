@@ -25,6 +25,8 @@ from keras_vit.images.preprocessing import is_uniform
 from keras_vit.native_stderr import native_stderr_silenced
 from keras_vit.progress import tracked
 
+# TensorFlow's errors of a file that cannot be read any more.
+_LOST = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError)
 # How a graph says that a stored label is no class; `bad_examples_reported` makes a UserError of it.
 _LABEL_OUTSIDE = "Labels must be numbers of the classes, from 0, but one of the images read has the label"
 # Of images at fault, how many are named in a message, and how many different reasons are counted.
@@ -215,14 +217,12 @@ def bad_examples_reported(*splits: Split) -> Iterator[None]:
     """
     try:
         yield
-    except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
-        if sentence := _lost_file(error.message):
-            raise UserError(sentence) from error
-        raise
-    except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
-        if sentence := _bad_example(error.message, splits):
-            raise UserError(sentence) from error
-        raise
+    except (*_LOST, tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
+        is_lost = isinstance(error, _LOST)
+        sentence = _lost_file(error.message) if is_lost else _bad_example(error.message, splits)
+        if not sentence:
+            raise
+        raise UserError(sentence) from error
 
 
 def _lost_file(message: str) -> str | None:

@@ -125,7 +125,9 @@ def _source_of_classes(
     train: dict[str, list[str]], test: dict[str, list[str]], contents: FileContents, *, held_out: bool
 ) -> DataSet:
     """The files of each class to train on, and to evaluate on, as a source."""
-    contents.warn(*({file: name for name, files in split.items() for file in files} for split in (train, test)))
+    label_of = [{file: name for name, files in split.items() for file in files} for split in (train, test)]
+    for remark in contents.remarks(*label_of):
+        print(f"Warning: {remark}")
     return DataSet(tuple(train), _file_split(train, contents), _file_split(test, contents), held_out=held_out)
 
 
@@ -239,7 +241,8 @@ def _with_targets(
         if missing:
             print(f"No image to evaluate on has the class {', '.join(missing)}.")
     known = [{file: shares[file] for file in parts[split]} for split in ("train", "test")]
-    check.contents.warn(*known)
+    for remark in check.contents.remarks(*known):
+        print(f"Warning: {remark}")
     train, test = (_target_split(split, names, column == SEVERAL_CLASSES, check.contents) for split in known)
     return DataSet(names, train, test, held_out=set(value_of) == {""})
 

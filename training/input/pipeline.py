@@ -19,7 +19,6 @@ from keras_vit.images import graph
 from keras_vit.run_directory import Samples
 from training.input import augment, color, randaugment
 from training.input.dataset import DataSet, Split, decoded, without_autograph
-from training.options.checks import check_batch_size
 from training.recipes.recipe import PretrainRecipe, Recipe
 
 # Rounds of the index permutation's cipher; at TensorFlow's default of 4, neighbors stay correlated.
@@ -40,7 +39,11 @@ _COLOR_ROWS = 32
 
 def steps_per_epoch(split: Split, batch_size: int) -> int:
     """Whole batches in an epoch; the rest of the permutation is left out, another rest in every epoch."""
-    check_batch_size(batch_size, split.num_examples)
+    if batch_size > split.num_examples:
+        raise UserError(
+            f"A batch of {batch_size} is larger than the training set of {split.num_examples} images; give "
+            f"--batch-size {split.num_examples} or less."
+        )
     return split.num_examples // batch_size
 
 

@@ -86,7 +86,7 @@ def _lengths_in(
     progress = tracked(scanned, "Indexing records", len(missing), "files")
     found |= dict(zip(missing, progress, strict=True))
     try:
-        write(folder, known | {os.path.basename(path): lengths for path, lengths in found.items()})
+        write_index(folder, known | {os.path.basename(path): lengths for path, lengths in found.items()})
     except OSError as error:
         print(f"The index {index} cannot be written ({error.strerror}), so each run indexes the records again.")
     return found
@@ -97,7 +97,7 @@ def _bytes_of(lengths: np.ndarray) -> int:
     return int(lengths.sum()) + len(lengths) * (HEADER + FOOTER)
 
 
-def write(folder: str | os.PathLike, lengths: Mapping[str, np.ndarray]) -> None:
+def write_index(folder: str | os.PathLike, lengths: Mapping[str, np.ndarray]) -> None:
     """Write the index of a folder: file name -> the length of each of its records."""
     arrays: dict[str, np.ndarray] = {
         "names": np.frombuffer(json.dumps(list(lengths)).encode(), np.uint8),

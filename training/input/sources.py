@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.errors import nearest
+from keras_vit.errors import explained, nearest
 from keras_vit.files.transfer import TransferError, opened
 from training.input.dataset import DataSet, Split, bad_examples_reported, checked_label, warn_about_images
 from training.input.image_folder import csv_list, folder
@@ -125,13 +125,14 @@ def tfds_builder(name: str, data_dir: str | None):
         ) from None
     if not builder.is_prepared():
         _check_servers(builder)
-        try:
-            builder.download_and_prepare()
-        except Exception as error:  # whatever the data set's own code raises: no network, a moved file, no space
-            raise UserError(
+        with explained(
+            lambda reason: (
                 f"The data set {name!r} is not prepared in {builder.data_dir} and could not be fetched "
-                f"({type(error).__name__}); prepare it there, or give --data-dir."
-            ) from error
+                f"({reason}); prepare it there, or give --data-dir."
+            ),
+            Exception,  # whatever the data set's own code raises: no network, a moved file, no space
+        ):
+            builder.download_and_prepare()
     return builder
 
 
@@ -193,12 +194,9 @@ def tfds_source(name: str, data_dir: str | None, train_split: str, eval_split: s
 
 
 def _split_info(builder, split: str):
-    try:
+    known = ", ".join(builder.info.splits)
+    with explained(f"{builder.name} has no split {split!r}; it has {known}, and slices of them.", KeyError, ValueError):
         info = builder.info.splits[split]
-    except (KeyError, ValueError) as error:
-        raise UserError(
-            f"{builder.name} has no split {split!r}; it has {', '.join(builder.info.splits)}, and slices of them."
-        ) from error
     if info.num_examples <= 0:  # below for a slice that ends before it begins
         raise UserError(f"The split {split!r} of {builder.name} is empty; give one that holds images.")
     return info

@@ -13,12 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
+from keras_vit.errors import explained
 from keras_vit.files.file_contents import shown
+from keras_vit.files.labels import distinct_names, read_labels
 from keras_vit.files.remote import is_remote, matching, read_places, to_path
 from keras_vit.run_directory import LABELS
 from training.input.dataset import DataSet, Split, check_classes_of_splits, skip_undecodable
 from training.input.tar_index import BLOCK, NAME, tar_images
-from training.input.tfrecord import PARALLEL_READS, class_names
+from training.input.tfrecord import PARALLEL_READS
 from training.options.checks import HOLD_OUT, check_class_size, files_of
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, OnBadImage, composed
 
@@ -51,12 +53,11 @@ class TarImages:
     def bytes(self, index: int) -> bytes:
         """The content of an image. Raises UserError if the file has changed."""
         path, image = self.place(index)
-        try:
+        with explained(
+            lambda reason: f"{path} can no longer be read ({reason}); put it back, and the same command continues.",
+            OSError,
+        ):
             data = read_places(path, lambda read: read(int(image["header"]), BLOCK + int(image["size"])))
-        except OSError as error:
-            raise UserError(
-                f"{path} can no longer be read ({error.strerror}); put it back, and the same command continues."
-            ) from error
         if zlib.crc32(data[:BLOCK]) != image["checksum"] or len(data) != BLOCK + image["size"]:
             index_file = os.path.join(os.path.dirname(path), NAME)
             raise UserError(f"The index {index_file} does not fit {path}; remove it, and start again.")
@@ -153,7 +154,7 @@ def _classes(texts: list[str], labels: Sequence[np.ndarray], files: list[str]) -
     spoken = {number: composed(texts[number]) for part in used for number in part}
     result = np.full(len(texts), -1, np.int32)
     names_file = os.path.join(os.path.commonpath([os.path.dirname(file) for file in files]), LABELS)
-    names = class_names(names_file) if to_path(names_file).is_file() else ()
+    names = distinct_names(read_labels(names_file), names_file) if to_path(names_file).is_file() else ()
     if all(re.fullmatch(r"[0-9]{1,18}", text) for text in spoken.values()):
         most = (len(names) if names else _LARGEST_LABEL) - 1
         numbers = {number: int(text) for number, text in spoken.items()}

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.files.labels import read_labels
+from keras_vit.files.labels import distinct_names, read_labels
 from keras_vit.files.remote import is_remote, matching, to_path
 from keras_vit.run_directory import LABELS
 from training.input.dataset import DataSet, Split, bad_examples_reported, checked_label, skip_undecodable
@@ -178,20 +178,9 @@ def tfrecord(pattern: str, on_bad_image: OnBadImage) -> DataSet:
             f"The TFRecord files must lie in one folder with {LABELS}, a class in each line, but "
             + (f"there is no {names_file}." if len(folders) == 1 else f"they lie in {', '.join(folders)}.")
         )
-    names = class_names(names_file)
+    names = distinct_names(read_labels(names_file), names_file)
     train, evaluation = (_record_split(split, names, on_bad_image) for split in splits)
     return DataSet(names, train, evaluation)
-
-
-def class_names(file: str) -> tuple[str, ...]:
-    """The names in labels.txt. Raises UserError if one comes twice or is empty, since reports name classes by them."""
-    names = read_labels(file)
-    empty = sum(not name.strip() for name in names)
-    if empty or len(set(names)) < len(names):
-        twice = next((name for name in names if names.count(name) > 1), "")
-        found = f"{empty} of its {len(names)} lines are empty" if empty else f"{twice!r} comes twice"
-        raise UserError(f"{file} must name each class once, one in each line, but {found}; correct it.")
-    return names
 
 
 def _shard_kind(file: str) -> str | None:

@@ -45,7 +45,7 @@ def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
         for name, split in splits.items():
             paths = [str(stage / shard_name(name, number, shards)) for number in range(shards)]
             lengths |= _write(split, paths, f"Writing {name}")
-        record_index.write(stage, lengths)
+        record_index.write_index(stage, lengths)
         (stage / run_directory.LABELS).write_text(labels_text(dataset.labels), encoding="utf-8")
     print_written(directory, dataset.train.num_examples, dataset.evaluation.num_examples, len(dataset.labels), shards)
 

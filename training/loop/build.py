@@ -10,7 +10,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
-from keras_vit.errors import refuse_first
+from keras_vit.errors import Rules, refuse_first
 from keras_vit.models.config import DetectionConfig, SegmentationConfig, ViTConfig
 from keras_vit.models.detection import CLASSES, with_classes
 from keras_vit.models.layers import no_init_weights
@@ -64,7 +64,7 @@ def build_trainer(
     )
 
 
-def checked_model(
+def network_to_train(
     make_model: Callable[[], keras.Model],
     recipe: Recipe,
     num_steps: int,
@@ -133,7 +133,7 @@ def _prepare(model: keras.Model, recipe: Recipe, strategy: tf.distribute.Strateg
     """Add adapters, freeze layers and set the bias of the head. Raises UserError where the model has no such layers."""
     _check_graph(model)
     with strategy.scope():
-        _check_xla(execution)
+        refuse_first(_xla_rules(execution))
         if recipe.lora:
             add_adapters(model, recipe.lora, recipe.lora_on)
     _freeze(model, recipe.freeze)
@@ -233,20 +233,16 @@ def _freeze(model: keras.Model, names: tuple[str, ...]) -> None:
         raise UserError("All layers are frozen, so there is nothing to train; freeze fewer layers.")
 
 
-def _check_xla(execution: Execution) -> None:
-    """Raise UserError where XLA is requested and cannot be used; in the scope of the strategy."""
+def _xla_rules(execution: Execution) -> Rules:
+    """In the scope of the strategy."""
     is_on = execution.xla == "on"
-    refuse_first(
-        [
-            (
-                is_on and tf.distribute.has_strategy(),
-                "XLA compiles the step of a single device only; leave --xla out, or give --strategy single.",
-            ),
-            (
-                is_on and execution.deterministic,
-                "XLA is not used with --deterministic, where Keras turns it off; leave one of them out.",
-            ),
-        ]
+    yield (
+        is_on and tf.distribute.has_strategy(),
+        "XLA compiles the step of a single device only; leave --xla out, or give --strategy single.",
+    )
+    yield (
+        is_on and execution.deterministic,
+        "XLA is not used with --deterministic, where Keras turns it off; leave one of them out.",
     )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from keras_vit import UserError
+from keras_vit.errors import explained
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz, write_npz
@@ -45,19 +46,20 @@ def save(folder: pathlib.Path, step: int, progress: dict, arrays: Mapping[str, A
     def named(written: pathlib.Path) -> pathlib.Path:
         return folder / f"step-{step:08d}-{_digest(written, _run_id(folder), step)}.npz"
 
-    try:
+    def failed(reason: str) -> str:
+        previous, remedy = _previous(folder), "make it writable" if is_remote(folder) else "make room"
+        intact = f"that of step {_step(previous)} is intact: {remedy}" if previous else remedy
+        return (
+            f"The checkpoint of step {step} could not be written to {folder} ({reason}); {intact}, and the same "
+            "command continues."
+        )
+
+    with explained(failed, OSError):
         with atomic_write(folder / "state.npz", named) as temporary:
             write_npz(temporary, {"progress": np.frombuffer(json.dumps(progress).encode(), np.uint8), **arrays})
         saved = _list(folder)
         if is_remote(folder):
             (folder / _LATEST).write_text(saved[0].name)
-    except OSError as error:
-        previous, remedy = _previous(folder), "make it writable" if is_remote(folder) else "make room"
-        raise UserError(
-            f"The checkpoint of step {step} could not be written to {folder} ({error.strerror}); "
-            + (f"that of step {_step(previous)} is intact: {remedy}, " if previous else f"{remedy}, ")
-            + "and the same command continues."
-        ) from error
     for old in saved[_MAX_TO_KEEP:]:
         old.unlink(missing_ok=True)
 

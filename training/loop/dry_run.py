@@ -14,11 +14,11 @@ from keras_vit.files.atomic import atomic_write
 from keras_vit.models.complexity import costs
 from keras_vit.models.config import ModelConfig
 from training.input.sources import DataSet
-from training.loop.build import checked_model
+from training.loop.build import network_to_train
 from training.loop.learning_rate import LearningRate
 from training.loop.objectives import MaskedPatches, Objective, make_objective, uses_labels
 from training.loop.run import RunDirectory
-from training.loop.setup import Setup, checked, settings_of
+from training.loop.setup import Setup, prepared, settings_of
 from training.options.common import Execution, TrainingOptions
 from training.recipes.dense import DenseRecipe
 from training.recipes.recipe import PretrainRecipe, Recipe
@@ -61,10 +61,10 @@ def dry_run_report(
     Raises UserError for whatever `run_training` refuses. See there for the arguments.
     """
     settings = settings_of(options, command, recipe_name, setup.source)
-    options, source, num_steps = checked(options, setup)
+    options, source, num_steps = prepared(options, setup)
     workdir, recipe, replicas = options.directory, options.recipe, setup.strategy.num_replicas_in_sync
     RunDirectory(workdir).check(settings, source.labels, images=setup.source.fingerprint)
-    network = checked_model(
+    network = network_to_train(
         lambda: make_model(len(source.labels)),
         recipe,
         num_steps,

@@ -26,6 +26,7 @@ from keras_vit.errors import reading
 from keras_vit.files.atomic import atomic_write, is_temporary, write_text
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import RemoteError
+from training.options.checks import check_classes
 from training.workdir import check_settings, check_workdir
 
 
@@ -98,13 +99,8 @@ class RunDirectory:
             config = json.loads(self.config_file.read_text(encoding="utf-8"))
             saved, saved_images = config["settings"], config.get(run_directory.IMAGES, images)
         if self.labels_file.is_file():
-            saved_labels = run_directory.load_labels(self.path)
-            if saved_labels != labels:
-                raise UserError(
-                    f"{self.path} was started with {len(saved_labels)} classes, but the data have {len(labels)}, of "
-                    f"which {', '.join(sorted(set(saved_labels) ^ set(labels))[:5]) or 'only the order'} differ; "
-                    "give another --workdir, or the original data."
-                )
+            saved_labels, advice = run_directory.load_labels(self.path), "give another --workdir, or the original data"
+            check_classes(saved_labels, labels, f"The run in {self.path}", advice)
         check_settings(self.path, saved, settings)
         if saved_images != images:
             raise UserError(

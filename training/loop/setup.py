@@ -12,9 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError, preprocessing_of
-from keras_vit.errors import refuse_first
+from keras_vit.errors import Rules, refuse_first
 from keras_vit.files.remote import is_remote
 from keras_vit.run_directory import CALIBRATION, SAMPLES, save_training_images
+from keras_vit.runs import Run
 from training.devices.jax_devices import JaxDevices
 from training.devices.strategies import open_strategy
 from training.input.dataset import balanced, class_weights
@@ -22,11 +23,10 @@ from training.input.pipeline import save_samples, steps_per_epoch
 from training.input.sources import DataSet, open_source
 from training.loop.objectives import uses_labels
 from training.loop.run import RunDirectory
-from training.options.checks import FOR_SEVERAL_CLASSES
-from training.options.common import Execution, TrainingOptions
+from training.options.checks import check_classes
+from training.options.common import FOR_SEVERAL_CLASSES, Execution, TrainingOptions
 from training.recipes.advice import advice
 from training.recipes.recipe import Recipe
-from training.techniques.distillation import check_teacher_classes
 from training.workdir import run_settings
 
 # Training images saved for the exports, which calibrate quantization ranges on them.
@@ -34,7 +34,7 @@ _CALIBRATION_IMAGES = 512
 # Class names in the first lines of a log.
 _SHOWN_CLASSES = 10
 # Activations of a small model, and what no machine holds for a step.
-_BYTES_PER_PIXEL, _MOST_BYTES = 1000, 10**15
+_BYTES_PER_PIXEL, MOST_MEMORY = 1000, 10**15
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
@@ -94,7 +94,7 @@ def with_loss_for(options: AnyOptions, source: DataSet) -> AnyOptions:
     return dataclasses.replace(options, recipe=dataclasses.replace(recipe, loss="multi-label"))
 
 
-def checked(options: AnyOptions, setup: Setup) -> tuple[AnyOptions, DataSet, int]:
+def prepared(options: AnyOptions, setup: Setup) -> tuple[AnyOptions, DataSet, int]:
     """Return the options with a warm-up that fits into the run, the data as the recipe takes them, and the steps.
 
     Raises UserError if options, data and devices do not fit.
@@ -104,15 +104,41 @@ def checked(options: AnyOptions, setup: Setup) -> tuple[AnyOptions, DataSet, int
         source = dataclasses.replace(source, train=balanced(source.train))
     if recipe.class_weights:
         class_weights(source.train, len(source.labels))  # raises UserError where the labels are not known
-    _check_batch(recipe, setup.strategy)
-    if recipe.teacher is not None and recipe.distillation != "features":
-        check_teacher_classes(recipe.teacher, source.labels)
-    steps_per_epoch(source.train, recipe.batch_size)  # raises UserError if there is none
-    _check_memory(recipe)
+    if recipe.teacher is not None and recipe.distillation != "features" and (known := Run(recipe.teacher).labels):
+        advice = "give a teacher that was trained on these classes"
+        check_classes(known, source.labels, f"The teacher {recipe.teacher}", advice)
     num_steps = recipe.num_steps(source.train.num_examples)
+    refuse_first(_rules(options.execution, recipe, source, setup.strategy, num_steps))
     recipe = _with_fitting_warmup(recipe, num_steps)
-    _check_reached(options.execution, recipe, source, num_steps)
     return dataclasses.replace(options, recipe=recipe), source, num_steps
+
+
+def _rules(
+    execution: Execution, recipe: Recipe, source: DataSet, strategy: tf.distribute.Strategy, num_steps: int
+) -> Rules:
+    replicas, parts = strategy.num_replicas_in_sync, strategy.num_replicas_in_sync * recipe.accumulation
+    yield (
+        recipe.batch_size % parts,
+        f"A batch of {recipe.batch_size} images cannot be shared evenly by {replicas} replicas with "
+        f"{recipe.accumulation} micro-batches each; give --batch-size {max(recipe.batch_size // parts, 1) * parts}.",
+    )
+    in_epoch = steps_per_epoch(source.train, recipe.batch_size)  # raises UserError if there is none
+    needed = memory_of_step(recipe)
+    yield (  # a digit too many in an option
+        needed > MOST_MEMORY,
+        f"A step would take about {needed / 1e12:,.0f} TB of memory, with batches of {recipe.batch_size} images of "
+        f"{recipe.image_size[0]} by {recipe.image_size[1]} pixels; give a smaller --image-size or --batch-size.",
+    )
+    last = 0 if execution.profile_steps is None else execution.profile_steps[1]
+    yield (
+        last > num_steps,
+        f"--profile-steps ends with step {last:,}, but the run has {num_steps:,} steps; give earlier ones.",
+    )
+    epochs, every = -(-num_steps // (execution.evaluate_every or in_epoch)), execution.inspect_every or 0
+    yield (
+        every > epochs,
+        f"--inspect-every {every} inspects none of the run's {epochs} epochs; give {epochs} or less.",
+    )
 
 
 def save_input(
@@ -152,14 +178,9 @@ def save_images(run: RunDirectory, source: DataSet, preprocessing: Preprocessing
     save_samples(source.train, preprocessing, run.path / CALIBRATION, most=_CALIBRATION_IMAGES)
 
 
-def _check_memory(recipe: Recipe) -> None:
-    """Raise UserError for sizes that no machine holds, before the model is built: a digit too many in an option."""
-    needed = _BYTES_PER_PIXEL * recipe.batch_size * math.prod(recipe.image_size)
-    if needed > _MOST_BYTES:
-        raise UserError(
-            f"A step would take about {needed / 1e12:,.0f} TB of memory, with batches of {recipe.batch_size} images of "
-            f"{recipe.image_size[0]} by {recipe.image_size[1]} pixels; give a smaller --image-size or --batch-size."
-        )
+def memory_of_step(recipe: Recipe) -> int:
+    """Bytes that a step takes about, of a small model."""
+    return _BYTES_PER_PIXEL * recipe.batch_size * math.prod(recipe.image_size)
 
 
 def _with_fitting_warmup(recipe: AnyRecipe, num_steps: int) -> AnyRecipe:
@@ -178,32 +199,6 @@ def _with_fitting_warmup(recipe: AnyRecipe, num_steps: int) -> AnyRecipe:
             f"fewer, such as --cooldown-steps {left // 2}, or train longer."
         )
     return dataclasses.replace(recipe, schedule=schedule)
-
-
-def _check_batch(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
-    """Raises UserError if a batch cannot be divided evenly among the replicas and their micro-batches."""
-    parts = strategy.num_replicas_in_sync * recipe.accumulation
-    if recipe.batch_size % parts:
-        raise UserError(
-            f"A batch of {recipe.batch_size} images cannot be shared evenly by {strategy.num_replicas_in_sync} "
-            f"replicas with {recipe.accumulation} micro-batches each; give --batch-size "
-            f"{max(recipe.batch_size // parts, 1) * parts}."
-        )
-
-
-def _check_reached(execution: Execution, recipe: Recipe, source: DataSet, num_steps: int) -> None:
-    """Raise UserError if the run ends before the steps to profile, or before its first inspection."""
-    if execution.profile_steps is not None and execution.profile_steps[1] > num_steps:
-        raise UserError(
-            f"--profile-steps ends with step {execution.profile_steps[1]:,}, but the run has {num_steps:,} steps; "
-            "give earlier ones."
-        )
-    epochs = -(-num_steps // (execution.evaluate_every or steps_per_epoch(source.train, recipe.batch_size)))
-    if execution.inspect_every is not None and execution.inspect_every > epochs:
-        raise UserError(
-            f"--inspect-every {execution.inspect_every} inspects none of the run's {epochs} epochs; give {epochs} or "
-            "less."
-        )
 
 
 def _some(labels: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ from training.loop.metrics_log import MetricsLog
 from training.loop.profile import ProfileSteps
 from training.loop.progress import TrainingProgress, display
 from training.loop.run import RunDirectory, write_curves
-from training.loop.setup import Setup, checked, number_of_settings, save_input, settings_of
+from training.loop.setup import Setup, number_of_settings, prepared, save_input, settings_of
 from training.loop.signals import StopSignals, TrainingInterrupted
 from training.loop.trainer import Trainer
 from training.options.common import TrainingOptions
@@ -75,7 +75,7 @@ def run_training(
     settings = settings_of(options, command, recipe_name, setup.source)
     writes = is_chief(strategy)
     with locked(run.path) if writes and not run.model_file.is_file() else contextlib.nullcontext():
-        options, source, num_steps = checked(options, setup)
+        options, source, num_steps = prepared(options, setup)
         check_equal_on_workers(
             strategy,
             {

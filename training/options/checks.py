@@ -4,23 +4,20 @@ import dataclasses
 import itertools
 import os
 import pathlib
-import re
 import shlex
 import socket
 from collections.abc import Sequence
 
 from keras_vit import UserError, run_directory
 from keras_vit.checkpoints.fetch.find import check_name
-from keras_vit.errors import refuse_first
+from keras_vit.errors import explained
 from keras_vit.files.file_contents import shown
 from keras_vit.files.remote import existing_folder, is_remote, matching
 from keras_vit.images.formats import format_list, is_hidden, is_picture_name
-from keras_vit.parser import Given
 from keras_vit.runs import Run
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, TrainingOptions, composed
 from training.options.csv_file import ONE_CLASS, class_shares, listed_files
 from training.options.decisions import read_decisions
-from training.recipes.recipe import Recipe
 
 # Of a folder without splits of its own, a tenth of each class is kept for evaluation.
 HOLD_OUT = 10
@@ -32,9 +29,6 @@ _MOST_LEVELS, _MOST_FOLDERS = 8, 100
 _ENDINGS = {"tfrecord": ".tfrecord", "tar": ".tar"}
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
-FOR_SEVERAL_CLASSES = (
-    "--loss multi-label is for images of several classes each, from --data csv:FILE with a column labels; leave it out."
-)
 # Until a host that does not answer counts as absent.
 _CONNECT_SECONDS = 5
 
@@ -81,35 +75,17 @@ def check_data(source: DataOptions) -> None:
 
 
 def check_data_service(options: TrainingOptions) -> None:
-    """Raise UserError unless something listens at `--data-service`, and it can make the batches of these options."""
-    address = options.data_service
-    if address is None:
-        return
-    found = re.fullmatch(r"grpc://\[?([^/\[\]]+)\]?:(\d{1,5})", address)
-    host, port = (found[1], int(found[2])) if found else ("", 0)
-    refuse_first(
-        [
-            (
-                not 0 < port < 2**16,
-                f"--data-service takes an address such as grpc://host:5050, but was given {address!r}.",
+    """Raise UserError unless something listens at `--data-service`."""
+    if options.service_place is not None:
+        with explained(
+            lambda reason: (
+                f"No data service answers at {options.data_service} ({reason}); start its dispatcher there, "
+                "or leave --data-service out."
             ),
-            (
-                options.source.data.startswith("tar:"),
-                "The workers of --data-service read files by TensorFlow alone, and tar files need Python; write them "
-                "as TFRecord files with keras-vit shard, or leave --data-service out.",
-            ),
-            (
-                options.devices.may_be_one_of_several(),
-                "--data-service serves one training machine, but this is one of several; leave it out.",
-            ),
-        ]
-    )
-    try:
-        socket.create_connection((host, port), _CONNECT_SECONDS).close()
-    except (OSError, UnicodeError) as error:
-        raise UserError(
-            f"No data service answers at {address} ({error}); start its dispatcher there, or leave --data-service out."
-        ) from error
+            OSError,
+            UnicodeError,
+        ):
+            socket.create_connection(options.service_place, _CONNECT_SECONDS).close()
 
 
 def _advice(path: str) -> str:
@@ -260,22 +236,6 @@ def check_class_size(name: str, count: int, where: str, *, least: int) -> None:
         raise UserError(f"The class {name!r} {few if count else f'of {where} has no image ({format_list()})'}.")
 
 
-def check_batch_size(batch_size: int, num_examples: int) -> None:
-    """Raise UserError for a batch that is larger than the training set."""
-    if batch_size > num_examples:
-        raise UserError(
-            f"A batch of {batch_size} is larger than the training set of {num_examples} images; give --batch-size "
-            f"{num_examples} or less."
-        )
-
-
-def check_loss(source: DataOptions, recipe: Recipe) -> None:
-    """Raise UserError for the loss of images of several classes each, with data that always have one."""
-    kind, uses_labels = source.data.partition(":")[0], getattr(recipe, "target", "classes") == "classes"
-    if recipe.loss == "multi-label" and uses_labels and kind in ("digits", "tfds", "folder"):
-        raise UserError(FOR_SEVERAL_CLASSES)
-
-
 def unlabelled_path(name: str) -> pathlib.Path:
     """The folder that `--unlabelled folder:PATH` names. Raises UserError unless it exists."""
     kind, _, rest = name.partition(":")
@@ -290,52 +250,42 @@ def check_checkpoint(name: str) -> None:
     run_directory.check_model_file(name)
 
 
-def check_continued(checkpoint: str, given: Given, recipe_name: str) -> None:
-    """Raise UserError for a checkpoint that is none, or that the recipe or the options of a model exclude."""
-    check_checkpoint(checkpoint)
-    if recipe_name == "auto":
-        raise UserError(
-            "--checkpoint goes on from a model without labels, but the recipe auto learns classes; take a recipe such "
-            "as mae-vit-b16 or dino-vit-s16, or give the checkpoint to keras-vit finetune."
-        )
-    if fields := [path[-1] for path in given if path[:2] == ("recipe", "model")]:
-        name = fields[0].replace("_", "-")
-        raise UserError(f"The model is that of --checkpoint, so --model.{name} has no effect; leave it out.")
-
-
-def check_run_classes(run: Run, source: DataOptions) -> None:
-    """Raise UserError if the classes of a run are not those of a folder or CSV file of this machine."""
+def listed_classes(source: DataOptions) -> tuple[str, ...] | None:
+    """The classes of a folder or CSV file of this machine, without a look at the pictures; None for other data."""
     kind, _, rest = source.data.partition(":")
-    if kind not in ("folder", "csv") or is_remote(rest) or not run.labels:
-        return
+    if kind not in ("folder", "csv") or is_remote(rest):
+        return None
     if kind == "folder":
         splits = split_folders(source.path)
-        names = sorted(map(composed, directories(splits[0] if splits else source.path)))
-    else:
-        column, value_of, *_ = listed_files(source.path)
-        texts = {text for files in value_of.values() for text in files.values()}
-        names = sorted(
-            texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}
-        )
-    check_classes(run.labels, tuple(names))
+        return tuple(sorted(map(composed, directories(splits[0] if splits else source.path))))
+    column, value_of, *_ = listed_files(source.path)
+    texts = {text for files in value_of.values() for text in files.values()}
+    return tuple(
+        sorted(texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)})
+    )
 
 
-def check_classes(of_run: tuple[str, ...], of_data: tuple[str, ...]) -> None:
-    """Raise UserError unless a run and the data have the same classes in the same order."""
-    of_run, of_data = (tuple(map(composed, names)) for names in (of_run, of_data))
-    if of_run == of_data:
+def check_classes(
+    of_model: Sequence[str],
+    of_data: Sequence[str],
+    model: str = "The run",
+    advice: str = "evaluate on data with the same classes",
+) -> None:
+    """Raise UserError unless a model, as a sentence begins with it, and the data have the same classes in one order."""
+    of_model, of_data = (tuple(map(composed, names)) for names in (of_model, of_data))
+    if of_model == of_data:
         return
     only = [
-        f"only {where} {have} {', '.join(names[:5])}{' …' if names[5:] else ''}"
-        for where, have, names in (
-            ("the run", "has", sorted(set(of_run) - set(of_data))),
-            ("the data", "have", sorted(set(of_data) - set(of_run))),
+        f"only {where} {', '.join(names[:5])}{' …' if names[5:] else ''}"
+        for where, names in (
+            (f"{model[0].lower()}{model[1:]} has", sorted(set(of_model) - set(of_data))),
+            ("the data have", sorted(set(of_data) - set(of_model))),
         )
         if names
     ]
     raise UserError(
-        f"The run has {len(of_run)} classes and the data have {len(of_data)}: "
-        f"{' and '.join(only) or 'the same in another order'}; evaluate on data with the same classes."
+        f"{model} has {len(of_model)} classes and the data have {len(of_data)}: "
+        f"{' and '.join(only) or 'the same in another order'}; {advice}."
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from keras_vit import UserError
-from keras_vit.errors import refuse_without_effect
+from keras_vit.errors import Rules, refuse_first, refuse_without_effect
 from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
 from keras_vit.parser import Aliases, Count, MayLead, Natural, Seed, arguments_of, check_ranges
@@ -25,6 +25,9 @@ TRAINING_NAMES = ("train", "training")
 EVALUATION_NAMES = ("test", "testing", "val", "valid", "validation")
 # Fields of DataOptions that config.json has only where they are set.
 _NEWER = ("split_seed", "exclude")
+FOR_SEVERAL_CLASSES = (
+    "--loss multi-label is for images of several classes each, from --data csv:FILE with a column labels; leave it out."
+)
 StrategyKind = Literal["auto", "single", "mirrored", "multi-worker", "tpu"]
 FeatureKind = Literal["pre_logits", "token", "mean", "both"]
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -191,6 +194,34 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        refuse_first(self._common_rules())
+
+    def _common_rules(self) -> Rules:
+        kind, target = self.source.data.partition(":")[0], getattr(self.recipe, "target", "classes")
+        yield (
+            self.recipe.loss == "multi-label" and target == "classes" and kind in ("digits", "tfds", "folder"),
+            FOR_SEVERAL_CLASSES,
+        )
+        if self.data_service is not None:
+            yield (
+                self.service_place is None,
+                f"--data-service takes an address such as grpc://host:5050, but was given {self.data_service!r}.",
+            )
+            yield (
+                kind == "tar",
+                "The workers of --data-service read files by TensorFlow alone, and tar files need Python; write them "
+                "as TFRecord files with keras-vit shard, or leave --data-service out.",
+            )
+            yield (
+                self.devices.may_be_one_of_several(),
+                "--data-service serves one training machine, but this is one of several; leave it out.",
+            )
+
+    @property
+    def service_place(self) -> tuple[str, int] | None:
+        """Host and port of `--data-service`; None without it, and for what is no address."""
+        found = re.fullmatch(r"grpc://\[?([^/\[\]]+)\]?:(\d{1,5})", self.data_service or "")
+        return (found[1], int(found[2])) if found and 0 < int(found[2]) < 2**16 else None
 
     @property
     def directory(self) -> pathlib.Path:

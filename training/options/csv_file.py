@@ -21,7 +21,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from keras_vit.errors import UserError, reading
+from keras_vit.errors import UserError, reading, refuse_first
 from keras_vit.files.remote import existing_file
 from keras_vit.images.formats import is_picture_name
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, composed
@@ -106,10 +106,6 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
     repeated = 0
     for number, row in table:
         image, label, split = row_values(row, header, place_of, column, f"Line {number} of {path}")
-        if split not in found:
-            raise UserError(
-                f"Line {number} of {path} has the split {split!r}; give train or one of {', '.join(EVALUATION_NAMES)}."
-            )
         file = _file(folder, image)
         if file in seen:
             line, known_label, known_split = seen[file]
@@ -128,10 +124,17 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
         )
     texts = {label for files in found.values() for label in files.values()}
     names = texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}
-    if len(names) < 2:
-        raise UserError(f"{path} must list images of at least two classes.")
-    if column == SEVERAL_CLASSES:
-        _check_labels(path, names)
+    parts = {name: [part.strip() for part in re.split("[;,]", name)] for name in sorted(names)}
+    joined = [name for name, several in parts.items() if len(several) > 1 and names.issuperset(several)]
+    refuse_first(
+        [
+            (len(names) < 2, f"{path} must list images of at least two classes."),
+            (
+                column == SEVERAL_CLASSES and joined,
+                f"{path} has labels that are several classes, {', '.join(map(repr, joined[:3]))}; put | between them.",
+            ),
+        ]
+    )
     if splits == ("",):
         return ListedFiles(column, found, {}, tuple(remarks))
     for names_of_split, purpose in ((TRAINING_NAMES, "train"), (EVALUATION_NAMES, "evaluate")):
@@ -165,20 +168,31 @@ def row_values(
 ) -> tuple[str, str, str]:
     """(path, what the column says of it, split) of a line; "" for a column that is not there.
 
-    Raises UserError, which begins with `where`, for a line that lacks a value, or has more of them than columns.
+    Raises UserError, which begins with `where`, for a line that lacks a value, or has more of them than columns, and
+    for a split of another name beside the column of the classes.
     """
     value_of = {name: row[place].strip() for name, place in place_of.items() if place < len(row)}
     image, label = value_of.get("path", ""), composed(value_of.get(column or "", ""))
-    if any(map(str.strip, row[len(header) :])):
-        raise UserError(
-            f"{where} has more values than there are columns; put a value with commas in quotes, and | between several "
-            "classes."
-        )
-    if not image or (column is not None and not (label or column == SEVERAL_CLASSES)) or not label.isprintable():
-        raise UserError(
-            f"{where} needs a path and a value of printable characters in the column {column or 'path'}; complete it."
-        )
-    return image, label, value_of.get("split", "").lower()
+    split = value_of.get("split", "").lower()
+    refuse_first(
+        [
+            (
+                any(map(str.strip, row[len(header) :])),
+                f"{where} has more values than there are columns; put a value with commas in quotes, and | between "
+                "several classes.",
+            ),
+            (
+                not image or (not label and column in (ONE_CLASS, CLASS_SHARES)) or not label.isprintable(),
+                f"{where} needs a path and a value of printable characters in the column {column or 'path'}; complete "
+                "it.",
+            ),
+            (
+                column is not None and "split" in place_of and split not in (*TRAINING_NAMES, *EVALUATION_NAMES),
+                f"{where} has the split {split!r}; give train or one of {', '.join(EVALUATION_NAMES)}.",
+            ),
+        ]
+    )
+    return image, label, split
 
 
 def _same_image(column: str, label: str, split: str, other_label: str, other_split: str) -> str:
@@ -186,14 +200,6 @@ def _same_image(column: str, label: str, split: str, other_label: str, other_spl
     if label != other_label:
         return f", with {label!r} and {other_label!r}; an image has one {'label' if column == ONE_CLASS else 'line'}"
     return f", of the splits {split} and {other_split}; keep it in one of them"
-
-
-def _check_labels(path: pathlib.Path, names: set[str]) -> None:
-    """Raise UserError for a label that is others with commas or semicolons between them."""
-    for name in sorted(names):
-        parts = [part.strip() for part in re.split("[;,]", name)]
-        if len(parts) > 1 and names.issuperset(parts):
-            raise UserError(f"{path} has the labels {name!r}, which are {len(parts)} classes; put | between them.")
 
 
 def _decoded(content: bytes) -> tuple[str, str]:
@@ -242,22 +248,20 @@ def class_shares(text: str, column: str, where: str = "") -> dict[str, float]:
     Raises UserError, which begins with `where`, for anything else.
     """
     parts = [part.strip() for part in text.split("|")] if text else []
-    if column == SEVERAL_CLASSES:
-        shares = dict.fromkeys(parts, 1.0)
-        if len(shares) != len(parts) or "" in shares:
-            raise UserError(f"{where} has the labels {text!r}; give different classes with | between them.")
-        return shares
-    shares = {}
-    for part in parts:
-        name, _, share = part.rpartition("=")
-        try:
-            value = float(share)
-        except ValueError:
-            value = math.nan
-        if not name.strip() or name.strip() in shares or not 0.0 <= value <= 1.0:
-            raise UserError(f"{where} has the probabilities {text!r}; give them as cat=0.7|dog=0.3, each class once.")
-        shares[name.strip()] = value
-    total = sum(shares.values())
-    if abs(total - 1.0) > _ROUNDING:
-        raise UserError(f"{where} has probabilities that sum to {total:.6g}, not to 1; correct them.")
-    return {name: value / total for name, value in shares.items()}
+    names, shares, total = parts, [1.0] * len(parts), 1.0
+    advice = "give different classes with | between them"
+    if column == CLASS_SHARES:
+        names, shares = [part.rpartition("=")[0].strip() for part in parts], [_share(part) for part in parts]
+        total, advice = sum(shares), "give them as cat=0.7|dog=0.3, each class once, with a sum of 1"
+    is_distribution = abs(total - 1.0) <= _ROUNDING and min(shares, default=0.0) >= 0.0
+    if "" in names or len(set(names)) < len(names) or not is_distribution:
+        raise UserError(f"{where} has the {column} {text!r:.200}; {advice}.")
+    return {name: share / total for name, share in zip(names, shares, strict=True)}
+
+
+def _share(part: str) -> float:
+    """The number behind the last = of a text; NaN if it is none."""
+    try:
+        return float(part.rpartition("=")[2])
+    except ValueError:
+        return math.nan

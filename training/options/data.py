@@ -6,7 +6,7 @@ import pathlib
 from typing import Annotated
 
 from keras_vit import UserError, run_directory
-from keras_vit.errors import refuse_first
+from keras_vit.errors import Rules, refuse_first
 from keras_vit.files.atomic import is_temporary
 from keras_vit.files.remote import existing_folder, is_remote
 from keras_vit.images.formats import is_hidden
@@ -35,13 +35,9 @@ class ShardOptions:
         """Raise UserError for a folder with files of something else, such as pictures: they would be mixed."""
         if is_remote(self.output) or not (folder := run_directory.output_folder(self.output)).is_dir():
             return
+        ours = (RECORD_INDEX, run_directory.LABELS, PIPELINE, PROBLEMS)
         for entry in sorted(folder.iterdir()):
-            is_ours = entry.suffix == ".tfrecord" or entry.name in (
-                RECORD_INDEX,
-                run_directory.LABELS,
-                PIPELINE,
-                PROBLEMS,
-            )
+            is_ours = entry.suffix == ".tfrecord" or entry.name in ours
             if not (is_ours or is_temporary(entry) or is_hidden(entry.name)):
                 raise UserError(
                     f"{folder} should be new or empty, but holds {entry.name}; give --output a folder of its own."
@@ -58,6 +54,10 @@ class SamplesOptions:
     count: Count = 128
     """Maximum number of images, drawn in a shuffled order."""
 
+    def __post_init__(self) -> None:
+        if not is_remote(self.output) and (self.output / run_directory.CONFIG).is_file():
+            raise UserError(f"{self.output} is a run directory; give --output a folder of its own.")
+
 
 @dataclasses.dataclass(frozen=True)
 class PrepareOptions:
@@ -68,19 +68,21 @@ class PrepareOptions:
     output: Annotated[pathlib.Path, Positional("OUT")]
     """New folder for the pictures, and for prepared.csv, which says what was done to each."""
 
-    def check_folders(self) -> None:
-        """Raise UserError unless the one folder exists on this machine, and the other does not and is not inside it."""
-        remote = [path for path in (self.folder, self.output) if is_remote(path)]
-        if remote:
-            raise UserError(f"IN and OUT are folders of this machine, but one is {remote[0]}; copy the pictures first.")
+    def __post_init__(self) -> None:
+        refuse_first(self._rules())
+
+    def _rules(self) -> Rules:
+        for path in (self.folder, self.output):
+            yield (
+                is_remote(path),
+                f"IN and OUT are folders of this machine, but one is {path}; copy the pictures first.",
+            )
         existing_folder(self.folder, "give a folder of pictures")
-        is_inside = self.folder.resolve() in self.output.resolve().parents
-        refuse_first(
-            [
-                (is_inside, f"OUT should be outside of {self.folder}, but is {self.output}; choose another folder."),
-                (
-                    os.path.lexists(self.output),
-                    f"{self.output} exists, but OUT should be a new folder; choose another name.",
-                ),
-            ]
+        yield (
+            self.folder.resolve() in self.output.resolve().parents,
+            f"OUT should be outside of {self.folder}, but is {self.output}; choose another folder.",
+        )
+        yield (
+            os.path.lexists(self.output),
+            f"{self.output} exists, but OUT should be a new folder; choose another name.",
         )

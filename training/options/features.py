@@ -115,9 +115,6 @@ class LookupOptions:
 
     def __post_init__(self) -> None:
         check_ending(self.output, TABLES)
-
-    def check_paths(self) -> None:
-        """Raise UserError unless the index is there, and the results can be written."""
         index_folder(self.index)
         if self.output is not None:
             run_directory.output_folder(pathlib.Path(self.output).parent)
@@ -152,10 +149,6 @@ class ReviewOptions:
     copies."""
     shown: Count = 100
     """Most pictures, or groups of copies, of each section."""
-
-    def check_paths(self) -> None:
-        """Raise UserError unless the index is there, and the page can be written."""
-        run_directory.output_folder(self.folder)
 
     @property
     def folder(self) -> pathlib.Path:

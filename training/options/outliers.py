@@ -78,8 +78,7 @@ class AnomalyFitOptions:
         """The model. Raises UserError for what is none."""
         return open_run(self.checkpoint, image_size=self.image_size)
 
-    def check(self) -> None:
-        """Raise UserError if the folder is missing, or if the directory to write has something in it."""
+    def __post_init__(self) -> None:
         existing_folder(self.folder, "--data takes a folder of pictures of good parts")
         workdir = pathlib.Path(self.workdir)
         if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):

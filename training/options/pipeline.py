@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from keras_vit import UserError
+from keras_vit.errors import refuse_first
 from keras_vit.files.remote import existing_file, is_remote
 
 Runner = Literal["DirectRunner", "DataflowRunner", "FlinkRunner", "SparkRunner"]
@@ -47,26 +48,30 @@ def pipeline_options(
     Raises UserError for Beam's options without a runner, if Beam is not installed, and for paths that the workers of
     Dataflow cannot reach.
     """
-    if runner is None:
-        if arguments:
-            raise UserError(f"Options behind -- are those of a pipeline, as {arguments[0]!r}; give --runner, too.")
-        return None
-    if importlib.util.find_spec("apache_beam") is None:
-        raise UserError(
-            "--runner needs Apache Beam, which is not installed; install it in an environment of its own, by "
-            "pip install '.[train,beam]' in a checkout."
-        )
     local = [path for path in paths if path is not None and not is_remote(path)]
     local += [run] if run is not None and not is_remote(run) and pathlib.Path(run).exists() else []
-    if runner == "DataflowRunner" and local:
-        raise UserError(
-            f"The workers of Dataflow have no {local[0]!r}, which is on this machine; copy it into a bucket, and give "
-            "that address."
-        )
-    return PipelineOptions(runner, arguments)
+    refuse_first(
+        [
+            (
+                runner is None and arguments,
+                f"Options behind -- are those of a pipeline, as {' '.join(arguments[:1])!r}; give --runner, too.",
+            ),
+            (
+                runner is not None and importlib.util.find_spec("apache_beam") is None,
+                "--runner needs Apache Beam, which is not installed; install it in an environment of its own, by "
+                "pip install '.[train,beam]' in a checkout.",
+            ),
+            (
+                runner == "DataflowRunner" and local,
+                f"The workers of Dataflow have no {' '.join(local[:1])!r}, which is on this machine; copy it into a "
+                "bucket, and give that address.",
+            ),
+        ]
+    )
+    return None if runner is None else PipelineOptions(runner, arguments)
 
 
-def check_table(data: str) -> str:
+def table_path(data: str) -> str:
     """The path of `--data csv:FILE`. Raises UserError for other data, which a pipeline does not read."""
     kind, _, path = data.partition(":")
     if kind != "csv" or not path:

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from keras_vit import UserError
 from keras_vit.errors import refuse_first, refuse_without_effect
-from keras_vit.files.labels import read_labels
 from keras_vit.files.remote import is_remote, matching
 from keras_vit.images.formats import is_picture_name
 from keras_vit.parser import Aliases, Given, Port, Positional, Share, arguments_of
@@ -125,16 +124,20 @@ def with_pictures(given: Given) -> Given:
             continue
         texts, pictures = values[:first], values[first:]
         for number, value in enumerate(pictures, first):
-            if not _is_picture(value, number):
-                raise UserError(
-                    f"{value!r:.80} stands behind the picture {pictures[0]!r:.80}; if it is one, too, write "
-                    f"'./{value:.80}', else put the values of --{option} together."
-                )
-            if not is_remote(value) and not os.path.lexists(value) and not matching(value):
-                raise UserError(
-                    f"There is no picture or folder {value!r:.80}, as which --{option} takes a value with a slash or "
-                    f"the ending of a picture; correct it, or write a text with a slash into a .txt file."
-                )
+            refuse_first(
+                [
+                    (
+                        not _is_picture(value, number),
+                        f"{value!r:.80} stands behind the picture {pictures[0]!r:.80}; if it is one, too, write "
+                        f"'./{value:.80}', else put the values of --{option} together.",
+                    ),
+                    (
+                        not is_remote(value) and not os.path.lexists(value) and not matching(value),
+                        f"There is no picture or folder {value!r:.80}, as which --{option} takes a value with a slash "
+                        "or the ending of a picture; correct it, or write a text with a slash into a .txt file.",
+                    ),
+                ]
+            )
         given = {**given, (option,): texts, ("pictures",): (*given.get(("pictures",), ()), *pictures)}
     return given
 
@@ -168,14 +171,6 @@ def with_run(given: Given) -> Given:
 
 def _is_model(path: pathlib.Path) -> bool:
     return path.suffix in _MODEL_FILES or (path / MODEL).is_file() or (path / CONFIG).is_file()
-
-
-def check_names(labels: str) -> None:
-    """Raise UserError for a file that names a class twice."""
-    names = read_labels(labels)
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"{labels} names the class {twice!r} twice; give each class a name of its own.")
 
 
 def check_ending(output: str | None, endings: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import shlex
 from typing import Annotated, Any
 
 from keras_vit import UserError
-from keras_vit.errors import refuse_first, refuse_without_effect
+from keras_vit.errors import Rules, refuse_first, refuse_without_effect
 from keras_vit.files.remote import existing_file, existing_folder, is_remote
 from keras_vit.models.config import SegmentationTask
 from keras_vit.parser import Aliases, MayLead, Positional, Share, check_ranges
@@ -14,7 +14,8 @@ from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, AnnotatedD
 from training.recipes.dense import SegmentRecipe
 
 KINDS = ("folder", "coco", "panoptic", "voc", "tfds")
-_FOLDERS = ("folder", "voc")
+# What a folder must hold.
+_FOLDERS = {"folder": ("images", "masks"), "voc": ("JPEGImages", "SegmentationClass")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class SceneOptions(AnnotatedData):
     """Evaluation split, for tfds:; default test, validation or val, whichever there is first."""
 
     def __post_init__(self) -> None:
-        self._check(self.data, self.images, "")
+        refuse_first(self._rules(self.data, self.images, ""))
         of_file, of_tfds = self.kind in ("coco", "panoptic"), self.kind == "tfds"
         refuse_without_effect(
             self,
@@ -50,25 +51,27 @@ class SceneOptions(AnnotatedData):
             ],
         )
         if self.eval_data is not None:
-            self._check(self.eval_data, self.eval_images, "eval-")
-            if self.eval_data.partition(":")[0] != self.kind:
-                raise UserError(f"--eval-data should be of the kind of --data, {self.kind}:, but is {self.eval_data}.")
-        if self.kind == "folder":
-            for folder in folders_of_splits(self.path) or (self.path,):
-                _check_folders(folder, ("images", "masks"))
-        if self.kind == "voc":
-            _check_folders(self.path, ("JPEGImages", "SegmentationClass"))
-
-    def _check(self, data: str, images: str | None, prefix: str) -> None:
-        kind, _, rest = data.partition(":")
-        if kind not in KINDS or not rest:
-            advice = f"; for this folder, give {shlex.quote(f'folder:{data}')}" if pathlib.Path(data).is_dir() else ""
-            raise UserError(
-                f"--{prefix}data takes folder:PATH, coco:FILE.json, panoptic:FILE.json, voc:FOLDER or tfds:NAME, but "
-                f"was given {data!r}{advice}."
+            refuse_first(self._rules(self.eval_data, self.eval_images, "eval-"))
+        inside = _FOLDERS.get(self.kind, ())
+        refuse_first(
+            (
+                not (folder / name).is_dir(),
+                f"{folder} should hold the folders {' and '.join(inside)}, but has no {name}; add it.",
             )
-        if is_remote(rest):
-            raise UserError(f"--{prefix}data takes files of this machine, but was given {data!r}; copy them first.")
+            for folder in (folders_of_splits(self.path) if self.kind == "folder" else None) or (self.path,)
+            for name in inside
+        )
+
+    def _rules(self, data: str, images: str | None, prefix: str) -> Rules:
+        kind, _, rest = data.partition(":")
+        advice = f"; for this folder, give {shlex.quote(f'folder:{data}')}" if pathlib.Path(data).is_dir() else ""
+        yield (
+            kind not in KINDS or not rest,
+            f"--{prefix}data takes folder:PATH, coco:FILE.json, panoptic:FILE.json, voc:FOLDER or tfds:NAME, but was "
+            f"given {data!r}{advice}.",
+        )
+        yield kind != self.kind, f"--eval-data should be of the kind of --data, {self.kind}:, but is {data}."
+        yield is_remote(rest), f"--{prefix}data takes files of this machine, but was given {data!r}; copy them first."
         if kind != "tfds":
             existing = existing_folder if kind in _FOLDERS else existing_file
             existing(rest, f"correct the path behind --{prefix}data {kind}:")
@@ -147,9 +150,3 @@ def folders_of_splits(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] |
         for names in (TRAINING_NAMES, EVALUATION_NAMES)
     )
     return None if train is None or evaluation is None else (train, evaluation)
-
-
-def _check_folders(folder: pathlib.Path, names: tuple[str, str]) -> None:
-    for name in names:
-        if not (folder / name).is_dir():
-            raise UserError(f"{folder} should hold the folders {' and '.join(names)}, but has no {name}; add it.")

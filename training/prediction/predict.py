@@ -16,7 +16,7 @@ import tqdm
 
 from keras_vit import Preprocessing, UserError, inspection, run_directory
 from keras_vit.files.atomic import atomic_write
-from keras_vit.files.labels import check_number, read_labels
+from keras_vit.files.labels import check_number, distinct_names, read_labels
 from keras_vit.files.tables import markdown_table, short_name
 from keras_vit.inspection.compute import checked_logits, model_inputs, model_name
 from keras_vit.inspection.html_page import thumbnail_address
@@ -28,7 +28,7 @@ from keras_vit.runs import Run
 from keras_vit.scores import TOP_K, Scoring
 from keras_vit.unknown_score import features_and_logits
 from training.input.dataset import check_some_read
-from training.options.predict import Explanation, PredictOptions, check_names
+from training.options.predict import Explanation, PredictOptions
 from training.prediction.pictures import only_folder
 
 # Images of one forward pass; with relevance, their activations are kept for the gradient.
@@ -133,9 +133,8 @@ def open_classifier(
     make the map of.
     """
     model, own = run.model, run.class_names
-    names = own if labels is None else read_labels(labels)
+    names = own if labels is None else distinct_names(read_labels(labels), labels)
     if labels is not None:
-        check_names(labels)
         check_number(names, labels, model.output_shape[-1], run.name)
         if own and own != names:
             print(f"The names of {labels} replace those of {run.name}, {', '.join(own[:5])}{' …' if own[5:] else ''}.")

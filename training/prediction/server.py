@@ -6,6 +6,7 @@ import urllib.parse
 from typing import Protocol
 
 from keras_vit import UserError
+from keras_vit.errors import explained
 from training.options.predict import HOST
 
 # Largest request in bytes.
@@ -71,10 +72,8 @@ def open_server(
         def log_message(self, *args) -> None:
             """Print nothing for each request."""
 
-    try:
+    with explained(lambda why: f"Port {port} cannot be used ({why}); give another --port, or 0 for any.", OSError):
         return http.server.ThreadingHTTPServer((HOST, port), Handler)
-    except OSError as error:
-        raise UserError(f"Port {port} cannot be used ({error.strerror}); give another --port, or 0 for any.") from error
 
 
 _PAGE = """<!doctype html>

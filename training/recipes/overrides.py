@@ -33,8 +33,13 @@ def with_crop(given: Given, recipe: Recipe) -> Given:
     return {**given, crop_from: scaled_crop(recipe.crop_from, max(recipe.image_size), max(given[image_size]))}
 
 
-def without_sizes(given: Given) -> Given:
-    """The options that were given, without those that must suit the patches of the model."""
+def without_model(given: Given) -> Given:
+    """The options that were given with a checkpoint, without those that must suit the patches of its model.
+
+    Raises UserError for those of another model.
+    """
+    if fields := [path[-1].replace("_", "-") for path in given if path[:2] == ("recipe", "model")]:
+        raise UserError(f"The model is that of --checkpoint, so --model.{fields[0]} has no effect; leave it out.")
     return {path: value for path, value in given.items() if path not in _SIZES}
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.files.labels import LABELS
+from keras_vit.errors import refuse_first
+from keras_vit.files.labels import LABELS, distinct_names
 from keras_vit.images.formats import is_hidden, is_picture, others_line
 from keras_vit.models.config import SegmentationTask
 from training.input.coco import (
@@ -20,7 +21,6 @@ from training.input.coco import (
     UNCOUNTED,
     CocoPicture,
     Segments,
-    check_class_names,
     coco_segments,
     held_out,
     own_labels,
@@ -76,32 +76,34 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
         labels, splits, most = tfds_scenes(options)
         return DataSet(labels, *splits, batches=SceneBatches(most))
     scenes = {"folder": _folder, "voc": _voc, "coco": _coco, "panoptic": _panoptic}[options.kind](options)
-    check = _Check(task)
+    contents = _Contents(task)
     for pictures in (scenes.train, scenes.evaluation):
-        check.check(pictures)
-    labels = scenes.labels or check.numbered_labels(options.path)
-    check_class_names(labels, options.path)
-    if not check.classes:
-        raise UserError(
-            f"No pixel of the masks of {options.path} has a class, so there is nothing to learn; correct them."
-        )
-    if max(check.classes) >= len(labels):
-        raise UserError(
-            f"{options.path} names {len(labels)} classes, 0 to {len(labels) - 1}, but the masks have the class "
-            f"{max(check.classes)}; add names, or correct the masks (255 is not counted)."
-        )
-    if len(labels) < (2 if task == "semantic" else 1):
-        raise UserError(f"The masks of {options.path} have {len(labels)} class; at least two are needed.")
-    stuff = tuple(sorted(check.classes - check.things))
-    if task != "semantic" and not check.things:
-        raise UserError(
-            f"The masks of {options.path} tell classes, but no objects of their own, which --task {task} needs; save "
-            "objects as 16-bit PNGs with 1000 * class + number, or leave --task out."
-        )
-    train, evaluation = (
-        _split(pictures, task, check.checksum(pictures)) for pictures in (scenes.train, scenes.evaluation)
+        contents.read(pictures)
+    labels = distinct_names(scenes.labels or contents.numbered_labels(options.path), options.path)
+    masks, largest = f"masks of {options.path}", max(contents.classes, default=-1)
+    refuse_first(
+        [
+            (largest < 0, f"No pixel of the {masks} has a class, so there is nothing to learn; correct them."),
+            (
+                largest >= len(labels),
+                f"{options.path} names {len(labels)} classes, 0 to {len(labels) - 1}, but the masks have the class "
+                f"{largest}; add names, or correct the masks (255 is not counted).",
+            ),
+            (
+                task == "semantic" and len(labels) < 2,
+                f"The {masks} have 1 class; at least two are needed.",
+            ),
+            (
+                task != "semantic" and not contents.things,
+                f"The {masks} tell classes, but no objects of their own, which --task {task} needs; save objects as "
+                "16-bit PNGs with 1000 * class + number, or leave --task out.",
+            ),
+        ]
     )
-    batches = SceneBatches(check.most, stuff)
+    train, evaluation = (
+        _split(pictures, task, contents.checksum(pictures)) for pictures in (scenes.train, scenes.evaluation)
+    )
+    batches = SceneBatches(contents.most, tuple(sorted(contents.classes - contents.things)))
     return DataSet(labels, train, evaluation, held_out=scenes.held_out, batches=batches)
 
 
@@ -136,8 +138,8 @@ def _split(scenes: Sequence[Scene], task: SegmentationTask, checksum: int) -> Sp
     )
 
 
-class _Check:
-    """Reads every picture and its segments once."""
+class _Contents:
+    """What pictures and their segments hold, each read once."""
 
     def __init__(self, task: SegmentationTask) -> None:
         self._task = task
@@ -149,8 +151,8 @@ class _Check:
         self._checksums: dict[str, int] = {}
         self._lock, self._warnings = threading.Lock(), ImageWarnings()
 
-    def check(self, scenes: Sequence[Scene]) -> None:
-        """Raise UserError for pictures that cannot be decoded, and for masks that cannot be read or do not fit."""
+    def read(self, scenes: Sequence[Scene]) -> None:
+        """Add pictures. Raises UserError for those that cannot be decoded, or whose masks cannot be used."""
         of_file = {str(scene.file): scene for scene in scenes}
         if bad := problems_of(list(of_file), lambda name: self._problem(of_file[name])):
             raise UserError(
@@ -206,13 +208,17 @@ def _pairs(folder: pathlib.Path) -> list[Scene]:
     images, masks = _by_name(folder / "images"), _by_name(folder / "masks")
     unmatched = [f"the image {images[name].name} has no mask" for name in sorted(images.keys() - masks.keys())]
     unmatched += [f"the mask {masks[name].name} has no image" for name in sorted(masks.keys() - images.keys())]
-    if unmatched:
-        raise UserError(
-            f"In {folder}, {len(unmatched)} files have no counterpart of the same name: {'; '.join(unmatched[:10])}"
-            f"{' …' if len(unmatched) > 10 else ''}; add or remove them."
-        )
-    if not images:
-        raise UserError(f"{folder / 'images'} holds no picture; put them there.")
+    shown = f"{'; '.join(unmatched[:10])}{' …' if len(unmatched) > 10 else ''}"
+    refuse_first(
+        [
+            (
+                unmatched,
+                f"In {folder}, {len(unmatched)} files have no counterpart of the same name: {shown}; add or remove "
+                "them.",
+            ),
+            (not images, f"{folder / 'images'} holds no picture; put them there."),
+        ]
+    )
     return [Scene(images[name], functools.partial(segments_of_mask, masks[name])) for name in sorted(images)]
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import PIL.Image
 
 from keras_vit import UserError
-from training.input.coco import NONE, UNCOUNTED, Segments
+from keras_vit.errors import explained
+from training.input.coco import NONE, PICTURE_ERRORS, UNCOUNTED, Segments
 
 # The pixels of a mask with this value are not counted; in 16 bits with this one.
 IGNORED, _IGNORED_16 = 255, 65_535
@@ -22,17 +23,13 @@ VOC_CLASSES = (
 def read_mask(path: str | os.PathLike) -> np.ndarray:
     """The values of a mask: (h, w) uint8 or uint16, of a palette its indices. Raises UserError if it is no mask."""
     path = pathlib.Path(path)
-    try:
-        with PIL.Image.open(path) as image:
-            values = np.asarray(image)
-    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
-        raise UserError(f"its mask {path.name} cannot be read: {error}") from error
-    if values.dtype.kind == "f":
-        raise UserError(f"its mask {path.name} holds fractions; save class numbers, such as an 8-bit PNG")
-    if values.ndim != 2 or values.min() < 0 or values.max() > _IGNORED_16:
+    unreadable = explained(lambda reason: f"its mask {path.name} cannot be read ({reason})", *PICTURE_ERRORS)
+    with unreadable, PIL.Image.open(path) as image:
+        values = np.asarray(image)
+    if values.ndim != 2 or values.dtype.kind == "f" or values.min() < 0 or values.max() > _IGNORED_16:
         raise UserError(
             f"its mask {path.name} should have one channel with class numbers, but has the shape {values.shape} and "
-            f"values up to {values.max()}; convert colors to numbers"
+            f"{values.dtype} values up to {values.max()}; convert colors or fractions to numbers"
         )
     return values.astype(np.uint8 if values.dtype.itemsize == 1 else np.uint16)
 

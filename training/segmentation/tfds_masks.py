@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
+from keras_vit.errors import refuse_first
 from training.input.coco import UNCOUNTED
 from training.input.dataset import Split
 from training.input.sources import tfds_builder, tfds_eval_split, tfds_records
@@ -28,13 +29,19 @@ def tfds_scenes(options: SceneOptions) -> tuple[tuple[str, ...], tuple[Split, Sp
     names = options.train_split, options.eval_split or tfds_eval_split(builder)
     largest, most = map(max, *(_measured(builder, split, *keys) for split in names))
     labels = tuple(getattr(builder.info.features[keys[1]], "names", None) or map(str, range(largest + 1)))
-    if largest >= len(labels):
-        raise UserError(
-            f"The masks of {name} have the value {largest}, but it names {len(labels)} classes from 0 on; choose "
-            "another data set."
-        )
-    if len(labels) < 2:
-        raise UserError(f"The masks of {name} have one class at most (255 is not counted); at least two are needed.")
+    refuse_first(
+        [
+            (
+                largest >= len(labels),
+                f"The masks of {name} have the value {largest}, but it names {len(labels)} classes from 0 on; choose "
+                "another data set.",
+            ),
+            (
+                len(labels) < 2,
+                f"The masks of {name} have one class at most (255 is not counted), and two are needed; choose others.",
+            ),
+        ]
+    )
     train, evaluation = (_split(builder, split, *keys, len(labels)) for split in names)
     return labels, (train, evaluation), most
 
@@ -73,7 +80,7 @@ def _measured(builder, split: str, image_key: str, mask_key: str) -> tuple[int, 
     """The largest class in the masks of a split, -1 if no pixel is counted; the most classes of one mask."""
     records, features = tfds_records(builder, split), builder.info.features
 
-    def check(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def measure(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         decoded = features.deserialize_example(records.read(index))
         image, mask = decoded[image_key], tf.cast(decoded[mask_key], tf.int64)
         classes = tf.unique(mask[mask != IGNORED]).y
@@ -81,15 +88,13 @@ def _measured(builder, split: str, image_key: str, mask_key: str) -> tuple[int, 
         return same, tf.reduce_max(tf.concat([classes, [-1]], axis=0)), tf.size(classes)
 
     largest, most = -1, 1
-    checked = tf.data.Dataset.range(len(records)).map(check, tf.data.AUTOTUNE)
-    for number, (same, value, count) in enumerate(checked.as_numpy_iterator()):
-        if not same:
+    measured = tf.data.Dataset.range(len(records)).map(measure, tf.data.AUTOTUNE)
+    for number, (same, value, count) in enumerate(measured.as_numpy_iterator()):
+        if not same or value > IGNORED:
+            found = f"has {value}" if same else "has another size"
             raise UserError(
-                f"The mask of {records.name(number)} does not have the size of its image; choose splits without it."
-            )
-        if value > IGNORED:
-            raise UserError(
-                f"The mask of {records.name(number)} should have class numbers from 0 to 254, but has {value}."
+                f"The mask of {records.name(number)} should have the size of its image and class numbers from 0 to "
+                f"254, but {found}; choose splits without it."
             )
         largest, most = max(largest, int(value)), max(most, int(count))
     return largest, most
