@@ -105,7 +105,6 @@ def open_model(run: Run, options: SourceOptions) -> ExportedModel:
             run.samples,
             "evaluation images of the run",
         )
-        run_directory.check_head(run.model, labels)
         run.warn_of_missing_files()
         weights, terms = _weights(run.config)
     else:

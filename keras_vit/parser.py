@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from keras_vit.cli import as_typed
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, refuse_first
 
 Options = TypeVar("Options")
 # The fields that lead to an option -> its value.
@@ -202,17 +202,18 @@ def read(options_class: type, arguments: Sequence[str], *, prog: str, **defaults
             others.append(argument)
             continue
         option = known[name]
-        if option.path in given:
-            earlier = named[option.path]
-            raise UserError(
-                f"{name} is given twice; give it once."
-                if earlier == name
-                else f"{earlier} and {name} are two names of one option; give one of them."
-            )
-        named[option.path] = name
+        earlier = named.setdefault(option.path, name)
+        refuse_first(
+            [
+                (option.path in given and earlier == name, f"{name} is given twice; give it once."),
+                (option.path in given, f"{earlier} and {name} are two names of one option; give one of them."),
+                (
+                    option.kind is bool and "=" in argument,
+                    f"{name} takes no value, but was given {argument}; leave the value out.",
+                ),
+            ]
+        )
         if option.kind is bool:
-            if "=" in argument:
-                raise UserError(f"{name} takes no value, but was given {argument}; leave the value out.")
             given[option.path] = name == option.name
             continue
         texts = [argument.partition("=")[2]] if "=" in argument else []
@@ -237,14 +238,16 @@ def options_from(
     """Return the dataclass with the values that were read; see `read`."""
     options = {option.path: option for option in _options(options_class, defaults)}
     # Other defaults may have other options: a ResNet has none of a Vision Transformer's.
-    if unknown := given.keys() - options.keys():
-        names = ", ".join(sorted(path[-1].replace("_", "-") for path in unknown))
-        raise UserError(f"With these defaults there is no option for {names}; leave it out.")
+    unknown = sorted(path[-1].replace("_", "-") for path in given.keys() - options.keys())
     missing = [
         option.name for path, option in options.items() if option.default is dataclasses.MISSING and path not in given
     ]
-    if missing:
-        raise UserError(f"Missing from {as_typed(prog)}: {', '.join(missing)}; {_HELP}")
+    refuse_first(
+        [
+            (unknown, f"With these defaults there is no option for {', '.join(unknown)}; leave it out."),
+            (missing, f"Missing from {as_typed(prog)}: {', '.join(missing)}; {_HELP}"),
+        ]
+    )
     return _built(options_class, given, defaults, ())
 
 

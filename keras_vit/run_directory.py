@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_vit.errors import UserError, near_path, reading
+from keras_vit.errors import Rules, UserError, near_path, reading, refuse_first
 from keras_vit.files.kinds import MODEL_SUFFIXES, kind_of, readable_kind
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.npz import read_npz, write_npz
@@ -41,6 +41,8 @@ _OTHER_FILES = (SAMPLES, TRAINING_IMAGES, CALIBRATION, "unknown.npz")
 # Files with a model, of ours or published. What is said of a pickle is more than that it is no run.
 _MODELS = (MODEL, "*.safetensors", "*.bin", "*.pth", "*.h5", "*.msgpack", "saved_model.pb", "*/saved_model.pb")
 
+# What is raised for a .keras file that is cut off or has other bytes.
+_OF_DAMAGE = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
 # Bytes of a .keras file's members for each of its own; Keras does not compress them.
 _LARGEST_RATIO = 20
 
@@ -48,27 +50,28 @@ _LARGEST_RATIO = 20
 def find(run: str | os.PathLike, name: str) -> pathlib.Path:
     """The path of a file of a finished run. Raises UserError if it does not exist."""
     run = to_path(run)
-    if not run.is_dir():
-        if run.is_file():
-            raise UserError(f"A run is a directory, but {run} is a file; give the directory that it is in.")
-        advice = "" if is_remote(run) else near_path(run, os.path.isdir)
-        raise UserError(
-            f"There is no run directory {str(run)!r}{advice or '; give the --workdir of a training command.'}"
-        )
     if not (run / name).is_file():
-        inside, phone = sorted(run.glob(f"*/{name}")), sorted(run.glob("*.tflite"))
-        waits = "; wait for its training, or repeat the command, which continues it"
-        what = f"not a finished run: it has no {name}{waits if (run / LABELS).is_file() else ''}"
-        if inside:
-            what = f"not a run, but holds runs; give one of them, such as {inside[0].parent}"
-        elif phone:
-            what = f"not a run, but holds TFLite files; give one of them, such as {phone[0]}"
-        elif not is_remote(run) and (run.parent / name).is_file():
-            what = f"a folder of a run, but not the run itself; give {run.parent}"
-        raise UserError(f"{run} is {what}.")
+        raise UserError(_what_is_wrong(run, name))
     if name == MODEL and not is_remote(run / name) and not zipfile.is_zipfile(run / name):
         raise UserError(f"{run / name} is not a complete .keras file; copy it again, or train again.")
     return run / name
+
+
+def _what_is_wrong(run: pathlib.Path, name: str) -> str:
+    """A sentence on a path that should be a run with a file of this name."""
+    if run.is_file():
+        return f"A run is a directory, but {run} is a file; give the directory that it is in."
+    if not run.is_dir():
+        advice = "" if is_remote(run) else near_path(run, os.path.isdir)
+        return f"There is no run directory {str(run)!r}{advice or '; give the --workdir of a training command.'}"
+    if inside := sorted(run.glob(f"*/{name}")):
+        return f"{run} is not a run, but holds runs; give one of them, such as {inside[0].parent}."
+    if phone := sorted(run.glob("*.tflite")):
+        return f"{run} is not a run, but holds TFLite files; give one of them, such as {phone[0]}."
+    if not is_remote(run) and (run.parent / name).is_file():
+        return f"{run} is a folder of a run, but not the run itself; give {run.parent}."
+    waits = "; wait for its training, or repeat the command, which continues it"
+    return f"{run} is not a finished run: it has no {name}{waits if (run / LABELS).is_file() else ''}."
 
 
 def check_model_file(path: str | os.PathLike) -> None:
@@ -125,30 +128,29 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
-            if size > _LARGEST_RATIO * path.stat().st_size:  # Keras reads whole members into memory
-                raise UserError(f"{shown} would be {size:,} bytes after decompression; it is not a Keras model.")
-            damaged = archive.testzip()  # Keras does not verify the checksum of the weights
-        if damaged:
-            raise zipfile.BadZipFile(f"bad checksum of {damaged!r}")
+            is_bomb = size > _LARGEST_RATIO * path.stat().st_size  # Keras reads whole members into memory
+            damaged = None if is_bomb else archive.testzip()  # Keras does not verify the checksum of the weights
+        if is_bomb or damaged:
+            what = f"it would be {size:,} bytes after decompression" if is_bomb else f"bad checksum of {damaged!r}"
+            raise zipfile.BadZipFile(what)
         if path.suffix == ".keras":
             return keras.models.load_model(path, compile=False)
         with tempfile.TemporaryDirectory() as folder:  # Keras goes by the name
             named = pathlib.Path(folder) / MODEL
             named.symlink_to(path.resolve())
             return keras.models.load_model(named, compile=False)
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{shown} cannot be read as a Keras model ({_words(error)}); it may be damaged.") from error
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        if code := re.search(r"Could not locate \w+ '([^']+)'|(`Lambda`|__lambda__)", str(error)):
-            raise UserError(
-                f"{shown} has a layer of its author's code, {code[1] or 'Lambda'}, which is not run from a file; "
-                "replace it by layers of Keras or functions of keras.ops, and save the model again."
-            ) from error
-        version = _writer(path)
+    except (*_OF_DAMAGE, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        version = keras.__version__ if isinstance(error, _OF_DAMAGE) else _writer(path)
         advice = "it may be damaged or changed"
         if version != keras.__version__:
             advice = f"Keras {version} saved it, and this is {keras.__version__}; install that version"
-        raise UserError(f"{shown} cannot be read as a Keras model ({_words(error)}); {advice}.") from error
+        what = f"cannot be read as a Keras model ({_words(error)}); {advice}"
+        if code := re.search(r"Could not locate \w+ '([^']+)'|(`Lambda`|__lambda__)", str(error)):
+            what = (
+                f"has a layer of its author's code, {code[1] or 'Lambda'}, which is not run from a file; replace it by "
+                "layers of Keras or functions of keras.ops, and save the model again"
+            )
+        raise UserError(f"{shown} {what}.") from error
 
 
 def _words(error: Exception) -> str:
@@ -230,15 +232,20 @@ def output_folder(output: str | os.PathLike) -> pathlib.Path:
     Of a directory in a bucket, only whether the bucket answers.
     """
     output = to_path(output)
-    if is_web(output):
-        raise UserError(f"{output} is an address to download from; --output takes a directory.")
+    refuse_first(_rules_of_output(output))
+    return output
+
+
+def _rules_of_output(output: pathlib.Path) -> Rules:
+    yield is_web(output), f"{output} is an address to download from; --output takes a directory."
     remote = is_remote(output)
     nearest = output if remote else next(path for path in (output, *output.parents) if os.path.lexists(path))
-    if nearest.is_file() or not (remote or nearest.is_dir()):
-        raise UserError(f"{nearest} is a file; --output takes a directory.")
-    if not remote and not os.access(nearest, os.W_OK | os.X_OK):
-        raise UserError(f"{nearest} is not writable; give another --output.")
-    return output
+    is_folder = remote or nearest.is_dir()
+    yield nearest.is_file() or not is_folder, f"{nearest} is a file; --output takes a directory."
+    yield (
+        not remote and not os.access(nearest, os.W_OK | os.X_OK),
+        f"{nearest} is not writable; give another --output.",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_vit.errors import UserError, check_integers, nearest
+from keras_vit.errors import UserError, check_integers, nearest, refuse_first
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import AttentionProbabilities
 from keras_vit.models.bit import big_transfer
@@ -72,12 +72,18 @@ def build(
             config.check_image_size(preprocessing.image_size)
     num_classes = python_numbers(num_classes)
     check_integers("num_classes", num_classes, least=0)
-    if classifier_activation not in (None, *_ACTIVATIONS):
-        raise UserError(
-            f"classifier_activation must be {', '.join(_ACTIVATIONS)} or None, but is {classifier_activation!r}."
-        )
-    if classifier_activation and not num_classes:
-        raise UserError("classifier_activation is for a model with classes; give num_classes, or leave it out.")
+    refuse_first(
+        [
+            (
+                classifier_activation not in (None, *_ACTIVATIONS),
+                f"classifier_activation must be {', '.join(_ACTIVATIONS)} or None, but is {classifier_activation!r}.",
+            ),
+            (
+                classifier_activation and not num_classes,
+                "classifier_activation is for a model with classes; give num_classes, or leave it out.",
+            ),
+        ]
+    )
     default_name = model.replace("+", "_") if isinstance(model, str) else "model"
     with dtype_policy(dtype):
         built = _network(config, preprocessing, num_classes, name or default_name)
@@ -198,17 +204,14 @@ def model_spec(model: keras.Model) -> ModelSpec:
     for layer in model.layers:
         if isinstance(layer, ModelSpec):
             return layer
+    what = "was not built by keras_vit; take one of keras_vit.build, keras_vit.from_checkpoint or a training run"
     for inner in model.layers:
         if isinstance(inner, keras.Model) and any(isinstance(layer, ModelSpec) for layer in inner.layers):
-            raise UserError(
-                f"The model {model.name!r} contains a model of keras_vit, but is none itself; give that one, "
-                f"model.get_layer({inner.name!r}), or connect your own layers to it as inner in "
-                "keras.Model(inner.input, layer(inner.output))."
+            what = (
+                f"contains a model of keras_vit, but is none itself; give that one, model.get_layer({inner.name!r}), "
+                "or connect your own layers to it as inner in keras.Model(inner.input, layer(inner.output))"
             )
-    raise UserError(
-        f"The model {model.name!r} was not built by keras_vit; take one of keras_vit.build, keras_vit.from_checkpoint "
-        "or a training run."
-    )
+    raise UserError(f"The model {model.name!r} {what}.")
 
 
 def has_own_call(model: keras.Model) -> bool:
@@ -350,10 +353,18 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
         raise UserError("A ResNet has no blocks of tokens; take feature_map with the name of a stage.")
     count = config.num_layers
     whole = all(isinstance(b, numbers.Integral) and not isinstance(b, bool) for b in blocks)
-    if not len(blocks) or not whole or not all(-count <= block < count for block in blocks):
-        raise UserError(f"blocks must be numbers from {-count} to {count - 1}, but are {list(blocks)}.")
-    if norm and config.norm_after_pooling:
-        raise UserError("The last LayerNorm of this model is for the mean of the tokens; give norm=False.")
+    refuse_first(
+        [
+            (
+                not len(blocks) or not whole or not all(-count <= block < count for block in blocks),
+                f"blocks must be numbers from {-count} to {count - 1}, but are {list(blocks)}.",
+            ),
+            (
+                norm and config.norm_after_pooling,
+                "The last LayerNorm of this model is for the mean of the tokens; give norm=False.",
+            ),
+        ]
+    )
     tokens = intermediates(model, [f"block_{block % count}" for block in blocks]).output
     last_norm = model.get_layer("Transformer.encoder_norm") if norm else None
     grid = keras.layers.Reshape((*config.grid(preprocessing_of(model).image_size), config.hidden_size))

@@ -143,13 +143,19 @@ class ConvStem:
         convert_fields(self)
         for field in ("channels", "kernel_sizes", "strides"):
             check_integers(field, getattr(self, field), length=0)
-        if not len(self.channels) == len(self.kernel_sizes) == len(self.strides) > 0:
-            raise UserError(
-                f"A convolutional stem needs as many channels as kernel sizes and strides, but has {self.channels}, "
-                f"{self.kernel_sizes} and {self.strides}."
-            )
-        if not all(size % 2 for size in self.kernel_sizes):
-            raise UserError(f"A convolutional stem needs odd kernels, but has {self.kernel_sizes}.")
+        refuse_first(
+            [
+                (
+                    not len(self.channels) == len(self.kernel_sizes) == len(self.strides) > 0,
+                    "A convolutional stem needs as many channels as kernel sizes and strides, but has "
+                    f"{self.channels}, {self.kernel_sizes} and {self.strides}.",
+                ),
+                (
+                    not all(size % 2 for size in self.kernel_sizes),
+                    f"A convolutional stem needs odd kernels, but has {self.kernel_sizes}.",
+                ),
+            ]
+        )
 
     @property
     def total_stride(self) -> int:

@@ -43,14 +43,11 @@ def build_task(
 
 def backbone_config(config: ViTConfig) -> ViTConfig:
     """The configuration without what reads the tokens. Raises UserError for one that is no plain encoder."""
-    if config.axial or config.distillation != "none" or config.position_injection != "input":
+    of_attention = config.axial or config.locality_attention or config.position_embedding == "relative"
+    if of_attention or config.distillation != "none" or config.position_injection != "input":
         raise UserError(
-            "Segmentation and detection need a plain encoder, without axial attention, distillation token and "
-            "positions in every layer; take another model."
-        )
-    if config.locality_attention or config.position_embedding == "relative":
-        raise UserError(
-            "Segmentation and detection need attention without relative positions and locality; take another model."
+            "Segmentation and detection need a plain encoder, without axial attention, relative positions, locality, "
+            "distillation token and positions in every layer; take another model."
         )
     return dataclasses.replace(
         config,

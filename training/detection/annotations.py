@@ -171,17 +171,19 @@ def _yolo(file: pathlib.Path) -> tuple[tuple[str, ...], dict[str, list[Annotated
             "correct it."
         )
     evaluation = next((fields[name] for name in ("val", "test") if fields.get(name)), None)
-    places = {"train": fields.get("train")} | ({} if evaluation is None else {"val": evaluation})
+    named = {"train": fields.get("train")} | ({} if evaluation is None else {"val": evaluation})
+    places = {split: place if isinstance(place, list) else [place] for split, place in named.items()}
+    validated(places, {split: [str] for split in places}, file)
     root = file.parent / str(fields.get("path") or "")
     return tuple(map(str, listed)), {
         split: [_yolo_picture(picture) for picture in _yolo_files(place, root, file)] for split, place in places.items()
     }
 
 
-def _yolo_files(place: object, root: pathlib.Path, file: pathlib.Path) -> list[pathlib.Path]:
+def _yolo_files(places: list[str], root: pathlib.Path, file: pathlib.Path) -> list[pathlib.Path]:
     """The pictures of folders, of text files that list them, or of several of these."""
     found: list[pathlib.Path] = []
-    for name in validated(place if isinstance(place, list) else [place], [str], f"train or val of {file}"):
+    for name in places:
         # Roboflow writes ../train/images beside the folder train.
         path = next((each for each in (root / name, root / name.removeprefix("../")) if each.exists()), root / name)
         if path.is_dir():
@@ -190,7 +192,7 @@ def _yolo_files(place: object, root: pathlib.Path, file: pathlib.Path) -> list[p
             lines = filter(None, map(str.strip, read_text(path, MOST_OF_MANY).splitlines()))
             found += [path.parent / line for line in lines]
     if not found:
-        raise UserError(f"{file} names {place!r:.80}, but no picture is there; correct its path.")
+        raise UserError(f"{file} names {places!r:.80}, but no picture is there; correct its path.")
     return sorted(dict.fromkeys(found))
 
 

@@ -35,6 +35,8 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
             f"Whether some of these images were among the training images of {run.name} is not known; if so, the "
             "accuracy is too high."
         )
+    if predictor.is_multi_label is None and source.multi_label:
+        print(f"{run.name} does not say whether an image may have several classes; it is taken for such a model.")
     refuse_first(_rules(predictor, source, options))
     accepted = None
     if options.real_labels is not None:
@@ -73,13 +75,8 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
 
 
 def _rules(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> Rules:
-    """Model, data and options agree on whether an image may have several classes.
-
-    A model that does not say it is taken for one of the data's kind.
-    """
+    """Model, data and options agree on whether an image may have several classes."""
     name, of_model, kinds = predictor.run.name, predictor.is_multi_label, ("one class each", "several classes each")
-    if of_model is None and source.multi_label:
-        print(f"{name} does not say whether an image may have several classes; it is taken for such a model.")
     yield (
         of_model is not None and of_model != source.multi_label,
         f"{name} was trained on images of {kinds[not source.multi_label]}, but these have {kinds[source.multi_label]}; "

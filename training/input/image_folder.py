@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.errors import is_or_are, nearest
+from keras_vit.errors import is_or_are, nearest, refuse_first
 from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.remote import is_remote
 from keras_vit.images.formats import is_hidden, is_picture, is_picture_name, others_line
@@ -275,14 +275,24 @@ def _class_files(path: pathlib.Path, check: _FileCheck, *, least: int) -> dict[s
     if beside := [entry.name for entry in path.iterdir() if not entry.is_dir() and is_picture_name(entry.name)]:
         pictures = "1 picture" if len(beside) == 1 else f"{len(beside):,} pictures"
         print(f"Not used, because outside the class folders of {path}: {pictures}, {min(beside)} first.")
-    for name in classes:
-        if not name.isprintable():  # a line break would split it in labels.txt; no UTF-8 is not printable either
-            raise UserError(f"The class folder {name!r} in {path} has unprintable characters in its name; rename it.")
     names = sorted(map(composed, classes))
-    if twice := [name for name, following in itertools.pairwise(names) if name == following]:
-        raise UserError(
-            f"Two class folders of {path} are called {twice[0]!r}, in two forms of Unicode; move their images into one."
-        )
+    # A line break would split a name in labels.txt; what is no UTF-8 is not printable either.
+    odd = [name for name in classes if not name.isprintable()]
+    twice = [name for name, following in itertools.pairwise(names) if name == following]
+    refuse_first(
+        [
+            (
+                odd,
+                f"The class folder {', '.join(map(repr, odd))} in {path} has unprintable characters in its name; "
+                "rename it.",
+            ),
+            (
+                twice,
+                f"Two class folders of {path} are called {', '.join(map(repr, twice))}, in two forms of Unicode; move "
+                "their images into one.",
+            ),
+        ]
+    )
     of_name, others = {}, []
     for name in classes:
         of_name[composed(name)], beside = _entries(path / name)

@@ -124,7 +124,11 @@ def tfds_builder(name: str, data_dir: str | None):
             + (f"the nearest names are {nearest(config, known)}." if known else f"it has none: give tfds:{name}.")
         ) from None
     if not builder.is_prepared():
-        _check_servers(builder)
+        if unreachable := _unreachable_server(builder):
+            raise UserError(
+                f"The data set {name!r} is not prepared in {builder.data_dir}, and {unreachable[0]}, which has it, "
+                f"cannot be reached ({unreachable[1]}); prepare it there, or give --data-dir."
+            )
         with explained(
             lambda reason: (
                 f"The data set {name!r} is not prepared in {builder.data_dir} and could not be fetched "
@@ -136,33 +140,28 @@ def tfds_builder(name: str, data_dir: str | None):
     return builder
 
 
-def _check_servers(builder) -> None:
-    """Raise UserError if no server of a data set can be reached: TFDS would try each for minutes.
+def _unreachable_server(builder) -> tuple[str, str] | None:
+    """A server of a data set and why it cannot be reached, if none of them can: TFDS would try each for minutes.
 
-    Nothing is said if files that were fetched before, or by hand, are there, or if a server answers anything.
+    None if files that were fetched before, or by hand, are there, or if a server answers anything.
     """
     root = builder.data_path.parents[builder.info.full_name.count("/")]
     downloads = root / "downloads"
     if downloads.exists() and any(downloads.iterdir()):
-        return
-    unreachable = {}
+        return None
+    unreachable: dict[str, str] = {}
     for address in builder.url_infos or ():
         host = urllib.parse.urlsplit(address).hostname
         if host in unreachable:
             continue
         try:
             with opened(address):
-                return
+                return None
         except TransferError as failure:
             if not _is_no_network(failure.__cause__):
-                return
+                return None
             unreachable[host] = str(failure)
-    if unreachable:
-        host, why = next(iter(unreachable.items()))
-        raise UserError(
-            f"The data set {builder.name!r} is not prepared in {builder.data_dir}, and {host}, which has it, cannot be "
-            f"reached ({why}); prepare it there, or give --data-dir."
-        )
+    return next(iter(unreachable.items()), None)
 
 
 def _is_no_network(error: BaseException | None) -> bool:

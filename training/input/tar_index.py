@@ -197,18 +197,16 @@ def _members(path: str, size: int, read: Read) -> Iterator[_Member]:
         ended, begin = False, position + BLOCK
         is_file, is_extension = header.isreg(), header.type in (*tarfile.GNU_TYPES[:2], b"x", b"g")
         length = _number(extended.pop("size", ""), header.size) if not is_extension else header.size
+        what = ""
         if length < 0 or begin + length > size:
-            raise UserError(
-                f"The file {path} ends within {shown(header.name)} at byte {position}, which claims {length} bytes; it "
-                "is truncated."
-            )
-        if header.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in extended):
-            raise UserError(
-                f"The file {path} holds {shown(header.name)} with holes left out; write it without --sparse."
-            )
+            what = f"ends within {shown(header.name)} at byte {position}, which claims {length} bytes; it is truncated"
+        elif header.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in extended):
+            what = f"holds {shown(header.name)} with holes left out; write it without --sparse"
+        elif is_extension and length > _MOST:
+            what = f"has a name of {length} bytes at byte {position}; write it again"
+        if what:
+            raise UserError(f"The file {path} {what}.")
         if is_extension:
-            if length > _MOST:
-                raise UserError(f"The file {path} has a name of {length} bytes at byte {position}; write it again.")
             extended |= _extension(header.type, read(begin, length), path, position)
         else:
             yield _Member(extended.pop("path", header.name), position, length, is_file, zlib.crc32(block))

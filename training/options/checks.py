@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from keras_vit import UserError, run_directory
 from keras_vit.checkpoints.fetch.find import check_name
-from keras_vit.errors import explained
+from keras_vit.errors import Rules, explained, refuse_first
 from keras_vit.files.file_contents import shown
 from keras_vit.files.remote import existing_folder, is_remote, matching
 from keras_vit.images.formats import format_list, is_hidden, is_picture_name
@@ -47,21 +47,8 @@ _FIELDS_OF = {
 
 def check_data(source: DataOptions) -> None:
     """Raise UserError unless `--data` names a kind of source, with the options that it takes, and its folder exists."""
+    refuse_first(_rules(source))
     kind, _, rest = source.data.partition(":")
-    if kind not in _FIELDS_OF or bool(rest) == (kind == "digits"):
-        raise UserError(
-            "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given "
-            f"{source.data!r}{_advice(source.data)}."
-        )
-    for field in dataclasses.fields(source):
-        if field.name not in ("data", *_FIELDS_OF[kind]) and getattr(source, field.name) != field.default:
-            raise UserError(f"--{field.name.replace('_', '-')} does not apply to --data {kind}; leave it out.")
-    given = _kind_of(rest)
-    if kind in _NOUNS and given and given != kind:
-        raise UserError(
-            f"--data {kind} takes a {_NOUNS[kind]}, but {rest!r} is a {_NOUNS[given]}; give --data "
-            f"{shlex.quote(f'{given}:{rest}')}."
-        )
     if source.exclude is not None:
         read_decisions(source.exclude)
     if kind == "folder":
@@ -72,6 +59,27 @@ def check_data(source: DataOptions) -> None:
         files_of(kind, rest, matching(rest))
     if source.data_dir is not None and not is_remote(source.data_dir):
         existing_folder(source.data_dir, "--data-dir takes the folder of prepared data sets, or an empty one")
+
+
+def _rules(source: DataOptions) -> Rules:
+    kind, _, rest = source.data.partition(":")
+    yield (
+        kind not in _FIELDS_OF or bool(rest) == (kind == "digits"),
+        "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given "
+        f"{source.data!r}{_advice(source.data)}.",
+    )
+    for field in dataclasses.fields(source):
+        yield (
+            field.name not in ("data", *_FIELDS_OF[kind]) and getattr(source, field.name) != field.default,
+            f"--{field.name.replace('_', '-')} does not apply to --data {kind}; leave it out.",
+        )
+    found = _kind_of(rest)
+    if kind in _NOUNS and found is not None:
+        yield (
+            found != kind,
+            f"--data {kind} takes a {_NOUNS[kind]}, but {rest!r} is a {_NOUNS[found]}; give --data "
+            f"{shlex.quote(f'{found}:{rest}')}.",
+        )
 
 
 def check_data_service(options: TrainingOptions) -> None:

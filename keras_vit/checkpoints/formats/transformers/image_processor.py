@@ -162,31 +162,30 @@ def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
     fields: dict[str, Any] = {"library": "transformers", "background": None, "dtype": processor[_DTYPE]}
     if processor.get(_FILL):
         fields |= {"resize": "pad", "padding": "after", "background": processor[_FILL]}
-    for field in ("do_flip_channel_order", "do_pad"):
-        if _flag(processor, field, default=False):
-            raise _unsupported(field, True)
     resizes, crops = _flag(processor, "do_resize"), _flag(processor, "do_center_crop")
     size, crop_size, resample = (processor[field] for field in ("size", "crop_size", "resample"))
-    sides, crop = _sides(size), _sides(crop_size)
+    sides, crop = (_sides(each) or () for each in (size, crop_size))
+    is_whole = len(sides) == 2 and not crops
+    is_inside = len(crop) == 2 and not any(map(operator.lt, sides * (3 - len(sides)), crop))
+    for field, value, is_unsupported in (
+        *((field, True, _flag(processor, field, default=False)) for field in ("do_flip_channel_order", "do_pad")),
+        ("do_resize", False, crops and not resizes),
+        ("resample", resample, resizes and (type(resample) is not int or not 0 <= resample < len(_FILTERS))),
+        ("size", size, resizes and not is_whole and not (sides and crops)),
+        ("crop_size", crop_size, resizes and not is_whole and not is_inside),
+    ):
+        if is_unsupported:
+            raise _unsupported(field, value)
     if not resizes:
-        if crops:
-            raise _unsupported("do_resize", False)
         return fields, None
-    if isinstance(resample, bool) or not isinstance(resample, int) or not 0 <= resample < len(_FILTERS):
-        raise _unsupported("resample", resample)
     fields["interpolation"] = processor.get(_FILTER, _FILTERS[resample])
-    if sides is not None and len(sides) == 2 and not crops:
-        return fields, sides
-    if sides is None or not crops:
-        raise _unsupported("size", size)
-    if crop is None or len(crop) != 2 or any(map(operator.lt, sides * (3 - len(sides)), crop)):
-        raise _unsupported("crop_size", crop_size)
-    input_size = crop
+    if is_whole:
+        return fields, (sides[0], sides[1])
     if len(sides) == 1:
         fields |= {"resize": "resize-small", "crop_from": sides[0]}
-    elif sides != input_size:
+    elif sides != crop:
         fields["crop_from"] = sides
-    return fields, input_size
+    return fields, (crop[0], crop[1])
 
 
 def whole_picture_config(preprocessing: "Preprocessing", kind: str) -> dict:
@@ -235,15 +234,15 @@ def preprocessor_config(preprocessing: "Preprocessing") -> dict:
     crop_from = preprocessing.crop_from
     lows, highs = preprocessing.channel_ranges()
     std = [1 / (high - low) for low, high in zip(lows, highs, strict=True)]
-    if preprocessing.resize == "pad" or (preprocessing.resize == "resize-small" and not isinstance(crop_from, int)):
+    resize = preprocessing.resize
+    if (
+        resize == "pad"
+        or (resize == "resize-small" and not isinstance(crop_from, int))
+        or (resize == "crop" and height != width)
+    ):
         raise UserError(
-            f"The processors of transformers for these models cannot resize by {preprocessing.resize!r} to "
-            f"{height}x{width}; adapt the model to another preprocessing, or choose another layout."
-        )
-    if preprocessing.resize == "crop" and height != width:
-        raise UserError(
-            f"A processor of transformers cannot resize by 'crop' to {height}x{width}, which is not square; adapt "
-            "the model to square images, or choose another layout."
+            f"The processors of transformers for these models cannot resize by {resize!r} to {height}x{width}; adapt "
+            "the model to another preprocessing or, to crop, to square images, or choose another layout."
         )
     size: dict[str, int] = {"height": height, "width": width}
     if preprocessing.resize != "stretch":
