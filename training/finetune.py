@@ -9,7 +9,7 @@ below, whose fields are options. The same command continues an interrupted run.
 import dataclasses
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import UserError, cli, parser
 from keras_vit.errors import check_known
 from keras_vit.models.named_models import MODELS
 from keras_vit.published import upstream_checkpoint
@@ -69,7 +69,7 @@ def train(arguments: Sequence[str]) -> str | None:
             upstream_checkpoint(options.model)
     prepare_backend(options)
 
-    from training.devices.strategies import is_chief
+    from training.devices.strategies import is_chief, several_workers
     from training.experiments.few_labels import finetune_with_unlabelled
     from training.input.dataset import typical_image
     from training.loop.finetune import finetune, patch_and_side
@@ -78,6 +78,8 @@ def train(arguments: Sequence[str]) -> str | None:
 
     with report_interruption():
         setup = open_setup(options)
+        if options.unlabelled is not None and several_workers(setup.strategy):
+            raise UserError("--unlabelled makes several runs on one machine; start it on one alone.")
         train = setup.source.train
         (size, _, transparent), count = typical_image(train), train.num_examples
         options = _options(name, given, _find(name, count, size))

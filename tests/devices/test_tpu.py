@@ -13,7 +13,7 @@ import pytest
 
 from keras_vit import UserError, parser
 from keras_vit.images import formats
-from training.devices.tpu import has_tpu, prepare_tpu
+from training.devices.tpu import has_tpu, may_be_slice, prepare_tpu
 from training.options.common import StrategyOptions
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -67,6 +67,21 @@ def test_a_tpu_is_found_by_its_chip_and_its_file(tmp_path, pci, file, found):
 
 def test_a_machine_without_pci_devices_has_no_tpu(tmp_path):
     assert not has_tpu(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("pci", "environ", "may_be"),
+    [
+        (V5E, {}, True),  # a Cloud TPU VM
+        (V5E, {"TPU_WORKER_HOSTNAMES": "pod-0.tpu,pod-1.tpu"}, True),  # GKE
+        (V5E, {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_SKIP_MDS_QUERY": "1"}, False),  # Colab
+        (V5E, {"TPU_PROCESS_ADDRESSES": "local"}, False),  # Kaggle
+        (V5E, {"TPU_SKIP_MDS_QUERY": "1"}, False),
+        (NVIDIA, {}, False),
+    ],
+)
+def test_a_host_that_may_be_one_of_a_slice_is_told_by_its_environment(tmp_path, pci, environ, may_be):
+    assert may_be_slice(environ, machine(tmp_path, *pci, "vfio/0")) is may_be
 
 
 @pytest.mark.parametrize("strategy", ["tpu", "auto"])
@@ -182,7 +197,7 @@ def test_the_commands_of_the_page_can_be_parsed():
     """Those between "keras-vit" and the end of a remote command."""
     text = (ROOT / "docs" / "how-to" / "tpu.md").read_text()
     found = re.findall(r"keras-vit (shard|pretrain) ([^\n>]*)", text)
-    assert [name for name, _ in found] == ["shard", "pretrain"]
+    assert [name for name, _ in found] == ["shard", "pretrain", "pretrain"]
     parsed = []
     for name, arguments in found:
         words = shlex.split(arguments.replace("$BUCKET", "my-bucket"))

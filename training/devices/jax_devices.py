@@ -1,10 +1,16 @@
-"""The devices of this host for training on JAX, with `keras.distribution`."""
+"""The devices of one host or several for training on JAX, with `keras.distribution`.
+
+Every host runs one process. The rows of a batch and the parts of the weights have the order of the hosts, so that each
+process has consecutive rows, and the devices that share a model belong to one host.
+"""
 
 import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
@@ -18,8 +24,44 @@ _DIVIDED = {
 }
 
 
+# Seconds without a sign of life after which a process is lost, and that a process waits for the others when it ends.
+_LOST_AFTER = 60
+
+
+def connect_hosts(workers: Sequence[str] = (), here: str = "", timeout: int = 300) -> None:
+    """Connect the processes of all hosts, by `jax.distributed`; call it before JAX has listed its devices.
+
+    When the first process is lost, or another is silent for a minute, JAX ends the others (SIGABRT) and says so.
+
+    Args:
+        workers: an address `host:port` of each process, the same everywhere; none on a TPU slice, which has a list.
+        here: the address of this process.
+        timeout: seconds to wait for the others.
+
+    Raises UserError with a version of JAX that is too old.
+    """
+    import jax
+
+    if sys.version_info < (3, 11):
+        raise UserError("Several hosts need Python 3.11 or newer, and its version of JAX; install them on all hosts.")
+    # Its handler would ignore SIGTERM until training begins.
+    jax.config.update("jax_enable_preemption_service", False)
+    cluster: dict[str, Any] = {}
+    if workers:
+        # Else JAX would look for a cluster, too, and give each task of SLURM a single GPU.
+        method = "deactivate"
+        cluster = {"num_processes": len(workers), "process_id": workers.index(here), "cluster_detection_method": method}
+    jax.distributed.initialize(
+        workers[0] if workers else None,
+        **cluster,
+        initialization_timeout=timeout,
+        heartbeat_timeout_seconds=_LOST_AFTER,
+        shutdown_timeout_seconds=_LOST_AFTER,
+    )
+
+
 class JaxDevices:
-    """All GPUs or TPU chips of this host, else its CPU devices, in place of a strategy of tf.distribute.
+    """All GPUs or TPU chips of the connected hosts, else their CPU devices, in place of a strategy of tf.distribute.
 
     Creating it makes its distribution that of this process, for variables that are created afterwards. TensorFlow,
     which reads the data, leaves the GPUs.
@@ -31,30 +73,49 @@ class JaxDevices:
         shard_weights: whether the devices that compute different rows divide all weights, slots and averages among
             them, see `DividedWeights`.
 
+    Attributes:
+        num_replicas_in_sync: parts of a batch that are computed side by side, on all hosts.
+        num_hosts: processes, one on each host.
+        host: number of this process among them.
+
     Raises UserError if the devices cannot be divided so.
     """
 
     def __init__(self, model_parallel: int = 1, *, shard_weights: bool = False):
         with contextlib.suppress(RuntimeError):  # TensorFlow is already initialized
             tf.config.set_visible_devices([], "GPU")
-        devices = keras.distribution.list_devices()
-        if len(devices) % model_parallel:
+        import jax
+
+        devices, hosts = keras.distribution.list_devices(), [device.process_index for device in jax.devices()]
+        self.num_hosts, self.host = jax.process_count(), jax.process_index()
+        on_each = len(devices) // self.num_hosts
+        if on_each % model_parallel:
+            where = "" if self.num_hosts == 1 else " of each host"
             raise UserError(
-                f"{len(devices)} devices cannot be divided into models of {model_parallel} devices each; give "
-                f"--model-parallel a divisor of {len(devices)}."
+                f"{on_each} devices{where} cannot be divided into models of {model_parallel} devices each; give "
+                f"--model-parallel a divisor of {on_each}."
             )
         self.num_replicas_in_sync = len(devices) // model_parallel
-        if model_parallel == 1 and not shard_weights:
-            distribution = keras.distribution.DataParallel(devices=devices)
-        else:
-            shape = self.num_replicas_in_sync, model_parallel
-            mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), devices)
-            distribution = DividedWeights(mesh, shard_weights=shard_weights)
-        keras.distribution.set_distribution(distribution)
+        self._model_parallel, self._shard_weights = model_parallel, shard_weights
+        # On a slice the chips of a host need not follow each other.
+        by_host = [device for _, device in sorted(zip(hosts, devices, strict=True), key=lambda pair: pair[0])]
+        self._of_this_host = by_host[self.host * on_each : (self.host + 1) * on_each]
+        keras.distribution.set_distribution(self._distribution(by_host))
+
+    def _distribution(self, devices: list[str]) -> keras.distribution.DataParallel | keras.distribution.ModelParallel:
+        if self._model_parallel == 1 and not self._shard_weights:
+            return keras.distribution.DataParallel(devices=devices)
+        shape = len(devices) // self._model_parallel, self._model_parallel
+        mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), devices)
+        return DividedWeights(mesh, shard_weights=self._shard_weights)
 
     def scope(self) -> contextlib.AbstractContextManager:
         """Return a context that does nothing; `keras.distribution` needs none."""
         return contextlib.nullcontext()
+
+    def on_this_host(self) -> contextlib.AbstractContextManager:
+        """Return a context whose new variables are on the devices of this host alone, for a model of its own."""
+        return contextlib.nullcontext() if self.num_hosts == 1 else self._distribution(self._of_this_host).scope()
 
 
 class DividedWeights(keras.distribution.ModelParallel):
@@ -99,6 +160,54 @@ class DividedWeights(keras.distribution.ModelParallel):
         axes = list(layout.axes)
         axes[sizes.index(max(sizes))] = "batch"
         return keras.distribution.TensorLayout(axes, self.device_mesh)
+
+
+def whole(values: Any) -> np.ndarray:
+    """Return the values of a variable or tensor; if several hosts have parts of it, all of them must call this."""
+    if keras.backend.backend() == "jax":
+        values = keras.ops.convert_to_tensor(values)
+        if not values.is_fully_addressable:
+            from jax.experimental import multihost_utils
+
+            return multihost_utils.process_allgather(values, tiled=True)
+    return np.array(values)
+
+
+def assign_whole(variable: keras.Variable, values: np.ndarray) -> None:
+    """Assign values that every host has; no device gets more than its part."""
+    distribution, placed = keras.distribution.distribution(), values
+    if distribution is not None:
+        import jax
+
+        layout = distribution.get_variable_layout(variable)
+        if jax.process_count() == 1:
+            placed = keras.distribution.distribute_tensor(values, layout)
+        else:  # the same would send the values of each host to all others, to compare them
+            placed = jax.make_array_from_callback(values.shape, layout.backend_layout, lambda part: values[part])
+    variable.assign(placed)
+
+
+def batch_on_devices(rows: np.ndarray) -> Any:
+    """Rows (B, ...) of this host -> the batch of all hosts on their devices, divided among them."""
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return keras.ops.convert_to_tensor(rows)
+    import jax
+
+    layout, hosts = distribution.get_data_layout(rows.shape), jax.process_count()
+    if hosts == 1:
+        return keras.distribution.distribute_tensor(rows, layout)
+    shape = hosts * rows.shape[0], *rows.shape[1:]
+    return jax.make_array_from_process_local_data(layout.backend_layout, rows, shape)
+
+
+def numbers_of_hosts(numbers: Sequence[int]) -> np.ndarray:
+    """Return the numbers (n,) of every host, (hosts, n) int64; all hosts must call this."""
+    from jax.experimental import multihost_utils
+
+    # JAX has 32 bits.
+    halves = multihost_utils.process_allgather(np.array(numbers, np.int64).view(np.int32))
+    return np.ascontiguousarray(halves).view(np.int64)
 
 
 def shards_weights() -> bool:

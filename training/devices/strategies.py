@@ -7,16 +7,17 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.errors import explained
-from training.devices.jax_devices import JaxDevices
+from training.devices.jax_devices import JaxDevices, connect_hosts, numbers_of_hosts
 from training.devices.rendezvous import wait_for_workers
 from training.devices.slurm import slurm_config
-from training.devices.tpu import has_tpu
+from training.devices.tpu import has_tpu, may_be_slice
 from training.options.common import StrategyKind, StrategyOptions
 
 # Exit code of an interrupted run, by a signal or a lost worker: the same command continues it. EX_TEMPFAIL of
@@ -33,6 +34,9 @@ _LOST_WORKER_ERRORS = (
     tf.errors.CancelledError,
     tf.errors.InternalError,
 )
+# The same in the only error of JAX, by the connections of Gloo (CPUs) and NCCL (GPUs). A TPU waits until its process is
+# ended, see `connect_hosts`.
+_LOST_HOST = re.compile("by peer|remote process", re.IGNORECASE)
 
 
 def open_strategy(
@@ -43,6 +47,10 @@ def open_strategy(
     On JAX, return the devices of `keras.distribution` in its place, see `JaxDevices` for the other arguments.
     """
     if keras.backend.backend() == "jax":
+        if _several_workers_found():
+            connect_hosts(*_met_workers(options.worker_timeout), options.worker_timeout)
+        elif may_be_slice():
+            connect_hosts()
         return JaxDevices(model_parallel, shard_weights=shard_weights)
     kind = options.strategy
     gpus = tf.config.list_physical_devices("GPU")
@@ -59,7 +67,7 @@ def open_strategy(
 
 def _detect(gpus: list) -> StrategyKind:
     """Return the strategy for this machine and environment."""
-    if len(_workers()) > 1 or int(os.environ.get("SLURM_NTASKS", 1)) > 1:
+    if _several_workers_found():
         return "multi-worker"
     if tf.config.list_physical_devices("TPU") or has_tpu() or "TPU_NAME" in os.environ:
         return "tpu"
@@ -121,8 +129,13 @@ def _workers() -> list[str]:
     return workers
 
 
-def _multi_worker(timeout: int) -> tf.distribute.Strategy:
-    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout)
+def _several_workers_found() -> bool:
+    """Whether TF_CONFIG or SLURM started this process as one of several."""
+    return len(_workers()) > 1 or int(os.environ.get("SLURM_NTASKS", 1)) > 1
+
+
+def _met_workers(timeout: int) -> tuple[list[str], str]:
+    """Return the addresses of all workers and that of this one, once they have met; a SLURM job gets its TF_CONFIG."""
     if not _workers():
         if "SLURM_PROCID" not in os.environ:
             raise UserError(
@@ -134,6 +147,12 @@ def _multi_worker(timeout: int) -> tf.distribute.Strategy:
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
     here = cluster[task["type"]][int(task["index"])]
     wait_for_workers(_workers(), here, timeout)
+    return _workers(), here
+
+
+def _multi_worker(timeout: int) -> tf.distribute.Strategy:
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout)
+    _met_workers(timeout)
     # The constructor waits for all workers without a timeout and blocks Python's signals.
     faulthandler.dump_traceback_later(timeout, exit=True)
     try:
@@ -144,6 +163,8 @@ def _multi_worker(timeout: int) -> tf.distribute.Strategy:
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Whether this process writes the files."""
+    if isinstance(strategy, JaxDevices):
+        return strategy.host == 0
     resolver = strategy.cluster_resolver if isinstance(strategy, _MULTI_WORKER) else None
     if resolver is None or not resolver.task_type:
         return True
@@ -151,7 +172,12 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
 
 
 def several_workers(strategy: tf.distribute.Strategy) -> bool:
-    return isinstance(strategy, _MULTI_WORKER)
+    return strategy.num_hosts > 1 if isinstance(strategy, JaxDevices) else isinstance(strategy, _MULTI_WORKER)
+
+
+def on_this_host(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager:
+    """Return a context whose new variables are of this worker alone, for a model that the others need not have."""
+    return strategy.on_this_host() if isinstance(strategy, JaxDevices) else contextlib.nullcontext()
 
 
 def distributed(strategy: tf.distribute.Strategy, batch_size: int, batches: Callable[..., tf.data.Dataset]):
@@ -162,7 +188,9 @@ def distributed(strategy: tf.distribute.Strategy, batch_size: int, batches: Call
         batch_size: examples per batch on all replicas; a multiple of the number of replicas.
         batches: part (i, n) -> rows i * B / n to (i + 1) * B / n of every batch.
     """
-    if isinstance(strategy, JaxDevices) or (strategy.num_replicas_in_sync == 1 and not several_workers(strategy)):
+    if isinstance(strategy, JaxDevices):
+        return batches(part=(strategy.host, strategy.num_hosts))
+    if strategy.num_replicas_in_sync == 1 and not several_workers(strategy):
         return batches(part=(0, 1))
     rows = batch_size // strategy.num_replicas_in_sync
 
@@ -181,8 +209,11 @@ def check_equal_on_workers(strategy: tf.distribute.Strategy, values: dict[str, i
     if not several_workers(strategy):
         return
     names = list(values)
-    here = tf.constant([[values[name] for name in names]], tf.int64)
-    gathered = tf.function(lambda: strategy.gather(strategy.run(lambda: tf.identity(here)), axis=0))().numpy()
+    if isinstance(strategy, JaxDevices):
+        gathered = numbers_of_hosts(list(values.values()))
+    else:
+        here = tf.constant([[values[name] for name in names]], tf.int64)
+        gathered = tf.function(lambda: strategy.gather(strategy.run(lambda: tf.identity(here)), axis=0))().numpy()
     for name, column in zip(names, gathered.T, strict=True):
         if len(set(column.tolist())) > 1:
             raise UserError(
@@ -196,7 +227,7 @@ def report_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Exit with CONTINUE_LATER and one sentence when another worker is lost."""
     try:
         yield
-    except _LOST_WORKER_ERRORS as error:
+    except _lost_worker_errors() as error:
         reason = _another_worker_named(strategy, error) if several_workers(strategy) else None
         if reason is None:
             raise
@@ -211,8 +242,18 @@ def report_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
         os._exit(CONTINUE_LATER)
 
 
-def _another_worker_named(strategy: tf.distribute.Strategy, error: tf.errors.OpError) -> str | None:
+def _lost_worker_errors() -> tuple[type[Exception], ...]:
+    if keras.backend.backend() != "jax":
+        return _LOST_WORKER_ERRORS
+    import jax
+
+    return (jax.errors.JaxRuntimeError,)
+
+
+def _another_worker_named(strategy: tf.distribute.Strategy, error: Any) -> str | None:
     """Return the line of an error that names another worker or a timeout; None for errors of this worker."""
+    if isinstance(strategy, JaxDevices):
+        return next((line[:300] for line in str(error).splitlines() if _LOST_HOST.search(line)), None)
     resolver = strategy.cluster_resolver
     here = (resolver.task_type, str(resolver.task_id))
     for line in error.message.splitlines():

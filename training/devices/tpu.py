@@ -5,7 +5,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from keras_vit import UserError
 from training.options.common import StrategyOptions
@@ -42,6 +42,21 @@ def _is_chip(device: pathlib.Path) -> bool:
         return (device / "vendor").read_text().strip() == _VENDOR and (device / "device").read_text().strip() in _CHIPS
     except OSError:
         return False
+
+
+def may_be_slice(environ: Mapping[str, str] = os.environ, root: str | os.PathLike = "/") -> bool:
+    """Whether the TPU of this host may be a part of a slice of several hosts, which their metadata server then knows.
+
+    Where one of these variables names the hosts, as on GKE, Kaggle and Colab, there is no such server.
+
+    Args:
+        environ: the environment.
+        root: see `has_tpu`.
+    """
+    hosts = environ.get("TPU_PROCESS_ADDRESSES", environ.get("TPU_WORKER_HOSTNAMES"))
+    if hosts is not None:
+        return "," in hosts
+    return "TPU_SKIP_MDS_QUERY" not in environ and has_tpu(root)
 
 
 def prepare_tpu(

@@ -16,6 +16,8 @@ from keras_vit.models.detection import CLASSES, with_classes
 from keras_vit.models.layers import no_init_weights
 from keras_vit.models.segmentation import block_predictions
 from keras_vit.models.tasks import build_task, task_of
+from training.devices.jax_devices import assign_whole, whole
+from training.devices.strategies import on_this_host
 from training.loop.jax_trainer import JaxTrainer
 from training.loop.learning_rate import LearningRate
 from training.loop.objectives import Classification, OfImages, distillation_objective, make_objective, uses_labels
@@ -264,9 +266,12 @@ def trained_model(trainer: Trainer) -> keras.Model:
     """Return the trained model as `keras_vit.build` makes it: float32, not compiled, on one device, nothing frozen.
 
     With a moving average, its weights are the average. Adapters of LoRA are merged into their kernels.
+
+    On several hosts with JAX, all of them must call this; each gets a model on its own devices.
     """
     network = trainer.network
-    return model_with_config(network, keras_vit.config_of(network), preprocessing_of(network), trainer.ema)
+    with on_this_host(trainer.distribute_strategy):
+        return model_with_config(network, keras_vit.config_of(network), preprocessing_of(network), trainer.ema)
 
 
 def model_with_config(
@@ -294,7 +299,7 @@ def model_with_config(
         num_classes = None if isinstance(model.output, dict) else model.output_shape[-1]
         new = keras_vit.build(config, preprocessing=preprocessing, num_classes=num_classes, name=model.name)
     with keras.StatelessScope(list(zip(model.trainable_variables, averages, strict=bool(averages)))):
-        values = {key: np.array(value) for key, value in values_by_key(model).items()}
+        values = {key: whole(value) for key, value in values_by_key(model).items()}
     for key, variable in weights_by_key(new).items():
-        variable.assign(values[key])
+        assign_whole(variable, values[key])
     return new

@@ -23,6 +23,7 @@ from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz, write_npz
 from keras_vit.files.remote import RemoteError, is_remote, local_copy
 from keras_vit.run_directory import CONFIG
+from training.devices.jax_devices import assign_whole
 
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.npz")
 _MAX_TO_KEEP = 2
@@ -75,12 +76,8 @@ def restore(folder: pathlib.Path, variables: Mapping[str, keras.Variable]) -> tu
             f"The checkpoint of step {step} in {folder} was saved by another version of this code, so the run cannot "
             f"continue; remove {folder.parent} to start again."
         )
-    distribution = keras.distribution.distribution()
     for name, variable in variables.items():
-        values = arrays[name].fetch()
-        if distribution is not None:  # no device gets more than its part
-            values = keras.distribution.distribute_tensor(values, distribution.get_variable_layout(variable))
-        variable.assign(values)
+        assign_whole(variable, arrays[name].fetch())
     return step, progress
 
 

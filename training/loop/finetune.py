@@ -15,6 +15,7 @@ from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.published import upstream_checkpoint
 from keras_vit.text.classes import classes_of_labels
+from training.devices.strategies import on_this_host
 from training.input.dataset import typical_image
 from training.input.known_images import warn_of_known_images, warn_of_training_images
 from training.loop.build import model_with_config
@@ -52,10 +53,11 @@ def finetune(
     average = AveragedWithStart(options.wise_ft)
 
     def make_model(num_classes: int) -> keras.Model:
-        if options.zero_shot_head:
-            model = _with_text_head(checkpoint, options, setup.source.labels)
-        else:
-            model = _load(path, options, num_classes)
+        with on_this_host(setup.strategy):
+            if options.zero_shot_head:
+                model = _with_text_head(checkpoint, options, setup.source.labels)
+            else:
+                model = _load(path, options, num_classes)
         preprocessing = keras_vit.preprocessing_of(model)
         if preprocessing.channels == 1 and typical_image(train)[1] == 3:
             print("The checkpoint takes grayscale images, so the colors of the training images are not used.")

@@ -2,8 +2,8 @@
 
 They compute what `Trainer` does on TensorFlow, from the same batches, in the same order: see there. Here one compiled
 function takes the values of all variables and returns the new ones. `keras.distribution` divides the batch, and with
-`--model-parallel` and `--shard-weights` the weights, among the devices; sums over the batch are sums over all devices,
-and dropout masks do not depend on their number.
+`--model-parallel` and `--shard-weights` the weights, among the devices of all hosts; sums over the batch are sums over
+all devices, and dropout masks do not depend on their number.
 """
 
 import collections
@@ -12,11 +12,19 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import keras
-import numpy as np
 from keras import ops
 
-from training.devices.jax_devices import gathered, saves_no_weights, shards_weights, stacked
+from training.devices.jax_devices import (
+    batch_on_devices,
+    gathered,
+    numbers_of_hosts,
+    saves_no_weights,
+    shards_weights,
+    stacked,
+    whole,
+)
 from training.devices.rematerialization import segments
+from training.devices.strategies import several_workers
 from training.loop.trainer import Trainer
 
 
@@ -48,7 +56,16 @@ class JaxTrainer(Trainer):
 
     def read(self, variable):
         # An array of JAX keeps what NumPy reads of it, so this reads a copy: else the state would end up on this host.
-        return np.array(ops.copy(variable.value))
+        return whole(ops.copy(variable.value))
+
+    @property
+    def reads_together(self):
+        return several_workers(self.distribute_strategy)
+
+    def any_stop_requested(self):
+        if self._stop_requested is None:
+            return None
+        return bool(numbers_of_hosts([int(self._stop_requested.numpy())]).any())
 
     def reset_metrics(self):
         self.jax_state_sync()
@@ -69,7 +86,7 @@ class JaxTrainer(Trainer):
         """Return batches on the devices, each copied to them before the one before it is trained on."""
         ahead: collections.deque = collections.deque()
         for batch in dataset.as_numpy_iterator():
-            ahead.append(keras.tree.map_structure(_on_devices, batch))
+            ahead.append(keras.tree.map_structure(batch_on_devices, batch))
             if len(ahead) > 1:
                 yield ahead.popleft()
         yield from ahead
@@ -260,14 +277,6 @@ def _current(groups: Sequence[Sequence[keras.Variable]]) -> tuple[list, ...]:
 
 def _values(scope: keras.StatelessScope, groups: Sequence[Sequence[keras.Variable]]) -> tuple[list, ...]:
     return tuple([scope.get_current_value(v) for v in group] for group in groups)
-
-
-def _on_devices(rows):
-    """Rows (B, ...) of NumPy -> the same on the devices, divided among them."""
-    distribution = keras.distribution.distribution()
-    if distribution is None:
-        return ops.convert_to_tensor(rows)
-    return keras.distribution.distribute_tensor(rows, distribution.get_data_layout(rows.shape))
 
 
 def _micro_batches(rows, count: int):

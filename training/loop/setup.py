@@ -16,6 +16,7 @@ from keras_vit.errors import Rules, refuse_first
 from keras_vit.files.remote import is_remote
 from keras_vit.run_directory import CALIBRATION, SAMPLES, save_training_images
 from keras_vit.runs import Run
+from training.devices.jax_devices import JaxDevices
 from training.devices.strategies import open_strategy
 from training.input.dataset import balanced, class_weights
 from training.input.pipeline import save_samples, steps_per_epoch
@@ -52,6 +53,8 @@ def open_setup(options: TrainingOptions, open_data: Callable[[], DataSet] | None
     """Check the options and open the devices, then the data: reading images needs devices.
 
     open_data: for data that are no classes of images. Default: `open_source`.
+
+    Raises UserError for what is wrong, and for such data on several hosts with JAX.
     """
     if not options.workdir.isprintable():
         raise UserError(
@@ -60,8 +63,11 @@ def open_setup(options: TrainingOptions, open_data: Callable[[], DataSet] | None
         )
     if is_remote(options.workdir):
         options.directory.mkdir(parents=True, exist_ok=True)  # raises what is wrong before all the work
+    strategy = open_strategy(options.devices, options.model_parallel, shard_weights=options.shard_weights)
+    if open_data is not None and isinstance(strategy, JaxDevices) and strategy.num_hosts > 1:
+        raise UserError("Training with masks or boxes on JAX takes one host; start the command on one alone.")
     return Setup(
-        strategy=open_strategy(options.devices, options.model_parallel, shard_weights=options.shard_weights),
+        strategy=strategy,
         source=open_data() if open_data else open_source(options.source, multi_label=True),
     )
 
@@ -207,7 +213,8 @@ def settings_of(options: TrainingOptions, command: str, recipe_name: str, source
     return {**run_settings(options, command, recipe_name), "images": images}
 
 
-def number_of_settings(settings: dict, source: DataSet) -> int:
-    """A number that tells settings and classes apart."""
-    text = json.dumps([settings, source.labels], sort_keys=True)
+def number_of_settings(settings: dict, options: TrainingOptions, source: DataSet) -> int:
+    """A number that tells settings, classes, and options of the computation apart."""
+    computed = dataclasses.asdict(options.execution), options.model_parallel, options.shard_weights
+    text = json.dumps([settings, computed, source.labels], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

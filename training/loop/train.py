@@ -79,7 +79,7 @@ def run_training(
         check_equal_on_workers(
             strategy,
             {
-                "their settings or data": number_of_settings(settings, source),
+                "their settings or data": number_of_settings(settings, options, source),
                 "the images of their data, by its files or by the index of its records": source.fingerprint,
             },
         )
@@ -115,7 +115,9 @@ def run_training(
             training.signals.training_complete()
             if writes:
                 write_curves(run)  # before the model, which marks the run as finished
-                run.save_model(trained_model(trainer))
+            model = trained_model(trainer) if writes or trainer.reads_together else None
+            if writes:
+                run.save_model(model)
             # No worker exits while the chief still writes.
             check_equal_on_workers(strategy, {"the steps of the run": training.step})
     if writes:
@@ -307,9 +309,13 @@ class Training:
 
     def _save(self, seconds: float) -> None:
         """Save a checkpoint after `seconds` of the current epoch. Raises UserError if a weight is not finite."""
-        if not self._writes:
+        if not self._writes and not self.trainer.reads_together:
             return
         arrays = {name: _Saved(variable, self) for name, variable in self.trainer.state.items()}
+        if not self._writes:
+            for array in arrays.values():
+                np.asarray(array)
+            return
         progress = {"records": self.records, "seconds": seconds}
         checkpoints.save(self._run.checkpoints_folder, self.step, progress, arrays)
 

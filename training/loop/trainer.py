@@ -195,6 +195,11 @@ class Trainer(keras.Model):
         """Return the values of a variable."""
         return np.array(variable)
 
+    @property
+    def reads_together(self) -> bool:
+        """Whether a variable is read by all workers together, because each has only parts of it."""
+        return False
+
     def request_stop(self) -> None:
         """Request a stop from all workers, with the next step."""
         if self._stop_requested is not None:

@@ -6,13 +6,13 @@ import os
 from keras_vit.errors import refuse_first
 from training.options.common import StrategyOptions, TrainingOptions
 
-_ALL_DEVICES, _OF_TENSORFLOW = "JAX uses all devices of this host", "it is written for TensorFlow"
+_ALL_DEVICES, _OF_TENSORFLOW = "JAX uses all devices of all hosts", "it is written for TensorFlow"
 # Options and fields of recipes that JAX does not support: the values that it does, besides none and zero, and why.
 _ON_JAX: dict[str, tuple[tuple, str]] = {
     "strategy": (("auto",), _ALL_DEVICES),
     "replicas": ((), _ALL_DEVICES),
     "tpu": ((StrategyOptions.tpu,), _ALL_DEVICES),
-    "worker_timeout": ((StrategyOptions.worker_timeout,), _ALL_DEVICES),
+    "worker_timeout": ((StrategyOptions.worker_timeout,), "JAX waits a minute"),
     "precision": (("float32", "bfloat16"), "--precision bfloat16 needs no loss scaling"),
     "steps_per_execution": ((1,), "every step is one call already"),
     "xla": (("auto", "on"), "XLA compiles every step"),

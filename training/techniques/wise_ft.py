@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_vit.checkpoints.load import weights_by_key
+from training.devices.jax_devices import whole
 
 
 class AveragedWithStart(keras.callbacks.Callback):
@@ -26,11 +27,11 @@ class AveragedWithStart(keras.callbacks.Callback):
 
     def remember(self, model: keras.Model) -> None:
         """Keep the weights of a model before its training."""
-        self._start = {key: np.array(variable) for key, variable in weights_by_key(model).items()}
+        self._start = {key: whole(variable) for key, variable in weights_by_key(model).items()}
 
     def on_train_end(self, logs=None):
         network, averages = self.model.network, self.model.ema
         averaged = {id(weight): average for weight, average in zip(network.trainable_variables, averages, strict=False)}
         for key, variable in weights_by_key(network).items():
             trained = averaged.get(id(variable), variable)
-            trained.assign(self.share * np.array(trained) + (1.0 - self.share) * self._start[key])
+            trained.assign(self.share * whole(trained) + (1.0 - self.share) * self._start[key])
