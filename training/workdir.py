@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -9,6 +10,7 @@ from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import is_temporary
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.runs import Run
+from training.devices.tpu import may_be_slice
 from training.lock import LOCK, check_unlocked
 from training.options.checks import report_directory
 from training.options.common import TrainingOptions
@@ -95,7 +97,8 @@ def check_workdir_of(options: TrainingOptions, command: str, recipe_name: str, *
         pass  # there is none, or it is reported later
     else:
         check_settings(path, saved, now)
-    if not (path / run_directory.MODEL).is_file() and not options.devices.may_be_one_of_several():
+    hosts_of_slice = os.environ.get("KERAS_BACKEND") == "jax" and may_be_slice()
+    if not ((path / run_directory.MODEL).is_file() or options.devices.may_be_one_of_several() or hosts_of_slice):
         check_unlocked(path)
 
 

@@ -1,5 +1,6 @@
 """The TPU of a machine is found by its chip, and libtpu's environment is set before TensorFlow is imported."""
 
+import contextlib
 import functools
 import importlib
 import os
@@ -13,8 +14,12 @@ import pytest
 
 from keras_vit import UserError, parser
 from keras_vit.images import formats
+from training import workdir
 from training.devices.tpu import has_tpu, may_be_slice, prepare_tpu
-from training.options.common import StrategyOptions
+from training.lock import locked
+from training.options.common import DataOptions, StrategyOptions
+from training.options.train import PretrainOptions
+from training.recipes.pretrain import find_recipe
 
 ROOT = pathlib.Path(__file__).parents[2]
 TPU = StrategyOptions(strategy="tpu")
@@ -216,3 +221,13 @@ class Parsed(Exception):
 def _build_and_stop(parse, parsed, *arguments, **options):
     parsed.append(parse(*arguments, **options))
     raise Parsed
+
+
+@pytest.mark.parametrize(("backend", "is_refused"), [("jax", False), ("tensorflow", True)])
+def test_a_host_of_a_slice_leaves_the_lock_of_a_shared_workdir_to_the_first(backend, is_refused, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    monkeypatch.setattr(workdir, "may_be_slice", lambda: True)
+    options = PretrainOptions(source=DataOptions("digits"), workdir=f"{tmp_path}/run", recipe=find_recipe("digits"))
+    refused = pytest.raises(UserError, match="Another process") if is_refused else contextlib.nullcontext()
+    with locked(tmp_path / "run"), refused:
+        workdir.check_workdir_of(options, "pretrain", "digits", is_final=True)
