@@ -97,10 +97,10 @@ def export_saved_model(case: Case, directory: str) -> None:
 
 def export_file(case: Case, kind: str, directory: str) -> None:
     """Write the files of an ONNX or OpenVINO model with random weights."""
-    from export.onnx import runtimes
+    from export.onnx import write
 
     labels = [str(number) for number in range(NUM_CLASSES)]
-    runtimes.write_onnx(_inference_model(case, for_onnx=True), kind, pathlib.Path(directory), labels, about={})
+    write.write_onnx(_inference_model(case, for_onnx=True), kind, pathlib.Path(directory), labels, about={})
 
 
 def _export_tflite(case: Case, kind: str | None, directory: str) -> None:

@@ -42,6 +42,7 @@ FLOORS = (
     "keras_vit",  # keras_vit.convert
     "training.recipes",
     "training.options",
+    "training.devices.tpu",  # imports no TensorFlow
     "training.lock",
     "training.workdir",
     "training.input",

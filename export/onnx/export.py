@@ -11,7 +11,7 @@ import numpy as np
 
 from export import fingerprint, parity, report
 from export.inference_model import in_dtype, inference_model
-from export.onnx import runtimes, web_page
+from export.onnx import runtimes, web_page, write
 from export.onnx.runtimes import FILES, Runner
 from export.options import OnnxFormat, OnnxOptions
 from export.source import ExportedModel, Provenance
@@ -39,7 +39,7 @@ def export_onnx(exported: ExportedModel, options: OnnxOptions) -> dict[OnnxForma
     exported = exported.with_logits()
     model, labels, origin = exported.model, exported.labels, exported.origin
     for kind in formats:
-        runtimes.check_size(kind, model)
+        write.check_size(kind, model)
     texts = fingerprint.identity_files(output, model, labels, origin)
     expected = parity.reference(
         in_dtype(model, "float32"), exported.preprocessing, exported.samples, multi_label=origin.multi_label
@@ -58,7 +58,7 @@ def export_onnx(exported: ExportedModel, options: OnnxOptions) -> dict[OnnxForma
             about["temperature"] = str(origin.temperature)
             about["multi_label"] = str(origin.multi_label).lower()
             about |= {} if scorer is None else {"unknown_threshold": f"{scorer.threshold:.9g}"}
-            runtimes.write_onnx(network, kind, stage, labels, about)
+            write.write_onnx(network, kind, stage, labels, about)
             file = stage / FILES[kind][0]
             found, batches = _verify(file, kind, expected)
             written[kind] = (output / file.name, found)

@@ -9,7 +9,7 @@ import pathlib
 import numpy as np
 
 from export.inference_model import inference_model
-from export.onnx import runtimes
+from export.onnx import runtimes, write
 from export.onnx.runtimes import FILES
 from export.options import OnnxOptions
 from export.tasks import Measures, Task
@@ -30,8 +30,8 @@ def export_task(task: Task, options: OnnxOptions) -> list[tuple[pathlib.Path, Me
     files, written = dict[str, Measures](), []
     with staged(output) as stage:
         for kind in options.formats:
-            runtimes.check_size(kind, network)
-            runtimes.write_onnx(network, kind, stage, exported.labels, about)
+            write.check_size(kind, network)
+            write.write_onnx(network, kind, stage, exported.labels, about)
             file = stage / FILES[kind][0]
             runners = {name: runtimes.open_file(file, kind, output=name) for name in network.output}
 

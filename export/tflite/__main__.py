@@ -22,7 +22,8 @@ def main(arguments: Sequence[str]) -> None:
 
     from export.source import open_model
     from export.task_of_run import task_of_run
-    from export.tflite.export import export_tflite, read_calibration, summary
+    from export.tflite.calibration import read_calibration
+    from export.tflite.export import export_tflite, summary
     from export.tflite.task import export_task
 
     source = options.source

@@ -15,7 +15,7 @@ from export import fingerprint, parity, report
 from export.files import save_module
 from export.inference_model import in_dtype, inference_model
 from export.options import CALIBRATED, Target, TFLiteFormat, TFLiteOptions
-from export.source import ExportedModel, Provenance, read_folder
+from export.source import ExportedModel, Provenance
 from export.tflite import quantize, tflite_file
 from export.tflite.delegate_model import delegate_model, with_four_axes
 from export.tflite.delegate_rules import require_rules
@@ -30,14 +30,11 @@ from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
 from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
 from keras_vit.progress import Progress
-from keras_vit.run_directory import CALIBRATION, Samples
-from keras_vit.runs import Run
+from keras_vit.run_directory import Samples
 from keras_vit.unknown_score import UNKNOWN_SCORE, UnknownScorer, features_and_logits
 
 # Number of images for the comparison of layers, and of layers in the report.
 _COMPARED, _LISTED = 8, 30
-# Calibration images if no number is given.
-_MOST_CALIBRATION_IMAGES = 256
 # Smallest agreement and largest loss of accuracy of a format that the report recommends.
 _RECOMMENDED = (0.99, 0.005)
 
@@ -54,7 +51,7 @@ def export_tflite(
     Args:
         exported: the model.
         options: of the command; `source` and `calibration` are not used.
-        calibration: representative images; see `read_calibration`.
+        calibration: representative images; see `export.tflite.calibration.read_calibration`.
     """
     output, formats, target = run_directory.output_folder(options.output), options.formats, options.target
     uint8_input, dynamic_batch = options.uint8_input, options.dynamic_batch
@@ -407,39 +404,6 @@ def _gains(scaled: Mapping[str, Gain], steps: Mapping[TFLiteFormat, Sequence[qua
         heading = "Scaled channels: noise / signal power of the products in 8 bits, the worst layer first"
         tables.append((heading, ("layer", "before", "after", "alpha"), rows))
     return tables
-
-
-def read_calibration(run: Run, options: TFLiteOptions, labels: Sequence[str]) -> Samples | None:
-    """Images for calibration: those of a folder, or the training images in the run directory.
-
-    None if the formats need none. Raises UserError where they do, and there are none or fewer than were asked for.
-    """
-    asked, is_needed = options.calibration_images, any(kind in CALIBRATED for kind in options.formats)
-    number = _MOST_CALIBRATION_IMAGES if asked is None else asked
-    stored = run.file(CALIBRATION)
-    is_there = options.calibration is not None or stored is not None
-    if not is_needed and not (is_there and any(kind in EIGHT_BIT_WEIGHTS for kind in options.formats)):
-        return None
-    if options.calibration is not None:
-        found, where = read_folder(options.calibration, labels, most=number), options.calibration
-    elif stored is not None:
-        images = Samples.load(stored)
-        found, where = Samples(images.encoded[:number], images.labels[:number]), f"{run.name}/{CALIBRATION}"
-    elif run.directory is not None:
-        raise UserError(
-            f"{run.name} has no training images ({CALIBRATION}) to calibrate int4-weights, int8 and int16x8; pass "
-            "--calibration FOLDER of representative images, or train again."
-        )
-    else:
-        raise UserError(
-            "A checkpoint has no images to calibrate int4-weights, int8 and int16x8; pass --calibration FOLDER."
-        )
-    if asked is not None and len(found.encoded) < asked and is_needed:
-        raise UserError(
-            f"--calibration-images asks for {number} images, but {where} has {len(found.encoded)}; pass that number, "
-            "or add images."
-        )
-    return found
 
 
 def summary(written: Mapping[TFLiteFormat, tuple[pathlib.Path, parity.Parity]]) -> str:

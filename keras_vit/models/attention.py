@@ -4,14 +4,19 @@ Axes: B batch, N tokens, M key tokens, D width, H heads, d width of a head (D = 
 grid.
 """
 
+import contextlib
+
 import keras
 from keras import ops
 
-from keras_vit.errors import check_integers, refuse_first
+from keras_vit.errors import UserError, check_integers, refuse_first
 from keras_vit.models.layers import CHANNELS_LAST, PACKAGE, TokenDense, initial, small_normal
 from keras_vit.models.positions import RotaryPositions
 
 _FORBIDDEN = -30000.0
+# A block's attention probabilities are heads x tokens x tokens. For more tokens than this they take most of the memory
+# that rematerialization leaves, so they are computed for _QUERIES tokens at a time.
+_MANY_TOKENS, _QUERIES = 1024, 256
 
 
 def attention(
@@ -100,6 +105,19 @@ def chunk_attention(model: keras.Model, queries: int | None) -> None:
     )
     for layer in layers:
         layer.queries_at_a_time = queries
+
+
+def chunk_long_attention(network: keras.Model) -> None:
+    """Compute the attention of many tokens in chunks of queries, where `chunk_attention` can.
+
+    Not on JAX, whose fused attention keeps no probabilities, and works without chunks only.
+    """
+    layers = [layer for layer in network.layers if isinstance(layer, DotProductAttention)]
+    if keras.backend.backend() == "jax" or any(layer.queries_at_a_time for layer in layers):
+        return
+    if max((layer.input[0].shape[1] for layer in layers), default=0) > _MANY_TOKENS:
+        with contextlib.suppress(UserError):  # it refuses relative positions and dropout of the probabilities
+            chunk_attention(network, _QUERIES)
 
 
 def attention_probabilities(query, key, attention_bias=None, *, scaled: bool = False):

@@ -17,7 +17,7 @@ import keras_vit
 from export import fingerprint, parity
 from export.inference_model import inference_model
 from export.onnx import __main__ as onnx
-from export.onnx import runtimes
+from export.onnx import runtimes, write
 from export.preprocessing_code import preprocessing_code
 from export.source import Provenance, random_images
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, preprocessing_of
@@ -156,7 +156,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path,
     headless = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=0)
     with pytest.raises(UserError, match="has no classes to serve"):
         onnx_of(headless, LABELS, samples_of(model), tmp_path / "x")
-    monkeypatch.setattr(runtimes, "_MOST_WEIGHT_BYTES", 4 * model.count_params() - 1)
+    monkeypatch.setattr(write, "_MOST_WEIGHT_BYTES", 4 * model.count_params() - 1)
     with pytest.raises(UserError, match=r"an ONNX file holds at most [\d,]+; export a SavedModel"):
         onnx_of(model, LABELS, samples_of(model), tmp_path / "x", ["openvino", "onnx"])
     assert list(tmp_path.iterdir()) == []
@@ -211,14 +211,14 @@ def test_an_unsupported_operator_is_detected(tmp_path):
     need("onnx")
     model = build("gap, exact GELU")
     with pytest.raises(ParityError, match=r"operators that ONNX does not support \(Erfc\), so it was not kept"):
-        runtimes.write_onnx(model, "onnx", tmp_path, LABELS, {})
+        write.write_onnx(model, "onnx", tmp_path, LABELS, {})
 
 
 def test_a_padding_with_exact_zeros_before_a_pooling_would_be_lost(tmp_path):
     """If this fails, ONNX Runtime no longer needs `_NearlyZeroPadding`."""
     need("onnx")
     model = build("bit")
-    runtimes.write_onnx(inference_model(model), "onnx", tmp_path, LABELS, {})
+    write.write_onnx(inference_model(model), "onnx", tmp_path, LABELS, {})
     images = np.random.default_rng(0).uniform(-1, 1, (3, *model.input_shape[1:])).astype(np.float32)
     logits = runtimes.open_file(tmp_path / "model.onnx", "onnx")(images)
     assert np.abs(logits - model.predict_on_batch(images)).max() > 1e-4
@@ -230,7 +230,7 @@ def test_onnx_runtime_computes_each_norm_in_one_operation(tmp_path):
     import onnxruntime
 
     model = build("map")
-    runtimes.write_onnx(inference_model(model, for_onnx=True), "onnx", tmp_path, LABELS, {})
+    write.write_onnx(inference_model(model, for_onnx=True), "onnx", tmp_path, LABELS, {})
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     options.log_severity_level = 3
@@ -388,7 +388,8 @@ def test_the_command_prints_only_its_table_and_sends_no_telemetry(tmp_path):
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=root, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["format", "onnx", "openvino"]
+    assert [line.split()[0] for line in lines[:4]] == ["format", "onnx", "openvino", "Next:"]
+    assert all(line.startswith("  ") for line in lines[4:])
     assert {"classify.html", "classify.json", "model.onnx"} <= {path.name for path in (run / "x").iterdir()}
     assert not (home / "intel").exists()  # where OpenVINO's telemetry keeps its number
 

@@ -20,6 +20,7 @@ from export.preprocessing_code import preprocessing_code
 from export.source import random_images
 from export.tflite import activation_ranges, four_bits, quantize, tflite_file
 from export.tflite import export as tflite_export
+from export.tflite.calibration import read_calibration
 from export.tflite.flatbuffer import Graph, unpack
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
 from keras_vit.errors import ParityError
@@ -381,7 +382,7 @@ def test_unsupported_options_are_refused_before_conversion(tmp_path, monkeypatch
 
 def _calibration(run: str, images: int | None = None, folder: str | None = None, kind: str = "int8") -> Samples | None:
     options = TFLiteOptions(SourceOptions(run), "phone", (kind,), calibration=folder, calibration_images=images)
-    return tflite_export.read_calibration(Run(run), options, LABELS)
+    return read_calibration(Run(run), options, LABELS)
 
 
 def test_calibration_images_are_training_images(tmp_path):

@@ -9,9 +9,8 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import ConvStem, ResNetConfig, UserError, ViTConfig
-from keras_vit.models.attention import DotProductAttention
+from keras_vit.models.attention import DotProductAttention, chunk_long_attention
 from tests.support import randomize
-from training.devices.rematerialization import chunk_long_attention
 from training.loop.objectives import Classification
 from training.loop.optimizers import make_optimizer
 from training.loop.trainer import StepOptions, Trainer

@@ -4,19 +4,13 @@ Only the outputs of the blocks stay in memory ("Training Deep Nets with Sublinea
 one segment per block).
 """
 
-import contextlib
 import re
 from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
 
-from keras_vit import UserError, chunk_attention
-from keras_vit.models.attention import DotProductAttention
-
-# A block's attention probabilities are heads x tokens x tokens. For more tokens than this they take most of the memory
-# that rematerialization leaves, so they are computed for _QUERIES tokens at a time.
-_MANY_TOKENS, _QUERIES = 1024, 256
+from keras_vit import UserError
 
 _BLOCK = re.compile(r"Transformer\.encoderblock_\d+(\.column)?|(resnet\.)?block\d+\.unit\d+")
 
@@ -31,19 +25,6 @@ def check_segments(network: keras.Model) -> None:
         raise UserError("Masked patch prediction does not support rematerialization; leave --remat out.")
     if any(isinstance(layer, keras.layers.BatchNormalization) for layer in network.layers):
         raise UserError("A model with batch normalization would count each batch twice; leave --remat out.")
-
-
-def chunk_long_attention(network: keras.Model) -> None:
-    """Compute the attention of many tokens in chunks of queries, where `keras_vit.chunk_attention` can.
-
-    Not on JAX, whose fused attention keeps no probabilities, and works without chunks only.
-    """
-    layers = [layer for layer in network.layers if isinstance(layer, DotProductAttention)]
-    if keras.backend.backend() == "jax" or any(layer.queries_at_a_time for layer in layers):
-        return
-    if max((layer.input[0].shape[1] for layer in layers), default=0) > _MANY_TOKENS:
-        with contextlib.suppress(UserError):  # it refuses relative positions and dropout of the probabilities
-            chunk_attention(network, _QUERIES)
 
 
 def segments(network: keras.Model) -> list[keras.Model]:

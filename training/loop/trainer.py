@@ -22,9 +22,10 @@ import tensorflow as tf
 from keras import ops
 
 from keras_vit import UserError
+from keras_vit.models.attention import chunk_long_attention
 from keras_vit.models.self_supervised import Center
 from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
-from training.devices.rematerialization import check_segments, chunk_long_attention, rematerialized, segments
+from training.devices.rematerialization import check_segments, rematerialized, segments
 from training.devices.strategies import several_workers
 from training.loop.objectives import Objective
 from training.techniques.feature_distillation import TeacherStatistics
