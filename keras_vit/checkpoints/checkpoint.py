@@ -1,6 +1,6 @@
 """Open a checkpoint: identify its layout and map its keys to the model's weight names.
 
-Only the headers of the file are read here.
+Only the headers of the file are read here, and buffers that training may have changed.
 """
 
 import contextlib
@@ -98,13 +98,12 @@ def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
         del weights["registers/tokens"]  # which DINOv3 of transformers has without registers, too
     if layout.prefix_positions is False:
         weights = _with_class_position(weights)
-    if layout.prefix_positions is None:
-        weights = _without_register_positions(weights)
     counters = {key for key in unused if key.endswith((".num_batches_tracked", "embeddings.mask_token", ".bias_mask"))}
     counters |= {key for key in unused if key.startswith(_OF_TRAINING)}
     counters |= {key for key in unused if layout.ignored and key.startswith(layout.ignored)}
     unexpected_keys = tuple(sorted(key for key in unused if key not in counters))
-    return Checkpoint(module, layout, weights, unexpected_keys, (*ignored, *sorted(counters)), path)
+    checkpoint = Checkpoint(module, layout, weights, unexpected_keys, (*ignored, *sorted(counters)), path)
+    return _without_register_positions(checkpoint) if layout.prefix_positions is None else checkpoint
 
 
 def refuse_unexpected_keys(checkpoint: Checkpoint) -> None:
@@ -222,24 +221,39 @@ def _with_class_position(weights: dict[str, Weight]) -> dict[str, Weight]:
     return weights | {POSITIONS: Weight(table.source, shape, pad)}
 
 
-def _without_register_positions(weights: dict[str, Weight]) -> dict[str, Weight]:
-    """Add the first rows of a table to the registers, where there are such rows: vit_so150m of timm.
+def _without_register_positions(checkpoint: Checkpoint) -> Checkpoint:
+    """Add the rows of the registers in a table to the registers, where there are such rows: vit_so150m of timm.
 
-    They are where the number of rows is a square only without them, and no class token comes first.
+    They are behind that of the class token, where the patches of the images that config.json names leave as many. If it
+    names none, they are where the number of rows is a square only without them.
     """
-    if "cls" in weights or not {"registers/tokens", POSITIONS} <= weights.keys():
-        return weights
-    registers, table = weights["registers/tokens"], weights[POSITIONS]
-    if len(registers.shape) != 3 or len(table.shape) != 3 or registers.shape[::2] != table.shape[::2]:
-        return weights
-    first, rows = registers.shape[1], table.shape[1]
-    if square_grid(rows) is not None or square_grid(rows - first) is None:
-        return weights
-    shape = (table.shape[0], rows - first, table.shape[2])
-    return weights | {
-        "registers/tokens": Weight(registers.source, registers.shape, lambda tokens: tokens + table.read()[:, :first]),
-        POSITIONS: Weight(table.source, shape, lambda array: array[:, first:]),
+    weights = checkpoint.weights
+    if not {"registers/tokens", POSITIONS, "embedding/kernel"} <= weights.keys():
+        return checkpoint
+    registers, table, patch = weights["registers/tokens"], weights[POSITIONS], weights["embedding/kernel"].shape[:2]
+    shapes = registers.shape, table.shape
+    if 0 in patch or any(len(shape) != 3 for shape in shapes) or shapes[0][::2] != shapes[1][::2]:
+        return checkpoint
+    first, rows = int("cls" in weights), table.shape[1]
+    last = first + registers.shape[1]
+    size, without = checkpoint.file_config.image_size, (rows, rows - first)
+    patches = None if size is None else math.prod(side // stride for side, stride in zip(size, patch, strict=True))
+    squares = [square_grid(number) is not None for number in (*without, rows - last)]
+    if patches in without or (patches != rows - last and squares != [False, False, True]):
+        return checkpoint
+
+    def with_positions(tokens: np.ndarray) -> np.ndarray:
+        return tokens + table.read()[:, first:last]
+
+    moved = {
+        "registers/tokens": Weight(registers.source, registers.shape, with_positions),
+        POSITIONS: Weight(
+            table.source,
+            (table.shape[0], rows - registers.shape[1], table.shape[2]),
+            lambda array: np.delete(array, slice(first, last), axis=1),
+        ),
     }
+    return dataclasses.replace(checkpoint, weights={**weights, **moved})
 
 
 def square_grid(num_tokens: int) -> tuple[int, int] | None:

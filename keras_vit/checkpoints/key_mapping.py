@@ -299,6 +299,8 @@ def _match(template: str, key: str) -> dict[str, int] | None:
 
 def _fill(template: str, numbers: dict[str, int]) -> str:
     def field(match: re.Match) -> str:
+        if match[1] not in numbers:  # in the key alone, such as the chunk of a block
+            return match[0]
         number = numbers[match[1]] - (match[2] == "-1")
         return f"{number:02d}" if match[2] == ":02d" else str(number)
 

@@ -3,8 +3,10 @@
 import json
 import shutil
 
+import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import keras_vit
 from keras_vit import UserError
@@ -45,6 +47,36 @@ def test_at_another_size_positions_are_those_of_the_code_that_wrote_the_file(nam
 def test_the_heads_of_dinov3_are_in_the_periods_of_its_positions():
     model = keras_vit.from_checkpoint(BROUGHT / "meta_dinov3.safetensors")
     assert (keras_vit.config_of(model).num_heads, keras_vit.config_of(model).key_bias) == (4, False)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("rope_embed.periods", [1.0], "'rope_embed.periods' has other values than DINOv3 of the base 100"),
+        ("blocks.1.attn.qkv.bias_mask", 1.0, "bias_mask' has other values than DINOv3 without a bias of the key"),
+    ],
+)
+def test_buffers_that_change_what_is_computed_are_refused(key, value, sentence, tmp_path):
+    arrays = safetensors.numpy.load_file(BROUGHT / "meta_dinov3.safetensors")
+    arrays[key] = np.broadcast_to(np.float32(value), arrays[key].shape).copy()
+    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match=sentence):
+        keras_vit.from_checkpoint(tmp_path / "x.safetensors")
+
+
+def test_periods_that_were_rounded_to_bfloat16_are_accepted(tmp_path):
+    arrays = safetensors.numpy.load_file(BROUGHT / "meta_dinov3.safetensors")
+    arrays["rope_embed.periods"] = arrays["rope_embed.periods"].astype(ml_dtypes.bfloat16)
+    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
+    keras_vit.from_checkpoint(tmp_path / "x.safetensors")
+
+
+def test_the_classifier_of_clip_is_refused_by_its_name(tmp_path):
+    arrays = safetensors.numpy.load_file(BROUGHT / "hf_metaclip2" / "model.safetensors")
+    arrays["classifier.weight"] = np.zeros((3, 8), np.float32)
+    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match="CLIPForImageClassification of transformers, .* which is not supported"):
+        keras_vit.from_checkpoint(tmp_path / "x.safetensors")
 
 
 # All that timm 1.0.31 deprecates, of the families here.

@@ -113,6 +113,11 @@ def test_a_missing_array_is_named(key, tmp_path):
         (["patch_embed.proj.weight", "norm_pre.weight", "attn_pool.latent"], "Perception Encoder"),
         (["patch_embed.proj.weight", "norm_pre.weight", "blocks.0.gamma_1"], "Perception Encoder"),
         (["patch_embed.proj.weight", "patch_embed.norm.weight"], "AIMv2"),
+        (["patch_embed.proj.weight", "patch_embed.norm.weight", "layers.0.blocks.0.norm1.weight"], "Swin"),
+        (
+            ["patch_embed.proj.weight", "blocks.0.gamma_1", "blocks.0.attn.qkv.bias", "blocks_token_only.0.gamma_1"],
+            "CaiT",
+        ),
         (["embeds.proj.weight", "embeds.pos_embed"], "NaFlex"),
         (["patch_embed.proj.weight", "blocks.0.gamma_1", "blocks.0.attn.qkv.bias"], "RoPE-ViT"),
     ],

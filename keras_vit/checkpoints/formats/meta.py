@@ -4,8 +4,11 @@ The keys are those of facebookresearch/dinov2 and facebookresearch/dinov3, `mode
 those of timm; what tells them apart is the mask token.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.images import IMAGENET_MEAN, IMAGENET_STD, ImageProcessing, value_range_of
@@ -22,6 +25,7 @@ from keras_vit.checkpoints.key_mapping import (
     fused_kernels,
     norm,
 )
+from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 
 LAYOUT = "meta"
@@ -36,15 +40,22 @@ _IMAGES = ImageProcessing(
 
 
 def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
-    """The layout of a file with these arrays; None for that of another format."""
-    if not {"patch_embed.proj.weight", "blocks.0.ls1.gamma", "mask_token"} <= arrays.keys():
+    """The layout of a file with these arrays; None for that of another format.
+
+    Raises UserError for other rotary positions than those of the released models.
+    """
+    # Training divides the blocks into chunks: blocks.1.3 is block 3, in the second of them (block_chunks).
+    first, block = (
+        ("blocks.0.0.", "blocks.{c}.{i}.") if "blocks.0.0.ls1.gamma" in arrays else ("blocks.0.", "blocks.{i}.")
+    )
+    if not {"patch_embed.proj.weight", f"{first}ls1.gamma", "mask_token"} <= arrays.keys():
         return None
-    block = "blocks.{i}."
     # The bias of the key is multiplied by a mask of zeros.
-    masked = "blocks.0.attn.qkv.bias_mask" in arrays
+    masked = f"{first}attn.qkv.bias_mask" in arrays
+    _refuse_other_buffers(arrays)
     query, key, value = (f"{name}/bias" for name in PROJECTIONS)
     rotary = "pos_embed" not in arrays
-    gated = bool(arrays.keys() & {"blocks.0.mlp.w12.weight", "blocks.0.mlp.w1.weight"})
+    gated = bool(arrays.keys() & {f"{first}mlp.w12.weight", f"{first}mlp.w1.weight"})
     rules = (
         Rule(("cls",), "cls_token"),
         Rule(("registers/tokens",), "storage_tokens" if rotary else "register_tokens"),
@@ -78,6 +89,20 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
         # local_cls_norm is of small crops in training.
         ignored=("mask_token", "rope_embed.periods", "local_cls_norm."),
     )
+
+
+def _refuse_other_buffers(arrays: Mapping[str, LazyArray]) -> None:
+    """Raise UserError for buffers with other values than models here compute with."""
+    for key, array in arrays.items():
+        if key == "rope_embed.periods":  # sometimes rounded to bfloat16
+            expected, what = 100.0 ** (np.arange(math.prod(array.shape)) / math.prod(array.shape)), "of the base 100"
+        elif key.endswith(".attn.qkv.bias_mask"):
+            expected, what = np.repeat([1.0, 0.0, 1.0], math.prod(array.shape) // 3), "without a bias of the key"
+        else:
+            continue
+        values = array.read().reshape(-1)
+        if values.shape != expected.shape or not np.allclose(values, expected, rtol=0.01, atol=0.0):
+            raise UserError(f"The array {key!r} has other values than DINOv3 {what}, which alone is supported.")
 
 
 def _num_heads(arrays: Mapping[str, LazyArray]) -> int | None:

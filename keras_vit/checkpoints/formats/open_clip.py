@@ -76,6 +76,7 @@ _LAYOUT = Layout(
     ignored=(
         *("transformer.", "token_embedding.", "positional_embedding", "ln_final.", "text_projection"),
         *("logit_scale", "logit_bias", "attn_mask", "text."),
+        *("input_resolution", "context_length", "vocab_size"),  # of OpenAI's own files
     ),
 )
 

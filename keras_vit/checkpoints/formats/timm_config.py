@@ -28,6 +28,7 @@ from keras_vit.checkpoints.formats.timm_models import (
     components_of,
     current_name,
     default_pooling,
+    has_class_token,
     is_gated,
     layer_scale_of,
     timm_model,
@@ -120,7 +121,7 @@ def _settings(architecture: str, arguments: dict) -> Sizes:
     if ratio is not None and width is not None:
         hidden = int(width * ratio)
         settings["mlp_dim"] = "mlp_ratio and thus", hidden // 2 if is_gated(architecture) else hidden
-    if arguments.get("no_embed_class") is not None and arguments.get("class_token") is not False:
+    if arguments.get("no_embed_class") is not None and arguments.get("class_token", has_class_token(architecture)):
         settings["prefix_positions"] = "not no_embed_class", not arguments["no_embed_class"]
     return settings
 

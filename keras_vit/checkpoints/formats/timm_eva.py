@@ -10,7 +10,17 @@ from keras_vit.checkpoints.formats import timm_config
 from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, number
 from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, WrittenModel
 from keras_vit.checkpoints.formats.timm_models import WITHOUT_EFFECT, check_argument
-from keras_vit.checkpoints.key_mapping import ATTENTION, BLOCK, CONV, PROJECTIONS, Rule, dense, fused_kernels, norm
+from keras_vit.checkpoints.key_mapping import (
+    ATTENTION,
+    BLOCK,
+    CONV,
+    PROJECTIONS,
+    Rule,
+    dense,
+    fused,
+    fused_kernels,
+    norm,
+)
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.config import Classifier, ViTConfig
@@ -24,7 +34,9 @@ _OTHERS = (
     ("blocks.0.attn.relative_position_bias_table", "BEiT"),
     ("rel_pos_bias.relative_position_bias_table", "BEiT"),
     ("embeds.proj.weight", "NaFlex ViT"),
+    ("layers.0.blocks.0.norm1.weight", "Swin Transformer"),
     ("patch_embed.norm.weight", "AIMv2"),
+    ("blocks_token_only.0.gamma_1", "CaiT"),
     ("blocks.0.mlp.norm.weight", "EVA-02 or BEiT-3"),
     ("blocks.0.attn.q_proj.weight", "EVA-02 or Sapiens2"),
 )
@@ -88,7 +100,9 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
         return None
     if "blocks.0.attn.qkv.bias" in arrays or "fc_norm.weight" in arrays:
         _refuse("ViT with another kind of rotary positions (RoPE-ViT)")
-    return _layout(gated="blocks.0.mlp.fc1_g.weight" in arrays)
+    hidden, output = (arrays.get(f"blocks.0.mlp.{part}.weight") for part in ("fc1", "fc2"))
+    packed = hidden is not None and output is not None and hidden.shape[:1] == (2 * output.shape[-1],)
+    return _layout(gated=packed or "blocks.0.mlp.fc1_g.weight" in arrays, packed=packed)
 
 
 def _refuse(name: str) -> None:
@@ -119,9 +133,11 @@ def layout_for(model: WrittenModel) -> Layout:
     return _layout(gated=model.vit.gated_mlp)
 
 
-def _layout(*, gated: bool) -> Layout:
+def _layout(*, gated: bool, packed: bool = False) -> Layout:
+    """`packed`: gate and value are one array, as timm stores them with swiglu_align_to=0."""
     block = "blocks.{i}."
     hidden = (("gate", "fc1_g"), ("Dense_0", "fc1_x")) if gated else (("Dense_0", "fc1"),)
+    both = (f"{_MLP}gate", f"{_MLP}Dense_0")
     rules = (
         Rule(("cls",), "cls_token"),
         Rule(("registers/tokens",), "reg_token"),
@@ -132,7 +148,11 @@ def _layout(*, gated: bool) -> Layout:
         *dense(f"{ATTENTION}out", f"{block}attn.proj"),
         *(Rule((f"{BLOCK}LayerScale_{n}/scale",), f"{block}gamma_{n + 1}") for n in (0, 1)),
         *norm(f"{BLOCK}LayerNorm_2", f"{block}norm2"),
-        *(rule for part, key in hidden for rule in dense(f"{_MLP}{part}", f"{block}mlp.{key}")),
+        *(
+            fused(both, f"{block}mlp.fc1.weight", f"{block}mlp.fc1.bias")
+            if packed
+            else (rule for part, key in hidden for rule in dense(f"{_MLP}{part}", f"{block}mlp.{key}"))
+        ),
         *dense(f"{_MLP}Dense_1", f"{block}mlp.fc2"),
         *norm("Transformer/encoder_norm", "norm"),
         *dense("head", "head"),
@@ -172,7 +192,8 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     }
     ratio, width = number(arguments, "mlp_ratio", float), number(arguments, "embed_dim")
     if ratio is not None and width is not None:
-        align = (arguments.get("swiglu_align_to") or model.align) if sizes["gated_mlp"][1] else 1
+        given, default = arguments.get("swiglu_align_to"), model.align if model.gated_mlp else 1
+        align = (default if given is None else given or 1) if sizes["gated_mlp"][1] else 1
         hidden = int(width * ratio)
         if isinstance(align, int):
             sizes["mlp_dim"] = "mlp_ratio and thus", -(-hidden // align) * align

@@ -173,6 +173,11 @@ def default_pooling(architecture: str) -> Classifier | None:
     return "map" if "_siglip_" in architecture else None
 
 
+def has_class_token(architecture: str) -> bool:
+    """Whether an architecture has a class token where its config.json does not say it."""
+    return "_gap_" not in architecture and "_siglip_" not in architecture
+
+
 def timm_model(architecture: object, arguments: Mapping[str, object]) -> TimmModel:
     """The settings of an architecture with these `model_args`.
 

@@ -13,7 +13,6 @@ from keras_vit.checkpoints.formats.transformers.config_json import (
     completed,
     positions_and_tokens,
     read_vit,
-    refuse_other_values,
     vit_fields,
     written,
 )
@@ -33,7 +32,7 @@ from keras_vit.checkpoints.key_mapping import (
 )
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
-from keras_vit.models.config import ViTConfig
+from keras_vit.models.config import Classifier, ViTConfig
 
 LAYOUT = "huggingface"
 SUFFIXES: tuple[str, ...] = ("",)
@@ -62,6 +61,11 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
             )
         if patches is not None:
             clip = f"{prefix}pre_layrnorm.weight" in arrays
+            if clip and "classifier.weight" in arrays:
+                raise UserError(
+                    "The file is a CLIPForImageClassification of transformers, whose head reads the mean of tokens "
+                    "that are not normalized, which is not supported; give the CLIP that it was made from."
+                )
             return _layout(prefix, clip=clip, classifies=not clip and "classifier.weight" in arrays)
     return None
 
@@ -133,12 +137,12 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     if layout.settings.get("classifier") == "gap":
         sizes = positions_and_tokens(config, layout, 0)
         return read_vit(files, config, layout, sizes)
-    refuse_other_values(config, {"vision_use_head": True})
     sizes = positions_and_tokens(config, layout)
     if layout.ambiguous:  # the head of CLIP is a projection
         return read_vit(files, config, layout, sizes, num_classes=None)
     del sizes["num_class_tokens"]
-    return read_vit(files, config, layout, sizes, classifier="map" if config.get("model_type") else None)
+    pooling: Classifier = "map" if config.get("vision_use_head", True) else "gap"  # the tokens alone
+    return read_vit(files, config, layout, sizes, classifier=pooling if config.get("model_type") else None)
 
 
 def tower_config(fields: dict, name: str) -> dict:
