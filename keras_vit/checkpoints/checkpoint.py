@@ -19,7 +19,7 @@ from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_rank, same_weight, translate
-from keras_vit.checkpoints.layouts import Format, identify_format
+from keras_vit.checkpoints.layouts import Format, UnknownLayout, identify_format
 from keras_vit.errors import UserError
 from keras_vit.files.kinds import kind_of, readable_kind
 from keras_vit.files.lazy_array import LazyArray
@@ -187,7 +187,7 @@ def _prefix_of_model(keys: Sequence[str], arrays: Mapping[str, LazyArray]) -> st
         prefix += component
         if not all(key.startswith(prefix) for key in keys):
             break
-        with contextlib.suppress(UserError):
+        with contextlib.suppress(UnknownLayout):
             identify_format({key.removeprefix(prefix): arrays[key] for key in keys})
             return prefix
     return None

@@ -74,12 +74,19 @@ _OF_TASKS = (eomt, owl)
 LAYOUTS = tuple(dict.fromkeys(module.LAYOUT for module in _WRITTEN))
 
 
+class UnknownLayout(UserError):
+    """The arrays are those of no known layout."""
+
+
 def identify_format(arrays: Mapping[str, LazyArray]) -> tuple[Format, Layout]:
-    """The format of the file with these arrays, whose keys have been normalized, and its layout."""
+    """The format of the file with these arrays, whose keys have been normalized, and its layout.
+
+    Raises UnknownLayout, or UserError for a layout that is known but not supported.
+    """
     for module in FORMATS:
         if (layout := module.identify(arrays)) is not None:
             return module, layout
-    raise UserError(
+    raise UnknownLayout(
         f"The file is not a Vision Transformer, hybrid or BiT of a known layout: its {len(arrays)} arrays begin with "
         f"{', '.join(sorted(arrays)[:3]) or 'nothing'}."
     )

@@ -71,6 +71,20 @@ def test_periods_that_were_rounded_to_bfloat16_are_accepted(tmp_path):
     keras_vit.from_checkpoint(tmp_path / "x.safetensors")
 
 
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        (["visual.trunk.patch_embed.proj.weight", "visual.head.proj.weight", "text.cls"], "image tower is .* of timm"),
+        (["visual.trunk.patch_embed.proj.weight", "text.cls"], "image tower is a model of timm"),
+        (["timm_model.patch_embed.proj.weight", "timm_model.patch_embed.norm.weight"], "timm's AIMv2"),
+    ],
+)
+def test_an_unsupported_model_is_named_also_where_a_wrapper_has_saved_it(keys, sentence, tmp_path):
+    safetensors.numpy.save_file({key: np.zeros((4, 4), np.float32) for key in keys}, tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match=f"{sentence}.* is not supported"):
+        keras_vit.from_checkpoint(tmp_path / "x.safetensors")
+
+
 def test_the_classifier_of_clip_is_refused_by_its_name(tmp_path):
     arrays = safetensors.numpy.load_file(BROUGHT / "hf_metaclip2" / "model.safetensors")
     arrays["classifier.weight"] = np.zeros((3, 8), np.float32)

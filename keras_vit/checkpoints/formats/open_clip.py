@@ -43,7 +43,15 @@ _DEFAULTS |= {"block_type": ("default",)}
 
 
 def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
-    """The layout of a file with these arrays; None for that of another format."""
+    """The layout of a file with these arrays; None for that of another format.
+
+    Raises UserError for an image tower of timm.
+    """
+    if any(key.startswith("visual.trunk.") for key in arrays):
+        raise UserError(
+            "The file is an OpenCLIP whose image tower is a model of timm, which is not supported; give the same model "
+            "as timm or transformers have it, such as hf:timm/vit_base_patch16_siglip_224.webli."
+        )
     return _LAYOUT if "visual.conv1.weight" in arrays and "visual.class_embedding" in arrays else None
 
 
