@@ -77,6 +77,7 @@ def test_periods_that_were_rounded_to_bfloat16_are_accepted(tmp_path):
         (["visual.trunk.patch_embed.proj.weight", "visual.head.proj.weight", "text.cls"], "image tower is .* of timm"),
         (["visual.trunk.patch_embed.proj.weight", "text.cls"], "image tower is a model of timm"),
         (["timm_model.patch_embed.proj.weight", "timm_model.patch_embed.norm.weight"], "timm's AIMv2"),
+        (["module.patch_embed.proj.weight", "module.attn_pool.latent", "module.cls_token"], "global_pool='map'"),
     ],
 )
 def test_an_unsupported_model_is_named_also_where_a_wrapper_has_saved_it(keys, sentence, tmp_path):

@@ -20,6 +20,7 @@ from keras_vit.checkpoints.key_mapping import (
     fused,
     norm,
 )
+from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.config import ResNetConfig
 
@@ -41,9 +42,17 @@ _BIT = Layout(
 
 
 def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
-    """The layout of a file with these arrays; None for that of another format."""
+    """The layout of a file with these arrays; None for that of another format.
+
+    Raises UserError for attention pooling beside other tokens than patches.
+    """
     if "patch_embed.proj.weight" not in arrays:
         return _BIT if "stem.conv.weight" in arrays else None
+    if "attn_pool.latent" in arrays and arrays.keys() & {"cls_token", "reg_token"}:
+        raise UserError(
+            "The file is of a model of timm with global_pool='map' beside a class token or registers, which is not "
+            "supported; give a checkpoint with the patches alone, such as a SigLIP, or with another pooling."
+        )
     hidden, output = (arrays.get(f"blocks.0.mlp.{part}.weight") for part in ("fc1", "fc2"))
     gated = False
     if hidden is not None and output is not None and len(hidden.shape) == len(output.shape) == 2:
