@@ -1,5 +1,6 @@
 """Files that people bring from other codes, against what these codes computed with them."""
 
+import dataclasses
 import json
 import shutil
 
@@ -31,6 +32,27 @@ def test_the_outputs_are_those_of_the_code_that_wrote_the_file(name):
     model = brought(name, image_size=images.shape[1:3])
     found = keras_vit.intermediates(model, [output])(images)[output]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["hf_ijepa", "hf_ijepa_classifier"])
+def test_a_model_that_averages_its_patches_is_written_as_ijepa(name, tmp_path):
+    keras_vit.save_checkpoint(brought(name), tmp_path / "x", layout="huggingface")
+    original, copy = (safetensors.numpy.load_file(f / "model.safetensors") for f in (BROUGHT / name, tmp_path / "x"))
+    original = {key: array for key, array in original.items() if "mask_token" not in key}  # of pretraining
+    assert original.keys() == copy.keys()
+    for key, array in original.items():
+        np.testing.assert_array_equal(copy[key], array, err_msg=key)
+    read, written = (json.loads((f / "config.json").read_text()) for f in (BROUGHT / name, tmp_path / "x"))
+    for field in ("architectures", "model_type", "num_attention_heads", "patch_size", "intermediate_size"):
+        assert written[field] == read[field]
+
+
+def test_gated_blocks_of_dinov3_keep_their_activation(tmp_path):
+    config = keras_vit.config_of(brought("memory_dinov3"))
+    config = dataclasses.replace(config, gated_mlp=True, gelu="quick")
+    model = keras_vit.build(config, image_size=16, num_classes=0)
+    keras_vit.save_checkpoint(model, tmp_path / "x", layout="huggingface")
+    assert keras_vit.config_of(keras_vit.from_checkpoint(tmp_path / "x")).gelu == "quick"
 
 
 RESIZED = [name for name in GOLDEN if "large_size" in GOLDEN[name]]

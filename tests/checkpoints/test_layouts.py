@@ -84,6 +84,7 @@ MODELS = {
     "early convolutions": dataclasses.replace(TINY, patch_size=1, stem=ConvStem((4, 6), (3, 3), (2, 2))),
     "bit": dataclasses.replace(STEM, preactivation=True),
     "resnet": STEM,
+    "no positions": dataclasses.replace(TINY, position_embedding="none"),
     "relative": dataclasses.replace(TINY, position_embedding="relative"),
     "every layer": dataclasses.replace(TINY, position_injection="every-layer"),
     "axial": dataclasses.replace(TINY, classifier="gap", axial=True),
@@ -92,8 +93,8 @@ EXPRESSIBLE = {
     "npz": {"token", "pre_logits", "gap", "map", "hybrid", "bit"},
     "npz-linen": {"token", "pre_logits", "gap", "map", "hybrid"},
     "big_vision": {"token", "pre_logits", "gap", "map", "sincos"},
-    "huggingface": {"token", "no bias", "hybrid", "bit", "resnet"},
-    "timm": {"token", "gap", "map", "no bias", "norm after pooling", "hybrid", "bit"},
+    "huggingface": {"token", "gap", "no bias", "hybrid", "bit", "resnet"},
+    "timm": {"no positions", "token", "gap", "map", "no bias", "norm after pooling", "hybrid", "bit"},
     "torchvision": {"token", "pre_logits", "early convolutions"},
 }
 

@@ -101,6 +101,7 @@ def expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
         "with_class_token": None,
         **dict.fromkeys(("gelu", "pre_norm", "qkv_bias", "norm_after_pooling"), None),
         "classifier": ("token", "gap", "map"),
+        "position_embedding": ("learned", "none") if config.distillation == "none" else ("learned",),
         "patch_bias": (not config.pre_norm,),
         "distillation": ("none",) if config.num_registers else ("none", "head"),
         "stem": (None, ResNetConfig),

@@ -177,6 +177,7 @@ def write_config(model: WrittenModel) -> dict[str, dict]:
     }
     if architecture != _DISTILLED:
         arguments |= {
+            "pos_embed": "learn" if config.position_embedding == "learned" else "none",
             "class_token": config.has_class_token,
             "no_embed_class": bool(config.num_registers) or not config.has_class_token or not config.prefix_positions,
             "reg_tokens": config.num_registers,

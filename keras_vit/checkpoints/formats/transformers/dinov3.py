@@ -55,7 +55,7 @@ def expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
     return {
         **DEFAULTS,
         **dict.fromkeys(("gated_mlp", "num_registers", "key_bias", "qkv_bias"), None),
-        "gelu": ("silu",) if config.gated_mlp else None,
+        "gelu": None,
         "layer_scale": () if config.layer_scale is None else None,
         "position_embedding": ("rotary",),
         "classifier": ("token",) * (not model.num_classes),

@@ -63,7 +63,10 @@ def expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
     """The fields that it has; None for a ResNet."""
     if not isinstance(model.config, ViTConfig):
         return None
-    fields = {**DEFAULTS, "gelu": None, "qkv_bias": None, "stem": (None, ResNetConfig)}
+    fields = {**DEFAULTS, "gelu": None, "qkv_bias": None}
+    if _kind(model.config) == "ijepa":
+        return {**fields, "classifier": ("gap",)}
+    fields["stem"] = None, ResNetConfig
     if not model.num_classes:
         fields["representation_size"] = None
     if model.config.distillation != "none":
@@ -71,12 +74,19 @@ def expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
     return fields
 
 
+def _kind(config: ViTConfig) -> str:
+    """The family in which a model is written: DeiT has a distillation token, I-JEPA the mean of the patches alone."""
+    if config.distillation != "none":
+        return "deit"
+    return "ijepa" if config.classifier == "gap" else "vit"
+
+
 def layout_for(model: WrittenModel) -> Layout:
     """The layout to write a model in."""
-    distillation = model.vit.distillation
-    kind, types = ("vit", _TYPES) if distillation == "none" else ("deit", ("deit",))
-    found = _layout(f"{kind}." if model.num_classes else "", types, two_heads=distillation == "head")
-    has_pooler = model.num_classes or model.vit.representation_size or kind == "deit"
+    kind, two_heads = _kind(model.vit), model.vit.distillation == "head"
+    types = _TYPES if kind == "vit" else (kind,)
+    found = _layout(f"{kind}." if model.num_classes else "", types, two_heads=two_heads)
+    has_pooler = model.num_classes or model.vit.representation_size or kind != "vit"
     return found if has_pooler else dataclasses.replace(found, notes=(_POOLER,))
 
 
@@ -94,9 +104,8 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
 def write_config(model: WrittenModel) -> dict[str, dict]:
     """config.json and preprocessor_config.json."""
     config = model.vit
-    kind, name = ("vit", "ViT") if config.stem is None else ("vit-hybrid", "ViTHybrid")
-    if config.distillation != "none":
-        kind, name = "deit", "DeiT"
+    kind = _kind(config) if config.stem is None else "vit-hybrid"
+    name = {"vit": "ViT", "vit-hybrid": "ViTHybrid", "deit": "DeiT", "ijepa": "IJepa"}[kind]
     teacher = "WithTeacher" if config.distillation == "head" else ""
     architecture = name + (f"ForImageClassification{teacher}" if model.num_classes else "Model")
     fields = vit_fields(model, kind, architecture)
