@@ -180,6 +180,7 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
     in_weights = layout.settings.get("classifier", in_weights)
     norm = weights.get("Transformer/encoder_norm/scale")
     norm_after_pooling = norm is not None and norm.source.key.endswith("fc_norm.weight")
+    norm_after_pooling &= file_config.classifier != "token"  # of one token it is the same before
     averages = norm_after_pooling or file_config.classifier == "gap"
     averages |= classifier == "gap" and "classifier" in layout.ambiguous
     if in_weights == "token" and averages:

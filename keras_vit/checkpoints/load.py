@@ -226,7 +226,8 @@ def _check_settings(checkpoint: Checkpoint, config: ViTConfig) -> None:
         expected["position_embedding"] = checkpoint.layout.settings["position_embedding"]
     norm = checkpoint.weights.get("Transformer/encoder_norm/scale")
     if norm is not None:
-        expected["norm_after_pooling"] = norm.source.key.endswith("fc_norm.weight")
+        is_last, reads_token = norm.source.key.endswith("fc_norm.weight"), checkpoint.file_config.classifier == "token"
+        expected["norm_after_pooling"] = is_last and not reads_token  # of one token it is the same before
     if checkpoint.file_config.num_heads is not None:
         expected["num_heads"] = checkpoint.file_config.num_heads
     for field, value in expected.items():

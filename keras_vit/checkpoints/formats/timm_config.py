@@ -63,6 +63,8 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     settings = _settings(name, arguments)
     if found.classifier == "gap" and "_gap_" not in name and arguments.get("fc_norm") is None:
         settings["norm_after_pooling"] = "global_pool='avg' and thus fc_norm", True
+    if found.classifier == "token":
+        settings.pop("norm_after_pooling", None)
     return dataclasses.replace(
         found,
         classifier=found.classifier or default_pooling(name),
