@@ -80,10 +80,11 @@ def folder_of(path: pathlib.Path) -> pathlib.Path:
     return path if path.is_dir() else path.parent
 
 
-def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike, stored_grid: tuple[int, int] | None = None) -> Checkpoint:
     """Read the headers of a checkpoint. Raises UserError unless it is a complete file of a known layout.
 
     path: file, folder, address or official name, see `find_checkpoint`.
+    stored_grid: (rows, columns) of the stored position embeddings, if they are known.
     """
     path = find_checkpoint(path)
     arrays, ignored = normalize_keys(open_arrays(path))
@@ -103,7 +104,7 @@ def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
     counters |= {key for key in unused if layout.ignored and key.startswith(layout.ignored)}
     unexpected_keys = tuple(sorted(key for key in unused if key not in counters))
     checkpoint = Checkpoint(module, layout, weights, unexpected_keys, (*ignored, *sorted(counters)), path)
-    return _without_register_positions(checkpoint) if layout.prefix_positions is None else checkpoint
+    return checkpoint if layout.prefix_positions is not None else _without_register_positions(checkpoint, stored_grid)
 
 
 def refuse_unexpected_keys(checkpoint: Checkpoint) -> None:
@@ -221,11 +222,11 @@ def _with_class_position(weights: dict[str, Weight]) -> dict[str, Weight]:
     return weights | {POSITIONS: Weight(table.source, shape, pad)}
 
 
-def _without_register_positions(checkpoint: Checkpoint) -> Checkpoint:
+def _without_register_positions(checkpoint: Checkpoint, grid: tuple[int, int] | None) -> Checkpoint:
     """Add the rows of the registers in a table to the registers, where there are such rows: vit_so150m of timm.
 
-    They are behind that of the class token, where the patches of the images that config.json names leave as many. If it
-    names none, they are where the number of rows is a square only without them.
+    They are behind that of the class token, where the patches of the grid, or of the images that config.json names,
+    leave as many. If neither is known, they are where the number of rows is a square only without them.
     """
     weights = checkpoint.weights
     if not {"registers/tokens", POSITIONS, "embedding/kernel"} <= weights.keys():
@@ -237,7 +238,9 @@ def _without_register_positions(checkpoint: Checkpoint) -> Checkpoint:
     first, rows = int("cls" in weights), table.shape[1]
     last = first + registers.shape[1]
     size, without = checkpoint.file_config.image_size, (rows, rows - first)
-    patches = None if size is None else math.prod(side // stride for side, stride in zip(size, patch, strict=True))
+    if grid is None and size is not None:
+        grid = size[0] // patch[0], size[1] // patch[1]
+    patches = None if grid is None else math.prod(grid)
     squares = [square_grid(number) is not None for number in (*without, rows - last)]
     if patches in without or (patches != rows - last and squares != [False, False, True]):
         return checkpoint

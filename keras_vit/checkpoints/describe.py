@@ -138,7 +138,7 @@ def describe(
     file = find_checkpoint(path)
     if is_keras_model(file):
         return _of_keras_model(file)
-    checkpoint = open_checkpoint(file)
+    checkpoint = open_checkpoint(file, stored_grid)
     weights = checkpoint.weights
     config, heads = _config(checkpoint, options)
     grid = stored_grid or file_config_grid(checkpoint, config)

@@ -161,7 +161,7 @@ def load_with(path: str | os.PathLike, options: LoadOptions, edit: Edit | None =
     file = find_checkpoint(path)
     if is_keras_model(file):
         return _from_keras_model(load_model(file), options)
-    checkpoint = open_checkpoint(file)
+    checkpoint = open_checkpoint(file, options.stored_grid)
     refuse_unexpected_keys(checkpoint)
     config = infer_config(checkpoint, options)
     refuse_ambiguous_settings(checkpoint, options)

@@ -95,7 +95,7 @@ def load_checkpoint(
     check_integers("stored_grid", stored_grid, length=2)
     drop, keep = ((each,) if isinstance(each, str) else tuple(each) for each in (drop, keep))
     file = find_checkpoint(path)
-    checkpoint = _keras_weights(file, model) if kind_of(file) == "h5" else open_checkpoint(file)
+    checkpoint = _keras_weights(file, model) if kind_of(file) == "h5" else open_checkpoint(file, stored_grid)
     match = match_weights(model, checkpoint, resampler, stored_grid, drop=drop, keep=keep)
     check_all({weight.source.key: weight.source for weight in match.weights.values()}.values())
     assign(model, match.weights)

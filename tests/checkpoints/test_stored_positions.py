@@ -138,3 +138,16 @@ def test_dinov3_without_registers_has_an_empty_array_of_them(tmp_path):
     again = keras_vit.from_checkpoint(tmp_path / "x")
     for value, expected in zip(again.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(value, expected)
+
+
+@pytest.mark.parametrize(("grid", "first"), [((4, 5), 0), ((2, 10), 0), ((4, 4), 4), ((2, 8), 4), (None, 4)])
+def test_the_grid_tells_whether_timm_has_positions_of_the_registers(grid, first, tmp_path):
+    """Of 4 registers: 20 rows are those of 20 patches, or of 16 and of the registers in front of them."""
+    arrays = safetensors.numpy.load_file(MODERN / "timm_reg_gap.safetensors")
+    table = arrays["pos_embed"] = arrays["pos_embed"][:, :20].copy()
+    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
+    model = keras_vit.from_checkpoint(tmp_path / "x.safetensors", num_heads=4, stored_grid=grid)
+    np.testing.assert_array_equal(positions(model), table[:, first:])
+    registers = np.asarray(model.get_layer("registers").get_weights()[0])
+    np.testing.assert_array_equal(registers, arrays["reg_token"] + (table[:, :4] if first else 0))
+    assert keras_vit.load_checkpoint(model, tmp_path / "x.safetensors", stored_grid=grid).resized == ()
