@@ -40,7 +40,7 @@ def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, option
     check_new(target, layout)
     source = find_checkpoint(source)
     model = load_with(source, options)
-    checkpoint = None if is_keras_model(source) else open_checkpoint(source)
+    checkpoint = None if is_keras_model(source) else open_checkpoint(source, options.stored_grid)
     labels = _labels(source) if options.num_classes is None else ()
     with warnings.catch_warnings(record=True) as caught:  # printed below
         warnings.simplefilter("always")
