@@ -38,6 +38,12 @@ def _op_determinism_ends_with_the_test():
         config.disable_op_determinism()
 
 
+@pytest.fixture(name="on_jax")
+def _on_jax(monkeypatch) -> None:
+    """The backend of Keras calls itself JAX."""
+    monkeypatch.setattr("keras.backend.backend", lambda: "jax")
+
+
 @pytest.fixture(name="tiny_images")
 def _tiny_images() -> np.ndarray:
     return np.random.default_rng(3).uniform(-1.0, 1.0, (5, *TINY_IMAGE, 3)).astype(np.float32)

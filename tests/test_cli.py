@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
-import keras
 import pytest
 import tensorflow as tf
 
@@ -457,17 +456,15 @@ def test_a_full_memory_is_one_sentence(error, capsys):
         (tflite, ["--checkpoint", "augreg:B_16", "--output", "x"]),
     ],
 )
-def test_another_backend_is_refused_before_anything_is_done(command, arguments, monkeypatch, tmp_path, capsys):
+def test_another_backend_is_refused_before_anything_is_done(command, arguments, on_jax, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     assert stopped(lambda _: command.main(arguments), capsys).startswith(
         "This command needs the TensorFlow backend of Keras, but it is jax;"
     )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_command_that_needs_no_tensorflow_runs_on_any_backend(monkeypatch, tmp_path):
-    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+def test_a_command_that_needs_no_tensorflow_runs_on_any_backend(on_jax, tmp_path):
     convert.main([str(FIXTURES / "vit_token.npz"), str(tmp_path / "x.npz"), "--layout", "npz"])
     assert (tmp_path / "x.npz").is_file()
 

@@ -155,9 +155,8 @@ def test_what_is_computed_twice_has_the_attention_of_many_tokens_in_chunks(image
     assert [layer.queries_at_a_time for layer in layers] == [queries]
 
 
-def test_jax_keeps_its_fused_attention_when_blocks_are_computed_twice(monkeypatch):
+def test_jax_keeps_its_fused_attention_when_blocks_are_computed_twice(on_jax):
     model = keras_vit.build(dataclasses.replace(TINY, num_layers=1), image_size=132, num_classes=3)
-    monkeypatch.setattr("keras.backend.backend", lambda: "jax")
     chunk_long_attention(model)
     assert {layer.queries_at_a_time for layer in model.layers if isinstance(layer, DotProductAttention)} == {None}
 
