@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import http.server
+import io
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ import keras
 import numpy as np
 
 from keras_vit import ResNetConfig, ViTConfig
+from keras_vit.files import remote, transfer
 from keras_vit.files.lazy_array import LazyArray
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -93,6 +95,19 @@ def serving(folder: pathlib.Path) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+class Terminal(io.StringIO):
+    """A stream that says of itself that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def without_pauses(monkeypatch) -> None:
+    """What fails is tried as often as ever, but at once."""
+    for module in (remote, transfer):
+        monkeypatch.setattr(module, "PAUSES", (0.0,) * len(module.PAUSES))
 
 
 def randomize(model: keras.Model) -> keras.Model:

@@ -1,6 +1,7 @@
 """Classifying image files: the table, the files of results, the page, and the mistakes."""
 
 import collections
+import contextlib
 import csv
 import dataclasses
 import html
@@ -24,9 +25,10 @@ import keras_vit
 from keras_vit import UserError, inspection
 from keras_vit.runs import open_run
 from tests.browser import open_browser
-from tests.support import TINY, TINY_IMAGE, randomize, serving
+from tests.support import TINY, TINY_IMAGE, Terminal, randomize, serving
 from training import predict as command
 from training.input.dataset import decoded as decode_image
+from training.loop.run import RunDirectory
 from training.prediction import predict as prediction
 from training.prediction.pictures import find_pictures
 from training.prediction.predict import open_classifier
@@ -102,12 +104,12 @@ def test_the_five_most_likely_classes_of_each_picture_are_printed(place, argumen
     assert cells[0].split()[1] == f"{expected(place, 'a.png')[0][1]:.1%}"
 
 
-def test_a_terminal_gets_as_many_classes_as_it_has_room_for(monkeypatch):
-    predictions = [prediction.Prediction("a.png", [(name, 0.125) for name in NAMES[:5]])]
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+def test_a_terminal_gets_as_many_classes_as_it_has_room_for(arguments, monkeypatch):
     for columns, count in ((200, 5), (60, 3), (20, 1)):
         monkeypatch.setenv("COLUMNS", str(columns))
-        header, *_ = prediction._table(predictions).splitlines()
+        with contextlib.redirect_stdout(Terminal()) as stream:
+            command.main([*arguments, "pictures/a.png"])
+        header = next(line for line in stream.getvalue().splitlines() if line.startswith("| picture"))
         assert header.count("|") == 2 + count
         assert count == 1 or len(header) <= columns
 
@@ -154,10 +156,18 @@ def test_the_pixels_of_a_jpeg_are_those_of_training():
     assert np.any(found != as_in_vit_jax)  # the fast transform
 
 
-def test_more_than_five_classes_of_an_image_are_said_to_be_more(place, arguments, capsys):
-    classes = tuple((name, 0.9) for name in NAMES)
-    assert "| eel 90.0% … |" in prediction._table([prediction.Prediction("a.png", classes)])
-    assert "…" not in prediction._table([prediction.Prediction("a.png", classes[:5])])
+def test_more_than_five_classes_of_an_image_are_said_to_be_more(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
+    run = RunDirectory(tmp_path / "run")
+    run.start({"recipe": {"loss": "multi-label"}}, NAMES)
+    for count, more in ((6, " … |"), (5, "% |")):
+        model.get_layer("head").set_weights([np.zeros((12, 7)), np.where(np.arange(7) < count, 2.0, -2.0)])
+        run.save_model(model)
+        command.main(["--run", str(run.path), "pictures/a.png"])
+        [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| pictures/a.png")]
+        assert row.endswith(more)
+        assert row.count("88.1%") == 5
 
 
 def test_a_broken_picture_is_named_and_the_others_are_classified(place, arguments, capsys):
