@@ -6,6 +6,7 @@ import gc
 import pathlib
 import random
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -42,6 +43,25 @@ def _op_determinism_ends_with_the_test():
 def _on_jax(monkeypatch) -> None:
     """The backend of Keras calls itself JAX."""
     monkeypatch.setattr("keras.backend.backend", lambda: "jax")
+
+
+@pytest.fixture(name="handed_over")
+def _handed_over(monkeypatch) -> list[types.SimpleNamespace]:
+    """What the commands hand over to training, which does not begin: options, setup, make_model and callbacks."""
+    runs: list[types.SimpleNamespace] = []
+
+    def run_training(options, setup, make_model, **others):
+        runs.append(types.SimpleNamespace(options=options, setup=setup, make_model=make_model, **others))
+
+    for command in ("pretrain", "finetune"):
+        monkeypatch.setattr(f"training.loop.{command}.run_training", run_training)
+    return runs
+
+
+@pytest.fixture(name="short_lock_wait")
+def _short_lock_wait(monkeypatch) -> None:
+    """A process does not wait for seconds until another has left a directory."""
+    monkeypatch.setattr("training.lock._LOCK_WAIT", 0.0)
 
 
 @pytest.fixture(name="tiny_images")

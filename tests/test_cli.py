@@ -575,10 +575,10 @@ def test_a_warning_is_a_line_without_the_code_that_gave_it(monkeypatch, type_com
     assert "runs.py:1" in warnings.formatwarning("It is old.", DeprecationWarning, "runs.py", 1, "")
 
 
-def test_what_the_terminal_cannot_show_is_escaped(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
-    cli.run(lambda _: print("Skipped: \xe9.png"))
-    assert sys.stdout.buffer.getvalue() == b"Skipped: \\xe9.png\n"
+def test_what_the_terminal_cannot_show_is_escaped():
+    with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "ascii")) as stream:
+        cli.run(lambda _: print("Skipped: \xe9.png"))
+    assert stream.buffer.getvalue() == b"Skipped: \\xe9.png\n"
 
 
 @pytest.mark.parametrize(

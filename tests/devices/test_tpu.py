@@ -224,7 +224,9 @@ def _build_and_stop(parse, parsed, *arguments, **options):
 
 
 @pytest.mark.parametrize(("backend", "is_refused"), [("jax", False), ("tensorflow", True)])
-def test_a_host_of_a_slice_leaves_the_lock_of_a_shared_workdir_to_the_first(backend, is_refused, tmp_path, monkeypatch):
+def test_a_host_of_a_slice_leaves_the_lock_of_a_shared_workdir_to_the_first(
+    backend, is_refused, short_lock_wait, tmp_path, monkeypatch
+):
     monkeypatch.setenv("KERAS_BACKEND", backend)
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b")
     options = PretrainOptions(source=DataOptions("digits"), workdir=f"{tmp_path}/run", recipe=find_recipe("digits"))

@@ -75,6 +75,26 @@ def _run(tmp_path) -> RunDirectory:
     return run
 
 
+class Figures(dict):
+    """The figures of a report by the names of their files, which hold no picture."""
+
+    cannot_be_drawn: frozenset[str] = frozenset()
+
+    def save(self, figure, path: pathlib.Path, **_) -> None:
+        if path.name in self.cannot_be_drawn:
+            raise TypeError("Invalid shape (8, 8, 2) for image data")
+        self[path.name] = figure
+        path.write_bytes(b"a picture")
+
+
+@pytest.fixture(name="figures")
+def _figures(monkeypatch) -> Figures:
+    """Pictures are kept as figures: to draw their files takes seconds, and other tests look at these."""
+    figures = Figures()
+    monkeypatch.setattr("training.evaluation.plots.save_figure", figures.save)
+    return figures
+
+
 @pytest.fixture(name="no_data")
 def _no_data(monkeypatch):
     """Data must not even be opened, which may take as long as the evaluation."""
@@ -173,13 +193,11 @@ def test_a_mistake_of_any_image_is_shown_and_one_that_cannot_be_costs_no_other(t
 
 
 @pytest.mark.parametrize("counts", [(1, 3), (10, 4), (7, 1), (130, 1), (1,), (23_456, 300)])
-def test_the_axis_of_counts_is_labelled_with_the_numbers_where_its_ticks_are(counts, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.evaluation.plots.save_figure", lambda figure, path: figures.append(figure))
-    figures: list = []
+def test_the_axis_of_counts_is_labelled_with_the_numbers_where_its_ticks_are(counts, figures, tmp_path):
     rows = [{"low": n / 15, "high": (n + 1) / 15, "accuracy": 0.5, "confidence": n / 15} for n in range(len(counts))]
     draw_reliability([{**row, "num_examples": n} for row, n in zip(rows, counts, strict=True)], 0.1, tmp_path / "r.png")
-    figures[0].draw_without_rendering()
-    axis = figures[0].axes[1].yaxis
+    figures["r.png"].draw_without_rendering()
+    axis = figures["r.png"].axes[1].yaxis
     bottom, top = axis.get_view_interval()
     ticks = [tick for tick in axis.get_major_ticks() if bottom <= tick.get_loc() <= top]
     labels = [tick.label1.get_text() for tick in ticks]
@@ -187,21 +205,14 @@ def test_the_axis_of_counts_is_labelled_with_the_numbers_where_its_ticks_are(cou
     assert len(set(labels)) == len(labels) >= 2
 
 
-def test_an_image_that_no_picture_can_show_costs_no_number(run, tmp_path, monkeypatch):
-    def fail(*_):
-        raise TypeError("Invalid shape (8, 8, 2) for image data")
-
+def test_an_image_that_no_picture_can_show_costs_no_number(run, figures, tmp_path):
     output = tmp_path / "report"
     arguments = {"output": str(output), "save_predictions": True}
-    monkeypatch.setattr(report_module, "draw_reliability", lambda *_: None)
-    monkeypatch.setattr(report_module, "draw_mistakes", fail)
-    monkeypatch.setattr(
-        report_module, "draw_confusion", lambda matrix, names, path: path.write_bytes(b"of an older run")
-    )
     evaluated(run.path, **arguments)
-    monkeypatch.setattr(report_module, "draw_confusion", fail)
+    assert (output / "confusion.png").is_file()  # of an older run
+    figures.cannot_be_drawn = frozenset({"confusion.png", "mistakes.png"})
     metrics = evaluated(run.path, **arguments)
-    files = {"evaluation.json", "evaluation.md", "predictions.csv", "predictions.npz", "report.html"}
+    files = {"evaluation.json", "evaluation.md", "predictions.csv", "predictions.npz", "reliability.png", "report.html"}
     assert {path.name for path in output.iterdir()} == files
     assert json.loads((output / "evaluation.json").read_text())["accuracy"] == metrics["accuracy"]
     text = (output / "evaluation.md").read_text()
@@ -397,13 +408,10 @@ def _made(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(name="few_digits")
-def _few_digits(monkeypatch) -> DataSet:
+def _few_digits(figures) -> DataSet:
     """The first 33 evaluation images of the digits; reports without pictures, which another test looks at."""
     source = digits()
-    few = dataclasses.replace(source, evaluation=dataclasses.replace(source.evaluation, num_examples=33))
-    for picture in ("draw_confusion", "draw_reliability", "draw_mistakes"):
-        monkeypatch.setattr(report_module, picture, lambda *_: None)
-    return few
+    return dataclasses.replace(source, evaluation=dataclasses.replace(source.evaluation, num_examples=33))
 
 
 def _evaluated(model: pathlib.Path, source: DataSet, output: pathlib.Path, **options) -> tuple[dict, dict]:
@@ -650,10 +658,8 @@ def test_accepted_labels_are_in_the_report(made, few_digits, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_report_without_mistakes_has_no_gallery(made, tmp_path, monkeypatch):
+def test_a_report_without_mistakes_has_no_gallery(made, figures, tmp_path):
     """Also where an older one had."""
-    for picture in ("draw_confusion", "draw_reliability"):
-        monkeypatch.setattr(report_module, picture, lambda *_: None)
     source = digits()
     _, predictions = _evaluated(made / "run", source, tmp_path / "out")
     said = predictions["logits"].argmax(-1)

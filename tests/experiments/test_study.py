@@ -142,12 +142,13 @@ def test_a_study_leaves_runs_numbers_table_and_figure(done):
 
 
 @pytest.mark.slow
-def test_a_finished_study_is_reported_again_without_training(done, capsys, monkeypatch):
+def test_a_finished_study_is_reported_again_without_training(done, capsys):
     before = (done / "results.json").read_text()
-    monkeypatch.setattr(runner, "_run_all", None)
+    written = {path: path.stat().st_mtime_ns for path in (done / "runs").rglob("*")}
     study.main(["head", "--data", "digits", *TINY, "--seeds", "1", "--workdir", str(done)])
     assert (done / "results.json").read_text() == before
     assert "3 of 3 runs are finished already." in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in (done / "runs").rglob("*")} == written
 
 
 @pytest.mark.slow
@@ -202,8 +203,7 @@ def test_each_run_has_its_own_process_on_every_version_of_python(monkeypatch):
     assert runner._in_own_process(17, 5) == (3, 2)
 
 
-def test_a_second_study_in_the_same_directory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "_LOCK_WAIT", 0.0)
+def test_a_second_study_in_the_same_directory_is_refused(short_lock_wait, tmp_path):
     with lock.locked(tmp_path), pytest.raises(UserError, match=f"Another process, {os.getpid()} on .*, writes into"):
         study.main(["head", "--data", "digits", *TINY, "--workdir", str(tmp_path)])
 

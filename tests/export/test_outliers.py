@@ -12,7 +12,7 @@ import keras_vit
 from export.parity import Reference
 from export.tflite.activation_ranges import (
     Product,
-    _activations,
+    activations,
     noisy_products,
     products,
     searched_ranges,
@@ -101,7 +101,7 @@ def test_a_product_whose_range_is_wide_is_noisy_and_takes_its_range_at_run_time(
     found = products(content)
     names = {name for product in found for name in (product.inputs, product.outputs)}
     extremes: dict = {}
-    for tensors in _activations(content, seen, names):
+    for tensors in activations(content, seen, names):
         for name, tensor in tensors.items():
             low, high = extremes.get(name, {"min": 0.0, "max": 0.0}).values()
             extremes[name] = {"min": min(low, tensor.min()), "max": max(high, tensor.max())}

@@ -1,6 +1,7 @@
 """Color jitter and 3-Augment: keras-cv's operations, repeatable by seed and independent of the batch."""
 
 import dataclasses
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
@@ -129,32 +130,34 @@ def test_the_operations_of_3_augment_are_chosen_evenly_and_put_back_in_order():
     assert np.bincount((choices * 3).astype(int)).tolist() == [4, 4, 4]
 
 
-@pytest.fixture(name="fresh_layers")
-def _fresh_layers():
-    color._layers.cache_clear()
-    yield
-    color._layers.cache_clear()
+@pytest.fixture(name="make_layers_anew")
+def _make_layers_anew() -> Iterator[Callable[[], None]]:
+    """The layers are new at the begin, and when this is called."""
+    forget = color._layers.cache_clear
+    forget()
+    yield forget
+    forget()
 
 
-def test_mixed_precision_does_not_reach_the_images(fresh_layers):
+def test_mixed_precision_does_not_reach_the_images(make_layers_anew):
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
         changed = color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True)
     finally:
         keras.config.set_dtype_policy(policy)
-    color._layers.cache_clear()
+    make_layers_anew()
     np.testing.assert_array_equal(changed, color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True))
 
 
 @pytest.mark.parametrize("scope", ["graph", "replicas"])
-def test_layers_can_be_made_anywhere(fresh_layers, scope):
+def test_layers_can_be_made_anywhere(make_layers_anew, scope):
     if scope == "graph":
         changed = tf.function(lambda: color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True))()
     else:
         with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
             changed = color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True)
-    color._layers.cache_clear()
+    make_layers_anew()
     np.testing.assert_array_equal(changed, color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True))
 
 

@@ -373,7 +373,10 @@ def test_a_run_of_an_earlier_version_that_counted_evaluations_goes_on_with_epoch
     run = pretraining.pretrain(options, "tiny")
     step, progress, arrays = checkpoints.load_latest(run.checkpoints_folder)
     older = progress | {"records": [record | {"epoch": n} for n, record in enumerate(progress["records"], 1)]}
-    checkpoints.save(run.checkpoints_folder, step, older, fetched(arrays))
+    arrays = fetched(arrays)
+    for path in run.checkpoints_folder.iterdir():
+        path.unlink()
+    checkpoints.save(run.checkpoints_folder, step, older, arrays)
     (run.path / "model.keras").unlink()
     assert [record["epoch"] for record in pretraining.pretrain(options, "tiny").metrics()] == [1.143, 2.286, 3]
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from keras_vit.files.npz import read_npz
-from tests.input.test_service import running
+from tests.input.test_service import running, stop
 from tests.interruptions import after_checkpoints, killed_after
 from tests.support import fetched, replaced
 from training import pretrain
@@ -270,4 +270,4 @@ def test_batches_of_a_data_service_change_no_bit_also_after_kills(more, tmp_path
     finish(tmp_path / "run", *served)
     assert_ended_alike(tmp_path / "run", tmp_path / "undisturbed")
     for worker in workers:
-        worker._stop()
+        stop(worker)
