@@ -2,11 +2,13 @@
 
 import atexit
 import dataclasses
+import functools
 import gc
 import pathlib
 import random
 import sys
 import types
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -56,6 +58,13 @@ def _handed_over(monkeypatch) -> list[types.SimpleNamespace]:
     for command in ("pretrain", "finetune"):
         monkeypatch.setattr(f"training.loop.{command}.run_training", run_training)
     return runs
+
+
+@pytest.fixture(name="compute_no_more")
+def _compute_no_more(monkeypatch) -> Callable[[], None]:
+    """From its call on, features of pictures must be read and not computed."""
+    fails = functools.partial(pytest.fail, "features were computed again")
+    return lambda: monkeypatch.setattr("training.features.embed._computed", lambda *_: fails())
 
 
 @pytest.fixture(name="short_lock_wait")

@@ -10,12 +10,14 @@ import pathlib
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
-from keras_vit import ResNetConfig, ViTConfig
+from keras_vit import ResNetConfig, ViTConfig, parser
 from keras_vit.files import remote, transfer
 from keras_vit.files.lazy_array import LazyArray
 
@@ -108,6 +110,23 @@ def without_pauses(monkeypatch) -> None:
     """What fails is tried as often as ever, but at once."""
     for module in (remote, transfer):
         monkeypatch.setattr(module, "PAUSES", (0.0,) * len(module.PAUSES))
+
+
+class _Parsed(Exception):
+    """A command has parsed its options."""
+
+
+def options_of(main: Callable[[Sequence[str]], object], words: Sequence[str]) -> Any:
+    """The options that a command makes of its command line; it does nothing else."""
+    parse = parser.options_from
+
+    def parse_and_stop(*arguments, **others):
+        raise _Parsed(parse(*arguments, **others))
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(_Parsed) as stopped:
+        patch.setattr(parser, "options_from", parse_and_stop)
+        main(words)
+    return stopped.value.args[0]
 
 
 def randomize(model: keras.Model) -> keras.Model:

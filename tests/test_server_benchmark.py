@@ -12,7 +12,7 @@ import pytest
 from benchmarks.case import Case
 from benchmarks.server import __main__ as command
 from benchmarks.server.__main__ import Served, Setting, settings, summary, table
-from benchmarks.server.load import Server, _next_batch, measure
+from benchmarks.server.load import Server, measure, next_batch
 from benchmarks.server.photographs import photographs
 from keras_vit import UserError
 
@@ -46,7 +46,7 @@ def test_the_waiting_requests_are_one_batch_up_to_the_largest():
     requests = queue.SimpleQueue()
     for number in (*range(6), None):
         requests.put(None if number is None else (number, concurrent.futures.Future()))
-    sizes = [len(_next_batch(requests, 4)) for _ in range(3)]
+    sizes = [len(next_batch(requests, 4)) for _ in range(3)]
     assert sizes == [4, 2, 0]  # the last is the end of the service
 
 
@@ -61,7 +61,7 @@ def test_every_client_gets_the_answer_to_its_own_image():
     from benchmarks.server import load
 
     answers = []
-    with load._serving(Recording(workers=2).server, 4) as (classify, _):
+    with load.serving(Recording(workers=2).server, 4) as (classify, _):
 
         def client(letter: bytes) -> None:
             answers.append((letter[0], [int(classify(letter)[0]) for _ in range(5)]))

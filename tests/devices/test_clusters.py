@@ -6,17 +6,16 @@ import pathlib
 import re
 import shlex
 import subprocess
-import types
 
 import pytest
-import tensorflow as tf
 import yaml
 
 from keras_vit import UserError
+from tests.support import options_of
 from training.devices.slurm import slurm_config
 from training.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy
 from training.options.train import PretrainOptions
-from training.pretrain import cli, main
+from training.pretrain import main
 
 CLUSTERS = pathlib.Path(__file__).parents[2] / "docs" / "clusters"
 SLURM = CLUSTERS / "slurm.sh"
@@ -79,18 +78,11 @@ def commands(service_and_job) -> list[list[str]]:
     return [container["command"], shlex.split(next(line for line in script.splitlines() if line.startswith("srun")))]
 
 
-def test_the_commands_of_the_files_can_be_parsed(service_and_job, monkeypatch, tmp_path):
-    parsed = []
-    monkeypatch.setattr(cli, "require_tensorflow", lambda: parsed.append(True))
-    one_device = types.SimpleNamespace(strategy=tf.distribute.get_strategy())
-    monkeypatch.setattr("training.loop.setup.open_setup", lambda options: one_device)
-    monkeypatch.setattr("training.loop.pretrain.pretrain", lambda options, *others: parsed.append(options))
-    monkeypatch.setattr(cli, "print_next", lambda commands: None)
+def test_the_commands_of_the_files_can_be_parsed(service_and_job):
     for command in commands(service_and_job):
-        command = [str(tmp_path) if part == "/shared/tfds" else part for part in command]
-        main(command[command.index("training.pretrain") + 1 :])
-        assert isinstance(parsed[-1], PretrainOptions)
-        assert parsed[-1].devices.strategy == "multi-worker"
+        options = options_of(main, command[command.index("training.pretrain") + 1 :])
+        assert isinstance(options, PretrainOptions)
+        assert options.devices.strategy == "multi-worker"
 
 
 def test_the_batch_file_of_slurm_is_valid():

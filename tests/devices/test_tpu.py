@@ -1,7 +1,6 @@
 """The TPU of a machine is found by its chip, and libtpu's environment is set before TensorFlow is imported."""
 
 import contextlib
-import functools
 import importlib
 import os
 import pathlib
@@ -12,8 +11,9 @@ import sys
 
 import pytest
 
-from keras_vit import UserError, parser
+from keras_vit import UserError
 from keras_vit.images.formats import formats
+from tests.support import options_of
 from training import workdir
 from training.devices.tpu import has_tpu, may_be_slice, prepare_tpu
 from training.lock import locked
@@ -203,24 +203,14 @@ def test_the_commands_of_the_page_can_be_parsed():
     text = (ROOT / "docs" / "how-to" / "tpu.md").read_text()
     found = re.findall(r"keras-vit (shard|pretrain) ([^\n>]*)", text)
     assert [name for name, _ in found] == ["shard", "pretrain", "pretrain"]
-    parsed = []
-    for name, arguments in found:
-        words = shlex.split(arguments.replace("$BUCKET", "my-bucket"))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(parser, "options_from", functools.partial(_build_and_stop, parser.options_from, parsed))
-            with pytest.raises(Parsed):
-                importlib.import_module(f"training.{name}").main(words)
-    assert parsed[1].devices == StrategyOptions(strategy="tpu")
-    assert parsed[1].execution.steps_per_execution == 50
-
-
-class Parsed(Exception):
-    """The options were parsed."""
-
-
-def _build_and_stop(parse, parsed, *arguments, **options):
-    parsed.append(parse(*arguments, **options))
-    raise Parsed
+    _, first, _ = (
+        options_of(
+            importlib.import_module(f"training.{name}").main, shlex.split(arguments.replace("$BUCKET", "my-bucket"))
+        )
+        for name, arguments in found
+    )
+    assert first.devices == StrategyOptions(strategy="tpu")
+    assert first.execution.steps_per_execution == 50
 
 
 @pytest.mark.parametrize(("backend", "is_refused"), [("jax", False), ("tensorflow", True)])

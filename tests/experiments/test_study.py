@@ -171,7 +171,7 @@ def test_the_few_shot_accuracy_is_that_of_the_command(done, tmp_path):
 
 
 def test_intervals_are_student_s():
-    summary = runner._summary([0.90, 0.92, 0.97])
+    summary = runner.mean_and_interval([0.90, 0.92, 0.97])
     half = 4.302653 * np.std([0.90, 0.92, 0.97], ddof=1) / math.sqrt(3)  # t(0.975, 2) of any table
     np.testing.assert_allclose(summary["interval"], [0.93 - half, 0.93 + half], rtol=1e-6)
 

@@ -168,7 +168,7 @@ def test_no_file_is_kept_when_the_8_bit_one_disagrees(samples, tmp_path, monkeyp
         tflite_export, "run_tflite", lambda file, *given: run(file, *given) * (-1 if "int8" in file.name else 1)
     )
     with pytest.raises(ParityError, match="int8-dynamic TFLite file disagrees with the model on [6-9] of 9 images"):
-        tflite_of(build(), LABELS, samples, tmp_path / "a" / "phone", ["float32", "int8-dynamic"])
+        tflite_of(build(), LABELS, samples, tmp_path / "a" / "phone", ["float32", "int8-dynamic"], max_disagreement=0.5)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,6 +1,7 @@
 """Color jitter and 3-Augment: keras-cv's operations, repeatable by seed and independent of the batch."""
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator
 
 import keras
@@ -190,8 +191,10 @@ def test_any_step_and_any_part_can_be_made_again(channels, mixup, monkeypatch):
     assert (without[0] != whole[0]).any(axis=(2, 3, 4)).mean() > 0.9
 
 
-def test_runs_without_colors_make_no_layers(monkeypatch):
-    monkeypatch.setattr(color, "_layers", lambda: pytest.fail("keras-cv is needed"))
+def test_runs_without_colors_do_without_keras_cv(make_layers_anew, monkeypatch):
+    monkeypatch.setitem(sys.modules, "keras_cv", None)
+    with pytest.raises(ImportError):
+        color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True)
     recipe = dataclasses.replace(RECIPE, three_augment=False, color_jitter=0.0, batch_size=2)
     split = array_split(np.zeros((4, 6, 8, 3), np.uint8), np.zeros(4, int), ("a",))
     next(iter(training_batches(split, recipe, recipe.preprocessing(3), num_classes=1, seed=0, first_step=0)))

@@ -80,14 +80,15 @@ def test_a_step_of_sigmoid_loss_is_that_of_its_definition():
 
 @pytest.mark.slow
 def test_accumulated_moving_statistics_are_those_of_one_micro_batch_after_the_other():
-    whole, parts = (trainer(FAMILIES["convolutional stem"], rate=1e-9, batch_size=size) for size in (4, 8))
-    parts._accumulation = 2
+    whole = trainer(FAMILIES["convolutional stem"], rate=1e-9, batch_size=4)
+    parts = trainer(FAMILIES["convolutional stem"], rate=1e-9, batch_size=8, accumulation=2)
     for images, labels in batches(1):
         for begin in (0, 4):
             whole.train_on_batch(images[begin : begin + 4], labels[begin : begin + 4])
         parts.train_on_batch(images, labels)
-    assert parts._statistics
-    np.testing.assert_allclose(flat(parts._statistics), flat(whole._statistics), rtol=1e-5)
+    found, expected = ([v for v in ours.network.weights if "moving_" in v.path] for ours in (parts, whole))
+    assert found
+    np.testing.assert_allclose(flat(found), flat(expected), rtol=1e-5)
 
 
 def test_dropout_is_drawn_anew_for_each_step_and_micro_batch_and_again_for_the_same():
@@ -103,10 +104,12 @@ def test_dropout_is_drawn_anew_for_each_step_and_micro_batch_and_again_for_the_s
 @pytest.mark.slow
 def test_the_seeds_of_layers_stay_as_they_are():
     ours = trainer(FAMILIES["map, dropout"])
-    before = flat(ours._random)
+    seeds = [v for v in ours.network.non_trainable_variables if v.name == "seed_generator_state"]
+    assert seeds
+    before = flat(seeds)
     for step in batches():
         ours.train_on_batch(*step)
-    np.testing.assert_array_equal(flat(ours._random), before)
+    np.testing.assert_array_equal(flat(seeds), before)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("sgd", marks=pytest.mark.slow), "muon"])
