@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 import threading
@@ -104,6 +105,17 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+@contextlib.contextmanager
+def full_disk(limit: int = 4096) -> Iterator[None]:
+    """No file can become larger than so many bytes: the system refuses to write more, as it does on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def without_pauses(monkeypatch) -> None:

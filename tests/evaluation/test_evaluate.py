@@ -22,10 +22,9 @@ from keras_vit.files.tables import rounded_to
 from keras_vit.run_directory import Samples
 from keras_vit.runs import open_run
 from tests.exports import saved_model_of, tflite_of
-from tests.support import randomize, serving
+from tests.support import full_disk, randomize, serving
 from training import evaluate as evaluate_command
 from training.devices.strategies import StrategyOptions
-from training.evaluation import report as report_module
 from training.evaluation.evaluate import evaluate
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels
 from training.evaluation.plots import draw_mistakes, draw_reliability
@@ -96,9 +95,12 @@ def _figures(monkeypatch) -> Figures:
 
 
 @pytest.fixture(name="no_data")
-def _no_data(monkeypatch):
-    """Data must not even be opened, which may take as long as the evaluation."""
-    monkeypatch.setattr(sources, "open_source", lambda arguments, **_: pytest.fail("the data were opened"))
+def _no_data(tmp_path) -> str:
+    """Data that cannot be opened: they must not even be, which may take as long as the evaluation."""
+    for name in "0123456789":
+        (tmp_path / "broken" / name).mkdir(parents=True)
+        (tmp_path / "broken" / name / "1.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    return f"folder:{tmp_path / 'broken'}"
 
 
 def evaluated(run: str | pathlib.Path, source: DataSet | None = None, **options) -> dict:
@@ -273,13 +275,13 @@ def test_a_broken_model_file_is_refused(run):
 def test_a_file_in_the_place_of_the_report_is_refused_at_once(run, output, tmp_path, no_data):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="file is a file; --output takes a directory"):
-        evaluate_command.main(["--run", str(run.path), "--data", "digits", "--output", str(tmp_path / output)])
+        evaluate_command.main(["--run", str(run.path), "--data", no_data, "--output", str(tmp_path / output)])
 
 
 def test_the_report_of_another_run_is_not_overwritten(run, tmp_path, no_data):
     RunDirectory(tmp_path / "other").start({"command": "other"}, NAMES)
     with pytest.raises(UserError, match="other is the directory of another run, not of .*run; give --output"):
-        evaluate_command.main(["--run", str(run.path), "--data", "digits", "--output", str(tmp_path / "other")])
+        evaluate_command.main(["--run", str(run.path), "--data", no_data, "--output", str(tmp_path / "other")])
 
 
 @pytest.mark.slow
@@ -289,21 +291,20 @@ def test_the_report_may_go_to_the_run_itself_and_replace_an_older_one(run):
     assert "| accuracy " in (run.path / "evaluation.md").read_text()
 
 
-def test_the_numbers_are_whole_or_not_there(run, tmp_path, monkeypatch):
-    def full(path, arrays):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(report_module, "write_npz", full)
+@pytest.mark.parametrize("limit", [1000, 15_000])  # of a file: that of the measures, and that of the predictions
+def test_the_numbers_are_whole_or_not_there(limit, run, tmp_path):
     output = str(tmp_path / "a" / "b")
-    with pytest.raises(OSError, match="disk full"):
+    with full_disk(limit), pytest.raises(OSError, match="File too large"):
         evaluated(run.path, output=output, save_predictions=True)
     assert list(tmp_path.iterdir()) == [run.path]
 
 
-def test_a_model_of_another_number_of_classes_is_refused(run, no_data):
-    (run.path / "labels.txt").write_text("ant\nbee\ncat\n")
+def test_a_model_of_another_number_of_classes_is_refused(run, no_data, tmp_path):
+    for name in "3456789":
+        shutil.rmtree(tmp_path / "broken" / name)
+    (run.path / "labels.txt").write_text("0\n1\n2\n")
     with pytest.raises(UserError, match=r"output has shape \(None, 10\), but there are 3 labels"):
-        evaluate_command.main(["--run", str(run.path), "--data", "digits"])
+        evaluate_command.main(["--run", str(run.path), "--data", no_data])
 
 
 # The numbers

@@ -198,11 +198,6 @@ def test_sizes_are_taken_from_the_data():
     assert [point.train_images for point in data_size(BASE, 60_000, [500, 1000])] == [500, 1000] * 3
 
 
-def test_each_run_has_its_own_process_on_every_version_of_python(monkeypatch):
-    monkeypatch.setattr(runner, "run_trial", divmod)
-    assert runner._in_own_process(17, 5) == (3, 2)
-
-
 def test_a_second_study_in_the_same_directory_is_refused(short_lock_wait, tmp_path):
     with lock.locked(tmp_path), pytest.raises(UserError, match=f"Another process, {os.getpid()} on .*, writes into"):
         study.main(["head", "--data", "digits", *TINY, "--workdir", str(tmp_path)])
