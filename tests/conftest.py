@@ -41,10 +41,22 @@ def _op_determinism_ends_with_the_test():
         config.disable_op_determinism()
 
 
+@pytest.fixture(name="name_backend")
+def _name_backend(monkeypatch) -> Callable[[str], None]:
+    """Keras calls its backend so from now on."""
+    return lambda name: monkeypatch.setattr("keras.backend.backend", lambda: name)
+
+
 @pytest.fixture(name="on_jax")
-def _on_jax(monkeypatch) -> None:
+def _on_jax(name_backend) -> None:
     """The backend of Keras calls itself JAX."""
-    monkeypatch.setattr("keras.backend.backend", lambda: "jax")
+    name_backend("jax")
+
+
+@pytest.fixture(name="counted")
+def _counted(monkeypatch) -> None:
+    """Operations of an image are otherwise counted in another process, which takes seconds."""
+    monkeypatch.setattr("benchmarks.comparison._multiply_adds", lambda model, size: 10**8)
 
 
 @pytest.fixture(name="handed_over")

@@ -44,12 +44,6 @@ def results_of(milliseconds: float) -> list[Result]:
     return [Result("keras_vit", (milliseconds / 1e3,), 1.0, 0.5, 0), limit, Result("timm", (), 0, 0, 0, "no torch")]
 
 
-@pytest.fixture(name="counted")
-def _counted(monkeypatch) -> None:
-    """Operations are otherwise counted in another process, which takes seconds."""
-    monkeypatch.setattr(comparison, "_multiply_adds", lambda model, size: 10**8)
-
-
 @pytest.mark.usefixtures("counted")
 def test_a_later_run_that_is_slower_is_named_beside_the_earlier_one(tmp_path):
     def run(date: str, processor: str, milliseconds: float) -> list[str]:

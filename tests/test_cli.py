@@ -224,9 +224,9 @@ def _type_command(monkeypatch) -> Callable[..., None]:
     """Makes `sys.argv`, and `sys.orig_argv` if given, those of a command that was typed."""
 
     def make(argv: Sequence[str], orig_argv: Sequence[str] | None = None) -> None:
-        monkeypatch.setattr(sys, "argv", [*argv])
-        if orig_argv is not None:
-            monkeypatch.setattr(sys, "orig_argv", [*orig_argv])
+        typed = {"argv": argv} if orig_argv is None else {"argv": argv, "orig_argv": orig_argv}
+        for name, words in typed.items():
+            monkeypatch.setattr(sys, name, [*words])
 
     return make
 

@@ -29,7 +29,6 @@ from training.evaluation.evaluate import evaluate
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels
 from training.evaluation.plots import draw_mistakes, draw_reliability
 from training.evaluation.predictors import Predictor, open_predictor
-from training.input import sources
 from training.input.dataset import Split
 from training.input.sources import DataOptions, DataSet, array_split, digits
 from training.loop.run import RunDirectory
@@ -528,7 +527,7 @@ def test_options_that_contradict_what_a_model_says_of_its_images_are_refused(nam
 
 def test_a_checkpoint_at_an_address_is_downloaded_and_evaluated(made, few_digits, tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sources, "open_source", lambda arguments, **_: few_digits)
+    monkeypatch.setattr("training.input.sources.open_source", lambda arguments, **_: few_digits)
     monkeypatch.chdir(tmp_path)
     options = ["--data", "digits", "--output", "report"]
     heads = ["--num-heads", "3", "--resize", "resize-small", "--crop-from", "10"]

@@ -169,11 +169,10 @@ RECIPE = Recipe(
 
 @pytest.mark.parametrize("mixup", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 @pytest.mark.parametrize("channels", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_any_step_and_any_part_can_be_made_again(channels, mixup, monkeypatch):
-    monkeypatch.setattr("training.input.pipeline._COLOR_ROWS", 4)  # neither a batch nor a part
-    recipe = dataclasses.replace(RECIPE, mixup=mixup)
-    images = np.random.default_rng(0).integers(0, 256, (23, 6, 8, channels), dtype=np.uint8)
-    split = array_split(images, np.arange(23) % 3, tuple("abc"))
+def test_any_step_and_any_part_can_be_made_again(channels, mixup):
+    recipe = dataclasses.replace(RECIPE, mixup=mixup, batch_size=42)  # the colors are those of 32 images at a time
+    images = np.random.default_rng(0).integers(0, 256, (47, 6, 8, channels), dtype=np.uint8)
+    split = array_split(images, np.arange(47) % 3, tuple("abc"))
 
     def batches(first_step: int, part: tuple[int, int] = (0, 1), recipe: Recipe = recipe) -> list[np.ndarray]:
         data = training_batches(
@@ -182,7 +181,7 @@ def test_any_step_and_any_part_can_be_made_again(channels, mixup, monkeypatch):
         return [np.stack([step.numpy() for step in steps]) for steps in zip(*data.take(6 - first_step), strict=True)]
 
     whole = batches(0)
-    assert whole[0].shape == (6, 6, 6, 8, channels)
+    assert whole[0].shape == (6, 42, 6, 8, channels)
     parts = [batches(3, (index, 2)) for index in range(2)]
     for kind, all_steps in enumerate(whole):
         np.testing.assert_array_equal(np.concatenate([part[kind] for part in parts], axis=1), all_steps[3:])

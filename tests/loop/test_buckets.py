@@ -139,13 +139,14 @@ def test_a_finished_run_in_a_bucket_is_exported_and_inspected(undisturbed, capsy
     evaluate.main(["--run", "ram://runs/undisturbed", "--data", RECORDS, "--save-predictions"])
 
 
-def test_a_file_that_only_credentials_open_is_read_through_tensorflow(monkeypatch):
+def test_a_file_that_only_credentials_open_is_read_through_tensorflow(tmp_path, monkeypatch):
     from keras_vit.checkpoints.fetch import find as download
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise UserError("cannot be downloaded") from TransferError("403 Forbidden", retry=False)
 
-    monkeypatch.setattr(download, "_fetch", refuse)
+    monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(download, "download_file", refuse)
     monkeypatch.setattr(download, "_from_bucket", lambda source: source)
     assert download.find_checkpoint("gs://private/x.npz") == "gs://private/x.npz"
     with pytest.raises(UserError, match="cannot be downloaded"):
