@@ -326,8 +326,11 @@ class Scenes(tfds.core.GeneratorBasedBuilder):
             yield number, {"image": image, "mask": classes[segments][..., None].astype(np.uint8)}
 
 
-def test_a_data_set_of_tfds_is_read(tmp_path):
+def test_a_data_set_of_tfds_is_read(tmp_path, monkeypatch):
     Scenes(data_dir=tmp_path).download_and_prepare()
+    monkeypatch.setattr(
+        "training.segmentation.tfds_masks.tfds_builder", lambda name, data_dir: Scenes(data_dir=data_dir)
+    )
     source = open_data("tfds:scenes", data_dir=str(tmp_path))
     assert source.labels == ("0", "1", "2", "3")
     _, found = truth(source, "train", 0)
