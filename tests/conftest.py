@@ -2,10 +2,13 @@
 
 import atexit
 import dataclasses
+import functools
 import gc
 import pathlib
 import random
 import sys
+import types
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -36,6 +39,50 @@ def _op_determinism_ends_with_the_test():
     yield
     if config := sys.modules.get("tensorflow.python.framework.config"):
         config.disable_op_determinism()
+
+
+@pytest.fixture(name="name_backend")
+def _name_backend(monkeypatch) -> Callable[[str], None]:
+    """Keras calls its backend so from now on."""
+    return lambda name: monkeypatch.setattr("keras.backend.backend", lambda: name)
+
+
+@pytest.fixture(name="on_jax")
+def _on_jax(name_backend) -> None:
+    """The backend of Keras calls itself JAX."""
+    name_backend("jax")
+
+
+@pytest.fixture(name="counted")
+def _counted(monkeypatch) -> None:
+    """Operations of an image are otherwise counted in another process, which takes seconds."""
+    monkeypatch.setattr("benchmarks.comparison._multiply_adds", lambda model, size: 10**8)
+
+
+@pytest.fixture(name="handed_over")
+def _handed_over(monkeypatch) -> list[types.SimpleNamespace]:
+    """What the commands hand over to training, which does not begin: options, setup, make_model and callbacks."""
+    runs: list[types.SimpleNamespace] = []
+
+    def run_training(options, setup, make_model, **others):
+        runs.append(types.SimpleNamespace(options=options, setup=setup, make_model=make_model, **others))
+
+    for command in ("pretrain", "finetune"):
+        monkeypatch.setattr(f"training.loop.{command}.run_training", run_training)
+    return runs
+
+
+@pytest.fixture(name="compute_no_more")
+def _compute_no_more(monkeypatch) -> Callable[[], None]:
+    """From its call on, features of pictures must be read and not computed."""
+    fails = functools.partial(pytest.fail, "features were computed again")
+    return lambda: monkeypatch.setattr("training.features.embed._computed", lambda *_: fails())
+
+
+@pytest.fixture(name="short_lock_wait")
+def _short_lock_wait(monkeypatch) -> None:
+    """A process does not wait for seconds until another has left a directory."""
+    monkeypatch.setattr("training.lock._LOCK_WAIT", 0.0)
 
 
 @pytest.fixture(name="tiny_images")

@@ -3,18 +3,23 @@
 import contextlib
 import functools
 import http.server
+import io
 import json
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
-from keras_vit import ResNetConfig, ViTConfig
+from keras_vit import ResNetConfig, ViTConfig, parser
+from keras_vit.files import remote, transfer
 from keras_vit.files.lazy_array import LazyArray
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -93,6 +98,47 @@ def serving(folder: pathlib.Path) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+class Terminal(io.StringIO):
+    """A stream that says of itself that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@contextlib.contextmanager
+def full_disk(limit: int = 4096) -> Iterator[None]:
+    """No file can become larger than so many bytes: the system refuses to write more, as it does on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def without_pauses(monkeypatch) -> None:
+    """What fails is tried as often as ever, but at once."""
+    for module in (remote, transfer):
+        monkeypatch.setattr(module, "PAUSES", (0.0,) * len(module.PAUSES))
+
+
+class _Parsed(Exception):
+    """A command has parsed its options."""
+
+
+def options_of(main: Callable[[Sequence[str]], object], words: Sequence[str]) -> Any:
+    """The options that a command makes of its command line; it does nothing else."""
+    parse = parser.options_from
+
+    def parse_and_stop(*arguments, **others):
+        raise _Parsed(parse(*arguments, **others))
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(_Parsed) as stopped:
+        patch.setattr(parser, "options_from", parse_and_stop)
+        main(words)
+    return stopped.value.args[0]
 
 
 def randomize(model: keras.Model) -> keras.Model:

@@ -64,7 +64,7 @@ def test_without_a_gpu_the_features_stay_frozen_and_whole_pictures_are_shown(pic
 
 def test_minutes_that_suffice_fine_tune_and_others_do_not(pictures, backbone, monkeypatch, capsys):
     run, source = open_run(str(backbone)), open_source(DataOptions(f"folder:{pictures}"))
-    monkeypatch.setattr(choices, "_step_seconds", lambda model, batch_size: 10.0)
+    monkeypatch.setattr(choices, "step_seconds", lambda model, batch_size: 10.0)
     assert choices.finetuning_epochs(run, source, minutes=0.1) == 0
     assert "0.1 minutes suffice for 0 epochs only" in capsys.readouterr().out
     assert choices.finetuning_epochs(run, source, minutes=5) >= 3
@@ -74,7 +74,7 @@ def test_minutes_that_suffice_fine_tune_and_others_do_not(pictures, backbone, mo
 @pytest.mark.parametrize(("resize", "seconds"), [(None, 540 + 60 + 540), ("pad", 600)])
 def test_the_announced_time_has_the_comparison_of_crops(resize, seconds, pictures, backbone, monkeypatch, capsys):
     run, source = open_run(str(backbone)), open_source(DataOptions(f"folder:{pictures}"))
-    monkeypatch.setattr(choices, "_image_seconds", lambda model: 10.0)
+    monkeypatch.setattr(choices, "image_seconds", lambda model: 10.0)
     assert choices.finetuning_epochs(run, source, None, resize) == 0
     assert f"its features take about {duration(seconds)} here" in capsys.readouterr().out
 
@@ -99,14 +99,17 @@ def test_pictures_are_cropped_only_where_that_is_better_than_noise(
 
 
 def test_a_step_on_this_machine_is_timed(backbone):
-    assert choices._step_seconds(open_run(str(backbone)).model, 2) > 0
+    assert choices.step_seconds(open_run(str(backbone)).model, 2) > 0
 
 
-def test_without_any_checkpoint_it_says_so(monkeypatch, capsys):
-    def unreachable(name):
-        raise UserError("The hub cannot be reached.")
+@pytest.fixture(name="offline")
+def _offline(tmp_path, monkeypatch) -> None:
+    """The hub is not asked, and nothing of it is in the cache."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
 
-    monkeypatch.setattr(choices, "find_checkpoint", unreachable)
+
+def test_without_any_checkpoint_it_says_so(offline, capsys):
     assert choices.usable_checkpoint(None) is None
     assert "Training from scratch, because hf:facebook/dinov2-small cannot be had" in capsys.readouterr().out
     assert choices.usable_checkpoint("runs/mine") == "runs/mine"
@@ -133,8 +136,7 @@ def test_an_interrupted_fine_tuning_goes_on_with_its_epochs(pictures, backbone, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["checkpoint", "scratch"])
-def test_the_other_ways_end_with_an_evaluated_run(start, pictures, backbone, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(choices, "usable_checkpoint", lambda name: name)
+def test_the_other_ways_end_with_an_evaluated_run(start, pictures, backbone, offline, tmp_path, capsys):
     options = ["--checkpoint", str(backbone), "--minutes", "2"] if start == "checkpoint" else []
     auto.main(["--data", f"folder:{pictures}", "--workdir", str(tmp_path / "run"), *options])
     assert (tmp_path / "run" / "evaluation.md").is_file()

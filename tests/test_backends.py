@@ -5,7 +5,6 @@ import pathlib
 import subprocess
 import sys
 
-import keras
 import numpy as np
 import pytest
 
@@ -94,8 +93,8 @@ def test_inspection_and_every_kind_of_attention_run_on_jax_with_tensorflow_block
     subprocess.run([sys.executable, "-c", _WITHOUT_TENSORFLOW + _INSPECTED], check=True, env=ENVIRONMENT)
 
 
-def test_a_backend_on_which_no_model_can_be_built_is_refused_in_one_sentence(monkeypatch):
-    monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
+def test_a_backend_on_which_no_model_can_be_built_is_refused_in_one_sentence(name_backend):
+    name_backend("torch")
     with pytest.raises(UserError, match="run on the TensorFlow and JAX backends of Keras, but this is torch; set KE"):
         keras_vit.build("testing", image_size=32)
 

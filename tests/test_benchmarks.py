@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -41,12 +42,6 @@ def results_of(milliseconds: float) -> list[Result]:
     """A case in which the limit of the machine is one millisecond."""
     limit = Result("matrix_product", (1e-3 * 2 * SIDE["cpu"] ** 3 / flops(TINY),), 0.0, 0.0, 0)
     return [Result("keras_vit", (milliseconds / 1e3,), 1.0, 0.5, 0), limit, Result("timm", (), 0, 0, 0, "no torch")]
-
-
-@pytest.fixture(name="counted")
-def _counted(monkeypatch) -> None:
-    """Operations are otherwise counted in another process, which takes seconds."""
-    monkeypatch.setattr(comparison, "_multiply_adds", lambda model, size: 10**8)
 
 
 @pytest.mark.usefixtures("counted")
@@ -186,10 +181,21 @@ def test_a_table_compares_with_the_reference_and_the_limit():
     assert "| 2.00x | 50 | 25% |" in rows["timm"]
 
 
+@pytest.fixture(name="compare_by")
+def _compare_by(monkeypatch) -> Callable[[Callable], None]:
+    """A function that takes the place of measuring, in both commands."""
+
+    def replace(compare: Callable) -> None:
+        for module in (command, gpu):
+            monkeypatch.setattr(module, "compare", compare)
+
+    return replace
+
+
 @pytest.mark.slow
-def test_results_are_written_after_every_case(tmp_path, monkeypatch, capsys):
+def test_results_are_written_after_every_case(tmp_path, compare_by, capsys):
     result = Result("keras_vit", (0.1,), 1.0, 0.5, 10**9)
-    monkeypatch.setattr(command, "compare", lambda case, peers, rounds: [result])
+    compare_by(lambda case, peers, rounds: [result])
     command.main(["--cases", "phone", "--rounds", "1", "--output", str(tmp_path / "speed")])
     document = json.loads((tmp_path / "speed" / "results.json").read_text())
     assert document["cases"][0]["results"][0]["seconds"] == [0.1]
@@ -206,26 +212,26 @@ def test_invalid_options_are_refused(options, words):
         command.main(options)
 
 
-def test_on_a_gpu_a_batch_that_does_not_fit_is_halved(monkeypatch):
+def test_on_a_gpu_a_batch_that_does_not_fit_is_halved(compare_by):
     tried = []
 
     def compare_up_to_32(case, peers, rounds):
         tried.append(case.batch)
         return [Result(peers[0], (0.5,) if case.batch <= 32 else (), 1.0, 0.5, 0, None if case.batch <= 32 else "OOM")]
 
-    monkeypatch.setattr(gpu, "compare", compare_up_to_32)
+    compare_by(compare_up_to_32)
     case, result = gpu.largest(Case("training", "ViT-S_16", 128, device="gpu"), "keras_vit_jax", 1)
     assert (tried, case.batch, result.failure) == ([128, 64, 32], 32, None)
 
 
-def test_on_a_gpu_the_failure_is_reported_if_no_batch_fits(monkeypatch):
-    monkeypatch.setattr(gpu, "compare", lambda case, peers, rounds: [Result(peers[0], (), 0.0, 0.0, 0, "OOM")])
+def test_on_a_gpu_the_failure_is_reported_if_no_batch_fits(compare_by):
+    compare_by(lambda case, peers, rounds: [Result(peers[0], (), 0.0, 0.0, 0, "OOM")])
     case, result = gpu.largest(Case("training", "ViT-S_16", 32, device="gpu"), "keras_vit_jax", 1)
     assert (case.batch, result.failure) == (8, "OOM")
 
 
 @pytest.mark.slow
-def test_on_a_gpu_rates_are_compared_between_different_batches(tmp_path, monkeypatch, capsys):
+def test_on_a_gpu_rates_are_compared_between_different_batches(tmp_path, compare_by, monkeypatch, capsys):
     def compare_one(case, peers, rounds):
         if peers[0] == "transformers_compiled":
             return [Result(peers[0], (), 0.0, 0.0, 0, "OutOfMemory")]
@@ -233,8 +239,10 @@ def test_on_a_gpu_rates_are_compared_between_different_batches(tmp_path, monkeyp
             Result(peers[0], (case.batch / {"keras_vit_jax": 3000, "timm_compiled": 2000}.get(peers[0], 1),), 1, 1, 0)
         ]
 
-    monkeypatch.setattr(gpu, "compare", compare_one)
-    monkeypatch.setattr(gpu, "_gpu", lambda: "H100")
+    compare_by(compare_one)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho H100\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     options = ["--models", "ViT-S_16", "--sizes", "224", "--tasks", "inference", "--output", str(tmp_path / "gpu")]
     gpu.main(options)
     text = (tmp_path / "gpu/results.md").read_text()
@@ -247,15 +255,15 @@ def test_on_a_gpu_rates_are_compared_between_different_batches(tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_without_a_gpu_the_command_says_so_and_runs_one_image_on_the_cpu(tmp_path, monkeypatch, capsys):
+def test_without_a_gpu_the_command_says_so_and_runs_one_image_on_the_cpu(tmp_path, compare_by, monkeypatch, capsys):
     tried = []
 
     def compare_one(case, peers, rounds):
         tried.append((case.device, case.model, case.batch, peers[0]))
         return [Result(peers[0], (0.5,), 1.0, 0.5, 2 * 10**9)]
 
-    monkeypatch.setattr(gpu, "compare", compare_one)
-    monkeypatch.setattr(gpu, "_gpu", lambda: None)
+    compare_by(compare_one)
+    monkeypatch.setenv("PATH", str(tmp_path))  # which has no nvidia-smi
     gpu.main(["--tasks", "training", "--output", str(tmp_path / "gpu")])
     assert capsys.readouterr().out.splitlines()[0].startswith("No GPU found, so ViT-Ti_16 runs with one image")
     assert {case[:3] for case in tried} == {("cpu", "ViT-Ti_16", 1)}

@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
-import keras
 import pytest
 import tensorflow as tf
 
@@ -225,9 +224,9 @@ def _type_command(monkeypatch) -> Callable[..., None]:
     """Makes `sys.argv`, and `sys.orig_argv` if given, those of a command that was typed."""
 
     def make(argv: Sequence[str], orig_argv: Sequence[str] | None = None) -> None:
-        monkeypatch.setattr(sys, "argv", [*argv])
-        if orig_argv is not None:
-            monkeypatch.setattr(sys, "orig_argv", [*orig_argv])
+        typed = {"argv": argv} if orig_argv is None else {"argv": argv, "orig_argv": orig_argv}
+        for name, words in typed.items():
+            monkeypatch.setattr(sys, name, [*words])
 
     return make
 
@@ -457,17 +456,15 @@ def test_a_full_memory_is_one_sentence(error, capsys):
         (tflite, ["--checkpoint", "augreg:B_16", "--output", "x"]),
     ],
 )
-def test_another_backend_is_refused_before_anything_is_done(command, arguments, monkeypatch, tmp_path, capsys):
+def test_another_backend_is_refused_before_anything_is_done(command, arguments, on_jax, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     assert stopped(lambda _: command.main(arguments), capsys).startswith(
         "This command needs the TensorFlow backend of Keras, but it is jax;"
     )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_command_that_needs_no_tensorflow_runs_on_any_backend(monkeypatch, tmp_path):
-    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+def test_a_command_that_needs_no_tensorflow_runs_on_any_backend(on_jax, tmp_path):
     convert.main([str(FIXTURES / "vit_token.npz"), str(tmp_path / "x.npz"), "--layout", "npz"])
     assert (tmp_path / "x.npz").is_file()
 
@@ -578,10 +575,10 @@ def test_a_warning_is_a_line_without_the_code_that_gave_it(monkeypatch, type_com
     assert "runs.py:1" in warnings.formatwarning("It is old.", DeprecationWarning, "runs.py", 1, "")
 
 
-def test_what_the_terminal_cannot_show_is_escaped(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
-    cli.run(lambda _: print("Skipped: \xe9.png"))
-    assert sys.stdout.buffer.getvalue() == b"Skipped: \\xe9.png\n"
+def test_what_the_terminal_cannot_show_is_escaped():
+    with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "ascii")) as stream:
+        cli.run(lambda _: print("Skipped: \xe9.png"))
+    assert stream.buffer.getvalue() == b"Skipped: \\xe9.png\n"
 
 
 @pytest.mark.parametrize(

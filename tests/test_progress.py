@@ -13,6 +13,7 @@ import pytest
 
 from keras_vit import progress
 from keras_vit.progress import Progress, tracked
+from tests.support import Terminal
 
 _JOB = """
 import time
@@ -25,9 +26,14 @@ print("done")
 """
 
 
-def test_a_log_has_a_line_every_half_minute_and_no_control_characters(monkeypatch, capsys):
+@pytest.fixture(name="impatient")
+def _impatient(monkeypatch) -> None:
+    """A log has a line every tenth of a second instead of every half minute."""
     monkeypatch.setattr(progress, "SILENT_SECONDS", 0.1)
     monkeypatch.setattr(progress, "_LOOK_SECONDS", 0.01)
+
+
+def test_a_log_has_a_line_every_half_minute_and_no_control_characters(impatient, capsys):
     with Progress("int8 (3 of 7)"):
         time.sleep(0.13)
         for _ in tracked(range(100, 110), "verifying"):
@@ -39,12 +45,10 @@ def test_a_log_has_a_line_every_half_minute_and_no_control_characters(monkeypatc
     assert all(line.isprintable() for line in lines)
 
 
-def test_a_job_that_is_silenced_inside_another_is_shown(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.02)
-    monkeypatch.setattr(progress, "_LOOK_SECONDS", 0.01)
+def test_a_job_that_is_silenced_inside_another_is_shown(impatient, capsys):
     with Progress("int8"), contextlib.redirect_stdout(io.StringIO()):
         for _ in tracked(range(2), "ranges"):
-            time.sleep(0.05)
+            time.sleep(0.12)
     assert "int8: ranges: 1 of 2 pictures" in capsys.readouterr().out
 
 
@@ -56,7 +60,10 @@ def test_a_short_job_leaves_no_line_in_a_log(capsys):
 def test_a_job_that_fails_is_over():
     with pytest.raises(ValueError, match="broken"), Progress("outer"), Progress("inner"):
         raise ValueError("broken")
-    assert progress._OPEN == []
+    with contextlib.redirect_stdout(Terminal()) as stream, Progress("next", 3):
+        pass
+    assert "next: 0/3" in stream.getvalue()
+    assert "outer" not in stream.getvalue()
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

@@ -61,9 +61,8 @@ def _held(tmp_path):
     process.communicate()
 
 
-def test_a_second_process_is_refused_with_the_name_of_the_first(held, monkeypatch):
+def test_a_second_process_is_refused_with_the_name_of_the_first(held, short_lock_wait):
     run, process = held
-    monkeypatch.setattr(lock, "_LOCK_WAIT", 0.0)
     words = f"Another process, {process.pid} on {socket.gethostname()}, writes into {run}; wait until it ends, or give"
     with pytest.raises(UserError, match=words), locked(run):
         pass

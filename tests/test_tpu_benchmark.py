@@ -2,6 +2,9 @@
 
 import dataclasses
 import re
+import sys
+import types
+from collections.abc import Callable
 
 import pytest
 
@@ -22,7 +25,14 @@ def test_for_a_tpu_the_largest_batch_is_extrapolated_from_two():
     assert tpu.largest_batch([few, many | {"failure": "out of memory"}], 16 * 10**9) is None
 
 
-def test_for_a_tpu_an_interrupted_run_continues(tmp_path, monkeypatch, capsys):
+@pytest.fixture(name="compile_by")
+def _compile_by(monkeypatch) -> Callable[[Callable], None]:
+    """A function that takes the place of the compiler, which is not needed then."""
+    monkeypatch.setitem(sys.modules, "libtpu", types.SimpleNamespace(__spec__="libtpu"))
+    return lambda compile_case: monkeypatch.setattr(tpu, "compile_case", compile_case)
+
+
+def test_for_a_tpu_an_interrupted_run_continues(tmp_path, compile_by, capsys):
     tried = []
 
     def compile_some(case, minutes):
@@ -31,8 +41,7 @@ def test_for_a_tpu_an_interrupted_run_continues(tmp_path, monkeypatch, capsys):
             return dataclasses.asdict(case) | {"failure": "Error: a | b", "seconds": 9.0}
         return _compiled(case, case.batch / 10)
 
-    monkeypatch.setattr(tpu, "compile_case", compile_some)
-    monkeypatch.setattr(tpu.importlib.util, "find_spec", lambda name: name)
+    compile_by(compile_some)
     options = ["--recipes", "digits", "--batches", "20", "10", "--output", str(tmp_path / "tpu")]
     tpu.main([*options, "--steps", "training"])
     tpu.main([*options, "--steps", "training", "jax"])
@@ -110,15 +119,14 @@ def test_a_loop_that_sends_and_whose_turns_are_unknown_is_no_figure(part, other)
         tpu_traffic.traffic(LOOP.replace(part, other))
 
 
-def test_for_a_slice_there_is_a_table_of_its_own(tmp_path, monkeypatch, capsys):
+def test_for_a_slice_there_is_a_table_of_its_own(tmp_path, compile_by, capsys):
     def compile_some(case, minutes):
         if case.recipe == "vit-g14":
             return dataclasses.asdict(case) | {"failure": "Error: a | b", "seconds": 9.0}
         found = {"traffic": {"all-gather": 2 * 10**9}, "step_flops": 197e11}
         return _compiled(case, case.batch / 10) | found
 
-    monkeypatch.setattr(tpu, "compile_case", compile_some)
-    monkeypatch.setattr(tpu.importlib.util, "find_spec", lambda name: name)
+    compile_by(compile_some)
     options = ["--recipes", "vit-G14", "vit-g14", "--topology", "v5e:4x4", "--batches", "20", "10"]
     tpu.main([*options, "--output", str(tmp_path / "slices")])
     text = capsys.readouterr().out
@@ -144,7 +152,7 @@ def test_for_a_tpu_invalid_options_are_refused(options, words):
 
 
 def test_for_a_tpu_a_missing_compiler_is_named_with_its_requirements(tmp_path, monkeypatch):
-    monkeypatch.setattr(tpu.importlib.util, "find_spec", lambda name: None if name == "libtpu" else name)
+    monkeypatch.setitem(sys.modules, "libtpu", None)
     with pytest.raises(UserError, match="libtpu is not installed; run pip install -r benchmarks/requirements-tpu.txt"):
         tpu.main(["--output", str(tmp_path / "tpu")])
 

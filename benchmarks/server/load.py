@@ -47,7 +47,7 @@ def measure(server: Server, files: Sequence[bytes], clients: int, largest_batch:
         largest_batch: a worker takes all waiting requests up to this number; 1 turns batching off.
         seconds: no request begins later than this after the first.
     """
-    with _serving(server, largest_batch) as (classify, batches), concurrent.futures.ThreadPoolExecutor(clients) as pool:
+    with serving(server, largest_batch) as (classify, batches), concurrent.futures.ThreadPoolExecutor(clients) as pool:
         start = time.perf_counter()
 
         def client(number: int) -> list[float]:
@@ -65,7 +65,7 @@ def measure(server: Server, files: Sequence[bytes], clients: int, largest_batch:
 
 
 @contextlib.contextmanager
-def _serving(server: Server, largest_batch: int) -> Iterator[tuple[Callable[[bytes], np.ndarray], list[int]]]:
+def serving(server: Server, largest_batch: int) -> Iterator[tuple[Callable[[bytes], np.ndarray], list[int]]]:
     """A function from an image file to its probabilities (K,), and the sizes of the batches so far."""
     requests: queue.SimpleQueue = queue.SimpleQueue()
     batches: list[int] = []
@@ -76,7 +76,7 @@ def _serving(server: Server, largest_batch: int) -> Iterator[tuple[Callable[[byt
         return answer.result()
 
     def work() -> None:
-        while batch := _next_batch(requests, largest_batch):
+        while batch := next_batch(requests, largest_batch):
             images, answers = zip(*batch, strict=True)
             batches.append(len(batch))
             try:
@@ -99,7 +99,7 @@ def _serving(server: Server, largest_batch: int) -> Iterator[tuple[Callable[[byt
             worker.join()
 
 
-def _next_batch(requests: queue.SimpleQueue, largest: int) -> list[tuple[Any, concurrent.futures.Future]]:
+def next_batch(requests: queue.SimpleQueue, largest: int) -> list[tuple[Any, concurrent.futures.Future]]:
     """The first request, after waiting for it, and those that wait behind it; empty at the end of the service."""
     request, batch = requests.get(), []
     while request is not None:

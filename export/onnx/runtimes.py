@@ -20,13 +20,13 @@ Runner = Callable[[np.ndarray], np.ndarray]
 
 # Files of each format; a runtime loads the first one.
 FILES: dict[OnnxFormat, tuple[str, ...]] = {"onnx": ("model.onnx",), "openvino": ("model.xml", "model.bin")}
-_PACKAGES: dict[OnnxFormat, tuple[str, ...]] = {"onnx": ("onnx", "onnxruntime", "tf2onnx"), "openvino": ("openvino",)}
+PACKAGES: dict[OnnxFormat, tuple[str, ...]] = {"onnx": ("onnx", "onnxruntime", "tf2onnx"), "openvino": ("openvino",)}
 REQUIREMENTS = "export/requirements-onnx.txt"
 
 
 def require_packages(formats: Sequence[OnnxFormat]) -> None:
     """Raise UserError if a package that writes or runs the formats is not installed."""
-    needed = [package for kind in formats for package in _PACKAGES[kind]]
+    needed = [package for kind in formats for package in PACKAGES[kind]]
     missing = [package for package in needed if importlib.util.find_spec(package) is None]
     if missing:
         raise UserError(
@@ -85,4 +85,4 @@ def operators(file: pathlib.Path, kind: OnnxFormat) -> dict[str, int]:
 
 def versions(kind: OnnxFormat) -> dict[str, str]:
     """Versions of the packages that write and run a format."""
-    return {package: importlib.metadata.version(package) for package in _PACKAGES[kind]}
+    return {package: importlib.metadata.version(package) for package in PACKAGES[kind]}

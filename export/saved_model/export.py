@@ -201,7 +201,7 @@ def run_cpp_loader(path: pathlib.Path, expected: parity.Reference, tolerance: fl
     """
     if cpp_loader.library_path() is None:
         return {}
-    signature = _signature_definitions(path)["image_tensor"]
+    signature = signature_definitions(path)["image_tensor"]
     images = next(images for _, images in expected.batches())[:_CPP_IMAGES]
     latency = {}
     with tempfile.TemporaryDirectory() as directory:
@@ -224,7 +224,8 @@ def run_cpp_loader(path: pathlib.Path, expected: parity.Reference, tolerance: fl
     return {"cpp_loader_max_abs_diff": difference, "latency_ms": latency}
 
 
-def _signature_definitions(path: pathlib.Path) -> dict:
+def signature_definitions(path: pathlib.Path) -> dict:
+    """The signatures of a SavedModel by name, as it stores them: `SignatureDef` with the names of their tensors."""
     saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
     return saved.meta_graphs[0].signature_def
 
@@ -239,7 +240,7 @@ def _operators(path: pathlib.Path) -> dict[str, int]:
 def _interface(path: pathlib.Path) -> list[tuple[str, str, str, str, str]]:
     """Signature, side (input or output), name, type and shape of each tensor."""
     rows = []
-    for name, definition in sorted(_signature_definitions(path).items()):
+    for name, definition in sorted(signature_definitions(path).items()):
         if name.startswith("__"):
             continue
         for side, tensors in (("input", definition.inputs), ("output", definition.outputs)):

@@ -82,7 +82,7 @@ def searched_ranges(
     """
     ends = {name: (float(np.min(found["min"])), float(np.max(found["max"]))) for name, found in extremes.items()}
     histograms: dict[str, np.ndarray] = {}
-    for tensors in _activations(content, images, ends):
+    for tensors in activations(content, images, ends):
         for name, tensor in tensors.items():
             counts, _ = np.histogram(tensor, _BINS, ends[name])
             histograms[name] = histograms.get(name, 0) + counts
@@ -120,7 +120,7 @@ def noisy_products(
     names = {name for product in found.values() for name in (product.inputs, product.outputs)}
     noise = dict.fromkeys(found, 0.0)
     outputs: dict[str, list[np.ndarray]] = {name: [] for name in found}  # mean and mean square of each unit
-    for tensors in _activations(content, images, names):
+    for tensors in activations(content, images, names):
         errors = {name: _error(tensor, ranges[name], bits) for name, tensor in tensors.items() if name in ranges}
         for name, product in found.items():
             if product.inputs in errors and name in errors:
@@ -154,7 +154,7 @@ def with_corrected_biases(content: bytes, images: Sequence[np.ndarray]) -> bytes
     uses = _uses(content)
     dense = [found for found in products(content) if uses[found.bias] == 1 and found.weights.ndim == 2]
     sums: dict[str, np.ndarray] = {}
-    for tensors in _activations(content, images, {found.inputs for found in dense}):
+    for tensors in activations(content, images, {found.inputs for found in dense}):
         for name, tensor in tensors.items():
             sums[name] = sums.get(name, 0.0) + tensor.reshape(-1, tensor.shape[-1]).mean(axis=0, dtype=np.float64)
     model = unpack(content)
@@ -175,7 +175,7 @@ def _uses(content: bytes) -> collections.Counter:
     return collections.Counter(subgraph.tensors[index].buffer for index in read)
 
 
-def _activations(
+def activations(
     content: bytes, images: Sequence[np.ndarray], names: Collection[str]
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yield the tensors of these names for each image; constants are left out."""

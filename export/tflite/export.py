@@ -159,7 +159,7 @@ def export_tflite(
                 )
             )
             in_float = 0 if unknown is None else unknown.num_bytes
-            _check_weights(file, 4 * model.count_params(), WEIGHT_SHARE[kind], in_float)
+            check_weights(file, 4 * model.count_params(), WEIGHT_SHARE[kind], in_float)
             found = parity.compare(expected, run_tflite(file, expected, uint8_input))
             if kind == "float32":
                 parity.require_equal("float32 TFLite file", found)
@@ -289,7 +289,7 @@ def to_tflite(
     return content if for_delegates is None else with_four_axes(content)
 
 
-def _check_weights(file: pathlib.Path, weight_bytes: int, share: float, in_float: int = 0) -> None:
+def check_weights(file: pathlib.Path, weight_bytes: int, share: float, in_float: int = 0) -> None:
     """Raise ParityError if a file is too small to hold the weights, or too large for quantized weights.
 
     `in_float` are the bytes of what stays in float32 beside the weights.

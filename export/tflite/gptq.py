@@ -48,7 +48,7 @@ def round_kernels(model: keras.Model, batches: Iterable[np.ndarray], in_four_bit
     with Progress("rounding weights (GPTQ)", len(readers), "inputs of dense layers") as progress:
         for layers, moments, count in _second_moments(model, readers, list(batches)):
             if count >= _FEWEST * len(moments):
-                order, inverse = _inverse(moments)
+                order, inverse = inverse_factor(moments)
                 for layer in layers:
                     kernel, *bias = copy.get_layer(layer.name).get_weights()
                     form = (LARGEST, scale_block(len(kernel))) if layer.name in in_four_bits else ()
@@ -93,7 +93,7 @@ def _second_moments(
         yield from zip(chosen, moments, counts, strict=True)
 
 
-def _inverse(moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def inverse_factor(moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The channels, the largest first, and the upper Cholesky factor of the inverse of their moments (D, D)."""
     order = np.argsort(-np.diagonal(moments), kind="stable")
     damped = moments[np.ix_(order, order)].astype(np.float64)
@@ -108,7 +108,7 @@ def rounded(
     largest: int = _LARGEST_OF_EIGHT,
     block: int | None = None,
 ) -> np.ndarray:
-    """Return a kernel (D, units) whose weights are multiples of a step; see `_inverse` for order and inverse.
+    """Return a kernel (D, units) whose weights are multiples of a step; see `inverse_factor` for order and inverse.
 
     Args:
         kernel: (D, units) float32.

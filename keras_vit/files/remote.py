@@ -28,7 +28,7 @@ from keras_vit.errors import UserError, near_path
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 # Seconds before the second and each later attempt, half of it at random.
-_PAUSES = (0.1, 0.4, 1.6, 6.4)
+PAUSES = (0.1, 0.4, 1.6, 6.4)
 # Names of TensorFlow's errors that another attempt does not change, and the errno of each.
 _LASTING = {
     "NotFoundError": errno.ENOENT,
@@ -344,7 +344,7 @@ def ask_gfile(path: pathlib.Path, ask: Callable[[Any], Result]) -> Result:
         import tensorflow as tf
     except ImportError as error:
         raise UserError(f"{path} needs TensorFlow, which reads buckets; install it, or give a local path.") from error
-    pauses = iter(_PAUSES)
+    pauses = iter(PAUSES)
     while True:
         try:
             return ask(tf.io.gfile)

@@ -18,7 +18,7 @@ from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_write
 
 _TIMEOUT = 30.0  # seconds, for the connection and for each read
-_PAUSES = (0.5, 2.0)  # seconds before the second and the third attempt
+PAUSES = (0.5, 2.0)  # seconds before the second and the third attempt
 _CHUNK = 2**20  # bytes
 _SPARE = 2**26  # bytes of disk space that a download leaves free
 _HEAD = 512  # bytes that distinguish a file from an HTML page
@@ -49,7 +49,7 @@ def download_file(address: str, path: pathlib.Path, *, elsewhere: str) -> str:
 
     Raises UserError.
     """
-    pauses = iter(_PAUSES)
+    pauses = iter(PAUSES)
     while True:
         try:
             return _attempt(address, path, elsewhere)

@@ -47,7 +47,7 @@ class PatchMemory(keras.layers.Layer):
         _, rows, columns, width = features.shape
         memory = ops.cast(self.memory, "float32")
         patches = ops.reshape(ops.cast(features, "float32"), (-1, rows * columns, width))  # (B, N, D)
-        distances = _distances(patches, memory)  # (B, N, M)
+        distances = distances_to(patches, memory)  # (B, N, M)
         nearest = ops.min(distances, axis=-1)  # (B, N)
         grid = ops.reshape(nearest, (-1, rows, columns))
         heat = ops.matmul(ops.matmul(self._to_rows, grid), np.ascontiguousarray(self._to_columns.T))
@@ -58,7 +58,7 @@ class PatchMemory(keras.layers.Layer):
         at = ops.argmax(nearest, axis=-1)  # (B,)
         closest = ops.squeeze(ops.take_along_axis(distances, at[:, None, None], axis=1), axis=1)  # (B, M)
         match = ops.take(memory, ops.argmin(closest, axis=-1), axis=0)  # (B, D)
-        around = ops.top_k(-_distances(match, memory), min(_NEIGHBORS, self.size))[1]  # (B, b), itself first
+        around = ops.top_k(-distances_to(match, memory), min(_NEIGHBORS, self.size))[1]  # (B, b), itself first
         to_these = ops.take_along_axis(closest, around, axis=-1)  # (B, b)
         weight = 1.0 - ops.softmax(to_these, axis=-1)[:, 0] if self.size > 1 else 1.0
         return weight * ops.max(nearest, axis=-1)
@@ -102,7 +102,7 @@ def anomaly_model(model: keras.Model, blocks: Sequence[int], memory: np.ndarray)
     return keras.Model(model.input, output, name=f"{model.name}_anomaly")
 
 
-def _distances(x, memory):
+def distances_to(x, memory):
     """Euclidean distances (…, M) of vectors (…, D) to those in memory (M, D)."""
     products = ops.matmul(x, ops.transpose(memory))
     squared = ops.sum(ops.square(x), -1, keepdims=True) - 2.0 * products + ops.sum(ops.square(memory), -1)

@@ -14,11 +14,11 @@ import keras_vit
 from export.saved_model import __main__ as saved_model
 from keras_vit import UserError
 from keras_vit.runs import open_run
+from tests.interruptions import after_checkpoints, killed_after
 from tests.support import FIXTURES
 from tests.text.towers import with_tokenizer
 from training import detect as command
 from training.detection.fit import detector_to_train
-from training.loop import checkpoints
 from training.options.detect import BoxesOptions, DetectFitOptions
 from training.recipes.detect import DetectRecipe
 
@@ -85,22 +85,15 @@ def test_a_detector_learns_is_measured_used_and_exported(place, tmp_path, capsys
 
 
 @pytest.mark.slow
-def test_an_interrupted_training_continues_to_the_same_bits(place, monkeypatch):
+def test_an_interrupted_training_continues_to_the_same_bits(place):
     options = ("--deterministic", "--evaluate-every", "2", "--mosaic", "0.5")
     command.main(arguments(place, "whole", *options))
-    save, calls = checkpoints.save, []
-
-    def interrupted(*given) -> None:
-        save(*given)
-        calls.append(given[1])
-        if calls == [2]:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoints, "save", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with killed_after(2):
         command.main(arguments(place, "parts", *options))
-    command.main(arguments(place, "parts", *options))
-    assert calls == [2, 4]
+    steps: list[int] = []
+    with after_checkpoints(steps.append):
+        command.main(arguments(place, "parts", *options))
+    assert steps == [4]
     for whole, parts in zip(weights_of(place, "whole"), weights_of(place, "parts"), strict=True):
         np.testing.assert_array_equal(whole, parts)
 

@@ -6,18 +6,16 @@ import pathlib
 import re
 import shlex
 import subprocess
-import types
 
 import pytest
-import tensorflow as tf
 import yaml
 
 from keras_vit import UserError
-from training.devices import strategies
+from tests.support import options_of
 from training.devices.slurm import slurm_config
 from training.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy
 from training.options.train import PretrainOptions
-from training.pretrain import cli, main
+from training.pretrain import main
 
 CLUSTERS = pathlib.Path(__file__).parents[2] / "docs" / "clusters"
 SLURM = CLUSTERS / "slurm.sh"
@@ -42,7 +40,7 @@ def environment(container: dict, index: int) -> dict[str, str]:
     return variables
 
 
-def test_every_pod_of_the_job_has_its_place_in_the_cluster(service_and_job, monkeypatch):
+def test_every_pod_of_the_job_has_its_place_in_the_cluster(service_and_job, met, monkeypatch):
     service, job = service_and_job
     name, pod = job["metadata"]["name"], job["spec"]["template"]["spec"]
     assert service["spec"]["clusterIP"] == "None"
@@ -53,14 +51,11 @@ def test_every_pod_of_the_job_has_its_place_in_the_cluster(service_and_job, monk
     assert job["spec"]["parallelism"] == count
     assert job["spec"]["completionMode"] == "Indexed"
     addresses = [f"{name}-{index}.{pod['subdomain']}:{port}" for index in range(count)]
-    met = []
-    monkeypatch.setattr(strategies, "wait_for_workers", lambda workers, here, timeout: met.append((workers, here)))
-    monkeypatch.setattr(strategies, "_MULTI_WORKER", lambda communication_options: None)
     for index in range(count):
         variables = environment(container, index)
         monkeypatch.setenv("TF_CONFIG", variables["TF_CONFIG"])
         open_strategy(StrategyOptions(strategy="multi-worker"))
-        assert met[-1] == (addresses, addresses[index])
+        assert met[-1][:2] == (addresses, addresses[index])
         assert variables["KERAS_DISTRIBUTION_PROCESS_ID"] == str(index)
         assert variables["KERAS_DISTRIBUTION_NUM_PROCESSES"] == str(count)
         assert variables["KERAS_DISTRIBUTION_JOB_ADDRESSES"] == addresses[0]
@@ -83,18 +78,11 @@ def commands(service_and_job) -> list[list[str]]:
     return [container["command"], shlex.split(next(line for line in script.splitlines() if line.startswith("srun")))]
 
 
-def test_the_commands_of_the_files_can_be_parsed(service_and_job, monkeypatch, tmp_path):
-    parsed = []
-    monkeypatch.setattr(cli, "require_tensorflow", lambda: parsed.append(True))
-    one_device = types.SimpleNamespace(strategy=tf.distribute.get_strategy())
-    monkeypatch.setattr("training.loop.setup.open_setup", lambda options: one_device)
-    monkeypatch.setattr("training.loop.pretrain.pretrain", lambda options, *others: parsed.append(options))
-    monkeypatch.setattr(cli, "print_next", lambda commands: None)
+def test_the_commands_of_the_files_can_be_parsed(service_and_job):
     for command in commands(service_and_job):
-        command = [str(tmp_path) if part == "/shared/tfds" else part for part in command]
-        main(command[command.index("training.pretrain") + 1 :])
-        assert isinstance(parsed[-1], PretrainOptions)
-        assert parsed[-1].devices.strategy == "multi-worker"
+        options = options_of(main, command[command.index("training.pretrain") + 1 :])
+        assert isinstance(options, PretrainOptions)
+        assert options.devices.strategy == "multi-worker"
 
 
 def test_the_batch_file_of_slurm_is_valid():
@@ -124,9 +112,7 @@ def slurm(monkeypatch, **variables: str) -> None:
         monkeypatch.setenv(f"SLURM_{name}", value)
 
 
-def test_every_task_of_a_slurm_job_has_its_place_in_the_cluster(monkeypatch):
-    monkeypatch.setattr(strategies, "wait_for_workers", lambda workers, here, timeout: None)
-    monkeypatch.setattr(strategies, "_MULTI_WORKER", lambda communication_options: None)
+def test_every_task_of_a_slurm_job_has_its_place_in_the_cluster(met, monkeypatch):
     for index in range(3):
         step = {"STEP_NODELIST": "node[9-10],big1", "STEP_TASKS_PER_NODE": "1(x3)"}
         slurm(monkeypatch, NTASKS="3", PROCID=str(index), **step)

@@ -1,39 +1,59 @@
 """JAX on several hosts: how they are found, which devices and rows each of them has, and what a lost one says."""
 
+import contextlib
 import json
-import os
+import sys
 import types
+from collections.abc import Iterator
 
 import jax
 import keras
-import numpy as np
 import pytest
 
 from keras_vit import UserError
-from training.devices import jax_devices, strategies
+from training.devices import jax_devices
 from training.devices.jax_devices import JaxDevices, connect_hosts
-from training.devices.strategies import CONTINUE_LATER, StrategyOptions, distributed, is_chief, open_strategy
+from training.devices.strategies import (
+    CONTINUE_LATER,
+    StrategyOptions,
+    distributed,
+    is_chief,
+    open_strategy,
+    report_lost_workers,
+)
 
 ADDRESSES = ["host10:2222", "host9:2222"]
 
 
 @pytest.fixture(name="connected")
-def _connected(monkeypatch) -> list[tuple]:
-    """What JAX was called with to connect the processes."""
+def _connected(monkeypatch) -> Iterator[list[tuple]]:
+    """JAX of the second of two hosts, and what it was told to connect them: address, options and settings by then.
+
+    Each of them has two rows of a slice of 4 x 2 chips, which JAX counts column by column.
+    """
     calls: list[tuple] = []
-    monkeypatch.setattr(jax.distributed, "initialize", lambda *address, **others: calls.append((*address, others)))
-    monkeypatch.setattr(jax.config, "update", lambda *setting: calls.append(setting))
-    return calls
+    settings: dict = {}
+    chips = [types.SimpleNamespace(process_index=number % 4 // 2) for number in range(8)]
+    others = types.SimpleNamespace(
+        config=types.SimpleNamespace(update=settings.__setitem__),
+        devices=lambda: chips,
+        distributed=types.SimpleNamespace(
+            initialize=lambda address, **options: calls.append((address, options, {**settings}))
+        ),
+        errors=jax.errors,
+        process_count=lambda: 2,
+        process_index=lambda: 1,
+    )
+    monkeypatch.setitem(sys.modules, "jax", others)
+    monkeypatch.setattr(keras.distribution, "list_devices", lambda: [f"tpu:{number}" for number in range(8)])
+    yield calls
+    keras.distribution.set_distribution(None)
 
 
 @pytest.fixture(name="opened")
-def _opened(monkeypatch, connected) -> list[tuple]:
-    """The same for `open_strategy` on JAX, and the addresses that were met before."""
-    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    monkeypatch.setattr(strategies, "JaxDevices", lambda *_, **__: None)
-    monkeypatch.setattr(strategies, "may_be_slice", lambda: False)
-    monkeypatch.setattr(strategies, "wait_for_workers", lambda *met: connected.append(met))
-    monkeypatch.delenv("TF_CONFIG", raising=False)
+def _opened(on_jax, connected, met, monkeypatch) -> list[tuple]:
+    """The same for `open_strategy` on JAX."""
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "only-one")
     return connected
 
 
@@ -43,7 +63,7 @@ def test_one_host_is_not_connected(opened):
 
 
 @pytest.mark.parametrize("cluster", ["TF_CONFIG", "SLURM"])
-def test_the_processes_of_a_cluster_meet_before_jax_connects_them(cluster, opened, monkeypatch):
+def test_the_processes_of_a_cluster_meet_before_jax_connects_them(cluster, opened, met, monkeypatch):
     if cluster == "SLURM":
         names = {"NTASKS": "2", "PROCID": "1", "STEP_NODELIST": "host[10,9]", "STEP_TASKS_PER_NODE": "1(x2)"}
         for name, value in names.items():
@@ -54,20 +74,21 @@ def test_the_processes_of_a_cluster_meet_before_jax_connects_them(cluster, opene
         monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     open_strategy(StrategyOptions())
     addresses = [address.replace("2222", "8888") for address in ADDRESSES] if cluster == "SLURM" else ADDRESSES
-    met, setting, (address, others) = opened
-    assert met == (addresses, addresses[1], 600)
-    assert setting == ("jax_enable_preemption_service", False)
+    ((address, others, settings),) = opened
+    assert met == [(addresses, addresses[1], 600)]
     assert address == addresses[0]
+    assert settings["jax_enable_preemption_service"] is False
     # JAX itself would give each task of SLURM a single GPU.
     expected = {"num_processes": 2, "process_id": 1, "cluster_detection_method": "deactivate"}
     assert expected.items() <= others.items()
 
 
 def test_jax_finds_the_hosts_of_a_slice_itself(opened, monkeypatch):
-    monkeypatch.setattr(strategies, "may_be_slice", lambda: True)
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b")
     open_strategy(StrategyOptions())
-    assert opened[-1][0] is None
-    assert "num_processes" not in opened[-1][1]
+    ((address, others, _),) = opened
+    assert address is None
+    assert "num_processes" not in others
 
 
 def test_an_old_python_is_refused(connected, monkeypatch):
@@ -76,59 +97,39 @@ def test_an_old_python_is_refused(connected, monkeypatch):
         connect_hosts()
 
 
-@pytest.fixture(name="of_second_host")
-def _of_second_host(monkeypatch):
-    """The second of two hosts, each with two rows of a slice of 4 x 2 chips, which JAX counts column by column."""
-    chips = [types.SimpleNamespace(process_index=number % 4 // 2) for number in range(8)]
-    monkeypatch.setattr(jax, "devices", lambda: chips)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    monkeypatch.setattr(keras.distribution, "list_devices", lambda: [f"tpu:{number}" for number in range(8)])
-    found: list = []
-    monkeypatch.setattr(keras.distribution, "set_distribution", found.append)
-    return found
-
-
-def test_the_devices_that_share_a_model_are_of_one_host(of_second_host):
+def test_the_devices_that_share_a_model_are_of_one_host(connected):
     devices = JaxDevices(2, shard_weights=True)
     assert devices.num_replicas_in_sync == 4
     models = [["tpu:0", "tpu:1"], ["tpu:4", "tpu:5"], ["tpu:2", "tpu:3"], ["tpu:6", "tpu:7"]]
-    assert of_second_host[0].device_mesh.devices.tolist() == models
+    assert keras.distribution.distribution().device_mesh.devices.tolist() == models
     with pytest.raises(UserError, match="4 devices of each host cannot be divided into models of 8 devices each"):
         JaxDevices(8)
 
 
-def test_a_model_of_its_own_is_on_the_devices_of_the_host(of_second_host):
+def test_a_model_of_its_own_is_on_the_devices_of_the_host(connected):
     devices = JaxDevices()
     with devices.on_this_host():
         assert keras.distribution.distribution().device_mesh.devices.tolist() == ["tpu:2", "tpu:3", "tpu:6", "tpu:7"]
 
 
-def test_each_host_reads_its_part_and_the_first_writes(of_second_host):
+def test_each_host_reads_its_part_and_the_first_writes(connected):
     second = JaxDevices()
     assert distributed(second, 16, lambda part: part) == (1, 2)
     assert not is_chief(second)
 
 
-def test_numbers_of_hosts_keep_their_64_bits(monkeypatch):
-    gather = "jax.experimental.multihost_utils.process_allgather"
-    monkeypatch.setattr(gather, lambda numbers: np.stack([numbers, numbers]))
+def test_numbers_of_hosts_keep_their_64_bits():
     big = [2**56 + 1, 7]
-    assert jax_devices.numbers_of_hosts(big).tolist() == [big, big]
+    assert jax_devices.numbers_of_hosts(big).tolist() == [big]  # of this host alone
 
 
 LOST = "UNKNOWN: Gloo AllGather failed: [pair.cc:538] Read error [127.0.0.1]:26519: Connection reset by peer"
 
 
 @pytest.mark.parametrize(("message", "is_lost"), [(LOST, True), ("RESOURCE_EXHAUSTED: Out of memory", False)])
-def test_a_lost_host_ends_with_the_code_to_start_again(message, is_lost, of_second_host, monkeypatch, capsys):
-    strategy, left = JaxDevices(), []
-    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    monkeypatch.setattr(os, "_exit", left.append)
-    try:
-        with strategies.report_lost_workers(strategy):
-            raise jax.errors.JaxRuntimeError(message)
-    except jax.errors.JaxRuntimeError:
-        left.append("raised")
-    assert left == ([CONTINUE_LATER] if is_lost else ["raised"])
+def test_a_lost_host_ends_with_the_code_to_start_again(message, is_lost, on_jax, connected, exit_codes, capsys):
+    expected = contextlib.nullcontext() if is_lost else pytest.raises(jax.errors.JaxRuntimeError)
+    with expected, report_lost_workers(JaxDevices()):
+        raise jax.errors.JaxRuntimeError(message)
+    assert exit_codes == ([CONTINUE_LATER] if is_lost else [])
     assert ("start all workers again" in capsys.readouterr().err) == is_lost

@@ -1,7 +1,6 @@
 """The TPU of a machine is found by its chip, and libtpu's environment is set before TensorFlow is imported."""
 
 import contextlib
-import functools
 import importlib
 import os
 import pathlib
@@ -12,8 +11,9 @@ import sys
 
 import pytest
 
-from keras_vit import UserError, parser
-from keras_vit.images import formats
+from keras_vit import UserError
+from keras_vit.images.formats import formats
+from tests.support import options_of
 from training import workdir
 from training.devices.tpu import has_tpu, may_be_slice, prepare_tpu
 from training.lock import locked
@@ -166,14 +166,14 @@ def test_a_tpu_that_is_absent_is_refused_before_tensorflow_is_imported(command, 
     assert done.stderr.count("\n") == 1
 
 
-def test_webp_is_refused_with_the_tensorflow_of_a_tpu(monkeypatch):
-    def version(distribution):
-        if distribution == "tensorflow-tpu":
-            return "2.19.1"
-        raise formats.importlib.metadata.PackageNotFoundError
-
-    monkeypatch.setattr(formats.importlib.metadata, "version", version)
-    assert not formats._supports_webp()
+@pytest.mark.parametrize(("version", "is_supported"), [("2.19.1", False), ("2.21.0", True)])
+def test_webp_is_refused_with_an_older_tensorflow_of_a_tpu(version, is_supported, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", packages(tmp_path, version))
+    formats.cache_clear()
+    try:
+        assert ("WebP" in formats()) == is_supported
+    finally:
+        formats.cache_clear()
 
 
 def test_the_requirements_of_a_tpu_vm_name_what_those_of_other_machines_do():
@@ -203,30 +203,22 @@ def test_the_commands_of_the_page_can_be_parsed():
     text = (ROOT / "docs" / "how-to" / "tpu.md").read_text()
     found = re.findall(r"keras-vit (shard|pretrain) ([^\n>]*)", text)
     assert [name for name, _ in found] == ["shard", "pretrain", "pretrain"]
-    parsed = []
-    for name, arguments in found:
-        words = shlex.split(arguments.replace("$BUCKET", "my-bucket"))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(parser, "options_from", functools.partial(_build_and_stop, parser.options_from, parsed))
-            with pytest.raises(Parsed):
-                importlib.import_module(f"training.{name}").main(words)
-    assert parsed[1].devices == StrategyOptions(strategy="tpu")
-    assert parsed[1].execution.steps_per_execution == 50
-
-
-class Parsed(Exception):
-    """The options were parsed."""
-
-
-def _build_and_stop(parse, parsed, *arguments, **options):
-    parsed.append(parse(*arguments, **options))
-    raise Parsed
+    _, first, _ = (
+        options_of(
+            importlib.import_module(f"training.{name}").main, shlex.split(arguments.replace("$BUCKET", "my-bucket"))
+        )
+        for name, arguments in found
+    )
+    assert first.devices == StrategyOptions(strategy="tpu")
+    assert first.execution.steps_per_execution == 50
 
 
 @pytest.mark.parametrize(("backend", "is_refused"), [("jax", False), ("tensorflow", True)])
-def test_a_host_of_a_slice_leaves_the_lock_of_a_shared_workdir_to_the_first(backend, is_refused, tmp_path, monkeypatch):
+def test_a_host_of_a_slice_leaves_the_lock_of_a_shared_workdir_to_the_first(
+    backend, is_refused, short_lock_wait, tmp_path, monkeypatch
+):
     monkeypatch.setenv("KERAS_BACKEND", backend)
-    monkeypatch.setattr(workdir, "may_be_slice", lambda: True)
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b")
     options = PretrainOptions(source=DataOptions("digits"), workdir=f"{tmp_path}/run", recipe=find_recipe("digits"))
     refused = pytest.raises(UserError, match="Another process") if is_refused else contextlib.nullcontext()
     with locked(tmp_path / "run"), refused:

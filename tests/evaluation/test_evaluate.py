@@ -22,15 +22,13 @@ from keras_vit.files.tables import rounded_to
 from keras_vit.run_directory import Samples
 from keras_vit.runs import open_run
 from tests.exports import saved_model_of, tflite_of
-from tests.support import randomize, serving
+from tests.support import full_disk, randomize, serving
 from training import evaluate as evaluate_command
 from training.devices.strategies import StrategyOptions
-from training.evaluation import report as report_module
 from training.evaluation.evaluate import evaluate
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels
 from training.evaluation.plots import draw_mistakes, draw_reliability
 from training.evaluation.predictors import Predictor, open_predictor
-from training.input import sources
 from training.input.dataset import Split
 from training.input.sources import DataOptions, DataSet, array_split, digits
 from training.loop.run import RunDirectory
@@ -75,10 +73,33 @@ def _run(tmp_path) -> RunDirectory:
     return run
 
 
+class Figures(dict):
+    """The figures of a report by the names of their files, which hold no picture."""
+
+    cannot_be_drawn: frozenset[str] = frozenset()
+
+    def save(self, figure, path: pathlib.Path, **_) -> None:
+        if path.name in self.cannot_be_drawn:
+            raise TypeError("Invalid shape (8, 8, 2) for image data")
+        self[path.name] = figure
+        path.write_bytes(b"a picture")
+
+
+@pytest.fixture(name="figures")
+def _figures(monkeypatch) -> Figures:
+    """Pictures are kept as figures: to draw their files takes seconds, and other tests look at these."""
+    figures = Figures()
+    monkeypatch.setattr("training.evaluation.plots.save_figure", figures.save)
+    return figures
+
+
 @pytest.fixture(name="no_data")
-def _no_data(monkeypatch):
-    """Data must not even be opened, which may take as long as the evaluation."""
-    monkeypatch.setattr(sources, "open_source", lambda arguments, **_: pytest.fail("the data were opened"))
+def _no_data(tmp_path) -> str:
+    """Data that cannot be opened: they must not even be, which may take as long as the evaluation."""
+    for name in "0123456789":
+        (tmp_path / "broken" / name).mkdir(parents=True)
+        (tmp_path / "broken" / name / "1.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    return f"folder:{tmp_path / 'broken'}"
 
 
 def evaluated(run: str | pathlib.Path, source: DataSet | None = None, **options) -> dict:
@@ -173,13 +194,11 @@ def test_a_mistake_of_any_image_is_shown_and_one_that_cannot_be_costs_no_other(t
 
 
 @pytest.mark.parametrize("counts", [(1, 3), (10, 4), (7, 1), (130, 1), (1,), (23_456, 300)])
-def test_the_axis_of_counts_is_labelled_with_the_numbers_where_its_ticks_are(counts, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.evaluation.plots.save_figure", lambda figure, path: figures.append(figure))
-    figures: list = []
+def test_the_axis_of_counts_is_labelled_with_the_numbers_where_its_ticks_are(counts, figures, tmp_path):
     rows = [{"low": n / 15, "high": (n + 1) / 15, "accuracy": 0.5, "confidence": n / 15} for n in range(len(counts))]
     draw_reliability([{**row, "num_examples": n} for row, n in zip(rows, counts, strict=True)], 0.1, tmp_path / "r.png")
-    figures[0].draw_without_rendering()
-    axis = figures[0].axes[1].yaxis
+    figures["r.png"].draw_without_rendering()
+    axis = figures["r.png"].axes[1].yaxis
     bottom, top = axis.get_view_interval()
     ticks = [tick for tick in axis.get_major_ticks() if bottom <= tick.get_loc() <= top]
     labels = [tick.label1.get_text() for tick in ticks]
@@ -187,21 +206,14 @@ def test_the_axis_of_counts_is_labelled_with_the_numbers_where_its_ticks_are(cou
     assert len(set(labels)) == len(labels) >= 2
 
 
-def test_an_image_that_no_picture_can_show_costs_no_number(run, tmp_path, monkeypatch):
-    def fail(*_):
-        raise TypeError("Invalid shape (8, 8, 2) for image data")
-
+def test_an_image_that_no_picture_can_show_costs_no_number(run, figures, tmp_path):
     output = tmp_path / "report"
     arguments = {"output": str(output), "save_predictions": True}
-    monkeypatch.setattr(report_module, "draw_reliability", lambda *_: None)
-    monkeypatch.setattr(report_module, "draw_mistakes", fail)
-    monkeypatch.setattr(
-        report_module, "draw_confusion", lambda matrix, names, path: path.write_bytes(b"of an older run")
-    )
     evaluated(run.path, **arguments)
-    monkeypatch.setattr(report_module, "draw_confusion", fail)
+    assert (output / "confusion.png").is_file()  # of an older run
+    figures.cannot_be_drawn = frozenset({"confusion.png", "mistakes.png"})
     metrics = evaluated(run.path, **arguments)
-    files = {"evaluation.json", "evaluation.md", "predictions.csv", "predictions.npz", "report.html"}
+    files = {"evaluation.json", "evaluation.md", "predictions.csv", "predictions.npz", "reliability.png", "report.html"}
     assert {path.name for path in output.iterdir()} == files
     assert json.loads((output / "evaluation.json").read_text())["accuracy"] == metrics["accuracy"]
     text = (output / "evaluation.md").read_text()
@@ -262,13 +274,13 @@ def test_a_broken_model_file_is_refused(run):
 def test_a_file_in_the_place_of_the_report_is_refused_at_once(run, output, tmp_path, no_data):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="file is a file; --output takes a directory"):
-        evaluate_command.main(["--run", str(run.path), "--data", "digits", "--output", str(tmp_path / output)])
+        evaluate_command.main(["--run", str(run.path), "--data", no_data, "--output", str(tmp_path / output)])
 
 
 def test_the_report_of_another_run_is_not_overwritten(run, tmp_path, no_data):
     RunDirectory(tmp_path / "other").start({"command": "other"}, NAMES)
     with pytest.raises(UserError, match="other is the directory of another run, not of .*run; give --output"):
-        evaluate_command.main(["--run", str(run.path), "--data", "digits", "--output", str(tmp_path / "other")])
+        evaluate_command.main(["--run", str(run.path), "--data", no_data, "--output", str(tmp_path / "other")])
 
 
 @pytest.mark.slow
@@ -278,21 +290,20 @@ def test_the_report_may_go_to_the_run_itself_and_replace_an_older_one(run):
     assert "| accuracy " in (run.path / "evaluation.md").read_text()
 
 
-def test_the_numbers_are_whole_or_not_there(run, tmp_path, monkeypatch):
-    def full(path, arrays):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(report_module, "write_npz", full)
+@pytest.mark.parametrize("limit", [1000, 15_000])  # of a file: that of the measures, and that of the predictions
+def test_the_numbers_are_whole_or_not_there(limit, run, tmp_path):
     output = str(tmp_path / "a" / "b")
-    with pytest.raises(OSError, match="disk full"):
+    with full_disk(limit), pytest.raises(OSError, match="File too large"):
         evaluated(run.path, output=output, save_predictions=True)
     assert list(tmp_path.iterdir()) == [run.path]
 
 
-def test_a_model_of_another_number_of_classes_is_refused(run, no_data):
-    (run.path / "labels.txt").write_text("ant\nbee\ncat\n")
+def test_a_model_of_another_number_of_classes_is_refused(run, no_data, tmp_path):
+    for name in "3456789":
+        shutil.rmtree(tmp_path / "broken" / name)
+    (run.path / "labels.txt").write_text("0\n1\n2\n")
     with pytest.raises(UserError, match=r"output has shape \(None, 10\), but there are 3 labels"):
-        evaluate_command.main(["--run", str(run.path), "--data", "digits"])
+        evaluate_command.main(["--run", str(run.path), "--data", no_data])
 
 
 # The numbers
@@ -397,13 +408,10 @@ def _made(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(name="few_digits")
-def _few_digits(monkeypatch) -> DataSet:
+def _few_digits(figures) -> DataSet:
     """The first 33 evaluation images of the digits; reports without pictures, which another test looks at."""
     source = digits()
-    few = dataclasses.replace(source, evaluation=dataclasses.replace(source.evaluation, num_examples=33))
-    for picture in ("draw_confusion", "draw_reliability", "draw_mistakes"):
-        monkeypatch.setattr(report_module, picture, lambda *_: None)
-    return few
+    return dataclasses.replace(source, evaluation=dataclasses.replace(source.evaluation, num_examples=33))
 
 
 def _evaluated(model: pathlib.Path, source: DataSet, output: pathlib.Path, **options) -> tuple[dict, dict]:
@@ -519,7 +527,7 @@ def test_options_that_contradict_what_a_model_says_of_its_images_are_refused(nam
 
 def test_a_checkpoint_at_an_address_is_downloaded_and_evaluated(made, few_digits, tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sources, "open_source", lambda arguments, **_: few_digits)
+    monkeypatch.setattr("training.input.sources.open_source", lambda arguments, **_: few_digits)
     monkeypatch.chdir(tmp_path)
     options = ["--data", "digits", "--output", "report"]
     heads = ["--num-heads", "3", "--resize", "resize-small", "--crop-from", "10"]
@@ -650,10 +658,8 @@ def test_accepted_labels_are_in_the_report(made, few_digits, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_report_without_mistakes_has_no_gallery(made, tmp_path, monkeypatch):
+def test_a_report_without_mistakes_has_no_gallery(made, figures, tmp_path):
     """Also where an older one had."""
-    for picture in ("draw_confusion", "draw_reliability"):
-        monkeypatch.setattr(report_module, picture, lambda *_: None)
     source = digits()
     _, predictions = _evaluated(made / "run", source, tmp_path / "out")
     said = predictions["logits"].argmax(-1)

@@ -1,5 +1,6 @@
 """The comparison of an official checkpoint with its published accuracy, up to the download."""
 
+import pathlib
 import types
 
 import numpy as np
@@ -25,16 +26,22 @@ def _official(tmp_path, monkeypatch):
     """A tiny model in the cache, where the official checkpoint would be, and a function to publish its accuracy."""
     monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
     model = randomize(keras_vit.build(TINY, image_size=24, num_classes=3))
-    path = download._cache_path(download._address(NAME, tmp_path), tmp_path / "cache")
-    path.parent.mkdir(parents=True)
-    keras_vit.save_checkpoint(model, path, layout="npz")
+    asked = []
+
+    def download_file(address: str, path: pathlib.Path, **_) -> str:
+        asked.append(path)
+        raise UserError("There is no network.")
+
+    monkeypatch.setattr(download, "download_file", download_file)
+    with pytest.raises(UserError, match="There is no network"):
+        download.find_checkpoint(NAME)
+    keras_vit.save_checkpoint(model, asked[0], layout="npz")
 
     def publish(top1: float) -> None:
         table = types.MappingProxyType({NAME: PublishedAccuracy(top1, "a paper", 24, "resize-small", 30)})
         for module in (options, verification):
             monkeypatch.setattr(module, "ACCURACY", table)
 
-    monkeypatch.setattr(download, "download_file", lambda *_, **__: pytest.fail("a cached file was downloaded"))
     return model, publish
 
 

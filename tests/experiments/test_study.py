@@ -142,12 +142,13 @@ def test_a_study_leaves_runs_numbers_table_and_figure(done):
 
 
 @pytest.mark.slow
-def test_a_finished_study_is_reported_again_without_training(done, capsys, monkeypatch):
+def test_a_finished_study_is_reported_again_without_training(done, capsys):
     before = (done / "results.json").read_text()
-    monkeypatch.setattr(runner, "_run_all", None)
+    written = {path: path.stat().st_mtime_ns for path in (done / "runs").rglob("*")}
     study.main(["head", "--data", "digits", *TINY, "--seeds", "1", "--workdir", str(done)])
     assert (done / "results.json").read_text() == before
     assert "3 of 3 runs are finished already." in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in (done / "runs").rglob("*")} == written
 
 
 @pytest.mark.slow
@@ -170,7 +171,7 @@ def test_the_few_shot_accuracy_is_that_of_the_command(done, tmp_path):
 
 
 def test_intervals_are_student_s():
-    summary = runner._summary([0.90, 0.92, 0.97])
+    summary = runner.mean_and_interval([0.90, 0.92, 0.97])
     half = 4.302653 * np.std([0.90, 0.92, 0.97], ddof=1) / math.sqrt(3)  # t(0.975, 2) of any table
     np.testing.assert_allclose(summary["interval"], [0.93 - half, 0.93 + half], rtol=1e-6)
 
@@ -197,13 +198,7 @@ def test_sizes_are_taken_from_the_data():
     assert [point.train_images for point in data_size(BASE, 60_000, [500, 1000])] == [500, 1000] * 3
 
 
-def test_each_run_has_its_own_process_on_every_version_of_python(monkeypatch):
-    monkeypatch.setattr(runner, "run_trial", divmod)
-    assert runner._in_own_process(17, 5) == (3, 2)
-
-
-def test_a_second_study_in_the_same_directory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "_LOCK_WAIT", 0.0)
+def test_a_second_study_in_the_same_directory_is_refused(short_lock_wait, tmp_path):
     with lock.locked(tmp_path), pytest.raises(UserError, match=f"Another process, {os.getpid()} on .*, writes into"):
         study.main(["head", "--data", "digits", *TINY, "--workdir", str(tmp_path)])
 

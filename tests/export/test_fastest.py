@@ -76,7 +76,6 @@ def test_forms_are_measured_in_processes_of_their_own_and_others_named_with_the_
         return file if form == "tflite" else tmp_path / "none.tflite"
 
     monkeypatch.setattr(compare, "_write", write)
-    monkeypatch.setattr(compare, "_ROUND_SECONDS", 0.01)
     options = FastestOptions(
         SourceOptions(), str(tmp_path), batch_size=3, rounds=2, formats=("tflite", "tflite-int8-dynamic", "onnx")
     )

@@ -12,7 +12,7 @@ import keras_vit
 from export.parity import Reference
 from export.tflite.activation_ranges import (
     Product,
-    _activations,
+    activations,
     noisy_products,
     products,
     searched_ranges,
@@ -101,7 +101,7 @@ def test_a_product_whose_range_is_wide_is_noisy_and_takes_its_range_at_run_time(
     found = products(content)
     names = {name for product in found for name in (product.inputs, product.outputs)}
     extremes: dict = {}
-    for tensors in _activations(content, seen, names):
+    for tensors in activations(content, seen, names):
         for name, tensor in tensors.items():
             low, high = extremes.get(name, {"min": 0.0, "max": 0.0}).values()
             extremes[name] = {"min": min(low, tensor.min()), "max": max(high, tensor.max())}
@@ -188,15 +188,13 @@ def test_a_few_images_do_not_judge_the_steps(float_file):
 
 def test_a_product_stays_in_float_within_the_budget(float_file, monkeypatch):
     monkeypatch.setattr("export.tflite.quantize._ENOUGH_AGREEMENT", 2.0)  # never reached
-    monkeypatch.setattr("export.tflite.quantize._FLOAT_SHARE", 0.5)
-    content, steps = quantize_static(float_file, "int8", images(8))
+    content, steps = quantize_static(float_file, "int8", images(8), float_share=0.5)
     in_float = [step for step in steps if step.name.endswith("in float32")]
     assert in_float
     kept = sum(step.kept for step in in_float)
     dense = [o for o in Graph(content).operators if o.name == "FULLY_CONNECTED"]
     assert sum(operator.inputs[1].dtype == "FLOAT32" for operator in dense) == kept
-    monkeypatch.setattr("export.tflite.quantize._FLOAT_SHARE", 0.0)
-    _, steps = quantize_static(float_file, "int8", images(8))
+    _, steps = quantize_static(float_file, "int8", images(8), float_share=0.0)
     assert not any(step.name.endswith("in float32") for step in steps)
 
 

@@ -515,7 +515,7 @@ def test_a_label_that_is_no_text_is_one_clear_error(service):
     strings=strategies.lists(strategies.binary(max_size=2), max_size=3),
 )
 def test_a_tensor_message_is_an_array_or_a_value_error(number, sizes, content, values, strings):
-    tensor = messages._CLASSES["Tensor"](dtype=number, tensor_content=content, int_val=values, string_val=strings)
+    tensor = messages.CLASSES["Tensor"](dtype=number, tensor_content=content, int_val=values, string_val=strings)
     for size in sizes:
         tensor.tensor_shape.dim.add(size=size)
     with contextlib.suppress(ValueError, OverflowError):
@@ -528,7 +528,7 @@ def test_messages_have_the_official_fields():
     core |= {name: getattr(tf.train, name).DESCRIPTOR for name in ("Features", "Feature", "BytesList")}
     core["TensorShape"] = core["Tensor"].fields_by_name["tensor_shape"].message_type
     core["Dim"] = core["TensorShape"].nested_types_by_name["Dim"]
-    for name, message in messages._CLASSES.items():
+    for name, message in messages.CLASSES.items():
         theirs = core[name] if name in core else official(name).DESCRIPTOR
         for field in message.DESCRIPTOR.fields:
             there = theirs.fields_by_name[field.name]

@@ -12,7 +12,7 @@ import tensorflow as tf
 import keras_vit
 from export.options import SourceOptions
 from export.saved_model import __main__ as saved_model
-from export.source import ExportedModel, _weights, open_model
+from export.source import ExportedModel, open_model, random_images
 from export.tflite import __main__ as tflite
 from keras_vit import UserError, ViTConfig
 from keras_vit.run_directory import Samples
@@ -65,8 +65,13 @@ def test_a_checkpoint_is_verified_on_images_of_a_folder(place):
         ({"settings": {"command": "finetune"}}, "unknown", None),  # a run of an older version
     ],
 )
-def test_origin_and_license_of_the_weights_are_those_of_the_run(config, weights, terms):
-    assert _weights(config) == (weights, terms)
+def test_origin_and_license_of_the_weights_are_those_of_the_run(config, weights, terms, tmp_path):
+    randomize(keras_vit.build(CONFIG, image_size=16, num_classes=3)).save(tmp_path / "model.keras")
+    (tmp_path / "labels.txt").write_text("wren\nant\nbee\n")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    random_images(keras_vit.Preprocessing((16, 16))).save(tmp_path / "samples.npz")
+    origin = opened({"run": str(tmp_path)}).origin
+    assert (origin.weights, origin.license) == (weights, terms)
 
 
 @pytest.mark.usefixtures("without_cpp_loader")

@@ -245,7 +245,7 @@ def _runtime() -> pathlib.Path:
 def test_the_page_has_the_numbers_of_keras_for_every_rule_of_resizing(channels, tmp_path):
     """Exact but for rounding where the browser decodes as TensorFlow does; JPEG is decoded a level of a pixel apart."""
     runtime, _ = _runtime(), find_browser()
-    for package in runtimes._PACKAGES["onnx"]:
+    for package in runtimes.PACKAGES["onnx"]:
         pytest.importorskip(package, reason=f"{package} is not installed: pip install -r {runtimes.REQUIREMENTS}")
     rules = [rule for rule in RULES if rule.channels == channels]
     model, folder, origin = build(rules[0]), tmp_path / "portable", Provenance(temperature=2.0)

@@ -129,9 +129,9 @@ def knn_of(output, *options: str, model: str = "model.keras") -> list:
     return json.loads((output / "knn.json").read_text())["results"]
 
 
-def test_a_probe_reads_the_index_instead_of_computing(tmp_path, monkeypatch):
+def test_a_probe_reads_the_index_instead_of_computing(tmp_path, compute_no_more):
     expected = knn_of(tmp_path / "computed", "--cache", str(tmp_path / "cache"))
-    monkeypatch.setattr(embedding, "_computed", None)
+    compute_no_more()
     assert knn_of(tmp_path / "read", "--index", "full") == expected
     with pytest.raises(UserError, match=r"has features of model.keras, but other.keras has other weights"):
         knn_of(tmp_path / "no", "--index", "full", model="other.keras")

@@ -13,11 +13,12 @@ from keras_vit.files import remote
 from keras_vit.files.atomic import atomic_folder, atomic_write, staged
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import first_bytes, is_remote, local_copy, local_path, to_path
+from tests.support import without_pauses
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
-    monkeypatch.setattr(remote, "_PAUSES", (0.0,) * len(remote._PAUSES))
+    without_pauses(monkeypatch)
 
 
 @pytest.fixture(name="folder")

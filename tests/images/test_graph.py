@@ -2,12 +2,12 @@
 
 import concurrent.futures
 import io
-import itertools
 import pathlib
 import struct
+import sys
 import time
+from collections.abc import Callable, Iterator
 
-import keras
 import numpy as np
 import PIL.Image
 import PIL.ImageOps
@@ -33,7 +33,7 @@ def encoded(kind: str, mode: str = "L", **options) -> bytes:
 
 
 SIGNATURE = [tf.TensorSpec((), tf.string)]  # so that they are traced once
-decode = decode_module._decoder(True, True)
+decode = tf.function(lambda data: graph.decode_image(data, accurate=True, upright=True), SIGNATURE, autograph=False)
 orientation_in_graph = tf.function(graph.orientation, SIGNATURE, autograph=False)
 keyed = tf.function(graph.has_color_key, SIGNATURE, autograph=False)
 ANIMATION = {"save_all": True, "append_images": [PIL.Image.fromarray(GRAY[::-1])]}
@@ -110,8 +110,7 @@ def test_a_damaged_png_is_refused_by_both(path):
     assert with_pillow(path.read_bytes()) is None
 
 
-def test_another_backend_reads_and_refuses_the_same_files(monkeypatch):
-    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+def test_another_backend_reads_and_refuses_the_same_files(on_jax):
     for data in (FILES["BMP"][:-1], FILES["GIF"][:-1] + b"\x3c", FILES["JPEG"], FILES["PNG with a palette"]):
         expected = in_graph(data)
         if expected is None:
@@ -194,16 +193,22 @@ def test_an_image_that_is_resized_to_known_sides_has_them_before_the_graph_runs(
     assert resize.get_concrete_function(tf.TensorSpec((None, None, 3), tf.uint8)).output_shapes == (12, 16, 3)
 
 
-def test_the_first_pictures_are_decoded_without_a_graph_to_the_same_pixels_and_messages(monkeypatch):
-    def found(first: int, data: bytes) -> np.ndarray | str:
-        monkeypatch.setattr(decode_module, "_pictures", itertools.count(first))
+@pytest.fixture(name="decode_with_graph")
+def _decode_with_graph(monkeypatch) -> Callable[[bool], None]:
+    """Whether pictures are decoded by a graph from now on, which is otherwise so after the first ones."""
+    return lambda yes: monkeypatch.setattr(decode_module, "_WITHOUT_GRAPH", 0 if yes else sys.maxsize)
+
+
+def test_the_first_pictures_are_decoded_without_a_graph_to_the_same_pixels_and_messages(decode_with_graph):
+    def found(by_graph: bool, data: bytes) -> np.ndarray | str:
+        decode_with_graph(by_graph)
         try:
             return decode_module.decode_file(data, "x", accurate=True, upright=True)
         except UserError as error:
             return str(error)
 
     for file in (*FILES.values(), *(file.read_bytes() for file in sorted(DAMAGED.iterdir()))):
-        np.testing.assert_array_equal(found(0, file), found(decode_module._WITHOUT_GRAPH, file))
+        np.testing.assert_array_equal(found(False, file), found(True, file))
 
 
 def test_no_slice_of_the_graph_has_a_negative_stride():
@@ -218,19 +223,24 @@ def test_no_slice_of_the_graph_has_a_negative_stride():
             assert strides is None or (tf.make_ndarray(strides) > 0).all(), node.name
 
 
-def test_threads_share_the_graph_of_the_decoder(monkeypatch):
-    made, function = [], tf.function
+@pytest.fixture(name="new_decoder")
+def _new_decoder() -> Iterator[None]:
+    forget = decode_module._decoder.cache_clear
+    forget()
+    yield
+    forget()
 
-    def slow_function(*args, **named):
+
+def test_threads_share_the_graph_of_the_decoder(new_decoder, decode_with_graph, monkeypatch):
+    made = []
+
+    def slow_function(*args, **_) -> Callable[[bytes], np.ndarray]:
         made.append(args)
         time.sleep(0.1)
-        return function(*args, **named)
+        return lambda data: np.zeros((1, 1, 3), np.uint8)
 
     monkeypatch.setattr(tf, "function", slow_function)
-    monkeypatch.setattr(graph, "decode_image", lambda data, **_: tf.strings.length(data))  # traced in no time
-    monkeypatch.setattr(decode_module, "_WITHOUT_GRAPH", 0)
-    decode_module._decoder.cache_clear()
+    decode_with_graph(True)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: decode_file(FILES["PNG with alpha"], "a", accurate=True, upright=True), range(4)))
-    decode_module._decoder.cache_clear()
     assert len(made) == 1

@@ -22,7 +22,7 @@ PICTURE = np.clip(
     255,
 ).astype(np.uint8)
 PIL_PICTURE = PIL.Image.fromarray(PICTURE)
-OPERATIONS = randaugment._OPERATIONS
+OPERATIONS = randaugment.OPERATIONS
 
 
 def seeds(count: int) -> list[tf.Tensor]:
@@ -112,7 +112,7 @@ def test_sixteen_operations_are_drawn_evenly(monkeypatch):
     marks = {
         name: lambda image, _, n=n: tf.fill(image.shape, tf.constant(n, tf.uint8)) for n, name in enumerate(OPERATIONS)
     }
-    monkeypatch.setattr(randaugment, "_OPERATIONS", marks)
+    monkeypatch.setattr(randaugment, "OPERATIONS", marks)
     monkeypatch.setattr(randaugment, "cutout", lambda image, half, seed: marks["Cutout"](image, half))
     image = tf.zeros((2, 3, 1), tf.uint8)  # a shape of its own, for operations are kept by shape
     draw = tf.function(lambda seed: randaugment.randaugment(image, seed, 2, 10.0)[0, 0, 0])

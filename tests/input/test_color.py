@@ -1,6 +1,8 @@
 """Color jitter and 3-Augment: keras-cv's operations, repeatable by seed and independent of the batch."""
 
 import dataclasses
+import sys
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
@@ -129,32 +131,34 @@ def test_the_operations_of_3_augment_are_chosen_evenly_and_put_back_in_order():
     assert np.bincount((choices * 3).astype(int)).tolist() == [4, 4, 4]
 
 
-@pytest.fixture(name="fresh_layers")
-def _fresh_layers():
-    color._layers.cache_clear()
-    yield
-    color._layers.cache_clear()
+@pytest.fixture(name="make_layers_anew")
+def _make_layers_anew() -> Iterator[Callable[[], None]]:
+    """The layers are new at the begin, and when this is called."""
+    forget = color._layers.cache_clear
+    forget()
+    yield forget
+    forget()
 
 
-def test_mixed_precision_does_not_reach_the_images(fresh_layers):
+def test_mixed_precision_does_not_reach_the_images(make_layers_anew):
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
         changed = color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True)
     finally:
         keras.config.set_dtype_policy(policy)
-    color._layers.cache_clear()
+    make_layers_anew()
     np.testing.assert_array_equal(changed, color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True))
 
 
 @pytest.mark.parametrize("scope", ["graph", "replicas"])
-def test_layers_can_be_made_anywhere(fresh_layers, scope):
+def test_layers_can_be_made_anywhere(make_layers_anew, scope):
     if scope == "graph":
         changed = tf.function(lambda: color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True))()
     else:
         with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
             changed = color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True)
-    color._layers.cache_clear()
+    make_layers_anew()
     np.testing.assert_array_equal(changed, color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True))
 
 
@@ -165,11 +169,10 @@ RECIPE = Recipe(
 
 @pytest.mark.parametrize("mixup", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 @pytest.mark.parametrize("channels", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_any_step_and_any_part_can_be_made_again(channels, mixup, monkeypatch):
-    monkeypatch.setattr("training.input.pipeline._COLOR_ROWS", 4)  # neither a batch nor a part
-    recipe = dataclasses.replace(RECIPE, mixup=mixup)
-    images = np.random.default_rng(0).integers(0, 256, (23, 6, 8, channels), dtype=np.uint8)
-    split = array_split(images, np.arange(23) % 3, tuple("abc"))
+def test_any_step_and_any_part_can_be_made_again(channels, mixup):
+    recipe = dataclasses.replace(RECIPE, mixup=mixup, batch_size=42)  # the colors are those of 32 images at a time
+    images = np.random.default_rng(0).integers(0, 256, (47, 6, 8, channels), dtype=np.uint8)
+    split = array_split(images, np.arange(47) % 3, tuple("abc"))
 
     def batches(first_step: int, part: tuple[int, int] = (0, 1), recipe: Recipe = recipe) -> list[np.ndarray]:
         data = training_batches(
@@ -178,7 +181,7 @@ def test_any_step_and_any_part_can_be_made_again(channels, mixup, monkeypatch):
         return [np.stack([step.numpy() for step in steps]) for steps in zip(*data.take(6 - first_step), strict=True)]
 
     whole = batches(0)
-    assert whole[0].shape == (6, 6, 6, 8, channels)
+    assert whole[0].shape == (6, 42, 6, 8, channels)
     parts = [batches(3, (index, 2)) for index in range(2)]
     for kind, all_steps in enumerate(whole):
         np.testing.assert_array_equal(np.concatenate([part[kind] for part in parts], axis=1), all_steps[3:])
@@ -187,8 +190,10 @@ def test_any_step_and_any_part_can_be_made_again(channels, mixup, monkeypatch):
     assert (without[0] != whole[0]).any(axis=(2, 3, 4)).mean() > 0.9
 
 
-def test_runs_without_colors_make_no_layers(monkeypatch):
-    monkeypatch.setattr(color, "_layers", lambda: pytest.fail("keras-cv is needed"))
+def test_runs_without_colors_do_without_keras_cv(make_layers_anew, monkeypatch):
+    monkeypatch.setitem(sys.modules, "keras_cv", None)
+    with pytest.raises(ImportError):
+        color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True)
     recipe = dataclasses.replace(RECIPE, three_augment=False, color_jitter=0.0, batch_size=2)
     split = array_split(np.zeros((4, 6, 8, 3), np.uint8), np.zeros(4, int), ("a",))
     next(iter(training_batches(split, recipe, recipe.preprocessing(3), num_classes=1, seed=0, first_step=0)))

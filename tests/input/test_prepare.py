@@ -10,7 +10,7 @@ import PIL.Image
 import pytest
 
 from keras_vit import UserError
-from keras_vit.images.formats import format_problem
+from keras_vit.images.formats import LARGEST_IMAGE, format_problem
 from training import prepare as command
 from training.input.prepare import TABLE
 
@@ -226,7 +226,6 @@ def test_a_folder_in_the_way_or_inside_the_other_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.input.prepare.LARGEST_IMAGE", 100)
-    files = {"a.bmp": encoded(PICTURE, "BMP"), "b.png": encoded(PIL.Image.new("L", (9, 9)), "PNG")}
-    assert prepared(tmp_path, **files)["a.bmp"] == ["broken", "", "more than 100 pixels"]
+def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path):
+    files = {"a.bmp": encoded(PIL.Image.new("1", (9460, 9460)), "BMP"), "b.png": encoded(PICTURE, "PNG")}
+    assert prepared(tmp_path, **files)["a.bmp"] == ["broken", "", f"more than {LARGEST_IMAGE:,} pixels"]

@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import urllib.error
+from collections.abc import Callable
 
 import numpy as np
 import PIL.Image
@@ -94,40 +95,55 @@ def test_an_unknown_data_set_is_answered_with_the_nearest_names():
         open_source(DataOptions("tfds:mnst"))
 
 
-def test_a_data_set_that_cannot_be_fetched_says_where_it_was_looked_for(tmp_path, monkeypatch):
+class Network:
+    """What the servers answer when they are asked, and what happens when TFDS fetches a data set."""
+
+    def __init__(self):
+        self.error: Exception | None = None
+        self.fetched: list[str] = []
+        self.cannot_fetch: Exception | None = None
+        self.asked = 0
+
+    def opened(self, address: str) -> contextlib.AbstractContextManager:
+        self.asked += 1
+        if self.error is not None:
+            raise TransferError("it failed", retry=True) from self.error
+        return contextlib.nullcontext()
+
+    def fetch(self, builder) -> None:
+        self.fetched.append(builder.name)
+        if self.cannot_fetch is not None:
+            raise self.cannot_fetch
+
+
+@pytest.fixture(name="network")
+def _network(monkeypatch) -> Network:
     import tensorflow_datasets as tfds
 
-    def unreachable(self):
-        raise ConnectionError("no route")
+    network = Network()
+    monkeypatch.setattr(sources, "opened", network.opened)
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", lambda builder: network.fetch(builder))
+    return network
 
-    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", unreachable)
-    monkeypatch.setattr(sources, "opened", lambda address: contextlib.nullcontext())
+
+def test_a_data_set_that_cannot_be_fetched_says_where_it_was_looked_for(network, tmp_path):
+    network.cannot_fetch = ConnectionError("no route")
     with pytest.raises(UserError, match=r"'mnist' is not prepared in .* could not be fetched \(no route\)"):
         open_source(DataOptions("tfds:mnist", str(tmp_path)))
 
 
-def test_without_a_network_a_data_set_is_not_tried_for_minutes(tmp_path, monkeypatch):
-    import tensorflow_datasets as tfds
-
-    def answers(error):
-        def opened(address):
-            raise TransferError("it failed", retry=True) from error
-
-        return opened
-
-    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", lambda self: pytest.fail("it was tried"))
-    monkeypatch.setattr(sources, "opened", answers(urllib.error.URLError(socket.gaierror("no such host"))))
+def test_without_a_network_a_data_set_is_not_tried_for_minutes(network, tmp_path):
+    network.error = urllib.error.URLError(socket.gaierror("no such host"))
     with pytest.raises(UserError, match=r"not prepared in .*, and \S+, which has it, cannot be reached \(it failed\)"):
         open_source(DataOptions("tfds:mnist", str(tmp_path)))
-    assert list(tmp_path.iterdir()) == []
-    tried = []
-    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", lambda self: tried.append(self.name))
-    monkeypatch.setattr(sources, "opened", answers(urllib.error.HTTPError("", 403, "Forbidden", None, None)))
+    assert network.fetched == list(tmp_path.iterdir()) == []
+    network.error = urllib.error.HTTPError("", 403, "Forbidden", None, None)
     sources.tfds_builder("mnist", str(tmp_path))  # servers answer programs differently, and TFDS may know the way
-    monkeypatch.setattr(sources, "opened", lambda address: pytest.fail("a server was asked"))
+    asked = network.asked
     (tmp_path / "downloads" / "manual").mkdir(parents=True)
     sources.tfds_builder("mnist", str(tmp_path))
-    assert tried == ["mnist", "mnist"]
+    assert network.fetched == ["mnist", "mnist"]
+    assert network.asked == asked  # the files may be there
 
 
 @needs_mnist
@@ -137,11 +153,17 @@ def test_mnist_is_opened_with_its_splits():
     assert (source.train.num_examples, source.evaluation.num_examples) == (50, 20)
 
 
+@pytest.fixture(name="hold_nothing")
+def _hold_nothing(monkeypatch) -> Callable[[], None]:
+    """Keeps images of TFDS on the disk from now on, however few they are."""
+    return lambda: monkeypatch.setattr(sources, "_IN_MEMORY_BYTES", 0)
+
+
 @needs_mnist
-def test_records_read_by_position_are_those_of_tfds(monkeypatch):
+def test_records_read_by_position_are_those_of_tfds(hold_nothing):
     arguments = DataOptions("tfds:mnist", str(TFDS), "train[100:140]", "test[:7]")
     held = open_source(arguments)
-    monkeypatch.setattr(sources, "_IN_MEMORY_BYTES", 0)
+    hold_nothing()
     read = open_source(arguments)
     for split in ("train", "evaluation"):
         (images, labels), (expected, numbers) = collect(getattr(read, split)), collect(getattr(held, split))
@@ -182,10 +204,10 @@ def test_labels_outside_the_classes_are_refused():
 
 
 @needs_mnist
-def test_a_label_outside_the_classes_is_named_when_it_is_read(monkeypatch):
+def test_a_label_outside_the_classes_is_named_when_it_is_read(hold_nothing):
     import tensorflow_datasets as tfds
 
-    monkeypatch.setattr(sources, "_IN_MEMORY_BYTES", 0)
+    hold_nothing()
     split = sources._tfds_split(tfds.builder("mnist", data_dir=str(TFDS)), "train[:50]", ("zero", "one"))
     examples = tf.data.Dataset.range(50).map(split.example)
     with (

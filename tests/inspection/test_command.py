@@ -325,24 +325,29 @@ def test_run_is_inspected_with_its_samples(run, tmp_path, capsys):
     assert f"5 files in {output}; open {output / 'index.html'}.\nNext:\n" in printed
 
 
+@pytest.fixture(name="results")
+def _results(monkeypatch) -> list:
+    """What the command would write."""
+    results: list = []
+    monkeypatch.setattr(work, "write", lambda result, output: results.append(result) or [])
+    return results
+
+
 @pytest.mark.parametrize("option", ["--run", "--checkpoint"])
-def test_a_calibrated_run_has_calibrated_probabilities(option, run, tmp_path, monkeypatch):
+def test_a_calibrated_run_has_calibrated_probabilities(option, run, results, tmp_path):
     calibrated = tmp_path / "calibrated"
     shutil.copytree(run, calibrated)
     (calibrated / "temperature.json").write_text('{"temperature": 4.0}')
-    shares = []
-    monkeypatch.setattr(
-        work, "write", lambda result, output: shares.append(dict(result.predictions[0].likeliest)) or []
-    )
     labels = [] if option == "--run" else ["--labels", str(run / "labels.txt")]
     for place in (run, calibrated):
         images = [] if option == "--run" else ["--images", str(run / "samples.npz")]
         command.main(["--output", str(tmp_path / "out"), option, str(place), "--figures", "rollout", *labels, *images])
+    shares = [dict(result.predictions[0].likeliest) for result in results]
     before, after = (np.array([found[name] for name in sorted(found)]) for found in shares)
     np.testing.assert_allclose(np.diff(np.log(after)), np.diff(np.log(before)) / 4.0, rtol=1e-4)
 
 
-def test_mistakes_come_first_and_images_have_the_names_of_their_files(tmp_path, monkeypatch):
+def test_mistakes_come_first_and_images_have_the_names_of_their_files(results, tmp_path):
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, channels=1, num_classes=3))
     model.save(tmp_path / "model.keras")
     (tmp_path / "labels.txt").write_text("ant\nbee\ncat\n")
@@ -353,9 +358,8 @@ def test_mistakes_come_first_and_images_have_the_names_of_their_files(tmp_path, 
     labels = np.where(np.arange(6) < 3, found, (found + 1) % 3)  # the last three are wrong
     names = tuple(f"ant/{n} é.png" for n in range(6))
     Samples(images, labels, names).save(tmp_path / "samples.npz")
-    seen = []
-    monkeypatch.setattr(work, "write", lambda result, output: seen.extend(result.images) or [])
     command.main(["--run", str(tmp_path), "--output", str(tmp_path / "out"), "--show", "4", "--figures", "rollout"])
+    seen = results[0].images
     assert {image.name for image in seen[:2]} < set(names[3:])
     assert [image.name for image in seen[2:]] == list(names[:2])
 

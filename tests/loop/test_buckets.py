@@ -11,11 +11,10 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError
-from keras_vit.files import remote
-from keras_vit.files.remote import to_path
+from keras_vit.files.remote import RemotePath, to_path
 from keras_vit.files.transfer import TransferError
 from tests.interruptions import Interrupted, killed_after
-from tests.support import fetched
+from tests.support import fetched, without_pauses
 from training import evaluate, pretrain, shard
 from training.input.record_index import record_lengths
 from training.input.sources import open_source
@@ -46,7 +45,7 @@ class Gfile:
         names = ("copy", "exists", "glob", "isdir", "listdir", "makedirs", "remove", "rename", "rmtree", "stat", "walk")
         for name in (*names, "GFile"):
             monkeypatch.setattr(tf.io.gfile, name, self._counted(name, getattr(tf.io.gfile, name)))
-        monkeypatch.setattr(remote, "_PAUSES", (0.0,) * len(remote._PAUSES))
+        without_pauses(monkeypatch)
 
     def _counted(self, name: str, call):
         def counted(*arguments, **options):
@@ -140,13 +139,14 @@ def test_a_finished_run_in_a_bucket_is_exported_and_inspected(undisturbed, capsy
     evaluate.main(["--run", "ram://runs/undisturbed", "--data", RECORDS, "--save-predictions"])
 
 
-def test_a_file_that_only_credentials_open_is_read_through_tensorflow(monkeypatch):
+def test_a_file_that_only_credentials_open_is_read_through_tensorflow(tmp_path, monkeypatch):
     from keras_vit.checkpoints.fetch import find as download
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise UserError("cannot be downloaded") from TransferError("403 Forbidden", retry=False)
 
-    monkeypatch.setattr(download, "_fetch", refuse)
+    monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(download, "download_file", refuse)
     monkeypatch.setattr(download, "_from_bucket", lambda source: source)
     assert download.find_checkpoint("gs://private/x.npz") == "gs://private/x.npz"
     with pytest.raises(UserError, match="cannot be downloaded"):
@@ -179,7 +179,7 @@ ARRAYS = {"weight": np.arange(5.0)}
 
 
 @pytest.fixture(name="folder")
-def _folder(request) -> remote.RemotePath:
+def _folder(request) -> RemotePath:
     folder = to_path(f"ram://checkpoints/{request.node.name}/checkpoints")
     folder.mkdir(parents=True)
     (folder.parent / "config.json").write_text('{"id": "1"}')

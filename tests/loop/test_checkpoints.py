@@ -1,12 +1,12 @@
 """States: whole, checked, the last two kept."""
 
-import errno
 import shutil
 
 import numpy as np
 import pytest
 
 from keras_vit import UserError
+from tests.support import full_disk
 from training.loop import checkpoints
 from training.loop.run import RunDirectory
 
@@ -52,12 +52,8 @@ def test_when_no_state_is_whole_the_run_does_not_begin_anew_by_itself(tmp_path):
 def test_a_full_disk_leaves_the_state_before(tmp_path, monkeypatch):
     save(tmp_path, 5)
 
-    def full(path, arrays):
-        path.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checkpoints, "write_npz", full)
-    with pytest.raises(UserError, match="step 12 could not be written .*No space left.* that of step 5 is intact"):
+    refused = "step 12 could not be written .*File too large.* that of step 5 is intact"
+    with full_disk(100), pytest.raises(UserError, match=refused):
         save(tmp_path, 12)
     assert [path.name[:13] for path in tmp_path.iterdir()] == ["step-00000005"]
     assert checkpoints.load_latest(tmp_path)[0] == 5

@@ -1,6 +1,7 @@
 """Class weights: those of scikit-learn and the steps of Keras' `fit`, and what a run says of them."""
 
 import json
+import pathlib
 
 import keras
 import numpy as np
@@ -11,12 +12,12 @@ from sklearn.utils.class_weight import compute_class_weight
 import keras_vit
 from keras_vit import UserError
 from tests.loop.test_trainer import TINY, batches, flat, trainer
-from tests.support import randomize
+from tests.support import randomize, replaced
 from training import pretrain
-from training.input import sources
 from training.input.dataset import Split, class_weights
-from training.input.sources import DataSet, array_split
+from training.input.sources import array_split, open_source
 from training.loop.objectives import Classification
+from training.options.common import DataOptions
 
 
 def images_of(labels: list[int], names: tuple[str, ...] = ("a", "b", "c", "d")) -> Split:
@@ -70,10 +71,17 @@ def test_a_mixed_image_has_the_mean_weight_of_its_classes():
 
 
 @pytest.fixture(name="uneven")
-def _uneven(monkeypatch):
-    names = ("ant", "bee", "cat")
-    data = DataSet(names, images_of([0] * 20 + [1] * 8 + [2] * 4, names), images_of([0, 0, 1, 2], names))
-    monkeypatch.setattr(sources, "digits", lambda: data)
+def _uneven(tmp_path) -> pathlib.Path:
+    """A folder with pictures of three classes, few of the last."""
+    folder = tmp_path / "pictures"
+    for part, counts in (("train", (20, 8, 4)), ("test", (2, 1, 1))):
+        for name, count in zip(("ant", "bee", "cat"), counts, strict=True):
+            (folder / part / name).mkdir(parents=True)
+            split = images_of([0] * count)
+            for number in range(count):
+                pixels, _ = split.example(tf.constant(number, tf.int64))
+                (folder / part / name / f"{number}.png").write_bytes(tf.io.encode_png(pixels).numpy())
+    return folder
 
 
 ARGUMENTS = [
@@ -82,20 +90,21 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
-def test_a_run_says_its_weights_and_evaluates_without_them(uneven, tmp_path, capsys, monkeypatch):
-    run = tmp_path / "run"
-    pretrain.main([*ARGUMENTS, "--workdir", str(run), "--class-weights"])
+def test_a_run_says_its_weights_and_evaluates_without_them(uneven, tmp_path, capsys):
+    run, data = tmp_path / "run", f"folder:{uneven}"
+    arguments = replaced(ARGUMENTS, "--data", data, "--workdir", str(run))
+    pretrain.main([*arguments, "--class-weights"])
     assert "Class weights: 0.53 (ant) to 2.67 (cat), 1 on average over the images." in capsys.readouterr().out
     assert json.loads((run / "config.json").read_text())["settings"]["recipe"]["class_weights"] is True
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     model = keras_vit.run_directory.load_model(run)
-    split = images_of([0, 0, 1, 2], ("ant", "bee", "cat"))
+    split = open_source(DataOptions(data)).evaluation
     pixels = np.stack([np.asarray(split.example(tf.constant(n, tf.int64))[0]) for n in range(4)])
     logits = np.asarray(model(keras_vit.preprocessing_of(model)(pixels)))
     losses = keras.losses.sparse_categorical_crossentropy(np.array([0, 0, 1, 2]), logits, from_logits=True)
     assert last["val_loss"] == pytest.approx(float(np.mean(losses)), rel=1e-4)
     with pytest.raises(UserError, match="differs in recipe.class_weights"):
-        pretrain.main([*ARGUMENTS, "--workdir", str(run)])
+        pretrain.main(arguments)
 
 
 @pytest.mark.parametrize(

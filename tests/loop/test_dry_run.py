@@ -127,7 +127,7 @@ def test_every_family_has_a_plan(name):
 
 def test_the_curve_is_that_of_the_schedule():
     recipe = find_recipe("bit-s-r50x1")
-    steps, rates = dry_run._rates(recipe, 100_000, 91)
+    steps, rates = dry_run.learning_rates(recipe, 100_000, 91)
     np.testing.assert_allclose(rates[[30, 31, 61, 81]], [0.48, 0.048, 0.0048, 0.00048], rtol=1e-6)
     assert (steps[0], rates[0]) == (0, 0.0)
 

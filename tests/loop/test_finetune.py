@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -15,7 +16,6 @@ from keras_vit import UserError, run_directory
 from tests.support import FIXTURES, randomize, replaced
 from training import evaluate, finetune
 from training.input.sources import DataOptions
-from training.loop import finetune as finetuning
 from training.loop import pretrain as pretraining
 from training.loop.run import RunDirectory
 from training.options.train import PretrainOptions
@@ -35,16 +35,16 @@ def _upstream(tmp_path_factory) -> RunDirectory:
     )
 
 
-def untrained(monkeypatch, *command: str) -> keras.Model:
-    """The model as it is handed to training."""
-    made = []
+@pytest.fixture(name="untrained")
+def _untrained(handed_over) -> Callable[..., keras.Model]:
+    """The model that a command hands over to training."""
 
-    def train(arguments, setting, make_model, **_):
-        made.append(make_model(len(setting.source.labels)))
+    def make(*command: str) -> keras.Model:
+        finetune.main(replaced(COMMAND, *command))
+        run = handed_over.pop()
+        return run.make_model(len(run.setup.source.labels))
 
-    monkeypatch.setattr(finetuning, "run_training", train)
-    finetune.main(replaced(COMMAND, *command))
-    return made[0]
+    return make
 
 
 def test_a_run_becomes_a_run_at_another_resolution(upstream, tmp_path):
@@ -60,10 +60,10 @@ def test_a_run_becomes_a_run_at_another_resolution(upstream, tmp_path):
     assert [record["step"] for record in RunDirectory(folder).metrics()] == [2]
 
 
-def test_it_starts_from_the_weights_with_positions_resized_and_a_new_head(upstream, monkeypatch, tmp_path):
+def test_it_starts_from_the_weights_with_positions_resized_and_a_new_head(upstream, untrained, tmp_path):
     before, _ = run_directory.load(upstream.path)
     workdir = ["--workdir", str(tmp_path / "run")]
-    model = untrained(monkeypatch, "--checkpoint", str(upstream.path), "--image-size", "16", "12", *workdir)
+    model = untrained("--checkpoint", str(upstream.path), "--image-size", "16", "12", *workdir)
     old, new = ({weight.path: np.array(weight) for weight in each.weights} for each in (before, model))
     (table,) = (path for path in old if old[path].ndim == 3 and "posembed" in path)
     expected = keras_vit.resize_position_embedding(old[table], (2, 2), (4, 3), 1)
@@ -73,7 +73,7 @@ def test_it_starts_from_the_weights_with_positions_resized_and_a_new_head(upstre
         np.testing.assert_array_equal(new[path], old[path], err_msg=path)
 
 
-def test_a_checkpoint_that_knows_evaluation_images_is_warned_of(upstream, monkeypatch, tmp_path, capsys):
+def test_a_checkpoint_that_knows_evaluation_images_is_warned_of(upstream, untrained, tmp_path, capsys):
     shutil.copytree(upstream.path, tmp_path / "known")
     config = json.loads((tmp_path / "known" / "config.json").read_text())
     config["settings"]["source"] = {"data": f"folder:{tmp_path}/pictures", "split_seed": 1}
@@ -83,15 +83,15 @@ def test_a_checkpoint_that_knows_evaluation_images_is_warned_of(upstream, monkey
         for number in range(2):
             keras.utils.save_img(tmp_path / "pictures" / name / f"{number}.png", np.eye(8)[..., None])
     command = ["--checkpoint", str(tmp_path / "known"), "--data", f"folder:{tmp_path}/pictures", "--batch-size", "2"]
-    untrained(monkeypatch, *command, "--workdir", str(tmp_path / "run"))
+    untrained(*command, "--workdir", str(tmp_path / "run"))
     assert "known was trained on another split of folder:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("resize", ["stretch", "crop"])
-def test_the_recipe_decides_how_images_are_resized_and_the_checkpoint_their_values(resize, monkeypatch, tmp_path):
+def test_the_recipe_decides_how_images_are_resized_and_the_checkpoint_their_values(resize, untrained, tmp_path):
     file = FIXTURES / "torchvision_vit.safetensors"
     model = untrained(
-        monkeypatch, "--checkpoint", str(file), "--num-heads", "4", "--resize", resize, "--image-size", "32", "32",
+        "--checkpoint", str(file), "--num-heads", "4", "--resize", resize, "--image-size", "32", "32",
         "--workdir", str(tmp_path / "run"), "--dropout-rate", "0.2",
     )  # fmt: skip
     preprocessing = keras_vit.preprocessing_of(model)
@@ -112,11 +112,11 @@ def test_the_same_command_finds_its_run_finished(upstream, tmp_path, capsys):
     assert "is finished: nothing to do" in capsys.readouterr().out
 
 
-def test_weights_of_keras_alone_are_those_of_a_named_model(monkeypatch, tmp_path):
+def test_weights_of_keras_alone_are_those_of_a_named_model(untrained, tmp_path):
     saved = randomize(keras_vit.build("ViT-Ti_16", image_size=32, num_classes=3))
     saved.save_weights(tmp_path / "x.weights.h5")
     options = ["--checkpoint", str(tmp_path / "x.weights.h5"), "--workdir", str(tmp_path / "run"), "--channels", "3"]
-    model = untrained(monkeypatch, *options, "--model", "ViT-Ti_16", "--image-size", "32", "32")
+    model = untrained(*options, "--model", "ViT-Ti_16", "--image-size", "32", "32")
     assert model.output_shape == (None, 10)
     for old, new in zip(saved.weights[:-2], model.weights[:-2], strict=True):
         np.testing.assert_array_equal(old, new)

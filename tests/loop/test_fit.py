@@ -1,5 +1,6 @@
 """Training runs: schedule, optimizer, resume, run directory, what is refused."""
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -14,18 +15,18 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import config
 
 import keras_vit
 from keras_vit import UserError, ViTConfig
 from keras_vit.files.atomic import write_text
 from keras_vit.models.layers import no_init_weights
 from tests.interruptions import Interrupted, killed_after
-from tests.support import fetched, randomize
+from tests.support import Terminal, fetched, randomize
 from training.input.pipeline import training_batches
 from training.input.sources import DataOptions, array_split
-from training.loop import build, checkpoints, setup, train
+from training.loop import build, checkpoints, setup
 from training.loop import pretrain as pretraining
-from training.loop import run as run_module
 from training.loop.run import RunDirectory
 from training.options.common import Execution
 from training.options.train import PretrainOptions
@@ -93,19 +94,17 @@ def test_a_run_interrupted_after_an_epoch_ends_in_the_same_bits(finished, tmp_pa
         assert here | timed == there | timed
 
 
-@pytest.mark.parametrize("file", ["config.json", "labels.txt"])
-def test_a_run_killed_while_it_starts_can_be_started_again(file, tmp_path, monkeypatch):
-    def write_or_die(path, text):
-        if path.name == file:
-            path.with_name(f"{path.stem}.99.tmp{path.suffix}").write_text(text[:1])
-            raise Interrupted
-        write_text(path, text)
-
+@pytest.mark.parametrize(
+    ("settings", "second_label", "left"),
+    [({"epochs": object()}, "bee", "config.99.tmp.json"), ({"epochs": 3}, "\ud800", "labels.99.tmp.txt")],
+)
+def test_a_run_that_ended_while_it_started_can_be_started_again(settings, second_label, left, tmp_path):
+    """Its first or its second file could not be written; a killed process leaves a part of it."""
     run = RunDirectory(tmp_path / "run")
-    monkeypatch.setattr(run_module, "write_text", write_or_die)
-    with pytest.raises(Interrupted):
-        run.start({"epochs": 3}, ("ant", "bee"))
-    monkeypatch.setattr(run_module, "write_text", write_text)
+    with pytest.raises((TypeError, UnicodeEncodeError)):
+        run.start(settings, ("ant", second_label))
+    run.path.mkdir(exist_ok=True)
+    (run.path / left).write_text("{")
     run.start({"epochs": 3}, ("ant", "bee"))
     assert {path.name for path in run.path.iterdir()} == {"config.json", "labels.txt", "checkpoints"}
 
@@ -305,33 +304,36 @@ def test_an_impossible_place_or_seed_leaves_nothing(workdir, seed, words, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def built_model(monkeypatch, tmp_path, **changed) -> keras.Model:
+class KilledAtBegin(keras.callbacks.Callback):
+    """A run is killed when it is to take its first step."""
+
+    def on_train_begin(self, logs=None):
+        raise Interrupted
+
+
+def built_model(tmp_path, **changed) -> keras.Model:
     """The model as it is handed to training."""
-    models = []
-    monkeypatch.setattr(train.Training, "run_steps", lambda training: models.append(training.trainer.network))
-    monkeypatch.setattr(train, "write_curves", lambda run: None)
-    monkeypatch.setattr(RunDirectory, "metrics", lambda run: [{"val_accuracy": 0.5}])
-    pretraining.pretrain(dataclasses.replace(arguments(tmp_path / "run"), **changed), "tiny")
-    return models[0]
+    options, callback = dataclasses.replace(arguments(tmp_path / "run"), **changed), KilledAtBegin()
+    with pytest.raises(Interrupted):
+        pretraining.pretrain(options, "tiny", callbacks=[callback])
+    return callback.model.network
 
 
-def test_the_seed_decides_the_initial_weights(monkeypatch, tmp_path):
-    weights = [built_model(monkeypatch, tmp_path / str(run), seed=run // 2).get_weights()[0] for run in range(3)]
+def test_the_seed_decides_the_initial_weights(tmp_path):
+    weights = [built_model(tmp_path / str(run), seed=run // 2).get_weights()[0] for run in range(3)]
     np.testing.assert_array_equal(weights[0], weights[1])
     assert not np.array_equal(weights[0], weights[2])
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_deterministic_turns_on_the_determinism_of_operations(deterministic, monkeypatch, tmp_path):
-    calls = []
-    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: calls.append(True))
-    built_model(monkeypatch, tmp_path, execution=Execution(deterministic=deterministic))
-    assert calls == [True] * deterministic
+def test_deterministic_turns_on_the_determinism_of_operations(deterministic, tmp_path):
+    built_model(tmp_path, execution=Execution(deterministic=deterministic))
+    assert config.is_op_determinism_enabled() == deterministic
 
 
 @pytest.mark.parametrize("resize", ["stretch", "crop"])
-def test_the_resize_of_the_recipe_is_that_of_the_model(resize, monkeypatch, tmp_path):
-    model = built_model(monkeypatch, tmp_path, recipe=dataclasses.replace(RECIPE, resize=resize))
+def test_the_resize_of_the_recipe_is_that_of_the_model(resize, tmp_path):
+    model = built_model(tmp_path, recipe=dataclasses.replace(RECIPE, resize=resize))
     assert keras_vit.preprocessing_of(model).resize == resize
 
 
@@ -366,15 +368,15 @@ def test_a_run_can_be_evaluated_at_other_steps_and_ends_in_the_same_bits(finishe
 
 
 @pytest.mark.slow
-def test_a_run_of_an_earlier_version_that_counted_evaluations_goes_on_with_epochs(tmp_path, monkeypatch):
+def test_a_run_of_an_earlier_version_that_counted_evaluations_goes_on_with_epochs(tmp_path):
     options = arguments(tmp_path / "run", execution=Execution(evaluate_every=8))
-    run, load = pretraining.pretrain(options, "tiny"), checkpoints.load_latest
-
-    def older(folder):
-        step, progress, arrays = load(folder)
-        return step, progress | {"records": [r | {"epoch": n} for n, r in enumerate(progress["records"], 1)]}, arrays
-
-    monkeypatch.setattr(checkpoints, "load_latest", older)
+    run = pretraining.pretrain(options, "tiny")
+    step, progress, arrays = checkpoints.load_latest(run.checkpoints_folder)
+    older = progress | {"records": [record | {"epoch": n} for n, record in enumerate(progress["records"], 1)]}
+    arrays = fetched(arrays)
+    for path in run.checkpoints_folder.iterdir():
+        path.unlink()
+    checkpoints.save(run.checkpoints_folder, step, older, arrays)
     (run.path / "model.keras").unlink()
     assert [record["epoch"] for record in pretraining.pretrain(options, "tiny").metrics()] == [1.143, 2.286, 3]
 
@@ -621,10 +623,10 @@ def test_the_model_of_a_run_is_loaded_with_keras_vit_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_on_a_terminal_a_bar_shows_the_progress(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    pretraining.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, epochs=1)), "tiny")
-    assert "7/7" in capsys.readouterr().out
+def test_on_a_terminal_a_bar_shows_the_progress(tmp_path):
+    with contextlib.redirect_stdout(Terminal()) as stream:
+        pretraining.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, epochs=1)), "tiny")
+    assert "7/7" in stream.getvalue()
 
 
 def test_a_warmup_that_is_longer_than_the_run_is_shortened_and_said(tmp_path, capsys):

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from keras_vit.files.npz import read_npz
-from tests.input.test_service import running
-from tests.interruptions import killed_after
+from tests.input.test_service import running, stop
+from tests.interruptions import after_checkpoints, killed_after
 from tests.support import fetched, replaced
 from training import pretrain
 from training.devices.strategies import CONTINUE_LATER
@@ -95,25 +95,18 @@ def test_a_run_with_muon_interrupted_within_an_epoch_ends_in_the_same_bits(tmp_p
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_run_asked_to_stop_saves_and_leaves_with_the_documented_code(
-    number, undisturbed, tmp_path, monkeypatch, capfd
-):
-    save = checkpoints.save
-
-    def save_and_ask(folder, step, progress, arrays):
-        save(folder, step, progress, arrays)
+def test_a_run_asked_to_stop_saves_and_leaves_with_the_documented_code(number, undisturbed, tmp_path, capfd):
+    def ask(step):
         if step == 8:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(checkpoints, "save", save_and_ask)
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as left, after_checkpoints(ask):
         in_process(tmp_path / "run")
     assert left.value.code == CONTINUE_LATER == 75
     error = capfd.readouterr().err
     assert f"its checkpoint is saved; the same command continues: {shlex.join(sys.orig_argv)}\n" in error
     assert ("Ctrl-C again stops at once" in error) == (number == signal.SIGINT)
     assert checkpoints.load_latest(tmp_path / "run" / "checkpoints")[0] == 9  # one step later
-    monkeypatch.setattr(checkpoints, "save", save)
     in_process(tmp_path / "run")
     output = capfd.readouterr().out
     assert "Continuing after step 9, in epoch 1." in output
@@ -122,15 +115,14 @@ def test_a_run_asked_to_stop_saves_and_leaves_with_the_documented_code(
     assert_ended_alike(tmp_path / "run", undisturbed)
 
 
-def test_a_second_ctrl_c_does_not_wait(tmp_path, monkeypatch):
-    def save_and_ask_twice(folder, step, progress, arrays):
+def test_a_second_ctrl_c_does_not_wait(tmp_path):
+    def ask_twice(_):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(checkpoints, "save", save_and_ask_twice)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a process of the background
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt), after_checkpoints(ask_twice):
             in_process(tmp_path / "run")
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
@@ -278,4 +270,4 @@ def test_batches_of_a_data_service_change_no_bit_also_after_kills(more, tmp_path
     finish(tmp_path / "run", *served)
     assert_ended_alike(tmp_path / "run", tmp_path / "undisturbed")
     for worker in workers:
-        worker._stop()
+        stop(worker)

@@ -1,7 +1,6 @@
 """What users of Keras expect from a model: arguments of `build`, dtypes, one intermediate, preprocessing as a layer."""
 
 import dataclasses
-import types
 import warnings
 
 import keras
@@ -11,7 +10,6 @@ import pytest
 
 import keras_vit
 from keras_vit import Preprocessing, UserError
-from keras_vit.models import image_model
 from keras_vit.models.build import logits_model
 from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
 from training.recipes.pretrain import RECIPES
@@ -335,8 +333,5 @@ def test_a_compiled_model_is_loaded_with_its_loss(compiled, tmp_path):
 
 
 def test_the_data_of_several_replicas_are_not_read_before_training(compiled, monkeypatch):
-    replicas = types.SimpleNamespace(distribute_strategy=types.SimpleNamespace(num_replicas_in_sync=2))
-    assert image_model._has_replicas(replicas)
-    assert not image_model._has_replicas(compiled)
-    monkeypatch.setattr(image_model, "_has_replicas", lambda model: True)
+    monkeypatch.setattr(type(compiled.distribute_strategy), "num_replicas_in_sync", 2)
     assert warnings_of_fit(compiled, PIXELS, LABELS) == []

@@ -12,7 +12,7 @@ from sklearn.neighbors import NearestNeighbors
 
 import keras_vit
 from keras_vit import UserError
-from keras_vit.models.patch_memory import PatchMemory, _distances
+from keras_vit.models.patch_memory import PatchMemory, distances_to
 from tests.support import randomize
 from training import anomaly
 from training.outliers.anomaly import open_anomaly_detector
@@ -105,7 +105,7 @@ def test_the_coreset_and_the_distances_are_those_of_the_paper():
     np.testing.assert_array_equal(found, chosen)
     patches = rng.normal(size=(6, 7)).astype(np.float32)
     distances, nearest = NearestNeighbors(n_neighbors=1).fit(vectors[found]).kneighbors(patches)
-    between_both = np.asarray(_distances(patches, vectors[found]))
+    between_both = np.asarray(distances_to(patches, vectors[found]))
     np.testing.assert_allclose(between_both.min(axis=1), distances[:, 0], rtol=1e-4)
     np.testing.assert_array_equal(between_both.argmin(axis=1), nearest[:, 0])
 

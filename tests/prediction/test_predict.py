@@ -1,6 +1,7 @@
 """Classifying image files: the table, the files of results, the page, and the mistakes."""
 
 import collections
+import contextlib
 import csv
 import dataclasses
 import html
@@ -24,9 +25,10 @@ import keras_vit
 from keras_vit import UserError, inspection
 from keras_vit.runs import open_run
 from tests.browser import open_browser
-from tests.support import TINY, TINY_IMAGE, randomize, serving
+from tests.support import TINY, TINY_IMAGE, Terminal, randomize, serving
 from training import predict as command
 from training.input.dataset import decoded as decode_image
+from training.loop.run import RunDirectory
 from training.prediction import predict as prediction
 from training.prediction.pictures import find_pictures
 from training.prediction.predict import open_classifier
@@ -102,12 +104,12 @@ def test_the_five_most_likely_classes_of_each_picture_are_printed(place, argumen
     assert cells[0].split()[1] == f"{expected(place, 'a.png')[0][1]:.1%}"
 
 
-def test_a_terminal_gets_as_many_classes_as_it_has_room_for(monkeypatch):
-    predictions = [prediction.Prediction("a.png", [(name, 0.125) for name in NAMES[:5]])]
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+def test_a_terminal_gets_as_many_classes_as_it_has_room_for(arguments, monkeypatch):
     for columns, count in ((200, 5), (60, 3), (20, 1)):
         monkeypatch.setenv("COLUMNS", str(columns))
-        header, *_ = prediction._table(predictions).splitlines()
+        with contextlib.redirect_stdout(Terminal()) as stream:
+            command.main([*arguments, "pictures/a.png"])
+        header = next(line for line in stream.getvalue().splitlines() if line.startswith("| picture"))
         assert header.count("|") == 2 + count
         assert count == 1 or len(header) <= columns
 
@@ -118,16 +120,18 @@ def test_many_pictures_get_the_classes_of_few_and_start_a_process_for_each_batch
     rng = np.random.default_rng(1)
     for number in range(prediction.BATCH + 1):
         PIL.Image.fromarray(rng.integers(0, 256, (9, 9, 3), np.uint8)).save(tmp_path / f"{number}.png")
+    for number in range(prediction.BATCH + 1, 5 * prediction.BATCH):
+        (tmp_path / f"{number}.png").symlink_to(tmp_path / "0.png")
     started, popen = [], subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **named: started.append(args) or popen(*args, **named))
+    some = [f"{tmp_path / str(number)}.png" for number in range(prediction.BATCH + 1)]
     found = []
-    for eager in (0, 4):  # as a graph, and without
-        monkeypatch.setattr(prediction, "_EAGER", eager)
-        command.main([*arguments, str(tmp_path), "--output", str(tmp_path / "found.json")])
-        found.append(json.loads((tmp_path / "found.json").read_text()))
-        (tmp_path / "found.json").unlink()
-    assert len(started) == 2 * (2 + 1)  # and one while TensorFlow starts
-    for traced, direct in zip(*found, strict=True):
+    for pictures, batches in (([str(tmp_path)], 5), (some, 2)):  # as a graph, and without
+        command.main([*arguments, *pictures, "--output", str(tmp_path / "found.json")])
+        found.append({row["picture"]: row for row in json.loads((tmp_path / "found.json").read_text())})
+        assert len(started) == batches + 1  # and one while TensorFlow starts
+        started.clear()
+    for traced, direct in ((found[0][name], row) for name, row in found[1].items()):
         assert [each["class"] for each in traced["classes"]] == [each["class"] for each in direct["classes"]]
         shares = [[each["probability"] for each in one["classes"]] for one in (traced, direct)]
         np.testing.assert_allclose(*shares, atol=1e-5)
@@ -154,10 +158,18 @@ def test_the_pixels_of_a_jpeg_are_those_of_training():
     assert np.any(found != as_in_vit_jax)  # the fast transform
 
 
-def test_more_than_five_classes_of_an_image_are_said_to_be_more(place, arguments, capsys):
-    classes = tuple((name, 0.9) for name in NAMES)
-    assert "| eel 90.0% … |" in prediction._table([prediction.Prediction("a.png", classes)])
-    assert "…" not in prediction._table([prediction.Prediction("a.png", classes[:5])])
+def test_more_than_five_classes_of_an_image_are_said_to_be_more(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
+    run = RunDirectory(tmp_path / "run")
+    run.start({"recipe": {"loss": "multi-label"}}, NAMES)
+    for count, more in ((6, " … |"), (5, "% |")):
+        model.get_layer("head").set_weights([np.zeros((12, 7)), np.where(np.arange(7) < count, 2.0, -2.0)])
+        run.save_model(model)
+        command.main(["--run", str(run.path), "pictures/a.png"])
+        [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| pictures/a.png")]
+        assert row.endswith(more)
+        assert row.count("88.1%") == 5
 
 
 def test_a_broken_picture_is_named_and_the_others_are_classified(place, arguments, capsys):
@@ -206,13 +218,13 @@ def test_results_in_every_form_name_files_that_are_not_utf_8_and_broken_ones(for
     assert "Not classified: " in capsys.readouterr().out.encode("utf-8").decode()  # a terminal can show it
 
 
-def test_pixels_of_classified_pictures_are_not_kept(place, monkeypatch):
-    monkeypatch.chdir(place)
-    kept = []
-    monkeypatch.setattr(prediction, "prediction_page", lambda model, cards, *_: kept.extend(cards) or "page")
-    command.main(["--run", "model.keras", "pictures", "--output", "kept.html"])
-    assert len(kept) == 3
-    fields = [getattr(card, field.name) for card in kept for field in dataclasses.fields(card)]
+def test_pixels_of_classified_pictures_are_not_kept(place):
+    classifier = open_classifier(open_run(place / "model.keras"))
+    files = [place / "pictures" / name for name in ("a.png", "b.jpg")]
+    batch = [(file, *prediction.read_picture(file, classifier.run.preprocessing)) for file in files]
+    _, cards = prediction.classified(classifier, batch)
+    kept = [classifier.with_picture(card, image) for card, (_, image, _) in zip(cards, batch, strict=True)]
+    fields = [getattr(card, field.name) for card in (*cards, *kept) for field in dataclasses.fields(card)]
     assert not any(isinstance(field, np.ndarray) for field in fields)
 
 
@@ -507,14 +519,14 @@ def test_rollout_of_a_resnet_is_refused_with_the_map_that_it_has(place, tmp_path
     command.main([*arguments, "relevance"])
 
 
-def test_a_page_of_several_batches_has_the_maps_of_one(place, arguments, monkeypatch):
-    pages = []
-    for batch in (2, 8):
-        monkeypatch.setattr("training.prediction.predict.BATCH", batch)
-        command.main([*arguments, "pictures", "--output", f"{batch}.html", "--explain", "rollout"])
-        pages.append((place / f"{batch}.html").read_text())
-    assert "more/c.webp" in pages[0]
-    assert [page.count("data:image/png") for page in pages] == [3, 3]
+def test_a_page_of_several_batches_has_the_maps_of_all(place, arguments, tmp_path):
+    count = prediction.BATCH + 2
+    for number in range(count):
+        shutil.copy(place / "pictures" / "a.png", tmp_path / f"{number}.png")
+    command.main([*arguments, str(tmp_path), "--output", "several.html", "--explain", "rollout"])
+    page = (place / "several.html").read_text()
+    assert all(f">{number}.png<" in page for number in range(count))
+    assert page.count("data:image/png") == count
 
 
 def test_the_page_runs_the_model_as_a_graph(place, arguments, monkeypatch):
@@ -523,7 +535,7 @@ def test_the_page_runs_the_model_as_a_graph(place, arguments, monkeypatch):
     def open_idle(classifier, _):
         opened.append(classifier)
         server = open_server(classifier, 0)
-        monkeypatch.setattr(server, "serve_forever", lambda: None)
+        server.serve_forever = lambda: None
         return server
 
     monkeypatch.setattr("training.prediction.server.open_server", open_idle)

@@ -22,7 +22,6 @@ from keras_vit import Preprocessing, UserError, ViTConfig, cli, run_directory
 from keras_vit.runs import open_run
 from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
 from training import knn, linear_probe
-from training.features import embed
 from training.input.sources import DataOptions, DataSet, array_split, digits
 from training.loop.run import RunDirectory
 from training.options.common import FeatureOptions
@@ -176,12 +175,12 @@ def _opened(kind: type[FeatureOptions], run: pathlib.Path, tmp_path, data: DataS
     return options.open_run(), data or digits(), options
 
 
-def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_path, monkeypatch, capsys):
+def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_path, compute_no_more, capsys):
     rows = least_squares.fewshot(*_opened(FewshotOptions, run.path, tmp_path, shots=(1, 5)))
     assert json.loads((run.path / "fewshot.json").read_text())["results"] == rows
     assert f"| {rows[1]['mean']:.4f} |" in (run.path / "fewshot.md").read_text()
     assert len(list((tmp_path / "cache").iterdir())) == 2
-    monkeypatch.setattr(embed, "_computed", lambda *_: pytest.fail("features were computed again"))
+    compute_no_more()
     nearest_neighbors.knn(*_opened(KnnOptions, run.path, tmp_path, neighbors=(1,)))
     logistic_regression.probe(*_opened(LinearProbeOptions, run.path, tmp_path, c=(0.1,)))
     assert {"knn.md", "knn.json", "linear_probe.md", "linear_probe.json"} <= {p.name for p in run.path.iterdir()}

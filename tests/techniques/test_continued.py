@@ -6,7 +6,6 @@ import pytest
 import keras_vit
 from keras_vit import UserError, run_directory
 from training import pretrain
-from training.loop import pretrain as pretraining
 from training.probes import watch
 
 COMMAND = ["--data", "digits", "--image-size", "8", "8", "--channels", "1", "--batch-size", "200"]
@@ -18,29 +17,20 @@ WAYS = {
 }
 
 
-def begun(monkeypatch, name: str, *options: str):
-    """The model and options as they are handed to training."""
-    made = []
-
-    def train(arguments, setup, make_model, **_):
-        made.append((make_model(len(setup.source.labels)), arguments))
-
-    monkeypatch.setattr(pretraining, "run_training", train)
-    pretrain.main([name, *COMMAND, *WAYS[name], *options])
-    return made[0]
-
-
 @pytest.mark.parametrize("name", WAYS)
 def test_it_begins_with_all_weights_of_the_checkpoint_and_a_tenth_of_the_learning_rate(
-    name, upstream, monkeypatch, tmp_path, capsys
+    name, upstream, handed_over, tmp_path, capsys
 ):
     start = run_directory.load_model(upstream.path)
-    model, options = begun(monkeypatch, name, "--checkpoint", str(upstream.path), "--workdir", str(tmp_path / "run"))
+    workdir = ["--workdir", str(tmp_path / "run")]
+    pretrain.main([name, *COMMAND, *WAYS[name], "--checkpoint", str(upstream.path), *workdir])
+    [run] = handed_over
+    model = run.make_model(10)
     new = {weight.path: np.array(weight) for weight in model.weights}
     for weight in start.weights:
         if not weight.path.startswith("head"):
             np.testing.assert_array_equal(new[weight.path], weight, err_msg=weight.path)
-    assert options.recipe.learning_rate == pytest.approx(0.1 * {"mnist-dino": 5e-4}.get(name, 2e-3))
+    assert run.options.recipe.learning_rate == pytest.approx(0.1 * {"mnist-dino": 5e-4}.get(name, 2e-3))
     assert keras_vit.config_of(model) == keras_vit.config_of(start)
     assert "new layers: " in capsys.readouterr().out
 

@@ -25,7 +25,6 @@ from training import evaluate, predict
 from training import finetune as finetuning
 from training.experiments.auto import zero_shot_accuracy
 from training.input.sources import DataOptions, open_source
-from training.loop import finetune as finetune_loop
 from training.options.evaluate import EvaluateOptions
 from training.options.predict import PredictOptions, with_pictures, with_run
 
@@ -201,13 +200,12 @@ def logits_of(model, images) -> np.ndarray:
     return keras.ops.convert_to_numpy(model(images, training=False))
 
 
-def test_finetuning_begins_with_the_texts_and_wise_ft_averages_with_them(tmp_path, monkeypatch):
-    run = {}  # what would be trained
-    monkeypatch.setattr(finetune_loop, "run_training", lambda *given, **others: run.update(others, make=given[2]))
+def test_finetuning_begins_with_the_texts_and_wise_ft_averages_with_them(handed_over, tmp_path):
     options = ("--zero-shot-head", "--templates", "w3 {}", "--wise-ft", "0.25")
     with contextlib.suppress(UserError):  # there is no run to go on with
         finetune(tmp_path, *options)
-    model = run["make"](2)
+    [run] = handed_over
+    model = run.make_model(2)
     start = keras_vit.zero_shot(CLIP, {"w11_w21": "w3 w11 w21", "w9": "w3 w9"})
     images = golden(CLIP)["images"]
     np.testing.assert_allclose(logits_of(model, images), logits_of(start, images), rtol=0, atol=1e-5)
@@ -216,7 +214,7 @@ def test_finetuning_begins_with_the_texts_and_wise_ft_averages_with_them(tmp_pat
     averages = [keras.Variable(values + 8.0) for values in before[:3]]  # of the run, beside what was trained last
     for variable in model.trainable_variables:
         variable.assign(variable + 4.0)
-    (wise_ft,) = run["callbacks"]
+    (wise_ft,) = run.callbacks
     wise_ft.set_model(types.SimpleNamespace(network=model, ema=averages))
     wise_ft.on_train_end()
     for number, found in enumerate([*averages, *model.trainable_variables[3:]]):

@@ -111,10 +111,10 @@ def finetuning_epochs(run: Run, source: DataSet, minutes: float | None, resize: 
         images = count + source.evaluation.num_examples + compared
         print(
             f"The backbone stays frozen, because there is no GPU; its features take about "
-            f"{duration(images * _image_seconds(run.model))} here. --minutes 30 fine-tunes it if that time suffices."
+            f"{duration(images * image_seconds(run.model))} here. --minutes 30 fine-tunes it if that time suffices."
         )
         return 0
-    seconds = _step_seconds(run.model, recipe.batch_size)
+    seconds = step_seconds(run.model, recipe.batch_size)
     epochs = min(int(minutes * 60 / (seconds * steps_per_epoch)), most)
     measured = f"a step of {recipe.batch_size} images takes {seconds:.1f} s here"
     if epochs < _FEWEST_EPOCHS:
@@ -124,7 +124,7 @@ def finetuning_epochs(run: Run, source: DataSet, minutes: float | None, resize: 
     return epochs
 
 
-def _step_seconds(model: keras.Model, batch_size: int) -> float:
+def step_seconds(model: keras.Model, batch_size: int) -> float:
     """Seconds of a training step of all weights, measured on random images."""
     images = tf.random.stateless_uniform((batch_size, *model.input_shape[1:]), (0, 0))
 
@@ -140,7 +140,7 @@ def _step_seconds(model: keras.Model, batch_size: int) -> float:
     return time.perf_counter() - begin
 
 
-def _image_seconds(model: keras.Model) -> float:
+def image_seconds(model: keras.Model) -> float:
     """Seconds for the features of an image, measured on random ones."""
     images = tf.random.stateless_uniform((_TIMED, *model.input_shape[1:]), (0, 0))
     forward = tf.function(lambda: model(images, training=False), autograph=False)

@@ -130,13 +130,14 @@ def _row(point: Point, num_classes: int, measured: list[dict]) -> dict:
         "parameters": cost.parameters,
         "forward_flops": cost.flops,
         "training_flops": 3 * cost.flops * recipe.num_steps(point.train_images) * recipe.batch_size,
-        "accuracy": _summary([found["accuracy"] for found in measured]),
-        "few_shot": _summary([found["few_shot"] for found in measured]),
+        "accuracy": mean_and_interval([found["accuracy"] for found in measured]),
+        "few_shot": mean_and_interval([found["few_shot"] for found in measured]),
         "curve": [[int(step), float(value)] for step, value in curves.mean(axis=0)],
     }
 
 
-def _summary(values: list[float]) -> dict:
+def mean_and_interval(values: list[float]) -> dict:
+    """The values of several seeds, their mean, and its 95 % interval by Student's t; None for that of a single one."""
     mean = float(np.mean(values))
     if len(values) == 1:
         return {"values": values, "mean": mean, "interval": None}

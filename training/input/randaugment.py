@@ -23,10 +23,10 @@ _SMOOTH = ((1, 1, 1), (1, 5, 1), (1, 1, 1))  # PIL's SMOOTH filter, to be divide
 
 def randaugment(image: tf.Tensor, seed: tf.Tensor, layers: int, level: float) -> tf.Tensor:
     """`layers` operations one after the other, each drawn evenly from the sixteen."""
-    amounts = tf.constant([_amount(name, level, _RANDAUGMENT_PIXELS, image.shape) for name in _OPERATIONS])
+    amounts = tf.constant([_amount(name, level, _RANDAUGMENT_PIXELS, image.shape) for name in OPERATIONS])
     for layer_seed in tf.unstack(tf.random.split(seed, layers)):
         choice_seed, operation_seed = tf.unstack(tf.random.split(layer_seed))
-        choice = tf.random.stateless_uniform((), choice_seed, 0, len(_OPERATIONS), tf.int32)
+        choice = tf.random.stateless_uniform((), choice_seed, 0, len(OPERATIONS), tf.int32)
         image = _operate(image, choice, amounts[choice], operation_seed)
     return image
 
@@ -36,14 +36,14 @@ def autoaugment(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     names, probabilities, levels = zip(*(single for pair in _POLICIES for single in pair), strict=True)
     pairs = zip(names, levels, strict=True)
     amounts = tf.constant([_amount(name, level, _AUTOAUGMENT_PIXELS, image.shape) for name, level in pairs])
-    choices = tf.constant([list(_OPERATIONS).index(name) for name in names])
+    choices = tf.constant([list(OPERATIONS).index(name) for name in names])
     policy_seed, *seeds = tf.unstack(tf.random.split(seed, 3))
     policy = tf.random.stateless_uniform((), policy_seed, 0, len(_POLICIES), tf.int32)
     for place, place_seed in enumerate(seeds):
         chance_seed, operation_seed = tf.unstack(tf.random.split(place_seed))
         number = 2 * policy + place
         applied = tf.random.stateless_uniform((), chance_seed) < tf.constant(probabilities)[number]
-        choice = tf.where(applied, choices[number], len(_OPERATIONS))
+        choice = tf.where(applied, choices[number], len(OPERATIONS))
         image = _operate(image, choice, amounts[number], operation_seed)
     return image
 
@@ -75,9 +75,9 @@ def _operate(image: tf.Tensor, choice: tf.Tensor, amount: tf.Tensor, seed: tf.Te
     def operation(name: str) -> tf.Tensor:
         if name == "Cutout":
             return cutout(image, amount, place_seed)
-        return _OPERATIONS[name](image, sign * amount if name in _SIGNED else amount)
+        return OPERATIONS[name](image, sign * amount if name in _SIGNED else amount)
 
-    branches = [functools.partial(operation, name) for name in _OPERATIONS]
+    branches = [functools.partial(operation, name) for name in OPERATIONS]
     changed = tf.switch_case(choice, [*branches, functools.partial(tf.identity, image)])
     changed.set_shape(image.shape)
     return changed
@@ -182,7 +182,7 @@ def cutout(image: tf.Tensor, half: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.where(inside, tf.constant(_GREY, tf.uint8), image)
 
 
-_OPERATIONS: dict[str, Callable] = {
+OPERATIONS: dict[str, Callable] = {
     "AutoContrast": lambda image, _: auto_contrast(image),
     "Equalize": lambda image, _: equalize(image),
     "Invert": lambda image, _: 255 - image,

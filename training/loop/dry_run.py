@@ -178,7 +178,7 @@ def estimate_memory(workload: Workload) -> dict[str, int]:
 
 def draw_learning_rate(recipe: Recipe, num_examples: int, path: pathlib.Path) -> None:
     """Plot the learning rate over the steps."""
-    steps, rates = _rates(recipe, recipe.num_steps(num_examples), 1000)
+    steps, rates = learning_rates(recipe, recipe.num_steps(num_examples), 1000)
     figure = matplotlib.figure.Figure(figsize=(7, 3.2), layout="constrained")
     axes = figure.subplots()
     axes.plot(steps, rates, color="tab:blue")
@@ -187,7 +187,7 @@ def draw_learning_rate(recipe: Recipe, num_examples: int, path: pathlib.Path) ->
     figure.savefig(path, dpi=120)
 
 
-def _rates(recipe: Recipe, num_steps: int, points: int) -> tuple[np.ndarray, np.ndarray]:
+def learning_rates(recipe: Recipe, num_steps: int, points: int) -> tuple[np.ndarray, np.ndarray]:
     """Return evenly spaced steps and their learning rates."""
     steps = np.unique(np.linspace(0, num_steps - 1, points).round().astype(np.int64))
     rate = LearningRate(recipe.schedule, recipe.learning_rate, num_steps)
@@ -196,7 +196,7 @@ def _rates(recipe: Recipe, num_steps: int, points: int) -> tuple[np.ndarray, np.
 
 def _curve(recipe: Recipe, num_steps: int) -> Iterator[str]:
     """Plot the learning rate in characters."""
-    _, rates = _rates(recipe, num_steps, _COLUMNS)
+    _, rates = learning_rates(recipe, num_steps, _COLUMNS)
     heights = rates / max(rates.max(), np.finfo(np.float32).tiny) * _ROWS
     for row in range(_ROWS, 0, -1):
         label = f"{rates.max():.3g}" if row == _ROWS else "0" if row == 1 else ""

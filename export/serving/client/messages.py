@@ -83,10 +83,11 @@ def _set_type(field: descriptor_pb2.FieldDescriptorProto, kind: str) -> None:
         field.type_name = kind if kind[0] == "." else f".{_PACKAGE}.{kind}"
 
 
-_CLASSES = _classes()
-PredictRequest, PredictResponse = _CLASSES["PredictRequest"], _CLASSES["PredictResponse"]
-PredictionLog = _CLASSES["PredictionLog"]
-ClassificationRequest, ClassificationResponse = _CLASSES["ClassificationRequest"], _CLASSES["ClassificationResponse"]
+# The message classes by name.
+CLASSES = _classes()
+PredictRequest, PredictResponse = CLASSES["PredictRequest"], CLASSES["PredictResponse"]
+PredictionLog = CLASSES["PredictionLog"]
+ClassificationRequest, ClassificationResponse = CLASSES["ClassificationRequest"], CLASSES["ClassificationResponse"]
 
 # NumPy dtype -> number in tensorflow/core/framework/types.proto, and the field of its values.
 _DTYPES: dict[np.dtype, tuple[int, str]] = {
