@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
@@ -129,7 +130,11 @@ def _open_values(path: pathlib.Path, start: int) -> Iterator[ByteStream]:
 def write_safetensors(
     path: pathlib.Path, arrays: dict[str, np.ndarray], image_size: tuple[int, int] | None = None
 ) -> None:
-    """Write a file that PyTorch reads, atomically; with an `image_size`, `stored_image_size` reads it."""
+    """Write a file that PyTorch reads, atomically; with an `image_size`, `stored_image_size` reads it.
+
+    Raises OSError if the disk does not take it.
+    """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     metadata = {"format": "pt"}
@@ -137,7 +142,12 @@ def write_safetensors(
         metadata[_IMAGE_SIZE] = f"{image_size[0]}x{image_size[1]}"
     contiguous = {key: np.asarray(array, order="C") for key, array in arrays.items()}
     with atomic_write(path) as temporary:
-        save_file(contiguous, temporary, metadata=metadata)
+        try:
+            save_file(contiguous, temporary, metadata=metadata)
+        except SafetensorError as error:  # in which the library hides that of the system, such as a full disk
+            if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def overwrite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> list[str]:

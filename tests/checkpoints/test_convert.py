@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from safetensors import SafetensorError
 
 import keras_vit
 from keras_vit import UserError, convert
@@ -63,7 +62,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 
 def test_a_full_disk_leaves_no_converted_file(tmp_path):
     for name, layout in (("x.npz", "npz"), ("x.safetensors", "timm"), ("hf", "huggingface")):
-        with full_disk(), pytest.raises((OSError, SafetensorError), match="File too large"):
+        with full_disk(), pytest.raises(OSError, match="File too large"):
             convert.main([str(FIXTURES / "vit_token.npz"), str(tmp_path / name), "--layout", layout])
     assert list(tmp_path.iterdir()) == []
 
