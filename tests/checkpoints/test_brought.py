@@ -96,8 +96,11 @@ def test_periods_that_were_rounded_to_bfloat16_are_accepted(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        (["visual.trunk.patch_embed.proj.weight", "visual.head.proj.weight", "text.cls"], "image tower is .* of timm"),
-        (["visual.trunk.patch_embed.proj.weight", "text.cls"], "image tower is a model of timm"),
+        (["visual.trunk.stem.weight", "text.cls"], "image tower is no Vision Transformer of timm"),
+        (
+            ["visual.trunk.cls_token", "visual.trunk.patch_embed.proj.weight", "visual.head.mlp.fc1.weight"],
+            "more than a",
+        ),
         (["timm_model.patch_embed.proj.weight", "timm_model.patch_embed.norm.weight"], "timm's AIMv2"),
         (["module.patch_embed.proj.weight", "module.attn_pool.latent", "module.cls_token"], "global_pool='map'"),
     ],

@@ -1,12 +1,14 @@
 """OpenCLIP's own files: open_clip_model.safetensors, whose config is open_clip_config.json. Read, not written.
 
-The image tower is that of open_clip's `VisionTransformer` in its default form. Towers of timm inside of open_clip, and
-those with options that change the computation, are refused.
+The image tower is that of open_clip's `VisionTransformer` in its default form, or a Vision Transformer of timm, as in
+SigLIP's files (open_clip/timm_model.py). Towers with options that change the computation are refused.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from keras_vit.checkpoints.formats import timm, timm_config
 from keras_vit.checkpoints.formats.file_config import FileConfig, number, pair
 from keras_vit.checkpoints.formats.images import ImageProcessing, value_range_of
 from keras_vit.checkpoints.formats.layout import QUERY_BIAS, Layout
@@ -14,6 +16,7 @@ from keras_vit.checkpoints.key_mapping import (
     ATTENTION,
     BLOCK,
     CONV,
+    LINEAR,
     POSITIONS,
     QKV,
     SAME,
@@ -36,23 +39,36 @@ _MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27
 _SIZES = {"layers", "width", "head_width", "heads", "patch_size", "image_size", "context_length", "vocab_size"}
 _OF_TRAINING = {"patch_dropout", "output_tokens", "timm_drop", "timm_drop_path", "timm_model_pretrained", "pad_id"}
 _OF_TOKENIZER = {"hf_tokenizer_name", "tokenizer_mode", "tokenizer_kwargs", "hf_model_pretrained", "eos_id"}
-_FREE = _SIZES | _OF_TRAINING | _OF_TOKENIZER | {"mlp_ratio"}
+_FREE = _SIZES | _OF_TRAINING | _OF_TOKENIZER | {"mlp_ratio", "timm_model_name"}
 # Of the others, the values that do so.
 _DEFAULTS = {"pool_type": ("tok", "argmax"), "pos_embed_type": ("learnable",), "proj_type": ("linear",)}
-_DEFAULTS |= {"block_type": ("default",)}
+_DEFAULTS |= {"block_type": ("default",), "timm_pool": ("map", "avg", "token"), "timm_proj": ("none", "linear")}
+# Where the keys of an image tower of timm begin.
+_TRUNK = "visual.trunk."
 
 
 def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     """The layout of a file with these arrays; None for that of another format.
 
-    Raises UserError for an image tower of timm.
+    Raises UserError for an image tower of timm that is no Vision Transformer, or that ends in an MLP.
     """
-    if any(key.startswith("visual.trunk.") for key in arrays):
-        raise UserError(
-            "The file is an OpenCLIP whose image tower is a model of timm, which is not supported; give the same model "
-            "as timm or transformers have it, such as hf:timm/vit_base_patch16_siglip_224.webli."
-        )
+    if any(key.startswith(_TRUNK) for key in arrays):
+        return _layout_of_timm(arrays)
     return _LAYOUT if "visual.conv1.weight" in arrays and "visual.class_embedding" in arrays else None
+
+
+def _layout_of_timm(arrays: Mapping[str, LazyArray]) -> Layout:
+    trunk = {key.removeprefix(_TRUNK): array for key, array in arrays.items() if key.startswith(_TRUNK)}
+    found = timm.identify(trunk)
+    heads = {key for key in arrays if key.startswith("visual.head.")} - {"visual.head.proj.weight"}
+    if found is None or heads:
+        raise UserError(
+            "The file is an OpenCLIP whose image tower is no Vision Transformer of timm, or ends in more than a linear "
+            "projection, which is not supported; give the image tower as timm or transformers have it."
+        )
+    rules = tuple(dataclasses.replace(rule, key=f"{_TRUNK}{rule.key}") for rule in found.rules)
+    projection = Rule(("head/kernel",), "visual.head.proj.weight", LINEAR)
+    return dataclasses.replace(found, rules=(*rules, projection), biases=(), ignored=_LAYOUT.ignored)
 
 
 def _rules() -> tuple[Rule, ...]:
@@ -95,6 +111,8 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         return FileConfig()
     model = _part(files[CONFIG], "model_cfg")
     tower = _tower(model, "vision_cfg")
+    if "timm_model_name" in tower:
+        return _config_of_timm(tower, files[CONFIG], layout)
     width = number(tower, "width") or 768
     sizes = {"hidden_size": ("width", width), "num_layers": ("layers", number(tower, "layers") or 12)}
     return FileConfig(
@@ -105,6 +123,18 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         images=_images(files[CONFIG].get("preprocess_cfg") or {}),
         sizes=sizes,
         heads=("head",),
+    )
+
+
+def _config_of_timm(tower: dict, config: dict, layout: Layout) -> FileConfig:
+    """What timm's config.json would say of an image tower."""
+    pool = {"global_pool": tower["timm_pool"]} if tower.get("timm_pool") else {}
+    own = {"architecture": tower["timm_model_name"], "model_args": pool}
+    return dataclasses.replace(
+        timm_config.read_config({timm_config.CONFIG: own}, layout),
+        image_size=pair(tower, "image_size") or (224, 224),
+        images=_images(config.get("preprocess_cfg") or {}),
+        heads=() if tower.get("timm_proj") == "none" else ("head",),
     )
 
 
