@@ -29,7 +29,7 @@ from keras_vit.run_directory import is_keras_model, load_model
 _VIT_FIELDS = ("patch_size", "hidden_size", "num_layers", "num_heads", "mlp_dim", "classifier", "axial", "pre_norm")
 # The fields that identify an official model; dropout, GELU and epsilons vary with the code that wrote the file.
 _SIZES = {
-    ViTConfig: (*_VIT_FIELDS, "gated_mlp", "num_registers", "distillation", "prefix_positions"),
+    ViTConfig: (*_VIT_FIELDS, "final_norm", "gated_mlp", "num_registers", "distillation", "prefix_positions"),
     ResNetConfig: ("block_units", "root_channels", "stage_channels", "preactivation", "axial_heads"),
 }
 

@@ -227,6 +227,7 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
         position_embedding=position_embedding or layout.settings.get("position_embedding") or layout.default_positions,
         qkv_bias=f"{_FIRST_QUERY}/bias" in weights,
         norm_after_pooling=norm_after_pooling,
+        final_norm=layout.settings.get("final_norm", True),
         key_bias=key_bias or f"{_FIRST_QUERY}/bias" not in weights,
         patch_bias="embedding/bias" in weights,
         head_bias="head/bias" in weights or "head/kernel" not in weights,

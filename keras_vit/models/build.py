@@ -366,7 +366,7 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
         ]
     )
     tokens = intermediates(model, [f"block_{block % count}" for block in blocks]).output
-    last_norm = model.get_layer("Transformer.encoder_norm") if norm else None
+    last_norm = model.get_layer("Transformer.encoder_norm") if norm and config.final_norm else None
     grid = keras.layers.Reshape((*config.grid(preprocessing_of(model).image_size), config.hidden_size))
     maps = {}
     for name, x in tokens.items():
@@ -420,10 +420,11 @@ def _inside_vit(config: ViTConfig, layers: dict) -> dict:
         for suffix, axis in axes.items():
             available[f"attention_{layer}{suffix}"] = lambda name=f"{block}{axis}": attention(name)
     if not config.norm_after_pooling:
-        available["encoded"] = lambda: output("Transformer.encoder_norm")
+        last = f"Transformer.encoderblock_{config.num_layers - 1}"
+        available["encoded"] = lambda: output("Transformer.encoder_norm", f"{last}.column", last)
     if config.classifier != "none":
         pooled = "Transformer.encoder_norm" if config.norm_after_pooling else "pool"
-        available["pre_logits"] = lambda: output("normalized", "pre_logits", pooled, "Transformer.encoder_norm")
+        available["pre_logits"] = lambda: output("normalized", "pre_logits", pooled, "Transformer.encoder_norm", last)
     if config.distillation == "head":
         available["pre_logits"] = lambda: keras.layers.Average()([output("pool"), output("pool_distillation")])
         if "head" in layers:

@@ -250,6 +250,8 @@ class ViTConfig:
     """Whether the projections to query, key and value have a bias."""
     norm_after_pooling: bool = False
     """Whether the last LayerNorm follows the mean of the tokens instead of preceding it (timm's "fc_norm")."""
+    final_norm: bool = True
+    """Whether a LayerNorm follows the last block; False for CLIPForImageClassification of transformers."""
     key_bias: bool = True
     """Whether the projection to the key has a bias, with qkv_bias."""
     patch_bias: bool = True
@@ -355,6 +357,10 @@ class ViTConfig:
         yield (
             self.norm_after_pooling and classifier != "gap",
             f"norm_after_pooling belongs to the classifier 'gap', not {classifier!r}.",
+        )
+        yield (
+            self.norm_after_pooling and not self.final_norm,
+            "norm_after_pooling places the last LayerNorm, which final_norm=False leaves out; leave one of them out.",
         )
         yield (
             self.normalized and (self.distillation == "head" or classifier in ("unpooled", "none")),

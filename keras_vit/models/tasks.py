@@ -54,6 +54,7 @@ def backbone_config(config: ViTConfig) -> ViTConfig:
         classifier="none",
         with_class_token=config.has_class_token,
         norm_after_pooling=False,
+        final_norm=True,  # of the task
         representation_size=None,
         representation="tanh",
         normalized=False,

@@ -46,7 +46,9 @@ def vision_transformer(
     x = encoder(x, config, config.grid(preprocessing.image_size))  # (B, N, D)
     if config.norm_after_pooling:
         x = PoolTokens("gap", config.num_prefix_tokens, name="pool")(x)  # (B, D)
-    x = tokens = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")
+    if config.final_norm:
+        x = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")
+    tokens = x
     if config.classifier == "none":
         return ImageModel(images, x, name=name)
 

@@ -111,12 +111,18 @@ def test_an_unsupported_model_is_named_also_where_a_wrapper_has_saved_it(keys, s
         keras_vit.from_checkpoint(tmp_path / "x.safetensors")
 
 
-def test_the_classifier_of_clip_is_refused_by_its_name(tmp_path):
-    arrays = safetensors.numpy.load_file(BROUGHT / "hf_metaclip2" / "model.safetensors")
-    arrays["classifier.weight"] = np.zeros((3, 8), np.float32)
-    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
-    with pytest.raises(UserError, match="CLIPForImageClassification of transformers, .* which is not supported"):
-        keras_vit.from_checkpoint(tmp_path / "x.safetensors")
+def test_the_classifier_of_clip_reads_tokens_without_a_last_norm(tmp_path):
+    model = brought("hf_clip_classifier")
+    config = keras_vit.config_of(model)
+    assert (config.final_norm, config.classifier, config.has_class_token) == (False, "gap", True)
+    images = np.random.default_rng(0).uniform(-1.0, 1.0, (2, 24, 24, 3)).astype(np.float32)
+    found = keras_vit.intermediates(model, ["block_1", "encoded", "pre_logits"])(images)
+    np.testing.assert_array_equal(found["encoded"], found["block_1"])
+    np.testing.assert_allclose(found["pre_logits"], np.mean(found["block_1"][:, 1:], axis=1), atol=1e-6)
+    maps = keras_vit.feature_maps(model, [-1])(images)["block_1"]
+    np.testing.assert_array_equal(np.reshape(maps, (2, 9, 24)), found["block_1"][:, 1:])
+    with pytest.raises(UserError, match="cannot express"):
+        keras_vit.save_checkpoint(model, tmp_path / "x", layout="huggingface")
 
 
 # All that timm 1.0.31 deprecates, of the families here.

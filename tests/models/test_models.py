@@ -456,6 +456,7 @@ def test_an_axial_resnet_has_attention_where_the_3x3_convolutions_were():
         ({"position_embedding": "relative", "position_injection": "shared"}, "Only learned position embeddings"),
         ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon must be between 0 and 1, but is nan"),
         ({"axial": True}, "An axial model cannot have a class token"),
+        ({"classifier": "gap", "norm_after_pooling": True, "final_norm": False}, "norm_after_pooling places the last"),
         ({"norm_after_pooling": True}, "belongs to the classifier 'gap', not 'token'"),
         ({"stem": keras_vit.ResNetConfig((1,))}, "in front of a hybrid is post-activation"),
     ],

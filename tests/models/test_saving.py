@@ -92,6 +92,8 @@ CONFORMANCE = {
     "axial": dataclasses.replace(TINY, axial=True, classifier="gap", position_embedding="relative"),
     "no bias": dataclasses.replace(TINY, qkv_bias=False),
     "norm after pooling": dataclasses.replace(TINY, classifier="gap", norm_after_pooling=True),
+    "token without a last norm": dataclasses.replace(TINY, final_norm=False),
+    "mean without a last norm": dataclasses.replace(TINY, classifier="gap", with_class_token=True, final_norm=False),
     "no bias of key, patches and head": dataclasses.replace(TINY, key_bias=False, patch_bias=False, head_bias=False),
     "norm before the blocks": dataclasses.replace(TINY, pre_norm=True, gelu="quick"),
     "gated": dataclasses.replace(TINY, gated_mlp=True, gelu="silu", layer_scale=0.1),

@@ -61,12 +61,7 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
             )
         if patches is not None:
             clip = f"{prefix}pre_layrnorm.weight" in arrays
-            if clip and "classifier.weight" in arrays:
-                raise UserError(
-                    "The file is a CLIPForImageClassification of transformers, whose head reads the mean of tokens "
-                    "that are not normalized, which is not supported; give the CLIP that it was made from."
-                )
-            return _layout(prefix, clip=clip, classifies=not clip and "classifier.weight" in arrays)
+            return _layout(prefix, clip=clip, classifies="classifier.weight" in arrays)
     return None
 
 
@@ -88,7 +83,9 @@ def layout_for(model: WrittenModel) -> Layout:
 
 
 def _layout(prefix: str, *, clip: bool, classifies: bool = False) -> Layout:
-    """`classifies`: SiglipForImageClassification, which averages the tokens and leaves the pooling head unused."""
+    """`classifies`: SiglipForImageClassification, which averages the tokens and leaves the pooling head unused, or
+    CLIPForImageClassification, which averages the patches and leaves the last norm unused.
+    """
     layer, head = f"{prefix}encoder.layers.{{i}}.", f"{prefix}head."
     projections = zip((*QKV, "out"), ("q_proj", "k_proj", "v_proj", "out_proj"), strict=True)
     pooling, attention = "MAPHead_0/", "MAPHead_0/MultiHeadDotProductAttention_0/"
@@ -114,18 +111,19 @@ def _layout(prefix: str, *, clip: bool, classifies: bool = False) -> Layout:
         *dense("head", "visual_projection"),
     )
     if classifies:
-        rules = (*(rule for rule in rules if not rule.key.startswith(head)), *dense("head", "classifier"))
+        unused = f"{prefix}post_layernorm." if clip else head
+        rules = (*(rule for rule in rules if not rule.key.startswith(unused)), *dense("head", "classifier"))
     return Layout(
         rules,
         gelu="quick" if clip else "tanh",
         layer_norm_epsilon=1e-5 if clip else 1e-6,
-        biases=(QUERY_BIAS,) if clip else (*HEAD_BIASES, QUERY_BIAS),  # the head of CLIP is a projection
+        biases=(QUERY_BIAS,) if clip and not classifies else (*HEAD_BIASES, QUERY_BIAS),  # or CLIP's projection
         resampler="bicubic",
         ambiguous=("gelu",) if clip else (),  # OpenCLIP has another one
         model_types=tuple(kind for kind, fields in _DEFAULTS.items() if fields is (_CLIP if clip else _SIGLIP)),
-        settings={"classifier": "gap"} if classifies else {},
+        settings={"classifier": "gap", "final_norm": not clip} if classifies else {},
         ignored=("text_model.", "text_projection.", "logit_scale", "logit_bias", f"{prefix}embeddings.position_ids")
-        + (head,) * classifies,
+        + ((f"{prefix}post_layernorm." if clip else head,) if classifies else ()),
     )
 
 
@@ -135,7 +133,7 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         return FileConfig()
     config = completed(_vision_config(files[CONFIG]), layout, _DEFAULTS)
     if layout.settings.get("classifier") == "gap":
-        sizes = positions_and_tokens(config, layout, 0)
+        sizes = positions_and_tokens(config, layout, int(not layout.settings["final_norm"]))  # CLIP's class token
         return read_vit(files, config, layout, sizes)
     sizes = positions_and_tokens(config, layout)
     if layout.ambiguous:  # the head of CLIP is a projection
