@@ -3,7 +3,8 @@
     float32       not quantized
     float16       weights in half precision, arithmetic in float32
     int8-dynamic  dynamic range quantization: weights in 8 bits with one scale per output channel, matrix products in 8
-                  bits with activations quantized at run time, everything else in float32
+                  bits with activations quantized at run time, everything else in float32, and so a head that has few
+                  of the weights
     int8-weights  the same weights, arithmetic in float32
     int4-weights  as int8-dynamic, but the weights of dense layers in 4 bits, with a scale for each 32 channels, except
                   for those of the head and of the layers with the largest errors (`four_bits.py`)
@@ -67,6 +68,8 @@ _JUDGES, _MEASURED = 64, 32
 _FEWEST = 8
 # Share of these images with the same class that is enough.
 _ENOUGH_AGREEMENT = 0.995
+# Share of the weights that may stay in float32.
+_FLOAT_SHARE = 0.05
 _SIGNATURE, _INPUT = "serving_default", "image"
 
 
@@ -97,8 +100,20 @@ def quantize(float_file: pathlib.Path, kind: TFLiteFormat) -> bytes:
         float_file: float32 file with batch 1 or with a dynamic batch.
         kind: the format.
     """
+    in_float = _small_head(float_file) if kind == "int8-dynamic" else ()
     with _silenced():
-        return bytes(quantizer.Quantizer(str(float_file), _recipe(kind)).quantize().quantized_model)
+        return bytes(quantizer.Quantizer(str(float_file), _recipe(kind, in_float)).quantize().quantized_model)
+
+
+def _small_head(float_file: pathlib.Path) -> list[str]:
+    """The name of the tensor with the logits, if the head has few of the weights.
+
+    In float32 it costs next to nothing then, and no later layer hides its noise.
+    """
+    outputs = Interpreter(model_path=str(float_file)).get_signature_runner(_SIGNATURE).get_output_details()
+    sizes = {found.outputs: found.weights.size for found in products(float_file.read_bytes())}
+    name = outputs["logits"]["name"] if "logits" in outputs else ""
+    return [name] if name in sizes and sizes[name] <= _FLOAT_SHARE * sum(sizes.values()) else []
 
 
 def kept_in_eight_bits(float_file: pathlib.Path, calibration: Sequence[np.ndarray]) -> list[four_bits.DenseLayers]:
@@ -156,7 +171,7 @@ def quantize_static(
     *,
     multi_label: bool = False,
     at_run_time: bool = True,
-    float_share: float = 0.05,
+    float_share: float = _FLOAT_SHARE,
 ) -> tuple[bytes, list[Step]]:
     """Content of an int8 or int16x8 file, and what each step gained.
 
@@ -276,15 +291,17 @@ def _recipe(
 ) -> list[dict]:
     """The recipe of a format.
 
-    `excepted` names the outputs of products that int8 and int16x8 leave in float32, and int4-weights in 8 bits;
-    `dynamic` those that take ranges at run time in int8; `in_blocks` those whose weights have a scale for each block of
-    channels in 4 bits. The score of unknown images stays in float32: it is a
-    difference of large numbers, and small beside the model.
+    `excepted` names the outputs of products that int8-dynamic, int8 and int16x8 leave in float32, and int4-weights in 8
+    bits; `dynamic` those that take ranges at run time in int8; `in_blocks` those whose weights have a scale for each
+    block of channels in 4 bits. The score of unknown images stays in float32: it is a difference of large numbers, and
+    small beside the model.
     """
     manager, no = recipe_manager.RecipeManager(), algorithm_manager.AlgorithmName.NO_QUANTIZE
     every = qtyping.TFLOperationName.ALL_SUPPORTED
     if kind == "int8-dynamic":
         manager.add_dynamic_config(".*", every, 8)
+        for name in excepted:
+            manager.add_quantization_config(f"^{re.escape(name)};$", every, algorithm_key=no)
     elif kind == "int8-weights":
         manager.add_weight_only_config(".*", every, 8)
     elif kind == "int4-weights":

@@ -297,7 +297,7 @@ def test_int8_is_smaller_and_agrees(samples, tmp_path):
     (exact, _), (small, difference) = written["float32"], written["int8-dynamic"]
     assert small.stat().st_size < 0.6 * exact.stat().st_size
     assert difference.agreement == 1.0
-    assert 0 < difference.max_abs_diff < 0.5
+    assert 0 < difference.mean_abs_diff < 0.12
 
 
 def test_a_file_without_its_weights_is_detected(tmp_path):

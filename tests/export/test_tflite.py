@@ -29,6 +29,7 @@ from keras_vit.parser import check_ranges
 from keras_vit.run_directory import CALIBRATION, Samples
 from keras_vit.runs import Run
 from tests.exports import tflite_of
+from tests.support import randomize
 
 LABELS = ("wren", "ant", "Żubr", "bee", "newt")
 SIZE = (12, 30)
@@ -61,6 +62,21 @@ def _phone(tmp_path_factory):
         build(), LABELS, pictures(1, 24), place, FORMATS, calibration=pictures(2, 24), max_disagreement=0.1
     )
     return place, written
+
+
+@pytest.mark.parametrize(("num_classes", "kind"), [(3, "float32"), (300, "int8")])
+def test_the_head_of_int8_dynamic_stays_in_float32_while_it_has_few_of_the_weights(num_classes, kind, tmp_path):
+    model = keras_vit.build(ViTConfig(8, 32, 2, 2, 64), image_size=16, num_classes=num_classes)
+    written = tflite_of(
+        randomize(model),
+        [f"class {i}" for i in range(num_classes)],
+        pictures(4, 5),
+        tmp_path,
+        ("float32", "int8-dynamic"),
+    )
+    interpreter = Interpreter(model_path=str(written["int8-dynamic"][0]))
+    weights = [found for found in interpreter.get_tensor_details() if [*found["shape"]] == [num_classes, 32]]
+    assert {found["dtype"].__name__ for found in weights} == {kind}
 
 
 def test_size_and_accuracy_of_each_format(phone):
