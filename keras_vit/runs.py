@@ -86,10 +86,14 @@ class Run:
 
     @functools.cached_property
     def directory(self) -> pathlib.Path | None:
-        """The run directory, which it is itself or whose model.keras it is; None if there is none."""
+        """The run directory, which it is itself or whose model.keras it is; None if there is none.
+
+        The folder of a published checkpoint is none, although it may have a config.json, too.
+        """
         if self.place.name == run_directory.MODEL:
             return self.place.parent
-        return self.place if not is_web(self.name) and self.place.is_dir() else None
+        is_run = not is_web(self.name) and self.place.is_dir() and run_directory.is_ours(self.place)
+        return self.place if is_run else None
 
     def file(self, name: str) -> pathlib.Path | None:
         """A file of the run directory; None if there is none."""

@@ -76,6 +76,7 @@ MISTAKES = {
     f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size 0": "--image-size takes one or two whole numbers",
     f"{TRAIN} --data digits --image-size 0": "--image-size takes one or two whole numbers",
     "training.evaluate --run tests/fixtures/vit_token.npz --data digits": "npz' is not a run directory to put",
+    "training.evaluate --run tests/fixtures/brought/hf_ijepa_classifier --data digits": "is not a run directory to put",
     **{
         f"{command} README.md{rest}": "README.md is a text file; give a model: a .npz, .safetensors or"
         for command, rest in (
@@ -163,6 +164,7 @@ MISTAKES = {
     "keras_vit.inspection.__main__ --checkpoint gone --output never": NAME,
     "keras_vit.inspection.__main__ --run gone --output never": RUN,
     "keras_vit.inspection.__main__ --output never": "Give either --run DIR or --checkpoint FILE",
+    "keras_vit.inspection.__main__ a.png --checkpoint b --output never": "Two models were given, the run a.png and the",
     "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --output never": "--images is needed with a checkpoint",
     "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --images gone --output never": "no image or folder 'gone'",
     "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --figures map --output never": "--figures takes fil",

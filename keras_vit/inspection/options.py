@@ -52,7 +52,12 @@ class InspectionOptions:
 
     def open_run(self) -> Run:
         """The model to inspect. Raises UserError unless --run or --checkpoint names one."""
-        if (self.run is None) == (self.checkpoint is None):
+        if self.run is not None and self.checkpoint is not None:
+            raise UserError(
+                f"Two models were given, the run {self.run} and the checkpoint {self.checkpoint}; give one of them, "
+                "and images behind --images."
+            )
+        if self.run is None and self.checkpoint is None:
             raise UserError("Give either --run DIR or --checkpoint FILE, the model to inspect.")
         if self.run is not None and not self.run.endswith(".keras"):
             run_directory.find(self.run, run_directory.MODEL)

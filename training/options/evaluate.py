@@ -65,7 +65,7 @@ class EvaluateOptions:
 
     def next_commands(self, run: Run) -> list[tuple[str, ...]]:
         """Commands to go on with after the evaluation of a run or checkpoint."""
-        if run.file(run_directory.CONFIG) and self.classes is None:  # transformers' folders have a config.json, too
+        if run.file(run_directory.CONFIG) and self.classes is None:
             return run.next_commands("evaluate")
         start = ("finetune", "--checkpoint", self.run, *(() if self.classes is None else ("--zero-shot-head",)))
         return [(*start, *self.source.arguments(), "--workdir", "runs/finetuned")]

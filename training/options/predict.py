@@ -103,7 +103,7 @@ class PredictOptions:
 
     def next_commands(self, run: Run) -> list[tuple[str, ...]]:
         """Commands to go on with after the pictures were classified."""
-        if run.file(CONFIG) and self.classes is None:  # transformers' folders have a config.json, too
+        if run.file(CONFIG) and self.classes is None:
             return run.next_commands("predict")
         model = ("predict", *arguments_of(self, "pictures", "output", "explain", "serve", "port"))
         has_page = (self.output or "").endswith(".html")
