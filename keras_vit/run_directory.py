@@ -103,8 +103,10 @@ def is_run(path: pathlib.Path) -> bool:
 
 def is_ours(path: pathlib.Path) -> bool:
     """Whether this is a .keras file or a run directory, finished or not, and no published checkpoint."""
+    if path.suffix == ".keras" or not path.is_dir():
+        return path.suffix == ".keras"
     published = (entry for pattern in ("*.safetensors", "*.bin") for entry in path.glob(pattern))
-    return path.suffix == ".keras" or (path.is_dir() and not any(published))
+    return (path / MODEL).is_file() or not any(published)  # an export beside the model may be such a file
 
 
 def holds_model(folder: pathlib.Path) -> bool:

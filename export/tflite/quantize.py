@@ -171,13 +171,12 @@ def quantize_static(
     *,
     multi_label: bool = False,
     at_run_time: bool = True,
-    float_share: float = _FLOAT_SHARE,
 ) -> tuple[bytes, list[Step]]:
     """Content of an int8 or int16x8 file, and what each step gained.
 
     The steps: extremes as ranges, searched ranges, corrected biases, ranges at run time for the products that lose most
     by calibrated ones, and, while fewer than 99.5 % of the images agree, the product with the most noise in float32,
-    until such products have `float_share` of the weights.
+    until such products have a twentieth of the weights.
 
     Args:
         float_file: float32 file with batch 1.
@@ -185,7 +184,6 @@ def quantize_static(
         calibration: inputs (1, h, w, C) of the model.
         multi_label: whether an image may have several classes.
         at_run_time: whether products may take ranges at run time, as those of int8-dynamic; delegates may not run them.
-        float_share: of the weights, 0 to 1, that may stay in float32.
     """
     content = float_file.read_bytes()
     judges, measured = _spread(calibration, _JUDGES), _spread(calibration, _MEASURED)
@@ -229,7 +227,7 @@ def quantize_static(
             dynamic = []
     in_float: list[str] = []
     sizes = {found.outputs: found.weights.size for found in products(content)}
-    budget = float_share * sum(sizes.values())
+    budget = _FLOAT_SHARE * sum(sizes.values())
     while best_step().agreement < _ENOUGH_AGREEMENT:
         left = [name for name in _noisiest(float_file, best, measured) if name not in in_float and name in sizes]
         fitting = [name for name in left if sizes[name] <= budget]

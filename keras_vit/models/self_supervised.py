@@ -20,6 +20,7 @@ from keras_vit.models.vit import (
     encoder_block,
     encoder_blocks,
     image_and_patches,
+    last_norm,
     layer_norm,
     position_adder,
     vision_transformer,
@@ -47,7 +48,7 @@ def masked_patch_model(
     images, patches = image_and_patches(config, preprocessing)
     patches, corrupted = CorruptPatches(corruption, name="corruption")(patches)
     x = encoder(patches, config, config.grid(preprocessing.image_size))
-    x = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")
+    x = last_norm(x, config)
     if config.num_prefix_tokens:
         x = x[:, config.num_prefix_tokens :]
     x = TokenDense(outputs, kernel_initializer="lecun_normal", name="mask_head")(x)
@@ -130,7 +131,7 @@ def masked_autoencoder(
     visible, masked, places = RandomMasking(corruption, name="masking")(x[:, prefix:] if prefix else x)
     x = keras.layers.Concatenate(axis=1, name="visible_tokens")([x[:, :prefix], visible]) if prefix else visible
     x = encoder_blocks(x, config, grid, add_positions)  # (B, prefix + n, D)
-    x = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")
+    x = last_norm(x, config)
 
     decoder = ViTConfig(
         patch_size=config.patch_size,

@@ -46,9 +46,7 @@ def vision_transformer(
     x = encoder(x, config, config.grid(preprocessing.image_size))  # (B, N, D)
     if config.norm_after_pooling:
         x = PoolTokens("gap", config.num_prefix_tokens, name="pool")(x)  # (B, D)
-    if config.final_norm:
-        x = layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm")
-    tokens = x
+    x = tokens = last_norm(x, config)
     if config.classifier == "none":
         return ImageModel(images, x, name=name)
 
@@ -68,6 +66,11 @@ def vision_transformer(
         second = head(PoolTokens("second", name="pool_distillation")(tokens), config, num_classes, "head_distillation")
         x = keras.layers.Average(name="mean_of_heads")([x, second])
     return ImageModel(images, x, name=name)
+
+
+def last_norm(x, config: ViTConfig):
+    """The LayerNorm after the last block, in models that have one."""
+    return layer_norm(x, config.layer_norm_epsilon, "Transformer.encoder_norm") if config.final_norm else x
 
 
 def representation(features, config: ViTConfig, width: int):

@@ -125,6 +125,16 @@ def test_the_classifier_of_clip_reads_tokens_without_a_last_norm(tmp_path):
         keras_vit.save_checkpoint(model, tmp_path / "x", layout="huggingface")
 
 
+def test_an_image_tower_of_timm_without_its_config_needs_the_pooling(tmp_path):
+    shutil.copy(BROUGHT / "open_clip_defaults" / "open_clip_model.safetensors", tmp_path)
+    with pytest.raises(UserError, match="or give classifier to"):
+        keras_vit.from_checkpoint(tmp_path / "open_clip_model.safetensors", num_heads=12)
+    with np.load(BROUGHT / "open_clip_defaults.io.npz") as recorded:
+        images, expected = recorded["images"], recorded["image_embeds"]
+    model = keras_vit.from_checkpoint(tmp_path / "open_clip_model.safetensors", num_heads=12, classifier="gap")
+    np.testing.assert_allclose(model(images), expected, atol=1e-6)
+
+
 # All that timm 1.0.31 deprecates, of the families here.
 DEPRECATED = [
     "vit_tiny_patch16_224_in21k", "vit_small_patch32_224_in21k", "vit_small_patch16_224_in21k",

@@ -27,7 +27,7 @@ ADDRESSES = ["host10:2222", "host9:2222"]
 
 @pytest.fixture(name="connected")
 def _connected(monkeypatch) -> Iterator[list[tuple]]:
-    """JAX of the second of two hosts, and what it was told to connect them: address, options and settings by then.
+    """JAX of the second of two hosts, and what it gets to connect them: address, options and settings by then.
 
     Each of them has two rows of a slice of 4 x 2 chips, which JAX counts column by column.
     """

@@ -62,6 +62,15 @@ def test_a_run_has_its_temperature_and_everything_else_the_temperature_1(tmp_pat
     assert Run(str(tmp_path / "ViT-B_16.npz")).temperature == 1.0
 
 
+def test_a_run_with_an_export_in_it_keeps_its_temperature(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("model.keras", "model.bin", "model.safetensors"):
+        (run / name).touch()
+    (run / "temperature.json").write_text('{"temperature": 2.5}')
+    assert Run(str(run)).temperature == 2.5
+
+
 @pytest.mark.parametrize(
     "content", ["", "{}", "[]", '{"temperature": 0.0}', '{"temperature": "2"}', '{"temperature": NaN}']
 )

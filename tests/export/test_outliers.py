@@ -188,13 +188,15 @@ def test_a_few_images_do_not_judge_the_steps(float_file):
 
 def test_a_product_stays_in_float_within_the_budget(float_file, monkeypatch):
     monkeypatch.setattr("export.tflite.quantize._ENOUGH_AGREEMENT", 2.0)  # never reached
-    content, steps = quantize_static(float_file, "int8", images(8), float_share=0.5)
+    monkeypatch.setattr("export.tflite.quantize._FLOAT_SHARE", 0.5)
+    content, steps = quantize_static(float_file, "int8", images(8))
     in_float = [step for step in steps if step.name.endswith("in float32")]
     assert in_float
     kept = sum(step.kept for step in in_float)
     dense = [o for o in Graph(content).operators if o.name == "FULLY_CONNECTED"]
     assert sum(operator.inputs[1].dtype == "FLOAT32" for operator in dense) == kept
-    _, steps = quantize_static(float_file, "int8", images(8), float_share=0.0)
+    monkeypatch.setattr("export.tflite.quantize._FLOAT_SHARE", 0.0)
+    _, steps = quantize_static(float_file, "int8", images(8))
     assert not any(step.name.endswith("in float32") for step in steps)
 
 

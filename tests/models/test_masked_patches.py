@@ -164,8 +164,9 @@ def test_the_squared_error_is_a_mean_over_the_pixels_of_a_patch():
     np.testing.assert_allclose(total / seen, 0.25, rtol=1e-5)
 
 
-def test_without_corruption_the_encoder_is_that_of_the_plain_model():
-    config = dataclasses.replace(TINY, classifier="token", position_injection="every-layer")
+@pytest.mark.parametrize("final_norm", [True, False])
+def test_without_corruption_the_encoder_is_that_of_the_plain_model(final_norm):
+    config = dataclasses.replace(TINY, classifier="token", position_injection="every-layer", final_norm=final_norm)
     preprocessing = Preprocessing((8, 6), 1)
     masked = masked_patch_model(config, preprocessing, outputs=5, corruption=0.5, name="masked")
     plain = keras_vit.build(config, preprocessing=preprocessing, num_classes=None)

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from keras_vit.checkpoints.formats import timm, timm_config
+from keras_vit.checkpoints.formats import timm, timm_config, timm_eva
 from keras_vit.checkpoints.formats.file_config import FileConfig, number, pair
 from keras_vit.checkpoints.formats.images import ImageProcessing, value_range_of
 from keras_vit.checkpoints.formats.layout import QUERY_BIAS, Layout
@@ -59,7 +59,8 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
 
 def _layout_of_timm(arrays: Mapping[str, LazyArray]) -> Layout:
     trunk = {key.removeprefix(_TRUNK): array for key, array in arrays.items() if key.startswith(_TRUNK)}
-    found = timm.identify(trunk)
+    is_vit = "patch_embed.proj.weight" in trunk and timm_eva.identify(trunk) is None
+    found = timm.identify(trunk) if is_vit else None
     heads = {key for key in arrays if key.startswith("visual.head.")} - {"visual.head.proj.weight"}
     if found is None or heads:
         raise UserError(
@@ -68,7 +69,15 @@ def _layout_of_timm(arrays: Mapping[str, LazyArray]) -> Layout:
         )
     rules = tuple(dataclasses.replace(rule, key=f"{_TRUNK}{rule.key}") for rule in found.rules)
     projection = Rule(("head/kernel",), "visual.head.proj.weight", LINEAR)
-    return dataclasses.replace(found, rules=(*rules, projection), biases=(), ignored=_LAYOUT.ignored)
+    # open_clip averages the patches of a model with a class token, too, unless its config says otherwise.
+    pooling = ("classifier",) if "cls_token" in trunk else ()
+    return dataclasses.replace(
+        found,
+        rules=(*rules, projection),
+        biases=(),
+        ignored=_LAYOUT.ignored,
+        ambiguous=(*found.ambiguous, *pooling),
+    )
 
 
 def _rules() -> tuple[Rule, ...]:
@@ -127,14 +136,21 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
 
 
 def _config_of_timm(tower: dict, config: dict, layout: Layout) -> FileConfig:
-    """What timm's config.json would say of an image tower."""
-    pool = {"global_pool": tower["timm_pool"]} if tower.get("timm_pool") else {}
-    own = {"architecture": tower["timm_model_name"], "model_args": pool}
+    """What timm's config.json would say of an image tower.
+
+    The defaults are those of CLIPVisionCfg (open_clip/model.py). Pooling that is changed after the model of timm was
+    made leaves the last norm where it is (TimmModel), so the arrays say whether it is behind the mean.
+    """
+    pool, projection = tower.get("timm_pool", "avg"), tower.get("timm_proj", "linear")
+    arguments: dict[str, Any] = {"global_pool": pool} if pool else {}
+    if pool == "avg":
+        arguments["fc_norm"] = any(rule.key.endswith("fc_norm.weight") for rule in layout.rules)
+    own = {"architecture": tower["timm_model_name"], "model_args": arguments}
     return dataclasses.replace(
         timm_config.read_config({timm_config.CONFIG: own}, layout),
         image_size=pair(tower, "image_size") or (224, 224),
         images=_images(config.get("preprocess_cfg") or {}),
-        heads=() if tower.get("timm_proj") == "none" else ("head",),
+        heads=() if projection == "none" else ("head",),
     )
 
 
