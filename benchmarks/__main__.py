@@ -17,7 +17,8 @@ from typing import Literal, get_args
 from benchmarks.case import Case
 from benchmarks.comparison import LIMIT, REFERENCE, Result, compare, flops, rate
 from benchmarks.history import processor, record, rows_of
-from keras_vit import UserError, cli, parser, run_directory
+from keras_vit import UserError, cli, run_directory
+from keras_vit.cli import parser
 from keras_vit.files.atomic import staged
 
 Cases = Literal["inference", "bfloat16", "training", "training-bfloat16", "families", "phone", "resolution"]
@@ -108,7 +109,7 @@ def table(case: Case, results: Sequence[Result]) -> list[str]:
 
 def main(arguments: Sequence[str]) -> None:
     """`--cases … --output DIR`"""
-    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks")
+    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks", about=__doc__)
     cli.require_tensorflow()
     output = run_directory.output_folder(parsed.output)
     date = time.strftime("%Y-%m-%d")

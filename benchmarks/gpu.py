@@ -18,7 +18,8 @@ from typing import get_args
 
 from benchmarks.case import Case, Task
 from benchmarks.comparison import LIMIT, Result, compare, rate
-from keras_vit import UserError, cli, parser, run_directory
+from keras_vit import UserError, cli, run_directory
+from keras_vit.cli import parser
 from keras_vit.files.atomic import staged
 
 _REFERENCE = "keras_vit_jax"
@@ -98,7 +99,7 @@ def cases(arguments: Arguments, gpu: str | None) -> list[Case]:
 
 def main(arguments: Sequence[str]) -> None:
     """`--models … --output DIR`"""
-    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.gpu")
+    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.gpu", about=__doc__)
     output = run_directory.output_folder(parsed.output)
     gpu = _gpu()
     if gpu is None:

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from keras_vit import UserError, cli, parser
+from keras_vit import UserError, cli
+from keras_vit.cli import parser
+from keras_vit.cli.options import Seed, Share
 from keras_vit.files.tables import markdown_table
-from keras_vit.parser import Seed, Share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,7 @@ def _measure(values: np.ndarray, labels: np.ndarray, num_classes: int, seed: int
 
 def main(arguments: Sequence[str]) -> None:
     """`--index DIR`"""
-    options = parser.parse(Arguments, arguments, prog="python -m benchmarks.label_errors")
+    options = parser.parse(Arguments, arguments, prog="python -m benchmarks.label_errors", about=__doc__)
 
     from training.features.store import open_index
 

@@ -23,7 +23,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from benchmarks.history import processor
-from keras_vit import UserError, cli, parser, run_directory
+from keras_vit import UserError, cli, run_directory
+from keras_vit.cli import parser
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import markdown_table
 
@@ -222,7 +223,7 @@ def main(arguments: Sequence[str]) -> None:
         TASKS[task][peer](lambda point: times.__setitem__(point, time.time()))
         print(json.dumps(times))
         return
-    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.start")
+    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.start", about=__doc__)
     output = run_directory.output_folder(parsed.output)
     found: dict[str, dict[str, list]] = {task: {peer: [] for peer in peers} for task, peers in TASKS.items()}
     for number in range(parsed.rounds + 1):

@@ -26,7 +26,8 @@ from benchmarks.comparison import flops
 from benchmarks.exported_peers import export_file, exported, keras_vit_saved_model
 from benchmarks.history import processor
 from benchmarks.peers import SIDE, matrix_product
-from keras_vit import UserError, cli, parser, run_directory
+from keras_vit import UserError, cli, run_directory
+from keras_vit.cli import parser
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import markdown_table
 from keras_vit.models.named_models import MODELS
@@ -240,7 +241,7 @@ def _in_process(function, *arguments):
 
 def main(arguments: Sequence[str]) -> None:
     """`--model NAME --batch N --precision P`"""
-    options = parser.parse(Arguments, arguments, prog="python -m benchmarks.trace")
+    options = parser.parse(Arguments, arguments, prog="python -m benchmarks.trace", about=__doc__)
     output = run_directory.output_folder(options.output)
     case = Case("inference", options.model, options.batch, precision=options.precision, threads=options.threads)
     peers = {"keras_vit_saved_model": ("our SavedModel in TensorFlow", trace_saved_model)}

@@ -7,9 +7,11 @@ below, whose fields are options. The same command continues an interrupted run.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Sequence
 
-from keras_vit import UserError, cli, parser
+from keras_vit import UserError, cli
+from keras_vit.cli import parser
 from keras_vit.errors import check_known
 from keras_vit.models.named_models import MODELS
 from keras_vit.published import upstream_checkpoint
@@ -21,7 +23,7 @@ from training.options.checks import (
     check_data_service,
     unlabelled_path,
 )
-from training.options.train import FinetuneOptions
+from training.options.train import USUAL, FinetuneOptions
 from training.recipes.auto import auto_finetune_reasons, auto_finetune_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
 from training.recipes.overrides import overridden, with_crop
@@ -39,18 +41,10 @@ def main(arguments: Sequence[str]) -> None:
 
 def train(arguments: Sequence[str]) -> str | None:
     """Train by the arguments of the command; return the directory of the run, None where this process wrote none."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        typed = cli.as_typed("keras-vit finetune")
-        print(f"usage: {typed} --checkpoint FILE --data DATA --workdir DIR [OPTIONS]\n\n{__doc__}")
-        print(f"Recipes: {_AUTO}, {', '.join(FINETUNE_NAMES)}; default {_DEFAULT_RECIPE}.")
-        print("--recipe NAME --help lists all options with their values.")
-        return None
     name, rest = parser.named(arguments, "--recipe", _DEFAULT_RECIPE)
     # auto and the HyperRules depend on the data, so their values are not known yet.
     recipe = FINETUNE_RECIPES.get(name) or _find(name, 1000, (224, 224))
-    if name not in FINETUNE_RECIPES and {"-h", "--help"} & {*rest}:
-        print(f"{name} chooses size, steps and more from the data; below are those for 1,000 images of 224 pixels.\n")
-    given = parser.read(FinetuneOptions, rest, prog=_prog(name), recipe=recipe)
+    given = parser.read(FinetuneOptions, rest, prog=_prog(name), about=_about(name), usual=USUAL, recipe=recipe)
     options = _options(name, given, recipe)
     check_data(options.source)
     check_data_service(options)
@@ -97,6 +91,15 @@ def train(arguments: Sequence[str]) -> str | None:
         else:
             finetune_with_unlabelled(options, name, setup)
         return options.workdir if is_chief(setup.strategy) and not options.dry_run else None
+
+
+def _about(recipe: str) -> str:
+    """Return the text of --help."""
+    note = (
+        "" if recipe in FINETUNE_RECIPES else ", which depend on the data and are those for 1,000 images of 224 pixels"
+    )
+    names = f"Recipes: {_AUTO}, {', '.join(FINETUNE_NAMES)}. Below are the defaults of {recipe}{note}."
+    return f"{inspect.cleandoc(__doc__ or '')}\n\n{names}"
 
 
 def _find(name: str, num_examples: int, image_size: tuple[int, int]) -> Recipe:

@@ -19,13 +19,15 @@ says what the recipe takes on a Cloud TPU: steps, operations, days and memory.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Sequence
 
-from keras_vit import UserError, cli, parser
+from keras_vit import UserError, cli
+from keras_vit.cli import parser
 from keras_vit.runs import Run
 from training.devices.backend import prepare_backend
 from training.options.checks import check_checkpoint, check_data, check_data_service
-from training.options.train import PretrainOptions
+from training.options.train import USUAL, PretrainOptions
 from training.recipes.auto import DataFacts, auto_reasons, auto_recipe
 from training.recipes.overrides import continued, overridden, with_crop, without_model
 from training.recipes.pretrain import RECIPES, find_recipe
@@ -44,21 +46,16 @@ def main(arguments: Sequence[str]) -> None:
 def train(arguments: Sequence[str]) -> str | None:
     """Train by the arguments of the command; return the directory of the run, None where this process wrote none."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        typed = cli.as_typed("keras-vit pretrain")
-        print(f"usage: {typed} RECIPE --data DATA --workdir DIR [OPTIONS]\n\n{__doc__}")
-        print(f"Recipes: {_AUTO}, {', '.join(RECIPES)}. RECIPE --help lists all options with their values.")
-        return None
+        arguments = [_AUTO, "--help"]
     if arguments[0].startswith("-"):
         raise UserError(
             f"The first argument must be a recipe, but is {arguments[0]!r}; give {_AUTO}, which fits the data, or one "
             f"of {', '.join(RECIPES)}."
         )
     name, *rest = arguments
-    if name == _AUTO and {"-h", "--help"} & {*rest}:
-        print("auto chooses size, epochs and more from the data; below are those for 1,000 images of 64 pixels.\n")
     # What the recipe auto is depends on the data, so its values are not known yet.
     named = auto_recipe(DataFacts(1000, (64, 64))) if name == _AUTO else find_recipe(name, [_AUTO])
-    given = parser.read(PretrainOptions, rest, prog=_prog(name), recipe=named)
+    given = parser.read(PretrainOptions, rest, prog=_prog(name), about=_about(name), usual=USUAL, recipe=named)
     checkpoint = given.get(("checkpoint",))
     if checkpoint is not None:
         check_checkpoint(checkpoint)
@@ -132,6 +129,13 @@ def _options(name: str, given: parser.Given, recipe: PretrainRecipe) -> Pretrain
     """The options that were given, with those of the recipe as their defaults."""
     options = parser.options_from(PretrainOptions, with_crop(given, recipe), prog=_prog(name), recipe=recipe)
     return dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
+
+
+def _about(recipe: str) -> str:
+    """Return the text of --help."""
+    note = ", which depend on the data and are those for 1,000 images of 64 pixels" if recipe == _AUTO else ""
+    names = f"Recipes: {_AUTO}, {', '.join(RECIPES)}. Below are the defaults of {recipe}{note}."
+    return f"{inspect.cleandoc(__doc__ or '')}\n\n{names}"
 
 
 def _prog(recipe_name: str) -> str:

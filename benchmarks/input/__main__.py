@@ -18,7 +18,8 @@ RandAugment, MixUp and random windows (`benchmarks/input/augmented_peers.py`).
 import dataclasses
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 
 # For the threads or worker processes of each pipeline.
 _CORES = 2
@@ -42,7 +43,7 @@ class Arguments:
 
 def main(arguments: Sequence[str]) -> None:
     """`--rounds --batches --images --records --augmentation`"""
-    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.input")
+    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.input", about=__doc__)
     cli.require_tensorflow()
 
     if parsed.augmentation:

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from keras_vit import MODELS, UserError, parser
+from keras_vit import MODELS, UserError
+from keras_vit.cli import parser
 from training.recipes.auto import DataFacts, auto_finetune_recipe, auto_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, bit_hyperrule, find_finetune_recipe
 from training.recipes.overrides import overridden, with_crop

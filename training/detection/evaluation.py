@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from keras_vit import UserError, inspection
+from keras_vit.cli.progress import Progress
 from keras_vit.files.tables import markdown_table, with_interval
-from keras_vit.progress import Progress
 from training.detection.annotations import Picture
 from training.detection.detector import Detector, Objects, coco_boxes
 from training.detection.page import DrawnBox, DrawnPicture, boxes_page

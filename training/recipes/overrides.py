@@ -4,10 +4,10 @@ import dataclasses
 from typing import Any, TypeVar
 
 from keras_vit import UserError
+from keras_vit.cli.parser import Given
 from keras_vit.errors import Applies, refuse_without_effect
 from keras_vit.images.geometry import scaled_crop
 from keras_vit.models.config import ModelConfig
-from keras_vit.parser import Given
 from training.recipes.recipe import DURATIONS, PretrainRecipe, Recipe
 from training.recipes.schedules import Schedule
 
