@@ -63,7 +63,8 @@ Seed = Annotated[int, Range("[0, 4294967295]")]  # what NumPy and Keras take
 
 def check_ranges(options: Any) -> None:
     """Raise UserError for a number that is outside of the `Range` of its field or not finite; None is allowed."""
-    for name, allowed in _ranges(type(options)).items():
+    options_class: Any = type(options)
+    for name, allowed in _ranges(options_class).items():
         value = getattr(options, name)
         for number in value if isinstance(value, tuple) else () if value is None else (value,):
             if not math.isfinite(number):
@@ -78,7 +79,7 @@ def option_name(field: str) -> str:
 
 
 @functools.cache
-def _ranges(options_class: type) -> dict[str, Range | None]:
+def _ranges(options_class: Any) -> dict[str, Range | None]:
     """Return the range, or None, of each field that has floats or a range."""
     ranges: dict[str, Range | None] = {}
     for name, hint in typing.get_type_hints(options_class, include_extras=True).items():
