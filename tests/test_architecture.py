@@ -47,7 +47,7 @@ FLOORS = (
     "training.workdir",
     "training.input",
     "training.devices",
-    "training.techniques",
+    "training.objectives",
     "training.loop",
     "training.evaluation",
     "training.features",

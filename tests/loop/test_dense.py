@@ -93,7 +93,7 @@ def test_mask_attention_is_annealed_block_by_block_and_gone_at_the_end(undisturb
     probabilities = trainer.network.get_layer("mask_attention").probabilities
     found = []
     for step in range(9):
-        trainer._assign_after_step(np.int32(step))
+        trainer._objective.after_step(np.int32(step))
         found.append(np.array(probabilities))
     np.testing.assert_allclose(np.array(found)[:, 0], [1, 1, 1, 0.5**0.9, 0, 0, 0, 0, 0], atol=1e-6)
     np.testing.assert_allclose(np.array(found)[:, 1], [1, 1, 1, 1, 1, 0.5**0.9, 0, 0, 0], atol=1e-6)

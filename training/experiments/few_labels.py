@@ -3,7 +3,7 @@
 noisy-student: "Self-training with Noisy Student improves ImageNet classification" (arXiv 1911.04252). A trained model
 labels the pictures with probabilities, calibrated on the evaluation images; a new model learns them for strongly
 changed pictures; it labels them for the next. Unlike the paper's, the student is as large as the teacher, and classes
-are not balanced. ema-teacher: Semi-ViT, see `training.techniques.pseudo_labels`.
+are not balanced. ema-teacher: Semi-ViT, see `training.objectives.pseudo_labels`.
 """
 
 import dataclasses

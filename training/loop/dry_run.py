@@ -16,12 +16,11 @@ from keras_vit.models.config import ModelConfig
 from training.input.sources import DataSet
 from training.loop.build import network_to_train
 from training.loop.learning_rate import LearningRate
-from training.loop.objectives import MaskedPatches, Objective, make_objective, uses_labels
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup, prepared, settings_of
+from training.objectives.of_recipe import objective_of
 from training.options.common import Execution, TrainingOptions
-from training.recipes.dense import DenseRecipe
-from training.recipes.recipe import PretrainRecipe, Recipe
+from training.recipes.recipe import Recipe
 
 # Variables of the optimizer for each weight. Those few that Muon leaves to Adam have two.
 _SLOTS = {"adamw": 2, "sgd": 1, "muon": 1}
@@ -71,7 +70,7 @@ def dry_run_report(
         strategy=setup.strategy,
         execution=options.execution,
     )
-    classes = len(source.labels) if uses_labels(recipe) else 0
+    classes = len(source.labels) if recipe.uses_labels else 0
     channels = preprocessing_of(network).channels
     workload = Workload(config_of(network), recipe, classes, channels, options.execution, replicas)
     if recipe.lora or recipe.freeze:
@@ -98,7 +97,6 @@ def describe_run(workload: Workload, source: DataSet, settings: dict) -> str:
     num_steps = recipe.num_steps(source.train.num_examples)
     images = num_steps * recipe.batch_size
     steps_per_epoch = max(source.train.num_examples // recipe.batch_size, 1)
-    objective = make_objective(recipe)
     cost = costs(workload.config, recipe.image_size, num_classes=workload.num_classes, channels=workload.channels)
     parameters = workload.parameters or cost.parameters
     trained = parameters if workload.trained is None else workload.trained
@@ -118,33 +116,16 @@ def describe_run(workload: Workload, source: DataSet, settings: dict) -> str:
         ("memory of a step, about" + f", on each of {replicas}" * (replicas > 1), f"{_si(sum(parts.values()))}B"),
         *((f"  {name}", f"{_si(size)}B") for name, size in parts.items()),
     ]
-    rows += [("" if number else "not counted", text) for number, text in enumerate(_not_counted(recipe, objective))]
+    not_counted = [*objective_of(recipe, num_steps).uncounted]
+    if recipe.lora or recipe.freeze:
+        not_counted.append(
+            "that frozen layers need no gradient of their weights, and none at all below the first trained layer"
+        )
+    rows += [("" if number else "not counted", text) for number, text in enumerate(not_counted)]
     width = max(len(name) for name, _ in rows) + 2
     lines = ["Settings", *(f"  {name}: {value}" for name, value in _flat(settings)), "", "Run"]
     lines += [f"  {name:{width}}{value}" for name, value in rows]
     return "\n".join([*lines, "", "Learning rate", *_curve(recipe, num_steps)])
-
-
-def _not_counted(recipe: Recipe, objective: Objective) -> Iterator[str]:
-    """What makes the operations and the memory other than they are counted."""
-    if isinstance(objective, MaskedPatches):
-        yield f"the head of {objective.num_outputs:,} outputs for each patch"
-    if isinstance(recipe, PretrainRecipe) and recipe.decoder_layers:
-        yield "the decoder, and that the encoder computes only the visible patches"
-    if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation":
-        crops = f"2 crops and {recipe.local_crops} small ones of each image"
-        yield f"the head of {recipe.prototypes:,} prototypes, the teacher, and {crops}"
-    if isinstance(recipe, DenseRecipe):
-        yield "the queries, and the heads of masks or boxes"
-    if recipe.teacher is not None:
-        yield f"the weights and the forward pass of the teacher {recipe.teacher}"
-    if recipe.patch_dropout:
-        yield f"that --patch-dropout leaves {recipe.patch_dropout:.4g} of the patches out, which saves about that share"
-    if recipe.patch_sizes:
-        sizes = ", ".join(map(str, recipe.patch_sizes))
-        yield f"that --patch-sizes trains with patches of {sizes} pixels in turn: smaller ones are more tokens"
-    if recipe.lora or recipe.freeze:
-        yield "that frozen layers need no gradient of their weights, and none at all below the first trained layer"
 
 
 def estimate_memory(workload: Workload) -> dict[str, int]:

@@ -22,9 +22,9 @@ from training.loop.build import model_with_config
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup, with_loss_for
 from training.loop.train import run_training
+from training.objectives.wise_ft import AveragedWithStart
 from training.options.train import FinetuneOptions
 from training.recipes.recipe import NO_BLOCKS
-from training.techniques.wise_ft import AveragedWithStart
 
 
 def finetune(

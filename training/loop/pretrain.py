@@ -12,7 +12,6 @@ from training.loop.run import RunDirectory
 from training.loop.setup import Setup, open_setup, with_loss_for
 from training.loop.train import run_training
 from training.options.train import PretrainOptions
-from training.techniques.feature_distillation import feature_student, open_feature_teacher
 
 
 def pretrain(
@@ -36,11 +35,7 @@ def pretrain(
     def make_model(num_classes: int) -> keras.Model:
         start = None if options.checkpoint is None else _start(options, options.checkpoint)
         own = None if start is None else preprocessing_of(start)
-        is_student = recipe.distillation == "features"
-        model = recipe.build(None if is_student else num_classes, own)
-        if is_student:
-            assert recipe.teacher is not None  # as the recipe checks
-            model = feature_student(model, open_feature_teacher(recipe.teacher, preprocessing_of(model)))
+        model = recipe.build(num_classes if recipe.uses_labels else None, own)
         if start is not None:
             _fill(model, start, options.checkpoint)
         return model

@@ -21,7 +21,6 @@ from training.devices.strategies import open_strategy
 from training.input.dataset import balanced, class_weights
 from training.input.pipeline import save_samples, steps_per_epoch
 from training.input.sources import DataSet, open_source
-from training.loop.objectives import uses_labels
 from training.loop.run import RunDirectory
 from training.options.checks import check_classes
 from training.options.common import FOR_SEVERAL_CLASSES, Execution, TrainingOptions
@@ -78,7 +77,7 @@ def with_loss_for(options: AnyOptions, source: DataSet) -> AnyOptions:
     Raises UserError if recipe and data exclude each other.
     """
     recipe = options.recipe
-    if source.multi_label == (recipe.loss == "multi-label") or not uses_labels(recipe):
+    if source.multi_label == (recipe.loss == "multi-label") or not recipe.uses_labels:
         return options
     refuse_first(
         [
@@ -163,7 +162,7 @@ def save_input(
             f"({source.labels[most]}), 1 on average over the images."
         )
     is_evened = recipe.balance or recipe.class_weights
-    if own_folder and source.train.labels is not None and not is_evened and uses_labels(recipe):
+    if own_folder and source.train.labels is not None and not is_evened and recipe.uses_labels:
         counts = np.bincount(source.train.labels)
         for sentence in advice(counts.tolist(), from_scratch=settings["command"] == "pretrain"):
             print(sentence)

@@ -30,6 +30,10 @@ class DenseRecipe(Recipe):
         object.__setattr__(self, "scale_jitter", tuple(self.scale_jitter))
         super().__post_init__()
 
+    @property
+    def uses_labels(self) -> bool:
+        return False
+
     def _rules(self) -> Rules:
         yield from super()._rules()
         yield (

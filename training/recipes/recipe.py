@@ -248,6 +248,11 @@ class Recipe:
         new = {"image_size": self.image_size, "channels": channels, "background": "white", "exif_orientation": True}
         return own.with_resize(self.resize, crop_from, **new)
 
+    @property
+    def uses_labels(self) -> bool:
+        """Whether the evaluation compares with the classes of the images."""
+        return True
+
     def num_steps(self, num_examples: int) -> int:
         """Return the training steps for `num_examples` training images; an epoch has only complete batches."""
         if self.steps is not None:
@@ -348,6 +353,10 @@ class PretrainRecipe(Recipe):
     def learns_features(self) -> bool:
         """Whether it trains without labels, so that the run ends with a model without a head."""
         return self.target != "classes" or self.distillation == "features"
+
+    @property
+    def uses_labels(self) -> bool:
+        return not self.learns_features
 
     def _rules_without_labels(self) -> Rules:
         target, model, crops = self.target, self.model, self.target == "self-distillation"
@@ -457,7 +466,7 @@ class PretrainRecipe(Recipe):
 
 
 def num_patch_outputs(target: Target, patch: tuple[int, int], channels: int) -> int:
-    """Return the size of the prediction for a masked patch; `training.loop.objectives` defines the targets."""
+    """Return the size of the prediction for a masked patch, see `training.objectives.masked_patches`."""
     if target in PIXEL_TARGETS:
         return patch[0] * patch[1] * channels
     return PATCH_CELLS[target] ** 2 * COLOR_LEVELS**channels

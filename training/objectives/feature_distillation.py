@@ -10,6 +10,8 @@ what a published model says of any image: two random images of CIFAR-10 have a c
 at 112 pixels.
 """
 
+import copy
+
 import keras
 import tensorflow as tf
 
@@ -18,7 +20,8 @@ from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of
 from keras_vit.models.layers import TokenDense
 from keras_vit.runs import Run
 from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
-from training.techniques.distillation import rescaled
+from training.objectives.distillation import rescaled
+from training.objectives.objective import Objective, sums_of
 
 # Shares of the two losses of the patches.
 _COSINE, _SMOOTH_L1 = 0.9, 0.1
@@ -86,8 +89,9 @@ def feature_student(network: keras.Model, teacher: keras.Model) -> keras.Model:
     projected = {}
     for name, x in summary_and_patches(network).output.items():
         width = teacher.output[name].shape[-1]
-        x = TokenDense(width, kernel_initializer="lecun_normal", name=f"{name}_projection")(x)
-        projected[name] = TeacherStatistics(name=f"{name}_statistics")(x)
+        options = {"kernel_initializer": "lecun_normal", "dtype": network.layers[-1].dtype_policy}
+        x = TokenDense(width, name=f"{name}_projection", **options)(x)
+        projected[name] = TeacherStatistics(name=f"{name}_statistics", dtype=network.layers[-1].dtype_policy)(x)
     return keras.Model(network.input, projected, name=network.name)
 
 
@@ -117,51 +121,56 @@ def open_feature_teacher(teacher: str, own: Preprocessing) -> keras.Model:
     return keras.Model(images, network(rescaled(x, own, other)), name="teacher")
 
 
-class FeatureDistillation:
+class FeatureDistillation(Objective):
     """The distances of the projected features from the standardized ones of the teacher.
 
-    The metric "cosine" is that of the summaries.
+    The metric "cosine" is that of the summaries. In evaluation, the statistics of the teacher stay as they are.
 
     Args:
-        teacher: images -> features, as `open_feature_teacher` returns it.
-        student: as `feature_student` returns it, with the statistics of the teacher.
-        in_training: update the statistics; not in evaluation.
+        teacher: path or name, see `open_feature_teacher`.
     """
 
     metrics = ("loss", "cosine")
     metric_dtype = "float32"
 
-    def __init__(self, teacher: keras.Model, student: keras.Model, *, in_training: bool = True):
-        self._teacher, self._student, self._in_training = teacher, student, in_training
+    def __init__(self, teacher: str):
+        self._name, self._in_training = teacher, True
+        self.uncounted = (f"the weights and the forward pass of the teacher {teacher}",)
 
-    def in_evaluation(self) -> "FeatureDistillation":
-        """The same, with the statistics as they are."""
-        return FeatureDistillation(self._teacher, self._student, in_training=False)
+    @classmethod
+    def of(cls, recipe, num_steps):
+        return cls(recipe.teacher) if recipe.distillation == "features" else None
 
-    def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """As `Classification.measure`; the labels do not count. The sums are those of loss, cosine and weights."""
+    def prepare(self, model):
+        self._teacher = open_feature_teacher(self._name, preprocessing_of(model))
+        self._student = feature_student(model, self._teacher)
+        return self._student
+
+    def evaluation(self):
+        same = copy.copy(self)
+        same._in_training = False
+        return same
+
+    def measure(self, images, labels, outputs, weights):
         expected = {}
         for name, x in self._teacher(images, training=False).items():
-            features, statistics = (
-                tf.stop_gradient(tf.cast(x, tf.float32)),
-                self._student.get_layer(f"{name}_statistics"),
-            )
+            statistics = self._student.get_layer(f"{name}_statistics")
+            features = tf.stop_gradient(tf.cast(x, tf.float32))
             if self._in_training:
                 statistics.update(features)
             expected[name] = tf.stop_gradient(statistics.standardized(features))
         losses, cosines = feature_losses(outputs, expected)
-        return weights * losses, [tf.reduce_sum(x) for x in (weights * losses, weights * cosines, weights)]
+        return sums_of(losses, cosines, weights)
 
 
-def feature_losses(found: dict[str, tf.Tensor], expected: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+def feature_losses(student: dict[str, tf.Tensor], expected: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
     """The loss of each image (B,), and the cosine of its summaries (B,).
 
-    The grid of the expected patches is resized to that of the found ones, bilinearly and without antialiasing, as
+    The grid of the expected patches is resized to that of the student's, bilinearly and without antialiasing, as
     torch's `interpolate(mode="bilinear", align_corners=False)` does.
     """
-    found, expected = (tf.nest.map_structure(lambda x: tf.cast(x, tf.float32), each) for each in (found, expected))
-    cosines = _cosine(found["summary"], expected["summary"])
-    patches = found["patches"]
+    student, expected = (tf.nest.map_structure(lambda x: tf.cast(x, tf.float32), each) for each in (student, expected))
+    cosines, patches = _cosine(student["summary"], expected["summary"]), student["patches"]
     wanted = tf.image.resize(expected["patches"], patches.shape[1:3], "bilinear")
     difference = tf.abs(patches - wanted)
     smooth = tf.where(difference < 1.0, 0.5 * tf.square(difference), difference - 0.5)

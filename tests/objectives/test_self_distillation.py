@@ -18,11 +18,12 @@ from training.input.pipeline import training_batches
 from training.input.sources import array_split
 from training.loop import pretrain as pretraining
 from training.loop.build import compile_trainer, model_with_config
+from training.objectives.resized import Resized
+from training.objectives.self_distillation import SelfDistillation
 from training.options.common import DataOptions, Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES, PretrainRecipe
 from training.recipes.schedules import Schedule
-from training.techniques.self_distillation import SelfDistillation, averaging_decay
 
 TINY = PretrainRecipe(
     model=ViTConfig(patch_size=2, hidden_size=8, num_layers=2, num_heads=2, mlp_dim=16),
@@ -100,7 +101,7 @@ def test_the_loss_is_that_of_the_paper():
         axis=0,
     )
     outputs = {"student": tf.constant(student, tf.float32), "teacher": tf.constant(teacher, tf.float32)}
-    losses, sums = SelfDistillation().measure(None, None, outputs, tf.ones(4))
+    losses, sums = SelfDistillation(TINY, 6).measure(None, None, outputs, tf.ones(4))
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     entropy = -np.sum(probabilities(teacher / 0.04) * np.log(probabilities(teacher / 0.04)), axis=-1).mean(0)
     np.testing.assert_allclose([float(x) for x in sums], [expected.sum(), entropy.sum(), 4.0], rtol=1e-5)
@@ -168,7 +169,7 @@ def test_the_gradient_is_that_of_the_student_alone():
 
 
 def test_the_decay_of_the_teacher_rises_to_one():
-    decay = averaging_decay(0.996, 1000)
+    decay = SelfDistillation(TINY, 1000).averaging(0.996)
     np.testing.assert_allclose([decay(0), decay(500), decay(1000)], [0.996, 0.998, 1.0], rtol=1e-6)
 
 
@@ -177,7 +178,8 @@ def test_small_crops_see_resized_positions():
     table = trained.network.get_layer("Transformer.posembed_input").pos_embedding
     table.assign(np.random.default_rng(2).normal(size=table.shape))
     (_, small), _ = batches(TINY)[0]
-    found = trained._forward._small(small[:, 0], training=False)["student"]
+    recipe = dataclasses.replace(TINY, image_size=(4, 4), local_crops=0)
+    found = Resized(trained.network, lambda: recipe.build(num_classes=0))(small[:, 0], training=False)["student"]
     expected = keras_vit.adapt(model_with_config(trained.network, TINY.model, TINY.preprocessing(1)), image_size=(4, 4))
     head = keras.Model(trained.network.get_layer("pool").output, trained.network.get_layer("prototypes").output)
     np.testing.assert_allclose(found, head(expected(small[:, 0])), rtol=1e-4, atol=1e-5)

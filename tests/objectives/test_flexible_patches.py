@@ -13,10 +13,11 @@ from tests.support import randomize, replaced
 from training import pretrain
 from training.loop import build
 from training.loop.trainer import Trainer
+from training.objectives.classification import Classification
+from training.objectives.flexible_patches import FlexiblePatches
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
 from training.recipes.schedules import Schedule
-from training.techniques.flexible_patches import FlexiblePatches
 
 CONFIG = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 COMMAND = ["digits", "--data", "digits", "--epochs", "2", "--batch-size", "200", "--warmup-steps", "2"]
@@ -29,9 +30,9 @@ def test_the_network_of_another_size_is_the_adapted_model_with_its_gradients(siz
     adapted = keras_vit.adapt(network, patch_size=size)
     images = np.random.default_rng(0).uniform(-1, 1, (3, 16, 16, 1)).astype(np.float32)
     step = keras.Variable(0, dtype="int32")
-    flexible = FlexiblePatches(network, network, step, (size,), seed=0)
+    [forward] = FlexiblePatches((size,), 0, Classification()).forwards(network, network, step, [])
     with tf.GradientTape() as tape:
-        outputs = flexible.networks[0](images, training=True)
+        outputs = forward(images, training=True)
         loss = tf.reduce_sum(outputs**2)
     np.testing.assert_allclose(outputs, adapted(images), rtol=1e-4, atol=1e-4)
     gradients = tape.gradient(loss, [v.value for v in network.trainable_variables])
@@ -50,7 +51,7 @@ def test_all_sizes_are_trained_in_one_trace(monkeypatch):
     images = np.random.default_rng(0).uniform(-1, 1, (8, 8, 8, 1)).astype(np.float32)
     labels = np.eye(10, dtype=np.float32)[np.arange(8)]
     for _ in range(12):
-        sizes.append(int(trainer._forward.index()))
+        sizes.append(int(trainer._objective.choice()))
         trainer.train_on_batch(images, labels)
     assert len(set(sizes)) == 3
     assert len(traces) == 1

@@ -4,8 +4,6 @@ of classes of pixels.
 EoMT ("Your ViT is Secretly an Image Segmentation Model", arXiv 2503.19108) and its code (tue-mps/eomt, `training/`).
 """
 
-from collections.abc import Callable
-
 import keras
 import numpy as np
 from keras import ops
@@ -13,14 +11,10 @@ from keras import ops
 from keras_vit import task_of
 from keras_vit.models.config import SegmentationConfig
 from keras_vit.models.layers import CHANNELS_LAST
-from keras_vit.models.losses import (
-    SegmentationWeights,
-    mask_costs,
-    matched_masks,
-    segmentation_sums,
-    uncertain_points,
-)
-from training.techniques.matching import matched_in_step
+from keras_vit.models.losses import SegmentationWeights, mask_costs, matched_masks, segmentation_sums, uncertain_points
+from keras_vit.models.segmentation import block_predictions
+from training.objectives.dense import DenseObjective, matched_in_step
+from training.recipes.dense import SegmentRecipe
 
 # Of the decay of each block's probability (tue-mps/eomt, `mask_annealing`).
 _POWER = 0.9
@@ -29,7 +23,7 @@ _POWER = 0.9
 _POINTS = 12_544
 
 
-class MaskSetPrediction:
+class MaskSetPrediction(DenseObjective):
     """Classes and masks of queries, from the outputs of `segmentation_model` or `block_predictions`.
 
     The loss is that of Mask2Former (arXiv 2112.01527): targets are matched with queries, at random points; the class,
@@ -37,18 +31,45 @@ class MaskSetPrediction:
 
     Args:
         num_points: points of each mask; default those of EoMT, or as many as a mask has places if these are fewer.
+        num_steps: of the run, for the annealing of mask attention.
     """
 
     metrics = ("loss",)
-    metric_dtype = "int32"
 
-    def __init__(self, num_points: int | None = None):
-        self._num_points, self._weights = num_points, SegmentationWeights()
-        self.seed_generator = keras.random.SeedGenerator(0)
-        """Of the points; the trainer sets it in each step."""
+    def __init__(self, num_points: int | None = None, num_steps: int = 1):
+        self._num_points, self._num_steps, self._weights = num_points, num_steps, SegmentationWeights()
 
-    def measure(self, images, targets, outputs, weights) -> tuple:
-        """Return the weighted loss of each example (B,) and the sums of loss, nothing and weights.
+    @classmethod
+    def of(cls, recipe, num_steps):
+        return cls(num_steps=num_steps) if isinstance(recipe, SegmentRecipe) and recipe.head == "eomt" else None
+
+    def prepare(self, model):
+        self._seeds = keras.random.SeedGenerator(0)  # of the points
+        self.random = [self._seeds.state]
+        task = task_of(model)
+        self._blocks, self._probabilities = 0, None
+        if isinstance(task, SegmentationConfig) and task.mask_attention:
+            self._blocks = task.num_blocks
+            self._probabilities = model.get_layer("mask_attention").probabilities
+        return model
+
+    def forwards(self, network, trained, step, averages):
+        return [block_predictions(trained)]
+
+    def after_step(self, step):
+        """Set the probabilities of mask attention, if the model has it.
+
+        Of n blocks, block i falls from 1 to 0 between (i + 1) / (n + 2) and (i + 2) / (n + 2) of the run, by a power
+        of 0.9, as in the configurations of EoMT.
+        """
+        if self._probabilities is None:
+            return
+        starts = np.array([(block + 1) / (self._blocks + 2) for block in range(self._blocks)], np.float32)
+        progress = (ops.cast(step, "float32") / self._num_steps - starts) * (self._blocks + 2)
+        self._probabilities.assign(ops.power(1.0 - ops.clip(progress, 0.0, 1.0), _POWER))
+
+    def measure(self, images, targets, outputs, weights):
+        """As `Objective.measure`.
 
         targets: "labels" (B, T), -1 for none; "segments" (B, H, W), the number of the target of each pixel; and
         "num_targets" (B,), their mean number in an image of the complete batch.
@@ -63,7 +84,7 @@ class MaskSetPrediction:
 
     def _losses(self, prediction, targets, masks, in_training: bool):
         """Of each example (B,), divided by the mean number of targets, so that their mean is that of the batch."""
-        seed = self.seed_generator if in_training else 0
+        seed = self._seeds if in_training else 0
         class_logits, mask_logits = (ops.cast(prediction[name], "float32") for name in ("class_logits", "mask_logits"))
         labels, weights = targets["labels"], self._weights
         num_points = self._num_points or min(_POINTS, mask_logits.shape[1] * mask_logits.shape[2])
@@ -83,14 +104,17 @@ class MaskSetPrediction:
         )
 
 
-class PixelClasses:
+class PixelClasses(DenseObjective):
     """The class of each pixel, from "pixel_logits" (B, h, w, K), which are resized to the targets."""
 
-    metrics = ("loss", "accuracy")
     metric_dtype = "float32"
 
-    def measure(self, images, targets, outputs, weights) -> tuple:
-        """As `MaskSetPrediction.measure`; the second sum is that of the shares of right pixels."""
+    @classmethod
+    def of(cls, recipe, num_steps):
+        return cls() if isinstance(recipe, SegmentRecipe) and recipe.head == "linear" else None
+
+    def measure(self, images, targets, outputs, weights):
+        """As `MaskSetPrediction.measure`; the accuracy is the mean share of right pixels of an image."""
         labels, segments = targets["labels"], targets["segments"]
         logits = ops.image.resize(
             ops.cast(outputs["pixel_logits"], "float32"),
@@ -107,23 +131,3 @@ class PixelClasses:
         pixels = ops.maximum(ops.sum(counted, axis=(1, 2)), 1.0)
         losses, accuracy = (weights * ops.sum(counted * x, axis=(1, 2)) / pixels for x in (surprise, right))
         return losses, [ops.sum(losses), ops.sum(accuracy), ops.sum(weights)]
-
-
-def mask_annealing(model: keras.Model, num_steps: int) -> Callable | None:
-    """A function that sets the probabilities of mask attention after a number of steps; None for a model without.
-
-    Of n blocks, block i falls from 1 to 0 between (i + 1) / (n + 2) and (i + 2) / (n + 2) of the run, by a power of
-    0.9, as in the configurations of EoMT.
-    """
-    task = task_of(model)
-    if not isinstance(task, SegmentationConfig) or not task.mask_attention:
-        return None
-    starts = np.array([(block + 1) / (task.num_blocks + 2) for block in range(task.num_blocks)], np.float32)
-
-    probabilities = model.get_layer("mask_attention").probabilities
-
-    def anneal(step) -> None:
-        progress = (ops.cast(step, "float32") / num_steps - starts) * (task.num_blocks + 2)
-        probabilities.assign(ops.power(1.0 - ops.clip(progress, 0.0, 1.0), _POWER))
-
-    return anneal

@@ -4,12 +4,13 @@ from keras import ops
 
 from keras_vit.models.boxes import overlaps, to_corners
 from keras_vit.models.losses import DetectionWeights, box_costs, detection_sums
-from training.techniques.matching import matched_in_step
+from training.objectives.dense import DenseObjective, matched_in_step
+from training.recipes.detect import DetectRecipe
 
 _WEIGHTS = DetectionWeights()
 
 
-class BoxSetPrediction:
+class BoxSetPrediction(DenseObjective):
     """The boxes of each picture, from "class_logits" (B, N, K) and "boxes" (B, N, 4).
 
     The loss is that of Deformable DETR: the weighted sum of its parts, divided by the number of boxes in the batch. The
@@ -20,11 +21,12 @@ class BoxSetPrediction:
     metrics = ("loss", "iou")
     metric_dtype = "float32"
 
-    def measure(self, images, targets, outputs, weights) -> tuple:
-        """Return the weighted loss of each picture (B,) and the sums of loss, overlap and weights.
+    @classmethod
+    def of(cls, recipe, num_steps):
+        return cls() if isinstance(recipe, DetectRecipe) else None
 
-        targets: {"labels": (B, T), "boxes": (B, T, 4), "num_targets": (B,)}.
-        """
+    def measure(self, images, targets, outputs, weights):
+        """As `Objective.measure`. targets: {"labels": (B, T), "boxes": (B, T, 4), "num_targets": (B,)}."""
         logits, boxes = ops.cast(outputs["class_logits"], "float32"), ops.cast(outputs["boxes"], "float32")
         labels, wanted = targets["labels"], targets["boxes"]
         matched = matched_in_step(box_costs(logits, boxes, labels, wanted, _WEIGHTS), labels)
@@ -32,7 +34,7 @@ class BoxSetPrediction:
         total = sum(getattr(_WEIGHTS, name) * of_images for name, of_images in sums.items())
         losses = weights * total / targets["num_targets"]
         counts = ops.sum(ops.cast(labels >= 0, "float32"), axis=1)  # (B,)
-        found = ops.take_along_axis(boxes, ops.maximum(matched, 0)[..., None], axis=1)  # (B, T, 4)
-        ious = overlaps(to_corners(found), to_corners(wanted))[0] * ops.cast(matched >= 0, "float32")
+        chosen = ops.take_along_axis(boxes, ops.maximum(matched, 0)[..., None], axis=1)  # (B, T, 4)
+        ious = overlaps(to_corners(chosen), to_corners(wanted))[0] * ops.cast(matched >= 0, "float32")
         iou = ops.where(counts > 0.0, ops.sum(ious, axis=1) / ops.maximum(counts, 1.0), 1.0)
         return losses, [ops.sum(losses), ops.sum(weights * iou), ops.sum(weights)]

@@ -1,4 +1,6 @@
-"""LoRA: the kernels of a trained model stay as they are, and a product of two thin matrices is added to some of them.
+"""Choose the weights that are trained: of adapters (LoRA), or of all layers but frozen ones.
+
+LoRA: the kernels of a trained model stay as they are, and a product of two thin matrices is added to some of them.
 
 "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv 2106.09685). Its Table 4, on GPT-3: 91.7 % on MNLI-m with
 4.7 million trained parameters, where fine-tuning all 175 billion reaches 89.5 %; on WikiSQL 73.4 % and 73.8 %. Its
@@ -9,10 +11,29 @@ Table 6, with adapters on query and value: 91.3 % on MNLI-m at rank 1, 91.6 % at
 from collections.abc import Sequence
 
 import keras
+import numpy as np
 
 from keras_vit import UserError
 from keras_vit.models.layers import TokenDense
-from training.recipes.recipe import HEADS
+from training.recipes.recipe import HEADS, Recipe
+
+
+def choose_trained_weights(model: keras.Model, recipe: Recipe) -> None:
+    """Add adapters, freeze layers and set the bias of the head. Raises UserError where the model has no such layers."""
+    if recipe.lora:
+        add_adapters(model, recipe.lora, recipe.lora_on)
+    for name in recipe.freeze:
+        layers = [layer for layer in model.layers if f"{layer.name}.".startswith(f"{name}.") and layer.weights]
+        if not layers:
+            known = ", ".join(layer.name for layer in model.layers if layer.weights)
+            raise UserError(f"No layer to freeze is named {name!r} or {name + '.…'!r}; the layers are {known}.")
+        for layer in layers:
+            layer.trainable = False
+    if not model.trainable_variables:
+        raise UserError("All layers are frozen, so there is nothing to train; freeze fewer layers.")
+    if recipe.head_bias:
+        head = next(layer for layer in model.layers if layer.name in ("head", "resnet.head.conv2d"))
+        head.bias.assign(np.full(head.bias.shape, recipe.head_bias))
 
 
 def add_adapters(model: keras.Model, rank: int, names: Sequence[str]) -> None:

@@ -12,10 +12,11 @@ from keras_vit import UserError
 from tests.support import randomize
 from training import pretrain
 from training.loop import build
+from training.objectives.classification import Classification
+from training.objectives.patch_dropout import PatchDropout
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
 from training.recipes.schedules import Schedule
-from training.techniques.patch_dropout import PatchDropout
 
 CONFIG = keras_vit.ViTConfig(patch_size=2, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20, num_registers=2)
 COMMAND = ["digits", "--data", "digits", "--epochs", "2", "--batch-size", "200", "--warmup-steps", "2"]
@@ -27,17 +28,18 @@ def test_dropped_patches_are_computed_by_no_block():
     images = tf.constant(np.random.default_rng(0).uniform(-1, 1, (3, 8, 8, 1)), tf.float32)
     seen = []
     for seed in ([1, 2], [1, 3]):
-        dropped = PatchDropout(network, network, 0.75)
-        dropped.seed.assign(seed)
+        dropped = PatchDropout(0.75, Classification())
+        [forward] = dropped.forwards(network, network, None, [])
+        dropped.random[0].assign(seed)
         with tf.GradientTape() as tape:
             tape.watch(images)
-            outputs = dropped(images, training=True)
+            outputs = forward(images, training=True)
         changes = np.abs(tape.gradient(outputs, images)).reshape(3, 4, 2, 4, 2).sum(axis=(2, 4))  # (B, h, w)
         assert (np.count_nonzero(changes, axis=(1, 2)) == 4).all()  # 4 of 16 patches
         seen.append(changes > 0)
     assert (seen[0] != seen[1]).any()
     assert (seen[0][0] != seen[0][1]).any()
-    every = PatchDropout(network, network, 0.0)
+    [every] = PatchDropout(0.0, Classification()).forwards(network, network, None, [])
     np.testing.assert_allclose(every(images, training=True), network(images), rtol=1e-5, atol=1e-5)
 
 

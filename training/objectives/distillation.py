@@ -12,6 +12,8 @@ import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of
 from keras_vit.runs import Run
 from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
+from training.objectives.classification import Classification
+from training.objectives.objective import Objective, is_right, sums_of
 
 
 def open_teacher(teacher: str, student: keras.Model) -> keras.Model:
@@ -41,75 +43,70 @@ def open_teacher(teacher: str, student: keras.Model) -> keras.Model:
     return keras.Model(images, network(rescaled(images, own, other)), name="teacher")
 
 
-def two_headed(network: keras.Model) -> keras.Model:
-    """Return the model with the logits of class token and distillation token as its outputs, instead of their mean."""
-    return keras.Model(network.input, [network.get_layer(name).output for name in ("head", "head_distillation")])
-
-
-def check_student(model: keras.Model) -> None:
-    """Raise UserError unless a model has the second head that hard distillation trains."""
-    config = keras_vit.config_of(model)
-    if not isinstance(config, ViTConfig) or config.distillation != "head":
-        raise UserError(
-            "--distillation hard trains the head of a second token, which this model does not have; give "
-            "--model.distillation head or a distilled checkpoint, or --distillation soft."
-        )
-
-
-class SoftDistillation:
+class SoftDistillation(Objective):
     """The divergence of the model's probabilities from those of the teacher; logits (B, K).
 
     Args:
-        teacher: images -> logits (B, K).
+        teacher: path or name, see `open_teacher`.
+        label_smoothing: of the labels, which count only for the evaluation.
         temperature: that divides both logits; the loss is multiplied by its square ("Distilling the Knowledge in a
             Neural Network", 1503.02531).
     """
 
-    metrics = ("loss", "accuracy")
-    metric_dtype = "int32"
+    def __init__(self, teacher: str, label_smoothing: float, temperature: float = 1.0):
+        self._name, self._label_smoothing, self._temperature = teacher, label_smoothing, temperature
+        self.uncounted = (f"the weights and the forward pass of the teacher {teacher}",)
 
-    def __init__(self, teacher: keras.Model, temperature: float):
-        self._teacher, self._temperature = teacher, temperature
+    @classmethod
+    def of(cls, recipe, num_steps):
+        return None if recipe.teacher is None else cls(recipe.teacher, recipe.label_smoothing, recipe.temperature)
 
-    def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """As `Classification.measure`; the labels count only for the accuracy."""
+    def prepare(self, model):
+        self._teacher = open_teacher(self._name, model)
+        return model
+
+    def evaluation(self):
+        return Classification("softmax", self._label_smoothing)
+
+    def measure(self, images, labels, outputs, weights):
         logits = tf.cast(outputs, tf.float32)
-        expected = tf.nn.log_softmax(_teacher_logits(self._teacher, images) / self._temperature)
-        found = tf.nn.log_softmax(logits / self._temperature)
-        losses = self._temperature**2 * tf.reduce_sum(tf.exp(expected) * (expected - found), axis=-1)  # (B,)
-        return weights * losses, _sums(losses, logits, labels, weights)
+        expected = tf.nn.log_softmax(self._teacher_logits(images) / self._temperature)
+        own = tf.nn.log_softmax(logits / self._temperature)
+        losses = self._temperature**2 * tf.reduce_sum(tf.exp(expected) * (expected - own), axis=-1)  # (B,)
+        return sums_of(losses, is_right(logits, labels), weights)
+
+    def _teacher_logits(self, images) -> tf.Tensor:
+        return tf.stop_gradient(tf.cast(self._teacher(images, training=False), tf.float32))
 
 
-class HardDistillation:
-    """The class token learns the labels, the distillation token the teacher's classes; two logits (B, K).
+class HardDistillation(SoftDistillation):
+    """The class token learns the labels, the distillation token the teacher's classes, by half each."""
 
-    Args:
-        teacher: images -> logits (B, K).
-        label_smoothing: of the labels, not of the teacher's classes.
-    """
+    @classmethod
+    def of(cls, recipe, num_steps):
+        return super().of(recipe, num_steps) if recipe.distillation == "hard" else None
 
-    metrics = ("loss", "accuracy")
-    metric_dtype = "int32"
+    def prepare(self, model):
+        """Open the teacher. Raises UserError for a model without the second head."""
+        config = keras_vit.config_of(model)
+        if not isinstance(config, ViTConfig) or config.distillation != "head":
+            raise UserError(
+                "--distillation hard trains the head of a second token, which this model does not have; give "
+                "--model.distillation head or a distilled checkpoint, or --distillation soft."
+            )
+        return super().prepare(model)
 
-    def __init__(self, teacher: keras.Model, label_smoothing: float):
-        self._teacher, self._label_smoothing = teacher, label_smoothing
+    def forwards(self, network, trained, step, averages):
+        """Return the model with the logits (B, K) of both tokens as its outputs, instead of their mean."""
+        heads = [trained.get_layer(name).output for name in ("head", "head_distillation")]
+        return [keras.Model(trained.input, heads)]
 
-    def measure(self, images, labels, outputs, weights) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """As `Classification.measure`."""
+    def measure(self, images, labels, outputs, weights):
         by_label, by_teacher = (tf.cast(logits, tf.float32) for logits in outputs)
-        classes = tf.argmax(_teacher_logits(self._teacher, images), axis=-1)  # (B,)
+        classes = tf.argmax(self._teacher_logits(images), axis=-1)  # (B,)
         losses = 0.5 * keras.losses.categorical_crossentropy(labels, by_label, True, self._label_smoothing)
         losses += 0.5 * tf.nn.sparse_softmax_cross_entropy_with_logits(classes, by_teacher)
-        return weights * losses, _sums(losses, by_label + by_teacher, labels, weights)
-
-
-def _teacher_logits(teacher: keras.Model, images) -> tf.Tensor:
-    return tf.stop_gradient(tf.cast(teacher(images, training=False), tf.float32))
-
-
-def _sums(losses, logits, labels, weights) -> list[tf.Tensor]:
-    right = tf.cast(tf.argmax(logits, axis=-1) == tf.argmax(labels, axis=-1), tf.float32)
-    return [tf.reduce_sum(x) for x in (weights * losses, weights * right, weights)]
+        return sums_of(losses, is_right(by_label + by_teacher, labels), weights)
 
 
 def rescaled(images, own: Preprocessing, other: Preprocessing):

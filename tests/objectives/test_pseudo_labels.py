@@ -12,9 +12,9 @@ from keras_vit import UserError, run_directory
 from training import finetune
 from training.input.sources import DataSet, array_split
 from training.input.unlabelled import semi_supervised_batches, with_pseudo_labels
+from training.objectives.pseudo_labels import PseudoLabels, probabilistic_mixup
 from training.recipes.finetune import FINETUNE_RECIPES
 from training.recipes.recipe import PseudoLabelRecipe
-from training.techniques.pseudo_labels import PseudoLabelLoss, probabilistic_mixup
 
 RECIPE = FINETUNE_RECIPES["mnist-finetune"]
 FIELDS = {field.name: getattr(RECIPE, field.name) for field in dataclasses.fields(RECIPE)}
@@ -47,7 +47,7 @@ def test_the_loss_counts_only_sure_pictures_and_means_over_all():
         "confidence": tf.constant([[0.7, 0.5], [0.1, 0.2]]),
     }
     labels = tf.one_hot([0, 2], 3)
-    losses, sums = PseudoLabelLoss(SEMI).measure(None, labels, outputs, tf.ones(2))
+    losses, sums = PseudoLabels(SEMI).measure(None, labels, outputs, tf.ones(2))
     log = {name: np.array(tf.nn.log_softmax(outputs[name])) for name in ("labeled", "mixed")}
     expected = -np.sum(labels * log["labeled"], axis=-1)
     expected[0] += 5.0 * 0.5 * -np.sum(outputs["targets"][0, 0] * log["mixed"][0, 0])

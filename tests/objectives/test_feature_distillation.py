@@ -10,7 +10,7 @@ from tests.interruptions import killed_after
 from tests.support import FIXTURES, randomize
 from training import pretrain
 from training.loop.run import RunDirectory
-from training.techniques.feature_distillation import (
+from training.objectives.feature_distillation import (
     FeatureDistillation,
     feature_losses,
     feature_student,
@@ -56,11 +56,13 @@ def test_a_resnet_learns_from_a_transformer(tmp_path):
     assert model.output["patches"].shape == (None, 4, 4, 12)
 
 
-def test_features_of_a_teacher_are_standardized_by_moving_statistics_and_evaluation_leaves_these():
+def test_features_of_a_teacher_are_standardized_by_moving_statistics_and_evaluation_leaves_these(tmp_path):
     config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=2, mlp_dim=8)
-    teacher = summary_and_patches(randomize(keras_vit.build(config, image_size=16, num_classes=0)))
-    student = feature_student(keras_vit.build(config, image_size=16, num_classes=None), teacher)
-    objective, weights = FeatureDistillation(teacher, student), tf.ones(6)
+    model = randomize(keras_vit.build(config, image_size=16, num_classes=0))
+    model.save(tmp_path / "teacher.keras")
+    objective, weights = FeatureDistillation(str(tmp_path / "teacher.keras")), tf.ones(6)
+    teacher = summary_and_patches(model)
+    student = objective.prepare(keras_vit.build(config, image_size=16, num_classes=None))
     statistics, means = student.get_layer("patches_statistics"), []
     for seed in (0, 1):
         images = tf.random.stateless_uniform((6, 16, 16, 3), (seed, 0), -1.0, 1.0)
@@ -72,7 +74,7 @@ def test_features_of_a_teacher_are_standardized_by_moving_statistics_and_evaluat
         expected = (features - mean) / np.sqrt(square - mean**2)
         np.testing.assert_allclose(statistics.standardized(features), expected, rtol=1e-3, atol=1e-3)
     before = [np.array(variable) for variable in statistics.statistics]
-    losses, _ = objective.in_evaluation().measure(images, None, student(images), weights)
+    losses, _ = objective.evaluation().measure(images, None, student(images), weights)
     np.testing.assert_array_equal(before[0], statistics.total)
     wanted = {n: student.get_layer(f"{n}_statistics").standardized(x) for n, x in teacher(images).items()}
     np.testing.assert_allclose(losses, feature_losses(student(images), wanted)[0], rtol=1e-5)
