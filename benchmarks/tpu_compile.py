@@ -160,8 +160,8 @@ def _compile_slice(case: SliceCase) -> dict[str, Any]:
     from keras.src.backend.jax.core import JaxVariable
 
     from keras_vit.models.complexity import costs
-    from training.devices.jax_devices import DividedWeights
     from training.loop.build import build_trainer
+    from training.loop.devices.jax_devices import DividedWeights
     from training.options.common import Execution
 
     class Devices:

@@ -42,11 +42,11 @@ FLOORS = (
     "keras_vit",  # keras_vit.convert
     "training.recipes",
     "training.options",
-    "training.devices.tpu",  # imports no TensorFlow
+    "training.loop.devices.tpu",  # imports no TensorFlow
     "training.lock",
     "training.workdir",
     "training.input",
-    "training.devices",
+    "training.loop.devices",
     "training.objectives",
     "training.loop",
     "training.evaluation",

@@ -14,7 +14,7 @@ from keras_vit.errors import check_known
 from keras_vit.models.named_models import MODELS
 from keras_vit.published import upstream_checkpoint
 from keras_vit.runs import Run
-from training.devices.backend import prepare_backend
+from training.loop.devices.backend import prepare_backend
 from training.options.checks import (
     check_checkpoint,
     check_data,
@@ -69,9 +69,9 @@ def train(arguments: Sequence[str]) -> str | None:
             upstream_checkpoint(options.model)
     prepare_backend(options)
 
-    from training.devices.strategies import is_chief, several_workers
     from training.experiments.few_labels import finetune_with_unlabelled
     from training.input.dataset import typical_image
+    from training.loop.devices.strategies import is_chief, several_workers
     from training.loop.finetune import finetune, patch_and_side
     from training.loop.setup import open_setup
     from training.loop.signals import report_interruption

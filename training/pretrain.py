@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from keras_vit import UserError, cli, parser
 from keras_vit.runs import Run
-from training.devices.backend import prepare_backend
+from training.loop.devices.backend import prepare_backend
 from training.options.checks import check_checkpoint, check_data, check_data_service
 from training.options.train import PretrainOptions
 from training.recipes.auto import DataFacts, auto_reasons, auto_recipe
@@ -74,8 +74,8 @@ def train(arguments: Sequence[str]) -> str | None:
     prepare_backend(options)
 
     from keras_vit.checkpoints.describe import describe
-    from training.devices.strategies import is_chief
     from training.input.dataset import typical_image
+    from training.loop.devices.strategies import is_chief
     from training.loop.pretrain import pretrain
     from training.loop.run import RunDirectory
     from training.loop.setup import open_setup

@@ -13,8 +13,8 @@ import keras_vit
 from keras_vit import SegmentationConfig
 from keras_vit.models.config import LinearSegmentationConfig
 from tests.segmentation.shapes import LABELS, SIDE, shapes
-from training.devices.strategies import distributed, open_strategy
 from training.loop.build import build_trainer
+from training.loop.devices.strategies import distributed, open_strategy
 from training.objectives.segmentation import MaskSetPrediction
 from training.options.common import Execution, StrategyOptions
 from training.recipes.dense import EOMT, LINEAR, SegmentRecipe

@@ -18,8 +18,8 @@ from tests.loop import dense_steps
 from tests.loop.dense_steps import RECIPE, SMALL_LINEAR, make_model
 from tests.loop.test_resume import assert_ended_alike, final_state
 from tests.segmentation.shapes import LABELS, shapes
-from training.devices.strategies import open_strategy
 from training.loop.build import build_trainer, trained_model
+from training.loop.devices.strategies import open_strategy
 from training.loop.dry_run import dry_run_report
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup

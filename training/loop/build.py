@@ -15,8 +15,8 @@ from keras_vit.models.config import DetectionConfig, SegmentationConfig, ViTConf
 from keras_vit.models.detection import CLASSES, with_classes
 from keras_vit.models.layers import no_init_weights
 from keras_vit.models.tasks import build_task, task_of
-from training.devices.jax_devices import assign_whole, whole
-from training.devices.strategies import on_this_host
+from training.loop.devices.jax_devices import assign_whole, whole
+from training.loop.devices.strategies import on_this_host
 from training.loop.jax_trainer import JaxTrainer
 from training.loop.learning_rate import LearningRate
 from training.loop.optimizers import make_optimizer

@@ -23,7 +23,7 @@ from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz, write_npz
 from keras_vit.files.remote import RemoteError, is_remote, local_copy
 from keras_vit.run_directory import CONFIG
-from training.devices.jax_devices import assign_whole
+from training.loop.devices.jax_devices import assign_whole
 
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.npz")
 _MAX_TO_KEEP = 2

@@ -15,10 +15,10 @@ from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.published import upstream_checkpoint
 from keras_vit.text.classes import classes_of_labels
-from training.devices.strategies import on_this_host
 from training.input.dataset import typical_image
 from training.input.known_images import warn_of_known_images, warn_of_training_images
 from training.loop.build import model_with_config
+from training.loop.devices.strategies import on_this_host
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup, with_loss_for
 from training.loop.train import run_training

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 from keras import ops
 
-from training.devices.jax_devices import (
+from training.loop.devices.jax_devices import (
     batch_on_devices,
     gathered,
     numbers_of_hosts,
@@ -23,8 +23,8 @@ from training.devices.jax_devices import (
     stacked,
     whole,
 )
-from training.devices.rematerialization import segments
-from training.devices.strategies import several_workers
+from training.loop.devices.rematerialization import segments
+from training.loop.devices.strategies import several_workers
 from training.loop.trainer import Trainer
 
 

@@ -16,11 +16,11 @@ from keras_vit.errors import Rules, refuse_first
 from keras_vit.files.remote import is_remote
 from keras_vit.run_directory import CALIBRATION, SAMPLES, save_training_images
 from keras_vit.runs import Run
-from training.devices.jax_devices import JaxDevices
-from training.devices.strategies import open_strategy
 from training.input.dataset import balanced, class_weights
 from training.input.pipeline import save_samples, steps_per_epoch
 from training.input.sources import DataSet, open_source
+from training.loop.devices.jax_devices import JaxDevices
+from training.loop.devices.strategies import open_strategy
 from training.loop.run import RunDirectory
 from training.options.checks import check_classes
 from training.options.common import FOR_SEVERAL_CLASSES, Execution, TrainingOptions

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.describe import license_of
-from training.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
 from training.input.dataset import class_weights
 from training.input.pipeline import evaluation_batches, resized_once, steps_per_epoch, training_batches
 from training.input.service import served_batches
@@ -24,6 +23,7 @@ from training.input.unlabelled import semi_supervised_batches
 from training.lock import locked
 from training.loop import checkpoints
 from training.loop.build import build_trainer, trained_model
+from training.loop.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
 from training.loop.dry_run import dry_run_report
 from training.loop.inspect_callback import InspectEpochs
 from training.loop.metrics_log import MetricsLog

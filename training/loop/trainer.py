@@ -22,9 +22,9 @@ from keras import ops
 
 from keras_vit import UserError
 from keras_vit.models.attention import chunk_long_attention
-from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
-from training.devices.rematerialization import check_segments, rematerialized, segments
-from training.devices.strategies import several_workers
+from training.loop.devices.cpu_kernels import on_cpu, with_cpu_kernels
+from training.loop.devices.rematerialization import check_segments, rematerialized, segments
+from training.loop.devices.strategies import several_workers
 from training.objectives.objective import Decay, Objective
 
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)

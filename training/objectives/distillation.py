@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of
 from keras_vit.runs import Run
-from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
+from training.loop.devices.cpu_kernels import on_cpu, with_cpu_kernels
 from training.objectives.classification import Classification
 from training.objectives.objective import Objective, is_right, sums_of
 

@@ -19,7 +19,7 @@ import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of
 from keras_vit.models.layers import TokenDense
 from keras_vit.runs import Run
-from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
+from training.loop.devices.cpu_kernels import on_cpu, with_cpu_kernels
 from training.objectives.distillation import rescaled
 from training.objectives.objective import Objective, sums_of
 

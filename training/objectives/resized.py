@@ -11,7 +11,7 @@ from keras_vit import UserError, ViTConfig, preprocessing_of
 from keras_vit.checkpoints.load import values_by_key, weights_by_key
 from keras_vit.models.layers import no_init_weights
 from keras_vit.models.weight_resizing import resize_patch_kernel, resize_position_embedding
-from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
+from training.loop.devices.cpu_kernels import on_cpu, with_cpu_kernels
 
 _KERNEL, _POSITIONS = "embedding/kernel", "Transformer/posembed_input/pos_embedding"
 

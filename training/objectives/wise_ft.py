@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from keras_vit.checkpoints.load import weights_by_key
-from training.devices.jax_devices import whole
+from training.loop.devices.jax_devices import whole
 
 
 class AveragedWithStart(keras.callbacks.Callback):

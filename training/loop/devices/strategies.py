@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.errors import explained
-from training.devices.jax_devices import JaxDevices, connect_hosts, numbers_of_hosts
-from training.devices.rendezvous import wait_for_workers
-from training.devices.slurm import slurm_config
-from training.devices.tpu import has_tpu, may_be_slice
+from training.loop.devices.jax_devices import JaxDevices, connect_hosts, numbers_of_hosts
+from training.loop.devices.rendezvous import wait_for_workers
+from training.loop.devices.slurm import slurm_config
+from training.loop.devices.tpu import has_tpu, may_be_slice
 from training.options.common import StrategyKind, StrategyOptions
 
 # Exit code of an interrupted run, by a signal or a lost worker: the same command continues it. EX_TEMPFAIL of

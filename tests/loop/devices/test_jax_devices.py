@@ -11,9 +11,9 @@ import keras
 import pytest
 
 from keras_vit import UserError
-from training.devices import jax_devices
-from training.devices.jax_devices import JaxDevices, connect_hosts
-from training.devices.strategies import (
+from training.loop.devices import jax_devices
+from training.loop.devices.jax_devices import JaxDevices, connect_hosts
+from training.loop.devices.strategies import (
     CONTINUE_LATER,
     StrategyOptions,
     distributed,

@@ -12,12 +12,12 @@ import yaml
 
 from keras_vit import UserError
 from tests.support import options_of
-from training.devices.slurm import slurm_config
-from training.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy
+from training.loop.devices.slurm import slurm_config
+from training.loop.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy
 from training.options.train import PretrainOptions
 from training.pretrain import main
 
-CLUSTERS = pathlib.Path(__file__).parents[2] / "docs" / "clusters"
+CLUSTERS = pathlib.Path(__file__).parents[3] / "docs" / "clusters"
 SLURM = CLUSTERS / "slurm.sh"
 
 

@@ -17,15 +17,15 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.parser import check_ranges
-from training.devices import rendezvous
-from training.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy, report_lost_workers
 from training.input.sources import open_source
 from training.loop import setup
+from training.loop.devices import rendezvous
+from training.loop.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy, report_lost_workers
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[3])}
 
 # A process of its own: devices are made before TensorFlow starts.
 _PROCESS = """
@@ -38,7 +38,7 @@ from training.loop.train import Training
 from training.recipes.pretrain import RECIPES
 from training.recipes.schedules import Schedule
 from training.input.sources import DataSet, array_split
-from training.devices.strategies import StrategyOptions, is_chief, open_strategy
+from training.loop.devices.strategies import StrategyOptions, is_chief, open_strategy
 from training.options.common import DataOptions, Execution
 from training.options.train import PretrainOptions
 

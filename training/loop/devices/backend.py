@@ -1,7 +1,7 @@
 """What the backend of Keras needs before it is imported."""
 
 from keras_vit import cli
-from training.devices.tpu import prepare_tpu
+from training.loop.devices.tpu import prepare_tpu
 from training.options.common import TrainingOptions
 from training.options.jax import check_jax, check_tensorflow, jax_requested
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from training.devices import strategies
+from training.loop.devices import strategies
 
 
 @pytest.fixture(name="met")

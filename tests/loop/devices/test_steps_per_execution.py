@@ -8,14 +8,14 @@ import sys
 import numpy as np
 import pytest
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[3])}
 
 # A process, because devices are made before TensorFlow starts. Two epochs of 7 steps, each with an evaluation.
 _PROCESS = """
 import dataclasses, pathlib, sys
 import keras, numpy as np, tensorflow as tf
 import keras_vit
-from training.devices.strategies import StrategyOptions, open_strategy
+from training.loop.devices.strategies import StrategyOptions, open_strategy
 from training.input.sources import DataSet, array_split
 from training.loop.build import build_trainer
 from training.loop.run import RunDirectory

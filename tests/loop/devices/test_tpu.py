@@ -15,13 +15,13 @@ from keras_vit import UserError
 from keras_vit.images.formats import formats
 from tests.support import options_of
 from training import workdir
-from training.devices.tpu import has_tpu, may_be_slice, prepare_tpu
 from training.lock import locked
+from training.loop.devices.tpu import has_tpu, may_be_slice, prepare_tpu
 from training.options.common import DataOptions, StrategyOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 TPU = StrategyOptions(strategy="tpu")
 
 
