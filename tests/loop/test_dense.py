@@ -20,7 +20,6 @@ from tests.loop.test_resume import assert_ended_alike, final_state
 from tests.segmentation.shapes import LABELS, shapes
 from training.loop.build import build_trainer, trained_model
 from training.loop.devices.strategies import open_strategy
-from training.loop.dry_run import dry_run_report
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup
 from training.loop.train import run_training
@@ -113,7 +112,10 @@ def test_the_head_of_pixels_learns(tmp_path):
 def test_a_dry_run_says_what_it_does_not_count(tmp_path, capsys):
     options = TrainingOptions(source=DataOptions("digits"), workdir=str(tmp_path / "run"), recipe=RECIPE)
     setup = Setup(shapes(), open_strategy(SINGLE))
-    dry_run_report(options, setup, lambda _: make_model(RECIPE), command="segment", recipe_name="eomt")
+    run_training(
+        dataclasses.replace(options, dry_run=True), setup, lambda _: make_model(RECIPE), command="segment",
+        recipe_name="eomt",
+    )  # fmt: skip
     assert "the queries, and the heads of masks or boxes" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
 

@@ -25,7 +25,7 @@ from tests.interruptions import Interrupted, killed_after
 from tests.support import Terminal, fetched, randomize
 from training.input.pipeline import training_batches
 from training.input.sources import DataOptions, array_split
-from training.loop import build, checkpoints, setup
+from training.loop import build, checkpoints, plan
 from training.loop import pretrain as pretraining
 from training.loop.run import RunDirectory
 from training.options.common import Execution
@@ -638,4 +638,4 @@ def test_a_warmup_that_is_longer_than_the_run_is_shortened_and_said(tmp_path, ca
 
 
 def test_no_recipe_takes_memory_that_no_machine_has():
-    assert all(setup.memory_of_step(recipe) < setup.MOST_MEMORY for recipe in RECIPES.values())
+    assert all(plan.memory_of_step(recipe) < plan.MOST_MEMORY for recipe in RECIPES.values())

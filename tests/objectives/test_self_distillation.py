@@ -17,7 +17,7 @@ from training.input.dataset import Split
 from training.input.pipeline import training_batches
 from training.input.sources import array_split
 from training.loop import pretrain as pretraining
-from training.loop.build import compile_trainer, model_with_config
+from training.loop.build import compile_trainer, rebuilt
 from training.objectives.resized import Resized
 from training.objectives.self_distillation import SelfDistillation
 from training.options.common import DataOptions, Execution
@@ -180,7 +180,7 @@ def test_small_crops_see_resized_positions():
     (_, small), _ = batches(TINY)[0]
     recipe = dataclasses.replace(TINY, image_size=(4, 4), local_crops=0)
     found = Resized(trained.network, lambda: recipe.build(num_classes=0))(small[:, 0], training=False)["student"]
-    expected = keras_vit.adapt(model_with_config(trained.network, TINY.model, TINY.preprocessing(1)), image_size=(4, 4))
+    expected = keras_vit.adapt(rebuilt(trained.network), image_size=(4, 4))
     head = keras.Model(trained.network.get_layer("pool").output, trained.network.get_layer("prototypes").output)
     np.testing.assert_allclose(found, head(expected(small[:, 0])), rtol=1e-4, atol=1e-5)
 

@@ -292,7 +292,7 @@ def test_a_resnet_has_no_blocks_for_a_layer_decay():
 
 def test_every_named_recipe_is_taken_as_it_is():
     by_data = [bit_hyperrule(kind, count, (300, 300)) for kind in ("paper", "code") for count in (1000, 10**6)]
-    by_data += [auto_recipe(DataFacts(1000, (64, 64))), auto_finetune_recipe(1000, (64, 64))]
+    by_data += [auto_recipe(DataFacts(1000, (64, 64))), auto_finetune_recipe(DataFacts(1000, (64, 64)))]
     for recipe in (*RECIPES.values(), *FINETUNE_RECIPES.values(), *by_data):
         assert overridden(recipe, recipe) == recipe
 

@@ -1,7 +1,8 @@
 """Build what a recipe trains: the model under its strategy, the compiled trainer, and the trained model afterwards."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -180,25 +181,31 @@ def trained_model(trainer: Trainer) -> keras.Model:
 
     On several hosts with JAX, all of them must call this; each gets a model on its own devices.
     """
-    network = trainer.network
     with on_this_host(trainer.distribute_strategy):
-        return model_with_config(network, keras_vit.config_of(network), preprocessing_of(network), trainer.ema)
+        return rebuilt(trainer.network, averages=trainer.ema)
 
 
-def model_with_config(
+def rebuilt(
     model: keras.Model,
-    config: keras_vit.ViTConfig | keras_vit.ResNetConfig,
-    preprocessing: keras_vit.Preprocessing,
+    preprocessing: keras_vit.Preprocessing | None = None,
+    *,
+    rates: Mapping[str, float] | None = None,
     averages: Sequence[keras.Variable] = (),
 ) -> keras.Model:
-    """Build a new model from a config and copy the weights, with `averages` in place of the trainable ones if given.
+    """Build a model anew from its config, and copy its weights.
 
     A model that was trained on masked patches becomes one that returns features; one that segments loses its mask
-    attention, which is for training. Raises UserError for a model with
-    other layers than its config says.
+    attention, which is for training. Raises UserError for a model with other layers than its config says.
+
+    Args:
+        model: of keras_vit.
+        preprocessing: of the new model; default that of the model.
+        rates: of dropout, see `keras_vit.build`. A ResNet has none but 0.
+        averages: in place of the trainable weights, if there are any.
     """
     _check_graph(model)
-    task = task_of(model)
+    config, task = keras_vit.config_of(model), task_of(model)
+    preprocessing = preprocessing or preprocessing_of(model)
     if task is not None and isinstance(config, ViTConfig):
         if isinstance(task, SegmentationConfig):  # which training has annealed away
             task = dataclasses.replace(task, mask_attention=False)
@@ -208,7 +215,10 @@ def model_with_config(
             new = with_classes(new, np.zeros((classes.num_classes, classes.embedding_size)))
     else:
         num_classes = None if isinstance(model.output, dict) else model.output_shape[-1]
-        new = keras_vit.build(config, preprocessing=preprocessing, num_classes=num_classes, name=model.name)
+        applied: dict[str, Any] = {
+            name: rate for name, rate in (rates or {}).items() if rate or isinstance(config, ViTConfig)
+        }
+        new = keras_vit.build(config, preprocessing=preprocessing, num_classes=num_classes, name=model.name, **applied)
     with keras.StatelessScope(list(zip(model.trainable_variables, averages, strict=bool(averages)))):
         values = {key: whole(value) for key, value in values_by_key(model).items()}
     for key, variable in weights_by_key(new).items():

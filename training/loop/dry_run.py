@@ -16,10 +16,10 @@ from keras_vit.models.config import ModelConfig
 from training.input.sources import DataSet
 from training.loop.build import network_to_train
 from training.loop.learning_rate import LearningRate
+from training.loop.plan import Plan
 from training.loop.run import RunDirectory
-from training.loop.setup import Setup, prepared, settings_of
 from training.objectives.of_recipe import objective_of
-from training.options.common import Execution, TrainingOptions
+from training.options.common import Execution
 from training.recipes.recipe import Recipe
 
 # Variables of the optimizer for each weight. Those few that Muon leaves to Adam have two.
@@ -47,41 +47,33 @@ class Workload:
     """Those of the parameters that have a gradient; default all."""
 
 
-def dry_run_report(
-    options: TrainingOptions,
-    setup: Setup,
-    make_model: Callable[[int], keras.Model],
-    *,
-    command: str,
-    recipe_name: str,
-) -> None:
-    """Print the dry run's report and plot the learning rate next to the workdir, which is not created.
+def dry_run_report(plan: Plan, run: RunDirectory, make_model: Callable[[int], keras.Model]) -> None:
+    """Print the dry run's report and plot the learning rate next to the run directory, which is not created.
 
     Raises UserError for whatever `run_training` refuses. See there for the arguments.
     """
-    settings = settings_of(options, command, recipe_name, setup.source)
-    options, source, num_steps = prepared(options, setup)
-    workdir, recipe, replicas = options.directory, options.recipe, setup.strategy.num_replicas_in_sync
-    RunDirectory(workdir).check(settings, source.labels, images=setup.source.fingerprint)
+    recipe, data, options = plan.recipe, plan.data, plan.options
+    run.check(plan.settings, data.labels, images=plan.images)
     network = network_to_train(
-        lambda: make_model(len(source.labels)),
+        lambda: make_model(len(data.labels)),
         recipe,
-        num_steps,
-        strategy=setup.strategy,
-        execution=options.execution,
+        plan.num_steps,
+        strategy=plan.strategy,
+        execution=plan.execution,
     )
-    classes = len(source.labels) if recipe.uses_labels else 0
-    channels = preprocessing_of(network).channels
-    workload = Workload(config_of(network), recipe, classes, channels, options.execution, replicas)
+    classes, channels = len(data.labels) if recipe.uses_labels else 0, preprocessing_of(network).channels
+    replicas = plan.strategy.num_replicas_in_sync
+    workload = Workload(config_of(network), recipe, classes, channels, plan.execution, replicas)
     if recipe.lora or recipe.freeze:
         trained = sum(math.prod(variable.shape) for variable in network.trainable_variables)
         workload = dataclasses.replace(workload, parameters=network.count_params(), trained=trained)
-    shown = {name: value for name, value in dataclasses.asdict(options).items() if name != "dry_run"}
-    print(describe_run(workload, source, {"recipe_name": recipe_name, **shown}))
-    workdir.parent.mkdir(parents=True, exist_ok=True)
-    plot = workdir.with_name(f"{workdir.name}.lr.png")
+    shown = dataclasses.asdict(dataclasses.replace(options, recipe=recipe))
+    shown.pop("dry_run")
+    print(describe_run(workload, data, {"recipe_name": plan.settings["recipe_name"], **shown}))
+    run.path.parent.mkdir(parents=True, exist_ok=True)
+    plot = run.path.with_name(f"{run.path.name}.lr.png")
     with atomic_write(plot) as temporary:
-        draw_learning_rate(recipe, source.train.num_examples, temporary)
+        draw_learning_rate(recipe, data.train.num_examples, temporary)
     print(f"\nThe learning rate is plotted in {plot}; nothing was trained.")
 
 

@@ -9,7 +9,7 @@ from keras_vit import preprocessing_of
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.load import weights_by_key
 from training.loop.run import RunDirectory
-from training.loop.setup import Setup, open_setup, with_loss_for
+from training.loop.setup import Setup, open_setup
 from training.loop.train import run_training
 from training.options.train import PretrainOptions
 
@@ -28,8 +28,6 @@ def pretrain(
         setup: data and devices; by default those of the options.
         callbacks: see `training.loop.train.run_training`.
     """
-    setup = setup or open_setup(options)
-    options = with_loss_for(options, setup.source)
     recipe = options.recipe
 
     def make_model(num_classes: int) -> keras.Model:
@@ -42,7 +40,7 @@ def pretrain(
 
     return run_training(
         options,
-        setup,
+        setup or open_setup(options),
         make_model,
         command="pretrain",
         recipe_name=recipe_name,

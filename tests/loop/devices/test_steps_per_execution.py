@@ -18,7 +18,9 @@ import keras_vit
 from training.loop.devices.strategies import StrategyOptions, open_strategy
 from training.input.sources import DataSet, array_split
 from training.loop.build import build_trainer
+from training.loop.plan import resolve
 from training.loop.run import RunDirectory
+from training.loop.setup import Setup
 from training.loop.train import Training
 from training.options.common import DataOptions, Execution
 from training.options.train import PretrainOptions
@@ -53,7 +55,8 @@ for steps in map(int, sys.argv[3:]):
     note = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(int(np.array(trainer.step))),
         on_test_end=lambda logs: counts.append([np.array(total) for total in trainer.test_sums]))
-    Training(trainer, DataSet(tuple("abcde"), split, split), run, options, [note]).run_steps()
+    setup = Setup(DataSet(tuple("abcde"), split, split), strategy)
+    Training(resolve(options, setup, command="pretrain", recipe_name="tiny"), trainer, run, [note]).run_steps()
     found[f"{steps} weights"] = np.concatenate([np.ravel(np.array(v)) for v in trainer.state.values()])
     found[f"{steps} counts"] = np.array(counts)
     found[f"{steps} seen"] = np.array(seen)

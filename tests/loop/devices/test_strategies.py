@@ -18,9 +18,10 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.parser import check_ranges
 from training.input.sources import open_source
-from training.loop import setup
 from training.loop.devices import rendezvous
 from training.loop.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy, report_lost_workers
+from training.loop.plan import resolve
+from training.loop.setup import Setup
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
@@ -33,7 +34,9 @@ import dataclasses, pathlib, sys
 import keras, numpy as np, tensorflow as tf
 import keras_vit
 from training.loop.build import build_trainer
+from training.loop.plan import resolve
 from training.loop.run import RunDirectory
+from training.loop.setup import Setup
 from training.loop.train import Training
 from training.recipes.pretrain import RECIPES
 from training.recipes.schedules import Schedule
@@ -89,7 +92,8 @@ def train(strategy, name, several):
     counts = []
     note = keras.callbacks.LambdaCallback(
         on_test_end=lambda logs: counts.append([np.array(total) for total in trainer.test_sums[1:]]))
-    Training(trainer, DataSet(CLASSES, split, split), run, options, [note]).run_steps()
+    setup = Setup(DataSet(CLASSES, split, split), strategy)
+    Training(resolve(options, setup, command="pretrain", recipe_name="tiny"), trainer, run, [note]).run_steps()
     return {
         name: np.concatenate([np.ravel(weight) for weight in trainer.network.get_weights()]),
         name + "_ema": np.concatenate([np.ravel(weight) for weight in trainer.ema]),
@@ -352,10 +356,11 @@ def test_a_batch_that_cannot_be_shared_is_refused_with_one_that_can(batch_size, 
 
     recipe = dataclasses.replace(RECIPES["digits"], batch_size=batch_size, accumulation=accumulation)
     options = PretrainOptions(source=DataOptions("digits"), workdir="never", recipe=recipe)
-    opened = setup.Setup(open_source(options.source), Strategy())
+    opened = Setup(open_source(options.source), Strategy())
     with pytest.raises(UserError, match=f"cannot be shared evenly by {replicas} replicas .* give --batch-size {fits}"):
-        setup.prepared(options, opened)
-    setup.prepared(dataclasses.replace(options, recipe=dataclasses.replace(recipe, batch_size=fits)), opened)
+        resolve(options, opened, command="pretrain", recipe_name="digits")
+    options = dataclasses.replace(options, recipe=dataclasses.replace(recipe, batch_size=fits))
+    assert resolve(options, opened, command="pretrain", recipe_name="digits").recipe.batch_size == fits
 
 
 def test_a_failed_worker_ends_the_launch_with_its_exit_code(tmp_path):
