@@ -95,7 +95,8 @@ def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | No
             facts = DataFacts(train.num_examples, *typical_image(train), *sizes)
             named, options = request.resolve(facts)
             if name == _AUTO:
-                print("\n".join(auto_finetune_reasons(facts, named, options.recipe)))
+                for reason in auto_finetune_reasons(facts, named, options.recipe):
+                    print(reason)
         if options.unlabelled is None:
             finetune(options, name, setup)
         else:

@@ -35,8 +35,9 @@ class MaskedPatches(Objective):
     def __init__(self, target: Target, patch: tuple[int, int], preprocessing: Preprocessing):
         self._target, self._patch, self._preprocessing = target, patch, preprocessing
         self.metrics = ("loss",) if target in PIXEL_TARGETS else ("loss", "accuracy")
-        outputs = num_patch_outputs(target, patch, preprocessing.channels)
-        self.uncounted = (f"the head of {outputs:,} outputs for each patch",)
+        self.num_outputs = num_patch_outputs(target, patch, preprocessing.channels)
+        """Size of the prediction for a patch."""
+        self.uncounted = (f"the head of {self.num_outputs:,} outputs for each patch",)
 
     @classmethod
     def of(cls, recipe, num_steps):
