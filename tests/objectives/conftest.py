@@ -1,15 +1,10 @@
 """Fixtures of the techniques: a run to start from, and whether a run that was interrupted ends as if it was not."""
 
 import dataclasses
-import pathlib
-from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit import run_directory
-from tests.interruptions import killed_after
 from training.loop import pretrain as pretraining
 from training.loop.run import RunDirectory
 from training.options.common import DataOptions
@@ -29,20 +24,3 @@ def _upstream(tmp_path_factory) -> RunDirectory:
     return pretraining.pretrain(
         PretrainOptions(source=DataOptions("digits"), workdir=str(folder), recipe=recipe), "tiny"
     )
-
-
-@pytest.fixture(name="assert_resumes_exactly")
-def _assert_resumes_exactly(tmp_path) -> Callable[[Callable[[pathlib.Path], object], int], None]:
-    """Compare the run of a command, a function of the workdir, with one that is killed after a step and continued."""
-
-    def compare(command: Callable[[pathlib.Path], object], step: int) -> None:
-        command(tmp_path / "undisturbed")
-        with killed_after(step):
-            command(tmp_path / "killed")
-        assert not (tmp_path / "killed" / run_directory.MODEL).exists()
-        command(tmp_path / "killed")
-        models = [run_directory.load_model(tmp_path / name) for name in ("undisturbed", "killed")]
-        for here, there in zip(*(model.get_weights() for model in models), strict=True):
-            np.testing.assert_array_equal(here, there)
-
-    return compare

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit import UserError, run_directory
+from keras_vit import run_directory
 from training import pretrain
 from training.probes import watch
 
@@ -36,16 +36,6 @@ def test_it_begins_with_all_weights_of_the_checkpoint_and_a_tenth_of_the_learnin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WAYS)
-def test_it_resumes_to_the_bit(name, upstream, assert_resumes_exactly):
-    def command(workdir):
-        options = ["--checkpoint", str(upstream.path), "--layer-decay", "0.8", "--checkpoint-every", "1"]
-        pretrain.main([name, *COMMAND, *WAYS[name], *options, "--knn-every", "1", "--workdir", str(workdir)])
-
-    assert_resumes_exactly(command, 9)
-
-
-@pytest.mark.slow
 def test_it_stops_when_the_features_get_worse_and_keeps_the_best(upstream, monkeypatch, tmp_path, capsys):
     accuracies = iter([0.9, 0.95, 0.5, 0.4])
     monkeypatch.setattr(
@@ -58,18 +48,3 @@ def test_it_stops_when_the_features_get_worse_and_keeps_the_best(upstream, monke
     assert "The features got worse, so the run stops here" in printed
     assert "Kept: the weights epoch 1, with 95.0%" in printed
     assert not (tmp_path / "run" / "best_features.npz").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("digits", ["--checkpoint", "{}"], "this recipe learns classes; give the checkpoint to keras-vit finetune"),
-        ("auto", ["--checkpoint", "{}"], "this recipe learns classes"),
-        ("digits", ["--knn-every", "1"], "--knn-every measures features"),
-        ("mnist-mae", ["--checkpoint", "{}", "--model.hidden-size", "8"], "has no effect; leave it out"),
-    ],
-)
-def test_what_does_not_fit_is_refused(name, options, words, upstream, tmp_path):
-    with pytest.raises(UserError, match=words):
-        given = [option.format(upstream.path) for option in options]
-        pretrain.main([name, "--data", "digits", "--workdir", str(tmp_path / "run"), *given])

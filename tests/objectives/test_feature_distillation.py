@@ -6,10 +6,8 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import Preprocessing, ResNetConfig, UserError, run_directory
-from tests.interruptions import killed_after
 from tests.support import FIXTURES, randomize
 from training import pretrain
-from training.loop.run import RunDirectory
 from training.objectives.feature_distillation import (
     FeatureDistillation,
     feature_losses,
@@ -80,22 +78,6 @@ def test_features_of_a_teacher_are_standardized_by_moving_statistics_and_evaluat
     np.testing.assert_allclose(losses, feature_losses(student(images), wanted)[0], rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_a_killed_run_continues_with_the_statistics_of_the_teacher_to_the_same_bits(upstream, tmp_path):
-    command = ["digits", "--data", "digits", "--epochs", "2", "--batch-size", "300", "--warmup-steps", "2"]
-    command += ["--model.patch-size", "2", "--model.num-layers", "1", "--model.hidden-size", "12"]
-    command += ["--model.mlp-dim", "20", "--teacher", str(upstream.path), "--distil", "features", "--deterministic"]
-    whole, continued = (RunDirectory(tmp_path / name) for name in ("whole", "continued"))
-    pretrain.main([*command, "--workdir", str(whole.path)])
-    with killed_after(4):
-        pretrain.main([*command, "--workdir", str(continued.path)])
-    pretrain.main([*command, "--workdir", str(continued.path)])
-    weights = [run_directory.load_model(run.path).get_weights() for run in (whole, continued)]
-    for one, other in zip(*weights, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert [whole.metrics()[-1][name] - continued.metrics()[-1][name] for name in ("loss", "val_loss")] == [0, 0]
-
-
 def test_a_run_learns_and_ends_without_head_and_projections(upstream, tmp_path):
     command = ["digits", "--data", "digits", "--epochs", "2", "--batch-size", "200", "--warmup-steps", "2"]
     command += ["--model.patch-size", "2", "--model.num-layers", "1", "--model.hidden-size", "12"]
@@ -104,16 +86,3 @@ def test_a_run_learns_and_ends_without_head_and_projections(upstream, tmp_path):
     model = run_directory.load_model(tmp_path / "run")
     assert model.output_shape == (None, 12)
     assert not any("projection" in weight.path for weight in model.weights)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--distil", "features"], "need a teacher"),
-        (["--teacher", "x", "--distil", "features", "--temperature", "2"], "Feature distillation has no temperature"),
-        (["--teacher", "x", "--distil", "features", "--patch-dropout", "0.5"], "Of --distillation features"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options, words, tmp_path):
-    with pytest.raises(UserError, match=words):
-        pretrain.main(["digits", "--data", "digits", "--workdir", str(tmp_path / "run"), *options])

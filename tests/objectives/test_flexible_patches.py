@@ -8,9 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import UserError
-from tests.support import randomize, replaced
-from training import pretrain
+from tests.support import randomize
 from training.loop import build
 from training.loop.trainer import Trainer
 from training.objectives.classification import Classification
@@ -20,8 +18,6 @@ from training.recipes.pretrain import find_recipe
 from training.recipes.schedules import Schedule
 
 CONFIG = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
-COMMAND = ["digits", "--data", "digits", "--epochs", "2", "--batch-size", "200", "--warmup-steps", "2"]
-COMMAND += ["--model.num-layers", "1", "--model.hidden-size", "12", "--model.mlp-dim", "20", "--patch-sizes", "2", "4"]
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -55,23 +51,3 @@ def test_all_sizes_are_trained_in_one_trace(monkeypatch):
         trainer.train_on_batch(images, labels)
     assert len(set(sizes)) == 3
     assert len(traces) == 1
-
-
-@pytest.mark.slow
-def test_a_run_of_several_patch_sizes_resumes_exactly(assert_resumes_exactly):
-    assert_resumes_exactly(lambda workdir: pretrain.main([*COMMAND, "--workdir", str(workdir)]), step=7)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--patch-sizes", "3"], "image height must be a multiple of the patch height"),
-        (["--patch-sizes", "4", "4"], r"patch-sizes must be different pixels, but are \(4, 4\)"),
-        (["--remat"], "--patch-sizes and --patch-dropout cannot be combined with remat"),
-        (["--model.position-embedding", "relative"], "resizes learned positions only, not .*relative"),
-    ],
-)
-def test_sizes_that_cannot_be_trained_are_refused_and_leave_nothing(options, words, tmp_path):
-    with pytest.raises(UserError, match=words):
-        pretrain.main(replaced([*COMMAND, "--workdir", str(tmp_path / "run")], *options))
-    assert not (tmp_path / "run").exists()

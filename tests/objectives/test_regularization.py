@@ -8,9 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import UserError
 from tests.support import randomize
-from training import pretrain
 from training.loop import build
 from training.objectives.classification import Classification
 from training.objectives.patch_dropout import PatchDropout
@@ -19,8 +17,6 @@ from training.recipes.pretrain import find_recipe
 from training.recipes.schedules import Schedule
 
 CONFIG = keras_vit.ViTConfig(patch_size=2, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20, num_registers=2)
-COMMAND = ["digits", "--data", "digits", "--epochs", "2", "--batch-size", "200", "--warmup-steps", "2"]
-COMMAND += ["--model.num-layers", "1", "--model.hidden-size", "12", "--model.mlp-dim", "20"]
 
 
 def test_dropped_patches_are_computed_by_no_block():
@@ -84,25 +80,3 @@ def test_sam_takes_the_gradient_uphill(remat, accumulation):
     trainer.train_on_batch(images, labels)
     for after, weight, gradient in zip(model.get_weights(), before, expected, strict=True):
         np.testing.assert_allclose(after, weight - gradient, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [["--patch-dropout", "0.5"], ["--sharpness-radius", "0.05"]])
-def test_regularized_runs_resume_exactly(options, assert_resumes_exactly):
-    assert_resumes_exactly(lambda workdir: pretrain.main([*COMMAND, *options, "--workdir", str(workdir)]), step=7)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--patch-dropout", "1"], r"patch-dropout must be in \[0, 1\), but is 1.0"),
-        (["--patch-dropout", "0.5", "--patch-sizes", "2", "4"], "a run takes one; leave one out"),
-        (["--patch-dropout", "0.5", "--remat"], "cannot be combined with rematerialization"),
-        (["--patch-dropout", "0.5", "--model.position-embedding", "rotary"], "does not fit rotary positions"),
-        (["--sharpness-radius", "-1"], "sharpness-radius must be at least 0"),
-    ],
-)
-def test_what_does_not_fit_is_refused_and_leaves_nothing(options, words, tmp_path):
-    with pytest.raises(UserError, match=words):
-        pretrain.main([*COMMAND, *options, "--workdir", str(tmp_path / "run")])
-    assert not (tmp_path / "run").exists()

@@ -205,21 +205,6 @@ def test_a_run_learns_and_is_fine_tuned(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_ends_in_the_same_bits(tmp_path):
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 2:
-                raise KeyboardInterrupt
-
-    whole = pretraining.pretrain(options(tmp_path / "whole"), "tiny-dino")
-    with pytest.raises(KeyboardInterrupt):
-        pretraining.pretrain(options(tmp_path / "parts"), "tiny-dino", callbacks=[Stop()])
-    parts = pretraining.pretrain(options(tmp_path / "parts"), "tiny-dino")
-    for one, other in zip(*(run_directory.load_model(run.path).weights for run in (whole, parts)), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.slow
 def test_two_replicas_end_where_one_device_does(tmp_path):
     # Processes of their own: devices are made before TensorFlow starts.
     command = [sys.executable, "-m", "training.pretrain", "mnist-dino", "--data", "digits", "--model.patch-size", "2"]
@@ -270,8 +255,3 @@ def test_a_model_whose_weights_depend_on_the_size_is_refused():
     recipe = dataclasses.replace(TINY, model=dataclasses.replace(TINY.model, position_embedding="relative"))
     with pytest.raises(UserError, match="resizes learned positions only"):
         trainer(recipe)
-
-
-def test_rematerialization_is_refused():
-    with pytest.raises(UserError, match="leave --remat out"):
-        trainer(remat=True)

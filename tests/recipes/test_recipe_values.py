@@ -256,6 +256,9 @@ def test_any_field_of_any_family_is_set_by_an_option_of_its_type(name):
             parse(name, *wrong)
 
 
+UNPOOLED = dataclasses.replace(RECIPES["digits"].model, classifier="unpooled")
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
@@ -264,6 +267,11 @@ def test_any_field_of_any_family_is_set_by_an_option_of_its_type(name):
         ({"learning_rate": float("inf")}, "learning-rate must be a finite number, but is inf"),
         ({"schedule": Schedule("linear", linear_end=0.01)}, "must not rise, but linear_end is 0.01 and the peak 0.002"),
         ({"clip_norm": 0.0}, "clip-norm must be positive, but is 0.0"),
+        ({"clip_norm": float("nan")}, "clip-norm must be a finite number"),
+        ({"weight_decay": float("nan")}, "weight-decay must be a finite number"),
+        ({"label_smoothing": 1.0}, r"label-smoothing must be in \[0, 1\)"),
+        ({"shift": -1}, "shift must be at least 0"),
+        ({"model": UNPOOLED}, "not the classifier 'unpooled'"),
         ({"accumulation": 5}, "accumulation must divide the batch of 32, but is 5"),
         ({"ema_decay": 1.0}, r"ema-decay must be in \(0, 1\), but is 1.0"),
         ({"freeze": ("cls", "")}, "freeze must be the first parts of layer names, but one is empty"),
