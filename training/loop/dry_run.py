@@ -29,7 +29,7 @@ _ROWS, _COLUMNS = 8, 60
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What is trained, and how it is computed."""
+    """A recipe on a model, and how it is computed."""
 
     config: ModelConfig
     """Of the model, which a fine-tuning recipe does not contain."""
@@ -94,9 +94,7 @@ def describe_run(workload: Workload, source: DataSet, settings: dict) -> str:
     trained = parameters if workload.trained is None else workload.trained
     parts = estimate_memory(workload)
     passes = 2 if recipe.sharpness_radius else 1
-    counted = "counting the gradient as twice the forward pass" + ", and both twice for --sharpness-radius" * (
-        passes > 1
-    )
+    twice = ", and both twice for --sharpness-radius" if passes > 1 else ""
     rows = [
         ("training images", f"{source.train.num_examples:,} of {len(source.labels)} classes"),
         ("evaluation images", f"{source.evaluation.num_examples:,}"),
@@ -104,15 +102,16 @@ def describe_run(workload: Workload, source: DataSet, settings: dict) -> str:
         ("epochs", f"{num_steps / steps_per_epoch:.4g} of {steps_per_epoch:,} complete batches"),
         ("parameters", f"{parameters:,}" + f", of which {trained:,} are trained" * (trained < parameters)),
         ("forward, an image", f"{_si(cost.multiply_adds + cost.normalization)} multiply-adds, {_si(cost.flops)}FLOPs"),
-        ("training, total", f"{_si(3 * passes * cost.flops * images)}FLOPs, {counted}"),
+        (
+            "training, total",
+            f"{_si(3 * passes * cost.flops * images)}FLOPs, counting the gradient as twice the forward pass{twice}",
+        ),
         ("memory of a step, about" + f", on each of {replicas}" * (replicas > 1), f"{_si(sum(parts.values()))}B"),
         *((f"  {name}", f"{_si(size)}B") for name, size in parts.items()),
     ]
     not_counted = [*objective_of(recipe, num_steps).uncounted]
     if recipe.lora or recipe.freeze:
-        not_counted.append(
-            "that frozen layers need no gradient of their weights, and none at all below the first trained layer"
-        )
+        not_counted.append("that frozen layers need no gradient, and none at all below the first trained layer")
     rows += [("" if number else "not counted", text) for number, text in enumerate(not_counted)]
     width = max(len(name) for name, _ in rows) + 2
     lines = ["Settings", *(f"  {name}: {value}" for name, value in _flat(settings)), "", "Run"]
@@ -129,9 +128,7 @@ def estimate_memory(workload: Workload) -> dict[str, int]:
     head = {"num_classes": workload.num_classes, "channels": workload.channels}
     full = costs(config, recipe.image_size, **head)
     kept = full.activations
-    if workload.execution.remat and isinstance(
-        config, ViTConfig
-    ):  # the input of every block, and all activations of one
+    if workload.execution.remat and isinstance(config, ViTConfig):  # every block's input, and all activations of one
         single = dataclasses.replace(config, num_layers=1)
         tokens = np.prod(config.grid(recipe.image_size)) + config.num_prefix_tokens
         kept = costs(single, recipe.image_size, **head).activations

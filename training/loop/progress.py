@@ -1,4 +1,4 @@
-"""What a run shows while it trains: on a terminal one line that is rewritten in place, elsewhere lines of a log.
+"""Show the progress of a run: on a terminal one line that is rewritten in place, elsewhere lines of a log.
 
 A log has a line for each of the first epochs, and then one every five minutes; a short one if there was none for half a
 minute. An hour of any epochs is below 10 kB, without control characters.

@@ -1,4 +1,4 @@
-"""What a run prints when it begins, and the images that it keeps."""
+"""Print what a run trains when it begins, and save the images that it keeps."""
 
 import keras
 import numpy as np

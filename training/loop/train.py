@@ -58,10 +58,9 @@ def run_training(
         make_model: number of classes -> model; called once, under the strategy, before any file is written.
         command: for config.json.
         recipe_name: for config.json and messages.
-        callbacks: of the caller. Their `model` is the trainer. They see one training of all epochs, of which each ends
-            with an evaluation, and may set `model.stop_training`, which ends the run and saves the model as it is.
-            Their own state is not saved: when an interrupted run continues, they start fresh. With several workers,
-            the callbacks of each worker must make the same decisions.
+        callbacks: see one training of all epochs, each of which ends with an evaluation. Their `model` is the trainer;
+            its `stop_training` ends the run and saves the model as it is. When an interrupted run continues, they start
+            fresh. With several workers, those of each worker must make the same decisions.
         checkpoint: that the model begins with, for config.json.
 
     Raises:
@@ -87,29 +86,36 @@ def run_training(
             print(f"{run.path} is finished: nothing to do.")
             return run
 
-        keras.utils.set_random_seed(plan.options.seed)
-        if plan.execution.deterministic:
-            tf.config.experimental.enable_op_determinism()
-        trainer = build_trainer(
-            lambda: make_model(len(plan.data.labels)),
-            plan.recipe,
-            plan.num_steps,
-            strategy=plan.strategy,
-            execution=plan.execution,
-            seed=plan.options.seed,
-            class_weights=plan.class_weights,
-        )
-        if writes:
-            weights = None if checkpoint is None else {"checkpoint": checkpoint, "license": license_of(checkpoint)}
-            run.start(plan.settings, plan.data.labels, weights, images=plan.images)
-            print_summary(plan, trainer.network)
-            save_images(run, plan.data, preprocessing_of(trainer.network))
-        _train(Training(plan, trainer, run, callbacks))
+        _train(Training(plan, _started(plan, run, make_model, checkpoint), run, callbacks))
     if writes:
         last = sorted(run.metrics()[-1].items())
         metrics = ", ".join(f"{name[4:]} {value:.4f}" for name, value in last if name.startswith("val_"))
         print(f"Trained: {metrics} on the evaluation images; see {run.path}.")
     return run
+
+
+def _started(
+    plan: Plan, run: RunDirectory, make_model: Callable[[int], keras.Model], checkpoint: str | None
+) -> Trainer:
+    """Build the trainer, and write the first files of the run."""
+    keras.utils.set_random_seed(plan.options.seed)
+    if plan.execution.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    trainer = build_trainer(
+        lambda: make_model(len(plan.data.labels)),
+        plan.recipe,
+        plan.num_steps,
+        strategy=plan.strategy,
+        execution=plan.execution,
+        seed=plan.options.seed,
+        class_weights=plan.class_weights,
+    )
+    if is_chief(plan.strategy):
+        weights = None if checkpoint is None else {"checkpoint": checkpoint, "license": license_of(checkpoint)}
+        run.start(plan.settings, plan.data.labels, weights, images=plan.images)
+        print_summary(plan, trainer.network)
+        save_images(run, plan.data, preprocessing_of(trainer.network))
+    return trainer
 
 
 def _train(training: "Training") -> None:

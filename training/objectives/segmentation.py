@@ -83,7 +83,7 @@ class MaskSetPrediction(DenseObjective):
         return losses, [ops.sum(losses), ops.sum(0.0 * losses), ops.sum(weights)]
 
     def _losses(self, prediction, targets, masks, in_training: bool):
-        """Of each example (B,), divided by the mean number of targets, so that their mean is that of the batch."""
+        """Return the losses (B,), divided by the mean number of targets: their mean is that of the batch."""
         seed = self._seeds if in_training else 0
         class_logits, mask_logits = (ops.cast(prediction[name], "float32") for name in ("class_logits", "mask_logits"))
         labels, weights = targets["labels"], self._weights

@@ -26,7 +26,7 @@ _MOST_GROWTH = 2
 
 @dataclasses.dataclass(frozen=True)
 class DataFacts:
-    """What the recipes depend on."""
+    """The data and the checkpoint, as far as the recipes depend on them."""
 
     num_examples: int
     """Training images."""

@@ -1,4 +1,4 @@
-"""What the backend of Keras needs before it is imported."""
+"""Prepare the backend of Keras before it is imported."""
 
 from keras_vit import cli
 from training.loop.devices.tpu import prepare_tpu
