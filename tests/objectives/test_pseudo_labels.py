@@ -19,8 +19,7 @@ from training.recipes.recipe import PseudoLabelRecipe
 RECIPE = FINETUNE_RECIPES["mnist-finetune"]
 FIELDS = {field.name: getattr(RECIPE, field.name) for field in dataclasses.fields(RECIPE)}
 SEMI = PseudoLabelRecipe(
-    **FIELDS | {"ema_decay": 0.9, "image_size": (8, 8), "batch_size": 4, "label_smoothing": 0.0},
-    unlabelled_per_image=2,
+    **FIELDS | {"ema_decay": 0.9, "image_size": (8, 8), "batch_size": 4, "label_smoothing": 0.0}, unlabelled_per_image=2
 )
 
 

@@ -83,8 +83,7 @@ def test_fine_tuning_as_in_table_2_averages_the_weights():
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "warmup_steps"),
-    [("", 10_000, 500), ("-imagenet", 20_000, 500), ("-augreg", 500, 100)],
+    ("name", "steps", "warmup_steps"), [("", 10_000, 500), ("-imagenet", 20_000, 500), ("-augreg", 500, 100)]
 )
 def test_the_defaults_of_vit_jax(name, steps, warmup_steps):
     recipe = FINETUNE_RECIPES[f"vit-jax-finetune{name}"]

@@ -16,11 +16,7 @@ from training.recipes.compiled import COMPILED
 from training.recipes.pretrain import find_recipe
 from training.recipes.recipe import PretrainRecipe
 
-DATA_SETS = {
-    "imagenet-1k": (1_281_167, 1000),
-    "imagenet-21k": (14_197_122, 21_841),
-    "jft-300m": (303_000_000, 18_291),
-}
+DATA_SETS = {"imagenet-1k": (1_281_167, 1000), "imagenet-21k": (14_197_122, 21_841), "jft-300m": (303_000_000, 18_291)}
 """Training images and classes of data sets that a budget knows by name. ImageNet-21k is that of fall 2011."""
 
 

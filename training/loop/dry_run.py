@@ -55,11 +55,7 @@ def dry_run_report(plan: Plan, run: RunDirectory, make_model: Callable[[int], ke
     recipe, data, options = plan.recipe, plan.data, plan.options
     run.check(plan.settings, data.labels, images=plan.images)
     network = network_to_train(
-        lambda: make_model(len(data.labels)),
-        recipe,
-        plan.num_steps,
-        strategy=plan.strategy,
-        execution=plan.execution,
+        lambda: make_model(len(data.labels)), recipe, plan.num_steps, strategy=plan.strategy, execution=plan.execution
     )
     classes, channels = len(data.labels) if recipe.uses_labels else 0, preprocessing_of(network).channels
     replicas = plan.strategy.num_replicas_in_sync

@@ -29,10 +29,7 @@ from training.recipes.recipe import NO_BLOCKS
 
 
 def finetune(
-    options: FinetuneOptions,
-    recipe_name: str,
-    setup: Setup,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
+    options: FinetuneOptions, recipe_name: str, setup: Setup, callbacks: Sequence[keras.callbacks.Callback] = ()
 ) -> RunDirectory:
     """Fine-tune a checkpoint and return the run; with `options.dry_run` only print the report.
 

@@ -146,8 +146,7 @@ def test_lists_of_machines_are_expanded_in_the_order_of_the_tasks(nodes, tasks, 
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"SLURM_PROCID": "2"}, {"SLURM_STEP_TASKS_PER_NODE": "many"}, {"SLURM_STEP_NODELIST": "a,b,c"}],
+    "wrong", [{"SLURM_PROCID": "2"}, {"SLURM_STEP_TASKS_PER_NODE": "many"}, {"SLURM_STEP_NODELIST": "a,b,c"}]
 )
 def test_an_environment_that_contradicts_itself_is_refused(wrong):
     variables = {"SLURM_STEP_NODELIST": "a,b", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "0", **wrong}

@@ -231,8 +231,7 @@ def test_impossible_numbers_of_the_strategy_are_refused(field):
 
 
 @pytest.mark.parametrize(
-    ("fields", "owner"),
-    [({"tpu": "my-tpu"}, "--strategy tpu"), ({"worker_timeout": 9}, "--strategy multi-worker")],
+    ("fields", "owner"), [({"tpu": "my-tpu"}, "--strategy tpu"), ({"worker_timeout": 9}, "--strategy multi-worker")]
 )
 def test_options_of_another_strategy_are_refused(fields, owner):
     for strategy in ("auto", owner.removeprefix("--strategy ")):

@@ -259,7 +259,6 @@ def gathered(variable: keras.Variable, value: Any, dtype: str) -> Any:
         return constrain(constrain(value.astype(dtype), part), whole)
 
     collect.defvjp(
-        lambda value: (collect(value), None),
-        lambda _, gradient: (constrain(gradient, part).astype(value.dtype),),
+        lambda value: (collect(value), None), lambda _, gradient: (constrain(gradient, part).astype(value.dtype),)
     )
     return collect(value)

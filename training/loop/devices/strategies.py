@@ -86,8 +86,7 @@ def _devices(replicas: int | None, gpus: list) -> list[str]:
         )
     cpu = tf.config.list_physical_devices("CPU")[0]
     with explained(
-        f"The CPU cannot be split into {replicas} devices, because TensorFlow is already initialized.",
-        RuntimeError,
+        f"The CPU cannot be split into {replicas} devices, because TensorFlow is already initialized.", RuntimeError
     ):
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     return [f"CPU:{number}" for number in range(replicas)]
