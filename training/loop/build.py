@@ -41,10 +41,7 @@ def build_trainer(
 ) -> Trainer:
     """Create the model under the strategy and compile its trainer, with all variables created.
 
-    Args:
-        make_model: returns the model; called once.
-        num_steps: of the run.
-        class_weights: (K,), see `training.objectives.classification.Classification`.
+    class_weights: (K,), see `training.objectives.classification.Classification`.
     """
     model = _new_model(make_model, strategy, execution)
     options = {"strategy": strategy, "execution": execution, "seed": seed, "class_weights": class_weights}

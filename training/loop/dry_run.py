@@ -74,13 +74,7 @@ def dry_run_report(plan: Plan, run: RunDirectory, make_model: Callable[[int], ke
 
 
 def describe_run(workload: Workload, source: DataSet, settings: dict) -> str:
-    """Return the report as text.
-
-    Args:
-        workload: what is trained.
-        source: of the data.
-        settings: nested settings, as in config.json.
-    """
+    """Return the report as text. settings: nested, as in config.json."""
     recipe, replicas = workload.recipe, workload.replicas
     num_steps = recipe.num_steps(source.train.num_examples)
     images = num_steps * recipe.batch_size

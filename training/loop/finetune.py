@@ -33,11 +33,7 @@ def finetune(
 ) -> RunDirectory:
     """Fine-tune a checkpoint and return the run; with `options.dry_run` only print the report.
 
-    Args:
-        options: of the command.
-        recipe_name: for config.json and messages.
-        setup: data and devices.
-        callbacks: see `training.loop.train.run_training`.
+    See `training.loop.train.run_training` for the arguments.
     """
     recipe, data, checkpoint = options.recipe, setup.source, _checkpoint_name(options)
     path = find_checkpoint(checkpoint)

@@ -13,18 +13,11 @@ from keras_vit.scores import Scoring
 
 
 class InspectEpochs(keras.callbacks.Callback):
-    """Inspects the model after every `every` epochs, on the first sample images of the run.
+    """Inspects the model that `make_model` returns after every `every` epochs, on the first sample images of the run.
 
     Writes figures, arrays and an HTML report to `inspection/epoch_0005/` in the run directory, and the same figures to
-    `tensorboard/inspection`, where a slider selects the epoch. A process that resumes a run writes the TensorBoard
-    images of earlier epochs again. The callback does not change the training, bit for bit.
-
-    Args:
-        make_model: returns the current model, such as one with the moving average of the weights.
-        run: the run directory, with samples.npz and labels.txt in it.
-        every: epochs between two inspections.
-        count: images to average the attention distance over, at most.
-        shown: images whose maps are shown.
+    `tensorboard/inspection`, those of earlier epochs again when a run is resumed. Training does not change, bit for
+    bit. The attention distance is a mean over `count` images at most, of which the maps of `shown` are shown.
     """
 
     def __init__(

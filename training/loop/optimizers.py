@@ -101,9 +101,8 @@ class Muon(UpdateRule):
     """Nesterov's momentum, orthogonalized, of a matrix (https://kellerjordan.github.io/posts/muon).
 
     The update is scaled to a root mean square of 0.2, about that of Adam's, so that the learning rate and the weight
-    decay of AdamW fit ("Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.2). `keras.optimizers.Muon` has
-    another scale, and sums the gradients of replicas after it clips them. Query, key and value are matrices of their
-    own here, as the source recommends; it does not divide them into heads.
+    decay of AdamW fit ("Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.2). Query, key and value are
+    matrices of their own here, as the source recommends; it does not divide them into heads.
     """
 
     momentum: float

@@ -22,11 +22,8 @@ def pretrain(
 ) -> RunDirectory:
     """Train a model and return its run; with `options.dry_run` only print the report.
 
-    Args:
-        options: of the command. With a checkpoint, the recipe's model is that of the checkpoint.
-        recipe_name: for config.json and messages.
-        setup: data and devices; by default those of the options.
-        callbacks: see `training.loop.train.run_training`.
+    With a checkpoint, the recipe's model is that of the checkpoint. By default, the setup is that of the options. See
+    `training.loop.train.run_training` for the arguments.
     """
     recipe = options.recipe
 

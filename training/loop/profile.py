@@ -10,15 +10,8 @@ import tensorflow as tf
 class ProfileSteps(keras.callbacks.Callback):
     """Writes a trace of the steps from `first` to `last`, counted from 1 over the run, to `profile/` of its directory.
 
-    With several steps per execution, the trace has every execution that contains one of these steps. A process that
-    resumes the run after them writes none.
-
-    Args:
-        folder: of the trace.
-        first: step to begin with; step 1 includes the compilation.
-        last: step to end with.
-        step: returns the steps done.
-        per_execution: steps in an execution.
+    Step 1 includes the compilation. With several steps per execution, the trace has every execution that contains one
+    of these steps. `step` returns the steps done.
     """
 
     def __init__(self, folder: pathlib.Path, first: int, last: int, step: Callable[[], int], per_execution: int):

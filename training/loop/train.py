@@ -152,14 +152,7 @@ class Training:
     def __init__(
         self, plan: Plan, trainer: Trainer, run: RunDirectory, callbacks: Sequence[keras.callbacks.Callback] = ()
     ):
-        """Restore the latest checkpoint. Raises UserError if it does not fit the trainer.
-
-        Args:
-            plan: of the run.
-            trainer: compiled, of the plan's recipe.
-            run: started, to restore from and to write to.
-            callbacks: of the caller, see `run_training`.
-        """
+        """Restore the latest checkpoint of a started run. Raises UserError if it does not fit the compiled trainer."""
         self.plan, self.trainer, self.run, self._callers_callbacks = plan, trainer, run, callbacks
         self.writes = is_chief(plan.strategy)
         self._epoch = plan.execution.evaluate_every or plan.epoch_steps

@@ -69,14 +69,10 @@ class Trainer(keras.Model):
         objective: Objective,
         strategy: tf.distribute.Strategy | None = None,
     ):
-        """Create it outside the strategy's scope: within it Keras' `fit` would reduce a batch over the workers to build
-        the model, which is already built, and fail (keras#20585).
+        """Create it for a network that the objective prepared, under the scope of a strategy, or for one device.
 
-        Args:
-            network: images (B, h, w, C) -> outputs, such as logits (B, K), as the objective prepared it.
-            options: of the step.
-            objective: computes the outputs in training, the loss and the metrics.
-            strategy: under whose scope the network was created; None for one device.
+        But outside of that scope: within it Keras' `fit` would reduce a batch over the workers to build the model,
+        which is already built, and fail (keras#20585).
         """
         super().__init__(name="trainer", dtype="float32")
         self._strategy = strategy or tf.distribute.get_strategy()
@@ -255,13 +251,8 @@ class Trainer(keras.Model):
     def _gradients(self, images, labels, micro=0, statistics=None):
         """Return gradients, the sums [loss, metric, weight], and the moving statistics after a micro-batch.
 
-        The loss is the sum over its examples divided by the batch size of the full step.
-
-        Args:
-            images: of the micro-batch.
-            labels: of the micro-batch.
-            micro: its number in the step.
-            statistics: moving statistics before it; None for those of the network.
+        The loss is the sum over its examples divided by the batch size of the full step. micro: its number in the step.
+        statistics: before it; None for those of the network.
         """
         computed = functools.partial(self._gradients_of, images, labels, micro, statistics)
         if len(self._forwards) == 1:

@@ -19,11 +19,8 @@ from training.objectives.objective import Objective, is_right, sums_of
 def open_teacher(teacher: str, student: keras.Model) -> keras.Model:
     """Load a teacher under the strategy that is in scope: images in the range of the student -> logits (B, K).
 
-    Args:
-        teacher: run directory, .keras file, or checkpoint of any layout, by path, address or official name.
-        student: the model to train.
-
-    Raises UserError if its images or classes are not those of the student.
+    A teacher is a run directory, .keras file, or checkpoint of any layout, by path, address or official name. Raises
+    UserError if its images or classes are not those of the student.
     """
     model = Run(teacher).model
     own, other = preprocessing_of(student), preprocessing_of(model)
@@ -46,11 +43,8 @@ def open_teacher(teacher: str, student: keras.Model) -> keras.Model:
 class SoftDistillation(Objective):
     """The divergence of the model's probabilities from those of the teacher; logits (B, K).
 
-    Args:
-        teacher: path or name, see `open_teacher`.
-        label_smoothing: of the labels, which count only for the evaluation.
-        temperature: that divides both logits; the loss is multiplied by its square ("Distilling the Knowledge in a
-            Neural Network", 1503.02531).
+    The temperature divides both logits; the loss is multiplied by its square ("Distilling the Knowledge in a Neural
+    Network", 1503.02531). The smoothed labels count only for the evaluation.
     """
 
     def __init__(self, teacher: str, label_smoothing: float, temperature: float = 1.0):

@@ -99,12 +99,7 @@ def open_feature_teacher(teacher: str, own: Preprocessing) -> keras.Model:
     """Load a teacher under the strategy that is in scope: images in the range and size of the student -> its features.
 
     It sees the images in its own range and size; of a published checkpoint, the size of the original's preprocessing.
-
-    Args:
-        teacher: run directory, .keras file, or checkpoint of any layout, by path, address or official name.
-        own: preprocessing of the student.
-
-    Raises UserError if it takes gray images, but the student colors.
+    `own` is the preprocessing of the student. Raises UserError if it takes gray images, but the student colors.
     """
     model = Run(teacher).model
     other = preprocessing_of(model)
@@ -125,9 +120,6 @@ class FeatureDistillation(Objective):
     """The distances of the projected features from the standardized ones of the teacher.
 
     The metric "cosine" is that of the summaries. In evaluation, the statistics of the teacher stay as they are.
-
-    Args:
-        teacher: path or name, see `open_feature_teacher`.
     """
 
     metrics = ("loss", "cosine")

@@ -21,12 +21,7 @@ from training.objectives.resized import Resized
 class FlexiblePatches(OtherForward):
     """A network at several patch sizes, one of which is computed in each step.
 
-    The step and the seed decide, the same on all replicas and for all micro-batches.
-
-    Args:
-        patch_sizes: in pixels.
-        seed: of the run.
-        objective: of the outputs.
+    The step and the seed of the run decide, the same on all replicas and for all micro-batches.
     """
 
     without_remat = "--patch-sizes and --patch-dropout"

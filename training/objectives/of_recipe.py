@@ -31,14 +31,7 @@ _OBJECTIVES: tuple[type[Objective], ...] = (
 
 
 def objective_of(recipe: Recipe, num_steps: int, seed: int = 0, class_weights: np.ndarray | None = None) -> Objective:
-    """Return the objective of a recipe.
-
-    Args:
-        recipe: of the run.
-        num_steps: of the run.
-        seed: of the run.
-        class_weights: (K,), see `Classification`.
-    """
+    """Return the objective of a run. class_weights: (K,), see `Classification`."""
     objective: Objective
     if class_weights is not None:
         objective = Classification(recipe.loss, recipe.label_smoothing, class_weights)

@@ -13,12 +13,7 @@ from training.objectives.objective import Objective, OtherForward
 
 
 class PatchDropout(OtherForward):
-    """A network that computes a random part of the patches of each image.
-
-    Args:
-        rate: share of the patches that is dropped; at least one patch stays.
-        objective: of the outputs.
-    """
+    """A network that computes a random part of the patches of each image. rate: share that is dropped, but not all."""
 
     without_remat = "--patch-sizes and --patch-dropout"
 

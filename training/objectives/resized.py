@@ -23,11 +23,7 @@ class Resized:
     """
 
     def __init__(self, network: keras.Model, build: Callable[[], keras.Model]):
-        """Create it under the strategy of the network.
-
-        Args:
-            network: whose weights are used.
-            build: returns the network at the other size.
+        """Create it under the strategy of the network, whose weights are used. build: returns it at the other size.
 
         Raises UserError for a network with other weights whose shapes depend on the size.
         """

@@ -39,12 +39,8 @@ def choose_trained_weights(model: keras.Model, recipe: Recipe) -> None:
 def add_adapters(model: keras.Model, rank: int, names: Sequence[str]) -> None:
     """Add adapters to dense layers of a model; they and its heads are then all that is trained.
 
-    The adapters are those of Keras (`Dense.enable_lora`), with a scale of 1, and initially change nothing.
-
-    Args:
-        model: of keras_vit, created under the strategy that is in scope.
-        rank: of the product of the two matrices.
-        names: last parts of the names of layers, such as query, or encoderblock_0.MlpBlock_3.Dense_0.
+    The adapters are those of Keras (`Dense.enable_lora`), with a scale of 1, and initially change nothing. names: last
+    parts of the names of layers, such as query, or encoderblock_0.MlpBlock_3.Dense_0.
 
     Raises UserError if a name is that of no dense layer, or if the rank is larger than a layer.
     """

@@ -72,12 +72,9 @@ def without_model(given: Given) -> Given:
 
 
 def continued(recipe: PretrainRecipe, model: ModelConfig | None, given: Given) -> PretrainRecipe:
-    """The named recipe for going on from a checkpoint: with its model and a tenth of the learning rate.
+    """Return a named recipe for going on from a checkpoint: with its model and a tenth of the learning rate.
 
-    Args:
-        recipe: as it is named.
-        model: of the checkpoint; None where the file does not tell it.
-        given: the options, whose sizes it takes.
+    model: None where the file does not tell it.
     """
     if model is None:
         raise UserError(

@@ -27,10 +27,7 @@ def has_tpu(root: str | os.PathLike = "/") -> bool:
     """Whether this machine has a TPU that this process may open.
 
     A TPU from v5e on is a file in /dev/vfio, an older one /dev/accel*. Other hardware has such files, too: drivers of
-    NVIDIA create /dev/accel*. So one of Google's chips must be on the PCI bus.
-
-    Args:
-        root: the directory that holds dev and sys.
+    NVIDIA create /dev/accel*. So one of Google's chips must be on the PCI bus. root: the directory of dev and sys.
     """
     dev, devices = pathlib.Path(root, "dev"), pathlib.Path(root, "sys/bus/pci/devices")
     files = any(dev.glob("accel[0-9]*")) or any(dev.glob("accel/accel[0-9]*")) or any(dev.glob("vfio/[0-9]*"))
@@ -48,10 +45,6 @@ def may_be_slice(environ: Mapping[str, str] = os.environ, root: str | os.PathLik
     """Whether the TPU of this host may be a part of a slice of several hosts, which their metadata server then knows.
 
     Where one of these variables names the hosts, as on GKE, Kaggle and Colab, there is no such server.
-
-    Args:
-        environ: the environment.
-        root: see `has_tpu`.
     """
     hosts = environ.get("TPU_PROCESS_ADDRESSES", environ.get("TPU_WORKER_HOSTNAMES"))
     if hosts is not None:
@@ -68,16 +61,10 @@ def prepare_tpu(
 ) -> None:
     """Set libtpu's environment if a TPU of this machine is requested or found; call it before TensorFlow is imported.
 
-    Variables that are already set remain.
+    Variables that are already set remain. A TPU with a name of its own is on another machine. `packages` are the
+    directories of installed packages, by default Python's own.
 
-    Args:
-        options: the strategy, and the TPU's name; one with a name of its own is on another machine.
-        environ: read and changed.
-        root: see `has_tpu`.
-        packages: directories of installed packages; default Python's own.
-
-    Raises UserError if the requested TPU is absent, or if tensorflow-tpu or the libtpu that it requires is not
-    installed.
+    Raises UserError if the TPU is absent, or if tensorflow-tpu or the libtpu that it requires is not installed.
     """
     if environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow" or options.tpu != "local":
         return
