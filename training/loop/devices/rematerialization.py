@@ -1,7 +1,7 @@
 """Rematerialization: the activations inside an encoder block or residual unit are computed again for the gradient.
 
 Only the outputs of the blocks stay in memory ("Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174, with
-one segment per block). `keras.RematScope` is for layers that are built in it, each by itself, whose inputs all stay; and
+one segment per block). `keras.RematScope` is for layers that are built in it, one by one, whose inputs all stay; and
 dropout would draw another mask when it is computed again, behind the scope of the step's seeds.
 """
 
