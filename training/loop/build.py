@@ -127,7 +127,8 @@ def _prepared(
     model: keras.Model, recipe: Recipe, objective: Objective, strategy: tf.distribute.Strategy, execution: Execution
 ) -> keras.Model:
     """Return the model to train. Raises UserError where the recipe does not fit the model."""
-    _check_graph(model)
+    if recipe.uses_labels:
+        _check_graph(model)
     if execution.remat and objective.without_remat:
         raise UserError(f"{objective.without_remat} cannot be combined with rematerialization; leave --remat out.")
     with strategy.scope():

@@ -232,10 +232,7 @@ def make_optimizer(
     variables = model.trainable_variables
     matrices = [variable.path for variable in variables if name == "muon" and _is_hidden_matrix(variable)]
     if name == "muon" and not matrices:
-        raise UserError(
-            "Muon trains the 2-D kernels of a Transformer's blocks, but here none of them is trained; give --optimizer "
-            "adamw."
-        )
+        raise UserError("Muon trains the 2-D kernels of blocks, but here none is trained; give --optimizer adamw.")
     optimizer = SummedGradientOptimizer(
         learning_rate,
         Momentum(0.9) if name == "sgd" else Adam(0.9, 0.999, 1e-8),

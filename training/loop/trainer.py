@@ -127,11 +127,6 @@ class Trainer(keras.Model):
         """No Keras metrics: a step returns its metrics in the logs."""
         return []
 
-    @property
-    def log_names(self) -> tuple[str, ...]:
-        """Names of the metrics in the logs of a step."""
-        return self._objective.metrics
-
     def compile(
         self,
         optimizer: keras.optimizers.Optimizer,
@@ -148,10 +143,8 @@ class Trainer(keras.Model):
         """
         unused = {"loss": loss, "metrics": metrics, "weighted_metrics": weighted_metrics}
         if names := [name for name, value in unused.items() if value is not None]:
-            raise UserError(
-                f"The objective of a Trainer defines its loss and metrics, but compile was given "
-                f"{' and '.join(names)}; leave them out, and give the Trainer another objective."
-            )
+            given = " and ".join(names)
+            raise UserError(f"The objective has the loss and metrics, but compile was given {given}; leave them out.")
         super().compile(optimizer, steps_per_execution=steps_per_execution, jit_compile=jit_compile)
 
     @property

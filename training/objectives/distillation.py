@@ -25,16 +25,12 @@ def open_teacher(teacher: str, student: keras.Model) -> keras.Model:
     model = Run(teacher).model
     own, other = preprocessing_of(student), preprocessing_of(model)
     if (own.image_size, own.channels) != (other.image_size, other.channels):
-        raise UserError(
-            f"The teacher {teacher} sees images of {_shown(other)}, but this model those of {_shown(own)}; they must "
-            "be the same: give another teacher, or another --image-size."
-        )
+        sizes = f"sees images of {_shown(other)}, but this model those of {_shown(own)}"
+        raise UserError(f"The teacher {teacher} {sizes}; give another teacher, or --image-size.")
     classes = student.output_shape[-1]
     if model.output_shape != (None, classes) or "logits" not in keras_vit.intermediates(model).output:
-        raise UserError(
-            f"The teacher {teacher} must have a head of {classes} classes, but its output has the shape "
-            f"{model.output_shape}; give a teacher that was trained on these classes."
-        )
+        shape = f"must have a head of {classes} classes, but its output has the shape {model.output_shape}"
+        raise UserError(f"The teacher {teacher} {shape}; give one that was trained on these classes.")
     images = keras.Input(student.input_shape[1:])
     network = with_cpu_kernels(model) if on_cpu() else model
     return keras.Model(images, network(rescaled(images, own, other)), name="teacher")
@@ -84,10 +80,8 @@ class HardDistillation(SoftDistillation):
         """Open the teacher. Raises UserError for a model without the second head."""
         config = keras_vit.config_of(model)
         if not isinstance(config, ViTConfig) or config.distillation != "head":
-            raise UserError(
-                "--distillation hard trains the head of a second token, which this model does not have; give "
-                "--model.distillation head or a distilled checkpoint, or --distillation soft."
-            )
+            other = "give --model.distillation head or a distilled checkpoint, or --distillation soft"
+            raise UserError(f"--distillation hard trains the head of a second token, which is not here; {other}.")
         return super().prepare(model)
 
     def forwards(self, network, trained, step, averages):

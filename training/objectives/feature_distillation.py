@@ -40,10 +40,7 @@ def summary_and_patches(model: keras.Model) -> keras.Model:
         pooled = model.get_layer("pool")
         return keras.Model(model.input, {"summary": pooled.output, "patches": pooled.input})
     if config.classifier in ("none", "unpooled"):
-        raise UserError(
-            f"A model with the classifier {config.classifier!r} has no vector for the whole image, which is compared; "
-            "give another one."
-        )
+        raise UserError(f"A model with the classifier {config.classifier!r} has no vector for the whole image.")
     tokens = f"block_{config.num_layers - 1}" if config.norm_after_pooling else "encoded"
     summary = keras_vit.intermediates(model, ["pre_logits"]).output["pre_logits"]
     return keras.Model(model.input, {"summary": summary, "patches": keras_vit.feature_map(model, tokens).output})
@@ -104,9 +101,7 @@ def open_feature_teacher(teacher: str, own: Preprocessing) -> keras.Model:
     model = Run(teacher).model
     other = preprocessing_of(model)
     if other.channels < own.channels:
-        raise UserError(
-            f"The teacher {teacher} sees gray images, but this model colors; give another teacher, or --channels 1."
-        )
+        raise UserError(f"The teacher {teacher} sees gray images, but this model colors; give --channels 1.")
     images = keras.Input((*own.image_size, own.channels))
     x = images
     if own.image_size != other.image_size:

@@ -50,10 +50,8 @@ class Resized:
             self._matrices[_POSITIONS] = resize_position_embedding(table, old, new, prefix)
         for key, variable in weights_by_key(network).items():
             if key not in self._matrices and "lora" not in key and self._variables[key].shape != variable.shape:
-                raise UserError(
-                    f"Training at several sizes resizes learned positions only, not {key}; give a model without such "
-                    "weights, or leave --patch-sizes and --local-crops out."
-                )
+                only = f"Training at several sizes resizes learned positions only, not {key}"
+                raise UserError(f"{only}; leave --patch-sizes and --local-crops out.")
 
     def __call__(self, images, training):
         # Read outside of the scope below, because the variables may have other values in that of the caller.

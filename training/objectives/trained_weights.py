@@ -53,10 +53,8 @@ def add_adapters(model: keras.Model, rank: int, names: Sequence[str]) -> None:
     for layer in adapted:
         if rank > min(layer.kernel.shape):
             inputs, outputs = layer.kernel.shape
-            raise UserError(
-                f"--lora {rank} is larger than the layer {layer.name} of {inputs} inputs and {outputs} outputs; give "
-                f"--lora {min(inputs, outputs)} or less."
-            )
+            size = f"the layer {layer.name} of {inputs} inputs and {outputs} outputs"
+            raise UserError(f"--lora {rank} is larger than {size}; give --lora {min(inputs, outputs)} or less.")
     for layer in model.layers:
         if layer.weights and layer not in adapted and layer.name not in HEADS:
             layer.trainable = False

@@ -22,10 +22,7 @@ def launch(command: Sequence[str], count: int, grace: float) -> int:
         grace: seconds that the others have to end by themselves after one failed.
     """
     if not command:
-        raise UserError(
-            "keras-vit launch takes a command after --, as in: --workers 2 -- keras-vit pretrain digits --data digits "
-            "--workdir runs/two."
-        )
+        raise UserError("keras-vit launch takes a command after --, as in: --workers 2 -- keras-vit pretrain digits …")
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
     workers, readers = [], []
     for index in range(count):

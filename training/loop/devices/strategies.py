@@ -81,8 +81,7 @@ def _devices(replicas: int | None, gpus: list) -> list[str]:
         return [f"GPU:{number}" for number in range(replicas or len(gpus))]
     if replicas is None:
         raise UserError(
-            "This machine has no GPU for the strategy mirrored; use --strategy single, or give --replicas 2 to try it "
-            "out on the CPU."
+            "This machine has no GPU for the strategy mirrored; use --strategy single, or --replicas 2 to try it out."
         )
     cpu = tf.config.list_physical_devices("CPU")[0]
     with explained(
@@ -216,8 +215,7 @@ def check_equal_on_workers(strategy: tf.distribute.Strategy, values: dict[str, i
     for name, column in zip(names, gathered.T, strict=True):
         if len(set(column.tolist())) > 1:
             raise UserError(
-                f"The workers differ in {name}; give all of them the same command, and a --workdir that all of them "
-                "share."
+                f"The workers differ in {name}; give all of them the same command, and a --workdir that they share."
             )
 
 

@@ -73,8 +73,8 @@ def prepare_tpu(
         return
     if not found:
         raise UserError(
-            "--strategy tpu was given, but this machine has no TPU: there is no chip of Google's with a file in "
-            "/dev/vfio or /dev/accel*; run on a Cloud TPU VM, give --tpu the name of one, or use another --strategy."
+            "--strategy tpu was given, but this machine has no TPU: no chip of Google's has a file in /dev/vfio or "
+            "/dev/accel*; run on a Cloud TPU VM, give --tpu the name of one, or use another --strategy."
         )
     library = _find_libtpu(sys.path if packages is None else packages)
     environ.setdefault("PJRT_DEVICE", "TPU")
@@ -89,19 +89,14 @@ def _find_libtpu(packages: Sequence[str]) -> pathlib.Path:
     """Return the path of libtpu.so, of the version that tensorflow-tpu requires."""
     tensorflow, libtpu = _distribution("tensorflow-tpu", packages), _distribution("libtpu", packages)
     if tensorflow is None:
-        raise UserError(
-            f"This machine has a TPU, but the package tensorflow-tpu is not installed; {_INSTALL}, or give --strategy "
-            "single to train on the CPU."
-        )
+        raise UserError(f"For the TPU of this machine the package tensorflow-tpu is not installed; {_INSTALL}.")
     if libtpu is None:
         raise UserError(f"tensorflow-tpu {tensorflow.version} needs the package libtpu; {_INSTALL}.")
     requirement = next((line for line in tensorflow.requires or () if re.match(r"libtpu\b", line)), "")
     exact = re.search(r"==\s*([\w.]+)", requirement)
     if exact and exact[1] != libtpu.version:
-        raise UserError(
-            f"tensorflow-tpu {tensorflow.version} needs libtpu {exact[1]}, but {libtpu.version} is installed; "
-            f"{_INSTALL}."
-        )
+        needs = f"tensorflow-tpu {tensorflow.version} needs libtpu {exact[1]}"
+        raise UserError(f"{needs}, but {libtpu.version} is installed; {_INSTALL}.")
     path = pathlib.Path(str(libtpu.locate_file("libtpu/libtpu.so")))
     if not path.is_file():
         raise UserError(f"The package libtpu {libtpu.version} has no file {path}; {_INSTALL}.")
