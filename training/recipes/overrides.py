@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from keras_vit import UserError
+from keras_vit import UserError, parser
 from keras_vit.errors import Applies, refuse_without_effect
 from keras_vit.images.geometry import scaled_crop
 from keras_vit.models.config import ModelConfig
-from keras_vit.parser import Given, options_from
+from keras_vit.parser import Given
 from training.recipes.auto import DataFacts
 from training.recipes.recipe import DURATIONS, PretrainRecipe, Recipe
 from training.recipes.schedules import Schedule
@@ -35,7 +35,7 @@ class Request(Generic[Options, AnyRecipe]):
     def over(self, recipe: AnyRecipe) -> Options:
         """Return the options that were given, with those of a recipe as their defaults."""
         given = with_crop(self.given, recipe)
-        options: Any = options_from(self.options_class, given, prog=self.prog, recipe=recipe)
+        options: Any = parser.options_from(self.options_class, given, prog=self.prog, recipe=recipe)
         return dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
 
     def resolve(self, facts: DataFacts) -> tuple[AnyRecipe, Options]:
