@@ -293,9 +293,9 @@ class PretrainRecipe(Recipe):
         useless = self.decoder_layers and self.target in ("classes", "self-distillation")
         yield useless, "A decoder is for masked patches; give --target patch-normalized-pixels, or leave it out."
         yield self.channels not in (1, 3), f"--channels must be 1 for grayscale or 3 for RGB, but are {self.channels}."
-        kind = getattr(self.model, "classifier", None)
-        no_vector = f"Training needs one prediction per image, not the classifier {kind!r}; give token or gap."
-        yield kind in ("none", "unpooled"), no_vector
+        classifier = getattr(self.model, "classifier", None)
+        no_vector = f"Training needs one prediction per image, not the classifier {classifier!r}; give token or gap."
+        yield classifier in ("none", "unpooled"), no_vector
 
     @property
     def learns_features(self) -> bool:

@@ -26,7 +26,7 @@ def on_cpu() -> bool:
     """Whether TensorFlow trains on CPUs. GPUs were not measured; XLA compiles the complete step on a TPU and on JAX."""
     if keras.backend.backend() != "tensorflow":
         return False
-    return not any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
+    return not any(tf.config.list_logical_devices(device) for device in ("GPU", "TPU"))
 
 
 def with_cpu_kernels(network: keras.Model) -> keras.Model:

@@ -52,17 +52,17 @@ def open_strategy(
         elif may_be_slice():
             connect_hosts()
         return JaxDevices(model_parallel, shard_weights=shard_weights)
-    kind = options.strategy
+    strategy = options.strategy
     gpus = tf.config.list_physical_devices("GPU")
-    if kind == "auto":
-        kind = _detect(gpus)
-    if options.replicas is not None and kind != "mirrored":
-        raise UserError(f"--replicas does not apply to the strategy {kind}; give --strategy mirrored with it.")
-    if kind == "mirrored":
+    if strategy == "auto":
+        strategy = _detect(gpus)
+    if options.replicas is not None and strategy != "mirrored":
+        raise UserError(f"--replicas does not apply to the strategy {strategy}; give --strategy mirrored with it.")
+    if strategy == "mirrored":
         return tf.distribute.MirroredStrategy(_devices(options.replicas, gpus))
-    if kind == "multi-worker":
+    if strategy == "multi-worker":
         return _multi_worker(options.worker_timeout)
-    return _tpu(options.tpu) if kind == "tpu" else tf.distribute.get_strategy()
+    return _tpu(options.tpu) if strategy == "tpu" else tf.distribute.get_strategy()
 
 
 def _detect(gpus: list) -> StrategyKind:

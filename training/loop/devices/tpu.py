@@ -68,10 +68,10 @@ def prepare_tpu(
     """
     if environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow" or options.tpu != "local":
         return
-    found = has_tpu(root)
-    if options.strategy != "tpu" and not (options.strategy == "auto" and found):
+    present = has_tpu(root)
+    if options.strategy != "tpu" and not (options.strategy == "auto" and present):
         return
-    if not found:
+    if not present:
         raise UserError(
             "--strategy tpu was given, but this machine has no TPU: no chip of Google's has a file in /dev/vfio or "
             "/dev/accel*; run on a Cloud TPU VM, give --tpu the name of one, or use another --strategy."
