@@ -12,7 +12,6 @@ from keras_vit import UserError
 from keras_vit.models.complexity import costs
 from training.loop.dry_run import Workload, estimate_memory
 from training.options.common import Execution
-from training.recipes.compiled import COMPILED
 from training.recipes.pretrain import find_recipe
 from training.recipes.recipe import PretrainRecipe
 
@@ -37,6 +36,12 @@ CHIPS = {
     "v5e": Chip(197e12, 16 * 2**30),
     "v5p": Chip(229.5e12, 95 * 2**29),
     "v6e": Chip(918e12, 32 * 2**30),
+}
+# Two of (images on a chip, bytes) by recipe, chip, and training or remat: steps that were compiled in bfloat16 with
+# 1,000 classes for one chip, from `python -m benchmarks.tpu`; docs/reference/benchmarks.md has the complete table.
+_COMPILED: dict[tuple[str, str, str], tuple[tuple[int, float], tuple[int, float]]] = {
+    ("augreg-b16-i21k", "v5e", "training"): ((32, 3.49e9), (64, 5.71e9)),
+    ("vit-b16-i21k", "v5e", "training"): ((32, 4.52e9), (64, 7.39e9)),
 }
 # Shares of the peak: of the published run, and of large models that are trained well.
 _PUBLISHED, _GOOD = 0.26, 0.5
@@ -99,7 +104,7 @@ def budget(
     steps, images = recipe.num_steps(num_examples), recipe.batch_size // number
     cost = costs(recipe.model, recipe.image_size, num_classes=num_classes, channels=recipe.channels)
     flops = (4.0 if execution.remat else 3.0) * cost.flops * recipe.batch_size * steps
-    table = COMPILED.get((name, chip, "remat" if execution.remat else "training"))
+    table = _COMPILED.get((name, chip, "remat" if execution.remat else "training"))
     if table is not None and execution.precision == "bfloat16":
         (few, low), (many, high) = table  # linear between and beyond
         memory: float = low + (high - low) / (many - few) * (images - few)

@@ -22,12 +22,10 @@ from training.input.unlabelled import semi_supervised_batches
 from training.lock import locked
 from training.loop import checkpoints
 from training.loop.build import build_trainer, trained_model
+from training.loop.callbacks import InspectEpochs, MetricsLog, ProfileSteps
 from training.loop.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
 from training.loop.dry_run import dry_run_report
-from training.loop.inspect_callback import InspectEpochs
-from training.loop.metrics_log import MetricsLog
 from training.loop.plan import Plan, resolve
-from training.loop.profile import ProfileSteps
 from training.loop.progress import TrainingProgress, display
 from training.loop.run import RunDirectory, write_curves
 from training.loop.setup import Setup
