@@ -9,7 +9,7 @@ stores its labels and its normalization as TFLite Metadata.
 
 from collections.abc import Sequence
 
-from export.options import TFLiteOptions, export_folder
+from export.options import PROCESSORS, TFLiteOptions, export_folder
 from keras_vit import cli, parser
 
 
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
     options = parser.parse(TFLiteOptions, arguments, prog="keras-vit tflite")
     run = options.source.open_run()
-    output = export_folder(options.output)
+    export_folder(options.output)
     cli.require_tensorflow()
 
     from export.source import open_model
@@ -28,14 +28,14 @@ def main(arguments: Sequence[str]) -> None:
 
     source = options.source
     if (task := task_of_run(run, source, options.embeddings)) is not None:
-        for path, measures in export_task(task, output, options.formats).values():
-            print(f"{path}: {task.sentence(measures)}.")
+        for path, measures in export_task(task, options).values():
+            print(f"{path}: {task.sentence(measures)}; {PROCESSORS[options.target]}.")
         kind = [] if options.embeddings is None else ["--embeddings", options.embeddings]
         cli.print_next([("saved-model", *source.arguments(), *kind, "--output", "served")])
         return
     exported = open_model(run, options.source)
     written = export_tflite(exported, options, read_calibration(run, options, exported.labels))
-    print(summary(written))
+    print(summary(written, options.target))
     artifacts = [str(path) for path, _ in written.values()] if run.data_options else []
     evaluations = [
         ("evaluate", "--run", file, *run.data_options, "--output", f"{file.removesuffix('.tflite')}-report")
