@@ -144,14 +144,14 @@ ONE = "<annotation><object><name>cat</name><bndbox>{}</bndbox></object></annotat
 BROKEN = {
     "yolo": [
         ("data.yaml", "names: [cat\n", "cannot be read as YAML"),
-        ("data.yaml", "- 1\n", "should have an object, but has [1]"),
+        ("data.yaml", "- 1\n", "should have an object, but has ['1']"),
         ("data.yaml", "names: [cat]\n", "should have a text as train[0], but has nothing"),
         ("data.yaml", "names: {1: cat, 2: dog}\ntrain: images\n", "number them from 0"),
         ("data.yaml", "names: 3\ntrain: images\n", "list the names"),
         ("data.yaml", "names: [cat, cat]\ntrain: images\n", "'cat' twice"),
         ("data.yaml", "names: [cat, dog]\ntrain: gone\n", "gone cannot be read as text"),
         ("data.yaml", "names: [cat, dog]\ntrain: labels\n", "no picture is there"),
-        ("data.yaml", "names: [cat, dog]\ntrain: {a: 1}\n", "should have a text as train[0], but has {'a': 1}"),
+        ("data.yaml", "names: [cat, dog]\ntrain: {a: 1}\n", "should have a text as train[0], but has {'a': '1'}"),
         ("data.yaml", "!!python/object/apply:os.system ['touch x']\n", "cannot be read as YAML"),
         ("data.yaml", b"names: [\xff\xfe]\n", "as text in UTF-8"),
         ("labels/a.txt", "0 0.5 0.5 0.2\n", "but is '0 0.5 0.5 0.2'"),

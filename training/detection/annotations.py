@@ -14,28 +14,25 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
-import yaml
-from defusedxml import ElementTree
 
 from keras_vit import UserError
-from keras_vit.errors import is_or_are, reading
+from keras_vit.errors import is_or_are, reading, shown
+from keras_vit.files.documents import LARGEST, read_text, read_xml, read_yaml
 from keras_vit.files.labels import distinct_names
 from keras_vit.files.schema import validated
 from keras_vit.images.formats import is_picture, is_picture_name, visible_files
 from training.input.coco import (
-    MOST_OF_MANY,
     check_listed,
     held_out,
     number_of,
     own_labels,
     read_coco,
-    read_text,
     upright_size,
 )
 from training.options.detect import BadBoxes, BoxesOptions
 
-# Bytes of an annotation file of one picture.
-_MOST_OF_ONE = 2**24
+# A value of a data.yaml that says nothing.
+_NO_VALUE = ("", "~", "null", "Null", "NULL", [], {})
 # Pixels that a box may reach over the edge of its picture by rounding.
 _ROUNDING = 1.0
 # Of what is wrong, how many are named.
@@ -161,21 +158,22 @@ def _yolo(file: pathlib.Path) -> tuple[tuple[str, ...], dict[str, list[Annotated
     The labels of images/a.jpg are in labels/a.txt: in each line a class number, the centre x and y, the width and the
     height, as shares of the picture. A picture without such a file has no objects.
     """
-    with reading(file, "YAML", yaml.YAMLError):
-        fields = yaml.safe_load(read_text(file, _MOST_OF_ONE))
-    names = validated(fields, {}, file).get("names")
-    listed = list(names.values()) if isinstance(names, dict) and list(names) == list(range(len(names))) else names
-    if not isinstance(listed, list) or not listed or not all(isinstance(name, str | int) for name in listed):
+    fields = {name: value for name, value in validated(read_yaml(file), {}, file).items() if value not in _NO_VALUE}
+    names = fields.get("names")
+    listed = names
+    if isinstance(names, dict) and names.keys() == {str(number) for number in range(len(names))}:
+        listed = [names[str(number)] for number in range(len(names))]
+    if not isinstance(listed, list) or not listed or not all(isinstance(name, str) for name in listed):
         raise UserError(
-            f"{file} should list the names of its classes as names, or number them from 0 on, but has {names!r:.80}; "
+            f"{file} should list the names of its classes as names, or number them from 0 on, but has {shown(names)}; "
             "correct it."
         )
-    evaluation = next((fields[name] for name in ("val", "test") if fields.get(name)), None)
+    evaluation = next((fields[name] for name in ("val", "test") if name in fields), None)
     named = {"train": fields.get("train")} | ({} if evaluation is None else {"val": evaluation})
     places = {split: place if isinstance(place, list) else [place] for split, place in named.items()}
     validated(places, {split: [str] for split in places}, file)
-    root = file.parent / str(fields.get("path") or "")
-    return tuple(map(str, listed)), {
+    root = file.parent / validated(fields.get("path", ""), str, file, "path")
+    return tuple(listed), {
         split: [_yolo_picture(picture) for picture in _yolo_files(place, root, file)] for split, place in places.items()
     }
 
@@ -189,10 +187,10 @@ def _yolo_files(places: list[str], root: pathlib.Path, file: pathlib.Path) -> li
         if path.is_dir():
             found += filter(is_picture, visible_files(path))
         else:
-            lines = filter(None, map(str.strip, read_text(path, MOST_OF_MANY).splitlines()))
+            lines = filter(None, map(str.strip, read_text(path, LARGEST).splitlines()))
             found += [path.parent / line for line in lines]
     if not found:
-        raise UserError(f"{file} names {places!r:.80}, but no picture is there; correct its path.")
+        raise UserError(f"{file} names {shown(places)}, but no picture is there; correct its path.")
     return sorted(dict.fromkeys(found))
 
 
@@ -203,7 +201,7 @@ def _yolo_picture(picture: pathlib.Path) -> Annotated:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
     labels = pathlib.Path(*parts).with_suffix(".txt")
     boxes = []
-    for number, line in enumerate(read_text(labels, _MOST_OF_ONE).splitlines() if labels.is_file() else [], 1):
+    for number, line in enumerate(read_text(labels).splitlines() if labels.is_file() else [], 1):
         if not line.strip():
             continue
         words = line.split()
@@ -240,8 +238,7 @@ def _voc(folder: pathlib.Path) -> tuple[tuple[str, ...], list[Annotated]]:
 
 
 def _voc_picture(file: pathlib.Path, picture: pathlib.Path) -> Annotated:
-    with reading(file, "plain XML", ElementTree.ParseError):
-        root = ElementTree.fromstring(read_text(file, _MOST_OF_ONE), forbid_dtd=True)
+    root = read_xml(file)
     if root.tag != "annotation":
         raise UserError(f"{file} should be an <annotation> of Pascal VOC, but is a <{root.tag:.40}>; remove it.")
     stated = [root.findtext(f"size/{side}", "0") for side in ("height", "width")]
@@ -276,7 +273,7 @@ def _csv(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], lis
 
 
 def _csv_rows(file: pathlib.Path) -> Iterator[tuple[int, Mapping[str, str]]]:
-    reader = csv.reader(io.StringIO(read_text(file, MOST_OF_MANY), newline=""))
+    reader = csv.reader(io.StringIO(read_text(file, LARGEST), newline=""))
     needed = ("path", "x", "y", "w", "h", "label")
     with reading(file, "CSV", csv.Error):
         header, *rows = [(reader.line_num, row) for row in reader] or [(1, [])]
@@ -304,7 +301,7 @@ def _coco(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], li
         for each in picture.objects:
             if not isinstance(each.box, list) or len(each.box) != 4:
                 raise UserError(
-                    f"A bbox in {file} should be left, top, width and height, but is {each.box!r:.80}; correct it."
+                    f"A bbox in {file} should be left, top, width and height, but is {shown(each.box)}; correct it."
                 )
             x, y, w, h = (number_of(side, f"Each number of a bbox in {file}") for side in each.box)
             if not each.is_crowd:

@@ -3,10 +3,8 @@
 Boxes and segments are those of the upright picture, turned by its EXIF orientation. No file is trusted.
 """
 
-import contextlib
 import dataclasses
 import io
-import json
 import math
 import pathlib
 from collections.abc import Collection, Mapping, Sequence, Set
@@ -17,19 +15,17 @@ import PIL.Image
 from pycocotools import mask as rle
 
 from keras_vit import UserError
-from keras_vit.errors import explained, reading
+from keras_vit.errors import explained, shown
+from keras_vit.files.documents import LARGEST, read_json
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.schema import Schema, validated
 from keras_vit.images.formats import format_problem, orientation
+from training.input.coco_masks import run_lengths
 
-# Bytes of an annotation file of many pictures.
-MOST_OF_MANY = 2**30
 # In the segments of a picture: pixels that belong to none, and those that are not counted, such as crowds.
 NONE, UNCOUNTED = -1, -2
 # Without a split of their own, every tenth picture by name is evaluated.
 _HOLD_OUT = 10
-# Pixels from a picture's corner to the point of a polygon.
-_FARTHEST = 2**20
 # What Pillow raises for a file that is no picture, or a broken one.
 PICTURE_ERRORS = (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError)
 
@@ -136,32 +132,8 @@ def coco_segments(picture: CocoPicture, numbers: Mapping[int, int], size: tuple[
 
 
 def _mask(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
-    """Polygons or a run-length encoding -> (h, w) bool."""
-    if isinstance(segmentation, list) and segmentation and all(map(_is_polygon, segmentation)):
-        return rle.decode(rle.merge(rle.frPyObjects(segmentation, *size))).astype(bool)
-    counts = segmentation.get("counts") if isinstance(segmentation, dict) else None
-    fits = counts is not None and segmentation.get("size") == list(size)
-    if fits and isinstance(counts, str):
-        with contextlib.suppress(ValueError):
-            return rle.decode({"size": list(size), "counts": counts.encode("ascii")}).astype(bool)
-    lengths = [count for count in counts if isinstance(count, int) and count >= 0] if isinstance(counts, list) else []
-    if fits and lengths == counts and sum(lengths) == size[0] * size[1]:
-        return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(size[::-1]).T
-    raise UserError(
-        "a segmentation should be polygons of 3 points or more, x and y of each, or a run-length encoding of all of "
-        f"the size {list(size)}, but is {segmentation or 'missing'!s:.60}"
-    )
-
-
-def _is_polygon(numbers: Any) -> bool:
-    return (
-        isinstance(numbers, list)
-        and len(numbers) >= 6
-        and len(numbers) % 2 == 0
-        and all(
-            isinstance(n, int | float) and not isinstance(n, bool) and -_FARTHEST <= n <= _FARTHEST for n in numbers
-        )
-    )
+    """The mask (h, w) bool of an object; see `run_lengths`."""
+    return rle.decode(run_lengths(segmentation, size)).astype(bool)
 
 
 class PanopticPicture(NamedTuple):
@@ -238,7 +210,7 @@ def number_of(value: object, where: str) -> float:
     except (ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise UserError(f"{where} should be a finite number, but is {value!r:.60}; correct it.")
+        raise UserError(f"{where} should be a finite number, but is {shown(value)}; correct it.")
     return number
 
 
@@ -265,20 +237,11 @@ def check_listed(files: Collection[pathlib.Path], file: pathlib.Path, folder: pa
         )
 
 
-def read_text(file: pathlib.Path, most: int) -> str:
-    """The text of a file in UTF-8, after a look at its size."""
-    with reading(file, "text in UTF-8", OSError, advice="save it as such, or correct the path"):
-        if (size := file.stat().st_size) > most:
-            raise ValueError(f"it has {size:,} bytes, and at most {most:,} are read")
-        return file.read_text(encoding="utf-8-sig")
-
-
 def _names_and_files(
     file: pathlib.Path, folder: pathlib.Path, annotations: Schema
 ) -> tuple[dict[int, str], dict[int, pathlib.Path], dict]:
     """The names of the categories and the pictures by their ids, and all of the file."""
-    with reading(file, "JSON"):
-        document = json.loads(read_text(file, MOST_OF_MANY))
+    document = read_json(file, LARGEST)
     validated(document, {"images": _IMAGES, "annotations": annotations, "categories": _CATEGORIES}, file)
     images, categories = document["images"], document["categories"]
     names = {each["id"]: each["name"] for each in categories}
