@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
@@ -123,8 +123,8 @@ def check(
     """
     try:
         found = run(content, images)
-    except RefusedError as error:
-        raise ParityError(f"LiteRT's GPU accelerator does not run the {name} ({error}), so it was not kept.") from None
+    except RefusedError as reason:
+        raise ParityError(f"LiteRT's GPU accelerator does not run the {name} ({reason}), so it was not kept.") from None
     expected = run_interpreter(content, images)
     error = largest_error(found, expected)
     if not accept(found, expected):

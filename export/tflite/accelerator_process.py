@@ -31,7 +31,7 @@ def main(model: str, images_file: str, outputs_file: str) -> None:
         for name, buffer in buffers.items():
             shape = details[name]["shape"]
             outputs[name].append(np.reshape(buffer.read(int(np.prod(shape)), np.float32), shape)[0])
-    np.savez(outputs_file, **outputs)
+    np.savez(outputs_file, **{name: np.stack(rows) for name, rows in outputs.items()})  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

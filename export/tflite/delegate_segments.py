@@ -66,13 +66,8 @@ def _area(masks):
     return tf.reduce_mean(masks, (1, 2), keepdims=True)
 
 
-def _in_row(numbers):
-    """(B, 1, Q, 1) -> (B, 1, 1, Q)."""
-    return tf.transpose(numbers, (0, 1, 3, 2))
-
-
-def _in_column(numbers):
-    """(B, 1, 1, Q) -> (B, 1, Q, 1)."""
+def _transposed(numbers):
+    """(B, 1, Q, 1) -> (B, 1, 1, Q), and the inverse."""
     return tf.transpose(numbers, (0, 1, 3, 2))
 
 
@@ -80,7 +75,7 @@ def _instances(masks, probabilities):
     inside = _is_positive(masks)
     pixels = masks.shape[1] * masks.shape[2]
     certainty = _area(inside * tf.sigmoid(masks)) / (_area(inside) + np.full((1, 1, 1, 1), 1e-6 / pixels, np.float32))
-    scores = tf.reduce_max(probabilities, -1, keepdims=True) * _in_row(certainty)
+    scores = tf.reduce_max(probabilities, -1, keepdims=True) * _transposed(certainty)
     classes, _ = _largest(probabilities)
     return {"masks": tf.transpose(inside, (0, 3, 1, 2)), "classes": classes, "scores": scores}
 
@@ -90,19 +85,18 @@ def _panoptic(masks, probabilities, stuff):
     num_queries, nothing = probabilities.shape[2], probabilities.shape[-1] - 1
     labels, is_label = _largest(probabilities)  # (B, 1, Q, 1), (B, 1, Q, K + 1)
     scores = tf.reduce_max(probabilities, -1, keepdims=True)
-    kept = _in_row(_is_positive(float(nothing) - labels))  # (B, 1, 1, Q)
-    weighted = tf.sigmoid(masks) * (_in_row(scores) * kept) + (kept - 1.0)
+    kept = _transposed(_is_positive(float(nothing) - labels))  # (B, 1, 1, Q)
+    weighted = tf.sigmoid(masks) * (_transposed(scores) * kept) + (kept - 1.0)
     own = _largest(weighted)[1] * kept
     whole = (1.0 - _is_positive(-masks)) * kept
     visible = own * whole
     valid = _is_positive(_area(visible)) * _is_positive(_area(own) - LEAST_VISIBLE * _area(whole))
     # All masks of a class of stuff have the number of its first.
-    valid_labels = tf.transpose(is_label * _in_column(valid), (0, 1, 3, 2))
-    same = tf.matmul(is_label, valid_labels)  # (B, 1, Q, Q)
+    same = tf.matmul(is_label, _transposed(is_label * _transposed(valid)))  # (B, 1, Q, Q)
     first, _ = _largest(same)
     of_stuff = np.isin(np.arange(nothing + 1), stuff).astype(np.float32)
     is_stuff = tf.reduce_max(is_label * of_stuff, -1, keepdims=True)
     queries = np.arange(num_queries, dtype=np.float32).reshape(1, 1, -1, 1)
-    numbers = _in_row(queries + (first - queries) * is_stuff)
+    numbers = _transposed(queries + (first - queries) * is_stuff)
     segments = tf.reduce_max(visible * valid * (numbers + 1.0), -1, keepdims=True) - 1.0
-    return {"segment_map": segments, "classes": labels, "scores": scores * _in_column(valid)}
+    return {"segment_map": segments, "classes": labels, "scores": scores * _transposed(valid)}

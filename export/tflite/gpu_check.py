@@ -81,7 +81,7 @@ class GpuCheck:
             return quantize(file, kind)
 
 
-def sentences(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def sentences(rows: Mapping[Any, Mapping[str, Any]]) -> list[str]:
     """What was checked in LiteRT's accelerator, for the report and the terminal; empty if nothing was to be.
 
     rows: measurements by format, with the fields of `GpuCheck.facts`.

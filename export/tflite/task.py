@@ -8,6 +8,7 @@ float32.
 import functools
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,8 @@ def export_task(task: Task, options: TFLiteOptions) -> dict[TFLiteFormat, tuple[
     quantize.refuse_calibrated(options.formats)
     options.refuse_those_of_classes(task.noun)
     output, target, expected = output_folder(options.output), options.target, task.reference()
-    model, form = task.exported.model, {"all_tokens": task.all_tokens, "finish": task.network}
+    model = task.exported.model
+    form: dict[str, Any] = {"all_tokens": task.all_tokens, "finish": task.network}
     images = np.concatenate([*expected.images(batch=False)][: gpu_check.NUM_IMAGES])
     check = None
     if target == "gpu":

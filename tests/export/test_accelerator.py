@@ -78,6 +78,21 @@ def test_every_model_is_right_in_the_accelerator(name, tmp_path):
     check(to_delegate_tflite(built(name), INPUTS), INPUTS[:2], tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ViT-Ti_16", "DINOv3-S_16"])
+def test_a_whole_model_of_real_size_is_right_in_the_accelerator(name):
+    model = randomize_head(keras_vit.build(name, num_classes=10))
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 224, 224, 3)).astype(np.float32)
+    assert accelerator.check(name, to_delegate_tflite(model, images), images) <= accelerator.TOLERANCE
+
+
+def randomize_head(model):
+    """Give the head, which begins with zeros, random values."""
+    head = model.get_layer("head").kernel
+    head.assign(np.random.default_rng(1).normal(0.0, 0.05, head.shape))
+    return model
+
+
 def task_of_model(name: str):
     """A tiny model of a task, as exports take it."""
     samples = random_images(PREPROCESSING)
