@@ -7,7 +7,7 @@ import dataclasses
 import io
 import math
 import pathlib
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -21,6 +21,8 @@ from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.schema import Schema, validated
 from keras_vit.images.formats import format_problem, orientation
 from training.input.coco_masks import run_lengths
+from training.options.common import composed
+from training.options.listed_files import check_listed, listed_file
 
 # In the segments of a picture: pixels that belong to none, and those that are not counted, such as crowds.
 NONE, UNCOUNTED = -1, -2
@@ -57,6 +59,8 @@ class CocoObject(NamedTuple):
     segmentation: Any
     """Polygons, or a run-length encoding."""
     is_crowd: bool
+    area: Any
+    """In pixels; None if the file does not state it."""
 
 
 class CocoPicture(NamedTuple):
@@ -66,6 +70,8 @@ class CocoPicture(NamedTuple):
     stated_size: tuple
     """Height and width as the file says, unchecked."""
     objects: list[CocoObject]
+    """In the order of the file."""
+    id: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,19 +99,21 @@ class Listed(Protocol):
 AnyListed = TypeVar("AnyListed", bound=Listed)
 
 
-def read_coco(file: pathlib.Path, folder: pathlib.Path) -> Coco:
-    """Read an instances.json: `images`, `annotations`, `categories`. folder: of the pictures.
+def read_coco(file: pathlib.Path, folder: pathlib.Path, allow_outside: bool = False) -> Coco:
+    """Read an instances.json: `images`, `annotations`, `categories`.
 
-    Raises UserError for what is no such file, and for missing pictures.
+    Raises UserError for what is no such file, and for images that are missing or outside of their folder.
     """
-    names, files, document = _names_and_files(file, folder, _ANNOTATIONS)
+    names, files, document = _names_and_files(file, folder, _ANNOTATIONS, allow_outside)
     sizes = [(each.get("height"), each.get("width")) for each in document["images"]]
     objects: dict[int, list[CocoObject]] = {number: [] for number in files}
     for each in document["annotations"]:
-        found = CocoObject(each["category_id"], each.get("bbox"), each.get("segmentation"), bool(each.get("iscrowd")))
-        objects[each["image_id"]].append(found)
+        if (is_crowd := each.get("iscrowd") or 0) not in (0, 1):
+            raise UserError(f"iscrowd in {file} should be 0 or 1, but is {shown(is_crowd)}; correct it.")
+        box, segmentation, area = (each.get(name) for name in ("bbox", "segmentation", "area"))
+        objects[each["image_id"]].append(CocoObject(each["category_id"], box, segmentation, bool(is_crowd), area))
     pictures = zip(files.items(), sizes, strict=True)
-    return Coco(names, [CocoPicture(path, size, objects[number]) for (number, path), size in pictures])
+    return Coco(names, [CocoPicture(path, size, objects[number], number) for (number, path), size in pictures])
 
 
 def coco_segments(picture: CocoPicture, numbers: Mapping[int, int], size: tuple[int, int]) -> Segments:
@@ -147,9 +155,11 @@ class PanopticPicture(NamedTuple):
     """Ids of the categories that are no objects."""
 
 
-def read_panoptic(file: pathlib.Path, folder: pathlib.Path) -> tuple[Mapping[int, str], list[PanopticPicture]]:
+def read_panoptic(
+    file: pathlib.Path, folder: pathlib.Path, allow_outside: bool = False
+) -> tuple[Mapping[int, str], list[PanopticPicture]]:
     """Read a panoptic.json with its PNGs in the folder of the same name: names of the categories, and the pictures."""
-    names, files, document = _names_and_files(file, folder, _PANOPTIC)
+    names, files, document = _names_and_files(file, folder, _PANOPTIC, allow_outside)
     stuff = {each["id"] for each in document["categories"] if not each.get("isthing", 1)}
     pictures = []
     for each in document["annotations"]:
@@ -225,30 +235,21 @@ def held_out(pictures: Sequence[AnyListed], path: pathlib.Path) -> tuple[list[An
 
 def own_labels(folder: pathlib.Path) -> tuple[str, ...]:
     """The names of labels.txt in the folder of the data; none without it."""
-    return read_labels(folder / LABELS) if (folder / LABELS).is_file() else ()
-
-
-def check_listed(files: Collection[pathlib.Path], file: pathlib.Path, folder: pathlib.Path) -> None:
-    """Raise UserError unless all pictures that a file names are there."""
-    if missing := [path.name for path in files if not path.is_file()]:
-        raise UserError(
-            f"{len(missing)} of {len(files)} pictures that {file} names are not in {folder}, such as "
-            f"{', '.join(missing[:3])}; give their folder by --images, or correct the paths."
-        )
+    return tuple(map(composed, read_labels(folder / LABELS))) if (folder / LABELS).is_file() else ()
 
 
 def _names_and_files(
-    file: pathlib.Path, folder: pathlib.Path, annotations: Schema
+    file: pathlib.Path, folder: pathlib.Path, annotations: Schema, allow_outside: bool
 ) -> tuple[dict[int, str], dict[int, pathlib.Path], dict]:
     """The names of the categories and the pictures by their ids, and all of the file."""
     document = read_json(file, LARGEST)
     validated(document, {"images": _IMAGES, "annotations": annotations, "categories": _CATEGORIES}, file)
     images, categories = document["images"], document["categories"]
-    names = {each["id"]: each["name"] for each in categories}
-    files = {each["id"]: folder / each["file_name"] for each in images}
+    names = {each["id"]: composed(each["name"]) for each in categories}
+    files = {each["id"]: listed_file(folder, each["file_name"]) for each in images}
     if len(names) < len(categories) or len(files) < len(images) or len(set(files.values())) < len(images):
         raise UserError(f"{file} has two images or two categories with one id or file; give each its own.")
-    check_listed(files.values(), file, folder)
+    check_listed(files.values(), file, folder, allow_outside)
     _check_ids({each["image_id"] for each in document["annotations"]}, files, "image", file)
     return names, files, document
 
