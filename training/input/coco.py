@@ -9,7 +9,7 @@ import io
 import json
 import math
 import pathlib
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from keras_vit import UserError
 from keras_vit.errors import explained, reading, refuse_first
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.schema import Schema, validated
+from keras_vit.images import open_image
 from keras_vit.images.formats import format_problem, orientation
 
 # Bytes of an annotation file of many pictures.
@@ -252,9 +253,7 @@ def segments_of_png(
         size: height and width of the upright image, which the PNG must have.
     """
     name = picture.png.name
-    unreadable = explained(lambda reason: f"its {name} cannot be read ({reason})", *PICTURE_ERRORS)
-    with unreadable, PIL.Image.open(picture.png, formats=("PNG",)) as image:
-        check_size(image, name, size)
+    with open_mask(picture.png, size, ("PNG",)) as image:
         if png_samples(picture.png)[0] > 8:
             raise UserError(f"its {name} should hold ids of segments as colors of 8 bits, but has more bits")
         red, green, blue = (np.asarray(channel, np.int32) for channel in image.convert("RGB").split())
@@ -274,12 +273,28 @@ def segments_of_png(
     )
 
 
-def panoptic_png(segments: np.ndarray) -> PIL.Image.Image:
-    """A map of segments (h, w), NONE for none -> the PNG in which segment n has the id n + 1; see `segments_of_png`."""
+def write_panoptic_png(segments: np.ndarray, path: pathlib.Path) -> None:
+    """Write a map of segments (h, w), NONE for none, as a PNG in which segment n has the id n + 1."""
     ids = segments.astype(np.int64) + 1
-    if ids.size and not 0 <= ids.min() <= ids.max() <= max(_PANOPTIC_IDS):
+    if not 0 <= ids.min() <= ids.max() <= max(_PANOPTIC_IDS):
         raise ValueError(f"Ids of segments are from 0 to {max(_PANOPTIC_IDS):,}, not {ids.min():,} to {ids.max():,}.")
-    return PIL.Image.fromarray(np.stack([ids % 256, ids // 256 % 256, ids // 65_536], axis=-1).astype(np.uint8))
+    colors = np.stack([ids % 256, ids // 256 % 256, ids // 65_536], axis=-1).astype(np.uint8)
+    PIL.Image.fromarray(colors).save(path)
+
+
+@contextlib.contextmanager
+def open_mask(path: pathlib.Path, size: tuple[int, int] | None, formats: Collection[str]) -> Iterator[PIL.Image.Image]:
+    """Yield the image of a mask, which is decoded when its pixels are read.
+
+    Raises UserError for a file that cannot be read, and one whose height and width, by its header, are not `size`.
+    """
+    unreadable = explained(lambda reason: f"its mask {path.name} cannot be read ({reason})", Exception)
+    with unreadable, open_image(path, formats=formats) as image:  # decoders raise exceptions of many types
+        if size is not None and image.size != size[::-1]:
+            raise UserError(
+                f"its mask {path.name} has {image.height}x{image.width} pixels, but the image {size[0]}x{size[1]}"
+            )
+        yield image
 
 
 def png_samples(path: pathlib.Path) -> tuple[int, int]:
@@ -287,12 +302,6 @@ def png_samples(path: pathlib.Path) -> tuple[int, int]:
     with path.open("rb") as file:
         header = file.read(26)
     return header[24], header[25]
-
-
-def check_size(image: PIL.Image.Image, name: str, size: tuple[int, int] | None) -> None:
-    """Raise UserError unless an opened mask, which is not decoded yet, has the height and width of its image."""
-    if size is not None and image.size != size[::-1]:
-        raise UserError(f"its mask {name} has {image.height}x{image.width} pixels, but the image {size[0]}x{size[1]}")
 
 
 def upright_size(file: pathlib.Path, stated: tuple = (None, None)) -> tuple[int, int]:

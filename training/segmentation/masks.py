@@ -8,16 +8,14 @@ import numpy as np
 import PIL.Image
 
 from keras_vit import UserError
-from keras_vit.errors import explained
-from keras_vit.images.formats import image_format
-from training.input.coco import NONE, PICTURE_ERRORS, UNCOUNTED, Segments, check_size, png_samples
+from training.input.coco import NONE, UNCOUNTED, Segments, open_mask, png_samples
 
 # The pixels of a mask with this value are ignored; in 16 bits with this one.
 IGNORED, _IGNORED_16 = 255, 65_535
 # Of 16-bit masks: values below it are classes, others 1000 * class + number of the object, as Cityscapes' instanceIds.
 OBJECTS = 1000
-# Formats that keep values.
-_FORMATS = ("PNG", "BMP", "GIF", "TIFF")
+# Formats that keep values, and those that may not.
+_FORMATS, _LOSSY_FORMATS = ("PNG", "BMP", "GIF", "TIFF"), ("JPEG", "MPO", "WEBP")
 # By which Pillow multiplies gray samples of 2 and 4 bits.
 _SCALES = {2: 85, 4: 17}
 # Tags of TIFF: bits of a sample; what the values mean, and those of inverted gray. Its compressions that lose values.
@@ -34,13 +32,9 @@ def read_mask(path: str | os.PathLike, size: tuple[int, int] | None = None) -> n
     size: height and width that it must have, compared before it is decoded.
     """
     path = pathlib.Path(path)
-    unreadable = explained(lambda reason: f"its mask {path.name} cannot be read ({reason})", *PICTURE_ERRORS)
-    with unreadable, path.open("rb") as file:
-        lossy = image_format(file.read(12))
-    if lossy in ("JPEG", "WebP"):
-        raise UserError(f"its mask {path.name} is a {lossy}, which may change class numbers; save masks as PNG")
-    with unreadable, PIL.Image.open(path, formats=_FORMATS) as image:
-        check_size(image, path.name, size)
+    with open_mask(path, size, (*_FORMATS, *_LOSSY_FORMATS)) as image:
+        if image.format in _LOSSY_FORMATS:
+            raise UserError(f"its mask {path.name} is a {image.format}, which changes class numbers; save it as PNG")
         scale = _scale(image, path)
         values = np.asarray(image)
     if values.ndim != 2 or values.dtype.kind == "f" or values.min() < 0 or values.max() > _IGNORED_16:
