@@ -232,7 +232,7 @@ def read_panoptic(file: pathlib.Path, folder: pathlib.Path) -> tuple[Mapping[int
                 ),
                 (
                     len(segments) < len(infos) or not all(number in _PANOPTIC_IDS for number in segments),
-                    f"{file} should give each segment of {png.name} an id of its own from 1 to {max(_PANOPTIC_IDS):,}; "
+                    f"{file} should give each segment of {png.name} an id of its own from 1 to {_PANOPTIC_IDS[-1]:,}; "
                     "correct it.",
                 ),
             ]
@@ -276,8 +276,8 @@ def segments_of_png(
 def write_panoptic_png(segments: np.ndarray, path: pathlib.Path) -> None:
     """Write a map of segments (h, w), NONE for none, as a PNG in which segment n has the id n + 1."""
     ids = segments.astype(np.int64) + 1
-    if not 0 <= ids.min() <= ids.max() <= max(_PANOPTIC_IDS):
-        raise ValueError(f"Ids of segments are from 0 to {max(_PANOPTIC_IDS):,}, not {ids.min():,} to {ids.max():,}.")
+    if not 0 <= ids.min() <= ids.max() <= _PANOPTIC_IDS[-1]:
+        raise ValueError(f"Ids of segments are from 0 to {_PANOPTIC_IDS[-1]:,}, not {ids.min():,} to {ids.max():,}.")
     colors = np.stack([ids % 256, ids // 256 % 256, ids // 65_536], axis=-1).astype(np.uint8)
     PIL.Image.fromarray(colors).save(path)
 

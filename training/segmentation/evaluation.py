@@ -161,17 +161,15 @@ def mask_annotation(mask: np.ndarray | Mapping[str, Any], label: int) -> dict[st
 
 
 def _panoptic(pairs: Iterator[tuple[Segments, FoundSegments]], labels: Sequence[str]) -> dict[str, Any]:
-    rows = [panoptic_counts(truth, (found.labels, found.map), len(labels)) for truth, found in pairs]
-    sums = np.array(rows)  # (pictures, classes, IoU and true and false positives and false negatives)
+    counts = [panoptic_counts(truth, (found.labels, found.map), len(labels)) for truth, found in pairs]
+    sums = np.array(counts)  # (pictures, classes, IoU and true and false positives and false negatives)
     if not sums[..., 1:].any():
         raise UserError("The evaluation masks have no segment, so nothing can be measured; give others.")
     measures = {"pq": _pq, "sq": lambda total: _quality(total)[1], "rq": lambda total: _quality(total)[2]}
     total = sums.sum(axis=0)
-    classes = {}
-    for number, name in enumerate(labels):
-        there = total[number, 1:].any()
-        quality = _quality(total[number : number + 1])
-        classes[name] = dict(zip(("pq", "sq", "rq"), quality if there else (None,) * 3, strict=True))
+    rows = [total[number : number + 1] for number in range(len(labels))]
+    qualities = [_quality(row) if row[0, 1:].any() else (None,) * 3 for row in rows]
+    classes = {name: dict(zip(measures, row, strict=True)) for name, row in zip(labels, qualities, strict=True)}
     return {**_with_intervals(sums, measures), "threshold": SEGMENT_THRESHOLD, "classes": classes}
 
 
