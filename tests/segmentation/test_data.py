@@ -329,7 +329,8 @@ COCO = {
     "an odd polygon": (lambda d: d["annotations"][0].update(segmentation=[[1, 2, 3, 4, 5, 6, 7]]), "of 3 points"),
     "a polygon of words": (lambda d: d["annotations"][0].update(segmentation=[["a"] * 6]), "of 3 points"),
     "a polygon of nothing": (lambda d: d["annotations"][0].update(segmentation=[[float("nan")] * 6]), "of 3 points"),
-    "far away": (lambda d: d["annotations"][0].update(segmentation=[[1e9] * 6]), "of 3 points"),
+    "far away": (lambda d: d["annotations"][0].update(segmentation=[[1e8] * 6]), "out of the image of 48 x 48"),
+    "shares": (lambda d: d["annotations"][0].update(segmentation=[[0.1, 0.1, 0.5, 0.1, 0.5, 0.5]]), "shares of the"),
     "another size": (lambda d: d["annotations"][0]["segmentation"].update(size=[5, 5]), r"the size \[48, 48\], but"),
     "short counts": (lambda d: d["annotations"][1]["segmentation"].update(counts=[3, 4]), "encoding of all"),
     "negative counts": (lambda d: d["annotations"][1]["segmentation"].update(counts=[-3, 4]), "encoding of all"),
@@ -364,7 +365,7 @@ def test_what_is_no_coco_file_is_one_sentence(text, sentence, tmp_path):
 PANOPTIC = {
     "a path upwards": (
         lambda r, d: d["annotations"][1].update(file_name="../1.png"),
-        "the PNG ../1.png, which",
+        "1.png, outside of",
     ),
     "an id twice": (
         lambda r, d: d["annotations"][1]["segments_info"].append(d["annotations"][1]["segments_info"][0]),

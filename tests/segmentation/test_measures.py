@@ -67,9 +67,9 @@ def random_objects(rng: np.random.Generator, sizes: list[tuple[int, int]], seen:
             encoded = rle.encode(np.asfortranarray(mask, np.uint8))
             segmentation: object = {"size": list(size), "counts": encoded["counts"].decode()}
             if rng.random() < 0.3:
-                left, top, width, height = rng.uniform(0, 10, 4)
-                edges = (left, top, left + width + 2, top, left + width + 2, top + height + 2, left, top + height + 2)
-                segmentation = [list(edges)]
+                left, top, width, height = rng.uniform(0, 7, 4)
+                right, bottom = left + width + 2, top + height + 2
+                segmentation = [[left, top, right, top, right, bottom, left, bottom]]
             is_crowd = int(rng.random() < 0.2)
             rows.append(
                 {"id": len(rows) + 1, "image_id": image + 1, "category_id": int(rng.choice(seen)), "iscrowd": is_crowd,

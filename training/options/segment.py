@@ -48,7 +48,7 @@ class SceneOptions(AnnotatedData):
         refuse_without_effect(
             self,
             [
-                (("images", "eval_data", "background"), of_file, "--data coco:FILE or panoptic:FILE"),
+                (("images", "eval_data", "allow_outside", "background"), of_file, "--data coco:FILE or panoptic:FILE"),
                 (("eval_images",), self.eval_data is not None, "--eval-data"),
                 (("data_dir", "train_split", "eval_split"), of_tfds, "--data tfds:NAME"),
             ],
@@ -83,7 +83,7 @@ class SceneOptions(AnnotatedData):
 
     def settings(self) -> dict[str, Any]:
         left_out = {"data_dir"} | ({"background"} if self.background == "class" else set())  # as in earlier runs
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in left_out}
+        return {name: value for name, value in super().settings().items() if name not in left_out}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

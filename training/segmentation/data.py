@@ -354,7 +354,7 @@ def _of_files(
 
 def _coco(options: SceneOptions, task: SegmentationTask) -> Scenes:
     def read(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Scene]]:
-        coco = read_coco(file, folder)
+        coco = read_coco(file, folder, options.allow_outside)
         classes = _Classes(coco.names, task == "semantic" and options.background == "class")
 
         def segments(picture: CocoPicture, size: tuple[int, int]) -> Segments:
@@ -368,7 +368,7 @@ def _coco(options: SceneOptions, task: SegmentationTask) -> Scenes:
 
 def _panoptic(options: SceneOptions, task: SegmentationTask) -> Scenes:
     def read(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Scene]]:
-        names, pictures = read_panoptic(file, folder)
+        names, pictures = read_panoptic(file, folder, options.allow_outside)
         are_objects = not any(picture.stuff for picture in pictures)
         classes = _Classes(names, are_objects and task == "semantic" and options.background == "class")
 

@@ -6,7 +6,7 @@ pixels, the mean over the classes that the truth or the model has. Mask AP is py
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from keras_vit.files.tables import markdown_table, with_interval
 from keras_vit.models.config import SEGMENT_THRESHOLD, SegmentationTask
 from training.evaluation.average_precision import STATS, average_precision, coco_document, write_measured
 from training.input.coco import NONE, UNCOUNTED, Segments
+from training.input.coco_masks import RunLengths
 from training.input.dataset import Split, decoded
 from training.segmentation.overlay import Panel, segments_page
 from training.segmentation.segmenter import FoundSegments, Segmenter, class_map
@@ -153,7 +154,7 @@ def _annotations(truth: Segments, num_classes: int) -> list[dict[str, Any]]:
     return own + [mask_annotation(ignored, label) | {"iscrowd": 1} for label in crowds]
 
 
-def mask_annotation(mask: np.ndarray | Mapping[str, Any], label: int) -> dict[str, Any]:
+def mask_annotation(mask: np.ndarray | RunLengths, label: int) -> dict[str, Any]:
     """A mask (h, w) bool, or its run-length encoding, as an annotation of COCO; the category of class 0 is 1."""
     encoded = rle.encode(np.asfortranarray(mask, np.uint8)) if isinstance(mask, np.ndarray) else mask
     return {"segmentation": encoded, "area": float(rle.area(encoded)), "bbox": list(rle.toBbox(encoded)),
