@@ -104,13 +104,13 @@ def export_file(case: Case, kind: str, directory: str) -> None:
 
 
 def _export_tflite(case: Case, kind: str | None, directory: str) -> None:
-    from export.tflite.export import to_tflite
+    from export.tflite.convert import to_tflite
     from export.tflite.quantize import quantize
 
     file = pathlib.Path(directory) / "model.tflite"
     file.write_bytes(to_tflite(_inference_model(case)))
     if kind is not None:
-        file.write_bytes(quantize(file, kind, []))
+        file.write_bytes(quantize(file, kind))
 
 
 def _inference_model(case: Case, dtype: str = "float32", **options):

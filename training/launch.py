@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.devices.launch import launch
+from training.loop.devices.launch import launch
 from training.options.train import LaunchOptions
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.devices.tpu import prepare_tpu
+from training.loop.devices.tpu import prepare_tpu
 from training.options.checks import check_data
 from training.options.evaluate import VerifyOfficialOptions
 

@@ -388,10 +388,7 @@ def test_all_commands_but_these_require_tensorflow():
     without = {name for name, path in COMMANDS.items() if not asked.search(path.read_text())}
     assert without == {
         "benchmarks.gpu",
-        "benchmarks.label_errors",
-        "benchmarks.start",
         "benchmarks.tpu",
-        "benchmarks.trace",
         "export.serving.kit",
         "keras_vit.convert",
         "keras_vit.inspection",
