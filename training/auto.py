@@ -14,8 +14,8 @@ from keras_vit.cli import parser
 from keras_vit.images.geometry import Resize
 from keras_vit.runs import open_run
 from training import finetune, pretrain
+from training.input.checks import check_data, unlabelled_path
 from training.options.auto import AutoOptions
-from training.options.checks import check_data, unlabelled_path
 from training.options.evaluate import EvaluateOptions
 from training.options.probes import LinearProbeOptions
 from training.workdir import check_new_workdir, check_outside

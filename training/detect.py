@@ -15,7 +15,7 @@ from keras_vit import cli, run_directory
 from keras_vit.cli import parser
 from keras_vit.runs import open_run
 from keras_vit.text.classes import classes_of_options
-from training.options.checks import check_checkpoint
+from training.input.checks import check_checkpoint
 from training.options.detect import DetectEvaluateOptions, DetectFitOptions, DetectPredictOptions
 from training.options.predict import with_pictures, with_run
 from training.workdir import check_workdir_of

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli, run_directory
 from keras_vit.cli import parser
-from training.options.checks import check_data
+from training.input.checks import check_data
 from training.options.features import EmbedOptions
 from training.options.pipeline import pipeline_options, split_arguments, table_path
 from training.options.predict import with_run

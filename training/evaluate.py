@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
+from training.input.checks import check_classes, check_data, listed_classes, report_directory
 from training.input.known_images import check_split
 from training.loop.devices.tpu import prepare_tpu
-from training.options.checks import check_classes, check_data, listed_classes, report_directory
 from training.options.evaluate import EvaluateOptions, with_data
 
 _PROG = "keras-vit evaluate"

@@ -16,8 +16,8 @@ from keras_vit.errors import check_known
 from keras_vit.models.named_models import MODELS
 from keras_vit.published import upstream_checkpoint
 from keras_vit.runs import Run
+from training.input.checks import check_checkpoint, check_data, check_data_service, unlabelled_path
 from training.loop.devices.backend import prepare_backend
-from training.options.checks import check_checkpoint, check_data, check_data_service, unlabelled_path
 from training.options.train import USUAL, FinetuneOptions
 from training.recipes.auto import DataFacts, auto_finetune_reasons, auto_finetune_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe

@@ -10,14 +10,16 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.input.known_images import check_split
-from training.options.checks import check_data, report_directory
 from training.options.probes import KnnOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = parser.parse(KnnOptions, arguments, prog="keras-vit knn", about=__doc__)
+
+    from training.input.checks import check_data, report_directory
+    from training.input.known_images import check_split
+
     check_data(options.source)
     run = options.open_run()
     report_directory(run, options.output)

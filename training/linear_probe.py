@@ -11,15 +11,17 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.input.known_images import check_split
-from training.options.checks import check_data
 from training.options.probes import LinearProbeOptions
-from training.workdir import check_probe_workdir
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = parser.parse(LinearProbeOptions, arguments, prog="keras-vit linear-probe", about=__doc__)
+
+    from training.input.checks import check_data
+    from training.input.known_images import check_split
+    from training.workdir import check_probe_workdir
+
     check_data(options.source)
     run = options.open_run()
     check_probe_workdir(run, options)

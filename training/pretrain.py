@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from keras_vit import UserError, cli
 from keras_vit.cli import parser
 from keras_vit.runs import Run
+from training.input.checks import check_checkpoint, check_data, check_data_service
 from training.loop.devices.backend import prepare_backend
-from training.options.checks import check_checkpoint, check_data, check_data_service
 from training.options.train import USUAL, PretrainOptions
 from training.recipes.auto import DataFacts, auto_reasons, auto_recipe
 from training.recipes.overrides import Request, continued, without_model

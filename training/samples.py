@@ -9,14 +9,16 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from keras_vit.run_directory import SAMPLES
-from training.options.checks import check_data
 from training.options.data import SamplesOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--data DATA --output DIR`"""
     options = parser.parse(SamplesOptions, arguments, prog="keras-vit samples", about=__doc__)
+
+    from keras_vit.run_directory import SAMPLES
+    from training.input.checks import check_data
+
     check_data(options.source)
     cli.require_tensorflow()
 

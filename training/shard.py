@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.checks import check_data
 from training.options.data import ShardOptions
 from training.options.pipeline import pipeline_options, split_arguments, table_path
 
@@ -20,6 +19,9 @@ def main(arguments: Sequence[str]) -> None:
     """`--data … --output DIR --shards N`"""
     own, behind = split_arguments(arguments)
     options = parser.parse(ShardOptions, own, prog="keras-vit shard", about=__doc__)
+
+    from training.input.checks import check_data
+
     table = table_path(options.source.data) if options.runner else None
     pipeline = pipeline_options(options.runner, behind, None, (table, options.output))
     if pipeline is None:

@@ -17,7 +17,7 @@ from keras_vit import cli
 from keras_vit.cli import parser
 from keras_vit.errors import check_known
 from training.experiments.grids import STUDIES
-from training.options.checks import check_data
+from training.input.checks import check_data
 from training.options.experiments import StudyOptions
 from training.options.train import USUAL
 from training.recipes.overrides import overridden

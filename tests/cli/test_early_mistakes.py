@@ -13,8 +13,8 @@ import pytest
 
 from keras_vit import UserError
 from training import finetune, predict, pretrain, samples, shard, study
+from training.input.checks import check_data
 from training.lock import locked
-from training.options.checks import check_data
 from training.options.common import DataOptions
 from training.options.data import ShardOptions
 from training.options.train import PretrainOptions

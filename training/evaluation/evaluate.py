@@ -15,9 +15,9 @@ from training.evaluation.predictions import open_comparison
 from training.evaluation.predictors import Predictor
 from training.evaluation.report import Subject, calibration_sentence, write_report
 from training.evaluation.temperature import calibration
+from training.input.checks import check_classes, report_directory
 from training.input.known_images import check_evaluation_images, may_know_images
 from training.input.sources import DataSet
-from training.options.checks import check_classes, report_directory
 from training.options.evaluate import EvaluateOptions
 
 

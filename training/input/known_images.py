@@ -10,9 +10,9 @@ from keras_vit import UserError
 from keras_vit.errors import is_or_are
 from keras_vit.files.remote import to_path
 from keras_vit.runs import Run, TrainingData
-from training.options.checks import split_folders
+from training.input.checks import split_folders
+from training.input.csv_file import listed_files
 from training.options.common import DataOptions
-from training.options.csv_file import listed_files
 
 if TYPE_CHECKING:
     from training.input.dataset import DataSet

@@ -15,9 +15,9 @@ from keras_vit.files.file_contents import shown
 from keras_vit.files.remote import existing_folder, is_remote, matching
 from keras_vit.images.formats import format_list, is_hidden, is_picture_name
 from keras_vit.runs import Run
+from training.input.csv_file import ONE_CLASS, class_shares, listed_files
+from training.input.decisions import read_decisions
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, TrainingOptions, composed
-from training.options.csv_file import ONE_CLASS, class_shares, listed_files
-from training.options.decisions import read_decisions
 
 # Of a folder without splits of its own, a tenth of each class is kept for evaluation.
 HOLD_OUT = 10
