@@ -19,9 +19,12 @@ def main(arguments: Sequence[str]) -> None:
     """`NAME --data …`"""
     options = parser.parse(VerifyOfficialOptions, arguments, prog="keras-vit verify-official", about=__doc__)
 
+    from keras_vit.errors import check_known
+    from keras_vit.published_accuracy import ACCURACY
     from training.input.checks import check_data
     from training.loop.devices.tpu import prepare_tpu
 
+    check_known("published accuracy", options.name, ACCURACY)
     check_data(options.source)
     prepare_tpu(options.devices)
     cli.require_tensorflow()

@@ -269,7 +269,7 @@ def _class_files(path: pathlib.Path, check: _FileCheck, *, least: int) -> dict[s
     """Class name -> its image files in the order of their paths, at least so many, all of them seen to be readable."""
     classes = directories(path)
     if len(classes) < 2:
-        raise few_classes(path, len(classes))
+        raise few_classes(path, classes)
     if beside := [entry.name for entry in path.iterdir() if not entry.is_dir() and is_picture_name(entry.name)]:
         pictures = "1 picture" if len(beside) == 1 else f"{len(beside):,} pictures"
         print(f"Not used, because outside the class folders of {path}: {pictures}, {min(beside)} first.")

@@ -66,7 +66,7 @@ def unknown(run: Run, source: DataSet, options: UnknownOptions) -> UnknownScorer
         model_checksum=run.model_checksum,
         auroc=tuple(auroc[each] for each in KINDS),
     )
-    assert run.directory is not None  # see `UnknownOptions.open_run`
+    assert run.directory is not None  # it is a run directory
     scorer.save(run.directory / UNKNOWN)
     report = {
         "kind": kind,
