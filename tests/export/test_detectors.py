@@ -58,7 +58,7 @@ def pictures() -> list[bytes]:
     return files
 
 
-@pytest.mark.parametrize("name", [pytest.param("own", marks=pytest.mark.slow), "owl", "like"])
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("own", "owl")), "like"])
 def test_a_saved_model_finds_in_files_what_the_detector_finds(name, place, tmp_path, capsys):
     saved_model.main(["--run", str(place / name), "--output", str(tmp_path / "served")])
     version = tmp_path / "served" / "1"
@@ -106,7 +106,7 @@ def test_the_cpp_loader_finds_the_same(place, tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "boxes.npy"), expected, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["owl", "like"])
+@pytest.mark.parametrize("name", [pytest.param("owl", marks=pytest.mark.slow), "like"])
 def test_tflite_files_give_boxes_and_logits(name, place, tmp_path):
     options = ["--output", str(tmp_path), "--formats", "float32", "float16"]
     tflite.main(["--run", str(place / name), *options])
