@@ -12,11 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError, run_directory
+from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.cli.progress import Progress
 from keras_vit.errors import Rules, refuse_first
 from keras_vit.files.atomic import remove_temporary
 from keras_vit.files.file_contents import FileContents, shown
-from keras_vit.native_stderr import native_stderr_silenced
-from keras_vit.progress import Progress
 from keras_vit.runs import Run
 from keras_vit.text.checkpoint import has_text_tower
 from training.features.extractors import extractor_of, fingerprint_of

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from keras_vit import UserError
+from keras_vit.cli.progress import Progress
 from keras_vit.errors import needed_package
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.remote import is_remote
-from keras_vit.progress import Progress
 from training.features.store import FeatureIndex
 
 # Rows of one matrix product.
