@@ -1,6 +1,7 @@
 """The nearest of stored features by the cosine: exact by matrix products, or approximate by a graph."""
 
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -83,7 +84,8 @@ class NeighborGraph:
         if is_remote(index.folder):
             raise UserError(f"--approximate keeps its graph beside the features, but {index.folder} is in a bucket.")
         faiss = needed_package("faiss", "--approximate needs", "faiss-cpu")
-        name = f"graph-{index.description.fingerprint}-{index.description.checksum}"
+        content = zlib.crc32("".join(index.pictures.digests).encode())
+        name = f"graph-{index.description.fingerprint}-{content}"
         graph, recall = index.folder / f"{name}.faiss", index.folder / f"{name}.json"
         if graph.is_file() and recall.is_file():
             self._graph = faiss.read_index(str(graph))
