@@ -386,7 +386,7 @@ def test_unsupported_options_are_refused_before_conversion(tmp_path, monkeypatch
         (
             ["int16x8"],
             {"calibration": pictures(7, 2), "dynamic_batch": True},
-            "int16x8 is calibrated for one image",
+            "int16x8 are of one image at a time",
         ),
     ):
         with pytest.raises(UserError, match=words):
