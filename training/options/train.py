@@ -38,8 +38,8 @@ class PretrainOptions(TrainingOptions):
         measures, of_features = self.knn_every is not None, self.checkpoint is not None or self.knn_every is not None
         if of_features and not self.recipe.learns_features:
             raise UserError(
-                "--checkpoint and --knn-every are for recipes without labels, such as mae-vit-b16; give the checkpoint to "
-                "keras-vit finetune for classes."
+                "--checkpoint and --knn-every are for recipes without labels, such as mae-vit-b16; for classes, give "
+                "the checkpoint to keras-vit finetune."
             )
         if measures and self.devices.strategy == "multi-worker":
             raise UserError("--knn-every measures on one machine; leave it out, and use keras-vit knn afterwards.")
