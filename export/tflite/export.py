@@ -71,6 +71,8 @@ def export_tflite(
                 progress.doing = f"{kind} ({number} of {len(options.formats)})"
                 export.write(kind)
                 progress.update()
+        if options.target == "gpu":
+            gpu_check.write_page(stage, [file.name for file, _ in export.written.values()])
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
         export.report(fingerprint.note_on_earlier(output, stage)).write(stage)

@@ -60,6 +60,8 @@ def export_task(task: Task, options: TFLiteOptions) -> dict[TFLiteFormat, tuple[
             files[kind] = {**measures, **checked, "bytes": file.stat().st_size}
             written[kind] = (output / file.name, measures)
         float_file.unlink()
+        if check is not None:
+            gpu_check.write_page(stage, [file.name for file, _ in written.values()])
         task.report(stage, "TFLite", files, of_pixels=True, notes=gpu_check.sentences(files))
     return written
 
