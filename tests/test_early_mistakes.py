@@ -177,7 +177,7 @@ MISTAKES = {
     f"{TUNE} --data digits": "Give either --checkpoint, a file, folder, address or name, or --model",
     "export.tflite.__main__ --run . --output never --formats float16 --calibration x": "--calibration applies only to",
     "export.tflite.__main__ --run . --output never --formats int8-weights --calibration-images 9": (
-        "--calibration-images applies only to --formats int8-dynamic, int4-weights, int8, int16x8; give that, or"
+        "--calibration-images applies only to --formats int8-dynamic, int4-weights, int8; give that, or"
     ),
     "export.tflite.__main__ --checkpoint augreg:B_16 --output never --calibration-images 9": (
         "--calibration-images applies only to --calibration FOLDER or --run DIR; give that, or leave it out"
