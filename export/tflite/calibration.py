@@ -35,9 +35,7 @@ def read_calibration(run: Run, options: TFLiteOptions, labels: Sequence[str]) ->
             "--calibration FOLDER of representative images, or train again."
         )
     else:
-        raise UserError(
-            "A checkpoint has no images to calibrate int4-weights and int8; pass --calibration FOLDER."
-        )
+        raise UserError("A checkpoint has no images to calibrate int4-weights and int8; pass --calibration FOLDER.")
     if asked is not None and len(found.encoded) < asked and is_needed:
         raise UserError(
             f"--calibration-images asks for {number} images, but {where} has {len(found.encoded)}; pass that number, "

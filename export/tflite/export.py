@@ -127,11 +127,11 @@ class _Export:
             checked = self._gpu_check.facts(kind, content)
         file = self._stage / f"model-{kind}{self._ending}.tflite"
         scores, threshold = self._score_facts(kind, content)
-        golden = b""
-        if target != "cpu":
-            golden = gpu_check.golden_numbers(content, self._images[: gpu_check.NUM_IMAGES])
-            file.with_suffix(f".{tflite_file.GOLDEN}").write_bytes(golden)
-        file.write_bytes(self._with_metadata(kind, content, threshold, golden))
+        described = self._with_metadata(kind, content, threshold)
+        if target == "cpu":
+            file.write_bytes(described)
+        else:
+            gpu_check.write_with_golden_numbers(file, described, self._images)
         unknown = self._exported.unknown
         in_float = 0 if unknown is None else unknown.num_bytes
         check_weights(file, 4 * self._exported.model.count_params(), WEIGHT_SHARE[kind], in_float)
@@ -247,7 +247,7 @@ class _Export:
         )
         return facts, threshold
 
-    def _with_metadata(self, kind: TFLiteFormat, content: bytes, threshold: float | None, golden: bytes) -> bytes:
+    def _with_metadata(self, kind: TFLiteFormat, content: bytes, threshold: float | None) -> bytes:
         exported, origin = self._exported, self._exported.origin
         description = f"{short_name(origin.name)}, {kind}; weights: {origin.weights}"
         if origin.multi_label:
@@ -264,7 +264,6 @@ class _Export:
             exported.preprocessing,
             self._options.uint8_input,
             origin.license_text,
-            golden,
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from export.inference_model import inner_blocks
 from export.options import TFLiteFormat, TFLiteOptions
-from export.tflite import accelerator
+from export.tflite import accelerator, tflite_file
 from export.tflite.convert import to_delegate_tflite
 from export.tflite.quantize import quantize
 from keras_vit import UserError
@@ -104,6 +104,13 @@ def sentences(rows: Mapping[Any, Mapping[str, Any]]) -> list[str]:
         ),
         *([f"LiteRT's GPU accelerator: {'; '.join(rest)}."] if rest else []),
     ]
+
+
+def write_with_golden_numbers(file: pathlib.Path, content: bytes, images: np.ndarray) -> None:
+    """Write a file with metadata, and the golden numbers of its first images into it and beside it."""
+    golden = golden_numbers(content, images[:NUM_IMAGES])
+    file.write_bytes(tflite_file.with_golden_numbers(content, golden))
+    file.with_suffix(f".{tflite_file.GOLDEN}").write_bytes(golden)
 
 
 def write_page(directory: pathlib.Path, files: Sequence[str]) -> None:
