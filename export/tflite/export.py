@@ -115,6 +115,8 @@ class _Export:
             raw = (images for _, images in reference.batches(raw_pixels=True))
             batches = raw if options.uint8_input else self._representative
             self._inputs = [image[None] for images in batches for image in images]
+        self._float_file = functools.cache(self._make_float_file)
+        self._rounded = functools.cache(functools.partial(round_kernels, exported.model, self._representative))
 
     def write(self, kind: TFLiteFormat) -> None:
         """Write the file of a format, compare it with the model, and measure it."""
@@ -178,8 +180,7 @@ class _Export:
         # Ranges over all tokens are wider than those of the class tokens of a few images, and clip less.
         return self._float_file(kind in CALIBRATED, frozenset() if is_rounded else None)
 
-    @functools.cache  # noqa: B019  (an export lives as long as its command)
-    def _float_file(self, all_tokens: bool, in_four_bits: frozenset[str] | None) -> pathlib.Path:
+    def _make_float_file(self, all_tokens: bool, in_four_bits: frozenset[str] | None) -> pathlib.Path:
         """A float32 file; its kernels are rounded, of some layers to 4 bits, unless that is None."""
         network = self._exported.model if in_four_bits is None else self._rounded(in_four_bits)
         content = to_tflite(
@@ -194,10 +195,6 @@ class _Export:
         file = self._temporary / f"{names}.tflite"
         file.write_bytes(content)
         return file
-
-    @functools.cache  # noqa: B019
-    def _rounded(self, in_four_bits: frozenset[str]) -> keras.Model:
-        return round_kernels(self._exported.model, self._representative, in_four_bits)
 
     @functools.cached_property
     def _images(self) -> np.ndarray:
