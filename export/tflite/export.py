@@ -23,11 +23,11 @@ from export.tflite.gptq import round_kernels
 from export.tflite.half_precision import run_in_half
 from export.tflite.quantize import EIGHT_BIT_WEIGHTS, WEIGHT_SHARE
 from keras_vit import UserError, run_directory
+from keras_vit.cli.progress import Progress
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
 from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
-from keras_vit.progress import Progress
 from keras_vit.run_directory import Samples
 from keras_vit.unknown_score import UNKNOWN_SCORE
 

@@ -40,7 +40,7 @@ from export.tflite import four_bits
 from export.tflite.flatbuffer import pack, unpack
 from export.tflite.products import noisy_products, products
 from keras_vit import UserError
-from keras_vit.progress import tracked
+from keras_vit.cli.progress import tracked
 from keras_vit.unknown_score import UNKNOWN_SCORE
 
 # Formats whose dense layers have weights in 8 bits, which GPTQ rounds where there are calibration images.
