@@ -111,7 +111,10 @@ def task_of_model(name: str):
     return Segmentation(ExportedModel(model, ("a", "b", "c", "d"), few))
 
 
-@pytest.mark.parametrize("name", ["detector", "embeddings", *TASKS])
+@pytest.mark.parametrize(
+    "name",
+    ["detector", "embeddings", "panoptic", *(pytest.param(t, marks=pytest.mark.slow) for t in list(TASKS)[:3])],
+)
 def test_every_task_is_right_in_the_accelerator(name, tmp_path):
     task = task_of_model(name)
     model = task.exported.model
