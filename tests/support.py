@@ -18,7 +18,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit import ResNetConfig, ViTConfig, parser
+from keras_vit import ResNetConfig, ViTConfig
+from keras_vit.cli import parser
 from keras_vit.files import remote, transfer
 from keras_vit.files.lazy_array import LazyArray
 
@@ -98,6 +99,19 @@ def serving(folder: pathlib.Path) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextlib.contextmanager
+def answering(server) -> Iterator[str]:
+    """The address of a server of `training.prediction.server` while it runs in a thread."""
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.effective_port}/"
+    finally:
+        server.trigger.pull_trigger(lambda: server.asyncore.close_all(server._map))
+        thread.join()
+        server.task_dispatcher.shutdown()
 
 
 class Terminal(io.StringIO):

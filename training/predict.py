@@ -10,11 +10,11 @@ prints the five most likely classes of each picture. `runs/pictures new/`, witho
 cannot be read is named, and the others are classified; if none can be read, the exit code is 2.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from keras_vit.runs import open_run
 from keras_vit.text.classes import classes_of_options
 from training.options.pipeline import pipeline_options, split_arguments
@@ -26,7 +26,7 @@ _PROG = "keras-vit predict"
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint NAME PICTURES…`"""
     own, behind = split_arguments(arguments)
-    given = with_run(with_pictures(parser.read(PredictOptions, own, prog=_PROG)))
+    given = with_run(with_pictures(parser.read(PredictOptions, own, prog=_PROG, about=__doc__)))
     options = parser.options_from(PredictOptions, given, prog=_PROG)
     pipeline = pipeline_options(
         options.runner, behind, options.run, (*options.pictures, options.labels, options.output)
@@ -53,12 +53,9 @@ def main(arguments: Sequence[str]) -> None:
 
     classifier = open_classifier(run, options.labels, threshold=options.threshold, explain=options.explain)
     if options.serve:
-        from training.prediction.server import open_server
+        from training.prediction.server import open_server, serve
 
-        with open_server(dataclasses.replace(classifier, traced_batch=1), options.port) as server:
-            print(f"Open http://127.0.0.1:{server.server_address[1]} in a browser; Ctrl-C ends it.", flush=True)
-            with contextlib.suppress(KeyboardInterrupt):
-                server.serve_forever()
+        serve(open_server(dataclasses.replace(classifier, traced_batch=1), options.port))
     else:
         predict(classifier, files, options)
         cli.print_next(options.next_commands(run))
