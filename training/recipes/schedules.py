@@ -8,8 +8,8 @@ import dataclasses
 from typing import Annotated, Literal, get_args
 
 from keras_vit import UserError
+from keras_vit.cli.options import Count, Natural, NotNegative, Range, check_ranges
 from keras_vit.errors import check_choice
-from keras_vit.parser import Count, Natural, NotNegative, Range, check_ranges
 
 Decay = Literal["cosine", "linear", "stair", "rsqrt", "polynomial", "constant"]
 
