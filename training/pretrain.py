@@ -25,15 +25,11 @@ from collections.abc import Sequence
 
 from keras_vit import UserError, cli
 from keras_vit.cli import parser
-from keras_vit.runs import Run
-from training.loop.devices.backend import prepare_backend
-from training.options.checks import check_checkpoint, check_data, check_data_service
 from training.options.train import USUAL, PretrainOptions
 from training.recipes.auto import DataFacts, auto_reasons, auto_recipe
 from training.recipes.overrides import Request, continued, without_model
 from training.recipes.pretrain import RECIPES, find_recipe
 from training.recipes.recipe import PretrainRecipe
-from training.workdir import check_workdir_of
 
 _AUTO = "auto"
 
@@ -41,6 +37,8 @@ _AUTO = "auto"
 def main(arguments: Sequence[str]) -> None:
     """`RECIPE --data … --workdir …`, and any field of the recipe."""
     if workdir := train(arguments):
+        from keras_vit.runs import Run
+
         cli.print_next(Run(workdir).next_commands("train"))
 
 
@@ -57,6 +55,11 @@ def train(arguments: Sequence[str]) -> str | None:
     # What the recipe auto is depends on the data, so its values are not known yet.
     named, prog = _named(name, DataFacts(1000, (64, 64))), f"keras-vit pretrain {name}"
     given = parser.read(PretrainOptions, rest, prog=prog, about=_about(name), usual=USUAL, recipe=named)
+
+    from training.input.checks import check_checkpoint, check_data, check_data_service
+    from training.loop.devices.backend import prepare_backend
+    from training.workdir import check_workdir_of
+
     request = Request(PretrainOptions, prog, given, functools.partial(_named, name))
     if (checkpoint := given.get(("checkpoint",))) is None:
         options = request.over(named)

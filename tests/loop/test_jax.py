@@ -15,9 +15,9 @@ import pytest
 from keras_vit import UserError
 from tests.loop import jax_steps
 from training import pretrain
+from training.loop.devices.jax_options import check_jax
 from training.loop.run import RunDirectory
 from training.options.common import DataOptions, Execution, StrategyOptions
-from training.options.jax import check_jax
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
 

@@ -12,11 +12,11 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.errors import Rules, refuse_first
 from keras_vit.runs import Run
+from training.input.checks import check_classes
 from training.input.dataset import balanced, class_weights
 from training.input.pipeline import steps_per_epoch
 from training.input.sources import DataSet
 from training.loop.setup import Setup
-from training.options.checks import check_classes
 from training.options.common import FOR_SEVERAL_CLASSES, Execution, TrainingOptions
 from training.recipes.recipe import Recipe
 from training.workdir import run_settings
