@@ -97,9 +97,9 @@ class SavedModelOptions:
 
 Target = Literal["cpu", "gpu", "npu"]
 GpuCheckOf = Literal["two-blocks", "whole"]
-TFLiteFormat = Literal["float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8", "int16x8"]
+TFLiteFormat = Literal["float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8"]
 # Formats that need calibration images: for ranges, or for the correlation of the inputs of a product.
-CALIBRATED: tuple[TFLiteFormat, ...] = ("int4-weights", "int8", "int16x8")
+CALIBRATED: tuple[TFLiteFormat, ...] = ("int4-weights", "int8")
 # On which processors the files of a target are right.
 PROCESSORS: dict[Target, str] = {"cpu": "CPU; wrong on GPUs", "gpu": "GPU and CPU", "npu": "NPU and CPU"}
 # Options of TFLiteOptions for models that classify.
@@ -128,10 +128,10 @@ class TFLiteOptions:
     uint8_input: bool = False
     """Take pixels 0..255 and normalize them in the model; the files are named model-FORMAT-uint8-input.tflite."""
     dynamic_batch: bool = False
-    """Take any batch size; the files are named …-dynamic-batch.tflite. Not for int4-weights, int8 and int16x8."""
+    """Take any batch size; the files are named …-dynamic-batch.tflite. Not for int4-weights and int8."""
     calibration: str | None = None
-    """Folder of representative images for int4-weights, int8 and int16x8; int8-dynamic and int8-weights lose less
-    with them. Default: training images in the run directory."""
+    """Folder of representative images for int4-weights and int8; int8-dynamic and int8-weights lose less with
+    them. Default: training images in the run directory."""
     calibration_images: Count | None = None
     """Number of calibration images; default 256, or as many as there are."""
     max_disagreement: Share = LARGEST_DISAGREEMENT

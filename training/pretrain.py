@@ -67,7 +67,9 @@ def train(arguments: Sequence[str]) -> str | None:
         check_checkpoint(checkpoint)
         options = dataclasses.replace(request, given=without_model(given)).over(named)
     if options.chips is not None:
-        _print_budget(options, options.chips, name, named)
+        from training.loop.budget import print_budget
+
+        print_budget(options, options.chips, name, named)
         return None
     check_data(options.source)
     check_data_service(options)
@@ -104,35 +106,6 @@ def _pretrain(request: Request, name: str, options: PretrainOptions, named: Pret
             callbacks = [WatchFeatures(setup.source, RunDirectory(options.directory), options.knn_every)]
         pretrain(options, name, setup, callbacks)
         return options.workdir if is_chief(setup.strategy) and not options.dry_run else None
-
-
-def _print_budget(options: PretrainOptions, chips: str, name: str, named: PretrainRecipe) -> None:
-    """Print what the recipe takes on the chips."""
-    from training.input.checks import check_data
-    from training.loop.budget import DATA_SETS, budget, describe_budget, slice_of
-    from training.loop.setup import open_setup
-
-    if name == _AUTO:
-        raise UserError(
-            f"--chips is for a named recipe, but {_AUTO} depends on the data; give one such as vit-b16-i21k."
-        )
-    slice_of(chips)
-    if options.source.data in DATA_SETS:
-        examples, classes = DATA_SETS[options.source.data]
-    else:
-        check_data(options.source)
-        source = open_setup(options).source
-        examples, classes = source.train.num_examples, len(source.labels)
-    planned = budget(
-        options.recipe,
-        name if options.recipe.model == named.model and options.recipe.image_size == named.image_size else "",
-        chips,
-        num_examples=examples,
-        num_classes=classes,
-        execution=options.execution,
-        shard_weights=options.shard_weights,
-    )
-    print(describe_budget(planned, name, chips, options.recipe))
 
 
 def _about(recipe: str) -> str:
