@@ -305,7 +305,7 @@ def test_a_run_directory_in_the_folder_of_the_images_is_refused(command, form, t
     (tmp_path / "link").symlink_to("gd")
     first = {pretrain: ["digits"], finetune: ["--checkpoint", "augreg:B_16"], study: ["head"]}[command]
     size, workdir = ["--batch-size", "1", "--warmup-steps", "1"], form.format("gd")
-    with pytest.raises(UserError, match=f"folder of the data, but {workdir} is in {tmp_path}/gd; give one outside of"):
+    with pytest.raises(UserError, match=f"folder of the data, but {workdir} is in"):
         command.main([*first, "--data", f"folder:{tmp_path}/gd", "--workdir", workdir, *size])
 
 
@@ -340,7 +340,7 @@ def test_a_folder_given_as_a_csv_file_is_answered_with_the_kind_to_give_and_so_i
 def test_the_folder_of_a_csv_file_is_named_where_its_pictures_are_not_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("list.csv").write_text("path,label\na.png,ant\nb.png,bee\n")
-    with pytest.raises(UserError, match=f"first a.png; a path is relative to {tmp_path}: correct the paths"):
+    with pytest.raises(UserError, match=f"first a.png; a path is relative to {tmp_path}:"):
         check_data(DataOptions("csv:list.csv"))
 
 
@@ -358,7 +358,7 @@ def test_a_data_set_is_not_written_into_a_run_directory(command, found, tmp_path
 def test_tfrecord_files_are_not_written_among_pictures(name, tmp_path):
     (tmp_path / "pictures" / name).parent.mkdir(parents=True)
     (tmp_path / "pictures" / name).touch()
-    with pytest.raises(UserError, match=f"pictures should be new or empty, but holds {name.split('/')[0]}; give"):
+    with pytest.raises(UserError, match="pictures should be new or empty, but holds"):
         shard.main(["--data", "digits", "--output", str(tmp_path / "pictures")])
 
 
