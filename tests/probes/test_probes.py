@@ -386,7 +386,7 @@ def test_a_probe_of_a_checkpoint_with_its_workdir_prints_commands_that_follow(ru
 
 
 def test_a_probe_of_random_weights_is_no_run():
-    with pytest.raises(UserError, match="--random-weights measures an untrained model"):
+    with pytest.raises(UserError, match="--random-weights applies only to measurements"):
         LinearProbeOptions(run="x", source=DataOptions("digits"), workdir="y", random_weights=True)
 
 

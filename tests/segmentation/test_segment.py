@@ -115,7 +115,7 @@ def test_other_classes_are_not_measured(backbone, tmp_path):
         (["--background", "ignore"], "--background applies only to --data coco:FILE or panoptic:FILE"),
         (["--head", "conv"], "--head takes eomt or linear, but"),
         (["--lora", "4"], "leave --lora out"),
-        (["--inspect-every", "1"], "--inspect-every shows models of classes"),
+        (["--inspect-every", "1"], "--inspect-every applies only to models of classes"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(more, sentence):

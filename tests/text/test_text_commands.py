@@ -251,7 +251,7 @@ def test_mistakes_of_finetuning_with_texts_are_one_sentence(tmp_path):
         (("--templates", "a {}"), "--templates applies only to --zero-shot-head"),
         (("--zero-shot-head", "--channels", "1"), "leave it out"),
         (("--wise-ft", "1.5"), "--wise-ft must be in"),
-        (("--wise-ft", "0.5", "--lora", "2"), "--wise-ft averages whole weights"),
+        (("--wise-ft", "0.5", "--lora", "2"), "--wise-ft applies only to whole weights"),
     ):
         with pytest.raises(UserError, match=message):
             finetune(tmp_path / "wrong", *options)
