@@ -20,7 +20,7 @@ import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
-from keras_vit.errors import ParityError, UserError
+from keras_vit.errors import ParityError, UserError, printable
 from keras_vit.native_stderr import native_stderr_silenced
 
 # Errors of the operating system that a user can fix: no permission, no space, no such path, name too long.
@@ -124,6 +124,8 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
     os.environ.setdefault(_LOG_LEVEL, _NONE)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # print any file name on any terminal
+    for stream in (sys.stdout, sys.stderr):
+        _show_controls(stream)
     warnings.formatwarning = _format_warning
     # Else Python looks for cycles among the million objects of TensorFlow and Keras as it exits, which takes seconds.
     atexit.register(gc.freeze)
@@ -141,6 +143,13 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
     except BrokenPipeError:  # the reader closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
         sys.exit(128 + signal.SIGPIPE)
+
+
+def _show_controls(stream: typing.TextIO) -> None:
+    """Make control characters visible that a name brings along, and a terminal would obey."""
+    if isinstance(stream, io.TextIOWrapper):
+        write = stream.write
+        setattr(stream, "write", lambda text: write(printable(text)))  # noqa: B010  (mypy refuses an assignment)
 
 
 def _format_warning(

@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import filelock
 
@@ -84,23 +84,30 @@ def _remove(stage: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def atomic_write(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def atomic_write(
+    path: pathlib.Path, final_path: Callable[[pathlib.Path], pathlib.Path] | None = None
+) -> Iterator[pathlib.Path]:
     """Yield a temporary path of the same name; on success it is synced to disk and moved, on failure removed.
 
-    path: of the file; for one in a bucket the temporary path is a local one.
+    Args:
+        path: of the file; for one in a bucket the temporary path is a local one.
+        final_path: takes the temporary path of the complete file and returns the path to move it to, for names that
+            depend on the content; default: `path`.
     """
     if isinstance(path, RemotePath):
         with tempfile.TemporaryDirectory() as folder:
             local = pathlib.Path(folder) / path.name
             yield local
-            path.upload(local)
+            target = path if final_path is None else final_path(local)
+            assert isinstance(target, RemotePath)
+            target.upload(local)
         return
     with _stage(path.parent) as stage:
         temporary = stage / path.name
         yield temporary
         with open(temporary, "rb+") as stream:
             os.fsync(stream.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, path if final_path is None else final_path(temporary))
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
