@@ -31,6 +31,8 @@ _USERS_DISK = (
 # Of these, those of a full disk.
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
+# Characters of a path in a message.
+_LONGEST_NAME = 1000
 _SCRIPT = "keras-vit"  # that pip installs
 _MODULE = "keras_vit"  # that Python runs where the script is not installed
 # The modules are imported by name when a command is run: `keras_vit` imports neither `training` nor `export`.
@@ -237,7 +239,9 @@ def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
             raise
         if error.filename is None and error.errno in _FULL_DISK:
             _end_on_full_disk()
-        print(f"{error.filename or 'The disk'}: {error.strerror}; choose another path.", file=sys.stderr)
+        name = os.fsdecode(error.filename or "The disk")
+        name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
+        print(f"{name}: {error.strerror}; choose another path.", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
         # TensorFlow's error of a full disk is also that of a full memory; JAX has one of its own.

@@ -151,7 +151,7 @@ def shown(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """A text with control characters as they are written in Python, such as an escape as its code; line ends and tabs stay."""
+    """A text with control characters as Python writes them; line ends and tabs stay."""
     return text.translate(_CONTROLS)
 
 

@@ -25,7 +25,7 @@ FILE, VOCABULARY, MERGES, PIECES = "tokenizer.json", "vocab.json", "merges.txt",
 # Bytes; that of SigLIP 2 has 34 MB, CLIP's vocabulary 1 MB.
 _LARGEST, _LARGEST_VOCABULARY = 2**26, 2**24
 # Texts of a request, seconds until its answer, and bytes of it.
-_TEXTS, _PATIENCE, _LONGEST = 256, 30.0, 2**26
+_TEXTS, _PATIENCE, _LONGEST = 256, 15.0, 2**26
 
 
 class Vocabulary:
@@ -38,7 +38,7 @@ class Vocabulary:
     """
 
     def __init__(self, files: Sequence[pathlib.Path]) -> None:
-        self._name = files[0].name
+        self._name = " and ".join(file.name for file in files)
         script = pathlib.Path(__file__).with_name("vocabulary_process.py")
         self._process = subprocess.Popen(
             [sys.executable, "-I", str(script), json.dumps(sys.path)],

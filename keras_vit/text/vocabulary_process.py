@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 # Bytes of address space, and seconds of computing.
-_MEMORY, _SECONDS = 3 * 2**30, 1200
+_MEMORY, _SECONDS = 2 * 2**30, 1200
 # Where a text is split before byte pairs are merged (OpenAI's simple_tokenizer).
 _WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 CLIP_START, CLIP_END = "<|startoftext|>", "<|endoftext|>"

@@ -122,7 +122,10 @@ def open_anomaly_detector(directory: str) -> AnomalyDetector:
 def predict_anomaly(
     detector: AnomalyDetector, files: Sequence[pathlib.Path], output: str | None, *, raw: bool
 ) -> list[Finding]:
-    """Score pictures, print a table, and write `output` (`raw`: see `CsvWriter`). Raises UserError if none can be read."""
+    """Score pictures, print a table, and write `output` (`raw`: see `CsvWriter`).
+
+    Raises UserError if none can be read.
+    """
     findings, problems = [], dict[str, str]()
     for file in tracked(files, "Looking at pictures"):
         name = str(file).encode("utf-8", "replace").decode("utf-8")
