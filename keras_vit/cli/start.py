@@ -1,0 +1,190 @@
+"""The start of all commands, and their end with one sentence and exit code 2 for a user error.
+
+The module of a command has a `main`, which parses its options with `keras_vit/cli/parser.py`. It then imports the
+module that does the work with TensorFlow and Keras, so that help and wrong options are fast.
+"""
+
+import atexit
+import contextlib
+import errno
+import gc
+import importlib
+import io
+import os
+import re
+import signal
+import sys
+import typing
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+from keras_vit.cli.messages import as_typed, command_line
+from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.errors import ParityError, UserError, printable
+
+# Errors of the operating system that a user can fix: no permission, no space, no such path, name too long.
+_USERS_DISK = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.EEXIST, errno.ENOTDIR,
+    errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
+)  # fmt: skip
+# Of these, those of a full disk.
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+
+# Characters of a path in a message.
+_LONGEST_NAME = 1000
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_PYTHONS_FORMAT = warnings.formatwarning
+_ALL_MESSAGES, _NONE = "0", "3"  # every error that ends an operation is an exception too
+
+
+def import_keras() -> None:
+    """Import Keras, without the log messages of its backend unless `--verbose` asks for them.
+
+    TensorFlow logs messages about oneDNN on import, before it reads the log level. Raises UserError if the backend is
+    not installed.
+    """
+    is_verbose = os.environ.get(_LOG_LEVEL) == _ALL_MESSAGES
+    try:
+        with contextlib.nullcontext() if is_verbose else native_stderr_silenced():
+            importlib.import_module("keras")
+    except ValueError as error:  # of Keras, for a name that is none of its backends
+        source = "KERAS_BACKEND" if os.environ.get("KERAS_BACKEND") else "the file keras.json in KERAS_HOME or ~/.keras"
+        raise UserError(
+            f"Keras cannot be imported ({error}); {source} must name a backend: set KERAS_BACKEND to tensorflow or jax."
+        ) from error
+    except ModuleNotFoundError as missing:
+        if missing.name == "keras":
+            raise
+        raise UserError(
+            f"The backend of Keras needs the Python package {missing.name}, which is not installed; install it, or set "
+            "KERAS_BACKEND to tensorflow or jax."
+        ) from missing
+
+
+def require_tensorflow() -> None:
+    """Import Keras and raise UserError unless its backend is TensorFlow."""
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    if backend == "tensorflow":
+        import_keras()
+        import keras
+
+        backend = keras.backend.backend()  # keras.json may name another
+    if backend != "tensorflow":
+        raise UserError(
+            f"This command needs the TensorFlow backend of Keras, but it is {backend}; set KERAS_BACKEND=tensorflow "
+            "for it."
+        )
+
+
+def run(command: Callable[[Sequence[str]], None]) -> None:
+    """Run a command with the shell's arguments and exit with its exit code.
+
+    The code is 2 for a user error and os.EX_SOFTWARE (70) for an artifact that differs from its model. Every command
+    takes `--verbose`, which shows the log messages of TensorFlow.
+    """
+    arguments = [argument for argument in sys.argv[1:] if argument != "--verbose"]
+    if len(arguments) < len(sys.argv[1:]):
+        os.environ[_LOG_LEVEL] = _ALL_MESSAGES
+    os.environ.setdefault(_LOG_LEVEL, _NONE)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # print any file name on any terminal
+    for stream in (sys.stdout, sys.stderr):
+        _show_controls(stream)
+    warnings.formatwarning = _format_warning
+    # Else Python looks for cycles among the million objects of TensorFlow and Keras as it exits, which takes seconds.
+    atexit.register(gc.freeze)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _end)
+    try:
+        _call(command, arguments)
+    except KeyboardInterrupt:
+        print(
+            "\nInterrupted; finished files are kept, unfinished ones are removed. To run it again: " + command_line(),
+            file=sys.stderr,
+        )
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:  # the reader closed the pipe, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def _show_controls(stream: typing.TextIO) -> None:
+    """Make control characters visible that a name brings along, and a terminal would obey."""
+    if isinstance(stream, io.TextIOWrapper):
+        write = stream.write
+        setattr(stream, "write", lambda text: write(printable(text)))  # noqa: B010  (mypy refuses an assignment)
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning for the user of a command without the line of code that gave it; others as Python shows them."""
+    if category is UserWarning:
+        return f"Warning: {message}\n"
+    return _PYTHONS_FORMAT(message, category, filename, lineno, line)
+
+
+def _end(number: int, _) -> typing.NoReturn:
+    """End by a signal, but remove unfinished files first."""
+    sys.exit(128 + number)
+
+
+def run_job(
+    prog: str, about: str, jobs: Mapping[str, Callable[[Sequence[str]], None]], arguments: Sequence[str]
+) -> None:
+    """Run a command of several jobs, such as `keras-vit detect predict`: its first argument names one.
+
+    about: shown by --help.
+    """
+    name, *rest = arguments or ["--help"]
+    if name in ("-h", "--help"):
+        print(f"usage: {as_typed(prog)} {'|'.join(jobs)} [OPTIONS]\n\n{as_typed(about)}")
+    elif name in jobs:
+        jobs[name](rest)
+    else:
+        raise UserError(f"{prog} takes {', '.join(jobs)} and its options, but was given {name!r} first.")
+
+
+def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> None:
+    try:
+        command(arguments)
+    except UserError as mistake:
+        print(as_typed(" ".join(str(mistake).split())), file=sys.stderr)
+        sys.exit(2)
+    except ParityError as difference:
+        print(as_typed(" ".join(str(difference).split())), file=sys.stderr)
+        sys.exit(os.EX_SOFTWARE)
+    except MemoryError as error:
+        _end_on_full_memory(str(error))
+    except OSError as error:
+        if error.errno not in _USERS_DISK:
+            raise
+        if error.filename is None and error.errno in _FULL_DISK:
+            _end_on_full_disk()
+        name = os.fsdecode(error.filename or "The disk")
+        name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
+        print(f"{name}: {error.strerror}; choose another path.", file=sys.stderr)
+        sys.exit(2)
+    except Exception as error:
+        # TensorFlow's error of a full disk is also that of a full memory; JAX has one of its own.
+        if type(error).__name__ == "ResourceExhaustedError":
+            if any(os.strerror(number) in str(error) for number in _FULL_DISK):
+                _end_on_full_disk()
+        elif not str(error).startswith("RESOURCE_EXHAUSTED"):
+            raise
+        _end_on_full_memory(getattr(error, "message", str(error)))
+    finally:
+        sys.stdout.flush()
+
+
+def _end_on_full_memory(reason: str) -> typing.NoReturn:
+    found = re.search(r"OOM when allocating tensor with shape\[[\d,]*\]|[Oo]ut of memory.*", reason)
+    what = found[0] if found else reason.split("\n")[0]
+    print(f"The memory of this machine does not suffice ({what.strip('. ')}); give smaller sizes.", file=sys.stderr)
+    sys.exit(2)
+
+
+def _end_on_full_disk() -> typing.NoReturn:
+    print("No space is left on the disk; free some, or give another output directory.", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,191 @@
+"""The console command `keras-vit`, and the wheel that installs it."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import sysconfig
+import venv
+
+import pytest
+
+import keras_vit
+from keras_vit import UserError
+from keras_vit.cli.commands import COMMANDS, run_command
+from tests.cli.test_start import COMMANDS as MODULES
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+
+def test_every_module_with_a_command_has_one_name():
+    modules = [module.removesuffix(".__main__") for module in COMMANDS.values()]
+    assert sorted(modules) == sorted(name for name in MODULES if not name.startswith("benchmarks"))
+
+
+def test_the_list_of_commands_names_each(capsys):
+    run_command([])
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert sorted(listed) == sorted([*COMMANDS, "models", "recipes"])
+
+
+def test_the_version_is_printed_and_its_option_listed(capsys):
+    run_command(["--version"])
+    assert capsys.readouterr().out == f"{keras_vit.__version__}\n"
+    run_command(["--help"])
+    assert "keras-vit --version" in capsys.readouterr().out
+
+
+_LISTED_WITHOUT_TENSORFLOW = """
+import sys
+from keras_vit.cli.commands import run_command
+run_command(sys.argv[1:])
+sys.exit(bool({"tensorflow", "keras", "jax"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first_line", "count"),
+    [
+        (["models", "vit-b_16"], ["ViT-B_16", "224", "pixels", "86.6", "M", "parameters"], 1),
+        (["recipes", "PHOTOS-FINE*"], ["photos-finetune", "finetune", "224x224", "pixels", "500", "steps"], 1),
+        (["models", "*deit*"], ["DeiT3-S_16", "224", "pixels"], 8),
+        (["models", "testing"], ["testing", "224", "pixels"], 1),
+    ],
+)
+def test_models_and_recipes_are_listed_by_a_wildcard_without_tensorflow(arguments, first_line, count):
+    command = [sys.executable, "-c", _LISTED_WITHOUT_TENSORFLOW, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[: len(first_line)] == first_line
+    assert len(lines) == count
+
+
+def test_the_package_runs_commands_without_its_script():
+    done = subprocess.run([sys.executable, "-m", "keras_vit", "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, keras_vit.__version__, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["fin"], ["finetune"]),
+        (["rec"], ["recipes"]),
+        (["convert", "--lay"], ["--layout"]),
+        (["pretrain", "digits", "--batch"], ["--batch-size"]),
+        (["convert", "pic"], ["picture.npz"]),
+    ],
+)
+def test_bash_completes_commands_options_and_files(words, completed, tmp_path):
+    script = """
+keras-vit() { "$PYTHON" -c "from keras_vit.cli.commands import main; main()" "$@"; }
+eval "$(keras-vit --print-completion bash)"
+COMP_WORDS=(keras-vit "$@") COMP_CWORD=$#
+_keras_vit
+echo "${COMPREPLY[@]}"
+"""
+    (tmp_path / "picture.npz").touch()
+    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    command = ["bash", "-c", script, "bash", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.stdout.split(), done.stderr) == (completed, "")
+
+
+@pytest.mark.parametrize("shells", [[], ["fish"], ["bash", "zsh"]])
+def test_another_shell_is_one_sentence(shells):
+    with pytest.raises(UserError, match="--print-completion takes bash or zsh, but was given"):
+        run_command(["--print-completion", *shells])
+
+
+@pytest.mark.parametrize("kind", ["models", "recipes"])
+def test_a_wildcard_that_nothing_fits_is_one_sentence(kind):
+    with pytest.raises(UserError, match=f"No name fits 'nothing'; keras-vit {kind} lists all"):
+        run_command([kind, "nothing"])
+
+
+def test_a_command_gets_the_remaining_arguments(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="There is no recipe named 'digts'"):
+        run_command(["pretrain", "digts"])
+
+
+def test_an_unknown_command_is_one_sentence():
+    with pytest.raises(UserError, match="There is no command 'fine-tune'; .* finetune"):
+        run_command(["fine-tune"])
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("train", "pretrain, finetune"),
+        ("Serve", "serving, saved-model"),
+        ("export", "saved-model, tflite, onnx"),
+        ("eval", "evaluate"),
+    ],
+)
+def test_what_other_programs_call_a_command_is_answered_with_the_commands_here(name, meant):
+    with pytest.raises(UserError, match=f"There is no command '{name}'; .* the nearest: {meant}"):
+        run_command([name])
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "name"), [("models", "b_16", "ViT-B_16"), ("recipes", "SMALL", "photos-small")]
+)
+def test_a_part_of_a_name_lists_those_that_have_it(kind, part, name, capsys):
+    run_command([kind, part])
+    lines = capsys.readouterr().out.splitlines()
+    assert name in [line.split()[0] for line in lines]
+    assert all(part.lower() in line.split()[0].lower() for line in lines)
+
+
+def test_a_mistyped_auto_is_answered_with_auto_and_at_most_three_names():
+    for command in (["pretrain", "autp"], ["finetune", "--recipe", "autp"]):
+        with pytest.raises(UserError) as refused:
+            run_command(command)
+        names = str(refused.value).split("nearest names are ")[1].rstrip(".").split(", ")
+        assert names[0] == "auto"
+        assert len(names) <= 3
+
+
+def test_a_missing_library_is_named_with_what_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "keras_vit.convert", None)
+    with pytest.raises(UserError, match="needs the Python package keras_vit.convert, .* pip install"):
+        run_command(["convert", "a", "b"])
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_its_own_environment_beside_a_training_py_of_the_user(tmp_path):
+    """The environment borrows the libraries of this one through a .pth file, and has its own keras_vit."""
+    source = tmp_path / "source"  # a build writes into the folder of its source
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
+    for file in filter(None, files):
+        if file.startswith(("keras_vit/", "training/", "export/")) or file in ("pyproject.toml", "README.md"):
+            (source / file).parent.mkdir(parents=True, exist_ok=True)
+            (source / file).write_bytes((ROOT / file).read_bytes())
+    venv.create(tmp_path / "env", with_pip=True, symlinks=True)
+    scripts = tmp_path / "env" / "bin"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(*command, **options):
+        folder = tmp_path / "elsewhere"
+        return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, **options)
+
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "training.py").write_text("raise SystemExit('the module of the user was imported')\n")
+    run(scripts / "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path, source, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    run(scripts / "pip", "install", "--no-deps", wheel, check=True)
+    (packages,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    version = run(scripts / "python", "-c", "import keras_vit; print(keras_vit.__version__, keras_vit.__file__)")
+    assert version.stdout.split() == [keras_vit.__version__, str(packages / "keras_vit" / "__init__.py")]
+    for name in COMMANDS:
+        shown = run(scripts / "keras-vit", name, "--help")
+        assert shown.returncode == 0, (name, shown.stderr)
+        assert "usage" in shown.stdout
+    mistake = run(scripts / "keras-vit", "evaluate", "--run", "nowhere", "--data", "digits")
+    assert mistake.returncode == 2
+    assert mistake.stderr.startswith("There is no")
+    samples = run(scripts / "keras-vit", "samples", "--data", "digits", "--count", "2", "--output", "pictures")
+    assert samples.returncode == 0, samples.stderr

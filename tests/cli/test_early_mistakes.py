@@ -1,0 +1,411 @@
+"""Mistakes in paths and names are reported before TensorFlow and Keras are imported, which takes seconds."""
+
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from keras_vit import UserError
+from training import finetune, predict, pretrain, samples, shard, study
+from training.lock import locked
+from training.options.checks import check_data
+from training.options.common import DataOptions
+from training.options.data import ShardOptions
+from training.options.train import PretrainOptions
+from training.recipes.pretrain import find_recipe
+from training.workdir import check_outside, run_settings
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+# Runs each line of stdin as a command; prints its sentence, or what it has imported.
+SCRIPT = """
+import contextlib, importlib, io, shlex, sys
+from keras_vit import UserError
+for line in sys.stdin:
+    command, *arguments = shlex.split(line)
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            importlib.import_module(command).main(arguments)
+        print("nothing was wrong with", line)
+    except UserError as error:
+        print(error)
+    except SystemExit as stop:  # of the parser
+        print(stop.code, *printed.getvalue().split())
+    if slow := {"tensorflow", "keras", "jax"} & set(sys.modules):
+        sys.exit(f"{line} imported {slow}")
+"""
+DATA = "There is no folder 'gone'; --data folder:PATH takes"
+KIND = "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given"
+NO_INDEX = "There is no folder 'gone'; make it by keras-vit embed"
+NAME = "There is no file, folder or official checkpoint 'gone'"
+RUN = "There is no run directory 'gone'"
+TRAIN = "training.pretrain digits --workdir never"
+TUNE = "training.finetune --workdir never"
+KNN = "training.knn --run . --data digits"
+MISTAKES = {
+    f"{TRAIN} --data folder:gone": DATA,
+    f"{TRAIN} --data pictures": KIND,
+    f"{TRAIN} --data digits:3": KIND,
+    f"{TRAIN} --data tfds": KIND,
+    f"{TRAIN} --data digits --eval-split test": "--eval-split does not apply to --data digits",
+    f"{TRAIN} --data folder:. --data-dir x": "--data-dir does not apply to --data folder",
+    f"{TRAIN} --data tfds:mnist --on-bad-image skip": "--on-bad-image does not apply to --data tfds",
+    f"{TRAIN} --data tfds:mnist --data-dir gone": "There is no folder 'gone'; --data-dir takes the folder of prepared",
+    f"{TRAIN} --data digits --model-parallel 2": "--model-parallel 2 needs KERAS_BACKEND=jax; set it",
+    f"{TRAIN} --data digits --seed -1": "--seed must be in [0, 4294967295], but is -1",
+    f"{TRAIN} --data folder:. --split-seed -3": "--split-seed must be at least 0, but is -3",
+    "training.segment fit --checkpoint gone --data tfds:x --workdir never --seed -1": "--seed must be in [0, ",
+    "training.vtab --checkpoint gone --workdir never --seed -1": "--seed must be in [0, ",
+    "training.demo --workdir never --seed -1": "--seed must be in [0, ",
+    f"{TRAIN} --data digits --data-service host": "--data-service takes an address such as grpc://host:5050, but",
+    f"{TRAIN} --data digits --data-service grpc://127.0.0.1:1": "No data service answers at grpc://127.0.0.1:1 (",
+    f"{TRAIN} --data digits --strategy multi-worker --data-service grpc://h:1": "--data-service serves one training",
+    "training.segment fit --checkpoint x --data tfds:x --workdir never --data-service grpc://h:1": "makes no batches",
+    f"{TUNE} --checkpoint augreg:B_16 --data digits --data-service grpc://:1": "--data-service takes an address",
+    f"{TRAIN} --data digits --shard-weights": "--shard-weights needs KERAS_BACKEND=jax; set it",
+    f"{TRAIN} --data digits --model-parallel 0": "--model-parallel must be at least 1, but is 0",
+    f"{TUNE} --checkpoint augreg:B_16 --data digits --model-parallel 2": "--model-parallel 2 needs KERAS_BACKEND=jax",
+    f"{TUNE} --checkpoint gone --data digits": NAME,
+    f"{TUNE} --checkpoint hf:gone --data digits": "must be hf:owner/name",
+    f"{TUNE} --checkpoint augreg:B_16 --data folder:gone": DATA,
+    f"{TUNE} --model ViT-B_61 --data digits": "There is no official model named 'ViT-B_61'; the nearest names",
+    f"{TUNE} --model ViT-M_16 --data digits": "The official model 'ViT-M_16' has no published ImageNet-21k checkpoint",
+    f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size -64": "one or two whole numbers above 0",
+    f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size 0": "one or two whole numbers above 0",
+    f"{TRAIN} --data digits --image-size 0": "one or two whole numbers above 0",
+    "training.evaluate --run tests/fixtures/vit_token.npz --data digits": "npz' is not a run directory to put",
+    "training.evaluate --run tests/fixtures/brought/hf_ijepa_classifier --data digits": "is not a run directory to put",
+    **{
+        f"{command} README.md{rest}": "README.md is a text file; give a model: a .npz, .safetensors or"
+        for command, rest in (
+            ("training.predict pictures --run", ""),
+            ("training.evaluate --run", " --data digits"),
+            ("training.knn --run", " --data digits"),
+            ("training.fewshot --run", " --data digits"),
+            ("training.linear_probe --run", " --data digits"),
+            (f"{TUNE} --data digits --checkpoint", ""),
+            ("training.segment fit --data tfds:x --workdir never --checkpoint", ""),
+            ("training.vtab --workdir never --checkpoint", ""),
+            ("keras_vit.inspection.__main__ --output never --checkpoint", ""),
+            ("keras_vit.convert", " x.npz --layout npz"),
+            ("export.onnx.__main__ --output never --run", ""),
+            ("export.onnx.__main__ --output never --checkpoint", ""),
+        )
+    },
+    "training.evaluate --run gone --data digits": NAME,
+    "training.evaluate --run . --data digits --batch-size -1": "--batch-size must be at least 1, but is -1",
+    f"{KNN} --batch-size 0": "--batch-size must be at least 1, but is 0",
+    "training.linear_probe --run . --data digits --batch-size 0": "--batch-size must be at least 1, but is 0",
+    "training.pretrain digits --data digits --workdir README.md/sub": "README.md exists and is not a run directory",
+    f"{TRAIN} --data digits --loss multi-label": "--loss multi-label is for images of several classes each, from",
+    f"{TUNE} --checkpoint augreg:B_16 --data digits --loss multi-label": "--loss multi-label is for images of several",
+    "training.predict --run augreg:B_16 README.md --port 80": "--port applies only to --serve; give that, or leave it",
+    "keras_vit.convert tests/fixtures/vit_token.npz x.npz --layout nzp": "timm, torchvision, but is 'nzp'.",
+    "keras_vit.convert tests/fixtures/vit_token.npz x.h5 --layout npz": "should end in .npz, but is 'x.h5'; name it so",
+    "keras_vit.convert tests/fixtures/vit_token.npz README.md --layout npz": "README.md already exists; give the name",
+    "training.evaluate --run tests --data digits": "tests is not a finished run: it has no model.keras",
+    "training.predict --run tests README.md": "tests is not a finished run: it has no model.keras",
+    f"{TRAIN} --data folder:tests/fixtures/hf_bit": "should hold a folder for each of at least two classes, but holds",
+    "training.verify_official gone --data digits": "There is no published accuracy to compare 'gone' with",
+    "training.verify_official bit:distill/R50x1_224 --data folder:gone": DATA,
+    "training.fewshot --run gone --data digits": NAME,
+    "training.fewshot --run . --data folder:gone": DATA,
+    "training.linear_probe --checkpoint gone --data digits": NAME,
+    "training.linear_probe --run . --data pictures": KIND,
+    "training.knn --run gone --data digits": NAME,
+    "training.knn --run . --data folder:gone": DATA,
+    f"{KNN} --temperature -1": "--temperature must be positive, but is -1.0",
+    f"{KNN} --neighbors 0": "--neighbors must be at least 1",
+    "training.study head --data folder:gone --workdir never": DATA,
+    "training.vtab --checkpoint gone --workdir never": NAME,
+    "training.soup gone other --output never": RUN,
+    "training.shard --data folder:gone --output never": DATA,
+    "training.shard --data digits --output docs": "docs should be new or empty, but holds api; give",
+    "training.samples --data folder:gone --output never": DATA,
+    "training.predict --run gone README.md": NAME,
+    "training.predict gone README.md": NAME,
+    "training.evaluate gone --data digits": NAME,
+    "export.tflite.__main__ gone --output never": RUN,
+    "training.predict --run gone README.md --runner DirectRunner": "--runner needs --output with a folder for Parquet",
+    "training.predict --run gone README.md -- --project x": "Options behind -- are those of a pipeline, as '--project",
+    "training.embed --run gone README.md --output never": NAME,
+    "training.embed --run gone --output never": "Give --data, such as folder:pictures, or pictures",
+    "training.embed --run gone README.md --output never --batch-size 0": "--batch-size must be at least 1, but is 0",
+    "training.embed --run gone --data digits --output never --runner DirectRunner": "With --runner, --data takes csv:F",
+    "training.embed --run gone README.md --output never --runner DirectRunner": "--runner needs Apache Beam, which",
+    "training.shard --data csv:gone.csv --output never --runner SparkRunner": "There is no file 'gone.csv'; --data csv",
+    "training.similar README.md --index gone": NO_INDEX,
+    "training.similar README.md --index gone --output x.txt": "--output takes a file that ends in .csv or .html, but",
+    "training.search cat --index gone": NO_INDEX,
+    "training.review --index gone": NO_INDEX,
+    "training.review --index gone --duplicate-similarity 2": "--duplicate-similarity must be in (0, 1], but is 2.0",
+    "training.unknown --run gone --data digits": RUN,
+    "training.unknown --run gone --data digits --false-alarms 2": "--false-alarms must be in (0, 1), but is 2.0",
+    "training.anomaly fit --checkpoint gone --data gone --workdir never": "There is no folder 'gone'; --data takes a f",
+    "training.anomaly fit --checkpoint gone --data docs --workdir docs": "docs exists already; choose another",
+    "training.anomaly fit --checkpoint gone --data docs --workdir never": NAME,
+    "training.anomaly predict README.md --run docs --output x.json": "--output takes a file that ends in .csv or",
+    "training.predict --run gone/model-int8.tflite README.md": "is an export, but pictures are classified by the model",
+    "keras_vit.convert gone x.npz --layout npz": NAME,
+    f"{TRAIN} --data csv:gone.csv": "There is no file 'gone.csv'; --data csv:FILE takes",
+    "training.segment fit --checkpoint augreg:B_16 --data docs --workdir never": "folder, give folder:docs.",
+    f"{TRAIN} --data tfrecord:docs": "but 'docs' is a folder; give 'tfrecord:docs/*.tfrecord'.",
+    f"{TRAIN} --data 'tfrecord:docs/c*'": "files that end in .tfrecord, but 'docs/c*' matches only others, such",
+    f"{TRAIN} --data tfrecord:gone/*": "but 'gone/*' matches no file; give a pattern such as",
+    "training.segment fit --checkpoint gone --data tfds:x --workdir never": NAME,
+    "training.segment fit --checkpoint augreg:B_16 --data folder:gone --workdir never": "no folder 'gone'; correct",
+    "training.segment fit --checkpoint augreg:B_16 --data voc:tests --workdir never": "tests should hold the folders J",
+    "training.segment fit --checkpoint augreg:B_16 --data tfds:x --workdir tests": "tests exists and is not a run",
+    "training.pretrain digits --data digits --workdir tests": "tests exists and is not a run directory; give a new or",
+    "training.finetune --checkpoint augreg:B_16 --data digits --workdir README.md": "README.md exists and is not a run",
+    "training.pretrain mnist-small --data digits --workdir never --image-size 30": "multiple of the patch height 7",
+    "keras_vit.inspection.__main__ --checkpoint gone --output never": NAME,
+    "keras_vit.inspection.__main__ --run gone --output never": RUN,
+    "keras_vit.inspection.__main__ --output never": "Give either --run DIR or --checkpoint FILE",
+    "keras_vit.inspection.__main__ a.png --checkpoint b --output never": "Two models were given, the run a.png and the",
+    "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --output never": "--images is needed with a checkpoint",
+    "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --images gone --output never": "no image or folder 'gone'",
+    "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --figures map --output never": "--figures",
+    "export.saved_model.__main__ --run gone --output never": RUN,
+    "export.saved_model.__main__ --checkpoint gone --output never": NAME,
+    "export.tflite.__main__ --run gone --output never": RUN,
+    "export.tflite.__main__ --output never": "An export takes either --run DIR or --checkpoint FILE; pass one of them",
+    "export.tflite.__main__ --run . --labels x --output never": "--labels belong to --checkpoint, but --run is set",
+    "export.tflite.__main__ --checkpoint augreg:B_16 --output README.md": "README.md is a file; --output takes a",
+    f"{TUNE} --data digits": "Give either --checkpoint, a file, folder, address or name, or --model",
+    "export.tflite.__main__ --run . --output never --formats float16 --calibration x": "--calibration applies only to",
+    "export.tflite.__main__ --run . --output never --formats int8-weights --calibration-images 9": (
+        "--calibration-images applies only to --formats int8-dynamic, int4-weights, int8, int16x8; give that, or"
+    ),
+    "export.tflite.__main__ --checkpoint augreg:B_16 --output never --calibration-images 9": (
+        "--calibration-images applies only to --calibration FOLDER or --run DIR; give that, or leave it out"
+    ),
+    "export.tflite.__main__ --checkpoint augreg:B_16 --output never --labels gone": "There is no file 'gone'; --labels",
+    "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --images . --output never --labels gone": (
+        "There is no file 'gone'; --labels takes a text file with one class per line"
+    ),
+    "training.predict --run augreg:B_16 README.md --labels gone": "There is no file 'gone'; --labels takes a text file",
+    "export.tflite.__main__ --checkpoint hf:gone --output never": "must be hf:owner/name",
+    "export.tflite.__main__ --run gone --output never --formats int8 --dynamic-batch": "leave --dynamic-batch out",
+    "export.tflite.__main__ --run gone --output never --formats int8 --target gpu": "A GPU computes in floating point",
+    "export.onnx.__main__ --run gone --output never": RUN,
+    "export.onnx.__main__ --run . --output never": "is not a finished run: it has no model.keras",
+}
+
+
+@pytest.fixture(name="sentences", scope="module")
+def _sentences() -> dict[str, str]:
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, cwd=ROOT, input="\n".join(MISTAKES), capture_output=True, text=True)
+    assert done.stderr == ""
+    return dict(zip(MISTAKES, done.stdout.splitlines(), strict=True))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_reported_before_tensorflow_is_imported(mistake, sentences):
+    assert MISTAKES[mistake] in sentences[mistake]
+    assert not (ROOT / "never").exists()
+
+
+def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_imported(tmp_path):
+    for folder, files in {
+        "empty": ("ant/0.png", "ant/1.png", "bee/.hidden.png"),
+        "few": ("ant/0.png", "ant/1.png", "bee/0.png", "bee/more/1.png"),
+        "deep": ("two/three/four/ant/0.png", "two/three/four/bee/0.png"),
+        "split": ("train/ant/0.png", "train/bee/0.png", "test/ant/0.png", "test/bee/0.png"),
+    }.items():
+        for file in files:
+            (tmp_path / folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / file).touch()
+    run = tmp_path / "run"
+    run.mkdir()
+    for file, text in (("model.keras", ""), ("config.json", "{}"), ("labels.txt", "ant\ncat\n")):
+        (run / file).write_text(text)
+    with zipfile.ZipFile(run / "model.keras", "w"):
+        pass
+    (tmp_path / "list.csv").write_text("path,label\nfew/ant/0.png,ant\nfew/bee/0.png,bee\n")
+    (tmp_path / "lost.csv").write_text("path,label\nfew/ant/0.png,ant\nfew\\bee\\0.png,bee\nfew/bee/9.png,bee\n")
+    (tmp_path / "gone.csv").write_text("path,label\na/0.png,ant\nb/0.png,bee\n")
+    lost = f"Of 3 files that {tmp_path}/lost.csv names, 1 cannot be found, first {tmp_path}/few/bee/9.png; a path is "
+    lost += f"relative to {tmp_path}: correct the paths, or give --on-bad-image skip."
+    gone = (
+        f"Of 2 files that {tmp_path}/gone.csv names, 2 cannot be found, first {tmp_path}/a/0.png; a path is relative "
+    )
+    gone += f"to {tmp_path}: correct the paths."
+    (tmp_path / "x.tflite").write_bytes(b"\x1c\0\0\0TFL3")
+    options = PretrainOptions(source=DataOptions("digits"), workdir="", recipe=find_recipe("digits"))
+    settings = run_settings(options, "pretrain", "digits") | {"images": None}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text(json.dumps({"settings": settings}))
+    again = f"training.pretrain digits --data digits --workdir {tmp_path}/other --strategy mirrored"
+    (tmp_path / "three.txt").write_text("ant\nbee\ncat\n")
+    labels = f"--labels {tmp_path}/three.txt"
+    more = f"{tmp_path}/three.txt names 3 classes, but the model {run} has 2; give a line for each class of the model"
+    digits = f"training.pretrain digits --workdir never --data folder:{tmp_path}"
+    sentences = {
+        f"{digits}/deep": f"at least two classes, but they are in {tmp_path}/deep/two/three/four; give --data folder:",
+        f"{again} --seed 3": "other already holds another run, which differs in seed (there 0, here 3); choose",
+        f"{again} --epochs 7": "which differs in recipe.epochs (there",
+        f"{again} --model-parallel 2": "--model-parallel 2 needs KERAS_BACKEND=jax",  # the settings are the same
+        f"{again.replace('digits', 'auto', 1)} --seed 3": "holds a run of training.pretrain with the "
+        "recipe digits, but this one is of training.pretrain with the recipe auto; choose another",
+        f"training.pretrain digits --workdir never --data csv:{tmp_path}/lost.csv": lost,
+        f"training.pretrain digits --workdir never --data csv:{tmp_path}/gone.csv --on-bad-image skip": gone,
+        f"{digits}/fevv": f"There is no folder '{tmp_path}/fevv'; --data folder:PATH takes",
+        f"{digits}/emptty": f"There is no folder '{tmp_path}/emptty'; did you mean {tmp_path}/empty?",
+        f"training.soup {tmp_path}/othr {run} --output never": f"did you mean {tmp_path}/other?",
+        f"export.tflite.__main__ --run {tmp_path}/list.csv --output never": "list.csv is a text file; give a model",
+        f"export.onnx.__main__ --run {tmp_path}/x.tflite --output never": "x.tflite is an export already; give the",
+        **{
+            f"export.{kind}.__main__ {model} --output {run}": f"{run} is a run directory, which would no longer be used"
+            for kind in ("saved_model", "tflite", "onnx")
+            for model in (f"--run {run}", "--checkpoint augreg:B_16")
+        },
+        f"{digits}/list": f"There is no folder '{tmp_path}/list'; --data folder:PATH",  # list.csv is no folder
+        f"{digits}/list.csv": f"is a file; give --data csv:{tmp_path}/list.csv.",
+        f"training.evaluate --run {run} --data folder:{tmp_path}/few": "only the run has cat and only the data",
+        f"training.evaluate --run {run} --data csv:{tmp_path}/list.csv": "only the run has cat and only the data have",
+        f"training.evaluate --run {run}/model.keras --data folder:{tmp_path}/split --output never": "only the run has",
+        f"training.predict --run {run} README.md {labels}": more,
+        f"training.predict --run {run}/model.keras README.md {labels}": "has 2; give a line for each class of the",
+        f"export.tflite.__main__ --checkpoint {run} --output never {labels}": more,
+        f"keras_vit.inspection.__main__ --checkpoint {run} --images README.md --output never {labels}": more,
+    }
+    (run / "checkpoints").mkdir()
+    for file in ("samples.npz", "checkpoints/step-7.npz"):
+        with zipfile.ZipFile(run / file, "w"):
+            pass
+    for file in ("samples.npz", "checkpoints/step-7.npz", "config.json", "labels.txt"):
+        words = f"{run}/{file} is a file of a run, but not its model; give the run {run}."
+        sentences[f"training.predict --run {run}/{file} README.md"] = words
+    predict_with = "training.predict README.md --run"
+    sentences |= {
+        f"{predict_with} {tmp_path}": f"{tmp_path} is not a run, but holds runs; give one of them, such as {tmp_path}/",
+        f"{predict_with} {run}/checkpoints": f"checkpoints is a folder of a run, but not the run itself; give {run}.",
+        f"training.knn --run {tmp_path} --data digits": f"but holds runs; give one of them, such as {tmp_path}/",
+    }
+    damaged = shutil.copytree(run, tmp_path / "damaged")
+    (damaged / "config.json").write_text('{"settings": {"recipe"')
+    for command in (
+        f"training.predict --run {damaged} README.md",
+        f"training.predict --run {damaged}/model.keras README.md",
+        f"training.evaluate --run {damaged} --data digits",
+        f"export.saved_model.__main__ --run {damaged} --output never",
+    ):
+        sentences[command] = f"{damaged}/config.json cannot be read as the settings of a run ("
+    sentences[f"training.pretrain digits --data digits --workdir {tmp_path}/busy"] = (
+        f"Another process, {os.getpid()} on {socket.gethostname()}, writes into {tmp_path}/busy; wait until it ends"
+    )
+    with locked(tmp_path / "busy"):
+        done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, input="\n".join(sentences),
+                              capture_output=True, text=True)  # fmt: skip
+    assert done.stderr == ""
+    for words, line in zip(sentences.values(), done.stdout.splitlines(), strict=True):
+        assert words in line
+
+
+@pytest.mark.parametrize("command", [pretrain, finetune, study])
+@pytest.mark.parametrize("form", ["{0}/runs/one", "{0}", "{0}/ant/../runs", "link/runs"])
+def test_a_run_directory_in_the_folder_of_the_images_is_refused(command, form, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for file in ("ant/0.png", "ant/1.png", "bee/0.png", "bee/1.png"):
+        (tmp_path / "gd" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "gd" / file).touch()
+    (tmp_path / "link").symlink_to("gd")
+    first = {pretrain: ["digits"], finetune: ["--checkpoint", "augreg:B_16"], study: ["head"]}[command]
+    size, workdir = ["--batch-size", "1", "--warmup-steps", "1"], form.format("gd")
+    with pytest.raises(UserError, match=f"folder of the data, but {workdir} is in {tmp_path}/gd; give one outside of"):
+        command.main([*first, "--data", f"folder:{tmp_path}/gd", "--workdir", workdir, *size])
+
+
+def test_only_a_run_directory_in_the_folder_of_the_images_is_refused(tmp_path):
+    for workdir, data in ((f"{tmp_path}/gd-runs", f"{tmp_path}/gd"), ("gs://bucket/runs", "gs://bucket/run")):
+        check_outside(workdir, f"folder:{data}")
+    with pytest.raises(UserError, match="gs://bucket/gd/runs is in gs://bucket/gd/"):
+        check_outside("gs://bucket/gd/runs", "folder:gs://bucket/gd/")
+
+
+def test_a_path_without_its_kind_is_answered_with_what_to_give(tmp_path):
+    listed = tmp_path / "list.csv"
+    listed.touch()
+    for path, advice in (
+        (tmp_path, f"; for this folder, give --data folder:{tmp_path}."),
+        (listed, f"; for this file, give --data csv:{listed}."),
+        (tmp_path / "gone", "."),
+    ):
+        with pytest.raises(UserError) as refused:
+            check_data(DataOptions(str(path)))
+        assert str(refused.value) == f"{KIND} {str(path)!r}{advice}"
+
+
+def test_a_folder_given_as_a_csv_file_is_answered_with_the_kind_to_give_and_so_is_the_reverse(tmp_path):
+    listed = tmp_path / "list.CSV"
+    listed.touch()
+    for kind, path, words in (
+        ("csv", tmp_path, f"--data csv takes a file, but '{tmp_path}' is a folder; give --data folder:{tmp_path}."),
+        ("folder", listed, f"--data folder takes a folder, but '{listed}' is a file; give --data csv:{listed}."),
+    ):
+        with pytest.raises(UserError) as refused:
+            check_data(DataOptions(f"{kind}:{path}"))
+        assert str(refused.value) == words
+
+
+def test_the_folder_of_a_csv_file_is_named_where_its_pictures_are_not_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("list.csv").write_text("path,label\na.png,ant\nb.png,bee\n")
+    with pytest.raises(UserError, match=f"first a.png; a path is relative to {tmp_path}: correct the paths"):
+        check_data(DataOptions("csv:list.csv"))
+
+
+@pytest.mark.parametrize(("count", "images"), [(1, "1 image"), (5, "5 images")])
+def test_a_folder_of_pictures_without_class_folders_is_refused_with_their_number(count, images, tmp_path):
+    for number in range(count):
+        (tmp_path / f"{number}.png").touch()
+    with pytest.raises(UserError, match=f"{tmp_path} holds {images}, but no class folders; move the images of each"):
+        check_data(DataOptions(f"folder:{tmp_path}"))
+
+
+@pytest.mark.parametrize(
+    ("command", "found"), [(samples, "is a run directory"), (shard, "should be new or empty, but holds config.json")]
+)
+def test_a_data_set_is_not_written_into_a_run_directory(command, found, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=f"{tmp_path} {found}; give --output a folder of its own"):
+        command.main(["--data", "digits", "--output", str(tmp_path)])
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize("name", ["ant/0.png", "cat.jpg"])
+def test_tfrecord_files_are_not_written_among_pictures(name, tmp_path):
+    (tmp_path / "pictures" / name).parent.mkdir(parents=True)
+    (tmp_path / "pictures" / name).touch()
+    with pytest.raises(UserError, match=f"pictures should be new or empty, but holds {name.split('/')[0]}; give"):
+        shard.main(["--data", "digits", "--output", str(tmp_path / "pictures")])
+
+
+def test_tfrecord_files_may_be_written_where_nothing_else_is(tmp_path):
+    for name in ("train-00000-of-00001.tfrecord", "records.npz", "labels.txt", ".hidden", "labels.txt.12.tmp"):
+        (tmp_path / name).touch()
+    for output in (str(tmp_path), str(tmp_path / "new"), "gs://bucket/shards"):
+        ShardOptions(DataOptions("digits"), output).check_output()
+
+
+def test_predict_names_a_saved_model_as_an_export_in_any_version(tmp_path):
+    (tmp_path / "served" / "12").mkdir(parents=True)
+    (tmp_path / "served" / "12" / "saved_model.pb").touch()
+    for folder in (tmp_path / "served", tmp_path / "served" / "12"):
+        with pytest.raises(UserError, match=f"^{folder} is an export, but pictures are classified by the model itself"):
+            predict.main(["--run", str(folder), "cat.jpg"])
+
+
+def test_class_folders_that_lie_one_folder_deeper_are_named(tmp_path):
+    for name in ("ant", "bee"):
+        (tmp_path / "my data" / name).mkdir(parents=True)
+    with pytest.raises(UserError, match=f"they are in {tmp_path}/my data; give --data 'folder:{tmp_path}/my data'"):
+        check_data(DataOptions(f"folder:{tmp_path}"))

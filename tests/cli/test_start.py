@@ -1,0 +1,529 @@
+"""The shell: every mistake ends in one sentence on stderr, exit code 2 and no traceback."""
+
+import concurrent.futures
+import contextlib
+import errno
+import io
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+
+import pytest
+import tensorflow as tf
+
+import training.evaluate
+import training.finetune
+import training.pretrain
+import training.study
+from export.saved_model import __main__ as saved_model
+from export.tflite import __main__ as tflite
+from keras_vit import UserError, cli, convert
+from keras_vit.cli import commands, start
+from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.errors import ParityError
+from keras_vit.runs import Run
+from tests.support import FIXTURES, options_of
+from training import demo, knn
+from training.recipes.pretrain import RECIPES
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+COMMANDS = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__"): path
+    for room in ("keras_vit", "training", "export", "benchmarks")
+    for path in sorted((ROOT / room).rglob("*.py"))
+    if "\n    cli.run(main)\n" in path.read_text()
+}
+PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "words"),
+    [
+        (training.pretrain, ["digts"], "'digts'; the nearest names are digits"),
+        (training.pretrain, ["--data", "digits"], "must be a recipe, but is '--data'"),
+        (training.pretrain, [*PRETRAIN, "--clip-norm", "nan"], "--clip-norm must be a finite number"),
+        (training.pretrain, [*PRETRAIN, "--channels", "2"], "channels .* but are 2"),
+        (training.pretrain, [*PRETRAIN, "--seed", "-1"], r"--seed must be in \[0, 4294967295\], but is -1"),
+        (training.pretrain, [*PRETRAIN, "--data-dir", "x"], "--data-dir does not apply to --data digits"),
+        (training.pretrain, [*PRETRAIN, "--model.patch-size", "3"], "multiple of the patch height"),
+        (training.pretrain, [*PRETRAIN, "--model.num-heads", "7"], "multiple of num_heads"),
+        (training.evaluate, ["--run", "nowhere", "--data", "digits"], "no file, folder or official checkpoint"),
+        (saved_model, ["--run", "nowhere", "--output", "x"], "no run directory 'nowhere'"),
+        (saved_model, ["--run", "r", "--output", "o", "--merge-tokens", "8", "--attention"], "--merge-tokens"),
+        (tflite, ["--run", "nowhere", "--output", "x"], "no run directory 'nowhere'"),
+    ],
+)
+def test_a_mistake_is_one_sentence(command, arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=words) as caught:
+        command.main(arguments)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "words"),
+    [
+        (training.pretrain, ["digits"], ["--data", "--workdir"]),
+        (training.pretrain, [*PRETRAIN, "--epoch", "2"], ["--epoch", "Perhaps you meant", "--epochs"]),
+        (training.pretrain, ["digits", "--data", "digits", "--workdri", "x"], ["--workdri", "--workdir"]),
+        (training.pretrain, [*PRETRAIN, "--batch-size", "2.5"], ["--batch-size", "2.5"]),
+        (training.pretrain, [*PRETRAIN, "--resize", "x"], ["--resize", "'x'", "stretch", "resize-small"]),
+        (training.pretrain, [*PRETRAIN, "--precision", "fp16"], ["--precision", "float16"]),
+        (saved_model, ["--run", "nowhere"], ["--output"]),
+        (tflite, ["--run", "x", "--output", "x", "--formats", "int3"], ["--formats", "int3", "int8"]),
+        (demo, ["runs/x"], ["runs/x"]),
+    ],
+)
+def test_a_mistake_that_the_parser_finds_ends_with_2_and_names_the_option(command, arguments, words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command.main(arguments)
+    printed = capsys.readouterr()
+    assert (stopped.value.code, printed.out) == (2, "")
+    assert all(word in printed.err for word in words)
+
+
+def test_options_have_the_names_that_other_codes_use():
+    arguments = ["digits", "--data", "digits", "--output-dir", "x", "--lr", "0.5", "--wd=0.25"]
+    options = options_of(training.pretrain.main, arguments)
+    assert (options.workdir, options.recipe.learning_rate, options.recipe.weight_decay) == ("x", 0.5, 0.25)
+
+
+def test_a_command_prints_the_sentence_alone_and_exits_with_2():
+    command = [sys.executable, "-m", "training.pretrain", "mnist", "--data", "digits", "--workdir", "runs/never"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert re.fullmatch(r"There is no recipe named 'mnist'; the nearest names are mnist-[\w, -]+\.\n", done.stderr)
+
+
+@pytest.fixture(name="type_command")
+def _type_command(monkeypatch) -> Callable[..., None]:
+    """Makes `sys.argv`, and `sys.orig_argv` if given, those of a command that was typed."""
+
+    def make(argv: Sequence[str], orig_argv: Sequence[str] | None = None) -> None:
+        typed = {"argv": argv} if orig_argv is None else {"argv": argv, "orig_argv": orig_argv}
+        for name, words in typed.items():
+            monkeypatch.setattr(sys, name, [*words])
+
+    return make
+
+
+def test_messages_and_help_name_the_command_that_was_typed(monkeypatch, capsys, type_command):
+    monkeypatch.setenv("PATH", "")  # without the script
+    for argv, name in ((["/training/knn.py"], "py -m keras_vit knn"), (["/env/bin/keras-vit", "knn"], "keras-vit knn")):
+        type_command(argv, ["py", "-m", "training.knn"])
+        with pytest.raises(SystemExit):
+            knn.main(["--help"])
+        assert capsys.readouterr().out.startswith(f"usage: {name} ")
+        with pytest.raises(SystemExit):
+            knn.main([])
+        assert f"{name} --help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("orig_argv", "argv", "typed"),
+    [
+        (["python3", "/env/bin/keras-vit", "knn"], ["/env/bin/keras-vit", "knn"], "keras-vit inspect --run 'a b'"),
+        (["python3", "-m", "keras_vit", "knn"], ["/x/__main__.py", "knn"], "python3 -m keras_vit inspect --run 'a b'"),
+        (["a b/py", "-m", "training.knn"], ["/x/knn.py"], "'a b/py' -m keras_vit inspect --run 'a b'"),
+    ],
+)
+def test_a_message_names_commands_as_this_one_was_typed(orig_argv, argv, typed, monkeypatch, capsys, type_command):
+    def refuse(_) -> None:
+        raise UserError("look at it with keras-vit inspect --run 'a b'.")
+
+    monkeypatch.setenv("PATH", "")  # without the script
+    type_command(argv, orig_argv)
+    assert stopped(refuse, capsys, 2) == f"look at it with {typed}.\n"
+
+
+def test_a_script_that_is_not_on_the_path_is_named_by_its_path(tmp_path, monkeypatch, type_command):
+    script = tmp_path / "my env" / "keras-vit"
+    script.parent.mkdir()
+    script.touch(mode=0o755)
+    type_command([str(script), "knn"])
+    assert cli.as_typed("keras-vit knn") == f"'{script}' knn"
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert cli.as_typed("keras-vit knn") == "keras-vit knn"
+
+
+def test_the_next_commands_run_when_they_are_pasted(tmp_path, monkeypatch, capsys):
+    names = ["my pictures", "Äpfel (rot) & 'süß'", "$HOME", "a*b"]
+    (tmp_path / "keras-vit").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "keras-vit").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    cli.print_next([("predict", "--run", *names), ("evaluate", "--run", "runs/a")])
+    heading, *commands = capsys.readouterr().out.splitlines()
+    assert heading == "Next:"
+    pasted = subprocess.run(["sh", "-c", commands[0]], capture_output=True, text=True, check=True)
+    assert pasted.stdout.splitlines() == ["predict", "--run", *names]
+    assert commands[1] == "  keras-vit evaluate --run runs/a"
+
+
+@pytest.mark.parametrize(("run", "output"), [("runs/a", "runs/a/saved_model"), ("pictures [new]/run", "saved_model")])
+def test_the_next_export_goes_where_tensorflow_can_load_it(run, output):
+    commands = Run(run).next_commands("predict")
+    assert ("saved-model", "--run", run, "--output", output) in commands
+
+
+def test_only_one_spelling_of_the_commands_is_written():
+    """`python -m MODULE` works, too; the quickstart says so."""
+    modules = "|".join(re.escape(name.removesuffix(".__main__")) for name in commands.COMMANDS.values())
+    files = [path for room in ("keras_vit", "training", "export") for path in (ROOT / room).rglob("*.py")]
+    files += [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    found = [path for path in files if re.search(rf"python -m ({modules})\b(?!\.)", path.read_text())]
+    assert [path.name for path in found] == ["quickstart.md"]
+
+
+@pytest.mark.parametrize("where", ["environment", "keras.json"])
+def test_an_unknown_backend_of_keras_is_one_sentence(where, tmp_path):
+    (tmp_path / "keras.json").write_text('{"backend": "theano"}' if where == "keras.json" else "{}")
+    unset = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    environment = {**unset, "KERAS_HOME": str(tmp_path)} | ({"KERAS_BACKEND": "cntk"} if where == "environment" else {})
+    command = [sys.executable, "-m", "training.shard", "--data", "digits", "--output", str(tmp_path / "shards")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert ("theano" if where == "keras.json" else "cntk") in done.stderr
+    assert "KERAS_BACKEND" in done.stderr
+
+
+def stopped(command, capsys, code: int = 2) -> str:
+    """What `cli.run` prints on stderr of a command that is to end with this exit code."""
+    with pytest.raises(SystemExit) as stop:
+        cli.run(command)
+    assert stop.value.code == code
+    return capsys.readouterr().err
+
+
+def test_an_artifact_that_differs_is_one_sentence_and_no_mistake_of_the_users(capsys):
+    def command(_):
+        raise ParityError("The logits of the file differ from the model's,\nso it was not kept.")
+
+    assert not issubclass(ParityError, UserError)
+    assert stopped(command, capsys, 70) == "The logits of the file differ from the model's, so it was not kept.\n"
+
+
+# Native libraries that print to stderr.
+
+
+@pytest.mark.parametrize(
+    ("body", "printed"),
+    [
+        ("os.write(2, b'noise')", "after\n"),
+        ("os.write(2, b'noise\\n' * 20_000)", "after\n"),
+        ("os.write(2, b'why it died\\n'); os.abort()", "why it died\n"),
+        ("os.write(2, b'why it died\\n'); os._exit(3)", "why it died\n"),
+    ],
+)
+def test_what_a_library_says_is_held_back_unless_the_process_dies_of_it(body, printed):
+    script = f"""
+import os
+from keras_vit.cli.native_stderr import native_stderr_silenced
+with native_stderr_silenced():
+    {body}
+os.write(2, b"after\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == printed
+
+
+def test_stderr_is_back_after_the_last_of_many_threads(capfd):
+    def silence(number: int) -> None:
+        with native_stderr_silenced():
+            time.sleep(0.01 * (number % 3))
+            os.write(2, b"noise")
+
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(3):
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            list(pool.map(silence, range(8)))
+        os.write(2, b"heard ")
+    assert capfd.readouterr().err == "heard heard heard "
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_importing_the_package_leaves_stderr_and_the_log_level_alone():
+    """A script of the user's may want to hear what TensorFlow says; only our commands need not."""
+    script = """
+import importlib.machinery, os, sys, types
+from export.saved_model import __main__ as saved_model
+from export.tflite import __main__ as tflite
+import keras_vit
+class Loader:
+    def create_module(spec):
+        return types.ModuleType("keras")
+    def exec_module(module):
+        os.write(2, b"heard\\n")
+        print(os.environ.get("TF_CPP_MIN_LOG_LEVEL"))
+        os._exit(0)
+spec = importlib.machinery.ModuleSpec("keras", Loader)
+sys.meta_path.insert(1, types.SimpleNamespace(find_spec=lambda name, *_: spec if name == "keras" else None))
+import keras
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("None\n", "heard\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("nowhere/run", "No such file"),
+        ("x" * 300, "File name too long"),
+        ("file", "File exists"),
+        ("file/run", "Not a d"),
+    ],
+)
+def test_what_the_disk_refuses_is_one_sentence_with_the_path(path, words, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    printed = stopped(lambda _: (tmp_path / path).mkdir(), capsys)
+    assert printed.startswith(f"{tmp_path / path}: {words}")
+    assert printed.endswith("; choose another path.\n")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_one_sentence_where_no_path_is_known(number, capsys):
+    def command(_):
+        raise OSError(number, os.strerror(number))
+
+    def writer(_):  # of TensorFlow
+        raise tf.errors.ResourceExhaustedError(None, None, f"out/train.tfrecord; {os.strerror(number)}")
+
+    sentence = "No space is left on the disk; free some, or give another output directory.\n"
+    assert stopped(command, capsys) == stopped(writer, capsys) == sentence
+
+
+class XlaRuntimeError(Exception):
+    """As JAX raises it."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 112. GiB for an array with shape (120000000064,) and data type uint8"),
+        tf.errors.ResourceExhaustedError(
+            None, None, "{{function_node f}} OOM when allocating tensor with shape[64,9] and type float"
+        ),
+        XlaRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.\nBufferAssignment OOM"),
+    ],
+    ids=["NumPy", "TensorFlow", "JAX"],
+)
+def test_a_full_memory_is_one_sentence(error, capsys):
+    def command(_):
+        raise error
+
+    printed = stopped(command, capsys)
+    assert re.fullmatch(r"The memory of this machine does not suffice \(\w[^;{\n]*\); give smaller sizes\.\n", printed)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (training.pretrain, PRETRAIN),
+        (training.study, ["head", "--data", "digits", "--workdir", "runs/never"]),
+        (training.evaluate, ["--run", "augreg:B_16", "--data", "digits", "--output", "x"]),
+        (saved_model, ["--checkpoint", "augreg:B_16", "--output", "x"]),
+        (tflite, ["--checkpoint", "augreg:B_16", "--output", "x"]),
+    ],
+)
+def test_another_backend_is_refused_before_anything_is_done(command, arguments, on_jax, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert stopped(lambda _: command.main(arguments), capsys).startswith(
+        "This command needs the TensorFlow backend of Keras, but it is jax;"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_that_needs_no_tensorflow_runs_on_any_backend(on_jax, tmp_path):
+    convert.main([str(FIXTURES / "vit_token.npz"), str(tmp_path / "x.npz"), "--layout", "npz"])
+    assert (tmp_path / "x.npz").is_file()
+
+
+# In a process of its own: of every command the exit codes, what was printed, and the modules that take long there then.
+_AT_THE_DOOR = """
+import contextlib, io, json, runpy, sys
+slow = "tensorflow keras jax torch sklearn scipy matplotlib pandas tensorflow_datasets ai_edge_quantizer ai_edge_litert"
+slow = {*slow.split(), "onnx", "onnxruntime", "openvino", "tf2onnx", "PIL"}
+found = {}
+for command in sys.argv[1:]:
+    for option in "--help", "--no-such-option":
+        sys.argv[1:], code, printed, errors = [option], 0, io.StringIO(), io.StringIO()
+        sys.modules.pop(command, None)
+        try:
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
+                runpy.run_module(command, run_name="__main__", alter_sys=True)
+        except SystemExit as stop:
+            code = stop.code or 0
+        found[f"{command} {option}"] = code, printed.getvalue(), errors.getvalue(), sorted(slow & set(sys.modules))
+print(json.dumps(found))
+"""
+
+
+def test_help_and_a_wrong_option_wait_for_nothing():
+    done = subprocess.run([sys.executable, "-c", _AT_THE_DOOR, *COMMANDS], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == ""
+    found = json.loads(done.stdout)
+    assert len(found) == 2 * len(COMMANDS)
+    for command in COMMANDS:
+        code, printed, errors, slow = found[f"{command} --help"]
+        assert (code, errors, slow) == (0, "", []), command
+        assert "--help" in printed, command
+        code, printed, errors, slow = found[f"{command} --no-such-option"]
+        assert (code, printed, slow) == (2, "", []), command
+        assert "Traceback" not in errors, command
+
+
+def test_all_commands_but_these_require_tensorflow():
+    asked = re.compile(r"^    (?:cli\.require_tensorflow\(\)|prepare_backend\(.*\))$", re.MULTILINE)
+    without = {name for name, path in COMMANDS.items() if not asked.search(path.read_text())}
+    assert without == {
+        "benchmarks.gpu",
+        "benchmarks.tpu",
+        "export.serving.kit",
+        "keras_vit.convert",
+        "keras_vit.inspection",
+        "training.launch",
+    }
+
+
+def test_a_reader_that_goes_away_stops_a_command_silently():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "training.pretrain", "--help"]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, cwd=ROOT, env=buffered, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert done.stderr == ""
+
+
+def test_an_interrupted_command_ends_as_the_shell_expects_and_says_how_to_continue(capsys, type_command):
+    def interrupt(_) -> None:
+        raise KeyboardInterrupt
+
+    arguments = ["--run", "a run"]
+    module, script = ["python", "-m", "training.evaluate"], ["/env/bin/python3", "/env/bin/keras-vit", "evaluate"]
+    for typed, argv, printed in (
+        (module, ["/training/evaluate.py"], "python -m training.evaluate --run 'a run'"),
+        (script, script[1:], "keras-vit evaluate --run 'a run'"),
+    ):
+        type_command([*argv, *arguments], [*typed, *arguments])
+        assert stopped(interrupt, capsys, 130) == (
+            f"\nInterrupted; finished files are kept, unfinished ones are removed. To run it again: {printed}\n"
+        )
+
+
+@pytest.mark.parametrize(("options", "heard"), [([], ""), (["--verbose"], "a message of TensorFlow")])
+def test_the_messages_of_tensorflow_are_shown_only_if_verbose(options, heard, monkeypatch, capfd, type_command):
+    def command(arguments):
+        assert arguments == ["--run", "x"]
+        cli.import_keras()
+
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "to be restored")
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+    type_command(["command", "--run", *options, "x"])
+    monkeypatch.setattr(start.importlib, "import_module", lambda _: os.write(2, b"a message of TensorFlow"))
+    cli.run(command)
+    assert capfd.readouterr().err == heard
+
+
+def test_a_command_in_a_file_has_no_line_on_stderr_and_no_control_character(tmp_path):
+    command = [sys.executable, "-m", "training.samples", "--data", "digits", "--count", "2", "--output", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.replace("\n", "").isprintable()
+
+
+def test_a_warning_is_a_line_without_the_code_that_gave_it(monkeypatch, type_command):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    type_command(["command"])
+    cli.run(lambda _: None)
+    assert warnings.formatwarning("It is cut.", UserWarning, "runs.py", 1) == "Warning: It is cut.\n"
+    assert "runs.py:1" in warnings.formatwarning("It is old.", DeprecationWarning, "runs.py", 1, "")
+
+
+def test_what_the_terminal_cannot_show_is_escaped():
+    with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "ascii")) as stream:
+        cli.run(lambda _: print("Skipped: \xe9\x1b[2J\x9b.png"))
+    assert stream.buffer.getvalue() == rb"Skipped: \xe9\x1b[2J\x9b.png" + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "words"),
+    [
+        (training.pretrain, ["--help"], ["Recipes: auto", *RECIPES, "--data", "recipe options"]),
+        (training.pretrain, ["digits", "--help"], ["--learning-rate", "pixels", "(default: 0.002)", "model options"]),
+        (training.finetune, ["--help"], ["photos-finetune", "--checkpoint", "(required)", "recipe options"]),
+        (training.evaluate, ["--help"], ["--run", "--data", "--output"]),
+        (saved_model, ["--help"], ["--run", "--output"]),
+        (tflite, ["--help"], ["--formats", "int8-dynamic"]),
+    ],
+)
+def test_help_names_options_defaults_and_units(command, arguments, words, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as stopped:
+        command.main(arguments)
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in words)
+
+
+def test_the_usual_options_of_training_come_first(capsys):
+    with pytest.raises(SystemExit):
+        training.finetune.main(["--help"])
+    first = capsys.readouterr().out.partition(" source options ")[0]
+    assert 0 < len(first.splitlines()) < 75
+    for name in ("checkpoint", "data", "workdir", "epochs", "batch-size", "learning-rate", "image-size", "precision"):
+        assert f"--{name} " in first
+
+
+def test_a_command_exits_without_a_search_for_garbage():
+    script = """
+from keras_vit import cli
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        print("collected")
+
+cli.run(lambda _: Cycle())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+_STAGES_AND_WAITS = """
+import pathlib, sys, time
+from keras_vit import cli
+from keras_vit.files.atomic import staged
+
+def main(arguments):
+    with staged(pathlib.Path("out")) as stage:
+        (stage / "model.tflite").touch()
+        print("writing", flush=True)
+        time.sleep(60)
+
+cli.run(main)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_export_that_is_ended_leaves_nothing_behind(number, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", _STAGES_AND_WAITS]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "writing\n"
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+    assert not list(tmp_path.iterdir())
