@@ -18,9 +18,9 @@ import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
-from keras_vit.cli.messages import as_typed, command_line
+from keras_vit.cli.messages import as_typed, command_line, show_controls
 from keras_vit.cli.native_stderr import native_stderr_silenced
-from keras_vit.errors import ParityError, UserError, printable
+from keras_vit.errors import ParityError, UserError
 
 # Errors of the operating system that a user can fix: no permission, no space, no such path, name too long.
 _USERS_DISK = (
@@ -89,7 +89,7 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # print any file name on any terminal
     for stream in (sys.stdout, sys.stderr):
-        _show_controls(stream)
+        show_controls(stream)
     warnings.formatwarning = _format_warning
     # Else Python looks for cycles among the million objects of TensorFlow and Keras as it exits, which takes seconds.
     atexit.register(gc.freeze)
@@ -107,13 +107,6 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
     except BrokenPipeError:  # the reader closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
         sys.exit(128 + signal.SIGPIPE)
-
-
-def _show_controls(stream: typing.TextIO) -> None:
-    """Make control characters visible that a name brings along, and a terminal would obey."""
-    if isinstance(stream, io.TextIOWrapper):
-        write = stream.write
-        setattr(stream, "write", lambda text: write(printable(text)))  # noqa: B010  (mypy refuses an assignment)
 
 
 def _format_warning(
