@@ -29,7 +29,8 @@ from training.evaluation import opening
 from training.experiments.auto import zero_shot_accuracy
 from training.input.sources import DataOptions, open_source
 from training.options.evaluate import EvaluateOptions
-from training.options.predict import PredictOptions, with_pictures, with_run
+from training.options.predict import PredictOptions
+from training.prediction.arguments import with_pictures, with_run
 
 
 @pytest.fixture(name="place", scope="module")
