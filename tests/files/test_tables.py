@@ -1,4 +1,4 @@
-"""Names in tables: no formulas in a spreadsheet, no HTML in Markdown, no control characters on a terminal."""
+"""Tables of the reports: escaped cells, also for spreadsheets, rounded numbers, and names without folders."""
 
 import csv
 import io
@@ -6,7 +6,46 @@ import io
 import pytest
 
 from keras_vit.errors import printable
-from keras_vit.files.tables import CsvWriter, cell_of_csv, markdown_table
+from keras_vit.files.tables import CsvWriter, cell_of_csv, markdown_table, rounded_to, short_name
+
+
+def test_cells_are_one_line_and_their_bars_are_escaped():
+    table = markdown_table(("class", "images"), [("a|b\nc", "12")], num_text_columns=1)
+    assert table.splitlines() == ["| class  | images |", "|--------|-------:|", "| a\\|b c |     12 |"]
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "expected"),
+    [
+        (0.98333, (0.96944, 0.99444), ("0.983", "0.969 to 0.994")),
+        (0.66667, (0.4, 0.9), ("0.67", "0.40 to 0.90")),
+        (0.0661234, (0.0659, 0.0663), ("0.06612", "0.06590 to 0.06630")),
+        (1.0, (1.0, 1.0), ("1.000", "1.000 to 1.000")),
+        (52.31, (31.0, 74.9), ("52", "31 to 75")),
+        (0.99444, (0.98611, 1.0), ("0.994", "0.986 to 1.000")),
+    ],
+)
+def test_numbers_are_rounded_to_what_their_interval_allows(value, interval, expected):
+    assert rounded_to(value, interval) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/home/anna/runs/birds", "birds"),
+        ("runs/birds/", "birds"),
+        ("runs/birds/model.keras", "birds"),
+        ("model.keras", "model.keras"),
+        ("C:\\runs\\birds", "birds"),
+        ("folder:/home/anna/pictures", "folder:pictures"),
+        ("tfds:mnist", "tfds:mnist"),
+        ("digits", "digits"),
+        ("augreg:B_16", "augreg:B_16"),
+        ("gs://bucket/runs/birds", "birds"),
+    ],
+)
+def test_a_title_has_no_folders(path, expected):
+    assert short_name(path) == expected
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+a", "-a", "@a", "\ta", "\ra", "＝1", "'=1", "''@a", "-1-1", "- "])
