@@ -18,7 +18,8 @@ import tensorflow as tf
 
 import keras_vit
 import training.fewshot
-from keras_vit import Preprocessing, UserError, ViTConfig, cli, run_directory
+from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
+from keras_vit.cli import commands
 from keras_vit.runs import open_run
 from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
 from training import knn, linear_probe
@@ -379,7 +380,7 @@ def test_a_probe_of_a_checkpoint_with_its_workdir_prints_commands_that_follow(ru
     linear_probe.main([*arguments, "--workdir", workdir])
     lines = capsys.readouterr().out.splitlines()
     shown = [shlex.split(line) for line in lines[lines.index("Next:") + 1 :]]
-    assert [cli.COMMANDS.keys() & {*line} for line in shown] == [{"evaluate"}, {"predict"}, {"inspect"}]
+    assert [commands.COMMANDS.keys() & {*line} for line in shown] == [{"evaluate"}, {"predict"}, {"inspect"}]
     assert all(workdir in line for line in shown)
     with pytest.raises(UserError, match="holds a finished run; choose another --workdir"):
         linear_probe.main([*arguments, "--workdir", workdir])

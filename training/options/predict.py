@@ -66,6 +66,7 @@ class PredictOptions:
             self,
             [
                 (("port",), self.serve, "--serve"),
+                (("explain",), self.serve or (self.output or "").endswith(".html"), "--output FILE.html or --serve"),
                 (("output",), not self.serve, "results outside of the page of --serve"),
                 (("labels",), self.classes is None, "a model without --classes, which are its names"),
                 (("templates",), self.classes is not None, "--classes"),
