@@ -32,6 +32,7 @@ FLOORS = (
     "keras_vit.scores",
     "keras_vit.models.config",
     "keras_vit.images",
+    "keras_vit.pages",
     "keras_vit.run_directory",
     "keras_vit.models",
     "keras_vit.checkpoints",
@@ -177,6 +178,7 @@ for name in ("ShiftAndCut", "TokenDense", "ModelSpec", "DotProductAttention", "P
     "module",
     [
         "keras_vit.images",
+        "keras_vit.pages",
         *(
             pytest.param(f"keras_vit.models.{name}", marks=pytest.mark.slow)
             for name in ("attention", "layers", "positions", "stems")

@@ -20,16 +20,16 @@ from keras_vit.files.labels import check_number, distinct_names, read_labels
 from keras_vit.files.tables import markdown_table, short_name
 from keras_vit.images.formats import LARGEST_SERVED
 from keras_vit.inspection.compute import checked_logits, model_inputs, model_name
-from keras_vit.inspection.html_page import thumbnail_address
-from keras_vit.inspection.html_report import maps_of
-from keras_vit.inspection.prediction_page import PICTURE_SIDE, PictureCard, groups_of, prediction_page
+from keras_vit.inspection.report import maps_of
 from keras_vit.models.build import logits_model
 from keras_vit.native_stderr import native_stderr_silenced
+from keras_vit.pages import thumbnail_address
 from keras_vit.runs import Run
 from keras_vit.scores import TOP_K, Scoring
 from keras_vit.unknown_score import features_and_logits
 from training.input.dataset import check_some_read
 from training.options.predict import Explanation, PredictOptions
+from training.prediction.page import PICTURE_SIDE, PictureCard, groups_of, prediction_page
 from training.prediction.pictures import only_folder
 
 # Images of one forward pass; with relevance, their activations are kept for the gradient.

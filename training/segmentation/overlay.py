@@ -1,13 +1,13 @@
 """Pictures with their segments drawn over them, and pages of them in one file."""
 
 import dataclasses
-import html
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from keras_vit.images.preprocessing import to_channels
-from keras_vit.inspection.html_page import document, thumbnail_address
+from keras_vit.pages import render, thumbnail_address
 
 # Okabe and Ito's colors, distinct to any color vision, then lighter ones of the same.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000")
@@ -53,32 +53,22 @@ def color_of(numbers: np.ndarray) -> np.ndarray:
 
 
 def segments_page(title: str, cards: Sequence[tuple[str, np.ndarray, Sequence[Panel]]], words: str = "") -> str:
-    """HTML text of a page: for each picture its name, pixels (h, w, C) and panels."""
-    shown = "".join(_card(*card) for card in cards)
-    return document(title, [f"<h1>{html.escape(title)}</h1>", f"<p>{html.escape(words)}</p>" * bool(words), shown])
+    """Return HTML text of a page: for each image its name, pixels (h, w, C) and panels."""
+    shown = [
+        {"name": name, "figures": [_figure("picture", pixels), *(_panel(pixels, panel) for panel in panels)]}
+        for name, pixels, panels in cards
+    ]
+    return render("segments", title=title, words=words, cards=shown)
 
 
-def _card(name: str, pixels: np.ndarray, panels: Sequence[Panel]) -> str:
-    figures = [_figure("picture", pixels, "")]
-    for panel in panels:
-        numbers, counts = np.unique(panel.segments[panel.segments >= 0], return_counts=True)
-        listed = "".join(
-            f'<li><span aria-hidden="true" style="color:{_hex(panel.colors[number])}">&#9632;</span> '
-            f"{html.escape(panel.names[number])}</li>"
-            for number in numbers[np.argsort(-counts, kind="stable")]
-        )
-        drawn = overlay(pixels, panel.segments, panel.colors)
-        figures.append(_figure(panel.title, drawn, f"<ul>{listed or '<li>nothing</li>'}</ul>"))
-    row = f'<div style="display:flex;flex-wrap:wrap;gap:1em">{"".join(figures)}</div>'
-    return f"<article><h2>{html.escape(name)}</h2>{row}</article>"
+def _panel(pixels: np.ndarray, panel: Panel) -> dict[str, Any]:
+    numbers, counts = np.unique(panel.segments[panel.segments >= 0], return_counts=True)
+    segments = [(panel.names[n], _hex(panel.colors[n])) for n in numbers[np.argsort(-counts, kind="stable")]]
+    return _figure(panel.title, overlay(pixels, panel.segments, panel.colors), segments)
 
 
-def _figure(title: str, pixels: np.ndarray, below: str) -> str:
-    words, address = html.escape(title), thumbnail_address(pixels, _LONGEST)
-    return (
-        f'<figure style="flex:1 1 16em"><img src="{address}" alt="{words}"><figcaption>{words}</figcaption>{below}'
-        "</figure>"
-    )
+def _figure(title: str, pixels: np.ndarray, segments: list[tuple[str, str]] | None = None) -> dict[str, Any]:
+    return {"title": title, "address": thumbnail_address(pixels, _LONGEST), "segments": segments}
 
 
 def _hex(number: int) -> str:
