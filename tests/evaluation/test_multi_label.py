@@ -27,8 +27,8 @@ from training.evaluation.multi_label import measure_multi_label, multi_label_int
 from training.evaluation.report import Subject
 from training.input.sources import DataSet, array_split
 from training.loop.build import compile_trainer
-from training.loop.objectives import Classification
 from training.loop.run import RunDirectory
+from training.objectives.classification import Classification
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
 

@@ -20,7 +20,7 @@ from training.features.linear_head import new_probe, one_thread
 from training.input.dataset import Split, random_subset, typical_image
 from training.input.sources import DataSet
 from training.probes.features import features_of_split
-from training.recipes.auto import auto_finetune_recipe
+from training.recipes.auto import DataFacts, auto_finetune_recipe
 
 # Small, and without labels, so that its features suit any pictures. Apache license 2.0.
 DEFAULT_CHECKPOINT = "hf:facebook/dinov2-small"
@@ -99,8 +99,7 @@ def finetuning_epochs(run: Run, source: DataSet, minutes: float | None, resize: 
     ways, whose features take time, too.
     """
     count = source.train.num_examples
-    size, _, transparent = typical_image(source.train)
-    recipe = auto_finetune_recipe(count, size, transparent=transparent)
+    recipe = auto_finetune_recipe(DataFacts(count, *typical_image(source.train)))
     steps_per_epoch = max(count // recipe.batch_size, 1)
     most = max(recipe.num_steps(count) // steps_per_epoch, 1)
     if minutes is None and tf.config.list_physical_devices("GPU"):

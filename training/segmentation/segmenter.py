@@ -109,11 +109,10 @@ def open_segmenter(run: Run, task: SegmentationTask | None = None) -> Segmenter:
 
 def _whole_pictures(model: keras.Model) -> keras.Model:
     """The model with a preprocessing that shows whole pictures, where the original divides them into windows."""
-    from keras_vit import config_of
-    from training.loop.build import model_with_config
+    from training.loop.build import rebuilt
 
     whole = dataclasses.replace(preprocessing_of(model).with_resize("pad", None, background="black"), padding="after")
-    return model_with_config(model, config_of(model), whole)
+    return rebuilt(model, whole)
 
 
 def class_map(found: FoundSegments | tuple[np.ndarray, np.ndarray], none: int = NONE) -> np.ndarray:
