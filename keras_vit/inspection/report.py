@@ -12,13 +12,13 @@ import matplotlib.image
 import numpy as np
 
 from keras_vit import run_directory
+from keras_vit.cli.pages import data_address, render
 from keras_vit.files.atomic import staged
 from keras_vit.files.npz import write_npz
 from keras_vit.files.tables import short_name
 from keras_vit.inspection import plots
 from keras_vit.inspection.compute import InspectionResult
 from keras_vit.inspection.explanations import explanation
-from keras_vit.pages import data_address, render
 from keras_vit.scores import RankedClasses
 
 _MEASURES = "measures.json"

@@ -372,7 +372,6 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch
     vit = ["--checkpoint", str(FIXTURES / "vit_token.npz"), "--output", "out"]
     bit = ["--checkpoint", str(FIXTURES / "hf_bit"), "--output", "out", "--images", str(run / "samples.npz")]
     mistakes = {
-        "Missing from .* --output": ["--run", str(run)],
         "Give either --run DIR or --checkpoint FILE": ["--output", "out"],
         "There is no run directory 'nowhere'": ["--run", "nowhere", "--output", "out"],
         "--images is needed with a checkpoint": vit,

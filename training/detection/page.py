@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_vit.pages import render, thumbnail_address
+from keras_vit.cli.pages import render, thumbnail_address
 
 # Longest side of a picture on the page, in pixels.
 _LONGEST = 800

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.pages import render, thumbnail_address
+from keras_vit.cli.pages import render, thumbnail_address
 from training.evaluation.plots import LEGIBLE_CLASSES, most_confused
 from training.input.dataset import Split
 

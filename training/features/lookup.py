@@ -9,9 +9,9 @@ import numpy as np
 
 import keras_vit
 from keras_vit import UserError
+from keras_vit.cli.pages import render
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.tables import markdown_table
-from keras_vit.pages import render
 from keras_vit.runs import Run, open_run
 from training.features.embed import Extractor, embed_rows, listing_of_files
 from training.features.extractors import extractor_of, fingerprint_of

@@ -7,8 +7,8 @@ import pathlib
 import tensorflow as tf
 
 from keras_vit import UserError
+from keras_vit.cli.pages import thumbnail_address
 from keras_vit.images.pillow import decode
-from keras_vit.pages import thumbnail_address
 from training.features.store import FeatureIndex
 from training.input.dataset import DataSet
 from training.input.sources import open_source

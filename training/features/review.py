@@ -6,8 +6,8 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from keras_vit.cli.pages import render
 from keras_vit.files.atomic import atomic_write, write_text
-from keras_vit.pages import render
 from training.features.findings import Findings, Overlap, findings_of
 from training.features.pages import Thumbnails
 from training.features.store import FeatureIndex

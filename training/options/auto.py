@@ -2,8 +2,8 @@
 
 import dataclasses
 
+from keras_vit.cli.options import Positive, Seed
 from keras_vit.images.geometry import Resize
-from keras_vit.parser import Positive, Seed
 from training.options.common import DataOptions
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from keras_vit.parser import Count, Seed
+from keras_vit.cli.options import Count, Seed
 from training.options.common import DataOptions, Execution, StrategyOptions
 from training.recipes.finetune import FINETUNE_RECIPES
 from training.recipes.recipe import PretrainRecipe, Recipe

@@ -8,8 +8,8 @@ import matplotlib
 import numpy as np
 import PIL.Image
 
+from keras_vit.cli.pages import render, thumbnail_address
 from keras_vit.images.preprocessing import to_channels
-from keras_vit.pages import render, thumbnail_address
 
 # Longest side of a picture on the page, in pixels.
 _SIDE = 320

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib.image
 import numpy as np
 
-from keras_vit.pages import data_address, render
+from keras_vit.cli.pages import data_address, render
 from keras_vit.scores import RankedClasses, Scoring
 
 _LEGEND = {

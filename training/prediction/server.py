@@ -16,8 +16,8 @@ import waitress.parser
 import waitress.server
 
 from keras_vit import UserError
+from keras_vit.cli.pages import render
 from keras_vit.errors import explained
-from keras_vit.pages import render
 from training.options.predict import HOST
 
 # Maximum size of a request in bytes.

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit.cli.pages import render, thumbnail_address
 from keras_vit.images.preprocessing import to_channels
-from keras_vit.pages import render, thumbnail_address
 
 # Okabe and Ito's colors, distinct to any color vision, then lighter ones of the same.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000")

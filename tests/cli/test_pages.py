@@ -3,7 +3,7 @@
 import jinja2
 import pytest
 
-from keras_vit import pages
+from keras_vit.cli import pages
 
 TEMPLATES = sorted(path.name for path in (pages._TEMPLATES).iterdir())
 
