@@ -63,7 +63,7 @@ def write(result: InspectionResult, output: str | os.PathLike) -> list[str]:
 
 
 def _figures_of(output: pathlib.Path) -> list[pathlib.Path]:
-    """The figures of an earlier report in a directory, as its measures.json lists them; empty if it cannot be read.
+    """Return the figures of an earlier report, which its measures.json lists; empty if it cannot be read.
 
     The list is not trusted: only PNG files directly in the directory match. Other files of a report are overwritten.
     """
@@ -186,7 +186,7 @@ def _layers(result: InspectionResult) -> dict[str, Any] | None:
 
 
 def _sheet(result: InspectionResult, index: int) -> tuple[list[str], np.ndarray]:
-    """Column names and a mosaic of maps, a row for each layer and a column for each head: (L * h, columns * w)."""
+    """Return column names and a mosaic of maps, rows of layers and columns of heads: (L * h, columns * w)."""
     found = result.arrays
     names = [f"head {head}" for head in result.heads]
     maps = list(np.moveaxis(found["attention"][index], 1, 0))  # of (L, h, w) each

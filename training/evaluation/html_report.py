@@ -41,13 +41,13 @@ class Mistake:
     worst: str
     """The class of the surest wrong decision."""
     probability: float
-    """Of that class, 0 to 1."""
+    """The probability of that class, 0 to 1."""
     label_probability: float | None = None
-    """Of the label, where an image has one class."""
+    """The probability of the label, where an image has one class."""
 
 
 def mistakes_of(probabilities: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> list[Mistake]:
-    """The mistakes for images of one class each, from (n, K) and (n,); those with the least probable label first."""
+    """Return the mistakes for images of one class each, from (n, K) and (n,); the least probable label comes first."""
     own, predicted = probabilities[np.arange(len(labels)), labels], np.argmax(probabilities, axis=-1)
     wrong = np.flatnonzero(predicted != labels)
     found = []
@@ -59,7 +59,7 @@ def mistakes_of(probabilities: np.ndarray, labels: np.ndarray, names: Sequence[s
 
 
 def mistakes_of_several(probabilities: np.ndarray, truth: np.ndarray, names: Sequence[str]) -> list[Mistake]:
-    """As `mistakes_of`, for images of several classes, from (n, K) and (n, K) bool; the surest wrong decision first."""
+    """Return mistakes for images of several classes, from (n, K) and (n, K) bool; the surest wrong decision first."""
     chosen = probabilities >= 0.5
     surest = np.where(truth != chosen, np.abs(probabilities - 0.5), -1.0)
     found = []
@@ -78,12 +78,12 @@ class Bar:
     name: str
     num_images: int
     values: tuple[float | None, float]
-    """Of the two scores, 0 to 1; None where the class has no image."""
+    """The two scores, 0 to 1; None where the class has no image."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What the page says beside the pictures."""
+    """The content of the page beside the images."""
 
     title: str
     headline: str
@@ -92,7 +92,7 @@ class Report:
     """Measures in words, with their values and intervals."""
     bars: Sequence[Bar]
     bar_titles: tuple[str, str]
-    """What the scores of a bar are."""
+    """Names of the two scores of a bar."""
     confusion: np.ndarray | None
     """(K, K): images by label and predicted class; None for images of several classes."""
     notes: Sequence[str] = ()

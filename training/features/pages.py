@@ -25,11 +25,11 @@ class Thumbnails:
         self._index = index
 
     def address(self, row: int, path: str, split: str) -> str:
-        """The address of the picture of a row, with its path and split; "" where it cannot be read any more."""
+        """Return the address of the picture of a row, with its path and split; "" where it cannot be read any more."""
         return file_address(path) if pathlib.Path(path).is_file() else self._of_data(row, split)
 
     def _of_data(self, row: int, name: str) -> str:
-        """The picture of a data set that is no folder, by its place in the split."""
+        """Return the picture of a data set that is no folder, by its place in the split."""
         if self._source is None:
             return ""
         splits = self._index.description.splits
@@ -50,7 +50,7 @@ class Thumbnails:
 
 
 def file_address(path: str) -> str:
-    """The address of a small picture of a file; "" where it cannot be read."""
+    """Return the address of a small picture of a file; "" where it cannot be read."""
     try:
         return thumbnail_address(decode(pathlib.Path(path).read_bytes(), upright=True), _SIDE)
     except Exception:  # any of Pillow's, of a file that was changed

@@ -48,7 +48,7 @@ def review(index: FeatureIndex, options: ReviewOptions) -> pathlib.Path:
 
 
 def _reasons(index: FeatureIndex, found: Findings, shown: int) -> dict[int, str]:
-    """Row -> why it is on the page, for all pictures that are."""
+    """Return why a picture is on the page, by its row, for all pictures that are."""
     reasons: dict[int, list[str]] = {}
     for group in found.copies[:shown]:
         for row in group[:_OF_GROUP]:
@@ -64,7 +64,7 @@ def _reasons(index: FeatureIndex, found: Findings, shown: int) -> dict[int, str]
 
 
 def _earlier(file: pathlib.Path) -> dict[tuple[str, str], Decision]:
-    """What was decided before, by path and digest; without keep, which stands for every picture from the beginning."""
+    """Return what was decided before, by path and digest; without keep, which every picture has at the beginning."""
     if not file.is_file():
         return {}
     found = [one for decisions in read_decisions(str(file)).by_digest.values() for one in decisions]
@@ -72,7 +72,7 @@ def _earlier(file: pathlib.Path) -> dict[tuple[str, str], Decision]:
 
 
 def _suggestion(index: FeatureIndex, found: Findings, row: int) -> str:
-    """The likeliest class of a picture, if it is not its label; else ""."""
+    """Return the most likely class of a picture, if it is not its label; else ""."""
     if not len(found.suggested):
         return ""
     name = index.description.labels[found.suggested[row]]

@@ -17,7 +17,7 @@ _SIDE = 320
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What was found on a picture."""
+    """The score and heat map of an image."""
 
     name: str
     pixels: np.ndarray
@@ -34,7 +34,7 @@ class Finding:
 
     @property
     def peak(self) -> tuple[int, int]:
-        """The pixel (x, y) of the picture with the most heat."""
+        """Return the pixel (x, y) of the picture with the most heat."""
         row, column = np.unravel_index(np.argmax(self.heat), self.heat.shape)
         height, width = self.pixels.shape[:2]
         return int((column + 0.5) * width / self.heat.shape[1]), int((row + 0.5) * height / self.heat.shape[0])

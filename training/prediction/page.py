@@ -27,16 +27,16 @@ _LEFT_OUT = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class PictureCard:
-    """What the page shows of one image."""
+    """An image on the page."""
 
     name: str
     ranked: RankedClasses
     groups: Sequence[str]
-    """What the picture counts as in the summary."""
+    """Groups of the summary that the image is in."""
     maps: Sequence[tuple[str, np.ndarray]] = ()
     """Titles and maps (h, w), from 0 to 1, of the part of the picture that the model sees."""
     address: str = ""
-    """Of the whole picture, inside the page."""
+    """The address of the whole image, inside the page."""
     seen: tuple[float, float, float, float] = (0.0, 0.0, 1.0, 1.0)
     """Left, top, right and bottom of the part that the model sees, in shares of the picture; padding is outside."""
 

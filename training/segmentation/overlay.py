@@ -24,13 +24,13 @@ class Panel:
     segments: np.ndarray
     """(h, w) int32: the number of the segment of each pixel, negative for none."""
     names: Sequence[str]
-    """Of the segments, by number."""
+    """Names of the segments, by number."""
     colors: np.ndarray
     """(n,) int: the color of each segment, such as its class."""
 
 
 def overlay(pixels: np.ndarray, segments: np.ndarray, colors: np.ndarray) -> np.ndarray:
-    """A picture (h, w, C) with its segments in color and with white outlines: (h, w, 3) uint8.
+    """Return an image (h, w, C) with its segments in color and with white outlines: (h, w, 3) uint8.
 
     A segment is gray below its color, so that the color is that of the list beside the picture.
     """
@@ -46,7 +46,7 @@ def overlay(pixels: np.ndarray, segments: np.ndarray, colors: np.ndarray) -> np.
 
 
 def color_of(numbers: np.ndarray) -> np.ndarray:
-    """The colors (n, 3), 0..255, of numbers from 0 on; from the ninth on lighter."""
+    """Return the colors (n, 3), 0..255, of numbers from 0 on; from the ninth on lighter."""
     numbers = np.asarray(numbers, np.int64)
     lighter = np.minimum(numbers // len(_COLORS), 3)[:, None] * 0.22
     return _RGB[numbers % len(_COLORS)] * (1 - lighter) + 255.0 * lighter
