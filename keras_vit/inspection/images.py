@@ -11,7 +11,7 @@ from keras_vit import run_directory
 from keras_vit.errors import UserError
 from keras_vit.files.remote import to_path
 from keras_vit.images.files import Image, decode, read_folder, read_image
-from keras_vit.inspection.options import check_images
+from keras_vit.inspection.source import check_images
 from keras_vit.run_directory import Samples
 
 if TYPE_CHECKING:

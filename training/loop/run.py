@@ -26,7 +26,7 @@ from keras_vit.errors import reading
 from keras_vit.files.atomic import atomic_write, is_temporary, write_text
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import RemoteError
-from training.options.checks import check_classes
+from training.input.checks import check_classes
 from training.workdir import check_settings, check_workdir
 
 
