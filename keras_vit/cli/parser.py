@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import os
 import pathlib
 import re
 import types
@@ -17,13 +18,15 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from keras_vit.cli.messages import as_typed
+from keras_vit.cli.messages import as_typed, colors_allowed
 from keras_vit.cli.options import Aliases, MayBeEmpty, MayLead, Positional, check_ranges, option_name
 from keras_vit.errors import UserError
 
 Options = TypeVar("Options")
 # The fields that lead to an option -> its value.
 Given = dict[tuple[str, ...], Any]
+# A variable of the environment with which a command prints the names of its options alone, for completion in a shell.
+OPTIONS_ALONE = "KERAS_VIT_OPTIONS"
 _SIZE = tuple[int, int]
 
 
@@ -79,6 +82,9 @@ def read(
     import tyro
 
     options = {".".join(option.path): option for option in _options(options_class, defaults)}
+    if OPTIONS_ALONE in os.environ:
+        print("\n".join(f"--{option.name}" for option in options.values() if not option.note(Positional)))
+        raise SystemExit(0)
     has_positional = any(option.note(Positional) for option in options.values())
     leading = [option for option in options.values() if option.note(MayLead) and not has_positional]
     arguments = [*arguments]
@@ -99,13 +105,14 @@ def read(
         name: Annotated[_typed_dict(name, fields), tyro.conf.arg(help=about_group[name])]
         for name, fields in groups.items()
     }
-    values = tyro.cli(
-        _typed_dict(prog, {**first, **boxes}),
-        args=_joined_sizes(arguments, {f"--{option.name}" for option in options.values() if _is_size(option.hint)}),
-        prog=as_typed(prog),
-        description=as_typed(inspect.cleandoc(about or options_class.__doc__ or "")),
-        registry=_size_registry(),
-    )
+    with colors_allowed():
+        values = tyro.cli(
+            _typed_dict(prog, {**first, **boxes}),
+            args=_joined_sizes(arguments, {f"--{option.name}" for option in options.values() if _is_size(option.hint)}),
+            prog=as_typed(prog),
+            description=as_typed(inspect.cleandoc(about or options_class.__doc__ or "")),
+            registry=_size_registry(),
+        )
     for name in boxes:
         values |= values.pop(name)
     for key, value in values.items():
