@@ -4,14 +4,14 @@ import dataclasses
 import os
 import pathlib
 import re
-import shlex
 from typing import Annotated, Literal, get_args
 
 from keras_vit import run_directory
 from keras_vit.errors import UserError, refuse_first, refuse_without_effect
 from keras_vit.files.remote import check_saved_model_path, local_path, to_path
 from keras_vit.parser import Aliases, Count, MayLead, Range, Share, arguments_of
-from keras_vit.runs import Run, open_run, open_run_directory
+from keras_vit.run_directory import CALIBRATION
+from keras_vit.runs import Run, open_run
 
 # Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
 # always allowed: in a small set, a single image between two classes means nothing.
@@ -20,19 +20,17 @@ LARGEST_DISAGREEMENT = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class SourceOptions:
-    """The model to export: one of --run and --checkpoint."""
+    """The model to export."""
 
-    run: Annotated[str | None, Aliases(("--model",)), MayLead()] = None
-    """Run directory."""
-    checkpoint: str | None = None
-    """Checkpoint file or folder, address, or official name such as augreg:B_16."""
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
+    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     labels: str | None = None
-    """Text file with one class per line, in the order of the logits; for a checkpoint, since a run has its own."""
+    """Text file with one class per line, in the order of the logits. Default: the names that the model knows."""
     images: str | None = None
-    """Folder of images to verify the export of a checkpoint; images in folders named after a class give the accuracy.
-    Default: 16 random images. A run has its own images."""
+    """Folder of images to verify the export; images in folders named after a class give the accuracy. Default: those of
+    the run, else 16 random images."""
     image_size: tuple[int, int] | None = None
-    """Height and width in pixels for the model of a checkpoint. Default: as stored."""
+    """Height and width in pixels for the model. Default: as stored."""
     num_heads: int | None = None
     """Number of attention heads, if the checkpoint does not contain it."""
     num_groups: int | None = None
@@ -48,21 +46,13 @@ class SourceOptions:
         return arguments_of(self)
 
     def open_run(self) -> Run:
-        """The model to export. Raises UserError unless one is there, and for settings of a checkpoint beside a run."""
-        if (self.run is None) == (self.checkpoint is None):
-            raise UserError("An export takes either --run DIR or --checkpoint FILE; pass one of them.")
-        if self.run is None:
-            name, size = self.checkpoint or "", self.image_size
-            run = open_run(name, image_size=size, num_heads=self.num_heads, num_groups=self.num_groups)
-            if self.labels is not None:
-                run.check_label_file(self.labels)
-            return run
-        of_checkpoint = ("labels", "images", "image_size", "num_heads", "num_groups")
-        given = [f"--{name.replace('_', '-')}" for name in of_checkpoint if getattr(self, name) is not None]
-        if given:
-            raise UserError(f"{', '.join(given)} belong to --checkpoint, but --run is set; leave them out.")
-        _check_directory(self.run)
-        return open_run_directory(self.run)
+        """The model to export. Raises UserError for what is none, such as an export."""
+        if to_path(self.run).suffix == ".tflite":
+            raise UserError(f"{self.run} is an export already; give the model that it was exported from.")
+        run = open_run(self.run, image_size=self.image_size, num_heads=self.num_heads, num_groups=self.num_groups)
+        if self.labels is not None:
+            run.check_label_file(self.labels)
+        return run
 
 
 def export_folder(output: str) -> pathlib.Path:
@@ -71,16 +61,6 @@ def export_folder(output: str) -> pathlib.Path:
     if run_directory.is_run(folder):
         raise UserError(f"{output} is a run directory, which would no longer be used as one; give another --output.")
     return folder
-
-
-def _check_directory(run: str) -> None:
-    """Raise UserError for a file as the run to export, unless it is the model of one."""
-    path = to_path(run)
-    if path.is_file() and not (path.name == run_directory.MODEL and (path.parent / run_directory.LABELS).is_file()):
-        run_directory.check_model_file(run)
-        if path.suffix == ".tflite":
-            raise UserError(f"{run} is an export already; give the directory of the run that it was exported from.")
-        raise UserError(f"--run takes a directory, but {run} is a file; give --checkpoint {shlex.quote(run)}.")
 
 
 Dtype = Literal["float32", "bfloat16"]
@@ -182,7 +162,6 @@ class TFLiteOptions:
     def __post_init__(self) -> None:
         of_classes = ("target", "uint8_input", "dynamic_batch", "calibration", "calibration_images", "max_disagreement")
         kinds = ("int8-dynamic", *CALIBRATED)
-        has_images = self.calibration is not None or self.source.run is not None
         refuse_without_effect(
             self,
             [
@@ -192,7 +171,6 @@ class TFLiteOptions:
                     not {*kinds}.isdisjoint(self.formats),
                     f"--formats {', '.join(kinds)}",
                 ),
-                (("calibration_images",), has_images, "--calibration FOLDER or --run DIR"),
             ],
         )
         target, takes_many = self.target, self.dynamic_batch
@@ -217,6 +195,14 @@ class TFLiteOptions:
                     for kind in self.formats
                 ),
             ]
+        )
+
+
+def check_calibration(options: TFLiteOptions, run: Run) -> None:
+    """Raise UserError for a number of calibration images where there are none."""
+    if options.calibration_images is not None and options.calibration is None and not run.file(CALIBRATION):
+        raise UserError(
+            f"{run.name} has no images for --calibration-images; add --calibration FOLDER, or leave the number out."
         )
 
 

@@ -51,13 +51,14 @@ if TYPE_CHECKING:
         feature_maps,
         intermediates,
         preprocessing_of,
+        set_classes,
     )
     from keras_vit.models.complexity import summary
     from keras_vit.models.detection import query_embeddings, with_classes, with_queries
     from keras_vit.models.tasks import task_of
     from keras_vit.models.weight_resizing import resize_position_embedding
     from keras_vit.published import list_models
-    from keras_vit.run_directory import load
+    from keras_vit.runs import load
     from keras_vit.text.tokenizer import tokenizer
     from keras_vit.text.tower import text_tower
     from keras_vit.text.zero_shot import zero_shot
@@ -71,7 +72,7 @@ else:
             "checkpoints.describe": ["Description", "describe"],
             "checkpoints.fetch.find": ["find_checkpoint"],
             "published": ["list_models"],
-            "run_directory": ["load"],
+            "runs": ["load"],
             "models.build": [
                 "build",
                 "classes_of",
@@ -80,6 +81,7 @@ else:
                 "feature_maps",
                 "intermediates",
                 "preprocessing_of",
+                "set_classes",
             ],
             "models.weight_resizing": ["resize_position_embedding"],
             "models.complexity": ["summary"],
@@ -129,6 +131,7 @@ __all__ = [
     "resize_position_embedding",
     "save_checkpoint",
     "segmentation_model",
+    "set_classes",
     "summary",
     "task_of",
     "text_tower",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_vit import run_directory
-from keras_vit.checkpoints.describe import class_names_of, describe, license_of
+from keras_vit.checkpoints.describe import describe, license_of
 from keras_vit.checkpoints.fetch.find import check_name, find_checkpoint
 from keras_vit.errors import UserError
 from keras_vit.files.labels import LABELS, check_number, read_labels
@@ -112,7 +112,8 @@ class Run:
 
         Raises UserError for a file that cannot be read, and for settings of a checkpoint beside a model that has them.
         """
-        from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint  # lazy: importing Keras takes seconds
+        # lazy: importing Keras takes seconds
+        from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint, load_named_model
 
         if self.texts is not None:
             from keras_vit.text.zero_shot import zero_shot
@@ -125,7 +126,7 @@ class Run:
                 self.checkpoint, image_size=size, num_heads=self.num_heads, num_groups=self.num_groups
             )
         self._refuse_settings()
-        model = run_directory.load_model(self.checkpoint)
+        model = load_named_model(self.checkpoint)
         return model if self.image_size is None else adapt(model, image_size=self.image_size)
 
     def _original_size(self) -> tuple[int, int] | None:
@@ -158,16 +159,8 @@ class Run:
 
     @functools.cached_property
     def class_names(self) -> tuple[str, ...]:
-        """`labels`, else those that the config.json of a checkpoint has for all logits; empty if nothing names them.
-
-        Loads the model.
-        """
-        if self.labels:
-            return self.labels
-        if run_directory.is_keras_model(self.checkpoint):
-            return self._saved_classes.labels if self._saved_classes else ()
-        names = class_names_of(self.checkpoint)
-        return names if len(names) == self.model.output_shape[-1] else ()
+        """The class names that the model knows, else `labels`; empty if nothing names them. Loads the model."""
+        return self.labels if (classes := self._classes) is None else classes.labels
 
     @functools.cached_property
     def samples(self) -> Samples:
@@ -198,23 +191,22 @@ class Run:
 
     @functools.cached_property
     def is_multi_label(self) -> bool:
-        """Whether an image may have several classes: as config.json of a run says, else as a head of texts is.
+        """Whether an image may have several classes: as config.json of a run says, else as the model knows.
 
         Raises UserError for a config.json that does not tell it.
         """
         file = self.file(run_directory.CONFIG)
         if file is None or self.texts is not None:
-            return self._saved_classes is not None and self._saved_classes.multi_label
+            return self._classes is not None and self._classes.multi_label
         run_directory.check_config(file)
         recipe = self.settings.get("recipe")
         return isinstance(recipe, dict) and recipe.get("loss") == "multi-label"
 
     @property
-    def _saved_classes(self) -> Classes | None:
-        """The texts that are the head of the model; loads it."""
-        from keras_vit.models.build import classes_of
+    def _classes(self) -> Classes | None:
+        from keras_vit.models.build import saved_classes  # lazy: imports Keras
 
-        return classes_of(self.model)
+        return saved_classes(self.model)
 
     def scoring(self, threshold: float | None = None) -> Scoring:
         """How its logits become probabilities and classes."""
@@ -380,6 +372,20 @@ def open_run_directory(path: str | os.PathLike) -> Run:
         path = place.parent
     run_directory.find(path, run_directory.MODEL)
     return open_run(path)
+
+
+def load(path: str | os.PathLike) -> tuple["keras.Model", tuple[str, ...]]:
+    """Load a model and the names of its classes, which are empty where nothing names them.
+
+    Args:
+        path: a run directory, .keras file, checkpoint file or folder, address or official name.
+
+    Raises UserError for a run whose model and labels.txt do not belong together.
+    """
+    run = open_run(path)
+    if run.file(LABELS):
+        run_directory.check_head(run.model, run.labels)
+    return run.model, run.class_names
 
 
 def run_of(model: "keras.Model", name: str = "a model in memory", labels: tuple[str, ...] = ()) -> Run:

@@ -104,9 +104,13 @@ PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
             ["--run", "nowhere", "--data", "digits"],
             "There is no file, folder or official checkpoint",
         ),
-        (saved_model, ["--run", "nowhere", "--output", "x"], "There is no run directory 'nowhere'"),
+        (
+            saved_model,
+            ["--run", "nowhere", "--output", "x"],
+            "no file, folder or official checkpoint 'nowhere'",
+        ),
         (saved_model, ["--run", "nowhere"], "Missing from .* --output"),
-        (tflite, ["--run", "nowhere", "--output", "x"], "There is no run directory 'nowhere'"),
+        (tflite, ["--run", "nowhere", "--output", "x"], "no file, folder or official checkpoint 'nowhere'"),
         (
             tflite,
             ["--run", "x", "--output", "x", "--formats", "int3"],

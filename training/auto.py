@@ -39,8 +39,10 @@ def main(arguments: Sequence[str]) -> None:
         FEW_IMAGES,
         finetuning_epochs,
         resize_for,
+        save_with_own_head,
         unfinished_recipe,
         usable_checkpoint,
+        with_own_head,
         zero_shot_accuracy,
     )
     from training.input.sources import open_source
@@ -71,7 +73,10 @@ def main(arguments: Sequence[str]) -> None:
         else:
             named = LinearProbeOptions(run=checkpoint, source=options.source, workdir=options.workdir, batch_size=BATCH)
             folds = 5 if source.train.num_examples < FEW_IMAGES else None
-            probe(run, source, dataclasses.replace(named, resize=resize, folds=folds))
+            if (kept := with_own_head(run, source, options.resize, resize)) is not None:
+                save_with_own_head(run, kept, source, dataclasses.replace(named, resize=options.resize))
+            else:
+                probe(run, source, dataclasses.replace(named, resize=resize, folds=folds))
     measured = EvaluateOptions(run=options.workdir, source=options.source)
     trained = measured.open_run()
     predictor = open_predictor(trained, measured.input, measured.devices)

@@ -22,10 +22,8 @@ class InspectionOptions:
 
     output: pathlib.Path
     """Output directory."""
-    run: Annotated[str | None, Aliases(("--model",)), MayLead()] = None
-    """Run directory of a training command, or a .keras file. Use this or --checkpoint."""
-    checkpoint: str | None = None
-    """Checkpoint file, folder, URL, or official name such as augreg:B_16."""
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
+    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     images: str | None = None
     """Image file, folder of images, samples.npz, or a data set as --data of training takes it; default the run's
     samples.npz."""
@@ -51,18 +49,8 @@ class InspectionOptions:
     """Directory of prepared TFDS data sets; default is the TFDS default."""
 
     def open_run(self) -> Run:
-        """The model to inspect. Raises UserError unless --run or --checkpoint names one."""
-        if self.run is not None and self.checkpoint is not None:
-            raise UserError(
-                f"Two models were given, the run {self.run} and the checkpoint {self.checkpoint}; give one of them, "
-                "and images behind --images."
-            )
-        if self.run is None and self.checkpoint is None:
-            raise UserError("Give either --run DIR or --checkpoint FILE, the model to inspect.")
-        if self.run is not None and not self.run.endswith(".keras"):
-            run_directory.find(self.run, run_directory.MODEL)
-        name = self.run or self.checkpoint or ""
-        return open_run(name, image_size=self.image_size, num_heads=self.num_heads, num_groups=self.num_groups)
+        """The model to inspect. Raises UserError for what is none."""
+        return open_run(self.run, image_size=self.image_size, num_heads=self.num_heads, num_groups=self.num_groups)
 
     def check(self, run: Run) -> None:
         """Raise UserError for what is wrong with names, paths and numbers, without the model."""
@@ -76,17 +64,17 @@ class InspectionOptions:
         if run.file(run_directory.CONFIG):
             return run.next_commands("inspect")
         heads = () if self.num_heads is None else ("--num-heads", str(self.num_heads))
-        return [("saved-model", "--checkpoint", run.name, *heads, "--embeddings", "features", "--output", "features")]
+        return [("saved-model", "--run", run.name, *heads, "--embeddings", "features", "--output", "features")]
 
     def image_source(self, run: Run) -> str:
         """The argument --images, or the samples of the run directory if there is none."""
         if self.images:
             return self.images
-        if self.run is None or self.run.endswith(".keras"):
+        if run.file(run_directory.SAMPLES) is None:
             raise UserError(
-                "--images is needed with a checkpoint or .keras file: give an image, a folder of images, or a data set."
+                f"{run.name} has no images of its own; give --images, an image, a folder of images, or a data set."
             )
-        return str(run_directory.find(run.place, run_directory.SAMPLES))
+        return str(run.file(run_directory.SAMPLES))
 
 
 def check_images(source: str) -> None:

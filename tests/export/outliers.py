@@ -25,6 +25,7 @@ from export.tflite.tflite_file import run_samples
 from keras_vit import cli, preprocessing_of, run_directory
 from keras_vit.files.tables import markdown_table
 from keras_vit.run_directory import Samples
+from keras_vit.runs import load
 
 _FORMATS: tuple[TFLiteFormat, ...] = ("int8-dynamic", "int8", "int4-weights")
 
@@ -69,7 +70,7 @@ def agreement(model: keras.Model, kind: TFLiteFormat, calibration: Sequence[np.n
 def main(arguments: Sequence[str]) -> None:
     """`RUN`"""
     [run] = arguments
-    trained, _ = run_directory.load(run)
+    trained, _ = load(run)
     preprocessing = preprocessing_of(trained)
     samples = Samples.load(run_directory.find(run, run_directory.SAMPLES))
     stored = Samples.load(run_directory.find(run, run_directory.CALIBRATION))

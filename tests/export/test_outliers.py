@@ -202,7 +202,7 @@ def test_a_product_stays_in_float_within_the_budget(float_file, monkeypatch):
 
 @pytest.mark.slow
 def test_a_trained_model_with_outliers_is_as_good_in_8_bits_as_without(demo_place):
-    model, _ = run_directory.load(demo_place / "runs/demo")
+    model, _ = keras_vit.load(demo_place / "runs/demo")
     samples = run_directory.Samples.load(demo_place / "runs/demo" / run_directory.SAMPLES)
     preprocessing = keras_vit.preprocessing_of(model)
     images = np.concatenate([batch for _, batch in Reference(samples, preprocessing, np.zeros(0)).batches()])

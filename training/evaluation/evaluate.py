@@ -91,8 +91,10 @@ def _rules(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> R
 
 def check_same_classes(predictor: Predictor, source: DataSet) -> None:
     """Raise UserError unless the classes of the data are the model's, or as many where it does not name them."""
-    if predictor.labels:
-        check_classes(predictor.labels, source.labels)
+    names, is_published = predictor.labels, not predictor.is_export and not run_directory.is_ours(predictor.run.place)
+    # A published checkpoint may name the same classes by other words; those of one set must be in one order.
+    if names and not (is_published and {*names} != {*source.labels}):
+        check_classes(names, source.labels)
     elif predictor.num_classes != len(source.labels):
         raise UserError(
             f"The model has {predictor.num_classes} classes and the data have {len(source.labels)}; evaluate on data "

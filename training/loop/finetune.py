@@ -1,4 +1,4 @@
-"""Fine-tune a checkpoint: load it with a new head, at the recipe's resolution, and train."""
+"""Fine-tune a checkpoint: load it with a head for the classes of the data, at the recipe's resolution, and train."""
 
 import dataclasses
 import math
@@ -52,12 +52,12 @@ def finetune(
 
     average = AveragedWithStart(options.wise_ft)
 
-    def make_model(num_classes: int) -> keras.Model:
+    def make_model(_: int) -> keras.Model:
         with on_this_host(setup.strategy):
             if options.zero_shot_head:
                 model = _with_text_head(checkpoint, options, setup.source.labels)
             else:
-                model = _load(path, options, num_classes)
+                model = _load(path, options, setup.source.labels)
         preprocessing = keras_vit.preprocessing_of(model)
         if preprocessing.channels == 1 and typical_image(train)[1] == 3:
             print("The checkpoint takes grayscale images, so the colors of the training images are not used.")
@@ -110,16 +110,18 @@ def patch_and_side(options: FinetuneOptions) -> tuple[int, int | None]:
     return multiple, max(trained_at) if trained_at is not None and "patch_size" in fields else None
 
 
-def _load(path: pathlib.Path, options: FinetuneOptions, num_classes: int) -> keras.Model:
-    """Load the checkpoint's model at the recipe's image size, with a new head."""
-    changes: dict[str, Any] = {
-        "image_size": options.recipe.image_size,
-        "num_classes": num_classes,
-        "channels": options.channels,
-    }
+def _load(path: pathlib.Path, options: FinetuneOptions, labels: Sequence[str]) -> keras.Model:
+    """Load the checkpoint's model at the recipe's image size, with a head for the classes of the data."""
     if path.name.endswith(KERAS_WEIGHTS):
-        return _load_weights(path, options, num_classes)
-    return keras_vit.from_checkpoint(path, num_heads=options.num_heads, **changes)
+        return _load_weights(path, options, len(labels))
+    return keras_vit.from_checkpoint(
+        path,
+        num_heads=options.num_heads,
+        image_size=options.recipe.image_size,
+        channels=options.channels,
+        num_classes=len(labels) if options.new_head else None,
+        classes=None if options.new_head else labels,
+    )
 
 
 def _with_text_head(checkpoint: str, options: FinetuneOptions, labels: Sequence[str]) -> keras.Model:
