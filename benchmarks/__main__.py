@@ -3,8 +3,7 @@
     python -m benchmarks --cases inference --models ViT-B_16 --rounds 9 --output speed
 
 Each peer has its own process and the same number of threads. The peers run in turn, one call each. The product of two
-large matrices runs too, as the limit of the machine. The command writes results.json and results.md, appends to
-history.csv, and says which peers are slower there than in the last run on the same processor.
+large matrices runs too, as the limit of the machine. The command writes results.json and results.md.
 """
 
 import dataclasses
@@ -14,16 +13,16 @@ import time
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from benchmarks.case import Case
+from benchmarks.case import Case, processor
 from benchmarks.comparison import LIMIT, REFERENCE, Result, compare, flops, rate
-from benchmarks.history import processor, record, rows_of
-from keras_vit import UserError, cli, parser, run_directory
+from keras_vit import cli, parser, run_directory
 from keras_vit.files.atomic import staged
+from keras_vit.parser import Count
 
 Cases = Literal["inference", "bfloat16", "training", "training-bfloat16", "families", "phone", "resolution"]
 _ALL: tuple[Cases, ...] = get_args(Cases)
 
-_VITS = ("ViT-Ti_16", "ViT-S_16", "ViT-B_16")
+_ViT = Literal["ViT-Ti_16", "ViT-S_16", "ViT-B_16"]
 _ARTIFACTS = ("keras_vit_saved_model", "keras_vit_onnx", "keras_vit_openvino")
 _OTHERS = ("keras_hub", "transformers", "transformers_compiled", "timm")
 
@@ -34,29 +33,21 @@ class Arguments:
 
     cases: tuple[Cases, ...] = _ALL
     """Cases to measure."""
-    models: tuple[str, ...] = ("ViT-B_16",)
+    models: tuple[_ViT, ...] = ("ViT-B_16",)
     """Vision Transformers for inference and training."""
-    batches: tuple[int, ...] = (1, 8)
+    batches: tuple[Count, ...] = (1, 8)
     """Images per call, for inference."""
-    rounds: int = 9
+    rounds: Count = 9
     """Timed calls of each peer, in turn."""
-    threads: int = 2
+    threads: Count = 2
     """Threads of each peer."""
     output: pathlib.Path = pathlib.Path("benchmark-results")
-    """Directory for results.json, results.md and history.csv."""
-
-    def __post_init__(self) -> None:
-        for name in ("rounds", "threads"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} must be at least 1, but is {getattr(self, name)}.")
-        unknown = [model for model in self.models if model not in _VITS]
-        if unknown:
-            raise UserError(f"There is no comparison for {unknown[0]!r}; --models takes {', '.join(_VITS)}.")
+    """Directory for results.json and results.md."""
 
 
 def comparisons(arguments: Arguments) -> list[tuple[Case, tuple[str, ...]]]:
-    """Each requested case with its peers; the first peer is this project."""
-    found = []
+    """Return each requested case with its peers; the first peer is this project."""
+    cases = []
     for name in arguments.cases:
         precision = "bfloat16" if name.endswith("bfloat16") else "float32"
         if name in ("inference", "bfloat16"):
@@ -64,26 +55,26 @@ def comparisons(arguments: Arguments) -> list[tuple[Case, tuple[str, ...]]]:
             for model in arguments.models:
                 for batch in arguments.batches:
                     case = Case("inference", model, batch, precision=precision, threads=arguments.threads)
-                    found.append((case, (REFERENCE, *artifacts, *_OTHERS)))
+                    cases.append((case, (REFERENCE, *artifacts, *_OTHERS)))
         elif name in ("training", "training-bfloat16"):
             for model in arguments.models:
                 case = Case("training", model, 16, precision=precision, threads=arguments.threads)
-                found.append((case, (REFERENCE, *_OTHERS)))
+                cases.append((case, (REFERENCE, *_OTHERS)))
         elif name == "families":
             for model in ("BiT-R50x1", "R50+ViT-B_16"):
-                found.append((Case("inference", model, 8, threads=arguments.threads), (REFERENCE, *_ARTIFACTS, "timm")))
+                cases.append((Case("inference", model, 8, threads=arguments.threads), (REFERENCE, *_ARTIFACTS, "timm")))
         elif name == "phone":
             case = Case("inference", "ViT-Ti_16", 1, threads=1)
-            found.append((case, ("keras_vit_saved_model", "keras_vit_tflite", "keras_vit_tflite_int8")))
+            cases.append((case, ("keras_vit_saved_model", "keras_vit_tflite", "keras_vit_tflite_int8")))
         else:
             for size in (384, 1024):
                 case = Case("inference", "ViT-S_16", 1, size, threads=arguments.threads)
-                found.append((case, (REFERENCE, "keras_vit_chunked", "keras_hub")))
-    return found
+                cases.append((case, (REFERENCE, "keras_vit_chunked", "keras_hub")))
+    return cases
 
 
 def table(case: Case, results: Sequence[Result]) -> list[str]:
-    """Markdown table: one row per peer, compared with this project and with the limit of the machine."""
+    """Return a Markdown table: one row per peer, compared with this project and with the limit of the machine."""
     done = {result.peer: result for result in results if result.failure is None}
     own = next(result for result in results if result.peer != LIMIT)
     lines = [f"## {case.title}", "", f"{flops(case) / 1e9:,.1f} GFLOP a call.", ""]
@@ -111,8 +102,7 @@ def main(arguments: Sequence[str]) -> None:
     parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks")
     cli.require_tensorflow()
     output = run_directory.output_folder(parsed.output)
-    date = time.strftime("%Y-%m-%d")
-    head = f"{processor()}, {parsed.threads} threads, {date}, {parsed.rounds} rounds"
+    head = f"{processor()}, {parsed.threads} threads, {time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds"
     lines, cases = ["# Speed beside the peers", "", head, ""], []
     for case, peers in comparisons(parsed):
         print(f"{case.title} …", flush=True)
@@ -125,8 +115,6 @@ def main(arguments: Sequence[str]) -> None:
         with staged(output) as stage:  # after every case, so that an interrupted run keeps its results
             (stage / "results.json").write_text(document + "\n", encoding="utf-8")
             (stage / "results.md").write_text("\n".join(lines), encoding="utf-8")
-        for sentence in record(output / "history.csv", rows_of(date, processor(), case, results)):
-            print(sentence, flush=True)
 
 
 if __name__ == "__main__":

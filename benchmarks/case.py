@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import pathlib
+import platform
 from collections.abc import Callable
 from typing import Literal
 
@@ -55,3 +57,12 @@ def set_tensorflow_threads(case: Case) -> None:
 
     tf.config.threading.set_intra_op_parallelism_threads(case.threads)
     tf.config.threading.set_inter_op_parallelism_threads(case.threads)
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), platform.machine())

@@ -110,7 +110,7 @@ def _export_tflite(case: Case, kind: str | None, directory: str) -> None:
     file = pathlib.Path(directory) / "model.tflite"
     file.write_bytes(to_tflite(_inference_model(case)))
     if kind is not None:
-        file.write_bytes(quantize(file, kind, []))
+        file.write_bytes(quantize(file, kind))
 
 
 def _inference_model(case: Case, dtype: str = "float32", **options):

@@ -14,18 +14,20 @@ import pathlib
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import get_args
+from typing import Literal, get_args
 
 from benchmarks.case import Case, Task
 from benchmarks.comparison import LIMIT, Result, compare, rate
-from keras_vit import UserError, cli, parser, run_directory
+from keras_vit import cli, parser, run_directory
 from keras_vit.files.atomic import staged
+from keras_vit.parser import Count
 
 _REFERENCE = "keras_vit_jax"
 _PEERS = (_REFERENCE, "timm_compiled", "transformers_compiled")
 # First batch of ViT-S_16 at 224 pixels. Larger models and sizes start with a smaller batch of about as many tokens x D.
 _FIRST_BATCH = {"inference": 2048, "training": 1024}
-_RELATIVE_SIZE = {"ViT-S_16": 1, "ViT-B_16": 2, "ViT-L_16": 4}
+_Model = Literal["ViT-S_16", "ViT-B_16", "ViT-L_16"]
+_RELATIVE_SIZE: dict[_Model, int] = {"ViT-S_16": 1, "ViT-B_16": 2, "ViT-L_16": 4}
 _SMALLEST_BATCH = 8
 
 
@@ -33,23 +35,16 @@ _SMALLEST_BATCH = 8
 class Arguments:
     """Compare images per second on one GPU in bfloat16."""
 
-    models: tuple[str, ...] = tuple(_RELATIVE_SIZE)
-    """Models to measure: ViT-S_16, ViT-B_16, ViT-L_16."""
-    sizes: tuple[int, ...] = (224, 384)
+    models: tuple[_Model, ...] = get_args(_Model)
+    """Models to measure."""
+    sizes: tuple[Count, ...] = (224, 384)
     """Heights and widths in pixels."""
     tasks: tuple[Task, ...] = get_args(Task)
     """Tasks to measure."""
-    rounds: int = 20
+    rounds: Count = 20
     """Timed calls of each peer."""
     output: pathlib.Path = pathlib.Path("gpu-results")
     """Directory for results.json and results.md."""
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise UserError(f"--rounds must be at least 1, but is {self.rounds}.")
-        unknown = [model for model in self.models if model not in _RELATIVE_SIZE]
-        if unknown:
-            raise UserError(f"There is no comparison for {unknown[0]!r}; --models takes {', '.join(_RELATIVE_SIZE)}.")
 
 
 def largest(case: Case, peer: str, rounds: int) -> tuple[Case, Result]:

@@ -197,7 +197,6 @@ def transformers_compiled(case: Case) -> Call:
 
 
 def _transformers_model(case: Case):
-    define_torchvision_operators()
     from transformers import ViTConfig, ViTForImageClassification
 
     from keras_vit import MODELS
@@ -230,27 +229,9 @@ def timm_compiled(case: Case) -> Call:
 
 def timm_model(case: Case):
     """The model of timm with random weights. Raises KeyError if timm has none of this name."""
-    define_torchvision_operators()
     import timm
 
     return timm.create_model(_TIMM[case.model].format(size=case.size), pretrained=False, num_classes=NUM_CLASSES)
-
-
-def define_torchvision_operators() -> None:
-    """Define stubs of the torchvision operators, which are missing if torchvision was built for another torch.
-
-    timm and transformers import torchvision, but do not use these operators here.
-    """
-    import torch
-
-    if not hasattr(torch.ops.torchvision, "nms"):
-        library = torch.library.Library("torchvision", "DEF")
-        for name in ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool"):
-            library.define(f"{name}(Tensor x) -> Tensor")
-            library.define(f"_{name}_backward(Tensor x) -> Tensor")
-        for name in ("nms", "qnms", "deform_conv2d", "_deform_conv2d_backward"):
-            library.define(f"{name}(Tensor x) -> Tensor")
-        define_torchvision_operators.library = library  # keeps the definitions alive
 
 
 def _torch_call(case: Case, model, forward) -> Call:

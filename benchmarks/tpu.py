@@ -2,10 +2,6 @@
 
     python -m benchmarks.tpu --recipes augreg-ti16-i21k vit-b16-i21k --output tpu-results
 
-    python -m benchmarks.tpu --topology v5e:4x4 --recipes vit-g14 vit-G14 --output slices
-
-compiles the step of `--shard-weights` on JAX, with rematerialization, for all chips of a slice.
-
 The compiler is that of the package libtpu (`benchmarks/requirements-tpu.txt`), so what compiles here compiles on the
 chip, and the memory is the chip's. Time is not measured. Every compilation runs in its own process, which takes minutes
 and several gigabytes. Results are appended to results.json; the same command continues after an interruption. It needs
@@ -14,6 +10,7 @@ TensorFlow and JAX.
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import math
 import pathlib
@@ -23,28 +20,17 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from benchmarks.tpu_slices import HEADER, SliceCase, slice_rows
 from keras_vit import UserError, cli, parser, run_directory
 from keras_vit.files.atomic import write_text
 from keras_vit.files.tables import markdown_table
+from keras_vit.parser import Count, Positive
 from training.recipes.pretrain import find_recipe
 
 Chip = Literal["v5e", "v6e"]
 Step = Literal["training", "remat", "evaluation", "jax"]
 
 MEMORY: dict[Chip, int] = {"v5e": 16 * 2**30, "v6e": 32 * 2**30}
-_HEADER = (
-    "recipe",
-    "step",
-    "chip",
-    "images",
-    "compiles",
-    "GB",
-    "largest batch",
-    "TFLOP",
-    "MB from the host",
-    "seconds",
-)
+_COLUMNS = "recipe, step, chip, images, compiles, GB, largest batch, TFLOP, MB from the host, seconds"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,45 +64,21 @@ class Arguments:
     JAX."""
     chips: tuple[Chip, ...] = ("v5e",)
     """v5e has 16 GiB of memory, v6e 32."""
-    topology: tuple[str, ...] = ()
-    """Slices, such as v5e:4x4, v5e:16x16 or v6e:4x4, in place of steps and chips. The recipes may also be vit-g14,
-    vit-G14 and vit-e14."""
-    model_parallel: int = 1
-    """With --topology, chips that share one model."""
-    batches: tuple[int, ...] = (16, 32)
+    batches: tuple[Count, ...] = (16, 32)
     """Images per chip. From two of them the largest batch is extrapolated."""
-    minutes: float = 30.0
+    minutes: Positive = 30.0
     """Time limit of a compilation."""
     output: pathlib.Path = pathlib.Path("tpu-results")
     """Directory for results.json and results.md."""
 
     def __post_init__(self) -> None:
         for recipe in self.recipes:
-            for topology in self.topology:
-                SliceCase(recipe, topology, 1)  # raises UserError for what there is not
-            if not self.topology:
-                find_recipe(recipe)
-        if not self.batches or min(self.batches) < 1:
-            raise UserError(f"--batches takes positive numbers, but is {' '.join(map(str, self.batches))}.")
-        if not self.minutes > 0:
-            raise UserError(f"--minutes must be positive, but is {self.minutes}.")
+            find_recipe(recipe)
 
-    def cases(self) -> list[TPUCase] | list[SliceCase]:
-        """All cases, small batches first."""
-        if self.topology:
-            return [
-                SliceCase(recipe, topology, batch, self.model_parallel)
-                for recipe in self.recipes
-                for topology in self.topology
-                for batch in sorted(self.batches)
-            ]
-        return [
-            TPUCase(recipe, step, chip, batch)
-            for recipe in self.recipes
-            for chip in self.chips
-            for step in self.steps
-            for batch in sorted(self.batches)
-        ]
+    def cases(self) -> list[TPUCase]:
+        """Return all cases, small batches first."""
+        cases = itertools.product(self.recipes, self.chips, self.steps, sorted(self.batches))
+        return [TPUCase(recipe, step, chip, batch) for recipe, chip, step, batch in cases]
 
 
 def memory(result: dict[str, Any]) -> int:
@@ -141,53 +103,34 @@ def largest_batch(results: Sequence[dict[str, Any]], limit: int) -> int | None:
     return max(math.floor(fewer + (limit - low) / slope), 0) if slope > 0 else None
 
 
-def rows(results: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """One row per result: strings for the columns of the table."""
-    table = []
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table with one row per result."""
+    rows = []
     for result in results:
-        head = [result["recipe"], result["step"], result["chip"], str(result["batch"])]
+        case = ("recipe", "step", "chip")
+        head = [*(result[key] for key in case), str(result["batch"])]
         if result["failure"] is not None:
-            table.append(
-                [*head, f"no: {result['failure'].replace('|', '/')}", "", "", "", "", f"{result['seconds']:.0f}"]
-            )
-            continue
-        alike = [other for other in results if all(other[key] == result[key] for key in ("recipe", "step", "chip"))]
-        largest = largest_batch(alike, MEMORY[result["chip"]])
-        table.append(
-            [
-                *head,
-                "yes",
-                f"{memory(result) / 1e9:.3g}",
-                "" if largest is None else str(largest),
-                f"{result['flops'] / 1e12:.3g}",
-                f"{result['host_bytes'] / 1e6:.1f}",
-                f"{result['seconds']:.0f}",
-            ]
-        )
-    return table
+            figures = [f"no: {result['failure'].replace('|', '/')}", "", "", "", ""]
+        else:
+            alike = [other for other in results if all(other[key] == result[key] for key in case)]
+            largest = largest_batch(alike, MEMORY[result["chip"]])
+            size, operations = f"{memory(result) / 1e9:.3g}", f"{result['flops'] / 1e12:.3g}"
+            figures = ["yes", size, str(largest or ""), operations, f"{result['host_bytes'] / 1e6:.1f}"]
+        rows.append([*head, *figures, f"{result['seconds']:.0f}"])
+    return markdown_table(_COLUMNS.split(", "), rows, num_text_columns=5)
 
 
-def slice_table(results: Sequence[dict[str, Any]]) -> str:
-    """The table of steps that were compiled for slices."""
-    case = ("recipe", "topology", "model_parallel")
-    alike = [[other for other in results if all(other[key] == result[key] for key in case)] for result in results]
-    largest = [
-        largest_batch(group, MEMORY[result["topology"][:3]]) for group, result in zip(alike, results, strict=True)
-    ]
-    return markdown_table(HEADER, slice_rows(results, largest), num_text_columns=4)
-
-
-def compile_case(case: TPUCase | SliceCase, minutes: float) -> dict[str, Any]:
+def compile_case(case: TPUCase, minutes: Positive) -> dict[str, Any]:
     """Compile in another process. Returns the case, its measurements, the seconds, and the failure or None."""
     start = time.perf_counter()
     command = [sys.executable, "-m", "benchmarks.tpu_compile", json.dumps(dataclasses.asdict(case))]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60 * minutes)
     except subprocess.TimeoutExpired:
-        found: dict[str, Any] = {"failure": f"not within {minutes:g} minutes"}
+        result: dict[str, Any] = {"failure": f"not within {minutes:g} minutes"}
     else:
-        found = {"failure": None, **json.loads(done.stdout)} if done.returncode == 0 else {"failure": _reason(done)}
-    return {**dataclasses.asdict(case), **found, "seconds": time.perf_counter() - start}
+        result = {"failure": None, **json.loads(done.stdout)} if done.returncode == 0 else {"failure": _reason(done)}
+    return {**dataclasses.asdict(case), **result, "seconds": time.perf_counter() - start}
 
 
 def _reason(done: subprocess.CompletedProcess) -> str:
@@ -204,7 +147,6 @@ def main(arguments: Sequence[str]) -> None:
     if missing := [name for name in ("tensorflow", "jax", "libtpu") if importlib.util.find_spec(name) is None]:
         raise UserError(f"{missing[0]} is not installed; run pip install -r benchmarks/requirements-tpu.txt.")
     results = _earlier(output / "results.json")
-    table = slice_table if parsed.topology else _chip_table
     for case in parsed.cases():
         if any(dataclasses.asdict(case).items() <= result.items() for result in results):
             continue
@@ -216,10 +158,6 @@ def main(arguments: Sequence[str]) -> None:
         write_text(output / "results.json", json.dumps(results, indent=1) + "\n")
         write_text(output / "results.md", table(results) + "\n")
     print(table(results))
-
-
-def _chip_table(results: Sequence[dict[str, Any]]) -> str:
-    return markdown_table(_HEADER, rows(results), num_text_columns=5)
 
 
 def _earlier(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -3,8 +3,8 @@
 The process writes one line of JSON to standard output: bytes of the arguments, results, temporaries and code on the
 chip, floating-point operations, and bytes that the host sends for each step. All other output goes to standard error.
 
-JAX has public functions to describe a slice and to compile its own programs for it. For those of TensorFlow, modules
-of jaxlib without a promise of stability are used; the pinned version is in `benchmarks/requirements-tpu.txt`.
+JAX has public functions to compile its own programs for a chip. For those of TensorFlow, modules of jaxlib without a
+promise of stability are used; the pinned version is in `benchmarks/requirements-tpu.txt`.
 """
 
 import contextlib
@@ -17,8 +17,6 @@ from typing import Any
 
 from benchmarks.case import NUM_CLASSES
 from benchmarks.tpu import TPUCase
-from benchmarks.tpu_slices import SliceCase, slice_recipe
-from benchmarks.tpu_traffic import traffic as traffic_of
 from keras_vit import UserError
 from training.recipes.pretrain import find_recipe
 
@@ -29,16 +27,11 @@ _NUM_STEPS = 100_000  # only the learning rate depends on it
 
 def main(arguments: list[str]) -> None:
     """`CASE`"""
-    fields = json.loads(arguments[0])
+    case = TPUCase(**json.loads(arguments[0]))
     with os.fdopen(os.dup(1), "w") as answer, contextlib.redirect_stdout(sys.stderr):
         os.dup2(2, 1)
-        if "topology" in fields:
-            found = _compile_slice(SliceCase(**fields))
-        else:
-            case = TPUCase(**fields)
-            _set_environment(_SLICES[case.chip][1], "jax" if case.step == "jax" else "tensorflow")
-            found = _compile_jax(case) if case.step == "jax" else _compile_tensorflow(case)
-        answer.write(json.dumps(found))
+        _set_environment(_SLICES[case.chip][1], "jax" if case.step == "jax" else "tensorflow")
+        answer.write(json.dumps(_compile_jax(case) if case.step == "jax" else _compile_tensorflow(case)))
 
 
 def _set_environment(accelerator_type: str, backend: str) -> None:
@@ -149,64 +142,6 @@ def _compile_jax(case: TPUCase) -> dict[str, Any]:
     compiled = training_step(trainer).lower(state_shapes(trainer, sharding), batch).compile()
     host_bytes = sum(part.dtype.itemsize * part.size for part in batch)
     return _measured(compiled.memory_analysis(), compiled.cost_analysis(), host_bytes)
-
-
-def _compile_slice(case: SliceCase) -> dict[str, Any]:
-    """The step of `--shard-weights` on all chips of a slice, whose variables take no memory here."""
-    _set_environment(_SLICES[case.chip][1], "jax")
-    import jax
-    import keras
-    from jax.experimental import topologies
-    from keras.src.backend.jax.core import JaxVariable
-
-    from keras_vit.models.complexity import costs
-    from training.devices.jax_devices import DividedWeights
-    from training.loop.build import build_trainer
-    from training.options.common import Execution
-
-    class Devices:
-        """Those of the slice, in place of `JaxDevices`."""
-
-        num_replicas_in_sync = case.chips // case.model_parallel
-        scope = contextlib.nullcontext
-
-    def without_value(variable, *_):
-        variable._initialize_layout()
-        variable._value, variable._initializer = None, keras.initializers.Zeros()
-
-    def on_host(variable, value):
-        variable._value = value
-
-    JaxVariable._initialize_with_initializer, JaxVariable._direct_assign = without_value, on_host
-    chips = topologies.get_topology_desc(platform="tpu", topology_name=case.topology).devices
-    shape = Devices.num_replicas_in_sync, case.model_parallel
-    mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), list(chips))
-    distribution = DividedWeights(mesh, shard_weights=True)
-    keras.distribution.set_distribution(distribution)
-    recipe = dataclasses.replace(slice_recipe(case.recipe), batch_size=case.batch * case.chips, accumulation=1)
-    trainer = build_trainer(
-        lambda: recipe.build(NUM_CLASSES), recipe, _NUM_STEPS, strategy=Devices(),
-        execution=Execution(precision="bfloat16", remat=True), seed=0,
-    )  # fmt: skip
-
-    def described(shape, dtype, layout):
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=layout.backend_layout)
-
-    state = tuple(
-        [described(v.shape, v.dtype, distribution.get_variable_layout(v)) for v in group]
-        for group in trainer._train_groups()
-    )
-    shapes = (recipe.batch_size, *recipe.image_size, recipe.channels), (recipe.batch_size, NUM_CLASSES)
-    batch = [described(shape, "float32", distribution.get_data_layout(shape)) for shape in shapes]
-    layouts = None, jax.tree.map(lambda value: value.sharding, state)
-    step = jax.jit(trainer.train_step, donate_argnums=0, out_shardings=layouts)
-    compiled = step.lower(state, batch).compile()
-    host_bytes = sum(part.dtype.itemsize * part.size for part in batch) // case.chips
-    found = _measured(compiled.memory_analysis(), compiled.cost_analysis(), host_bytes)
-    forward = costs(recipe.model, recipe.image_size, num_classes=NUM_CLASSES).flops
-    # Counted, because the compiler counts a loop once: with rematerialization, the forward pass is computed twice.
-    step_flops = 4 * forward * case.batch
-    return found | {"traffic": traffic_of(compiled.as_text()), "step_flops": step_flops}
 
 
 def _measured(memory, costs, host_bytes: int) -> dict[str, Any]:

@@ -7,8 +7,10 @@ import importlib
 import numbers
 import os
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
+from typing import Any
 
 
 class UserError(ValueError):
@@ -31,6 +33,11 @@ _SYNONYMS = {
     "tiny": "ti", "small": "s", "medium": "m", "base": "b", "large": "l", "huge": "h", "giant": "g", "gigantic": "g",
     "resnet": "r", "patch": "", "transformer": "",
 }  # fmt: skip
+
+# Characters of a value in a message.
+_LONGEST_SHOWN = 60
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 4, _LONGEST_SHOWN, _LONGEST_SHOWN
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -133,6 +140,11 @@ def needed_package(module: str, what: str, package: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as missing:
         raise UserError(f"{what} the Python package {package}; install it with pip install {package}.") from missing
+
+
+def shown(value: Any) -> str:
+    """Return a value of a file for a message, in at most 60 characters, whatever its size and depth."""
+    return _SHORT.repr(value)[:_LONGEST_SHOWN]
 
 
 def reason_of(error: BaseException) -> str:

@@ -11,9 +11,8 @@ import pytest
 
 from benchmarks.case import Case
 from benchmarks.server import __main__ as command
-from benchmarks.server.__main__ import Served, Setting, settings, summary, table
+from benchmarks.server.__main__ import Setting, settings, summary, table
 from benchmarks.server.load import Server, measure, next_batch
-from benchmarks.server.photographs import photographs
 from keras_vit import UserError
 
 FILES = [b"a", b"b", b"c", b"d"]
@@ -82,19 +81,12 @@ def test_an_error_of_the_server_ends_the_load():
         measure(Server(lambda file: file, forward, 2), FILES, clients=3, largest_batch=2, seconds=60.0)
 
 
-def test_photographs_are_jpegs_of_usual_size_and_the_same_in_every_process():
-    files = photographs(2)
-    assert files == photographs(2)
-    assert files[0] != files[1]
-    assert all(file[:2] == b"\xff\xd8" and 50_000 < len(file) < 70_000 for file in files)
-
-
 def test_a_table_has_rates_latencies_and_batches_and_compares_with_the_first_server(counted):
     case = Case("inference", "ViT-S_16", 1)
     fast = {"seconds": 2.0, "latencies": [0.1] * 98 + [0.5] * 2, "calls": 50}
     slow = {"seconds": 4.0, "latencies": [0.2] * 100, "calls": 100}
     ours = summary("timm", [fast, fast], None)
-    assert ours == Served("timm", (50.0, 50.0), 0.1, 0.5, 2.0)
+    assert ours == {"peer": "timm", "rates": [50.0, 50.0], "p50": 0.1, "p99": 0.5, "batch": 2.0, "failure": None}
     others = [summary("timm", [slow], None), summary("keras_vit_onnx", [], "no | onnxruntime")]
     first, second, third = table(Setting(4, True), case, [ours, *others], limit=20e9)
     assert first == "| 4 clients, batching | timm | 50.0 (50.0 to 50.0) | 1.00x | 100 | 500 | 2.0 | 50% |"
@@ -110,9 +102,8 @@ def test_one_client_is_measured_without_batching_only():
     ("options", "words"),
     [
         (["--model", "ViT-S_61"], "no model named 'ViT-S_61'"),
-        (["--clients", "4", "0"], "--clients must be at least 1, but is 0"),
-        (["--rounds", "0"], "--rounds must be at least 1"),
-        (["--seconds", "0"], "--seconds must be more than 0"),
+        (["--clients", "4", "0"], "--clients.*0"),
+        (["--seconds", "0"], "--seconds.*0"),
     ],
 )
 def test_invalid_options_are_refused(options, words):
@@ -137,6 +128,3 @@ def test_the_servers_are_measured_end_to_end_and_one_that_is_missing_is_reported
         assert other["failure"]
     assert "| 4 clients, batching | keras_vit_saved_model |" in (output / "results.md").read_text()
     assert "| 1 client | timm | failed: " in capsys.readouterr().out
-    history = (output / "history.csv").read_text().splitlines()
-    assert len(history) == 4
-    assert ',"testing, server, 32 px, float32, 4 clients, batching, 2 threads",keras_vit_saved_model,' in history[3]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks import tpu, tpu_compile, tpu_traffic
+from benchmarks import tpu, tpu_compile
 from keras_vit import UserError
 
 
@@ -54,96 +54,12 @@ def test_for_a_tpu_an_interrupted_run_continues(tmp_path, compile_by, capsys):
     assert text.strip() in capsys.readouterr().out
 
 
-PROGRAM = """HloModule step
-%add (x: f32[], y: f32[]) -> f32[] {
-  ROOT %sum = f32[] add(%x, %y)
-}
-%block (state: (s32[], bf16[8,4])) -> (s32[], bf16[8,4]) {
-  %all-gather.1 = bf16[8,4]{1,0:T(8,128)} all-gather(%part), replica_groups=[2,8]<=[16], dimensions={0}
-}
-ENTRY %main (p: f32[8,4]) -> f32[8,4] {
-  %all-reduce.2 = (f32[10]{0}, f32[6]{0}) all-reduce(%a, %b), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
-  %reduce-scatter.3 = f32[4]{0} reduce-scatter(%c), replica_groups={{0,1,2,3}}, to_apply=%add
-  %start = (f32[4]{0}, f32[16]{0}) all-gather-start(%d), replica_groups={{0,1,2,3}}, dimensions={0}
-  %done = f32[16]{0} all-gather-done(%start)
-  %loop = (s32[], bf16[8,4]) while(%init), condition=%add, body=%block, backend_config={"known_trip_count":{"n":"47"}}
-}
-"""
-
-
-def test_what_chips_send_is_counted_by_kind_and_for_every_turn_of_a_loop():
-    gathered = 47 * (8 * 4 * 2) * 7 // 8 + 16 * 4 * 3 // 4
-    assert tpu_traffic.traffic(PROGRAM) == {
-        "all-reduce": 2 * 16 * 4 * 3 // 4, "reduce-scatter": 4 * 4 * 4 * 3 // 4, "all-gather": gathered
-    }  # fmt: skip
-
-
-LOOP = """HloModule step
-%more (state: (f32[4], u32[])) -> pred[] {
-  %limit = u32[]{:T(128)} constant(8), metadata={}
-  %state = (f32[4]{0}, u32[]{:T(128)}) parameter(0)
-  %counter = u32[] get-tuple-element(%state), index=1
-  ROOT %less = pred[] compare(%counter, %limit), direction=LT
-}
-%first (x: f32[4]) -> f32[16] {
-  %gather.1 = f32[16]{0} all-gather(%x), channel_id=7, replica_groups=mesh['a'=4,'b'=2] {'a'}, dimensions={0}
-}
-%second (x: f32[4]) -> f32[16] {
-  %gather.2 = f32[16]{0} all-gather(%x), channel_id=7, replica_groups=mesh['a'=4,'b'=2] {'a'}, dimensions={0}
-}
-%turn (state: (f32[4], u32[])) -> (f32[4], u32[]) {
-  %state.1 = (f32[4]{0}, u32[]{:T(128)}) parameter(0)
-  %old = u32[] get-tuple-element(%state.1), index=1
-  %two = u32[]{:T(128)} constant(2)
-  %started = f32[16] fusion(%x), kind=kLoop, calls=%first
-  %finished = f32[16] fusion(%started), kind=kLoop, calls=%second
-  %new = u32[] add(%old, %two), metadata={}
-  %next = f32[4]{0} fusion(%finished), kind=kLoop, calls=%other
-  ROOT %states = (f32[4]{0}, u32[]{:T(128)}) tuple(%next, %new)
-}
-ENTRY %main (p: f32[4]) -> f32[4] {
-  %loop = (f32[4]{0}, u32[]) while(%init), condition=%more, body=%turn, metadata={}
-}
-"""
-
-
-def test_turns_of_a_loop_are_read_from_its_condition_and_a_repeated_channel_counts_once():
-    for limit in (7, 8):  # in steps of two
-        program = LOOP.replace("constant(8)", f"constant({limit})")
-        assert tpu_traffic.traffic(program) == {"all-gather": 4 * (16 * 4) * 3 // 4}
-
-
-@pytest.mark.parametrize(("part", "other"), [("constant(2)", "parameter(1)"), ("direction=LT", "direction=NE")])
-def test_a_loop_that_sends_and_whose_turns_are_unknown_is_no_figure(part, other):
-    with pytest.raises(ValueError, match="How often the loop turn runs is not found"):
-        tpu_traffic.traffic(LOOP.replace(part, other))
-
-
-def test_for_a_slice_there_is_a_table_of_its_own(tmp_path, compile_by, capsys):
-    def compile_some(case, minutes):
-        if case.recipe == "vit-g14":
-            return dataclasses.asdict(case) | {"failure": "Error: a | b", "seconds": 9.0}
-        found = {"traffic": {"all-gather": 2 * 10**9}, "step_flops": 197e11}
-        return _compiled(case, case.batch / 10) | found
-
-    compile_by(compile_some)
-    options = ["--recipes", "vit-G14", "vit-g14", "--topology", "v5e:4x4", "--batches", "20", "10"]
-    tpu.main([*options, "--output", str(tmp_path / "slices")])
-    text = capsys.readouterr().out
-    row = next(line for line in text.splitlines() if line.startswith("| vit-G14"))
-    assert [cell.strip() for cell in row.split("|")[1:-1]] == [
-        "vit-G14", "v5e:4x4", "10", "yes", "1", "171", "19.7", "2", "100", "10", "60"
-    ]  # fmt: skip
-    assert "no: Error: a / b" in text
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--topology", "v5e:16"], "--topology takes v5e or v6e and a grid of chips, such as v5e:4x4, not 'v5e:16'"),
         (["--recipes", "digitz"], "no recipe named 'digitz'"),
-        (["--batches", "0"], "--batches takes positive numbers"),
-        (["--minutes", "0"], "--minutes must be positive"),
+        (["--batches", "0"], "--batches.*0"),
+        (["--minutes", "0"], "--minutes.*0"),
     ],
 )
 def test_for_a_tpu_invalid_options_are_refused(options, words):

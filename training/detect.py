@@ -107,7 +107,7 @@ def _evaluate(arguments: Sequence[str]) -> None:
     pictures = data.evaluation if data.has_split or is_trained else data.all
     if is_trained and not data.has_split:
         print("Every tenth picture is measured; the others may have trained the detector.")
-    evaluate(detector, pictures, output)
+    evaluate(detector, pictures, data.kind, output)
     folder = str(pictures[0].file.parent)
     cli.print_next([("detect", "predict", "--run", options.run, "--output", "objects.html", folder)])
 

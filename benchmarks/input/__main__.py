@@ -1,24 +1,29 @@
-"""Compares the input pipeline of training with a minimal tf.data loop, in images per second.
+"""Compares input pipelines of training, each in a process of its own, in images per second.
 
     python -m benchmarks.input
-    python -m benchmarks.input --records 1281167
     python -m benchmarks.input --augmentation
 
-JPEGs of 500x375 become 224x224 by Inception crop and flip. The minimal loop reads a file, samples a window, decodes
-only this window, resizes, flips, batches and normalizes. The input pipeline adds a shuffled order that can resume at
-any step, labels, seeds, and rounding to bytes. The sequential loop reads TFRecord files from the first byte to the
-last; the pipeline reads them in shuffled order. The last two decode and resize whole images as in evaluation: bilinear
-in TensorFlow's way, and bicubic with the pixels of Pillow. Rounds alternate, so that all meet the same conditions. The
-ratios are more reliable than the rates; the ratio by processor time is reliable on a shared machine too.
-
-With --augmentation the input pipeline runs beside those of Keras, keras-cv, torchvision, timm and Grain, all with
-RandAugment, MixUp and random windows (`benchmarks/input/augmented_peers.py`).
+JPEGs of 500x375 become 224x224 by Inception crop and flip. This project's pipeline, over files and over TFRecord files,
+runs beside a minimal tf.data loop, which has no labels, no seeds and no order that can resume. With --augmentation the
+pipeline runs beside those of Keras, keras-cv, torchvision, timm and Grain, all with RandAugment and MixUp. Rounds
+alternate, so that all meet the same conditions; the ratios are more reliable than the rates.
 """
 
+import contextlib
 import dataclasses
+import json
+import pathlib
+import statistics
+import tempfile
 from collections.abc import Sequence
 
+from benchmarks.case import Case, processor
+from benchmarks.comparison import PeerProcess
+from benchmarks.input.peers import AUGMENTED, BATCH, PLAIN
+from benchmarks.server.photographs import photographs
 from keras_vit import cli, parser
+from keras_vit.files.tables import markdown_table
+from keras_vit.parser import Count
 
 # For the threads or worker processes of each pipeline.
 _CORES = 2
@@ -26,37 +31,75 @@ _CORES = 2
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Compare the input pipeline of training with a minimal tf.data loop."""
+    """Compare the input pipeline of training with others, each on two cores."""
 
-    rounds: int = 9
+    rounds: Count = 9
     """Timed passes of each, after one warm-up pass."""
-    batches: int = 16
+    batches: Count = 16
     """Batches of 64 images in each pass."""
-    images: int = 256
+    images: Count = 256
     """Number of different files."""
-    records: int | None = None
-    """Instead, time the index of so many small records in 100 files."""
     augmentation: bool = False
-    """Instead, compare pipelines with RandAugment and MixUp, each on two cores."""
+    """Compare pipelines with RandAugment and MixUp."""
+
+
+def compare(peers: Sequence[str], rounds: int, batches: int, images: int) -> str:
+    """Write photographs, let the pipelines take turns, and return a table.
+
+    Args:
+        peers: names of pipelines; the first is ours.
+        rounds: timed passes of each pipeline, after one to warm up.
+        batches: of 64 images in each pass.
+        images: number of different files.
+    """
+    case = Case("inference", "ViT-S_16", BATCH, threads=_CORES)
+    seconds: dict[str, list[float]] = {peer: [] for peer in peers}
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+        folder = pathlib.Path(directory) / "photographs"
+        for number, content in enumerate(photographs(images)):
+            path = folder / f"class{number % 2}" / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        processes = [PeerProcess(peer, case, stack, "benchmarks.input.peers") for peer in peers]
+        request = json.dumps({"folder": str(folder), "batches": batches})
+        for number in range(rounds + 1):
+            for process in processes:
+                answer = process.ask(request)
+                if answer and number:
+                    seconds[process.peer].append(answer["seconds"])
+        failures = {process.peer: process.end().failure for process in processes}
+    return table(seconds, failures, batches * BATCH)
+
+
+def table(seconds: dict[str, list[float]], failures: dict[str, str | None], images: int) -> str:
+    """Return a Markdown table: images per second of each pipeline, and how many times as fast ours is, by round.
+
+    Args:
+        seconds: of each round, by pipeline; the first is ours.
+        failures: last line of the error, by pipeline.
+        images: in each round.
+    """
+    own = next(iter(seconds.values()))
+    rows = []
+    for peer, times in seconds.items():
+        if failures[peer] is not None or not times:
+            rows.append((peer, f"failed: {failures[peer]}", "", ""))
+            continue
+        rates = sorted(images / each for each in times)
+        ratios = [theirs / ours for ours, theirs in zip(own, times, strict=True)] if len(own) == len(times) else []
+        shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""
+        rows.append((peer, f"{statistics.median(rates):.0f}", f"{rates[0]:.0f} to {rates[-1]:.0f}", shown))
+    header = ("pipeline", "images/s, median", "least to most", "keras_vit is faster by")
+    return markdown_table(header, rows, num_text_columns=1)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`--rounds --batches --images --records --augmentation`"""
+    """`--rounds --batches --images --augmentation`"""
     parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.input")
     cli.require_tensorflow()
-
-    if parsed.augmentation:
-        from benchmarks.input.augmented import compare_augmented
-
-        compare_augmented(parsed.rounds, parsed.batches, parsed.images, _CORES)
-        return
-
-    from benchmarks.input.loops import compare, time_index
-
-    if parsed.records is not None:
-        time_index(parsed.records)
-        return
-    compare(parsed.rounds, parsed.batches, parsed.images)
+    peers = [peer.__name__ for peer in (AUGMENTED if parsed.augmentation else PLAIN)]
+    print(f"{processor()}, {_CORES} cores, {parsed.rounds} rounds of {parsed.batches} batches of {BATCH} images\n")
+    print(compare(peers, parsed.rounds, parsed.batches, parsed.images))
 
 
 if __name__ == "__main__":

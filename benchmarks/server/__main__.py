@@ -6,7 +6,7 @@ Each server has its own process, with its clients as threads in it, and the same
 clients wait for each answer before they send the next image. Without batching the server computes image after image;
 with batching it takes all requests that wait, up to 16. Only one server is under load at a time; they take turns in
 every round. The product of two large matrices runs too, as the limit of the machine. The command writes results.json
-and results.md, appends to history.csv, and says which servers are slower than in the last run on the same processor.
+and results.md.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ import pathlib
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from benchmarks.case import Case, Precision
+from benchmarks.case import Case, Precision, processor
 from benchmarks.comparison import LIMIT, PeerProcess, flops, rate
-from benchmarks.history import Row, processor, record
 from keras_vit import MODELS, UserError, cli, parser, run_directory
 from keras_vit.files.atomic import staged
+from keras_vit.parser import Count, Positive
 
 Peers = Literal["keras_vit_saved_model", "keras_vit_onnx", "timm"]
 _ALL: tuple[Peers, ...] = get_args(Peers)
@@ -43,31 +43,24 @@ class Arguments:
 
     model: str = "ViT-S_16"
     """Name of the model."""
-    size: int = 224
+    size: Count = 224
     """Height and width of its images in pixels; the files have 500x375."""
     precision: Precision = "float32"
     """Precision of the products. ONNX Runtime has no bfloat16 on CPUs and is left out."""
     peers: tuple[Peers, ...] = _ALL
     """Servers to measure."""
-    clients: tuple[int, ...] = (1, 4, 16)
+    clients: tuple[Count, ...] = (1, 4, 16)
     """Numbers of clients at once."""
-    seconds: float = 10.0
+    seconds: Positive = 10.0
     """Seconds of load on each server in every round."""
-    rounds: int = 3
+    rounds: Count = 3
     """Rounds of each number of clients."""
-    threads: int = 2
+    threads: Count = 2
     """Threads of each server for the model."""
     output: pathlib.Path = pathlib.Path("server-results")
-    """Directory for results.json, results.md and history.csv."""
+    """Directory for results.json and results.md."""
 
     def __post_init__(self) -> None:
-        for name in ("size", "rounds", "threads"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} must be at least 1, but is {getattr(self, name)}.")
-        if not self.clients or min(self.clients) < 1:
-            raise UserError(f"--clients must be at least 1, but is {min(self.clients, default='empty')}.")
-        if not self.seconds > 0:
-            raise UserError(f"--seconds must be more than 0, but is {self.seconds}.")
         if self.model not in MODELS:
             raise UserError(f"There is no model named {self.model!r}; the names are those of keras_vit.MODELS.")
 
@@ -86,64 +79,43 @@ class Setting:
         return f"{clients}, batching" if self.batching else clients
 
 
-@dataclasses.dataclass(frozen=True)
-class Served:
-    """The measurements of one server in one setting."""
-
-    peer: str
-    rates: tuple[float, ...]
-    """Images per second, one for each round."""
-    p50: float
-    """Median of the seconds from a request to its answer, over all rounds."""
-    p99: float
-    """99 % of the answers came within so many seconds."""
-    batch: float
-    """Mean number of images in a batch."""
-    failure: str | None = None
-    """Last line of the error, if the server failed."""
-
-
 def settings(clients: Sequence[int]) -> list[Setting]:
     """Every number of clients without and with batching; one client alone never fills a batch."""
     return [Setting(number, batching) for number in clients for batching in ((False, True) if number > 1 else (False,))]
 
 
-def summary(peer: str, loads: Sequence[dict], failure: str | None) -> Served:
-    """What the loads of all rounds say about a server (`benchmarks.server.load.Load` as JSON)."""
+def summary(peer: str, loads: Sequence[dict], failure: str | None) -> dict[str, Any]:
+    """Return the measurements of a server over all rounds (`benchmarks.server.load.Load` as JSON), or its failure."""
     if failure is not None or not loads:
-        return Served(peer, (), 0.0, 0.0, 0.0, failure or "no round")
+        return {"peer": peer, "failure": failure or "no round"}
     latencies = np.concatenate([load["latencies"] for load in loads])
-    p50, p99 = np.quantile(latencies, (0.5, 0.99)).tolist()
-    rates = tuple(len(load["latencies"]) / load["seconds"] for load in loads)
-    return Served(peer, rates, p50, p99, len(latencies) / sum(load["calls"] for load in loads))
+    p50, p99 = np.quantile(latencies, (0.5, 0.99)).tolist()  # seconds from a request to its answer
+    rates = [len(load["latencies"]) / load["seconds"] for load in loads]  # images per second
+    batch = len(latencies) / sum(load["calls"] for load in loads)
+    return {"peer": peer, "rates": rates, "p50": p50, "p99": p99, "batch": batch, "failure": None}
 
 
-def share(served: Served, case: Case, limit: float) -> float:
-    """Operations per second of a server, as a share of those of the matrix product."""
-    return statistics.median(served.rates) * flops(case, served.peer) / limit
-
-
-def table(setting: Setting, case: Case, results: Sequence[Served], limit: float) -> list[str]:
-    """Markdown rows of a setting, one per server, each compared with the first one and with the limit.
+def table(setting: Setting, case: Case, results: Sequence[dict[str, Any]], limit: float) -> list[str]:
+    """Return Markdown rows of a setting, one per server, each compared with the first one and with the limit.
 
     Args:
         setting: clients and batching.
         case: the model, for one image.
-        results: the servers.
+        results: the summaries of the servers.
         limit: operations per second of the matrix product; 0 if it failed.
     """
-    own, lines = results[0], []
+    lines = []
     for served in results:
-        head = f"| {setting.title} | {served.peer} |"
-        if served.failure is not None:
-            lines.append(f"{head} failed: {served.failure.replace('|', '/')} | | | | | |")
+        head = f"| {setting.title} | {served['peer']} |"
+        if served["failure"] is not None:
+            lines.append(f"{head} failed: {served['failure'].replace('|', '/')} | | | | | |")
             continue
-        images = statistics.median(served.rates)
-        relative = f"{statistics.median(own.rates) / images:.2f}x" if own.failure is None else ""
+        images = statistics.median(served["rates"])
+        share = f"{images * flops(case, served['peer']) / limit:.0%}" if limit else ""
+        relative = "" if results[0]["failure"] else f"{statistics.median(results[0]['rates']) / images:.2f}x"
         lines.append(
-            f"{head} {images:.1f} ({min(served.rates):.1f} to {max(served.rates):.1f}) | {relative} "
-            f"| {1e3 * served.p50:.0f} | {1e3 * served.p99:.0f} | {served.batch:.1f} "
-            f"| {f'{share(served, case, limit):.0%}' if limit else ''} |"
+            f"{head} {images:.1f} ({min(served['rates']):.1f} to {max(served['rates']):.1f}) | {relative} "
+            f"| {1e3 * served['p50']:.0f} | {1e3 * served['p99']:.0f} | {served['batch']:.1f} | {share} |"
         )
     return lines
 
@@ -155,14 +127,16 @@ def main(arguments: Sequence[str]) -> None:
     output = run_directory.output_folder(parsed.output)
     peers = [peer for peer in parsed.peers if parsed.precision == "float32" or peer != "keras_vit_onnx"]
     case = Case("inference", parsed.model, 1, parsed.size, parsed.precision, parsed.threads)
-    date, title = time.strftime("%Y-%m-%d"), f"{case.model}, server, {case.size} px, {case.precision}"
-    head = f"{title}; {processor()}, {parsed.threads} threads, {date}, {parsed.rounds} rounds of {parsed.seconds:g} s"
+    head = (
+        f"{case.model}, server, {case.size} px, {case.precision}; {processor()}, {parsed.threads} threads, "
+        f"{time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds of {parsed.seconds:g} s"
+    )
     lines = [f"# Servers of image files\n\n{head}\n", *_HEAD]
     print("\n".join(lines), flush=True)
-    rows, measured = [], []
+    measured = []
     with contextlib.ExitStack() as stack:
         # Servers start one after the other, because preparing one uses all cores.
-        servers = [PeerProcess(peer, case, stack, "benchmarks.server.process") for peer in peers]
+        servers = [PeerProcess(peer, case, stack, "benchmarks.server.peers") for peer in peers]
         product = PeerProcess(LIMIT, case, stack)
         loads = _loads(servers, product, settings(parsed.clients), parsed.rounds, parsed.seconds)
         failures = [server.end().failure for server in servers]
@@ -171,20 +145,12 @@ def main(arguments: Sequence[str]) -> None:
     for setting, found in loads.items():
         results = [summary(*each) for each in zip(peers, found, failures, strict=True)]
         lines += table(setting, case, results, limit)
-        measured.append({**dataclasses.asdict(setting), "results": [dataclasses.asdict(one) for one in results]})
-        name = f"{title}, {setting.title}, {parsed.threads} threads"
-        rows += [
-            Row(date, processor(), name, one.peer, round(1e3 * one.p50, 3), round(share(one, case, limit), 4))
-            for one in results
-            if limit and one.failure is None
-        ]
+        measured.append({**dataclasses.asdict(setting), "results": results})
     print("\n".join(lines[3:]), flush=True)
     document = {"machine": head, "limit": limit, "settings": measured}
     with staged(output) as stage:
         (stage / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         (stage / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    for sentence in record(output / "history.csv", rows):
-        print(sentence, flush=True)
 
 
 def _loads(

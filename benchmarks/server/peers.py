@@ -1,30 +1,37 @@
-"""The servers: this project's SavedModel in the C++ loader, its ONNX file in ONNX Runtime, and timm on torch.
+"""The servers: this project's SavedModel, its ONNX file in ONNX Runtime, and timm on torch.
 
 The SavedModel decodes image files itself, in its graph. The others decode with Pillow in the threads of the clients.
+
+`python -m benchmarks.server.peers PEER CASE` runs one of them: for each line of standard input, a JSON object with
+arguments of `measure`, it writes what the clients measured.
 """
 
+import dataclasses
 import functools
 import io
 import json
-import pathlib
+import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmarks.case import Case
+from benchmarks.case import Case, set_tensorflow_threads
 from benchmarks.exported_peers import export_file, export_saved_model, exported
+from benchmarks.peer_process import answers, timed
 from benchmarks.peers import timm_model
-from benchmarks.server.load import Server
+from benchmarks.server.load import Server, measure
+from benchmarks.server.photographs import photographs
 
 
 def keras_vit_saved_model(case: Case) -> Server:
-    """The SavedModel in one session of TensorFlow's C++ loader."""
-    from export.saved_model.cpp_loader import Session
+    """The SavedModel, loaded again."""
+    import tensorflow as tf
 
-    with exported(_export_with_names, case) as directory:
-        session = Session(str(directory / "model"), case.threads)
-        feed, output = json.loads((directory / "names.json").read_text())
-    return Server(lambda file: file, lambda files: session.run(feed, output, np.array(files, object)))
+    set_tensorflow_threads(case)
+    with exported(export_saved_model, case) as directory:
+        loaded = tf.saved_model.load(str(directory / "model"))
+    classify = loaded.signatures["serving_default"]
+    return Server(lambda file: file, lambda files: classify(image_bytes=tf.constant(files))["probabilities"].numpy())
 
 
 def keras_vit_onnx(case: Case) -> Server:
@@ -74,15 +81,21 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
     return exponentials / exponentials.sum(-1, keepdims=True)
 
 
-def _export_with_names(case: Case, directory: str) -> None:
-    """Export the SavedModel, and write the names of the tensors of serving_default beside it."""
-    from tensorflow.core.protobuf import saved_model_pb2
-
-    export_saved_model(case, directory)
-    content = (pathlib.Path(directory) / "model" / "saved_model.pb").read_bytes()
-    signature = saved_model_pb2.SavedModel.FromString(content).meta_graphs[0].signature_def["serving_default"]
-    names = signature.inputs["image_bytes"].name, signature.outputs["probabilities"].name
-    (pathlib.Path(directory) / "names.json").write_text(json.dumps(names))
-
-
 PEERS = {peer.__name__: peer for peer in (keras_vit_saved_model, keras_vit_onnx, timm)}
+
+
+def main(arguments: list[str]) -> None:
+    """`PEER CASE`, the case as JSON."""
+    case = Case(**json.loads(arguments[1]))
+    with answers() as answer:
+        files = photographs(64)
+        prepare, server = timed(lambda: PEERS[arguments[0]](case))
+        first, _ = timed(lambda: server.forward([server.decode(files[0])]))
+        answer(prepare=prepare, first_call=first)
+        for line in sys.stdin:
+            answer(**dataclasses.asdict(measure(server, files, **json.loads(line))))
+        answer()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -21,6 +21,7 @@ from keras_vit import Preprocessing
 from keras_vit.errors import ParityError
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.images import graph
+from keras_vit.images.formats import LARGEST_SERVED
 
 TENSOR = "image_tensor"
 # Objects of a picture, as in COCO.
@@ -70,7 +71,7 @@ def _decoder(preprocessing: Preprocessing) -> Callable[[tf.Tensor], tuple[tf.Ten
     """An image file -> (height, width, channels) float32 0..255, and height and width of the picture, seen upright."""
 
     def decode(data: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        pixels = graph.decode_to_channels(data, preprocessing)
+        pixels = graph.decode_to_channels(data, preprocessing, most_pixels=LARGEST_SERVED)
         return tf.cast(preprocessing.resized(pixels), tf.float32), tf.cast(tf.shape(pixels)[:2], tf.float64)
 
     return decode

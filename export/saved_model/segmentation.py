@@ -19,6 +19,7 @@ from export.tasks import Measures, Task, TaskReference
 from keras_vit import task_of
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.images import graph
+from keras_vit.images.formats import LARGEST_SERVED
 from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
 from keras_vit.models.segment_outputs import segment_outputs
 
@@ -42,7 +43,7 @@ def write(task: Task, path: pathlib.Path) -> None:
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec((), tf.string, name="image_bytes")])
     def serving_default(image_bytes):
-        pixels = graph.decode_to_channels(image_bytes, preprocessing)
+        pixels = graph.decode_to_channels(image_bytes, preprocessing, most_pixels=LARGEST_SERVED)
         image = tf.ensure_shape(preprocessing.normalize(preprocessing.resized(pixels)), shape)
         outputs = network(image[None], training=False)
         if "class_logits" in outputs:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, shown
 
 # A type; a list of one schema, for a list of any length; or a dict, for an object with at least these fields.
 Schema = type | list | dict
@@ -18,7 +18,7 @@ def validated(value: Any, schema: Schema, file: object, place: str = "") -> Any:
     kind = schema if isinstance(schema, type) else type(schema)
     fits = isinstance(value, kind) and not isinstance(value, bool)
     if not fits:
-        found = "nothing" if value is None else f"{value!r:.60}"
+        found = "nothing" if value is None else shown(value)
         raise UserError(f"{file} should have {_KINDS[kind]}{place and f' as {place}'}, but has {found}; correct it.")
     if isinstance(schema, list):
         for number, part in enumerate(value):

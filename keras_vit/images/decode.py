@@ -15,7 +15,9 @@ from keras_vit.images.formats import LARGEST_IMAGE, format_problem
 from keras_vit.native_stderr import native_stderr_silenced
 
 
-def decode_file(data: bytes, name: str, *, accurate: bool, upright: bool) -> np.ndarray:
+def decode_file(
+    data: bytes, name: str, *, accurate: bool, upright: bool, most_pixels: int = LARGEST_IMAGE
+) -> np.ndarray:
     """The bytes of an image file (of a GIF the first frame) -> (h, w, C) uint8, C 1 to 4, alpha kept.
 
     Args:
@@ -24,26 +26,35 @@ def decode_file(data: bytes, name: str, *, accurate: bool, upright: bool) -> np.
         accurate: see `keras_vit.images.graph.decode_image`. Pillow's transform is always accurate: its JPEGs differ
             from those of the fast one by a few levels of 255, in noisy pictures by up to a dozen.
         upright: whether the image is turned by its EXIF orientation.
+        most_pixels: maximum of width times height; it is read from the header.
 
-    Raises UserError for a file that is no whole image of a supported format, or has more than LARGEST_IMAGE pixels.
+    Raises UserError for a file that is not a complete image of a supported format, or has more pixels.
     """
     problem = format_problem(data)
     if problem is None:
-        if (pixels := pillow.header_pixels(data)) > LARGEST_IMAGE:
-            raise UserError(
-                f"{name} is too large: it has {pixels:,} pixels, and at most {LARGEST_IMAGE:,} are read; make it "
-                "smaller."
-            )
         try:
+            _check_size(data, most_pixels)
             if _has_tensorflow():
-                return _by_tensorflow(data, accurate=accurate, upright=upright)
-            return pillow.decode(data, upright=upright)
+                return _by_tensorflow(data, accurate=accurate, upright=upright, most_pixels=most_pixels)
+            return pillow.decode(data, upright=upright, most_pixels=most_pixels)
+        except pillow.TooManyPixels as error:
+            raise UserError(f"{name} is too large: {error}.") from error
         except Exception as error:  # decoders raise many types for damaged files
             problem = " ".join(str(getattr(error, "message", error)).split("}} ")[-1].split("\n")[0].split())
             problem = problem.split(" [Op:")[0].removeprefix("assertion failed: ").strip("[]")[:120]
             problem = problem or type(error).__name__
     advice = "" if ";" in problem else "; repair or remove it"  # the format may have its own: save it as PNG
     raise UserError(f"{name} is not a readable picture: {problem}{advice}.")
+
+
+def _check_size(data: bytes, most_pixels: int) -> None:
+    """Raise TooManyPixels by the header alone; a damaged header is left to the decoder."""
+    try:
+        pillow.open_image(data, most_pixels=most_pixels).close()
+    except pillow.TooManyPixels:
+        raise
+    except Exception:  # which many damaged headers raise
+        return
 
 
 # A graph is traced in about a second, in which a hundred pictures are decoded without one.
@@ -68,22 +79,24 @@ def _has_tensorflow() -> bool:
     return sys.modules["tensorflow"] is not None
 
 
-def _by_tensorflow(data: bytes, *, accurate: bool, upright: bool) -> np.ndarray:
+def _by_tensorflow(data: bytes, *, accurate: bool, upright: bool, most_pixels: int) -> np.ndarray:
     tf, graph = importlib.import_module("tensorflow"), importlib.import_module("keras_vit.images.graph")
     with native_stderr_silenced():  # what libjpeg prints of broken files
         if next(_pictures) < _WITHOUT_GRAPH:
             with contextlib.suppress(tf.errors.OpError):  # then the graph tells in better words what is wrong
-                return np.asarray(graph.decode_image(tf.constant(data), accurate=accurate, upright=upright))
+                content = tf.constant(data)
+                decoded = graph.decode_image(content, accurate=accurate, upright=upright, most_pixels=most_pixels)
+                return np.asarray(decoded)
         with _making:
-            decoder = _decoder(accurate, upright)
+            decoder = _decoder(accurate, upright, most_pixels)
         return np.asarray(decoder(data))
 
 
 @functools.lru_cache(maxsize=4)
-def _decoder(accurate: bool, upright: bool):
+def _decoder(accurate: bool, upright: bool, most_pixels: int):
     tf, graph = importlib.import_module("tensorflow"), importlib.import_module("keras_vit.images.graph")
     return tf.function(
-        lambda data: graph.decode_image(data, accurate=accurate, upright=upright),
+        lambda data: graph.decode_image(data, accurate=accurate, upright=upright, most_pixels=most_pixels),
         input_signature=[tf.TensorSpec((), tf.string)],
         autograph=False,
     )

@@ -7,12 +7,9 @@ that the two decode differently, or that TensorFlow decodes incorrectly, are ref
 import collections
 import functools
 import importlib.metadata
-import io
 import pathlib
 import struct
 from collections.abc import Iterator, Sequence
-
-import numpy as np
 
 from keras_vit.files.remote import first_bytes
 
@@ -41,14 +38,12 @@ _DISTRIBUTIONS = (
     "tensorflow-macos",
     "tf-nightly",
 )
-# Values of 16 bits below this are nearly black in 8 bits.
-_DARK = 4096
 SCALE_BITS = "multiply its values so that white is 65,535, as the command prepare does"
 # The EXIF tag for orientation, and its value for upright images.
 _ORIENTATION, _UPRIGHT = 0x0112, 1
-# Largest number of pixels of an image: above it Pillow warns of a decompression bomb. A JPEG counts as often as it has
-# USUAL_SCANS scans; encoders of progressive files write about ten.
-LARGEST_IMAGE = 89_478_485
+# Maximum number of pixels of an image: above it Pillow warns of a decompression bomb. A JPEG counts as often as it has
+# USUAL_SCANS scans; encoders of progressive files write about ten. Served models and pages accept the lower number.
+LARGEST_IMAGE, LARGEST_SERVED = 89_478_485, 32_000_000
 USUAL_SCANS = 32
 # Where a search in a file stops: segments of a JPEG, chunks of a PNG or WebP, steps through the blocks of a GIF.
 SEGMENTS, CHUNKS, SUB_BLOCKS = 64, 4096, 8192
@@ -180,27 +175,6 @@ def color_key(data: bytes) -> tuple[int, ...] | None:
     numbers = 1 if data[25] == 0 else 3
     found = (part for kind, part in _png_chunks(data) if kind == b"tRNS" and len(part) >= 2 * numbers)
     return next((struct.unpack_from(f">{numbers}H", part) for part in found), None)
-
-
-def highest_of_unused_bits(data: bytes) -> int | None:
-    """The highest value of a PNG of 16 bits that is less than 4,096, as of cameras of 10 or 12 bits; None otherwise.
-
-    Of 16 bits the upper 8 are taken, so such an image is nearly black.
-    """
-    if image_format(data) != "PNG" or data[24:25] != b"\x10":
-        return None
-    import PIL.Image  # imported here: few files have 16 bits
-
-    try:
-        with PIL.Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-            if image.mode.startswith("I"):
-                highest = int(np.asarray(image).max())
-                return highest if 0 < highest < _DARK else None
-            # Pillow keeps the upper 8 bits of colors.
-            highest = 256 * int(np.asarray(image.convert("RGB")).max()) + 255
-            return highest if highest < _DARK else None
-    except Exception:  # a damaged file, which the decoder names
-        return None
 
 
 def orientation(data: bytes) -> int:

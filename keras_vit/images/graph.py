@@ -52,33 +52,36 @@ def _rare(function: Callable) -> Callable:
     return lambda *arguments: traced()(*arguments)
 
 
-def decode_image(data: tf.Tensor, *, accurate: bool, upright: bool) -> tf.Tensor:
+def decode_image(data: tf.Tensor, *, accurate: bool, upright: bool, most_pixels: int = LARGEST_IMAGE) -> tf.Tensor:
     """Bytes of an image file (of a GIF the first frame) -> uint8 (h, w, C).
 
-    C is that of the file, with an alpha where it has one. A file of another format, or one that declares more than
-    LARGEST_IMAGE pixels, is INVALID_ARGUMENT.
+    C is that of the file, with an alpha where it has one. A file of another format, or one that declares more pixels
+    than the maximum, is INVALID_ARGUMENT.
 
     Args:
         data: a string scalar.
         accurate: whether JPEGs are decoded with the accurate inverse cosine transform, as Pillow does, or the fast one.
         upright: whether the image is turned by its EXIF orientation.
+        most_pixels: maximum of width times height.
     """
-    image = tf.cond(tf.io.is_jpeg(data), lambda: _jpeg(data, 0, accurate=accurate), lambda: _other(data))
+    most = tf.constant(most_pixels, tf.int64)
+    image = tf.cond(tf.io.is_jpeg(data), lambda: _jpeg(data, 0, most, accurate=accurate), lambda: _other(data, most))
     image.set_shape((None, None, None))
     return _upright(image, data) if upright else image
 
 
-def decode_to_channels(data: tf.Tensor, preprocessing) -> tf.Tensor:
+def decode_to_channels(data: tf.Tensor, preprocessing, *, most_pixels: int = LARGEST_IMAGE) -> tf.Tensor:
     """Bytes of an image file -> uint8 (h, w, channels) of a model, as its `Preprocessing` says; see `decode_image`."""
     accurate, channels = preprocessing.library != "tensorflow", preprocessing.channels
+    most = tf.constant(most_pixels, tf.int64)
 
     def jpeg() -> tf.Tensor:
         # libjpeg repeats gray as we do, at no cost; its gray of colors is not quite ours.
         if channels == 3:
-            return _jpeg(data, 3, accurate=accurate)
-        return preprocessing.to_channels(_jpeg(data, 0, accurate=accurate))
+            return _jpeg(data, 3, most, accurate=accurate)
+        return preprocessing.to_channels(_jpeg(data, 0, most, accurate=accurate))
 
-    image = tf.cond(tf.io.is_jpeg(data), jpeg, lambda: preprocessing.to_channels(_other(data)))
+    image = tf.cond(tf.io.is_jpeg(data), jpeg, lambda: preprocessing.to_channels(_other(data, most)))
     image.set_shape((None, None, channels))
     return _upright(image, data) if preprocessing.exif_orientation else image
 
@@ -89,9 +92,9 @@ def _upright(image: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
         return turned(image, orientation(tf.identity(data)))
 
 
-def _jpeg(data: tf.Tensor, channels: int, *, accurate: bool) -> tf.Tensor:
+def _jpeg(data: tf.Tensor, channels: int, most_pixels: tf.Tensor, *, accurate: bool) -> tf.Tensor:
     pixels = _jpeg_pixels(data)
-    with tf.control_dependencies([tf.debugging.Assert(pixels <= LARGEST_IMAGE, ["too large"])]):
+    with tf.control_dependencies([tf.debugging.Assert(pixels <= most_pixels, ["too large"])]):
         return tf.io.decode_jpeg(tf.identity(data), channels=channels, dct_method=dct_method(accurate=accurate))
 
 
@@ -101,10 +104,10 @@ def dct_method(*, accurate: bool) -> str:
 
 
 @_rare
-def _other(data: tf.Tensor) -> tf.Tensor:
+def _other(data: tf.Tensor, most_pixels: tf.Tensor) -> tf.Tensor:
     """A file that is no JPEG."""
     pixels, end = header_pixels(data)
-    good = (pixels > 0) & (pixels <= LARGEST_IMAGE)
+    good = (pixels > 0) & (pixels <= most_pixels)
     with tf.control_dependencies([tf.debugging.Assert(good, [f"not a whole {format_list()}, or too large"])]):
         data = tf.identity(data)
 

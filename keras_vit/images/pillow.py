@@ -1,45 +1,114 @@
-"""Decode image files with Pillow, where TensorFlow is missing: the rules and pixels of `keras_vit.images.graph`."""
+"""Open image files with Pillow, the only place that does, and decode them where TensorFlow is missing.
+
+The decoder has the rules and pixels of `keras_vit.images.graph`.
+"""
 
 import io
+import os
+import pathlib
 import re
 import struct
 import warnings
 import zlib
+from collections.abc import Collection
 
 import numpy as np
 
-from keras_vit.images.formats import LARGEST_IMAGE, color_key, image_format, orientation
+from keras_vit.images.formats import LARGEST_IMAGE, USUAL_SCANS, color_key, image_format, orientation
+from keras_vit.images.formats import formats as supported
+
+# Maximum size of a file in bytes.
+_LARGEST_FILE = 2**30
+# Values of 16 bits below this are nearly black in 8 bits.
+_DARK = 4096
 
 
-def decode(data: bytes, *, upright: bool) -> np.ndarray:
-    """The bytes of an image file (of a GIF the first frame) -> (h, w, C) uint8, C 1 to 4, alpha kept.
+class TooManyPixels(ValueError):
+    """An image has more pixels than its reader accepts."""
 
-    Raises any of Pillow's errors for a damaged file.
+
+def open_image(file: str | os.PathLike | bytes, *, formats: Collection[str] = (), most_pixels: int = LARGEST_IMAGE):
+    """Open an image file with Pillow: the header is read and checked, the pixels are not decoded yet.
+
+    Args:
+        file: its path, or its content.
+        formats: Pillow's names of the formats; default: those of `keras_vit.images.formats`. Those that this Pillow
+            does not support are left out.
+        most_pixels: maximum of width times height. A progressive JPEG counts once for every 32 scans.
+
+    Returns a PIL.Image.Image. It decodes when its pixels are read, and then raises exceptions of many types if the file
+    is damaged.
+
+    Raises TooManyPixels; PIL.UnidentifiedImageError for other formats; OSError if the file cannot be read; ValueError
+    for a damaged header.
     """
     import PIL.Image  # imported here: scripts that pass arrays do not need Pillow
 
-    if image_format(data) == "PNG":
-        check_png(data)
-    with PIL.Image.open(io.BytesIO(data), formats=[image_format(data)]) as image:
-        pixels = np.atleast_3d(_as_bytes(image, data))
-    return turned(pixels, orientation(data)) if upright else pixels
-
-
-def header_pixels(data: bytes) -> int:
-    """Number of pixels in the header of an image file; 0 if it cannot be read."""
-    import PIL.Image
-
+    data = file if isinstance(file, bytes) else _content(pathlib.Path(file))
+    names = [name.upper() for name in formats or supported()]
+    if not PIL.Image.OPEN.keys() >= set(names):
+        PIL.Image.init()
     bombs = PIL.Image.DecompressionBombWarning, PIL.Image.DecompressionBombError
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", bombs[0])
-            with PIL.Image.open(io.BytesIO(data), formats=[image_format(data)]) as image:
-                return image.width * image.height
+            image = PIL.Image.open(io.BytesIO(data), formats=[name for name in names if name in PIL.Image.OPEN])
     except bombs as error:
-        found = re.search(r"\d+", str(error))  # Pillow says the number of pixels in its message alone
-        return int(found[0]) if found else LARGEST_IMAGE + 1
-    except Exception:  # a damaged header, which the decoder names
-        return 0
+        found = re.search(r"\d+", str(error))  # Pillow states the number of pixels in its message alone
+        raise _too_many(int(found[0]) if found else LARGEST_IMAGE + 1, most_pixels) from error
+    except PIL.UnidentifiedImageError as error:
+        raise PIL.UnidentifiedImageError(f"not a readable {' or '.join(names)} file") from error
+    except Exception as error:  # damaged headers raise many types
+        raise ValueError(" ".join(str(error).split())[:120] or type(error).__name__) from error
+    scans = data.count(b"\xff\xda") if data.startswith(b"\xff\xd8") else 0
+    pixels = image.width * image.height * max(scans // USUAL_SCANS, 1)
+    if pixels > most_pixels:
+        image.close()
+        raise _too_many(pixels, most_pixels)
+    return image
+
+
+def _too_many(pixels: int, most: int) -> TooManyPixels:
+    return TooManyPixels(f"it has {pixels:,} pixels, and at most {most:,} are read; make it smaller")
+
+
+def _content(path: pathlib.Path) -> bytes:
+    if not path.is_file():  # a pipe would never end
+        raise OSError("it is missing, or not a regular file")
+    if (size := path.stat().st_size) > _LARGEST_FILE:
+        raise OSError(f"it has {size:,} bytes, and at most {_LARGEST_FILE:,} are read")
+    return path.read_bytes()
+
+
+def decode(data: bytes, *, upright: bool, most_pixels: int = LARGEST_IMAGE) -> np.ndarray:
+    """The bytes of an image file (of a GIF the first frame) -> (h, w, C) uint8, C 1 to 4, alpha kept.
+
+    Raises any of Pillow's errors for a damaged file.
+    """
+    if image_format(data) == "PNG":
+        check_png(data)
+    with open_image(data, most_pixels=most_pixels) as image:
+        pixels = np.atleast_3d(_as_bytes(image, data))
+    return turned(pixels, orientation(data)) if upright else pixels
+
+
+def highest_of_unused_bits(data: bytes) -> int | None:
+    """The highest value of a PNG of 16 bits that is less than 4,096, as of cameras of 10 or 12 bits; None otherwise.
+
+    Of 16 bits the upper 8 are taken, so such an image is nearly black.
+    """
+    if image_format(data) != "PNG" or data[24:25] != b"\x10":
+        return None
+    try:
+        with open_image(data) as image:
+            if image.mode.startswith("I"):
+                highest = int(np.asarray(image).max())
+                return highest if 0 < highest < _DARK else None
+            # Pillow keeps the upper 8 bits of colors.
+            highest = 256 * int(np.asarray(image.convert("RGB")).max()) + 255
+            return highest if highest < _DARK else None
+    except Exception:  # a damaged file, which the decoder names
+        return None
 
 
 def turned(pixels: np.ndarray, orientation: int) -> np.ndarray:

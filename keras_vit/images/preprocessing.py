@@ -18,6 +18,7 @@ import numpy as np
 
 from keras_vit.errors import Rules, UserError, check_choice, check_integers, explained, refuse_first
 from keras_vit.images import filters
+from keras_vit.images.formats import LARGEST_IMAGE
 from keras_vit.images.geometry import (
     Background,
     Interpolation,
@@ -382,12 +383,12 @@ class Preprocessing:
         """
         return _graph().decode_image(data, accurate=self.library != "tensorflow", upright=self.exif_orientation)
 
-    def read(self, data):
+    def read(self, data, *, most_pixels: int = LARGEST_IMAGE):
         """An image file, a string tensor of TensorFlow -> (height, width, channels), 0..255, decoded and resized.
 
-        `resized(decode(data))` in less time.
+        `resized(decode(data))` in less time. A file of more pixels is INVALID_ARGUMENT when the graph runs.
         """
-        return self.resized(_graph().decode_to_channels(data, self))
+        return self.resized(_graph().decode_to_channels(data, self, most_pixels=most_pixels))
 
     def to_channels(self, image):
         """Decoded images (..., h, w, C), 1 to 4 channels -> (..., h, w, channels) of the same dtype, without alpha."""

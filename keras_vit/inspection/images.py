@@ -14,7 +14,8 @@ from keras_vit import run_directory
 from keras_vit.errors import UserError
 from keras_vit.files.remote import to_path
 from keras_vit.images.decode import decode_file
-from keras_vit.images.formats import SCALE_BITS, format_list, highest_of_unused_bits, image_files
+from keras_vit.images.formats import LARGEST_IMAGE, SCALE_BITS, format_list, image_files
+from keras_vit.images.pillow import highest_of_unused_bits
 from keras_vit.inspection.options import check_images
 from keras_vit.run_directory import Samples
 
@@ -65,7 +66,13 @@ def read_images(
     return _data_set(str(source), count, data_dir)
 
 
-def decode(data: bytes, name: str, label: str | None = None, preprocessing: "Preprocessing | None" = None) -> Image:
+def decode(
+    data: bytes,
+    name: str,
+    label: str | None = None,
+    preprocessing: "Preprocessing | None" = None,
+    most_pixels: int = LARGEST_IMAGE,
+) -> Image:
     """Decode the bytes of an image file; for a GIF, its first frame. An alpha channel is kept.
 
     Formats and pixels are those of training (`keras_vit.images.formats`). In the name, bytes that are not UTF-8 become
@@ -77,11 +84,12 @@ def decode(data: bytes, name: str, label: str | None = None, preprocessing: "Pre
         label: its class.
         preprocessing: of the model that sees the image; it says how JPEGs are decoded, and whether the image is turned
             by its EXIF orientation, as it is without.
+        most_pixels: maximum of width times height.
     """
     name = name.encode("utf-8", "replace").decode("utf-8")  # no report could hold them
     accurate = preprocessing is None or preprocessing.library != "tensorflow"
     upright = preprocessing is None or preprocessing.exif_orientation
-    return Image(name, decode_file(data, name, accurate=accurate, upright=upright), label)
+    return Image(name, decode_file(data, name, accurate=accurate, upright=upright, most_pixels=most_pixels), label)
 
 
 def _folder(path: pathlib.Path, count: int, preprocessing: "Preprocessing | None") -> list[Image]:

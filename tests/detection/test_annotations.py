@@ -126,12 +126,61 @@ def test_bad_boxes_are_counted_and_named_then_refused_or_clipped(tmp_path, capsy
     assert "cut, sorted or left out" in capsys.readouterr().out
 
 
+def test_shares_and_pixels_are_not_mixed_up(tmp_path):
+    save_pictures(tmp_path)
+    for kind, text in (("csv", "path,x,y,w,h,label\na.jpg,0.1,0.1,0.5,0.5,cat\nb.jpg,0.2,0.2,0.9,0.9,cat\n"),
+                       ("coco", _coco(annotations=[ROW | {"bbox": [0.1, 0.1, 0.5, 0.5]}]))):  # fmt: skip
+        (tmp_path / "boxes").write_text(text)
+        for mode in ("refuse", "clip"):
+            with pytest.raises(UserError, match="shares of the image instead of pixels"):
+                open_boxes(BoxesOptions(data=f"{kind}:{tmp_path / 'boxes'}", bad_boxes=mode))
+    (tmp_path / "boxes").write_text("path,x,y,w,h,label\na.jpg,0.1,0.1,0.5,0.5,cat\nb.jpg,2,2,9,9,cat\n")
+    with pytest.raises(UserError, match="1 with no value above 1"):
+        open_boxes(BoxesOptions(data=f"csv:{tmp_path / 'boxes'}"))
+
+
+def test_one_image_and_one_class_in_all_spellings(tmp_path, capsys):
+    """Letters with accents are one character or two; rows that are there twice count once."""
+    save_pictures(tmp_path)
+    (tmp_path / "a.jpg").rename(tmp_path / "Z\u00fcrich.jpg")
+    rows = ["Z\u00fcrich.jpg,1,1,5,5,caf\u00e9", "./Zu\u0308rich.jpg,1,1,5,5,cafe\u0301", "x/../b.jpg,2,2,5,5,on"]
+    (tmp_path / "boxes.csv").write_text("\n".join(["path,x,y,w,h,label", *rows]))
+    data = open_boxes(BoxesOptions(data=f"csv:{tmp_path / 'boxes.csv'}"))
+    assert data.labels == ("caf\u00e9", "on")
+    assert [len(picture.boxes) for picture in sorted(data.all, key=lambda picture: picture.file.name)] == [1, 1]
+    assert "1 rows repeat another one" in capsys.readouterr().out
+
+
+def test_names_of_yaml_stay_words_and_the_labels_of_voc_match_in_any_form(tmp_path):
+    data = write_yolo(tmp_path / "yolo")
+    (tmp_path / "yolo" / "data.yaml").write_text("path: .\ntrain: images\nval: null\ntest:\nnames: [on, 01]\n")
+    assert open_boxes(BoxesOptions(data=data)).labels == ("on", "01")
+    write_voc(tmp_path / "voc")
+    (tmp_path / "voc" / "Annotations" / "a.xml").rename(tmp_path / "voc" / "Annotations" / "e\u0301.xml")
+    (tmp_path / "voc" / "JPEGImages" / "a.jpg").rename(tmp_path / "voc" / "JPEGImages" / "\u00e9.jpg")
+    assert len(open_boxes(BoxesOptions(data=f"voc:{tmp_path / 'voc'}")).all) == 3
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_links_out_of_the_folder_are_named_unless_they_are_allowed(kind, tmp_path):
+    data = WRITERS[kind](tmp_path / "data")
+    (image,) = (tmp_path / "data").rglob("a.jpg")
+    image.rename(tmp_path / "secret.jpg")
+    image.symlink_to(tmp_path / "secret.jpg")
+    with pytest.raises(UserError, match=r"a\.jpg \(a link to .*\), outside of .*--allow-outside"):
+        open_boxes(BoxesOptions(data=data))
+    assert len(open_boxes(BoxesOptions(data=data, allow_outside=True)).all) == 3
+
+
 TURNED = {"id": 1, "file_name": "a.jpg", "height": 30, "width": 20}
+
+
+ROW = {"image_id": 1, "category_id": 1, "bbox": [1, 1, 5, 5]}
 
 
 def _coco(**fields) -> str:
     images = [{"id": number, "file_name": f"{name}.jpg"} for number, name in enumerate("ab", 1)]
-    annotations = [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 5, 5]}]
+    annotations = [ROW]
     categories = [{"id": 1, "name": "cat"}]
     return json.dumps({"images": images, "annotations": annotations, "categories": categories} | fields)
 
@@ -141,17 +190,18 @@ OUTSIDE = (
     '<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><annotation><object><name>&a;</name></object></annotation>'
 )
 ONE = "<annotation><object><name>cat</name><bndbox>{}</bndbox></object></annotation>"
+EDGES = "<xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax>"
 BROKEN = {
     "yolo": [
         ("data.yaml", "names: [cat\n", "cannot be read as YAML"),
-        ("data.yaml", "- 1\n", "should have an object, but has [1]"),
+        ("data.yaml", "- 1\n", "should have an object, but has ['1']"),
         ("data.yaml", "names: [cat]\n", "should have a text as train[0], but has nothing"),
         ("data.yaml", "names: {1: cat, 2: dog}\ntrain: images\n", "number them from 0"),
         ("data.yaml", "names: 3\ntrain: images\n", "list the names"),
         ("data.yaml", "names: [cat, cat]\ntrain: images\n", "'cat' twice"),
         ("data.yaml", "names: [cat, dog]\ntrain: gone\n", "gone cannot be read as text"),
-        ("data.yaml", "names: [cat, dog]\ntrain: labels\n", "no picture is there"),
-        ("data.yaml", "names: [cat, dog]\ntrain: {a: 1}\n", "should have a text as train[0], but has {'a': 1}"),
+        ("data.yaml", "names: [cat, dog]\ntrain: labels\n", "no image is there"),
+        ("data.yaml", "names: [cat, dog]\ntrain: {a: 1}\n", "should have a text as train[0], but has {'a': '1'}"),
         ("data.yaml", "!!python/object/apply:os.system ['touch x']\n", "cannot be read as YAML"),
         ("data.yaml", b"names: [\xff\xfe]\n", "as text in UTF-8"),
         ("labels/a.txt", "0 0.5 0.5 0.2\n", "but is '0 0.5 0.5 0.2'"),
@@ -161,7 +211,10 @@ BROKEN = {
         ("labels/a.txt", "0.5 0.5 0.5 0.2 0.2\n", "should be a class number"),
         ("labels/a.txt", "7 0.5 0.5 0.2 0.2\n", "1 of an unknown class"),
         ("labels/a.txt", "-1 0.5 0.5 0.2 0.2\n", "1 of an unknown class"),
-        ("labels/a.txt", "0 5 5 10 10\n", "1 outside of the picture"),
+        ("labels/a.txt", "0 1.2 0.5 0.4 0.2\n", "1 outside of the picture"),
+        ("labels/a.txt", "0 5 5 10 10\n", "1 with a value above 1.5, as if they were pixels"),
+        ("data.yaml", "names: [cat, dog]\ntrain: ../../\n", "outside of"),
+        ("data.yaml", "names: [cat, dog]\npath: /\ntrain: images\n", "outside of"),
         ("images/a.jpg", b"GIF", "cannot be read"),
     ],
     "voc": [
@@ -176,6 +229,7 @@ BROKEN = {
         ("Annotations/a.xml", ONE.format("<xmin>x</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax>"), "finite number"),
         ("Annotations/a.xml", ONE.format("<xmin>9</xmin><ymin>1</ymin><xmax>1</xmax><ymax>9</ymax>"), "swapped"),
         ("Annotations/gone.xml", "<annotation/>", "of no picture"),
+        ("Annotations/a.xml", ONE.replace("<bnd", "<difficult>2</difficult><bnd").format(EDGES), "should be 0 or 1"),
     ],
     "csv": [
         ("boxes.csv", "", "begin with the columns"),
@@ -189,6 +243,10 @@ BROKEN = {
         ("boxes.csv", "path,x,y,w,h,label\n", "has no box"),
         ("boxes.csv", "path,x,y,w,h,label\na.jpg,,,,,\n", "has no box"),
         ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2,3,4,cat\n", "1 picture; it needs two"),
+        ("boxes.csv", "path,x,y,w,h,label\n../a.jpg,1,2,3,4,cat\n", "outside of"),
+        ("boxes.csv", "path,x,y,w,h,label\n/etc/hosts,1,2,3,4,cat\n", "names /etc/hosts, outside of"),
+        ("boxes.csv", "path,x,y,w,h,label\na\0.jpg,1,2,3,4,cat\n", "zero character"),
+        ("boxes.csv", f"path,x,y,w,h,label\n{'a' * 5000}.jpg,1,2,3,4,cat\n", "are not in"),
         ("boxes.csv", b"path\xff", "as text in UTF-8"),
     ],
     "coco": [
@@ -203,6 +261,12 @@ BROKEN = {
         ),
         ("boxes.json", _coco(annotations=[]), "has no box"),
         ("boxes.json", _coco(categories=[]), "has no categories"),
+        ("boxes.json", _coco(images=[{"id": 1, "file_name": "../a.jpg"}]), "outside of"),
+        ("boxes.json", _coco(images=[{"id": 1, "file_name": "\ud800.jpg"}]), "are not in"),
+        ("boxes.json", _coco(annotations=[ROW | {"iscrowd": "0"}]), "should be 0 or 1, but is '0'"),
+        ("boxes.json", _coco(annotations=[ROW | {"iscrowd": 1}]), "has no box"),
+        ("boxes.json", _coco(annotations=[ROW | {"area": float("nan")}]), "Each area in"),
+        ("boxes.json", _coco(annotations=[ROW | {"bbox": [[[1]] * 9] * 999}]), "A bbox in"),
         ("boxes.json", _coco(images=[{"id": 1, "file_name": "a.jpg"}, {"id": 2, "file_name": "a.jpg"}]), "or file"),
         ("boxes.json", _coco(images=[TURNED, {"id": 2, "file_name": "b.jpg"}]), "annotated as one 20 wide and 30 high"),
         (
@@ -249,7 +313,7 @@ def test_roboflow_and_val_folders_are_found(tmp_path, capsys):
     data = open_boxes(BoxesOptions(data=f"yolo:{tmp_path / 'data.yaml'}"))
     assert data.has_split
     assert len(data.train) == len(data.evaluation) == 3
-    assert "3 of the evaluation pictures are also trained on" in capsys.readouterr().out
+    assert "3 of the evaluation images are also trained on" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

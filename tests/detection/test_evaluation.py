@@ -15,13 +15,21 @@ import keras_vit
 from keras_vit import DetectionConfig, UserError, inspection
 from tests.support import TINY, TINY_IMAGE, randomize
 from training import detect as command
-from training.detection.annotations import Picture
+from training.detection.annotations import Box, Picture, open_boxes
 from training.detection.detector import Objects
 from training.detection.evaluation import measured, mistakes
 from training.detection.predict import found_document
+from training.evaluation.average_precision import STATS
+from training.options.detect import BoxesOptions
 
 LABELS = ("cat", "dog", "eel")
 SIZE = (200, 300)
+
+
+def picture_of(name: str, corners: np.ndarray, classes: np.ndarray, size: tuple[int, int] = SIZE) -> Picture:
+    rows = zip(corners.astype(np.float32).tolist(), classes.tolist(), strict=True)
+    boxes = tuple(Box(label, (x, y, right - x, bottom - y)) for (x, y, right, bottom), label in rows)
+    return Picture(pathlib.Path(name), size, boxes)
 
 
 def recorded(count: int = 30) -> tuple[list[Picture], list[Objects]]:
@@ -31,7 +39,7 @@ def recorded(count: int = 30) -> tuple[list[Picture], list[Objects]]:
         n = int(rng.integers(0, 6))
         begins, sides = rng.uniform(0, 100, (n, 2)), rng.uniform(8, 150, (n, 2))
         corners, classes = np.concatenate([begins, begins + sides], axis=1), rng.integers(0, 2, n)
-        pictures.append(Picture(pathlib.Path(f"{number}.png"), SIZE, corners.astype(np.float32), classes))
+        pictures.append(picture_of(f"{number}.png", corners, classes))
         moved = corners + rng.normal(0, 0.06, (n, 4)) * np.tile(sides, 2)
         # More than 10 of a class, so that recall with 100 objects differs from that with 10.
         false = np.sort(rng.uniform(0, 200, (30, 2, 2)), axis=1).reshape(30, 4)
@@ -44,7 +52,9 @@ def recorded(count: int = 30) -> tuple[list[Picture], list[Objects]]:
 def test_metrics_are_those_of_pycocotools_on_files(tmp_path):
     pictures, found = recorded()
     metrics = measured(LABELS, pictures, found)
-    truth = [Objects(picture.corners, np.ones(len(picture.classes)), picture.classes) for picture in pictures]
+    corners = [np.array([box.corners for box in picture.boxes]).reshape(-1, 4) for picture in pictures]
+    classes = [np.array([box.label for box in picture.boxes], int) for picture in pictures]
+    truth = [Objects(own, np.ones(len(own)), labels) for own, labels in zip(corners, classes, strict=True)]
     images = [inspection.Image(str(picture.file), np.zeros((*SIZE, 3), np.uint8)) for picture in pictures]
     for name, objects in (("truth", truth), ("found", found)):
         document = found_document(LABELS, list(zip(images, objects, strict=True)))
@@ -65,6 +75,151 @@ def test_metrics_are_those_of_pycocotools_on_files(tmp_path):
         assert low < metrics[name] < high
 
 
+@pytest.fixture(name="images", scope="module")
+def _images(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("images")
+    for name in ("JPEGImages", "Annotations"):
+        (folder / name).mkdir()
+    for number in range(5):
+        PIL.Image.new("RGB", (60, 40)).save(folder / "JPEGImages" / f"{number}.png")
+    return folder
+
+
+def random_boxes(rng: np.random.Generator, count: int) -> np.ndarray:
+    """(n, 4) left, top, right, bottom, of which many overlap, in whole pixels of an image of 60 x 40."""
+    begins = rng.integers(0, 20, (count, 2))
+    return np.concatenate([begins, begins + rng.integers(1, 20, (count, 2))], axis=1)
+
+
+def random_objects(rng: np.random.Generator, truth: np.ndarray) -> Objects:
+    """Detections near boxes and elsewhere, of three classes, with equal scores among them."""
+    near = truth[rng.random(len(truth)) < 0.8] + rng.integers(-1, 2, 4)
+    corners = np.clip(np.concatenate([near, near + 1, random_boxes(rng, 4)]), 0, [60, 40] * 2).astype(np.float32)
+    corners = corners[(corners[:, :2] < corners[:, 2:]).all(axis=1)]
+    scores = np.sort(rng.integers(1, 8, len(corners)) / 8)[::-1]
+    return Objects(corners, scores, rng.integers(0, 3, len(corners)))
+
+
+def check_against_pycocotools(images: pathlib.Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ids, categories = rng.permutation(50)[:5] + 1, [7, 3, 12]
+    annotations, found = [], []
+    for image in ids.tolist():
+        truth = random_boxes(rng, int(rng.integers(0, 6)))
+        for x, y, right, bottom in truth.tolist():
+            own = {"bbox": [x, y, right - x, bottom - y], "category_id": categories[rng.integers(0, 2)]}
+            area = float(rng.choice([20.0, 2000.0, 10000.0, (right - x) * (bottom - y)]))
+            annotations.append(own | {"image_id": image, "area": area, "iscrowd": int(rng.random() < 0.2)})
+        found.append(random_objects(rng, truth))
+    if all(each["iscrowd"] for each in annotations):
+        return
+    document = {
+        "images": [{"id": image, "file_name": f"{n}.png"} for n, image in enumerate(ids.tolist())],
+        "categories": [{"id": number, "name": str(number)} for number in categories],
+        "annotations": [each | {"id": number} for number, each in enumerate(annotations, 1)],
+    }
+    (images / "truth.json").write_text(json.dumps(document))
+    guesses = [
+        {"image_id": image, "category_id": sorted(categories)[label], "bbox": [x, y, right - x, bottom - y], "score": s}
+        for image, objects in zip(ids.tolist(), found, strict=True)
+        for (x, y, right, bottom), s, label in zip(
+            objects.corners.tolist(), objects.scores.tolist(), objects.classes.tolist(), strict=True
+        )
+    ]
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco = COCO(str(images / "truth.json"))
+        expected = COCOeval(coco, coco.loadRes(guesses), "bbox")
+        expected.evaluate()
+        expected.accumulate()
+        expected.summarize()
+    options = BoxesOptions(data=f"coco:{images / 'truth.json'}", images=str(images / "JPEGImages"))
+    pictures = sorted(open_boxes(options).all, key=lambda picture: picture.file)
+    metrics = measured([str(n) for n in sorted(categories)], pictures, found)
+    ours = [-1.0 if metrics[name] is None else metrics[name] for name in STATS]
+    np.testing.assert_array_equal(ours, expected.stats[list(STATS.values())])
+
+
+def voc_reference(truth: list, found: list[Objects], num_classes: int) -> float:
+    """VOCevaldet.m and VOCap.m; truth: of each image, (class, difficult, xmin, ymin, xmax, ymax) from 1 on."""
+    values = []
+    for label in range(num_classes):
+        positives = sum(row[0] == label and not row[1] for rows in truth for row in rows)
+        if not positives:
+            continue
+        rows = [
+            (score, image, corners.astype(float) + np.array([1, 1, 0, 0]))
+            for image, objects in enumerate(found)
+            for corners, score, own in zip(objects.corners, objects.scores, objects.classes, strict=True)
+            if own == label
+        ]
+        detected, tp, fp = set(), [], []
+        for _, image, bb in sorted(rows, key=lambda row: -row[0]):
+            best, match = -np.inf, None
+            for number, (own, _, *gt) in enumerate(truth[image]):
+                iw = min(bb[2], gt[2]) - max(bb[0], gt[0]) + 1
+                ih = min(bb[3], gt[3]) - max(bb[1], gt[1]) + 1
+                if own == label and iw > 0 and ih > 0:
+                    union = (bb[2] - bb[0] + 1) * (bb[3] - bb[1] + 1) + (gt[2] - gt[0] + 1) * (gt[3] - gt[1] + 1)
+                    if (overlap := iw * ih / (union - iw * ih)) > best:
+                        best, match = overlap, (image, number)
+            hit = best >= 0.5
+            is_difficult = hit and truth[image][match[1]][1]
+            tp.append(hit and not is_difficult and match not in detected)
+            fp.append(not is_difficult and not tp[-1])
+            detected |= {match} if tp[-1] else set()
+        tp, fp = np.cumsum(tp), np.cumsum(fp)
+        recall = np.concatenate([[0], tp / positives, [1]])
+        precision = np.concatenate([[0], tp / np.maximum(tp + fp, 1), [0]])
+        for i in range(len(precision) - 2, -1, -1):
+            precision[i] = max(precision[i], precision[i + 1])
+        changes = np.flatnonzero(recall[1:] != recall[:-1]) + 1
+        values.append(float(np.sum((recall[changes] - recall[changes - 1]) * precision[changes])))
+    return float(np.mean(values))
+
+
+def check_against_voc(images: pathlib.Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    truth, found = [], []
+    for image in range(5):
+        corners = random_boxes(rng, int(rng.integers(1, 6)))
+        rows = [
+            (int(rng.integers(0, 2)), int(rng.random() < 0.3), x + 1, y + 1, r, b) for x, y, r, b in corners.tolist()
+        ]
+        truth.append([(0, 0, 1, 1, 9, 9), *rows])
+        objects = "".join(
+            f"<object><name>{'ab'[label]}</name><difficult>{difficult}</difficult><bndbox><xmin>{x}</xmin><ymin>{y}"
+            f"</ymin><xmax>{r}</xmax><ymax>{b}</ymax></bndbox></object>"
+            for label, difficult, x, y, r, b in truth[-1]
+        )
+        (images / "Annotations" / f"{image}.xml").write_text(f"<annotation>{objects}</annotation>")
+        found.append(random_objects(rng, corners))
+    (images / "labels.txt").write_text("a\nb\nc\n")
+    data = open_boxes(BoxesOptions(data=f"voc:{images}"))
+    pictures = sorted(data.all, key=lambda picture: picture.file)
+    metrics = measured(data.labels, pictures, found, data.kind)
+    assert metrics["voc_ap"] == pytest.approx(voc_reference(truth, found, 3), abs=1e-12)
+
+
+@pytest.mark.parametrize("count", [15, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("check", [check_against_pycocotools, check_against_voc])
+def test_metrics_of_random_annotations_are_those_of_the_tool(check, count, images, monkeypatch):
+    monkeypatch.setattr("training.evaluation.average_precision._DRAWS", 1)
+    for seed in range(count):
+        check(images, seed)
+
+
+def test_difficult_objects_are_neither_missed_nor_false_however_often_they_are_found():
+    boxes = (Box(0, (0, 0, 10, 10)), Box(0, (20, 0, 10, 10), is_difficult=True), Box(0, (0, 20, 30, 10), is_crowd=True))
+    picture = Picture(pathlib.Path("a.png"), SIZE, boxes)
+    corners = np.array([[0, 0, 10, 10], [20, 0, 30, 10], [20, 0, 29, 10], [0, 20, 9, 30], [22, 0, 26, 3]], np.float32)
+    found = Objects(corners, np.linspace(0.9, 0.5, 5), np.zeros(5, int))
+    missed, false = mistakes(picture, found)
+    assert not missed.any()
+    np.testing.assert_array_equal(false, [False, False, False, False, True])
+    assert measured(["a"], [picture], [found])["ap"] == pytest.approx(1.0)
+    assert picture.corners.tolist() == [[0, 0, 10, 10], [20, 0, 30, 10]]
+
+
 def test_intervals_of_equal_pictures_are_points_and_no_object_is_refused():
     pictures, found = recorded()
     picture, objects = max(zip(pictures, found, strict=True), key=lambda pair: len(pair[0].classes))
@@ -72,14 +227,14 @@ def test_intervals_of_equal_pictures_are_points_and_no_object_is_refused():
     metrics = measured(LABELS, [picture] * 3, [found] * 3)
     assert metrics["ap"] == pytest.approx(1.0)
     assert metrics["intervals"]["ap"] == pytest.approx([1.0, 1.0])
-    empty = Picture(picture.file, SIZE, np.zeros((0, 4), np.float32), np.zeros(0, np.int32))
+    empty = Picture(picture.file, SIZE, ())
     with pytest.raises(UserError, match="None of the pictures has a box"):
         measured(LABELS, [empty], [objects])
 
 
 def test_misses_and_false_alarms_are_named():
     corners = np.array([[0, 0, 10, 10], [20, 20, 40, 40], [50, 50, 70, 70]], np.float32)
-    picture = Picture(pathlib.Path("a.png"), SIZE, corners, np.array([0, 1, 1]))
+    picture = picture_of("a.png", corners, np.array([0, 1, 1]))
     found = Objects(corners[[1, 0, 2]] + 1, np.array([0.9, 0.8, 0.7]), np.array([1, 0, 0]))
     missed, false = mistakes(picture, found)
     np.testing.assert_array_equal(missed, [False, False, True])

@@ -9,7 +9,7 @@ import keras_vit
 from keras_vit import DetectionConfig, Preprocessing
 from keras_vit.models.losses import DetectionWeights
 from tests.support import FIXTURES
-from training.detection.annotations import BoxData, Picture
+from training.detection.annotations import Box, BoxData, Picture
 from training.detection.data import box_data_set
 from training.recipes.detect import DetectRecipe
 from training.techniques.detection import BoxSetPrediction
@@ -30,8 +30,10 @@ def _data(tmp_path_factory) -> BoxData:
         for (left, top, right, bottom), label in zip(corners.astype(int), classes, strict=True):
             pixels[top:bottom, left:right] = COLORS[label]
         PIL.Image.fromarray(pixels).save(folder / f"{number}.png")
-        pictures.append(Picture(folder / f"{number}.png", (60, 80), corners, classes.astype(np.int32)))
-    return BoxData(("red", "green", "blue"), tuple(pictures), tuple(pictures), has_split=True)
+        rows = zip(corners.tolist(), classes.tolist(), strict=True)
+        boxes = tuple(Box(label, (x, y, right - x, bottom - y)) for (x, y, right, bottom), label in rows)
+        pictures.append(Picture(folder / f"{number}.png", (60, 80), boxes))
+    return BoxData(("red", "green", "blue"), tuple(pictures), tuple(pictures), has_split=True, kind="coco")
 
 
 def taken(data: BoxData, count: int, mosaic: float = 1.0, first_step: int = 0, part: tuple[int, int] = (0, 1)) -> list:

@@ -244,3 +244,13 @@ def test_threads_share_the_graph_of_the_decoder(new_decoder, decode_with_graph, 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: decode_file(FILES["PNG with alpha"], "a", accurate=True, upright=True), range(4)))
     assert len(made) == 1
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_graph_has_the_maximum_of_pixels_that_its_reader_needs(kind):
+    stream = io.BytesIO()
+    PIL.Image.new("RGB", (20, 30)).save(stream, kind)
+    data = tf.constant(stream.getvalue())
+    assert graph.decode_image(data, accurate=True, upright=True, most_pixels=600).shape == (30, 20, 3)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
+        graph.decode_image(data, accurate=True, upright=True, most_pixels=599)

@@ -228,4 +228,5 @@ def test_a_folder_in_the_way_or_inside_the_other_is_refused(tmp_path):
 
 def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path):
     files = {"a.bmp": encoded(PIL.Image.new("1", (9460, 9460)), "BMP"), "b.png": encoded(PICTURE, "PNG")}
-    assert prepared(tmp_path, **files)["a.bmp"] == ["broken", "", f"more than {LARGEST_IMAGE:,} pixels"]
+    words = f"it has 89,491,600 pixels, and at most {LARGEST_IMAGE:,} are read; make it smaller"
+    assert prepared(tmp_path, **files)["a.bmp"] == ["broken", "", words]

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +12,10 @@ import numpy as np
 from keras_vit import UserError, inspection
 from keras_vit.files.tables import markdown_table, with_interval
 from keras_vit.progress import Progress
-from training.detection.annotations import Picture
-from training.detection.detector import Detector, Objects, coco_boxes
+from training.detection.annotations import Box, Picture
+from training.detection.detector import Detector, Objects
 from training.detection.page import DrawnBox, DrawnPicture, boxes_page
+from training.detection.voc import voc_average_precision
 from training.evaluation.average_precision import (
     STATS,
     average_precision,
@@ -30,10 +32,10 @@ _MOST_SHOWN, _MOST_FALSE, _LEAST_SCORE = 12, 5, 0.1
 _MISSED, _FALSE, _FOUND = "#c44e00", "#a0457a", "#00734f"
 
 
-def evaluate(detector: Detector, pictures: Sequence[Picture], output: pathlib.Path) -> None:
-    """Find objects on pictures with boxes, measure them, and write detection.json, detection.md and detection.html.
+def evaluate(detector: Detector, pictures: Sequence[Picture], kind: str, output: pathlib.Path) -> None:
+    """Find objects on images with boxes, measure them, and write detection.json, detection.md and detection.html.
 
-    Raises UserError if there is no box.
+    kind: of the data; for voc, VOC's average precision is measured, too. Raises UserError if there is no box.
     """
     found: list[Objects] = []
     with Progress("Finding objects", len(pictures)) as progress:
@@ -41,10 +43,11 @@ def evaluate(detector: Detector, pictures: Sequence[Picture], output: pathlib.Pa
             images = [_read(detector, picture) for picture in pictures[begin : begin + _BATCH]]
             found += detector.detect(images, _TOP)
             progress.update(len(images))
-    metrics = measured(detector.labels, pictures, found)
+    metrics = measured(detector.labels, pictures, found, kind)
+    voc = f", VOC's AP {with_interval(metrics['voc_ap'])}" if kind == "voc" else ""
     sentence = (
         f"AP {with_interval(metrics['ap'], metrics['intervals']['ap'])}, AP50 "
-        f"{with_interval(metrics['ap50'], metrics['intervals']['ap50'])} on {metrics['pictures']:,} pictures with "
+        f"{with_interval(metrics['ap50'], metrics['intervals']['ap50'])}{voc} on {metrics['pictures']:,} pictures with "
         f"{metrics['objects']:,} objects"
     )
     sizes = [(name.replace("_", " "), with_interval(metrics[name])) for name in STATS]
@@ -53,8 +56,8 @@ def evaluate(detector: Detector, pictures: Sequence[Picture], output: pathlib.Pa
         for label, row in metrics["classes"].items()
     ]
     words = (
-        "AP is the mean over IoU 0.5 to 0.95, small objects are below 32 x 32 pixels of the picture, large ones from "
-        "96 x 96 on; intervals hold 95 % of 200 draws of the pictures."
+        "AP is the mean over IoU 0.5 to 0.95; small objects have an area below 32 x 32 pixels of the image, large ones "
+        "from 96 x 96 on; intervals hold 95 % of 200 draws of the images."
     )
     tables = [
         markdown_table(("metric", "value"), sizes, num_text_columns=1),
@@ -68,27 +71,50 @@ def _read(detector: Detector, picture: Picture) -> inspection.Image:
     return inspection.read_images(picture.file, 1, preprocessing=detector.preprocessing)[0]
 
 
-def measured(labels: Sequence[str], pictures: Sequence[Picture], found: Sequence[Objects]) -> dict[str, Any]:
-    """COCO's metrics; see `average_precision`."""
-    if not sum(len(picture.classes) for picture in pictures):
+def measured(
+    labels: Sequence[str], pictures: Sequence[Picture], found: Sequence[Objects], kind: str = "coco"
+) -> dict[str, Any]:
+    """COCO's metrics, see `average_precision`, and for the kind voc `voc_ap`, see `voc_average_precision`.
+
+    The truth is what the file annotates: crowds and difficult objects are neither missed nor false alarms.
+    """
+    if all(box.is_crowd or box.is_difficult for picture in pictures for box in picture.boxes):
         raise UserError("None of the pictures has a box, so nothing can be measured; give pictures with objects.")
-    return average_precision(*_documents(labels, pictures, found), labels, "bbox")
+    metrics = average_precision(*_documents(labels, pictures, found), labels, "bbox")
+    return metrics | ({"voc_ap": voc_average_precision(pictures, found, len(labels))} if kind == "voc" else {})
 
 
 def _documents(labels: Sequence[str], pictures: Sequence[Picture], found: Sequence[Objects]) -> tuple[dict, dict]:
-    truth = [coco_boxes(each.corners, each.classes) for each in pictures]
-    return coco_document(labels, truth), coco_document(labels, [each.annotations() for each in found])
+    """Truth and detections in COCO's format, in the order of the ids of the images, which decides between equal scores.
+
+    Objects have ids in the order of the boxes.
+    """
+    order = sorted(range(len(pictures)), key=lambda number: pictures[number].id)
+    truth = [[_annotation(box) for box in pictures[number].boxes] for number in order]
+    return coco_document(labels, truth), coco_document(labels, [found[number].annotations() for number in order])
+
+
+def _annotation(box: Box) -> dict[str, Any]:
+    return {
+        "bbox": [*box.bbox],
+        "category_id": int(box.label) + 1,
+        "area": box.bbox[2] * box.bbox[3] if box.area is None else box.area,
+        "iscrowd": int(box.is_crowd or box.is_difficult),
+        "difficult": box.is_difficult,
+    }
 
 
 def mistakes(picture: Picture, objects: Objects) -> tuple[np.ndarray, np.ndarray]:
-    """(which boxes of a picture are missed, which objects are false alarms), by COCO's matching at IoU 0.5."""
-    count = max([0, *picture.classes, *objects.classes]) + 1
+    """(which boxes of an image are missed, which objects are false alarms), by COCO's matching at IoU 0.5."""
+    count = max([0, *(int(box.label) for box in picture.boxes), *objects.classes]) + 1
     with contextlib.redirect_stdout(io.StringIO()):
         evaluated = coco_evaluation(*_documents([str(n) for n in range(count)], [picture], [objects]), "bbox")
-    missed, false = np.ones(len(picture.classes), bool), np.ones(len(objects.classes), bool)
+    missed, false = np.zeros(len(picture.boxes), bool), np.zeros(len(objects.classes), bool)
     for of_class in filter(None, evaluated.evalImgs[:: len(evaluated.params.areaRng)]):
-        for kind, wrong in (("gt", missed), ("dt", false)):
-            wrong[np.array(of_class[f"{kind}Ids"], int) - 1] = of_class[f"{kind}Matches"][0] == 0
+        for side, wrong in (("gt", missed), ("dt", false)):
+            unmatched = of_class[f"{side}Matches"][0] == 0
+            ignored = of_class["gtIgnore"] if side == "gt" else of_class["dtIgnore"][0]
+            wrong[np.array(of_class[f"{side}Ids"], int) - 1] = unmatched & ~np.asarray(ignored, bool)
     return missed, false
 
 
@@ -99,11 +125,12 @@ def _page(detector: Detector, pictures: Sequence[Picture], found: Sequence[Objec
         likely = objects.scores >= _LEAST_SCORE
         objects = Objects(objects.corners[likely], objects.scores[likely], objects.classes[likely])
         missed, false = mistakes(picture, objects)
-        areas = np.prod(picture.corners[:, 2:] - picture.corners[:, :2], axis=-1) / np.prod(picture.size)
-        badness.append((max([0.0, *areas[missed]]), max([0.0, *objects.scores[false]])))
+        missed_boxes = [picture.boxes[number] for number in np.flatnonzero(missed)]
+        areas = [box.bbox[2] * box.bbox[3] / math.prod(picture.size) for box in missed_boxes]
+        badness.append((max([0.0, *areas]), max([0.0, *objects.scores[false]])))
         boxes = [
-            DrawnBox(corners, f"missed: {detector.labels[label]}", _MISSED, dashed=True)
-            for corners, label in zip(picture.corners[missed], picture.classes[missed], strict=True)
+            DrawnBox(box.corners, f"missed: {detector.labels[int(box.label)]}", _MISSED, dashed=True)
+            for box in missed_boxes
         ]
         for number in np.flatnonzero(~false | (np.cumsum(false) <= _MOST_FALSE)):
             corners, label, score, is_false = (

@@ -48,7 +48,7 @@ def fit(options: DetectFitOptions, data: BoxData, setup: Setup) -> RunDirectory:
     )
     if not options.dry_run:
         detector = open_detector(open_run(str(run.path)))
-        evaluate(detector, data.evaluation, run.path)
+        evaluate(detector, data.evaluation, data.kind, run.path)
     return run
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from keras_vit import inspection
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.tables import markdown_table, short_name
+from keras_vit.images.formats import LARGEST_SERVED
 from training.detection.detector import Detector, Objects
 from training.detection.page import COLORS, DrawnBox, DrawnPicture, boxes_page
 from training.evaluation.average_precision import coco_document
@@ -29,7 +30,7 @@ class DetectionPage:
 
     def answer(self, data: bytes, name: str) -> str:
         """A page with the boxes on one picture. Raises UserError for bytes that are none."""
-        image = inspection.decode(data, name, preprocessing=self.detector.preprocessing)
+        image = inspection.decode(data, name, preprocessing=self.detector.preprocessing, most_pixels=LARGEST_SERVED)
         (objects,) = self.detector.detect([image], self.top, self.threshold)
         return _page(self.detector, [(image, objects)], [])
 

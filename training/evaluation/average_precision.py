@@ -89,13 +89,30 @@ def _size(annotations: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return dict(zip(("height", "width"), sizes[0], strict=True)) if sizes else {}
 
 
+class _Evaluation(COCOeval):
+    """pycocotools' evaluation, for which a VOC object with "difficult" is a crowd with the overlap of an object."""
+
+    def computeIoU(self, imgId: int, catId: int) -> Any:  # noqa: N802, N803
+        """The overlaps of the detections with the objects of an image."""
+        difficult = [each for each in self._gts[imgId, catId] if each.get("difficult")]
+        for each in difficult:
+            each["iscrowd"] = 0
+        overlaps = super().computeIoU(imgId, catId)
+        for each in difficult:
+            each["iscrowd"] = 1
+        return overlaps
+
+
 def coco_evaluation(truth: Mapping[str, Any], guesses: Mapping[str, Any], kind: Literal["bbox", "segm"]) -> COCOeval:
-    """Compare two documents in COCO's format. pycocotools prints its progress."""
+    """Compare two documents in COCO's format. pycocotools prints its progress.
+
+    In the truth, an annotation with `difficult` and `iscrowd` counts neither as found nor as missed, as in VOC.
+    """
     both = COCO(), COCO()
     for coco, dataset in zip(both, (truth, guesses), strict=True):
         coco.dataset = dataset
         coco.createIndex()
-    evaluated = COCOeval(*both, kind)
+    evaluated = _Evaluation(*both, kind)
     evaluated.evaluate()
     return evaluated
 

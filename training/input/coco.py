@@ -3,13 +3,11 @@
 Boxes and segments are those of the upright picture, turned by its EXIF orientation. No file is trusted.
 """
 
-import contextlib
 import dataclasses
 import io
-import json
 import math
 import pathlib
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -17,19 +15,19 @@ import PIL.Image
 from pycocotools import mask as rle
 
 from keras_vit import UserError
-from keras_vit.errors import explained, reading
+from keras_vit.errors import explained, shown
+from keras_vit.files.documents import LARGEST, read_json
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.schema import Schema, validated
 from keras_vit.images.formats import format_problem, orientation
+from training.input.coco_masks import run_lengths
+from training.options.common import composed
+from training.options.listed_files import check_listed, listed_file
 
-# Bytes of an annotation file of many pictures.
-MOST_OF_MANY = 2**30
 # In the segments of a picture: pixels that belong to none, and those that are not counted, such as crowds.
 NONE, UNCOUNTED = -1, -2
 # Without a split of their own, every tenth picture by name is evaluated.
 _HOLD_OUT = 10
-# Pixels from a picture's corner to the point of a polygon.
-_FARTHEST = 2**20
 # What Pillow raises for a file that is no picture, or a broken one.
 PICTURE_ERRORS = (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError)
 
@@ -61,6 +59,8 @@ class CocoObject(NamedTuple):
     segmentation: Any
     """Polygons, or a run-length encoding."""
     is_crowd: bool
+    area: Any
+    """In pixels; None if the file does not state it."""
 
 
 class CocoPicture(NamedTuple):
@@ -70,6 +70,8 @@ class CocoPicture(NamedTuple):
     stated_size: tuple
     """Height and width as the file says, unchecked."""
     objects: list[CocoObject]
+    """In the order of the file."""
+    id: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,19 +99,21 @@ class Listed(Protocol):
 AnyListed = TypeVar("AnyListed", bound=Listed)
 
 
-def read_coco(file: pathlib.Path, folder: pathlib.Path) -> Coco:
-    """Read an instances.json: `images`, `annotations`, `categories`. folder: of the pictures.
+def read_coco(file: pathlib.Path, folder: pathlib.Path, allow_outside: bool = False) -> Coco:
+    """Read an instances.json: `images`, `annotations`, `categories`.
 
-    Raises UserError for what is no such file, and for missing pictures.
+    Raises UserError for what is no such file, and for images that are missing or outside of their folder.
     """
-    names, files, document = _names_and_files(file, folder, _ANNOTATIONS)
+    names, files, document = _names_and_files(file, folder, _ANNOTATIONS, allow_outside)
     sizes = [(each.get("height"), each.get("width")) for each in document["images"]]
     objects: dict[int, list[CocoObject]] = {number: [] for number in files}
     for each in document["annotations"]:
-        found = CocoObject(each["category_id"], each.get("bbox"), each.get("segmentation"), bool(each.get("iscrowd")))
-        objects[each["image_id"]].append(found)
+        if (is_crowd := each.get("iscrowd") or 0) not in (0, 1):
+            raise UserError(f"iscrowd in {file} should be 0 or 1, but is {shown(is_crowd)}; correct it.")
+        box, segmentation, area = (each.get(name) for name in ("bbox", "segmentation", "area"))
+        objects[each["image_id"]].append(CocoObject(each["category_id"], box, segmentation, bool(is_crowd), area))
     pictures = zip(files.items(), sizes, strict=True)
-    return Coco(names, [CocoPicture(path, size, objects[number]) for (number, path), size in pictures])
+    return Coco(names, [CocoPicture(path, size, objects[number], number) for (number, path), size in pictures])
 
 
 def coco_segments(picture: CocoPicture, numbers: Mapping[int, int], size: tuple[int, int]) -> Segments:
@@ -136,32 +140,8 @@ def coco_segments(picture: CocoPicture, numbers: Mapping[int, int], size: tuple[
 
 
 def _mask(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
-    """Polygons or a run-length encoding -> (h, w) bool."""
-    if isinstance(segmentation, list) and segmentation and all(map(_is_polygon, segmentation)):
-        return rle.decode(rle.merge(rle.frPyObjects(segmentation, *size))).astype(bool)
-    counts = segmentation.get("counts") if isinstance(segmentation, dict) else None
-    fits = counts is not None and segmentation.get("size") == list(size)
-    if fits and isinstance(counts, str):
-        with contextlib.suppress(ValueError):
-            return rle.decode({"size": list(size), "counts": counts.encode("ascii")}).astype(bool)
-    lengths = [count for count in counts if isinstance(count, int) and count >= 0] if isinstance(counts, list) else []
-    if fits and lengths == counts and sum(lengths) == size[0] * size[1]:
-        return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(size[::-1]).T
-    raise UserError(
-        "a segmentation should be polygons of 3 points or more, x and y of each, or a run-length encoding of all of "
-        f"the size {list(size)}, but is {segmentation or 'missing'!s:.60}"
-    )
-
-
-def _is_polygon(numbers: Any) -> bool:
-    return (
-        isinstance(numbers, list)
-        and len(numbers) >= 6
-        and len(numbers) % 2 == 0
-        and all(
-            isinstance(n, int | float) and not isinstance(n, bool) and -_FARTHEST <= n <= _FARTHEST for n in numbers
-        )
-    )
+    """The mask (h, w) bool of an object; see `run_lengths`."""
+    return rle.decode(run_lengths(segmentation, size)).astype(bool)
 
 
 class PanopticPicture(NamedTuple):
@@ -175,9 +155,11 @@ class PanopticPicture(NamedTuple):
     """Ids of the categories that are no objects."""
 
 
-def read_panoptic(file: pathlib.Path, folder: pathlib.Path) -> tuple[Mapping[int, str], list[PanopticPicture]]:
+def read_panoptic(
+    file: pathlib.Path, folder: pathlib.Path, allow_outside: bool = False
+) -> tuple[Mapping[int, str], list[PanopticPicture]]:
     """Read a panoptic.json with its PNGs in the folder of the same name: names of the categories, and the pictures."""
-    names, files, document = _names_and_files(file, folder, _PANOPTIC)
+    names, files, document = _names_and_files(file, folder, _PANOPTIC, allow_outside)
     stuff = {each["id"] for each in document["categories"] if not each.get("isthing", 1)}
     pictures = []
     for each in document["annotations"]:
@@ -238,7 +220,7 @@ def number_of(value: object, where: str) -> float:
     except (ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise UserError(f"{where} should be a finite number, but is {value!r:.60}; correct it.")
+        raise UserError(f"{where} should be a finite number, but is {shown(value)}; correct it.")
     return number
 
 
@@ -253,39 +235,21 @@ def held_out(pictures: Sequence[AnyListed], path: pathlib.Path) -> tuple[list[An
 
 def own_labels(folder: pathlib.Path) -> tuple[str, ...]:
     """The names of labels.txt in the folder of the data; none without it."""
-    return read_labels(folder / LABELS) if (folder / LABELS).is_file() else ()
-
-
-def check_listed(files: Collection[pathlib.Path], file: pathlib.Path, folder: pathlib.Path) -> None:
-    """Raise UserError unless all pictures that a file names are there."""
-    if missing := [path.name for path in files if not path.is_file()]:
-        raise UserError(
-            f"{len(missing)} of {len(files)} pictures that {file} names are not in {folder}, such as "
-            f"{', '.join(missing[:3])}; give their folder by --images, or correct the paths."
-        )
-
-
-def read_text(file: pathlib.Path, most: int) -> str:
-    """The text of a file in UTF-8, after a look at its size."""
-    with reading(file, "text in UTF-8", OSError, advice="save it as such, or correct the path"):
-        if (size := file.stat().st_size) > most:
-            raise ValueError(f"it has {size:,} bytes, and at most {most:,} are read")
-        return file.read_text(encoding="utf-8-sig")
+    return tuple(map(composed, read_labels(folder / LABELS))) if (folder / LABELS).is_file() else ()
 
 
 def _names_and_files(
-    file: pathlib.Path, folder: pathlib.Path, annotations: Schema
+    file: pathlib.Path, folder: pathlib.Path, annotations: Schema, allow_outside: bool
 ) -> tuple[dict[int, str], dict[int, pathlib.Path], dict]:
     """The names of the categories and the pictures by their ids, and all of the file."""
-    with reading(file, "JSON"):
-        document = json.loads(read_text(file, MOST_OF_MANY))
+    document = read_json(file, LARGEST)
     validated(document, {"images": _IMAGES, "annotations": annotations, "categories": _CATEGORIES}, file)
     images, categories = document["images"], document["categories"]
-    names = {each["id"]: each["name"] for each in categories}
-    files = {each["id"]: folder / each["file_name"] for each in images}
+    names = {each["id"]: composed(each["name"]) for each in categories}
+    files = {each["id"]: listed_file(folder, each["file_name"]) for each in images}
     if len(names) < len(categories) or len(files) < len(images) or len(set(files.values())) < len(images):
         raise UserError(f"{file} has two images or two categories with one id or file; give each its own.")
-    check_listed(files.values(), file, folder)
+    check_listed(files.values(), file, folder, allow_outside)
     _check_ids({each["image_id"] for each in document["annotations"]}, files, "image", file)
     return names, files, document
 

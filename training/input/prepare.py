@@ -11,7 +11,6 @@ import csv
 import dataclasses
 import hashlib
 import importlib
-import io
 import itertools
 import os
 import pathlib
@@ -27,7 +26,6 @@ from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.file_contents import shown
 from keras_vit.files.tables import markdown_table
 from keras_vit.images.formats import (
-    LARGEST_IMAGE,
     convertible_format,
     format_problem,
     is_hidden,
@@ -36,7 +34,7 @@ from keras_vit.images.formats import (
     orientation,
     others_line,
 )
-from keras_vit.images.pillow import check_png, turned
+from keras_vit.images.pillow import check_png, open_image, turned
 from keras_vit.native_stderr import native_stderr_silenced
 from keras_vit.progress import Progress
 from training.input.dataset import decoding_problem
@@ -92,7 +90,6 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
         raise UserError(f"{folder} holds no picture; give the folder with the pictures.")
     with contextlib.suppress(ImportError):
         importlib.import_module("pillow_heif").register_heif_opener()
-    PIL.Image.init()
     counts: collections.Counter[str] = collections.Counter()
     reasons: collections.Counter[str] = collections.Counter()
     broken: list[str] = []
@@ -199,8 +196,6 @@ def _outcome(file: pathlib.Path, temporary: pathlib.Path) -> _Outcome:
             "broken",
             _HEIC if known == "HEIC" else f"a {known} file that Pillow does not read" if known else "no picture",
         )
-    except PIL.Image.DecompressionBombError:
-        return _Outcome("broken", _too_large())
     except Exception as error:  # Pillow raises many types for damaged files
         return _Outcome("broken", " ".join(str(error).split())[:120] or type(error).__name__)
     if image is None:
@@ -216,9 +211,7 @@ def _outcome(file: pathlib.Path, temporary: pathlib.Path) -> _Outcome:
 
 def _clean(data: bytes) -> tuple[PIL.Image.Image | None, _Outcome]:
     """The picture of a file as it is to be saved, or None if the file is fine. Raises any of Pillow's errors."""
-    with PIL.Image.open(io.BytesIO(data), formats=[name for name in _FORMATS if name in PIL.Image.OPEN]) as image:
-        if image.width * image.height > LARGEST_IMAGE:
-            raise ValueError(_too_large())
+    with open_image(data, formats=_FORMATS) as image:
         if image.format == "PNG":
             check_png(data)
         kind, frames = image.format, getattr(image, "n_frames", 1)
@@ -281,10 +274,6 @@ def _of_fractions(pixels: np.ndarray) -> np.ndarray:
     if not (low >= 0 and high <= 1):
         raise ValueError(f"fractions from {low:.6g} to {high:.6g}, where 0 to 1 can be read")
     return np.round(255 * pixels).astype(np.uint8)
-
-
-def _too_large() -> str:
-    return f"more than {LARGEST_IMAGE:,} pixels"
 
 
 def _free(file: pathlib.Path, target: pathlib.Path, saved: str) -> pathlib.Path:

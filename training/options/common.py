@@ -89,10 +89,14 @@ class AnnotatedData:
 
     data: str
     """A kind and a path, such as coco:FILE.json."""
+    allow_outside: bool = False
+    """Read images that the annotations name outside of the folder of --data or --images, also by links. Give it only
+    for annotations that you trust."""
 
     def settings(self) -> dict[str, Any]:
-        """The fields as config.json stores them."""
-        return dataclasses.asdict(self)
+        """The fields as config.json stores them, which has `allow_outside` only where it is set, as runs before it."""
+        fields = dataclasses.asdict(self)
+        return {name: value for name, value in fields.items() if value or name != "allow_outside"}
 
     @property
     def kind(self) -> str:

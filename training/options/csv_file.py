@@ -17,7 +17,6 @@ import math
 import os
 import pathlib
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from keras_vit.errors import UserError, reading, refuse_first
 from keras_vit.files.remote import existing_file
 from keras_vit.images.formats import is_picture_name
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, composed
+from training.options.listed_files import listed_file
 
 # Columns for one class, for any number of classes, and for a share of each class.
 ONE_CLASS, SEVERAL_CLASSES, CLASS_SHARES = "label", "labels", "probabilities"
@@ -97,7 +97,7 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
             remarks.append(f"{path}: the column {header[place_of[meaning]]!r} is taken as the {meaning}.")
     folder = path.parent
     first = table[0][1][place_of["path"]].strip() if table and place_of["path"] < len(table[0][1]) else ""
-    if first and os.path.lexists(first) and not os.path.lexists(_file(folder, first)):
+    if first and os.path.lexists(first) and not os.path.lexists(listed_file(folder, first)):
         folder = pathlib.Path()
         remarks.append(f"The paths of {path} are taken relative to the current folder.")
     splits = (*TRAINING_NAMES, *EVALUATION_NAMES) if "split" in place_of else ("",)
@@ -106,7 +106,7 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
     repeated = 0
     for number, row in table:
         image, label, split = row_values(row, header, place_of, column, f"Line {number} of {path}")
-        file = _file(folder, image)
+        file = str(listed_file(folder, image))
         if file in seen:
             line, known_label, known_split = seen[file]
             if (known_label, known_split) != (label, split):
@@ -148,19 +148,6 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
     train = {file: label for name in TRAINING_NAMES for file, label in found[name].items()}
     used = {"train": train, "test": found[evaluation]}
     return ListedFiles(column, used, {name: len(found[name]) for name in others}, tuple(remarks))
-
-
-def _file(folder: pathlib.Path, image: str) -> str:
-    """The path of an image: as it is written, or in another form if that is there.
-
-    Windows has other separators, and macOS writes letters with accents as two characters.
-    """
-    slashed = image.replace("\\", "/")
-    others = (slashed, unicodedata.normalize("NFC", slashed), unicodedata.normalize("NFD", slashed))
-    paths = [str(folder / form) for form in dict.fromkeys((image, *others))]
-    if len(paths) == 1:
-        return paths[0]
-    return next(filter(os.path.lexists, paths), str(folder / slashed))
 
 
 def row_values(

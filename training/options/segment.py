@@ -45,7 +45,7 @@ class SceneOptions(AnnotatedData):
         refuse_without_effect(
             self,
             [
-                (("images", "eval_data"), of_file, "--data coco:FILE or panoptic:FILE"),
+                (("images", "eval_data", "allow_outside"), of_file, "--data coco:FILE or panoptic:FILE"),
                 (("eval_images",), self.eval_data is not None, "--eval-data"),
                 (("data_dir", "train_split", "eval_split"), of_tfds, "--data tfds:NAME"),
             ],
@@ -79,7 +79,7 @@ class SceneOptions(AnnotatedData):
             existing_folder(images, f"--{prefix}images takes the folder of the pictures")
 
     def settings(self) -> dict[str, Any]:
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "data_dir"}
+        return {name: value for name, value in super().settings().items() if name != "data_dir"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

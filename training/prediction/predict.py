@@ -18,6 +18,7 @@ from keras_vit import Preprocessing, UserError, inspection, run_directory
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.labels import check_number, distinct_names, read_labels
 from keras_vit.files.tables import markdown_table, short_name
+from keras_vit.images.formats import LARGEST_SERVED
 from keras_vit.inspection.compute import checked_logits, model_inputs, model_name
 from keras_vit.inspection.html_page import thumbnail_address
 from keras_vit.inspection.html_report import maps_of
@@ -98,7 +99,7 @@ class Classifier:
 
     def answer(self, data: bytes, name: str) -> str:
         """A page with the classes of one picture. Raises UserError for bytes that are none."""
-        image = inspection.decode(data, name, preprocessing=self.run.preprocessing)
+        image = inspection.decode(data, name, preprocessing=self.run.preprocessing, most_pixels=LARGEST_SERVED)
         [card] = self.classify([image])
         return self.page([self.with_picture(card, image)], {})
 

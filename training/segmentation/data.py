@@ -273,7 +273,7 @@ def _of_files(
 
 def _coco(options: SceneOptions) -> Scenes:
     def read(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Scene]]:
-        coco = read_coco(file, folder)
+        coco = read_coco(file, folder, options.allow_outside)
         numbers = coco.numbers
 
         def segments(picture: CocoPicture) -> Segments:
@@ -287,7 +287,7 @@ def _coco(options: SceneOptions) -> Scenes:
 
 def _panoptic(options: SceneOptions) -> Scenes:
     def read(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Scene]]:
-        names, pictures = read_panoptic(file, folder)
+        names, pictures = read_panoptic(file, folder, options.allow_outside)
         numbers = {number: place for place, number in enumerate(sorted(names))}
         scenes = [Scene(picture.file, functools.partial(segments_of_png, picture, numbers)) for picture in pictures]
         return tuple(names[number] for number in numbers), scenes

@@ -1,28 +1,96 @@
-"""Input pipelines of training with augmentation: this project's, and those of other libraries on the same files.
+"""Input pipelines of training: this project's, and those of other libraries on the same files.
 
-All read JPEG files of 500x375, take a random window of 5 to 100 % of the area, resize it to 224x224, flip it, apply
-RandAugment with two operations, scale the pixels to [-1, 1], make batches of 64, and mix them by MixUp with alpha 0.2.
-Pipelines of tf.data decode only the window; the others decode with Pillow in one worker process for each core.
+All read JPEG files of 500x375, take a random window of 5 to 100 % of the area, resize it to 224x224, flip it, scale the
+pixels to [-1, 1] and make batches of 64. With augmentation they also apply RandAugment with two operations, and mix the
+images by MixUp with alpha 0.2. Pipelines of tf.data decode only the window; the others decode with Pillow in one worker
+process for each core.
+
+`python -m benchmarks.input.peers PEER CASE` runs one of them: for each line of standard input, a JSON object with the
+folder and the number of batches, it writes the seconds that these batches took.
 """
 
+import dataclasses
+import functools
+import gc
 import itertools
+import json
+import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterator
+
+from benchmarks.case import Case
+from benchmarks.peer_process import answers, timed
 
 BATCH, SIZE = 64, 224
 _SMALLEST_AREA, _MIXUP = 0.05, 0.2
 _OPERATIONS, _MAGNITUDE = 2, 10
+# Batches before the timed ones.
+_WARM_UP = 3
 
 
 def keras_vit(folder: pathlib.Path, workers: int) -> Iterator:
     """The pipeline of `training.pretrain`, with Inception crop."""
-    from benchmarks.input.loops import full
-    from training.input.sources import open_source
+    augmentation = {"randaugment_layers": _OPERATIONS, "randaugment_magnitude": _MAGNITUDE, "mixup": _MIXUP}
+    return _ours(f"folder:{folder}", **augmentation)
+
+
+def keras_vit_folder(folder: pathlib.Path, workers: int) -> Iterator:
+    """The same without augmentation."""
+    return _ours(f"folder:{folder}")
+
+
+def keras_vit_tfrecord(folder: pathlib.Path, workers: int) -> Iterator:
+    """The same of TFRecord files, read in shuffled order, each record by its position."""
+    from training.input.write_tfrecord import shard
     from training.options.common import DataOptions
 
-    split = open_source(DataOptions(f"folder:{folder}")).train
-    augmentation = {"randaugment_layers": _OPERATIONS, "randaugment_magnitude": _MAGNITUDE, "mixup": _MIXUP}
-    return iter(full(split, **augmentation))
+    shards = folder.with_name(f"{folder.name}-shards")
+    if not shards.exists():
+        shard(DataOptions(f"folder:{folder}"), str(shards), shards=2)
+    return _ours(f"tfrecord:{shards}/*.tfrecord")
+
+
+def _ours(data: str, **augmentation) -> Iterator:
+    from keras_vit import Preprocessing
+    from training.input.pipeline import training_batches
+    from training.input.sources import open_source
+    from training.options.common import DataOptions
+    from training.recipes.recipe import Recipe
+
+    recipe = Recipe(
+        image_size=(SIZE, SIZE), batch_size=BATCH, learning_rate=1.0, epochs=1, inception_crop=True, flip=True
+    )
+    recipe, split = dataclasses.replace(recipe, **augmentation), open_source(DataOptions(data)).train
+    return iter(training_batches(split, recipe, Preprocessing((SIZE, SIZE)), num_classes=2, seed=0, first_step=0))
+
+
+def minimal_loop(folder: pathlib.Path, workers: int) -> Iterator:
+    """As few operations of tf.data as possible: no labels, no seeds, no order that can resume."""
+    import tensorflow as tf
+
+    def batch(images: tf.Tensor) -> tf.Tensor:
+        return (tf.cast(images, tf.float32) - 127.5) / 127.5
+
+    files = tf.data.Dataset.from_tensor_slices([str(path) for path in folder.rglob("*.jpg")]).repeat()
+    images = files.map(lambda path: _window(tf.io.read_file(path)), num_parallel_calls=tf.data.AUTOTUNE)
+    return iter(images.batch(BATCH, drop_remainder=True).map(batch).prefetch(tf.data.AUTOTUNE))
+
+
+def _window(data):
+    """Bytes of a JPEG -> a random window of it, flipped or not, with as few operations as possible."""
+    import tensorflow as tf
+
+    begin, size, _ = tf.image.sample_distorted_bounding_box(
+        tf.io.extract_jpeg_shape(data),
+        tf.zeros((0, 0, 4)),
+        min_object_covered=0.0,
+        area_range=(_SMALLEST_AREA, 1.0),
+        aspect_ratio_range=(0.75, 1.33),
+        use_image_if_no_bounding_boxes=True,
+    )
+    window = tf.io.decode_and_crop_jpeg(data, tf.concat([begin[:2], size[:2]], 0), channels=3)
+    return tf.image.random_flip_left_right(tf.image.resize(window, (SIZE, SIZE)))
 
 
 def keras_layers(folder: pathlib.Path, workers: int) -> Iterator:
@@ -44,14 +112,12 @@ def keras_cv(folder: pathlib.Path, workers: int) -> Iterator:
 def _in_tf_data(folder: pathlib.Path, augment: Callable, mixup: Callable) -> Iterator:
     import tensorflow as tf
 
-    from benchmarks.input.loops import window
-
     paths = sorted(folder.rglob("*.jpg"))
     labels = [float(path.parent.name == paths[0].parent.name) for path in paths]
     files = tf.data.Dataset.from_tensor_slices(([str(path) for path in paths], labels)).shuffle(len(paths)).repeat()
 
     def example(path: tf.Tensor, label: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"images": window(tf.io.read_file(path)), "labels": tf.stack([label, 1.0 - label])}
+        return {"images": _window(tf.io.read_file(path)), "labels": tf.stack([label, 1.0 - label])}
 
     def batch(examples: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         mixed = mixup({**examples, "images": augment(examples["images"])})
@@ -133,4 +199,33 @@ def grain(folder: pathlib.Path, workers: int) -> Iterator:
     return (mixup(torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in batches)
 
 
-PEERS = {peer.__name__: peer for peer in (keras_vit, keras_layers, keras_cv, torchvision, timm, grain)}
+PLAIN = (keras_vit_folder, keras_vit_tfrecord, minimal_loop)
+AUGMENTED = (keras_vit, keras_layers, keras_cv, torchvision, timm, grain)
+PEERS = {peer.__name__: peer for peer in (*PLAIN, *AUGMENTED)}
+
+
+def main(arguments: list[str]) -> None:
+    """`PEER CASE`, the case as JSON; only its threads count."""
+    workers = Case(**json.loads(arguments[1])).threads
+    with answers() as answer:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:workers])  # the workers inherit it
+        answer(prepare=0.0)
+        for line in sys.stdin:
+            request = json.loads(line)
+            batches = PEERS[arguments[0]](pathlib.Path(request["folder"]), workers)
+            _take(batches, _WARM_UP)
+            seconds, _ = timed(functools.partial(_take, batches, request["batches"]))
+            del batches  # an open pipeline would go on while the next one is timed
+            gc.collect()
+            answer(seconds=seconds)
+        answer()
+        os._exit(0)  # worker processes of the pipelines wait for more
+
+
+def _take(batches: Iterator, count: int) -> None:
+    for _ in itertools.islice(batches, count):
+        pass
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
