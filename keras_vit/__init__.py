@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from keras_vit.models.tasks import task_of
     from keras_vit.models.weight_resizing import resize_position_embedding
     from keras_vit.published import list_models
-    from keras_vit.runs import load
+    from keras_vit.runs import load, predict
     from keras_vit.text.tokenizer import tokenizer
     from keras_vit.text.tower import text_tower
     from keras_vit.text.zero_shot import zero_shot
@@ -72,7 +72,7 @@ else:
             "checkpoints.describe": ["Description", "describe"],
             "checkpoints.fetch.find": ["find_checkpoint"],
             "published": ["list_models"],
-            "runs": ["load"],
+            "runs": ["load", "predict"],
             "models.build": [
                 "build",
                 "classes_of",
@@ -126,6 +126,7 @@ __all__ = [
     "list_models",
     "load",
     "load_checkpoint",
+    "predict",
     "preprocessing_of",
     "query_embeddings",
     "resize_position_embedding",

@@ -9,6 +9,7 @@ import functools
 import os
 import pathlib
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from keras_vit.errors import UserError
 from keras_vit.files.labels import LABELS, check_number, read_labels
 from keras_vit.files.npz import read_npz
 from keras_vit.files.remote import can_be_saved_model, existing_file, is_remote, is_web, to_path
+from keras_vit.images.formats import image_files
 from keras_vit.models.config import Classes
 from keras_vit.run_directory import SAMPLES, Samples
 from keras_vit.scores import Scoring
@@ -388,9 +390,48 @@ def load(path: str | os.PathLike) -> tuple["keras.Model", tuple[str, ...]]:
     return run.model, run.class_names
 
 
+def predict(
+    model: "keras.Model",
+    images: str | os.PathLike | bytes | Sequence[str | os.PathLike | bytes],
+    *,
+    batch_size: int = 32,
+) -> list[dict[str, float]]:
+    """Classify image files, and return the probability of each class by its name, the likeliest class first.
+
+    Args:
+        model: built by `keras_vit.build`, with a head.
+        images: a file, a folder, or a list of files; the bytes of a file stand for it.
+        batch_size: images per forward pass.
+
+    Returns:
+        For each image a dict of all classes. Their names are numbers where `keras_vit.classes_of` is None. The
+        probabilities sum to 1, unless an image may have several classes.
+
+    Raises UserError for a file that is no image, and for a model without a head.
+    """
+    from keras_vit.models.build import classifier_head, logits_model, preprocessing_of, saved_classes
+
+    if classifier_head(model) is None or len(model.outputs) != 1:
+        raise UserError(f"The model {model.name!r} has no classes to predict; add a head by keras_vit.adapt.")
+    files = [images] if isinstance(images, str | os.PathLike | bytes) else list(images)
+    if len(files) == 1 and not isinstance(files[0], bytes) and to_path(files[0]).is_dir():
+        files = list(image_files(to_path(files[0])))
+    classes, preprocessing, logits = saved_classes(model), preprocessing_of(model), logits_model(model)
+    scoring = Scoring(is_multi_label=classes is not None and classes.multi_label)
+    found = list[dict[str, float]]()
+    for begin in range(0, len(files), batch_size):
+        batch = np.stack([preprocessing(preprocessing.decode(file)) for file in files[begin : begin + batch_size]])
+        rows = scoring.probabilities(np.asarray(logits.predict_on_batch(batch)))
+        names = classes.labels if classes else tuple(map(str, range(rows.shape[-1])))
+        found += [{names[k]: float(row[k]) for k in np.argsort(-row, kind="stable")} for row in rows]
+    return found
+
+
 def run_of(model: "keras.Model", name: str = "a model in memory", labels: tuple[str, ...] = ()) -> Run:
-    """A run of a model in memory, without files."""
-    run = Run(name)
+    """A run of a model in memory, without files. labels: the names of its classes. Default: those that it knows."""
+    from keras_vit.models.build import classes_of  # lazy: imports Keras
+
+    run, labels = Run(name), labels or classes_of(model) or ()
     known = {"model": model, "labels": labels, "class_names": labels, "directory": None, "unknown": None}
     run.__dict__.update(known)  # as `cached_property` stores what it has computed
     return run
