@@ -104,7 +104,7 @@ def export_file(case: Case, kind: str, directory: str) -> None:
 
 
 def _export_tflite(case: Case, kind: str | None, directory: str) -> None:
-    from export.tflite.export import to_tflite
+    from export.tflite.convert import to_tflite
     from export.tflite.quantize import quantize
 
     file = pathlib.Path(directory) / "model.tflite"

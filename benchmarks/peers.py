@@ -85,9 +85,9 @@ def _training_step(case: Case) -> Call:
     import tensorflow as tf
 
     from keras_vit import MODELS, build
-    from training.loop.objectives import Classification
     from training.loop.optimizers import make_optimizer
     from training.loop.trainer import StepOptions, Trainer
+    from training.objectives.classification import Classification
 
     policy = "float32" if case.precision == "float32" else "mixed_bfloat16"
     model = build(MODELS[case.model], image_size=case.size, num_classes=NUM_CLASSES, dtype=policy)

@@ -1,6 +1,7 @@
 """The inference model: the model for exports, with baked convolutions, one dtype, and no training-only parts."""
 
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection
 
 import keras
 import numpy as np
@@ -59,9 +60,16 @@ def inference_model(
 
 
 def rebuilt(
-    model: keras.Model, factory: "_Layers", class_token: Collection[str] = (), merge_tokens: int = 0
+    model: keras.Model,
+    factory: "_Layers",
+    class_token: Collection[str] = (),
+    merge_tokens: int = 0,
+    left_out: Collection[str] = (),
 ) -> keras.Model:
-    """Connect the factory's layers as the model's are, those in `class_token` for the class token alone."""
+    """Connect the factory's layers as the model's are, those in `class_token` for the class token alone.
+
+    Layers in `left_out` become the identity of their first input.
+    """
     if any(layer.quantization_mode for layer in model.layers):
         raise UserError(
             f"The model {model.name!r} is quantized by Keras, which exports do not support; export the model from "
@@ -70,11 +78,29 @@ def rebuilt(
     call = calling_class_token_only(class_token)
     if merge_tokens:
         call = calling_with_merged_tokens(model, merge_tokens, call)
+    if left_out:
+        call = _calling_without(left_out, call)
     with no_init_weights():
         copy = keras.models.clone_model(model, clone_function=factory.layer, call_function=call)
+    names = {layer.name for layer in copy.layers}
     for layer in model.layers:
-        copy.get_layer(layer.name).set_weights(factory.weights(layer))
+        if layer.name in names or not left_out:
+            copy.get_layer(layer.name).set_weights(factory.weights(layer))
     return copy
+
+
+def inner_blocks(model: keras.Model) -> frozenset[str]:
+    """Names of the layers between the first and the last block of a Vision Transformer; empty for other models."""
+    found = {layer.name: re.match(r"Transformer\.encoderblock_(\d+)(\.|$)", layer.name) for layer in model.layers}
+    blocks = {name: int(match[1]) for name, match in found.items() if match}
+    return frozenset(name for name, block in blocks.items() if 0 < block < max(blocks.values()))
+
+
+def _calling_without(names: Collection[str], call: Callable) -> Callable:
+    def call_or_skip(layer, *inputs, **options):
+        return keras.tree.flatten(inputs)[0] if layer.name in names else call(layer, *inputs, **options)
+
+    return call_or_skip
 
 
 class _Layers:

@@ -126,9 +126,14 @@ class SavedModelOptions:
 
 
 Target = Literal["cpu", "gpu", "npu"]
+GpuCheckOf = Literal["two-blocks", "whole"]
 TFLiteFormat = Literal["float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8", "int16x8"]
 # Formats that need calibration images: for ranges, or for the correlation of the inputs of a product.
 CALIBRATED: tuple[TFLiteFormat, ...] = ("int4-weights", "int8", "int16x8")
+# On which processors the files of a target are right.
+PROCESSORS: dict[Target, str] = {"cpu": "CPU; wrong on GPUs", "gpu": "GPU and CPU", "npu": "NPU and CPU"}
+# Options of TFLiteOptions for models that classify.
+_OF_CLASSES = ("uint8_input", "dynamic_batch", "calibration", "calibration_images", "max_disagreement")
 _GPU_FORMATS: tuple[TFLiteFormat, ...] = ("float32", "float16")
 
 
@@ -143,7 +148,13 @@ class TFLiteOptions:
     """Formats to write."""
     target: Target = "cpu"
     """Processor of the phone. gpu and npu write operators that these compute correctly, check the files against written
-    rules, and name them model-FORMAT-gpu.tflite; gpu takes the formats float32 and float16."""
+    rules, and name them model-FORMAT-gpu.tflite; gpu takes the formats float32 and float16, and runs them in LiteRT's
+    accelerator. Files for cpu are wrong or refused on GPUs."""
+    check: GpuCheckOf = "two-blocks"
+    """What LiteRT's GPU accelerator runs with --target gpu before a file is kept: a copy with the first and the last
+    block, in seconds, or the whole file. It needs a Vulkan driver, such as that of the package chromium."""
+    require_gpu_check: bool = False
+    """Fail where the accelerator cannot run, instead of saying so in the report."""
     uint8_input: bool = False
     """Take pixels 0..255 and normalize them in the model; the files are named model-FORMAT-uint8-input.tflite."""
     dynamic_batch: bool = False
@@ -160,12 +171,12 @@ class TFLiteOptions:
     model without a head: features as they are, or divided by their length."""
 
     def __post_init__(self) -> None:
-        of_classes = ("target", "uint8_input", "dynamic_batch", "calibration", "calibration_images", "max_disagreement")
         kinds = ("int8-dynamic", *CALIBRATED)
         refuse_without_effect(
             self,
             [
-                (of_classes, self.embeddings is None, "an export of classes, without --embeddings"),
+                (_OF_CLASSES, self.embeddings is None, "an export of classes, without --embeddings"),
+                (("check", "require_gpu_check"), self.target == "gpu", "--target gpu"),
                 (
                     ("calibration", "calibration_images"),
                     not {*kinds}.isdisjoint(self.formats),
@@ -196,6 +207,10 @@ class TFLiteOptions:
                 ),
             ]
         )
+
+    def refuse_those_of_classes(self, noun: str) -> None:
+        """Raise UserError for options that have no effect on a model of another task, such as a "detector"."""
+        refuse_without_effect(self, [(_OF_CLASSES, False, f"models that classify, and this is an export of {noun}")])
 
 
 def check_calibration(options: TFLiteOptions, run: Run) -> None:

@@ -232,19 +232,24 @@ def measurements(
     }
 
 
-def format_table(files: Mapping[Any, tuple[pathlib.Path, parity.Parity]], sizes: Mapping[Any, int]) -> str:
+def format_table(
+    files: Mapping[Any, tuple[pathlib.Path, parity.Parity]], sizes: Mapping[Any, int], processor: str = ""
+) -> str:
     """The file of each format and its differences from the Keras model, for the terminal.
 
     Args:
         files: path and differences by format.
         sizes: bytes by format.
+        processor: on which processors the files are right; "" for files of servers.
     """
+    last = [processor] if processor else []
     rows = [
         (kind, str(path), f"{sizes[kind]:,}", f"{found.max_abs_diff:.2g}", f"{found.agreement:.4f}",
-         "" if np.isnan(found.accuracy) else f"{found.accuracy:.4f}")
+         "" if np.isnan(found.accuracy) else f"{found.accuracy:.4f}", *last)
         for kind, (path, found) in files.items()
     ]  # fmt: skip
-    return parity.as_table(rows, ("format", "file", "bytes", "max |logit diff|", "agreement", "accuracy"))
+    header = ("format", "file", "bytes", "max |logit diff|", "agreement", "accuracy", *["processor" for _ in last])
+    return parity.as_table(rows, header)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

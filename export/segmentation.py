@@ -11,9 +11,9 @@ from export import parity
 from export.options import SourceOptions
 from export.source import open_with_classes
 from export.tasks import Measures, Outputs, Task
-from keras_vit import preprocessing_of
+from keras_vit import Preprocessing, preprocessing_of
 from keras_vit.errors import ParityError
-from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
+from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig, TaskConfig
 from keras_vit.models.segment_outputs import segment_outputs
 from keras_vit.models.tasks import task_of
 from keras_vit.runs import Run
@@ -27,12 +27,15 @@ _ROUNDED_SCORE = 1e-3
 class SegmentOutputs(keras.layers.Layer):
     """`segment_outputs` of a model's outputs at the size of its input."""
 
-    def __init__(self, model: keras.Model, **kwargs):
+    def __init__(self, task: TaskConfig | None, preprocessing: Preprocessing, **kwargs):
         super().__init__(dtype="float32", **kwargs)
-        self._task, self._preprocessing = task_of(model), preprocessing_of(model)
+        self.task, self.preprocessing = task, preprocessing
 
     def call(self, outputs):
-        return segment_outputs(outputs, self._task, self._preprocessing)
+        outputs = segment_outputs(outputs, self.task, self.preprocessing)
+        if "masks" in outputs:  # some formats have no Boolean outputs
+            outputs["masks"] = keras.ops.cast(outputs["masks"], "int32")
+        return outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +47,7 @@ class Segmentation(Task):
     columns: ClassVar = {"equal_pixels": "equal pixels", "score_difference": "largest difference of a score"}
 
     def network(self, model: keras.Model) -> keras.Model:
-        outputs = SegmentOutputs(model, name="segments")(model.output)
-        if "masks" in outputs:  # some formats have no Boolean outputs
-            outputs["masks"] = keras.ops.cast(outputs["masks"], "int32")
+        outputs = SegmentOutputs(task_of(model), preprocessing_of(model), name="segments")(model.output)
         return keras.Model(model.input, outputs, name=model.name)
 
     def measure(self, artifact: str, expected: Sequence[Outputs], found: Sequence[Outputs], *, exact: bool) -> Measures:
@@ -85,5 +86,5 @@ def equal_pixels(expected: Outputs, found: Outputs) -> float:
     if "masks" in expected:
         ours, theirs = expected["masks"].astype(bool), found["masks"].astype(bool)
         return 1.0 - float((ours != theirs).sum() / max((ours | theirs).sum(), 1))
-    ours, theirs = (np.append(each["classes"], -1)[each["segment_map"]] for each in (expected, found))
+    ours, theirs = (np.append(each["classes"], -1)[each["segment_map"].astype(int)] for each in (expected, found))
     return float(np.mean(ours == theirs))

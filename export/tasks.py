@@ -82,7 +82,15 @@ class Task(abc.ABC):
         reference = TaskReference(samples, [])
         return dataclasses.replace(reference, outputs=reference.outputs_of(model.predict_on_batch))
 
-    def report(self, directory: pathlib.Path, kind: str, files: Mapping[str, Measures], *, of_pixels: bool) -> None:
+    def report(
+        self,
+        directory: pathlib.Path,
+        kind: str,
+        files: Mapping[str, Measures],
+        *,
+        of_pixels: bool,
+        notes: Sequence[str] = (),
+    ) -> None:
         """Write the report of an export.
 
         Args:
@@ -90,6 +98,7 @@ class Task(abc.ABC):
             kind: of the export, such as "TFLite".
             files: what was measured on each, with its "bytes".
             of_pixels: whether the files take pixels, so that the report says what the caller does to a picture.
+            notes: further sentences.
         """
         origin = self.exported.origin
         rows = [
@@ -100,7 +109,7 @@ class Task(abc.ABC):
         report.write(
             directory,
             f"{self.noun.capitalize()} {short_name(origin.name)} as {kind}",
-            origin.facts(f"{kind}: {self.noun}", files),
+            {**origin.facts(f"{kind}: {self.noun}", files), "notes": list(notes)},
             [table],
             {"bytes": {name: row["bytes"] for name, row in files.items()}},
             preprocessing_section(self.exported.preprocessing, raw_pixels=False) if of_pixels else (),

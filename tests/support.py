@@ -100,6 +100,19 @@ def serving(folder: pathlib.Path) -> Iterator[str]:
             thread.join()
 
 
+@contextlib.contextmanager
+def answering(server) -> Iterator[str]:
+    """The address of a server of `training.prediction.server` while it runs in a thread."""
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.effective_port}/"
+    finally:
+        server.trigger.pull_trigger(lambda: server.asyncore.close_all(server._map))
+        thread.join()
+        server.task_dispatcher.shutdown()
+
+
 class Terminal(io.StringIO):
     """A stream that says of itself that it is a terminal."""
 

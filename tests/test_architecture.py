@@ -42,12 +42,12 @@ FLOORS = (
     "keras_vit",  # keras_vit.convert
     "training.recipes",
     "training.options",
-    "training.devices.tpu",  # imports no TensorFlow
+    "training.loop.devices.tpu",  # imports no TensorFlow
     "training.lock",
     "training.workdir",
     "training.input",
-    "training.devices",
-    "training.techniques",
+    "training.loop.devices",
+    "training.objectives",
     "training.loop",
     "training.evaluation",
     "training.features",

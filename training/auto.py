@@ -8,6 +8,7 @@ fine-tuning with a GPU or with --minutes, and training from scratch if there is 
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from keras_vit import UserError, cli, parser
 from keras_vit.images.geometry import Resize
@@ -18,6 +19,9 @@ from training.options.checks import check_data, unlabelled_path
 from training.options.evaluate import EvaluateOptions
 from training.options.probes import LinearProbeOptions
 from training.workdir import check_new_workdir, check_outside
+
+if TYPE_CHECKING:
+    from training.input.sources import DataSet
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -34,58 +38,58 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.evaluation.evaluate import evaluate
     from training.evaluation.predictors import open_predictor
-    from training.experiments.auto import (
-        BATCH,
-        FEW_IMAGES,
-        finetuning_epochs,
-        resize_for,
-        save_with_own_head,
-        unfinished_recipe,
-        usable_checkpoint,
-        with_own_head,
-        zero_shot_accuracy,
-    )
+    from training.experiments.auto import usable_checkpoint
     from training.input.sources import open_source
-    from training.probes.logistic_regression import probe
 
-    data = options.source.arguments()
-    training = [*data, "--workdir", options.workdir, "--seed", str(options.seed)]
-    checkpoint, baseline, source = usable_checkpoint(options.checkpoint), None, None
-    more = [] if options.unlabelled is None else ["--unlabelled", options.unlabelled]
-    first = f"{options.workdir}-labels" if more else options.workdir  # of the fine-tuning with the labels alone
-    if checkpoint is None:
-        if more:
-            raise UserError("--unlabelled fine-tunes a checkpoint; give one by --checkpoint, or leave it out.")
-        pretrain.train(["auto", *training, *_resize(options.resize)])
-    elif recipe := unfinished_recipe(first):  # another timing might choose other epochs
-        choice = ["--epochs", str(recipe["epochs"]), *_resize(recipe["resize"]), *more]
-        finetune.train(["--checkpoint", checkpoint, "--recipe", "auto", *choice, *training])
-    else:
-        run, source = open_run(checkpoint), open_source(options.source)
-        baseline = zero_shot_accuracy(checkpoint, source)
-        epochs = finetuning_epochs(run, source, options.minutes, options.resize)
-        resize = options.resize or resize_for(run, source)
-        if more and not epochs:
-            raise UserError("--unlabelled trains all weights; give them time by --minutes 30 or so, or leave it out.")
-        if epochs:
-            choice = ["--epochs", str(epochs), *_resize(resize), *more]
-            finetune.train(["--checkpoint", checkpoint, "--recipe", "auto", *choice, *training])
-        else:
-            named = LinearProbeOptions(run=checkpoint, source=options.source, workdir=options.workdir, batch_size=BATCH)
-            folds = 5 if source.train.num_examples < FEW_IMAGES else None
-            if (kept := with_own_head(run, source, options.resize, resize)) is not None:
-                save_with_own_head(run, kept, source, dataclasses.replace(named, resize=options.resize))
-            else:
-                probe(run, source, dataclasses.replace(named, resize=resize, folds=folds))
+    checkpoint = usable_checkpoint(options.checkpoint)
+    source, baseline = _train(options, checkpoint)
     measured = EvaluateOptions(run=options.workdir, source=options.source)
     trained = measured.open_run()
     predictor = open_predictor(trained, measured.input, measured.devices)
     evaluate(predictor, source or open_source(options.source), measured)
     commands = trained.next_commands("evaluate")
     if checkpoint is not None and baseline is not None:  # the classes' names are a better start than zeros
-        words = ("finetune", "--checkpoint", checkpoint, "--zero-shot-head", *data)
+        words = ("finetune", "--checkpoint", checkpoint, "--zero-shot-head", *options.source.arguments())
         commands[-1] = (*words, "--workdir", f"{options.workdir}-from-words")
     cli.print_next(commands)
+
+
+def _train(options: AutoOptions, checkpoint: str | None) -> tuple["DataSet | None", float | None]:
+    """Train in one of three ways; return the data, if they were opened, and the accuracy of the classes' names."""
+    from training.experiments import auto
+    from training.input.sources import open_source
+    from training.probes.logistic_regression import probe
+
+    training = [*options.source.arguments(), "--workdir", options.workdir, "--seed", str(options.seed)]
+    more = [] if options.unlabelled is None else ["--unlabelled", options.unlabelled]
+    tuned = ["--checkpoint", checkpoint or "", "--recipe", "auto", "--epochs"]
+    if checkpoint is None:
+        if more:
+            raise UserError("--unlabelled fine-tunes a checkpoint; give one by --checkpoint, or leave it out.")
+        pretrain.train(["auto", *training, *_resize(options.resize)])
+        return None, None
+    first = f"{options.workdir}-labels" if more else options.workdir  # of the fine-tuning with the labels alone
+    if recipe := auto.unfinished_recipe(first):  # another timing might choose other epochs
+        finetune.train([*tuned, str(recipe["epochs"]), *_resize(recipe["resize"]), *more, *training])
+        return None, None
+    run, source = open_run(checkpoint), open_source(options.source)
+    baseline = auto.zero_shot_accuracy(checkpoint, source)
+    epochs = auto.finetuning_epochs(run, source, options.minutes, options.resize)
+    resize = options.resize or auto.resize_for(run, source)
+    if more and not epochs:
+        raise UserError("--unlabelled trains all weights; give them time by --minutes 30 or so, or leave it out.")
+    if epochs:
+        finetune.train([*tuned, str(epochs), *_resize(resize), *more, *training])
+    else:
+        probed = LinearProbeOptions(
+            run=checkpoint, source=options.source, workdir=options.workdir, batch_size=auto.BATCH, resize=resize,
+            folds=5 if source.train.num_examples < auto.FEW_IMAGES else None,
+        )  # fmt: skip
+        if (kept := auto.with_own_head(run, source, options.resize, resize)) is not None:
+            auto.save_with_own_head(run, kept, source, dataclasses.replace(probed, resize=options.resize, folds=None))
+        else:
+            probe(run, source, probed)
+    return source, baseline
 
 
 def _resize(resize: Resize | None) -> list[str]:

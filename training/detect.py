@@ -8,7 +8,6 @@
 `predict`, `fit` and `evaluate` with --help list their options.
 """
 
-import contextlib
 import pathlib
 from collections.abc import Sequence
 
@@ -42,19 +41,15 @@ def _predict(arguments: Sequence[str]) -> None:
 
     from training.detection.detector import detector_like, open_detector, save_detector
     from training.detection.predict import DetectionPage, detect
-    from training.prediction.server import open_server
+    from training.prediction.server import open_server, serve
 
     if options.like is not None:
         detector = detector_like(run, pathlib.Path(options.like), options.box)
     else:
         detector = open_detector(run, texts)
     if options.serve:
-        with open_server(
-            DetectionPage(detector, options.top, options.threshold), options.port, "Find objects"
-        ) as server:
-            print(f"Open http://127.0.0.1:{server.server_address[1]} in a browser; Ctrl-C ends it.", flush=True)
-            with contextlib.suppress(KeyboardInterrupt):
-                server.serve_forever()
+        page = DetectionPage(detector, options.top, options.threshold)
+        serve(open_server(page, options.port, "Find objects"))
         return
     detect(detector, files, options)
     if options.save is not None:

@@ -11,8 +11,8 @@ a run, --run also takes a .keras file, a checkpoint with a head, a SavedModel or
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
-from training.devices.tpu import prepare_tpu
 from training.input.known_images import check_split
+from training.loop.devices.tpu import prepare_tpu
 from training.options.checks import check_classes, check_data, listed_classes, report_directory
 from training.options.evaluate import EvaluateOptions, with_data
 

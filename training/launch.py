@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
-from training.devices.launch import launch
+from training.loop.devices.launch import launch
 from training.options.train import LaunchOptions
 
 

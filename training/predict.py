@@ -10,7 +10,6 @@ prints the five most likely classes of each picture. `runs/pictures new/`, witho
 cannot be read is named, and the others are classified; if none can be read, the exit code is 2.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 
@@ -53,12 +52,9 @@ def main(arguments: Sequence[str]) -> None:
 
     classifier = open_classifier(run, options.labels, threshold=options.threshold, explain=options.explain)
     if options.serve:
-        from training.prediction.server import open_server
+        from training.prediction.server import open_server, serve
 
-        with open_server(dataclasses.replace(classifier, traced_batch=1), options.port) as server:
-            print(f"Open http://127.0.0.1:{server.server_address[1]} in a browser; Ctrl-C ends it.", flush=True)
-            with contextlib.suppress(KeyboardInterrupt):
-                server.serve_forever()
+        serve(open_server(dataclasses.replace(classifier, traced_batch=1), options.port))
     else:
         predict(classifier, files, options)
         cli.print_next(options.next_commands(run))

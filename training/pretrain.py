@@ -19,15 +19,16 @@ says what the recipe takes on a Cloud TPU: steps, operations, days and memory.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from keras_vit import UserError, cli, parser
 from keras_vit.runs import Run
-from training.devices.backend import prepare_backend
+from training.loop.devices.backend import prepare_backend
 from training.options.checks import check_checkpoint, check_data, check_data_service
 from training.options.train import PretrainOptions
 from training.recipes.auto import DataFacts, auto_reasons, auto_recipe
-from training.recipes.overrides import continued, overridden, with_crop, without_model
+from training.recipes.overrides import Request, continued, without_model
 from training.recipes.pretrain import RECIPES, find_recipe
 from training.recipes.recipe import PretrainRecipe
 from training.workdir import check_workdir_of
@@ -57,25 +58,33 @@ def train(arguments: Sequence[str]) -> str | None:
     if name == _AUTO and {"-h", "--help"} & {*rest}:
         print("auto chooses size, epochs and more from the data; below are those for 1,000 images of 64 pixels.\n")
     # What the recipe auto is depends on the data, so its values are not known yet.
-    named = auto_recipe(DataFacts(1000, (64, 64))) if name == _AUTO else find_recipe(name, [_AUTO])
-    given = parser.read(PretrainOptions, rest, prog=_prog(name), recipe=named)
-    checkpoint = given.get(("checkpoint",))
-    if checkpoint is not None:
+    named, prog = _named(name, DataFacts(1000, (64, 64))), f"keras-vit pretrain {name}"
+    given = parser.read(PretrainOptions, rest, prog=prog, recipe=named)
+    request = Request(PretrainOptions, prog, given, functools.partial(_named, name))
+    if (checkpoint := given.get(("checkpoint",))) is None:
+        options = request.over(named)
+    else:  # the sizes are those of its model, which is not known yet
         check_checkpoint(checkpoint)
-    # The sizes are those of the checkpoint's model, which is not known yet.
-    options = _options(name, given if checkpoint is None else without_model(given), named)
+        options = dataclasses.replace(request, given=without_model(given)).over(named)
     if options.chips is not None:
         _print_budget(options, options.chips, name, named)
         return None
     check_data(options.source)
     check_data_service(options)
-    is_final = name in RECIPES and checkpoint is None
-    check_workdir_of(options, "pretrain", name, is_final=is_final)
+    check_workdir_of(options, "pretrain", name, is_final=name in RECIPES and checkpoint is None)
     prepare_backend(options)
+    return _pretrain(request, name, options, named)
 
+
+def _named(name: str, facts: DataFacts, steps: int | None = None) -> PretrainRecipe:
+    return auto_recipe(facts, steps) if name == _AUTO else find_recipe(name, [_AUTO])
+
+
+def _pretrain(request: Request, name: str, options: PretrainOptions, named: PretrainRecipe) -> str | None:
+    """Open devices, data and checkpoint, and train."""
     from keras_vit.checkpoints.describe import describe
-    from training.devices.strategies import is_chief
     from training.input.dataset import typical_image
+    from training.loop.devices.strategies import is_chief
     from training.loop.pretrain import pretrain
     from training.loop.run import RunDirectory
     from training.loop.setup import open_setup
@@ -83,18 +92,15 @@ def train(arguments: Sequence[str]) -> str | None:
     from training.probes.watch import WatchFeatures
 
     with report_interruption():
-        if checkpoint is not None:
-            options = _options(name, given, continued(named, describe(checkpoint).config, given))
+        if options.checkpoint is not None:
+            options = request.over(continued(named, describe(options.checkpoint).config, request.given))
         setup, callbacks = open_setup(options), []
         if name == _AUTO:
-            train = setup.source.train
-            facts = DataFacts(train.num_examples, *typical_image(train))
-            chosen = _options(name, given, auto_recipe(facts)).recipe
-            named = auto_recipe(facts, chosen.num_steps(facts.num_examples))  # for the warm-up of this duration
-            options = _options(name, given, named)
+            facts = DataFacts(setup.source.train.num_examples, *typical_image(setup.source.train))
+            named, options = request.resolve(facts)
             print("\n".join(auto_reasons(facts, named, options.recipe)))
-        measured = options.knn_every is not None or (checkpoint is not None and len(setup.source.labels) > 1)
-        if measured and not setup.source.multi_label and not options.dry_run:
+        watches = options.knn_every is not None or (options.checkpoint is not None and len(setup.source.labels) > 1)
+        if watches and not setup.source.multi_label and not options.dry_run:
             callbacks = [WatchFeatures(setup.source, RunDirectory(options.directory), options.knn_every)]
         pretrain(options, name, setup, callbacks)
         return options.workdir if is_chief(setup.strategy) and not options.dry_run else None
@@ -116,7 +122,7 @@ def _print_budget(options: PretrainOptions, chips: str, name: str, named: Pretra
         check_data(options.source)
         source = open_setup(options).source
         examples, classes = source.train.num_examples, len(source.labels)
-    found = budget(
+    planned = budget(
         options.recipe,
         name if options.recipe.model == named.model and options.recipe.image_size == named.image_size else "",
         chips,
@@ -125,17 +131,7 @@ def _print_budget(options: PretrainOptions, chips: str, name: str, named: Pretra
         execution=options.execution,
         shard_weights=options.shard_weights,
     )
-    print(describe_budget(found, name, chips, options.recipe))
-
-
-def _options(name: str, given: parser.Given, recipe: PretrainRecipe) -> PretrainOptions:
-    """The options that were given, with those of the recipe as their defaults."""
-    options = parser.options_from(PretrainOptions, with_crop(given, recipe), prog=_prog(name), recipe=recipe)
-    return dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
-
-
-def _prog(recipe_name: str) -> str:
-    return f"keras-vit pretrain {recipe_name}"
+    print(describe_budget(planned, name, chips, options.recipe))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli, parser, run_directory
 from keras_vit.runs import open_run
-from training.devices.backend import prepare_backend
+from training.loop.devices.backend import prepare_backend
 from training.options.checks import check_checkpoint, check_classes
 from training.options.predict import with_pictures, with_run
 from training.options.segment import SegmentEvaluateOptions, SegmentFitOptions, SegmentPredictOptions

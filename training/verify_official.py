@@ -11,7 +11,7 @@ names are those of keras_vit/published_accuracy.py.
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
-from training.devices.tpu import prepare_tpu
+from training.loop.devices.tpu import prepare_tpu
 from training.options.checks import check_data
 from training.options.evaluate import VerifyOfficialOptions
 

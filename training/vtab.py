@@ -12,7 +12,7 @@ command continues.
 from collections.abc import Sequence
 
 from keras_vit import cli, parser
-from training.devices.tpu import prepare_tpu
+from training.loop.devices.tpu import prepare_tpu
 from training.options.checks import check_checkpoint
 from training.options.experiments import VtabOptions
 

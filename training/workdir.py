@@ -10,8 +10,8 @@ from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import is_temporary
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.runs import Run
-from training.devices.tpu import may_be_slice
 from training.lock import LOCK, check_unlocked
+from training.loop.devices.tpu import may_be_slice
 from training.options.checks import report_directory
 from training.options.common import TrainingOptions
 from training.options.probes import ProbeOptions

@@ -20,11 +20,10 @@ from keras_vit import task_of
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.images import graph
 from keras_vit.images.formats import LARGEST_SERVED
-from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
+from keras_vit.models.config import SEGMENT_THRESHOLD, LinearSegmentationConfig, SegmentationConfig
 from keras_vit.models.segment_outputs import segment_outputs
 
 TENSOR = "image_tensor"
-_THRESHOLD = 0.5
 
 
 def write(task: Task, path: pathlib.Path) -> None:
@@ -49,11 +48,16 @@ def write(task: Task, path: pathlib.Path) -> None:
         if "class_logits" in outputs:
             outputs = _likely(outputs)
         found = segment_outputs(
-            outputs, segmentation, preprocessing, tf.unstack(tf.shape(pixels)[:2]), threshold=_THRESHOLD, resize=_resize
+            outputs,
+            segmentation,
+            preprocessing,
+            tf.unstack(tf.shape(pixels)[:2]),
+            threshold=SEGMENT_THRESHOLD,
+            resize=_resize,
         )
         found = {name: value[0] for name, value in found.items()}
         if "masks" in found:
-            chosen = tf.where(found["scores"] >= _THRESHOLD)[:, 0]
+            chosen = tf.where(found["scores"] >= SEGMENT_THRESHOLD)[:, 0]
             found = {name: tf.gather(value, chosen) for name, value in found.items()}
         names = {"labels": tf.gather(module.labels, found["classes"])} if "classes" in found else {}
         return found | names
@@ -71,7 +75,7 @@ def _resize(maps: tf.Tensor, size) -> tf.Tensor:
 def _likely(outputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """The outputs of the queries that may reach the threshold: the masks of all of a large picture are large."""
     likely = tf.reduce_max(tf.nn.softmax(outputs["class_logits"][0])[:, :-1], axis=-1)
-    chosen = tf.where((likely >= _THRESHOLD) | (likely >= tf.reduce_max(likely)))[:, 0]
+    chosen = tf.where((likely >= SEGMENT_THRESHOLD) | (likely >= tf.reduce_max(likely)))[:, 0]
     logits, masks = outputs["class_logits"], outputs["mask_logits"]
     return {"class_logits": tf.gather(logits, chosen, axis=1), "mask_logits": tf.gather(masks, chosen, axis=-1)}
 
@@ -87,10 +91,10 @@ def measure_files(task: Task, expected: TaskReference, signatures) -> Measures:
         outputs = model(image, training=False)
         if "class_logits" in outputs:
             outputs = _likely(outputs)
-        found = segment_outputs(outputs, segmentation, preprocessing, size, threshold=_THRESHOLD)
+        found = segment_outputs(outputs, segmentation, preprocessing, size, threshold=SEGMENT_THRESHOLD)
         kept = {name: np.asarray(value)[0] for name, value in found.items()}
         if "masks" in kept:
-            chosen = kept["scores"] >= _THRESHOLD
+            chosen = kept["scores"] >= SEGMENT_THRESHOLD
             kept = {name: value[chosen] for name, value in kept.items()}
         ours.append(kept)
         answer = signatures["serving_default"](image_bytes=tf.constant(data))

@@ -7,10 +7,12 @@ Input: image (1, H, W, C) float32 in the value range of the model, or uint8 pixe
 stores its labels and its normalization as TFLite Metadata.
 """
 
+import pathlib
 from collections.abc import Sequence
 
-from export.options import TFLiteOptions, check_calibration, export_folder
+from export.options import PROCESSORS, TFLiteOptions, check_calibration, export_folder
 from keras_vit import cli, parser
+from keras_vit.files.documents import read_json
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -29,20 +31,29 @@ def main(arguments: Sequence[str]) -> None:
 
     source = options.source
     if (task := task_of_run(run, source, options.embeddings)) is not None:
-        for path, measures in export_task(task, output, options.formats).values():
-            print(f"{path}: {task.sentence(measures)}.")
+        for path, measures in export_task(task, options).values():
+            print(f"{path}: {task.sentence(measures)}; {PROCESSORS[options.target]}.")
+        _print_gpu_check(output)
         kind = [] if options.embeddings is None else ["--embeddings", options.embeddings]
         cli.print_next([("saved-model", *source.arguments(), *kind, "--output", "served")])
         return
     exported = open_model(run, options.source)
     written = export_tflite(exported, options, read_calibration(run, options, exported.labels))
-    print(summary(written))
+    print(summary(written, options.target))
+    _print_gpu_check(output)
     artifacts = [str(path) for path, _ in written.values()] if run.data_options else []
     evaluations = [
         ("evaluate", "--run", file, *run.data_options, "--output", f"{file.removesuffix('.tflite')}-report")
         for file in artifacts[:2]
     ]
     cli.print_next([*evaluations, ("saved-model", *options.source.arguments(), "--output", "served")])
+
+
+def _print_gpu_check(output: pathlib.Path) -> None:
+    """Print what the report of an export says of LiteRT's accelerator; nothing for other targets."""
+    for note in read_json(output / "report.json")["notes"]:
+        if "GPU accelerator" in note:
+            print(note)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 Tokens are (1, 1, N, D). Products with weights are 1x1 convolutions, and attention is (1, H, N, d). Delegates refuse
 products of two axes, and compute attention of three axes wrongly (github.com/google-ai-edge/LiteRT issues 8593, 8619).
 GPUs compute in float16, whose largest number is 65,504. So LayerNorm multiplies the deviations from the mean by a power
-of two before it squares them, which is exact in float32.
+of two before it squares them, which is exact in float32; so do divisions by a length.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import keras
 import numpy as np
@@ -15,11 +15,22 @@ import tensorflow as tf
 from ai_edge_litert import schema_py_generated as schema
 
 from export.inference_model import InferenceLayers, rebuilt
+from export.segmentation import SegmentOutputs
+from export.tflite.delegate_segments import DelegateSegments
 from export.tflite.flatbuffer import pack, unpack
 from keras_vit import UserError
 from keras_vit.models.attention import DotProductAttention
-from keras_vit.models.build import class_token_only
+from keras_vit.models.detection import (
+    BoxesOnGrid,
+    ClassEmbeddings,
+    ClassLogits,
+    KnownClasses,
+    TimesClassToken,
+    box_bias,
+    unit_length,
+)
 from keras_vit.models.layers import (
+    Activation,
     ClassToken,
     InsertTokens,
     LayerScale,
@@ -36,44 +47,41 @@ from keras_vit.models.positions import (
     SinCosPositions,
     rotary_angles,
 )
+from keras_vit.models.segmentation import MaskProduct, SplitQueries
 
-# The largest scaled deviation: the squares of 4,096 of them have a sum of at most 65,536.
-_LARGEST_DEVIATION = 4.0
+# The largest scaled number: the squares of 4,096 of them have a sum of at most 65,536.
+_LARGEST = 4.0
+# Keeps the square of a vector of zeros from a division by zero.
+_SMALLEST_SQUARE = 1e-12
 # Layers with the same result for four axes; all others are replaced below.
 _SAME_LAYERS = (
-    ModelSpec, LayerScale, StandardizedConv2D, keras.layers.Activation, keras.layers.Add, keras.layers.Average,
-    keras.layers.BatchNormalization, keras.layers.Conv2D, keras.layers.Dropout, keras.layers.InputLayer,
-    keras.layers.MaxPooling2D, keras.layers.Multiply, keras.layers.ReLU, keras.layers.UnitNormalization,
-    keras.layers.ZeroPadding2D,
+    ModelSpec, LayerScale, StandardizedConv2D, Activation, KnownClasses, keras.layers.Activation, keras.layers.Add,
+    keras.layers.Average, keras.layers.BatchNormalization, keras.layers.Concatenate, keras.layers.Conv2D,
+    keras.layers.Conv2DTranspose, keras.layers.DepthwiseConv2D, keras.layers.Dropout, keras.layers.InputLayer,
+    keras.layers.MaxPooling2D, keras.layers.Multiply, keras.layers.ReLU, keras.layers.ZeroPadding2D,
 )  # fmt: skip
 
 
-def delegate_model(model: keras.Model, images: np.ndarray, *, all_tokens: bool = False) -> keras.Model:
+def delegate_model(
+    model: keras.Model, images: np.ndarray, class_token: Collection[str] = (), left_out: Collection[str] = ()
+) -> keras.Model:
     """The `inference_model` in float32 with four axes in every tensor: images -> logits (B, 1, 1, classes).
 
     Args:
-        model: from `keras_vit.build`.
-        images: some inputs (n, h, w, C) of the model, which decide the powers of two of its LayerNorms.
-        all_tokens: compute all tokens of the last block.
+        model: from `keras_vit.build`, or with what a `Task` puts behind it; then the outputs are a dict.
+        images: some inputs (n, h, w, C) of the model, which decide the powers of two of its norms.
+        class_token: names of layers to compute for the class token alone.
+        left_out: names of layers to leave out, see `rebuilt`.
 
     Raises UserError for relative positions, axial attention, and layers that are not those of `keras_vit.build`.
     """
-    layers = _DelegateLayers(model, norm_scales(model, images))
-    return rebuilt(model, layers, frozenset() if all_tokens else class_token_only(model))
-
-
-def norm_scales(model: keras.Model, images: np.ndarray) -> dict[str, float]:
-    """For each LayerNorm the power of two that brings the largest deviation from the mean to between 2 and 4."""
-    norms = [layer for layer in model.layers if isinstance(layer, keras.layers.LayerNormalization)]
-    if not norms:
-        return {}
-    inputs = keras.Model(model.input, [layer.input for layer in norms])(images)
-    scales = {}
-    for layer, tokens in zip(norms, inputs, strict=True):
-        tokens = np.asarray(tokens, np.float32)
-        largest = float(np.abs(tokens - tokens.mean(-1, keepdims=True)).max())
-        scales[layer.name] = 2.0 ** math.floor(math.log2(_LARGEST_DEVIATION / max(largest, 1e-6)))
-    return scales
+    network = rebuilt(model, _DelegateLayers(model, "float32"), class_token, left_out=left_out)
+    scaled = [layer for layer in network.layers if isinstance(layer, _Scaled)]
+    if scaled:
+        network(images)
+    for layer in scaled:
+        layer.factor = 2.0 ** math.floor(math.log2(_LARGEST / max(layer.largest, 1e-6)))
+    return network
 
 
 def with_four_axes(content: bytes) -> bytes:
@@ -96,15 +104,11 @@ def with_four_axes(content: bytes) -> bytes:
 class _DelegateLayers(InferenceLayers):
     """Makes the layers of this module. The factor 1 / sqrt(d) of attention moves into the weights of the query."""
 
-    def __init__(self, model: keras.Model, scales: Mapping[str, float]):
-        super().__init__(model, "float32")
-        self._scales = scales
-
     def layer(self, layer):
-        if isinstance(layer, keras.layers.LayerNormalization):
-            replaced = _ScaledNorm.from_config(self.config(layer))
-            replaced.deviation_scale = self._scales[layer.name]
-            return replaced
+        if isinstance(layer, SegmentOutputs):
+            return DelegateSegments(layer.task, layer.preprocessing, name=layer.name)
+        if layer.name.endswith("pool_padding"):
+            return _ConcatenatedZeros.from_config(self.config(layer))
         if layer.name == "patches":
             return keras.layers.Reshape((1, *layer.target_shape), name=layer.name)
         for kind, replacement in _REPLACED_LAYERS.items():
@@ -125,23 +129,48 @@ class _DelegateLayers(InferenceLayers):
         return [(weight.astype(np.float64) * factor).astype(np.float32) for weight in weights]
 
 
-class _ScaledNorm(keras.layers.LayerNormalization):
-    """LayerNorm whose deviations are multiplied by `deviation_scale` before they are squared."""
+class _Scaled:
+    """Multiplies numbers by a power of two before they are squared, for float16."""
 
-    deviation_scale = 1.0
+    factor = 1.0
+    largest = 0.0
+    """Of the numbers, over all calls so far with images."""
+
+    def scaled(self, numbers):
+        """The numbers (B, 1, N, D) times the factor."""
+        if tf.executing_eagerly():
+            self.largest = max(self.largest, float(tf.reduce_max(tf.abs(numbers))))
+        return numbers * self.factor
+
+    def unit_length(self, vectors):
+        """Vectors (B, 1, N, D) divided by their lengths."""
+        vectors = self.scaled(vectors)
+        square = tf.reduce_mean(vectors * vectors, -1, keepdims=True)
+        return vectors * (tf.math.rsqrt(square + _SMALLEST_SQUARE) * vectors.shape[-1] ** -0.5)
+
+
+class _ScaledNorm(_Scaled, keras.layers.LayerNormalization):
+    """LayerNorm whose deviations from the mean are scaled."""
 
     def call(self, tokens):
-        deviation = (tokens - tf.reduce_mean(tokens, -1, keepdims=True)) * self.deviation_scale
+        deviation = self.scaled(tokens - tf.reduce_mean(tokens, -1, keepdims=True))
         variance = tf.reduce_mean(deviation * deviation, -1, keepdims=True)
-        normalized = deviation * tf.math.rsqrt(variance + self.epsilon * self.deviation_scale**2)
+        normalized = deviation * tf.math.rsqrt(variance + self.epsilon * self.factor**2)
         return normalized * tf.convert_to_tensor(self.gamma) + tf.convert_to_tensor(self.beta)
+
+
+class _UnitLength(_Scaled, keras.layers.UnitNormalization):
+    """Vectors divided by their lengths."""
+
+    def call(self, vectors):
+        return self.unit_length(vectors)
 
 
 class _PointwiseDense(TokenDense):
     """A product with weights as a 1x1 convolution: (B, 1, N, D) -> (B, 1, N, units)."""
 
     def call(self, tokens):
-        x = tf.nn.conv2d(tokens, tf.convert_to_tensor(self.kernel)[None, None], 1, "VALID")
+        x = _pointwise(tokens, self.kernel)
         x = x if self.bias is None else tf.nn.bias_add(x, self.bias)
         return x if self.activation is None else self.activation(x)
 
@@ -152,8 +181,13 @@ class _FourAxesAttention(DotProductAttention):
     def call(self, query, key, value):
         heads = self.num_heads, query.shape[-1] // self.num_heads
         query, key, value = (tf.reshape(x, (-1, x.shape[2], *heads)) for x in (query, key, value))
-        query, value = (tf.transpose(x, (0, 2, 1, 3)) for x in (query, value))  # (B, H, N, d)
-        probabilities = tf.nn.softmax(tf.matmul(query, tf.transpose(key, (0, 2, 3, 1))))  # (B, H, N, M)
+        value = tf.transpose(value, (0, 2, 1, 3))  # (B, H, M, d)
+        if query.shape[1] == 1:  # it may be a constant, which GPUs take as the second factor only
+            products = tf.matmul(tf.transpose(key, (0, 2, 1, 3)), tf.transpose(query, (0, 2, 3, 1)))  # (B, H, M, 1)
+            products = tf.transpose(products, (0, 1, 3, 2))
+        else:
+            products = tf.matmul(tf.transpose(query, (0, 2, 1, 3)), tf.transpose(key, (0, 2, 3, 1)))
+        probabilities = tf.nn.softmax(products)  # (B, H, N, M)
         mixed = tf.transpose(tf.matmul(probabilities, value), (0, 2, 1, 3))  # (B, N, H, d)
         return tf.reshape(mixed, (-1, 1, mixed.shape[1], heads[0] * heads[1]))
 
@@ -168,10 +202,12 @@ class _FourAxesRotation(RotaryPositions):
         _, _, num_tokens, width = tokens.shape
         angles = rotary_angles(self.grid, width // self.num_heads)
         angles = np.pad(angles, ((num_tokens - len(angles), 0), (0, 0)))[None, :, None]  # (1, N, 1, d)
-        heads = tf.reshape(tokens, (-1, num_tokens, self.num_heads, width // self.num_heads))
-        first, second = tf.split(heads, 2, axis=-1)
-        sign = np.repeat(np.float32([-1.0, 1.0]), width // self.num_heads // 2)  # NPUs have no operator NEG
-        rotated = heads * np.cos(angles) + tf.concat([second, first], -1) * (sign * np.sin(angles))
+        half = width // self.num_heads // 2
+        heads = tf.reshape(tokens, (-1, num_tokens, self.num_heads, 2 * half))
+        # No SPLIT: GPUs take the concatenation of all its parts for its input, in whatever order they are.
+        swapped = tf.concat([heads[..., half:], heads[..., :half]], -1)
+        sign = np.repeat(np.float32([-1.0, 1.0]), half)  # NPUs have no operator NEG
+        rotated = heads * np.cos(angles) + swapped * (sign * np.sin(angles))
         return tf.reshape(rotated, (-1, 1, num_tokens, width))
 
 
@@ -254,6 +290,17 @@ class _PooledMap(keras.layers.GlobalAveragePooling2D):
         return input_shape[0], 1, 1, input_shape[3]
 
 
+class _ConcatenatedZeros(keras.layers.ZeroPadding2D):
+    """Zeros around (B, h, w, C). GPUs merge an operator PAD into the pooling behind it, which ignores padding."""
+
+    def call(self, images):
+        for axis, sides in enumerate(self.padding, 1):
+            shape = [1, *images.shape[1:]]
+            parts = [_for_each_image(tf.zeros([*shape[:axis], side, *shape[axis + 1 :]]), images) for side in sides]
+            images = tf.concat([parts[0], images, parts[1]], axis)
+        return images
+
+
 class _FourAxesGroupNorm(keras.layers.GroupNormalization):
     """GroupNorm of (B, h, w, C): the means of the groups are a product of those of the channels."""
 
@@ -263,11 +310,94 @@ class _FourAxesGroupNorm(keras.layers.GroupNormalization):
         means = (group[:, None] == group).astype(np.float32) * (self.groups / channels)  # (C, C)
 
         def group_means(x):
-            return tf.nn.conv2d(tf.reduce_mean(x, (1, 2), keepdims=True), means[None, None], 1, "VALID")
+            return _pointwise(tf.reduce_mean(x, (1, 2), keepdims=True), means)
 
         deviation = images - group_means(images)
         scale = tf.math.rsqrt(group_means(deviation * deviation) + self.epsilon)
         return deviation * scale * tf.convert_to_tensor(self.gamma) + tf.convert_to_tensor(self.beta)
+
+
+class _SplitTokens(SplitQueries):
+    """(B, 1, Q + prefix + patches, D) -> (B, 1, Q, D), (B, rows, columns, D)."""
+
+    def call(self, tokens):
+        patches = tokens[:, :, self.num_queries + self.num_prefix_tokens :]
+        return tokens[:, :, : self.num_queries], tf.reshape(patches, (-1, *self.grid, tokens.shape[-1]))
+
+    def compute_output_shape(self, input_shape):
+        batch, _, _, width = input_shape
+        return (batch, 1, self.num_queries, width), (batch, *self.grid, width)
+
+
+class _Masks(MaskProduct):
+    """(B, h, w, D) and (B, 1, Q, D) -> (B, h, w, Q)."""
+
+    def call(self, pixels, queries):
+        _, rows, columns, width = pixels.shape
+        flat = tf.reshape(pixels, (-1, 1, rows * columns, width))
+        return tf.reshape(tf.matmul(flat, tf.transpose(queries, (0, 1, 3, 2))), (-1, rows, columns, queries.shape[2]))
+
+    def compute_output_shape(self, pixels_shape, queries_shape):
+        return *pixels_shape[:3], queries_shape[2]
+
+
+class _PatchesTimesClassToken(TimesClassToken):
+    """(B, 1, prefix + N, D) -> (B, 1, N, D)."""
+
+    def call(self, tokens):
+        return tokens[:, :, self.prefix :] * tokens[:, :, :1]
+
+    def compute_output_shape(self, input_shape):
+        return *input_shape[:2], input_shape[2] - self.prefix, input_shape[3]
+
+
+class _CroppedTokens(keras.layers.Cropping1D):
+    """(B, 1, N, D) -> (B, 1, n, D)."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.input_spec = None
+
+    def call(self, tokens):
+        first, last = self.cropping
+        return tokens[:, :, first : tokens.shape[2] - last]
+
+    def compute_output_shape(self, input_shape):
+        return *input_shape[:2], input_shape[2] - sum(self.cropping), input_shape[3]
+
+
+class _Boxes(BoxesOnGrid):
+    """(B, 1, N, 4) -> (B, 1, N, 4)."""
+
+    def call(self, predictions):
+        return tf.sigmoid(predictions + box_bias(self.grid)[None, None])
+
+
+class _ClassEmbeddings(_Scaled, ClassEmbeddings):
+    """(B, 1, N, D), (B, 1, N, E) -> (B, 1, N, E), (B, 1, N, 1), (B, 1, N, 1)."""
+
+    def call(self, features, embeddings):
+        shift = _pointwise(features, self.shift_kernel) + tf.convert_to_tensor(self.shift_bias)
+        scale = tf.nn.elu(_pointwise(features, self.scale_kernel) + tf.convert_to_tensor(self.scale_bias)) + 1.0
+        return self.unit_length(embeddings), shift, scale
+
+    def compute_output_shape(self, features_shape, embeddings_shape):
+        return embeddings_shape, (*features_shape[:3], 1), (*features_shape[:3], 1)
+
+
+class _ClassLogits(ClassLogits):
+    """(B, 1, N, E), (B, 1, N, 1), (B, 1, N, 1) and the embeddings of the classes (K, E) -> (B, 1, N, K)."""
+
+    def call(self, embeddings, shift, scale, queries):
+        return (_pointwise(embeddings, tf.transpose(unit_length(queries))) + shift) * scale
+
+    def compute_output_shape(self, embeddings_shape, shift_shape, scale_shape, queries_shape):
+        return *embeddings_shape[:3], queries_shape[0]
+
+
+def _pointwise(tokens, kernel):
+    """The product of (B, h, w, D) and weights (D, units)."""
+    return tf.nn.conv2d(tokens, tf.convert_to_tensor(kernel)[None, None], 1, "VALID")
 
 
 def _for_each_image(token, tokens):
@@ -286,6 +416,15 @@ _REPLACED_LAYERS: Mapping[type, type] = {
     PositionEmbedding: _Positions,
     PositionEmbedding2D: _Positions2D,
     SinCosPositions: _SinCosPositions,
+    SplitQueries: _SplitTokens,
+    MaskProduct: _Masks,
+    TimesClassToken: _PatchesTimesClassToken,
+    BoxesOnGrid: _Boxes,
+    ClassEmbeddings: _ClassEmbeddings,
+    ClassLogits: _ClassLogits,
+    keras.layers.Cropping1D: _CroppedTokens,
+    keras.layers.LayerNormalization: _ScaledNorm,
+    keras.layers.UnitNormalization: _UnitLength,
     keras.layers.GlobalAveragePooling2D: _PooledMap,
     keras.layers.GroupNormalization: _FourAxesGroupNorm,
 }

@@ -1,7 +1,7 @@
 """Rules that a TFLite file must keep so that delegates of phones compute it completely and correctly.
 
-No delegate can be run here, so these are rules of what they document and of errors that were reported for them. Most of
-the errors give wrong numbers without a message.
+They come from what delegates document, from errors that were reported for them, and from graphs that were run in
+LiteRT's WebGPU accelerator (ai-edge-litert 2.3.0). Most of the errors give wrong numbers without a message.
 """
 
 import dataclasses
@@ -13,18 +13,21 @@ from keras_vit.errors import ParityError
 
 _AXES = 4
 _FLOATS = ("FLOAT32", "FLOAT16")
+_POOLING = ("MAX_POOL_2D", "AVERAGE_POOL_2D")
+_CONVOLUTIONS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV")
 _LARGEST_FILE = 2**31 - 1  # offsets of a flatbuffer have 31 bits
-# The operators of github.com/tensorflow/tensorflow, tensorflow/lite/tools/versioning/gpu_compatibility.cc. The
-# Analyzer of TensorFlow 2.21 should check them, but finds every file compatible.
+# The operators of github.com/tensorflow/tensorflow, tensorflow/lite/tools/versioning/gpu_compatibility.cc, without
+# ONE_HOT and SELECT_V2, which the WebGPU accelerator refuses. The Analyzer of TensorFlow 2.21 should check them, but
+# finds every file compatible.
 _GPU = frozenset((
     "ABS", "ADD", "ADD_N", "ATAN2", "AVERAGE_POOL_2D", "BATCH_MATMUL", "CAST", "CEIL", "CONCATENATION", "CONV_2D",
     "COS", "CUMSUM", "DENSIFY", "DEPTHWISE_CONV_2D", "DEPTH_TO_SPACE", "DEQUANTIZE", "DIV", "DYNAMIC_UPDATE_SLICE",
     "ELU", "EMBEDDING_LOOKUP", "EQUAL", "EXP", "FLOOR", "FLOOR_DIV", "FLOOR_MOD", "FULLY_CONNECTED", "GATHER",
     "GELU", "GREATER", "GREATER_EQUAL", "HARD_SWISH", "LEAKY_RELU", "LESS", "LESS_EQUAL", "LOG", "LOGICAL_AND",
     "LOGISTIC", "LSTM", "MAXIMUM", "MAX_POOL_2D", "MEAN", "MINIMUM", "MIRROR_PAD", "MUL", "NEG", "NOT_EQUAL",
-    "ONE_HOT", "PACK", "PAD", "PADV2", "POW", "PRELU", "QUANTIZE", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD",
+    "PACK", "PAD", "PADV2", "POW", "PRELU", "QUANTIZE", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD",
     "RELU", "RELU6", "RELU_N1_TO_1", "RESHAPE", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "RSQRT", "SELECT",
-    "SELECT_V2", "SIGN", "SIN", "SLICE", "SOFTMAX", "SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "SQRT", "SQUARE",
+    "SIGN", "SIN", "SLICE", "SOFTMAX", "SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "SQRT", "SQUARE",
     "SQUARED_DIFFERENCE", "STRIDED_SLICE", "SUB", "SUM", "TANH", "TILE", "TRANSPOSE", "TRANSPOSE_CONV",
 ))  # fmt: skip
 # github.com/google-ai-edge/LiteRT, litert/vendors/mediatek/compiler/MediaTek_Neuro_Compiler.md
@@ -54,7 +57,8 @@ def _other_axes(graph: Graph, _) -> Iterable[str]:
     ends = {tensor.index for tensor in graph.outputs}
     for operator in graph.operators:
         for tensor in operator.outputs:
-            if len(tensor.shape) != _AXES and tensor.index not in ends:
+            fewer_at_an_end = tensor.index in ends and len(tensor.shape) < _AXES
+            if len(tensor.shape) != _AXES and not fewer_at_an_end:
                 yield f"{operator} writes a tensor of shape {tensor.shape}"
 
 
@@ -85,6 +89,47 @@ def _reads_an_end(graph: Graph, _) -> Iterable[str]:
             yield f"{operator} reads an output of the file"
     if ends & {tensor.index for tensor in graph.inputs}:
         yield "an input of the file is its output"
+
+
+def _padded_pooling(graph: Graph, _) -> Iterable[str]:
+    makers = {tensor.index: operator for operator in graph.operators for tensor in operator.outputs}
+    for operator in graph.operators:
+        before = makers.get(operator.inputs[0].index)
+        padding = before.name if before is not None else ""
+        merged = ("PAD", "PADV2") if operator.name in _POOLING else ("PADV2",) if operator.name in _CONVOLUTIONS else ()
+        if padding in merged:
+            yield f"{operator} reads {before}"
+
+
+def _reordered_split(graph: Graph, _) -> Iterable[str]:
+    splits = [{tensor.index for tensor in o.outputs} for o in graph.operators if o.name in ("SPLIT", "SPLIT_V")]
+    for operator in graph.operators:
+        if operator.name == "CONCATENATION" and {tensor.index for tensor in operator.inputs} in splits:
+            yield f"{operator} joins all parts of a SPLIT"
+
+
+def _constant_first_factor(graph: Graph, _) -> Iterable[str]:
+    for operator in graph.operators:
+        if operator.name == "BATCH_MATMUL" and graph.source(operator.inputs[0]).constant is not None:
+            yield str(operator)
+
+
+def _equal_factors(graph: Graph, _) -> Iterable[str]:
+    for operator in graph.operators:
+        if operator.name == "BATCH_MATMUL" and len({tensor.index for tensor in operator.inputs}) == 1:
+            yield f"{operator} multiplies a tensor by itself"
+
+
+def _unequal_batches(graph: Graph, _) -> Iterable[str]:
+    for operator in graph.operators:
+        if operator.name == "BATCH_MATMUL" and len({tensor.shape[:-2] for tensor in operator.inputs}) > 1:
+            yield f"{operator} multiplies {' and '.join(str(tensor.shape) for tensor in operator.inputs)}"
+
+
+def _scalars(graph: Graph, _) -> Iterable[str]:
+    for operator in graph.operators:
+        if operator.name in ("MAXIMUM", "DIV", "SQUARED_DIFFERENCE"):
+            yield from (f"{operator} reads a constant without axes" for tensor in operator.inputs if not tensor.shape)
 
 
 def _sums(graph: Graph, _) -> Iterable[str]:
@@ -123,6 +168,7 @@ def _too_large(_, content: bytes) -> Iterable[str]:
         yield f"the file of {len(content):,} bytes"
 
 
+_ACCELERATOR = "LiteRT's WebGPU accelerator"
 RULES = (
     OperatorRule("four axes", "LiteRT issues 8593, 8619 and 9272", ("gpu", "npu"), _other_axes),
     OperatorRule("leading dimension 1", "LiteRT issue 8619", ("gpu", "npu"), _other_leading_dimension),
@@ -131,6 +177,12 @@ RULES = (
         "no broadcast addition to a batched product", "LiteRT issue 8619", ("gpu", "npu"), _broadcast_after_product
     ),
     OperatorRule("no output that is read again", "LiteRT issue 8599", ("gpu", "npu"), _reads_an_end),
+    OperatorRule("no padding before pooling", _ACCELERATOR, ("gpu", "npu"), _padded_pooling),
+    OperatorRule("no reordered split", _ACCELERATOR, ("gpu", "npu"), _reordered_split),
+    OperatorRule("no constant as the first factor", _ACCELERATOR, ("gpu", "npu"), _constant_first_factor),
+    OperatorRule("two different factors", _ACCELERATOR, ("gpu", "npu"), _equal_factors),
+    OperatorRule("factors with equal batches", _ACCELERATOR, ("gpu", "npu"), _unequal_batches),
+    OperatorRule("no constant without axes", _ACCELERATOR, ("gpu",), _scalars),
     OperatorRule("no SUM, which overflows in float16", "LiteRT issue 9249", ("gpu",), _sums),
     OperatorRule("operators of the GPU delegate", "gpu_compatibility.cc of TensorFlow", ("gpu",), _not_by_the_gpu),
     OperatorRule("floating point", "the GPU delegate's documentation", ("gpu",), _not_float),

@@ -1,6 +1,7 @@
 """Exports a model as TFLite files, and verifies them against the Keras model."""
 
 import dataclasses
+import functools
 import pathlib
 import tempfile
 import time
@@ -9,29 +10,27 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from export import fingerprint, parity, report
-from export.files import save_module
-from export.inference_model import in_dtype, inference_model
-from export.options import CALIBRATED, Target, TFLiteFormat, TFLiteOptions
+from export.inference_model import in_dtype
+from export.options import CALIBRATED, PROCESSORS, Target, TFLiteFormat, TFLiteOptions
 from export.source import ExportedModel, Provenance
-from export.tflite import quantize, tflite_file
-from export.tflite.delegate_model import delegate_model, with_four_axes
+from export.tflite import gpu_check, quantize, tflite_file
+from export.tflite.convert import to_tflite
 from export.tflite.delegate_rules import require_rules
 from export.tflite.four_bits import DenseLayers
 from export.tflite.gptq import round_kernels
 from export.tflite.half_precision import run_in_half
 from export.tflite.quantize import EIGHT_BIT_ACTIVATIONS, EIGHT_BIT_WEIGHTS, STATIC, WEIGHT_SHARE
 from export.tflite.smooth_quant import Gain, smooth_quant
-from keras_vit import UserError, preprocessing_of, run_directory
+from keras_vit import UserError, run_directory
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
 from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
 from keras_vit.progress import Progress
 from keras_vit.run_directory import Samples
-from keras_vit.unknown_score import UNKNOWN_SCORE, UnknownScorer, features_and_logits
+from keras_vit.unknown_score import UNKNOWN_SCORE
 
 # Number of images for the comparison of layers, and of layers in the report.
 _COMPARED, _LISTED = 8, 30
@@ -53,137 +52,234 @@ def export_tflite(
         options: of the command; `source` and `calibration` are not used.
         calibration: representative images; see `export.tflite.calibration.read_calibration`.
     """
-    output, formats, target = run_directory.output_folder(options.output), options.formats, options.target
-    uint8_input, dynamic_batch = options.uint8_input, options.dynamic_batch
-    if calibration is None and (calibrated := [kind for kind in formats if kind in CALIBRATED]):
+    output = run_directory.output_folder(options.output)
+    if calibration is None and (calibrated := [kind for kind in options.formats if kind in CALIBRATED]):
         raise UserError(f"{calibrated[0]} needs representative images for its calibration; pass --calibration FOLDER.")
-    if "int4-weights" in formats:
-        _check_dense(exported.model, target)
+    if "int4-weights" in options.formats:
+        _check_dense(exported.model, options.target)
     exported = exported.with_logits()
-    model, labels, samples, origin = exported.model, exported.labels, exported.samples, exported.origin
-    # Files for delegates have the logits alone.
-    unknown = exported.unknown if target == "cpu" else None
-    texts = fingerprint.identity_files(output, model, labels, origin)
-    ending = "" if target == "cpu" else f"-{target}"
-    ending += ("-uint8-input" if uint8_input else "") + ("-dynamic-batch" if dynamic_batch else "")
-    preprocessing = exported.preprocessing
-    expected = parity.reference(
-        in_dtype(model, "float32"), preprocessing, samples, multi_label=origin.multi_label, raw_pixels=uint8_input
-    )
-    expected_scores = np.zeros(0)
-    if unknown is not None:
-        batches = (images for _, images in expected.batches(raw_pixels=uint8_input))
-        normalized = (np.asarray(preprocessing.normalize(images)) if uint8_input else images for images in batches)
-        expected_scores = unknown.scores(in_dtype(model, "float32"), normalized)
-    representative, inputs = list[np.ndarray](), list[np.ndarray]()
-    smoothed, scaled = model, dict[str, Gain]()
-    if calibration is not None:
-        reference = parity.Reference(calibration, preprocessing, np.zeros(0))
-        representative = [images for _, images in reference.batches()]
-        raw = (images for _, images in reference.batches(raw_pixels=True)) if uint8_input else representative
-        inputs = [image[None] for images in raw for image in images]
-        if any(kind in EIGHT_BIT_ACTIVATIONS for kind in formats):
-            smoothed, scaled = smooth_quant(model, representative, head=unknown is None)
-    scaled_by = None if target == "cpu" else next(expected.batches())[1][:_COMPARED]
-    written: dict[TFLiteFormat, tuple[pathlib.Path, parity.Parity]] = {}
-    rows, quantization = dict[TFLiteFormat, dict[str, Any]](), _Quantization(scaled)
-    with (
-        staged(output) as stage,
-        tempfile.TemporaryDirectory(dir=stage) as temporary,
-        Progress("TFLite", len(formats), "formats") as progress,
-    ):
-        float_files: dict[tuple[bool, bool, frozenset[str] | None], pathlib.Path] = {}
-        rounded: dict[tuple[bool, frozenset[str]], keras.Model] = {}
-
-        def float_file_of(all_tokens: bool, is_smoothed: bool, in_four_bits: frozenset[str] | None) -> pathlib.Path:
-            """The float32 file of a form; its kernels are rounded, of some layers to 4 bits, unless that is None."""
-            form, network = (all_tokens, is_smoothed, in_four_bits), smoothed if is_smoothed else model
-            if form in float_files:
-                return float_files[form]
-            if in_four_bits is not None:
-                if (is_smoothed, in_four_bits) not in rounded:
-                    rounded[is_smoothed, in_four_bits] = round_kernels(network, representative, in_four_bits)
-                network = rounded[is_smoothed, in_four_bits]
-            file = float_files[form] = pathlib.Path(temporary) / f"{len(float_files)}.tflite"
-            file.write_bytes(
-                to_tflite(
-                    network,
-                    for_delegates=scaled_by,
-                    uint8_input=uint8_input,
-                    dynamic_batch=dynamic_batch,
-                    all_tokens=all_tokens,
-                    unknown=unknown,
-                )
-            )
-            return file
-
-        for number, kind in enumerate(formats, 1):
-            started = time.perf_counter()
-            progress.doing = f"{kind} ({number} of {len(formats)})"
-            # Ranges over all tokens are wider than those of the class tokens of a few images, and clip less.
-            all_tokens, is_smoothed = kind in CALIBRATED, kind in EIGHT_BIT_ACTIVATIONS and smoothed is not model
-            is_rounded = kind in EIGHT_BIT_WEIGHTS and bool(representative)
-            float_file = float_file_of(all_tokens, is_smoothed, frozenset() if is_rounded else None)
-            if kind in STATIC:
-                content, quantization.steps[kind] = quantize.quantize_static(
-                    float_file, kind, inputs, multi_label=origin.multi_label, at_run_time=target == "cpu"
-                )
-            elif kind == "int4-weights":
-                kept = quantization.in_eight_bits = quantize.kept_in_eight_bits(float_file, inputs)
-                in_four_bits = quantize.in_four_bits(float_file, kept, [layer.name for layer in model.layers])
-                content = quantize.quantize_four_bits(float_file_of(all_tokens, is_smoothed, in_four_bits), kept)
-            else:
-                content = float_file.read_bytes() if kind == "float32" else quantize.quantize(float_file, kind)
-            if target != "cpu":
-                require_rules(f"{kind} TFLite file", content, target)
-            file = stage / _file_name(kind, ending)
-            description = f"{short_name(origin.name)}, {kind}; weights: {origin.weights}"
-            if origin.multi_label:
-                description += f"; {SEVERAL_CLASSES}"
-            if origin.temperature != 1.0:
-                description += calibration_text(origin.temperature)
-            score_facts = dict[str, object]()
-            if unknown is not None:
-                file.write_bytes(content)
-                scores = tflite_file.run_samples(file, expected, uint8_input, output=UNKNOWN_SCORE)
-                exact, threshold = kind == "float32", unknown.threshold
-                if not exact:
-                    threshold = parity.matched_threshold(threshold, expected_scores, scores)
-                score_facts = parity.unknown_facts(
-                    f"{kind} TFLite file", unknown, expected_scores, scores, exact=exact, threshold=threshold
-                )
-                description += f"; unknown above the unknown_score {threshold:.9g}"
-            file.write_bytes(
-                tflite_file.with_metadata(
-                    content, model.name, description, labels, preprocessing, uint8_input, origin.license_text
-                )
-            )
-            in_float = 0 if unknown is None else unknown.num_bytes
-            check_weights(file, 4 * model.count_params(), WEIGHT_SHARE[kind], in_float)
-            found = parity.compare(expected, run_tflite(file, expected, uint8_input))
-            if kind == "float32":
-                parity.require_equal("float32 TFLite file", found)
-            else:
-                parity.require_agreement(f"{kind} TFLite file", found, options.max_disagreement)
-            written[kind] = (output / file.name, found)
-            rows[kind] = _measurements(file, found, started) | score_facts
-            if target == "gpu":
-                half = parity.compare(expected, run_in_half(content, expected))
-                rows[kind]["float16_agreement"] = half.agreement
-                rows[kind]["float16_max_abs_diff"] = half.max_abs_diff
-            if kind in STATIC:
-                images = [image[None] for image in next(expected.batches(raw_pixels=uint8_input))[1][:_COMPARED]]
-                layers = [layer.name for layer in model.layers]
-                quantization.errors[kind] = quantize.layer_errors(float_file, file, images, layers)
-            progress.update()
-        for float_file in float_files.values():
-            float_file.unlink()
+    if options.target != "cpu":  # files for delegates have the logits alone
+        exported = dataclasses.replace(exported, unknown=None)
+    texts = fingerprint.identity_files(output, exported.model, exported.labels, exported.origin)
+    with staged(output) as stage:
+        with (
+            tempfile.TemporaryDirectory(dir=stage) as temporary,
+            Progress("TFLite", len(options.formats), "formats") as progress,
+        ):
+            export = _Export(exported, options, calibration, stage, pathlib.Path(temporary))
+            for number, kind in enumerate(options.formats, 1):
+                progress.doing = f"{kind} ({number} of {len(options.formats)})"
+                export.write(kind)
+                progress.update()
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
-        pathlib.Path(temporary).rmdir()
-        notes = fingerprint.note_on_earlier(output, stage)
-        _report(origin, expected, rows, quantization, notes, uint8_input).write(stage)
-    return written
+        export.report(fingerprint.note_on_earlier(output, stage)).write(stage)
+    return {kind: (output / file.name, found) for kind, (file, found) in export.written.items()}
+
+
+class _Export:
+    """The files of a classifier, while they are made.
+
+    Args:
+        exported: the model.
+        options: of the command.
+        calibration: representative images.
+        stage: folder for the files.
+        temporary: folder for float32 files that others are made of.
+    """
+
+    def __init__(
+        self,
+        exported: ExportedModel,
+        options: TFLiteOptions,
+        calibration: Samples | None,
+        stage: pathlib.Path,
+        temporary: pathlib.Path,
+    ):
+        self._exported, self._options, self._stage, self._temporary = exported, options, stage, temporary
+        self.written: dict[TFLiteFormat, tuple[pathlib.Path, parity.Parity]] = {}
+        self._rows = dict[TFLiteFormat, dict[str, Any]]()
+        self._quantization = _Quantization({})
+        self._expected = parity.reference(
+            in_dtype(exported.model, "float32"),
+            exported.preprocessing,
+            exported.samples,
+            multi_label=exported.origin.multi_label,
+            raw_pixels=options.uint8_input,
+        )
+        self._representative, self._inputs = list[np.ndarray](), list[np.ndarray]()
+        if calibration is not None:
+            reference = parity.Reference(calibration, exported.preprocessing, np.zeros(0))
+            self._representative = [images for _, images in reference.batches()]
+            raw = (images for _, images in reference.batches(raw_pixels=True))
+            batches = raw if options.uint8_input else self._representative
+            self._inputs = [image[None] for images in batches for image in images]
+
+    def write(self, kind: TFLiteFormat) -> None:
+        """Write the file of a format, compare it with the model, and measure it."""
+        started, target = time.perf_counter(), self._options.target
+        content = self._content(kind)
+        checked = dict[str, Any]()
+        if target != "cpu":
+            require_rules(f"{kind} TFLite file", content, target)
+        if target == "gpu":
+            checked = self._gpu_check.facts(kind, content)
+        file = self._stage / f"model-{kind}{self._ending}.tflite"
+        scores, threshold = self._score_facts(kind, content)
+        golden = b""
+        if target != "cpu":
+            golden = gpu_check.golden_numbers(content, self._images[: gpu_check.NUM_IMAGES])
+            file.with_suffix(f".{tflite_file.GOLDEN}").write_bytes(golden)
+        file.write_bytes(self._with_metadata(kind, content, threshold, golden))
+        unknown = self._exported.unknown
+        in_float = 0 if unknown is None else unknown.num_bytes
+        check_weights(file, 4 * self._exported.model.count_params(), WEIGHT_SHARE[kind], in_float)
+        found = parity.compare(self._expected, run_tflite(file, self._expected, self._options.uint8_input))
+        if kind == "float32":
+            parity.require_equal("float32 TFLite file", found)
+        else:
+            parity.require_agreement(f"{kind} TFLite file", found, self._options.max_disagreement)
+        self.written[kind] = (file, found)
+        self._rows[kind] = _measurements(file, found, started) | scores | checked
+        if target == "gpu":
+            half = parity.compare(self._expected, run_in_half(content, self._expected))
+            self._rows[kind] |= {"float16_agreement": half.agreement, "float16_max_abs_diff": half.max_abs_diff}
+        if kind in STATIC:
+            self._quantization.errors[kind] = quantize.layer_errors(
+                self._float_file_of(kind), file, [image[None] for image in self._images], self._layers
+            )
+
+    def report(self, notes: Sequence[str]) -> report.FormatsReport:
+        """The report of all files."""
+        notes = [*gpu_check.sentences(self._rows), *notes]
+        return _report(self._exported.origin, self._expected, self._rows, self._quantization, notes, self._options)
+
+    def _content(self, kind: TFLiteFormat) -> bytes:
+        """The file of a format, without metadata."""
+        file, steps = self._float_file_of(kind), self._quantization.steps
+        if kind == "float32":
+            return file.read_bytes()
+        if kind in STATIC:
+            multi_label, at_run_time = self._exported.origin.multi_label, self._options.target == "cpu"
+            content, steps[kind] = quantize.quantize_static(
+                file, kind, self._inputs, multi_label=multi_label, at_run_time=at_run_time
+            )
+            return content
+        if kind == "int4-weights":
+            kept = self._quantization.in_eight_bits = quantize.kept_in_eight_bits(file, self._inputs)
+            in_four_bits = quantize.in_four_bits(file, kept, self._layers)
+            return quantize.quantize_four_bits(self._float_file(True, self._is_smoothed(kind), in_four_bits), kept)
+        return quantize.quantize(file, kind)
+
+    def _float_file_of(self, kind: TFLiteFormat) -> pathlib.Path:
+        """The float32 file that a format is made of, with rounded kernels where these are rounded to 8 bits."""
+        is_rounded = kind in EIGHT_BIT_WEIGHTS and bool(self._representative)
+        # Ranges over all tokens are wider than those of the class tokens of a few images, and clip less.
+        return self._float_file(kind in CALIBRATED, self._is_smoothed(kind), frozenset() if is_rounded else None)
+
+    def _is_smoothed(self, kind: TFLiteFormat) -> bool:
+        return (
+            kind in EIGHT_BIT_ACTIVATIONS and bool(self._representative) and self._smoothed is not self._exported.model
+        )
+
+    @functools.cached_property
+    def _smoothed(self) -> keras.Model:
+        network, gains = smooth_quant(self._exported.model, self._representative, head=self._exported.unknown is None)
+        self._quantization.scaled = gains
+        return network
+
+    @functools.cache  # noqa: B019  (an export lives as long as its command)
+    def _float_file(self, all_tokens: bool, is_smoothed: bool, in_four_bits: frozenset[str] | None) -> pathlib.Path:
+        """A float32 file; its kernels are rounded, of some layers to 4 bits, unless that is None."""
+        network = self._smoothed if is_smoothed else self._exported.model
+        if in_four_bits is not None:
+            network = self._rounded(is_smoothed, in_four_bits)
+        content = to_tflite(
+            network,
+            for_delegates=None if self._options.target == "cpu" else self._images,
+            uint8_input=self._options.uint8_input,
+            dynamic_batch=self._options.dynamic_batch,
+            all_tokens=all_tokens,
+            unknown=self._exported.unknown,
+        )
+        names = "-".join(map(str, (all_tokens, is_smoothed, in_four_bits is not None, bool(in_four_bits))))
+        file = self._temporary / f"{names}.tflite"
+        file.write_bytes(content)
+        return file
+
+    @functools.cache  # noqa: B019
+    def _rounded(self, is_smoothed: bool, in_four_bits: frozenset[str]) -> keras.Model:
+        return round_kernels(
+            self._smoothed if is_smoothed else self._exported.model, self._representative, in_four_bits
+        )
+
+    @functools.cached_property
+    def _images(self) -> np.ndarray:
+        """Some inputs of the files."""
+        return next(self._expected.batches(raw_pixels=self._options.uint8_input))[1][:_COMPARED]
+
+    @functools.cached_property
+    def _layers(self) -> list[str]:
+        return [layer.name for layer in self._exported.model.layers]
+
+    @functools.cached_property
+    def _gpu_check(self) -> gpu_check.GpuCheck:
+        return gpu_check.GpuCheck.of(self._options, self._exported.model, self._images)
+
+    @functools.cached_property
+    def _ending(self) -> str:
+        """Of the names of the files."""
+        options = self._options
+        ending = "" if options.target == "cpu" else f"-{options.target}"
+        return (
+            ending
+            + ("-uint8-input" if options.uint8_input else "")
+            + ("-dynamic-batch" if options.dynamic_batch else "")
+        )
+
+    @functools.cached_property
+    def _expected_scores(self) -> np.ndarray:
+        """Of unknown images, by the Keras model."""
+        assert self._exported.unknown is not None
+        raw = self._options.uint8_input
+        batches = (images for _, images in self._expected.batches(raw_pixels=raw))
+        normalized = (np.asarray(self._exported.preprocessing.normalize(each)) if raw else each for each in batches)
+        return self._exported.unknown.scores(in_dtype(self._exported.model, "float32"), normalized)
+
+    def _score_facts(self, kind: TFLiteFormat, content: bytes) -> tuple[dict[str, object], float | None]:
+        """The measurements of the score of unknown images, and its threshold in a file."""
+        unknown = self._exported.unknown
+        if unknown is None:
+            return {}, None
+        file, threshold = self._temporary / "scored.tflite", unknown.threshold
+        file.write_bytes(content)
+        scores = tflite_file.run_samples(file, self._expected, self._options.uint8_input, output=UNKNOWN_SCORE)
+        if kind != "float32":
+            threshold = parity.matched_threshold(threshold, self._expected_scores, scores)
+        facts = parity.unknown_facts(
+            f"{kind} TFLite file", unknown, self._expected_scores, scores, exact=kind == "float32", threshold=threshold
+        )
+        return facts, threshold
+
+    def _with_metadata(self, kind: TFLiteFormat, content: bytes, threshold: float | None, golden: bytes) -> bytes:
+        exported, origin = self._exported, self._exported.origin
+        description = f"{short_name(origin.name)}, {kind}; weights: {origin.weights}"
+        if origin.multi_label:
+            description += f"; {SEVERAL_CLASSES}"
+        if origin.temperature != 1.0:
+            description += calibration_text(origin.temperature)
+        if threshold is not None:
+            description += f"; unknown above the unknown_score {threshold:.9g}"
+        return tflite_file.with_metadata(
+            content,
+            exported.model.name,
+            description,
+            exported.labels,
+            exported.preprocessing,
+            self._options.uint8_input,
+            origin.license_text,
+            golden,
+        )
 
 
 @dataclasses.dataclass
@@ -234,59 +330,6 @@ def _check_dense(model: keras.Model, target: Target) -> None:
             "int4-weights stores dense layers in 4 bits, but most weights here are those of convolutions; take "
             "int8-weights."
         )
-
-
-def _file_name(kind: TFLiteFormat, ending: str = "") -> str:
-    return f"model-{kind}{ending}.tflite"
-
-
-def to_tflite(
-    model: keras.Model,
-    *,
-    for_delegates: np.ndarray | None = None,
-    uint8_input: bool = False,
-    dynamic_batch: bool = False,
-    all_tokens: bool = False,
-    finish: Callable[[keras.Model], keras.Model] | None = None,
-    unknown: UnknownScorer | None = None,
-) -> bytes:
-    """Convert the `inference_model` of a model to a float32 TFLite file, with batch 1 or a dynamic batch.
-
-    With some inputs (n, h, w, C) as `for_delegates`, convert its `delegate_model` instead, with batch 1. The output is
-    logits (B, K); with `unknown`, there is another, unknown_score (B,). `finish` adds what follows the model, and may
-    give a dict of outputs. The conversion goes through a SavedModel. A file converted from a concrete function would
-    have no weights.
-    """
-    preprocessing = preprocessing_of(model)
-    if for_delegates is None:
-        network = inference_model(model, all_tokens=all_tokens)
-    else:
-        network = delegate_model(model, for_delegates, all_tokens=all_tokens)
-    network = network if finish is None else finish(network)
-    shape = (None if dynamic_batch else 1, *preprocessing.image_size, preprocessing.channels)
-    scored = None if unknown is None else features_and_logits(network)
-    spec = tf.TensorSpec(shape, tf.uint8 if uint8_input else tf.float32, name="image")
-
-    @tf.function(autograph=False, input_signature=[spec])
-    def classify(image):
-        pixels = preprocessing.normalize(image) if uint8_input else image
-        if unknown is not None:
-            inside = scored(pixels, training=False)
-            logits = inside["logits"]
-            with tf.name_scope(UNKNOWN_SCORE):
-                return {"logits": logits, UNKNOWN_SCORE: unknown.score(inside["pre_logits"], logits)}
-        logits = network(pixels, training=False)
-        if isinstance(logits, dict):
-            return logits
-        return {"logits": tf.reshape(logits, (1, logits.shape[-1])) if for_delegates is not None else logits}
-
-    module = tf.Module()
-    module.weights = [weight.value for weight in network.weights]
-    with tempfile.TemporaryDirectory() as directory:
-        signatures = {"serving_default": classify.get_concrete_function()}
-        save_module(module, pathlib.Path(directory), signatures)
-        content = tf.lite.TFLiteConverter.from_saved_model(directory).convert()
-    return content if for_delegates is None else with_four_axes(content)
 
 
 def check_weights(file: pathlib.Path, weight_bytes: int, share: float, in_float: int = 0) -> None:
@@ -350,7 +393,7 @@ def _report(
     rows: Mapping[TFLiteFormat, Mapping[str, Any]],
     quantization: _Quantization,
     notes: Sequence[str],
-    raw_pixels: bool,
+    options: TFLiteOptions,
 ) -> report.FormatsReport:
     recommendation = recommend(rows, expected.accuracy)
     half: dict[str, Callable[[Mapping[str, Any]], object]] = {}
@@ -372,7 +415,7 @@ def _report(
             "agreement with the Keras model": {kind: row["agreement"] for kind, row in rows.items()},
             **{f"{kind}: noise / signal": found for kind, found in quantization.errors.items()},
         },
-        raw_pixels=raw_pixels,
+        raw_pixels=options.uint8_input,
     )
 
 
@@ -406,6 +449,7 @@ def _gains(scaled: Mapping[str, Gain], steps: Mapping[TFLiteFormat, Sequence[qua
     return tables
 
 
-def summary(written: Mapping[TFLiteFormat, tuple[pathlib.Path, parity.Parity]]) -> str:
+def summary(written: Mapping[TFLiteFormat, tuple[pathlib.Path, parity.Parity]], target: Target = "cpu") -> str:
     """The result of `export_tflite` as a table for the terminal."""
-    return report.format_table(written, {kind: path.stat().st_size for kind, (path, _) in written.items()})
+    sizes = {kind: path.stat().st_size for kind, (path, _) in written.items()}
+    return report.format_table(written, sizes, PROCESSORS[target])

@@ -15,7 +15,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 from export import parity
 from export.source import ExportedModel
-from export.tflite.export import to_tflite
+from export.tflite.convert import to_tflite
 from export.tflite.flatbuffer import pack, unpack
 from keras_vit.native_stderr import native_stderr_silenced
 

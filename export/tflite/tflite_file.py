@@ -23,6 +23,8 @@ from keras_vit.unknown_score import UNKNOWN_SCORE
 
 # Largest number of interpreters in parallel.
 _MOST_WORKERS = 4
+# Associated file, and ending of the file beside it, with inputs and outputs to compare on a phone.
+GOLDEN = "golden.bin"
 # TFLite Metadata (tflite-support, metadata_schema.fbs 1.0).
 _METADATA, _IDENTIFIER, _PARSER = "TFLITE_METADATA", b"M001", "1.0.0"
 _RGB, _GRAYSCALE, _AXIS_LABELS, _IMAGE, _NORMALIZATION = 1, 2, 2, 2, 1
@@ -36,6 +38,7 @@ def with_metadata(
     preprocessing: Preprocessing,
     raw_pixels: bool,
     terms: str,
+    golden: bytes = b"",
 ) -> bytes:
     """Add TFLite Metadata to a file: the image size, its normalization, and labels.txt as an associated file.
 
@@ -47,6 +50,7 @@ def with_metadata(
         preprocessing: of the model.
         raw_pixels: whether the input is 0..255 and the model normalizes it.
         terms: license of the weights.
+        golden: content of another associated file, golden.bin; see `export.tflite.gpu_check.golden_numbers`.
     """
     model = unpack(content)
     buffer = schema.BufferT()
@@ -62,6 +66,8 @@ def with_metadata(
     with zipfile.ZipFile(stream, "a", zipfile.ZIP_STORED) as archive:
         entry_info = zipfile.ZipInfo(run_directory.LABELS)  # without a date, for identical files from identical models
         archive.writestr(entry_info, labels_text(labels))
+        if golden:
+            archive.writestr(zipfile.ZipInfo(GOLDEN), golden, zipfile.ZIP_DEFLATED)
     return stream.getvalue()
 
 

@@ -434,6 +434,8 @@ class ViTConfig:
 
 
 SegmentationTask = Literal["semantic", "instance", "panoptic"]
+# Minimum score of a segment of instance and panoptic in predictions, their evaluation and SavedModels.
+SEGMENT_THRESHOLD = 0.5
 
 
 @dataclasses.dataclass(frozen=True)

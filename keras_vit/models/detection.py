@@ -101,13 +101,13 @@ class BoxesOnGrid(keras.layers.Layer):
         self.grid = tuple(grid)
 
     def call(self, predictions):
-        return ops.sigmoid(predictions + ops.convert_to_tensor(_box_bias(self.grid), predictions.dtype))
+        return ops.sigmoid(predictions + ops.convert_to_tensor(box_bias(self.grid), predictions.dtype))
 
     def compute_output_shape(self, input_shape):
         return input_shape
 
 
-def _box_bias(grid: tuple[int, int]) -> np.ndarray:
+def box_bias(grid: tuple[int, int]) -> np.ndarray:
     """Logits of the lower right corner x and y of each patch, and of its width and height: (N, 4) float32."""
     rows, columns = grid
     y, x = np.meshgrid(np.arange(1, rows + 1) / rows, np.arange(1, columns + 1) / columns, indexing="ij")

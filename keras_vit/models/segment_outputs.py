@@ -18,7 +18,7 @@ from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
 from keras_vit.models.layers import CHANNELS_LAST
 
 # Least probability of a pixel of a segment, and share of a mask above which it must be visible, as in transformers.
-_MASK_THRESHOLD, _LEAST_VISIBLE = 0.5, 0.8
+_MASK_THRESHOLD, LEAST_VISIBLE = 0.5, 0.8
 
 
 def resize_maps(maps, size):
@@ -109,7 +109,7 @@ def _panoptic(probabilities, masks, task: SegmentationConfig, threshold: float) 
     whole = ops.logical_and(inside >= _MASK_THRESHOLD, kept[:, None, None])
     visible = ops.logical_and(own, whole)
     areas = [ops.sum(ops.cast(each, "float32"), axis=(1, 2)) for each in (own, whole, visible)]
-    valid = ops.logical_and(areas[2] > 0.0, areas[0] > _LEAST_VISIBLE * areas[1])  # (B, Q)
+    valid = ops.logical_and(areas[2] > 0.0, areas[0] > LEAST_VISIBLE * areas[1])  # (B, Q)
     seen = ops.logical_and(visible, valid[:, None, None])
     # All masks of a class of stuff have the number of its first.
     same = ops.logical_and(labels[:, :, None] == labels[:, None], valid[:, None])  # (B, Q, Q)

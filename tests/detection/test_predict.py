@@ -3,7 +3,6 @@
 import csv
 import json
 import pathlib
-import threading
 import urllib.request
 
 import numpy as np
@@ -15,7 +14,7 @@ from keras_vit import DetectionConfig, UserError
 from keras_vit.models.boxes import overlaps
 from keras_vit.runs import open_run
 from tests.browser import open_browser
-from tests.support import TINY, TINY_IMAGE, randomize, serving
+from tests.support import TINY, TINY_IMAGE, answering, randomize, serving
 from tests.text.towers import with_tokenizer
 from training import detect as command
 from training.detection.annotations import open_boxes
@@ -177,12 +176,9 @@ def test_a_detector_of_words_is_saved_as_a_run(tmp_path, capsys):
 
 def test_the_page_in_the_browser_shows_the_boxes_of_a_dropped_picture():
     page = DetectionPage(open_detector(open_run("run")), top=3, threshold=0.0)
-    with open_server(page, 0, "Find objects") as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_address[1]}/"
+    with answering(open_server(page, 0, "Find objects")) as address:
         with urllib.request.urlopen(address) as answer:
             assert "<h1>Find objects</h1>" in answer.read().decode()
         data = pathlib.Path("pictures/a.png").read_bytes()
         with urllib.request.urlopen(urllib.request.Request(address, data)) as answer:
             assert answer.read().decode().count("<rect") == 3
-        server.shutdown()

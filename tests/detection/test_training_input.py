@@ -11,8 +11,8 @@ from keras_vit.models.losses import DetectionWeights
 from tests.support import FIXTURES
 from training.detection.annotations import Box, BoxData, Picture
 from training.detection.data import box_data_set
+from training.objectives.detection import BoxSetPrediction
 from training.recipes.detect import DetectRecipe
-from training.techniques.detection import BoxSetPrediction
 
 RECIPE = DetectRecipe(image_size=(48, 64), batch_size=4, learning_rate=0.1, steps=1, flip=True, mosaic=1.0)
 PAD = Preprocessing((48, 64), resize="pad", padding="after", background="black")

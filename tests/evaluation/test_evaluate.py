@@ -24,13 +24,13 @@ from keras_vit.runs import open_run
 from tests.exports import saved_model_of, tflite_of
 from tests.support import full_disk, randomize, serving
 from training import evaluate as evaluate_command
-from training.devices.strategies import StrategyOptions
 from training.evaluation.evaluate import evaluate
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels
 from training.evaluation.plots import draw_mistakes, draw_reliability
 from training.evaluation.predictors import Predictor, open_predictor
 from training.input.dataset import Split
 from training.input.sources import DataOptions, DataSet, array_split, digits
+from training.loop.devices.strategies import StrategyOptions
 from training.loop.run import RunDirectory
 from training.options.common import InputOptions
 from training.options.evaluate import EvaluateOptions
@@ -673,7 +673,7 @@ def test_a_report_without_mistakes_has_no_gallery(made, figures, tmp_path):
 
 _IN_REPLICAS = """
 import sys, numpy as np
-from training.devices.strategies import StrategyOptions
+from training.loop.devices.strategies import StrategyOptions
 from training.evaluation import report
 from training.evaluation.evaluate import evaluate
 from training.evaluation.predictors import Predictor, open_predictor

@@ -27,8 +27,8 @@ from training.evaluation.multi_label import measure_multi_label, multi_label_int
 from training.evaluation.report import Subject
 from training.input.sources import DataSet, array_split
 from training.loop.build import compile_trainer
-from training.loop.objectives import Classification
 from training.loop.run import RunDirectory
+from training.objectives.classification import Classification
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
 
@@ -52,6 +52,15 @@ def test_the_measures_are_those_counted_by_hand():
     assert found["mean_average_precision"] == pytest.approx((5 / 6 + 1.0) / 2)
     losses = [np.log1p(np.exp(-x)) for x in (2.0, 1.0, -1.0, 1.0, -1.0, 3.0)]
     assert found["log_loss"] == pytest.approx(np.mean(losses))
+
+
+def test_one_class_is_measured_as_beside_one_without_images():
+    logits, targets = np.array([[2.0], [1.0], [-1.0], [-2.0], [-3.0]]), np.array([[1], [0], [1], [0], [0]])
+    found = measure_multi_label(logits, targets, ("a",))
+    row = found["classes"]["a"]
+    assert (row["num_examples"], row["precision"], row["recall"], row["f1"]) == (2, 0.5, 0.5, 0.5)
+    assert (found["micro_f1"], found["macro_f1"], found["exact_match"]) == (0.5, 0.5, 0.6)
+    assert found["mean_average_precision"] == pytest.approx((1 + 2 / 3) / 2)
 
 
 def test_a_class_without_images_is_left_out_of_the_mean():

@@ -18,7 +18,7 @@ from export.inference_model import float32_copy
 from export.options import CALIBRATED, TFLiteFormat
 from export.parity import Reference
 from export.tflite import quantize
-from export.tflite.export import to_tflite
+from export.tflite.convert import to_tflite
 from export.tflite.gptq import round_kernels
 from export.tflite.smooth_quant import scalable_activations, smooth_quant
 from export.tflite.tflite_file import run_samples

@@ -23,7 +23,7 @@ from keras_vit.models.layers import gelu_erf
 from keras_vit.run_directory import LABELS, MODEL, SAMPLES, Samples
 from tests.exports import exported_model, saved_model_of, tflite_of
 from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
-from training.loop.build import model_with_config
+from training.loop.build import rebuilt
 
 NAMES = ("ash", "birch", "cedar")
 GAP = dataclasses.replace(TINY, classifier="gap")
@@ -273,7 +273,7 @@ def test_a_changed_model_is_not_converted_and_loads_as_it_is(tmp_path):
     with pytest.raises(UserError, match="its layer 'global_average_pooling1d.*' differs"):
         convert(tmp_path / "mine.keras", tmp_path / "mine.npz", "npz")
     with pytest.raises(UserError, match="its layer 'global_average_pooling1d.*' differs"):
-        model_with_config(model, keras_vit.config_of(model), keras_vit.preprocessing_of(model))
+        rebuilt(model)
 
 
 def test_a_model_with_a_call_of_its_own_is_refused(tmp_path):

@@ -11,6 +11,7 @@ from ai_edge_litert.interpreter import Interpreter
 import keras_vit
 from export.embeddings import embedding_of
 from export.onnx import __main__ as onnx_command
+from export.options import SourceOptions, TFLiteOptions
 from export.saved_model import __main__ as saved_model
 from export.saved_model.task import export_task as as_saved_model
 from export.source import ExportedModel, random_images
@@ -22,6 +23,10 @@ from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
 
 def tiny(**options):
     return randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, **options))
+
+
+def phone(directory, *formats):
+    return TFLiteOptions(SourceOptions(), str(directory), formats)
 
 
 @pytest.fixture(name="clip", scope="module")
@@ -50,7 +55,7 @@ def test_the_signature_embed_gives_the_embeddings_of_clip(normalize, clip, tmp_p
 
 
 def test_tflite_files_give_the_embeddings(clip, tmp_path):
-    written = as_tflite(task_of(clip, normalize=True), tmp_path, ("float32", "int8-dynamic"))
+    written = as_tflite(task_of(clip, normalize=True), phone(tmp_path, "float32", "int8-dynamic"))
     interpreter = Interpreter(str(written["float32"][0]))
     interpreter.allocate_tensors()
     image = np.random.default_rng(0).normal(size=(1, 20, 20, 3)).astype(np.float32)
@@ -76,7 +81,7 @@ def test_a_model_of_all_tokens_and_a_calibrated_format_are_refused(clip, tmp_pat
     with pytest.raises(UserError, match="needs one vector per image"):
         task_of(tokens)
     with pytest.raises(UserError, match="int8 is calibrated for classes"):
-        as_tflite(task_of(clip), tmp_path, ("int8",))
+        as_tflite(task_of(clip), phone(tmp_path, "int8"))
 
 
 def test_embeddings_that_point_elsewhere_are_not_kept(clip):

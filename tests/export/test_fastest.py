@@ -14,7 +14,7 @@ from export.fastest import compare
 from export.fastest.compare import Measured, compare_forms, recommendation
 from export.options import FastestOptions, SourceOptions
 from export.source import ExportedModel
-from export.tflite.export import to_tflite
+from export.tflite.convert import to_tflite
 from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.run_directory import Samples
 from tests.exports import exported_model

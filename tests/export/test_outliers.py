@@ -18,7 +18,7 @@ from export.tflite.activation_ranges import (
     searched_ranges,
     with_corrected_biases,
 )
-from export.tflite.export import to_tflite
+from export.tflite.convert import to_tflite
 from export.tflite.flatbuffer import Graph, unpack
 from export.tflite.quantize import quantize_static
 from export.tflite.smooth_quant import best_scales, scalable_activations, smooth_quant

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from export.options import OnnxOptions, SourceOptions
+from export.options import OnnxOptions, SourceOptions, TFLiteOptions
 from export.saved_model import cpp_loader
 from export.saved_model.task import export_task as export_saved_model
 from export.segmentation import Segmentation, open_segmentation
@@ -82,7 +82,9 @@ def test_a_saved_model_answers_in_the_loader_of_c_plus_plus(tmp_path):
     "task", ["semantic", *(pytest.param(t, marks=pytest.mark.slow) for t in ("linear", "instance", "panoptic"))]
 )
 def test_tflite_files_have_the_same_outputs_at_a_fixed_size(task, tmp_path):
-    written = export_tflite(exported(task), tmp_path / "phone", ("float32", "int8-dynamic"))
+    written = export_tflite(
+        exported(task), TFLiteOptions(SourceOptions(), str(tmp_path / "phone"), ("float32", "int8-dynamic"))
+    )
     assert written["float32"][1]["equal_pixels"] >= 0.999
     assert written["int8-dynamic"][1]["equal_pixels"] >= 0.9
     report = json.loads((tmp_path / "phone" / "report.json").read_text())

@@ -33,7 +33,7 @@ from keras_vit.models.layers import no_init_weights
 from keras_vit.run_directory import Samples
 from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
 from training.input.dataset import decoded as decode_image
-from training.loop.inspect_callback import InspectEpochs
+from training.loop.callbacks import InspectEpochs
 
 
 def encoded(array: np.ndarray, form: str = "PNG", **options) -> bytes:

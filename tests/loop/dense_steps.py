@@ -4,7 +4,6 @@ python -m tests.loop.dense_steps OUTPUT HEAD CASE [STATE]
 """
 
 import dataclasses
-import functools
 import sys
 
 import keras
@@ -14,13 +13,12 @@ import keras_vit
 from keras_vit import SegmentationConfig
 from keras_vit.models.config import LinearSegmentationConfig
 from tests.segmentation.shapes import LABELS, SIDE, shapes
-from training.devices.strategies import distributed, open_strategy
-from training.loop import objectives
 from training.loop.build import build_trainer
+from training.loop.devices.strategies import distributed, open_strategy
+from training.objectives.segmentation import MaskSetPrediction
 from training.options.common import Execution, StrategyOptions
 from training.recipes.dense import EOMT, LINEAR, SegmentRecipe
 from training.recipes.schedules import Schedule
-from training.techniques.segmentation import MaskSetPrediction
 
 TINY = keras_vit.ViTConfig(
     patch_size=8, hidden_size=24, num_layers=3, num_heads=3, mlp_dim=48, classifier="none", with_class_token=True
@@ -75,5 +73,5 @@ if __name__ == "__main__":
     if before:
         before.pop("losses")
     # Each replica draws points of its own; with many of them the losses are alike.
-    objectives.MaskSetPrediction = functools.partial(MaskSetPrediction, 4096)  # type: ignore[misc, assignment]
+    MaskSetPrediction.of = classmethod(lambda cls, recipe, steps: cls(4096, steps))  # type: ignore[method-assign]
     np.savez(sys.argv[1], **train(sys.argv[2], sys.argv[3], before))

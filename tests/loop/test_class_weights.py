@@ -16,7 +16,7 @@ from tests.support import randomize, replaced
 from training import pretrain
 from training.input.dataset import Split, class_weights
 from training.input.sources import array_split, open_source
-from training.loop.objectives import Classification
+from training.objectives.classification import Classification
 from training.options.common import DataOptions
 
 

@@ -18,9 +18,8 @@ from tests.loop import dense_steps
 from tests.loop.dense_steps import RECIPE, SMALL_LINEAR, make_model
 from tests.loop.test_resume import assert_ended_alike, final_state
 from tests.segmentation.shapes import LABELS, shapes
-from training.devices.strategies import open_strategy
 from training.loop.build import build_trainer, trained_model
-from training.loop.dry_run import dry_run_report
+from training.loop.devices.strategies import open_strategy
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup
 from training.loop.train import run_training
@@ -93,7 +92,7 @@ def test_mask_attention_is_annealed_block_by_block_and_gone_at_the_end(undisturb
     probabilities = trainer.network.get_layer("mask_attention").probabilities
     found = []
     for step in range(9):
-        trainer._assign_after_step(np.int32(step))
+        trainer._objective.after_step(np.int32(step))
         found.append(np.array(probabilities))
     np.testing.assert_allclose(np.array(found)[:, 0], [1, 1, 1, 0.5**0.9, 0, 0, 0, 0, 0], atol=1e-6)
     np.testing.assert_allclose(np.array(found)[:, 1], [1, 1, 1, 1, 1, 0.5**0.9, 0, 0, 0], atol=1e-6)
@@ -113,7 +112,10 @@ def test_the_head_of_pixels_learns(tmp_path):
 def test_a_dry_run_says_what_it_does_not_count(tmp_path, capsys):
     options = TrainingOptions(source=DataOptions("digits"), workdir=str(tmp_path / "run"), recipe=RECIPE)
     setup = Setup(shapes(), open_strategy(SINGLE))
-    dry_run_report(options, setup, lambda _: make_model(RECIPE), command="segment", recipe_name="eomt")
+    run_training(
+        dataclasses.replace(options, dry_run=True), setup, lambda _: make_model(RECIPE), command="segment",
+        recipe_name="eomt",
+    )  # fmt: skip
     assert "the queries, and the heads of masks or boxes" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
 

@@ -116,8 +116,7 @@ def test_adapters_have_few_gradients_and_frozen_layers_none(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["bit-l-r50x1", "vit-c-1gf", pytest.param("r50-vit-b16-jft", marks=pytest.mark.slow), "augreg-ti16-i21k"],
+    "name", ["bit-l-r50x1", "vit-c-1gf", pytest.param("r50-vit-b16-jft", marks=pytest.mark.slow), "augreg-ti16-i21k"]
 )
 def test_every_family_has_a_plan(name):
     recipe = dataclasses.replace(find_recipe(name), batch_size=8, epochs=None, steps=20_000)

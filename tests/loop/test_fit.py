@@ -1,10 +1,8 @@
 """Training runs: schedule, optimizer, resume, run directory, what is refused."""
 
-import contextlib
 import csv
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import shutil
@@ -22,15 +20,15 @@ from keras_vit import UserError, ViTConfig
 from keras_vit.files.atomic import write_text
 from keras_vit.models.layers import no_init_weights
 from tests.interruptions import Interrupted, killed_after
-from tests.support import Terminal, fetched, randomize
+from tests.support import fetched, randomize
 from training.input.pipeline import training_batches
 from training.input.sources import DataOptions, array_split
-from training.loop import build, checkpoints, setup
+from training.loop import build, checkpoints, plan
 from training.loop import pretrain as pretraining
 from training.loop.run import RunDirectory
 from training.options.common import Execution
 from training.options.train import PretrainOptions
-from training.recipes.pretrain import RECIPES, find_recipe
+from training.recipes.pretrain import RECIPES
 from training.recipes.schedules import Schedule
 from training.workdir import differences
 
@@ -67,15 +65,21 @@ def test_a_run_leaves_everything_that_belongs_to_it(finished):
         rows = list(csv.DictReader(stream))
     assert [{name: float(number) for name, number in row.items()} for row in rows] == finished.metrics()
     assert any((finished.path / "tensorboard").rglob("events*"))
-
-
-def test_the_model_of_a_run_knows_its_preprocessing(finished):
     model = keras.models.load_model(finished.model_file)
     assert keras_vit.preprocessing_of(model) == keras_vit.Preprocessing((8, 8), channels=1)
 
 
 def killed(*_) -> None:
     raise Interrupted
+
+
+def assert_ended_alike(run: RunDirectory, other: RunDirectory, *, metrics: bool = False) -> None:
+    ends = [fetched(checkpoints.load_latest(each.checkpoints_folder)[2]) for each in (run, other)]
+    for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
+        np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
+    for here, there in zip(run.metrics(), other.metrics(), strict=True) if metrics else ():
+        timed = {"seconds": 0, "images_per_second": 0}
+        assert here | timed == there | timed
 
 
 @pytest.mark.slow
@@ -85,13 +89,7 @@ def test_a_run_interrupted_after_an_epoch_ends_in_the_same_bits(finished, tmp_pa
     assert not (tmp_path / "run" / "model.keras").exists()
 
     run = pretraining.pretrain(arguments(tmp_path / "run"), "tiny")
-    for here, there in zip(
-        *(keras.models.load_model(r.model_file).get_weights() for r in (run, finished)), strict=True
-    ):
-        np.testing.assert_array_equal(here, there)
-    for here, there in zip(run.metrics(), finished.metrics(), strict=True):
-        timed = {"seconds": 0, "images_per_second": 0}
-        assert here | timed == there | timed
+    assert_ended_alike(run, finished, metrics=True)
 
 
 @pytest.mark.parametrize(
@@ -143,14 +141,8 @@ def test_a_run_killed_before_its_model_was_saved_has_its_curves(trained):
     assert not trained.model_file.exists()
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(lambda text: None, marks=pytest.mark.slow),
-        pytest.param(lambda text: text[:-20], marks=pytest.mark.slow),
-        pytest.param(lambda text: "", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [lambda text: None, lambda text: text[:-20], lambda text: ""])
 def test_lost_metrics_come_back_from_the_state(damage, trained, tmp_path):
     run = RunDirectory(shutil.copytree(trained.path, tmp_path / "run"))
     left = damage(run.metrics_file.read_text())
@@ -162,23 +154,20 @@ def test_lost_metrics_come_back_from_the_state(damage, trained, tmp_path):
     assert run.model_file.is_file()
 
 
-def _without_last_weight(arrays: dict) -> dict:
-    return dict(list(arrays.items())[:-1])
-
-
-def _with_a_longer_weight(arrays: dict) -> dict:
-    return arrays | {"weight/00000": np.zeros((1, 2, 3, 5))}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", [_without_last_weight, _with_a_longer_weight, lambda arrays: {}])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda arrays: dict(list(arrays.items())[:-1]),
+        lambda arrays: arrays | {"weight/00000": np.zeros((1, 2, 3, 5))},
+        lambda arrays: {},
+    ],
+)
 def test_a_state_of_another_model_is_refused_in_one_sentence(damage, trained, tmp_path):
     run = RunDirectory(shutil.copytree(trained.path, tmp_path / "run"))
     step, progress, arrays = checkpoints.load_latest(run.checkpoints_folder)
     checkpoints.save(run.checkpoints_folder, step + 1, progress, damage(fetched(arrays)))
-    with pytest.raises(
-        UserError, match=f"was saved by another version .* cannot continue; remove {run.path} to start again"
-    ):
+    with pytest.raises(UserError, match=f"saved by another version .* remove {run.path}"):
         pretraining.pretrain(arguments(run.path), "tiny")
     assert not run.model_file.exists()
 
@@ -195,10 +184,7 @@ def test_an_invalid_config_is_refused(content, tmp_path):
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        (
-            ("ant", "bee", "cat"),
-            "has 2 classes and the data have 3: only the data have cat; give another --workdir",
-        ),
+        (("ant", "bee", "cat"), "has 2 classes and the data have 3: only the data have cat"),
         (("ant", "cat"), "has 2 classes and the data have 2: only the run in .* has bee and only the data have cat"),
         (("bee", "ant"), "the same in another order"),
     ],
@@ -249,14 +235,8 @@ def test_a_directory_without_a_run_is_refused_and_not_changed(tmp_path):
     ("fields", "words"),
     [
         ({"batch_size": 2000}, "batch of 2000 is larger than the training set of 1437 images"),
-        (
-            {"image_size": (10**6, 10**6)},
-            "A step would take .* TB of memory, with batches of 200 images of 1000000",
-        ),
-        (
-            {"schedule": Schedule(warmup_steps=2, cooldown_steps=20)},
-            "cooldown of 20 steps must fit into the 19 steps after the warm-up; give fewer, such as --cooldown-steps 9",
-        ),
+        ({"image_size": (10**6, 10**6)}, "TB of memory, with batches of 200 images of 1000000"),
+        ({"schedule": Schedule(warmup_steps=2, cooldown_steps=20)}, "20 steps .* 19 steps .* --cooldown-steps 9"),
         ({"image_size": (9, 8)}, "image height must be a multiple of the patch height 4, but is 9"),
     ],
 )
@@ -272,10 +252,7 @@ def test_what_cannot_be_trained_leaves_no_directory(fields, words, tmp_path):
     [
         ({"profile_steps": (10, 22)}, "--profile-steps ends with step 22, but the run has 21 steps; give earlier ones"),
         ({"inspect_every": 4}, "--inspect-every 4 inspects none of the run's 3 epochs; give 3 or less"),
-        (
-            {"inspect_every": 4, "evaluate_every": 10},
-            "--inspect-every 4 inspects none of the run's 3 epochs; give 3 or less",
-        ),
+        ({"inspect_every": 4, "evaluate_every": 10}, "--inspect-every 4 inspects none of the run's 3 epochs"),
     ],
 )
 def test_what_comes_after_the_end_of_the_run_is_refused_and_leaves_no_directory(options, words, dry_run, tmp_path):
@@ -287,11 +264,7 @@ def test_what_comes_after_the_end_of_the_run_is_refused_and_leaves_no_directory(
 @pytest.mark.parametrize(
     ("workdir", "seed", "words"),
     [
-        (
-            "runs/\udcff",
-            0,
-            "such as gs://bucket/run, in printable characters, but was given .*; give one",
-        ),
+        ("runs/\udcff", 0, "in printable characters, but was given .*; give one"),
         ("none://bucket/run", 0, "^none://bucket/run cannot .* TensorFlow has no file system of this scheme"),
         ("runs/here", -1, r"seed must be in \[0, 4294967295\], but is -1"),
         ("runs/here", 2**32, "but is 4294967296"),
@@ -331,12 +304,6 @@ def test_deterministic_turns_on_the_determinism_of_operations(deterministic, tmp
     assert config.is_op_determinism_enabled() == deterministic
 
 
-@pytest.mark.parametrize("resize", ["stretch", "crop"])
-def test_the_resize_of_the_recipe_is_that_of_the_model(resize, tmp_path):
-    model = built_model(tmp_path, recipe=dataclasses.replace(RECIPE, resize=resize))
-    assert keras_vit.preprocessing_of(model).resize == resize
-
-
 @pytest.mark.slow
 def test_a_diverged_run_is_not_finished(tmp_path):
     with pytest.raises(UserError, match="loss or a weight is not finite at step [1-7], so training stopped"):
@@ -354,17 +321,6 @@ def test_steps_instead_of_epochs_are_exact(steps, epochs, tmp_path):
     step, _, arrays = checkpoints.load_latest(run.checkpoints_folder)
     assert step == arrays["step/00000"].fetch() == steps
     assert arrays["optimizer/00000"].fetch() == steps  # the optimizer's own count of its updates
-
-
-@pytest.mark.slow
-def test_a_run_can_be_evaluated_at_other_steps_and_ends_in_the_same_bits(finished, tmp_path):
-    execution = Execution(evaluate_every=8)
-    run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
-    assert [record["step"] for record in run.metrics()] == [8, 16, 21]
-    assert [record["epoch"] for record in run.metrics()] == [1.143, 2.286, 3]  # of 7 steps each
-    ends = [fetched(checkpoints.load_latest(each.checkpoints_folder)[2]) for each in (finished, run)]
-    for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
-        np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
 
 
 @pytest.mark.slow
@@ -414,13 +370,9 @@ def test_callbacks_of_the_caller_see_one_training_of_all_epochs_and_change_no_bi
     assert seen.calls == ["begin", *((epoch, MEASURED) for epoch in range(3)), "end"]
     assert seen.steps == 21
     assert early.best == pytest.approx(min(record["val_loss"] for record in run.metrics()))
-    assert_same_end(run, finished)
-
-
-def assert_same_end(run: RunDirectory, other: RunDirectory) -> None:
-    ends = [fetched(checkpoints.load_latest(each.checkpoints_folder)[2]) for each in (run, other)]
-    for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
-        np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
+    assert_ended_alike(run, finished)
+    assert [record["step"] for record in run.metrics()] == [8, 16, 21]
+    assert [record["epoch"] for record in run.metrics()] == [1.143, 2.286, 3]  # of 7 steps each
 
 
 @pytest.mark.slow
@@ -456,10 +408,7 @@ def test_several_steps_of_an_execution_end_in_the_same_bits(steps, finished, tmp
     execution = Execution(steps_per_execution=steps)
     run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
     assert [record["step"] for record in run.metrics()] == [7, 14, 21]
-    assert_same_end(run, finished)
-    for here, there in zip(run.metrics(), finished.metrics(), strict=True):
-        timed = {"seconds": 0, "images_per_second": 0}
-        assert here | timed == there | timed
+    assert_ended_alike(run, finished, metrics=True)
 
 
 def test_the_name_of_a_frozen_layer_does_not_freeze_those_that_only_begin_with_it():
@@ -470,56 +419,19 @@ def test_the_name_of_a_frozen_layer_does_not_freeze_those_that_only_begin_with_i
     assert frozen == {"Transformer.encoderblock_1", "cls"}
 
 
-@pytest.mark.parametrize(("asked", "compiled"), [("on", True), ("auto", False), ("off", False)])
-def test_xla_compiles_the_step_where_it_is_asked_for_and_by_itself_only_on_a_gpu(asked, compiled):
+def test_the_trainer_has_what_the_recipe_says():
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
-    assert build.compile_trainer(model, RECIPE, 50, execution=Execution(xla=asked)).jit_compile is compiled
-
-
-def test_xla_is_refused_where_it_cannot_repeat_bits():
-    model = keras_vit.build(MODEL, image_size=8)
+    recipe = dataclasses.replace(RECIPE, learning_rate=0.8, weight_decay=0.5, clip_norm=0.5)
+    for xla, compiled in (("on", True), ("auto", False), ("off", False)):  # auto only on a GPU
+        trainer = build.compile_trainer(model, recipe, 52, execution=Execution(xla=xla))
+        assert trainer.jit_compile is compiled
+    optimizer = trainer.optimizer
+    for step, rate in ((1, 0.4), (2, 0.8), (27, 0.4), (52, 0.0)):
+        optimizer.iterations.assign(step)
+        assert float(optimizer.learning_rate) == pytest.approx(rate, abs=1e-6)
+    assert {optimizer._clip_norm, *optimizer._decay.values()} == {0.5}
     with pytest.raises(UserError, match="XLA is not used with --deterministic"):
         build.compile_trainer(model, RECIPE, 50, execution=Execution(xla="on", deterministic=True))
-
-
-def test_the_learning_rate_warms_up_linearly_and_falls_as_a_cosine():
-    model = keras_vit.build(MODEL, image_size=8, num_classes=2)
-    trainer = build.compile_trainer(
-        model,
-        dataclasses.replace(RECIPE, learning_rate=0.8, schedule=Schedule(warmup_steps=10)),
-        50,
-        execution=Execution(),
-    )
-    optimizer = trainer.optimizer
-    for step in range(51):
-        progress = min(max((step - 10) / 40, 0.0), 1.0)
-        expected = 0.8 * min(1.0, step / 10) * 0.5 * (1 + math.cos(math.pi * progress))
-        optimizer.iterations.assign(step)
-        assert float(optimizer.learning_rate) == pytest.approx(expected, abs=1e-6)
-
-
-def test_weight_decay_shrinks_kernels_alone():
-    model = keras_vit.build(MODEL, image_size=8, num_classes=2)
-    recipe = dataclasses.replace(RECIPE, learning_rate=0.1, weight_decay=0.5, schedule=Schedule(warmup_steps=0))
-    trainer = build.compile_trainer(model, recipe, 50, execution=Execution())
-    randomize(model)  # of what is 0, as biases are at first, nothing can decay
-    before = [np.array(weight) for weight in model.trainable_weights]
-    trainer.optimizer.apply([tf.zeros_like(weight) for weight in model.trainable_weights], model.trainable_variables)
-    for old, weight in zip(before, model.trainable_weights, strict=True):
-        factor = 1 - 0.1 * 0.5 if weight.name == "kernel" else 1.0
-        np.testing.assert_allclose(np.array(weight), factor * old, rtol=1e-6, err_msg=weight.path)
-
-
-def test_gradients_are_clipped_together_and_averaged_as_adam_does():
-    model = keras_vit.build(MODEL, image_size=8, num_classes=2)
-    trainer = build.compile_trainer(model, dataclasses.replace(RECIPE, clip_norm=0.5), 50, execution=Execution())
-    gradients = [np.full(weight.shape, 1.0 + index) for index, weight in enumerate(model.trainable_weights)]
-    norm = math.sqrt(sum(np.sum(gradient**2) for gradient in gradients))
-    trainer.optimizer.apply([tf.constant(gradient, tf.float32) for gradient in gradients], model.trainable_variables)
-    for index, gradient in enumerate(gradients):
-        clipped = gradient * 0.5 / norm
-        np.testing.assert_allclose(trainer.optimizer.slots[index][0], (1 - 0.9) * clipped, rtol=1e-4)
-        np.testing.assert_allclose(trainer.optimizer.slots[index][1], (1 - 0.999) * clipped**2, rtol=1e-4)
 
 
 def test_the_loss_is_the_cross_entropy_of_smoothed_labels():
@@ -551,30 +463,6 @@ def test_a_tiny_model_fits_one_batch():
     np.testing.assert_array_equal(predicted.argmax(-1), np.argmax(labels, -1))
 
 
-def test_an_unknown_recipe_is_answered_with_the_nearest_names():
-    with pytest.raises(UserError, match="no recipe named 'mnist-smal'; the nearest names are mnist-small"):
-        find_recipe("mnist-smal")
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"epochs": 0}, "epochs must be at least 1, but is 0"),
-        ({"learning_rate": math.nan}, "learning-rate must be a finite number, but is nan"),
-        ({"learning_rate": math.inf}, "learning-rate must be a finite number, but is inf"),
-        ({"clip_norm": math.nan}, "clip-norm must be a finite number"),
-        ({"weight_decay": math.nan}, "weight-decay must be a finite number"),
-        ({"channels": 2}, "channels must be 1 for grayscale or 3 for RGB, but are 2"),
-        ({"shift": -1}, "shift must be at least 0"),
-        ({"label_smoothing": 1.0}, r"label-smoothing must be in \[0, 1\)"),
-        ({"model": dataclasses.replace(MODEL, classifier="unpooled")}, "not the classifier 'unpooled'"),
-    ],
-)
-def test_an_impossible_recipe_is_refused(fields, words):
-    with pytest.raises(UserError, match=words):
-        dataclasses.replace(RECIPE, **fields)
-
-
 # One of those with the same model: BiT's for three data sets, Table 3's for more epochs.
 DIFFERENT = {(recipe.model, recipe.image_size, recipe.channels): name for name, recipe in RECIPES.items()}
 
@@ -598,12 +486,6 @@ def test_every_recipe_builds_its_model(name):
     assert model.output_shape == (None, 10)
 
 
-def test_the_notes_model_has_its_7850_parameters():
-    recipe = RECIPES["mnist-notes"]
-    model = keras_vit.build(recipe.model, image_size=recipe.image_size, channels=recipe.channels, num_classes=10)
-    assert model.count_params() == 7_850
-
-
 _LOADED = """
 import sys
 import keras, keras_vit
@@ -622,13 +504,6 @@ def test_the_model_of_a_run_is_loaded_with_keras_vit_alone(tmp_path):
     subprocess.run([sys.executable, "-c", _LOADED, str(run.model_file)], check=True, env=environment)
 
 
-@pytest.mark.slow
-def test_on_a_terminal_a_bar_shows_the_progress(tmp_path):
-    with contextlib.redirect_stdout(Terminal()) as stream:
-        pretraining.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, epochs=1)), "tiny")
-    assert "7/7" in stream.getvalue()
-
-
 def test_a_warmup_that_is_longer_than_the_run_is_shortened_and_said(tmp_path, capsys):
     recipe = dataclasses.replace(RECIPE, epochs=2, schedule=Schedule(warmup_steps=100))
     pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
@@ -638,4 +513,8 @@ def test_a_warmup_that_is_longer_than_the_run_is_shortened_and_said(tmp_path, ca
 
 
 def test_no_recipe_takes_memory_that_no_machine_has():
-    assert all(setup.memory_of_step(recipe) < setup.MOST_MEMORY for recipe in RECIPES.values())
+    assert all(plan.memory_of_step(recipe) < plan.MOST_MEMORY for recipe in RECIPES.values())
+
+
+def test_the_notes_model_has_its_7850_parameters():
+    assert RECIPES["mnist-notes"].build(10).count_params() == 7_850

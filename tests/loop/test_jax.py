@@ -97,7 +97,7 @@ _DIVIDED = """
 import dataclasses
 from keras_vit import UserError
 from tests.loop.jax_steps import ADAMW
-from training.devices.jax_devices import JaxDevices
+from training.loop.devices.jax_devices import JaxDevices
 from training.loop.build import build_trainer
 from training.options.common import Execution
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.loop.test_jax import jax_process
 from tests.loop.test_sharded_weights import SHARDED, weights
-from training.devices.strategies import CONTINUE_LATER
+from training.loop.devices.strategies import CONTINUE_LATER
 from training.loop.run import RunDirectory
 
 # A run with dropout and an average. A host sends itself a signal when the checkpoint of a step is saved, if they are

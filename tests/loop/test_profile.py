@@ -10,7 +10,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import UserError
 from training.loop import pretrain as pretraining
-from training.loop.profile import ProfileSteps
+from training.loop.callbacks import ProfileSteps
 from training.options.common import DataOptions, Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES

@@ -20,8 +20,8 @@ from tests.input.test_service import running, stop
 from tests.interruptions import after_checkpoints, killed_after
 from tests.support import fetched, replaced
 from training import pretrain
-from training.devices.strategies import CONTINUE_LATER
 from training.loop import checkpoints, train
+from training.loop.devices.strategies import CONTINUE_LATER
 from training.loop.run import RunDirectory
 
 # The smallest run that has everything in it that could go wrong: dropout, shifts, an average, momenta, several epochs

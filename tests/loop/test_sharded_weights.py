@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from tests.loop.test_jax import jax_process, on_jax
-from training.devices.jax_devices import DividedWeights
+from training.loop.devices.jax_devices import DividedWeights
 from training.loop.run import RunDirectory
 
 # Prints the bytes of the variables of each kind, and of their parts on each device, as lines of JSON.
 _BYTES = """
 import dataclasses, json
 from tests.loop.jax_steps import ADAMW
-from training.devices.jax_devices import JaxDevices
+from training.loop.devices.jax_devices import JaxDevices
 from training.loop.build import build_trainer
 from training.options.common import Execution
 

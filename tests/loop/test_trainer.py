@@ -11,9 +11,9 @@ import keras_vit
 from keras_vit import ConvStem, ResNetConfig, UserError, ViTConfig
 from keras_vit.models.attention import DotProductAttention, chunk_long_attention
 from tests.support import randomize
-from training.loop.objectives import Classification
 from training.loop.optimizers import make_optimizer
 from training.loop.trainer import StepOptions, Trainer
+from training.objectives.classification import Classification
 
 TINY = ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
 STEM = ResNetConfig((1, 1), 8, (16, 32), preactivation=False, num_groups=4)

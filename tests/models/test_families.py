@@ -18,7 +18,7 @@ from keras_vit.models.complexity import costs
 from keras_vit.run_directory import Samples
 from tests.exports import saved_model_of, tflite_of
 from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
-from training.devices.cpu_kernels import with_cpu_kernels
+from training.loop.devices.cpu_kernels import with_cpu_kernels
 
 MODERN = FIXTURES / "modern"
 GOLDEN = json.loads((MODERN / "index.json").read_text())["fixtures"]

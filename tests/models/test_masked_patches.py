@@ -14,8 +14,8 @@ from keras_vit.models.self_supervised import CorruptPatches, RandomMasking, mask
 from training import finetune, pretrain
 from training.input.sources import DataOptions
 from training.loop import pretrain as pretraining
-from training.loop.objectives import MaskedPatches
 from training.loop.run import RunDirectory
+from training.objectives.masked_patches import MaskedPatches
 from training.options.common import Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
@@ -41,7 +41,7 @@ def _finished(tmp_path_factory) -> RunDirectory:
 
 
 def objective(target: str, patch=(4, 6), channels=3, value_range=(-1.0, 1.0)) -> MaskedPatches:
-    return MaskedPatches(target, Preprocessing((8, 18), channels, value_range=value_range), patch)
+    return MaskedPatches(target, patch, Preprocessing((8, 18), channels, value_range=value_range))
 
 
 def images(channels=3, count=2) -> np.ndarray:
@@ -316,7 +316,7 @@ def test_every_visible_patch_has_its_place_in_the_encoder():
 def test_in_bfloat16_the_same_patches_are_masked_and_the_loss_is_close():
     pixels = shown(np.random.default_rng(5).integers(0, 256, (4, 8, 6, 1)).astype(np.float32))
     losses, masked = [], []
-    ours = MaskedPatches("patch-normalized-pixels", Preprocessing((8, 6), 1), (2, 2))
+    ours = MaskedPatches("patch-normalized-pixels", (2, 2), Preprocessing((8, 6), 1))
     policy = keras.config.dtype_policy()
     for precision in ("float32", "mixed_bfloat16"):
         keras.utils.set_random_seed(2)

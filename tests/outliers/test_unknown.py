@@ -22,7 +22,8 @@ from export.options import SourceOptions, TFLiteOptions
 from export.saved_model import __main__ as saved_model
 from export.source import ExportedModel, Provenance
 from export.tflite import __main__ as tflite
-from export.tflite.export import export_tflite, to_tflite
+from export.tflite.convert import to_tflite
+from export.tflite.export import export_tflite
 from export.tflite.flatbuffer import unpack
 from export.tflite.quantize import quantize, quantize_static
 from export.tflite.smooth_quant import smooth_quant

@@ -10,11 +10,7 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
-import threading
-import urllib.error
-import urllib.request
 
 import numpy as np
 import PIL.Image
@@ -25,7 +21,7 @@ import keras_vit
 from keras_vit import UserError, inspection
 from keras_vit.runs import open_run
 from tests.browser import open_browser
-from tests.support import TINY, TINY_IMAGE, Terminal, randomize, serving
+from tests.support import TINY, TINY_IMAGE, Terminal, answering, randomize, serving
 from training import predict as command
 from training.input.dataset import decoded as decode_image
 from training.loop.run import RunDirectory
@@ -412,74 +408,30 @@ def test_a_model_without_a_head_and_other_labels_are_refused(place, tmp_path):
         open_classifier(open_run(place / "model.keras"), str(tmp_path / "two.txt"))
 
 
-def test_a_port_in_use_is_named(place):
-    classifier = open_classifier(open_run(place / "model.keras"))
-    with open_server(classifier, 0) as server:
-        port = server.server_address[1]
-        with pytest.raises(UserError, match=f"Port {port} cannot be used .Address already in use.; give another"):
-            open_server(classifier, port)
-
-
-def test_the_page_in_the_browser_classifies_what_is_sent_to_it(place):
-    classifier = open_classifier(open_run(place / "model.keras"), str(place / "names.txt"), explain="rollout")
-    with open_server(classifier, 0) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            address = f"http://127.0.0.1:{server.server_address[1]}/"
-
-            def answer(data=None, **headers) -> str:
-                request = urllib.request.Request(address, data, headers)
-                with urllib.request.urlopen(request, timeout=60) as response:
-                    return response.read().decode()
-
-            def status_of(*arguments, **headers) -> int:
-                with pytest.raises(urllib.error.HTTPError) as refused:
-                    answer(*arguments, **headers)
-                refused.value.close()
-                return refused.value.code
-
-            assert "Drop a picture here" in answer()
-            page = answer((place / "pictures" / "a.png").read_bytes(), **{"X-Name": "my%20cat.png"})
-            assert "my cat.png" in page
-            assert page.index(expected(place, "a.png")[0][0]) < page.index(expected(place, "a.png")[1][0])
-            assert status_of(b"no picture") == 422
-            assert status_of(Host="elsewhere.example") == 403
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_picture_dropped_on_the_page_shows_its_classes_bars_and_map(place, width, tmp_path):
     classifier = open_classifier(open_run(place / "model.keras"), str(place / "names.txt"), explain="rollout")
-    with open_server(classifier, 0) as server, open_browser() as page:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            page.open(f"http://127.0.0.1:{server.server_address[1]}/", width)
-            page.drop("#drop", place / "pictures" / "a.png")
-            frame = "document.getElementById('result')"
-            page.wait_for(f"!{frame}.hidden && {frame}.contentDocument.querySelector('meter') && {frame}.style.height")
-            bars = page.evaluate(
-                f"[...{frame}.contentDocument.querySelectorAll('meter')].map(bar => [bar.ariaLabel, bar.value])"
-            )
-            wanted = expected(place, "a.png")
-            assert [name for name, _ in bars] == [name for name, _ in wanted]
-            np.testing.assert_allclose([share for _, share in bars], [share for _, share in wanted], atol=1e-5)
-            alts = page.evaluate(
-                f"[...{frame}.contentDocument.images].map(image => [image.alt, image.naturalWidth > 0])"
-            )
-            assert alts == [["a.png", True], ["", True], ["attention rollout", True]]
-            # One scroll bar, and nothing beside the window.
-            assert page.evaluate(f"{frame}.contentDocument.documentElement.scrollHeight <= {frame}.clientHeight")
-            assert page.overflow() <= 0
-            assert not page.problems
-            page.choose("input", place / "broken.png")
-            page.wait_for("document.getElementById('status').textContent.includes('broken.png is not a readable')")
-            assert page.evaluate(f"{frame}.hidden")
-        finally:
-            server.shutdown()
+    with answering(open_server(classifier, 0)) as address, open_browser() as page:
+        page.open(address, width)
+        page.drop("#drop", place / "pictures" / "a.png")
+        frame = "document.getElementById('result')"
+        page.wait_for(f"!{frame}.hidden && {frame}.contentDocument.querySelector('meter') && {frame}.style.height")
+        bars = page.evaluate(
+            f"[...{frame}.contentDocument.querySelectorAll('meter')].map(bar => [bar.ariaLabel, bar.value])"
+        )
+        wanted = expected(place, "a.png")
+        assert [name for name, _ in bars] == [name for name, _ in wanted]
+        np.testing.assert_allclose([share for _, share in bars], [share for _, share in wanted], atol=1e-5)
+        alts = page.evaluate(f"[...{frame}.contentDocument.images].map(image => [image.alt, image.naturalWidth > 0])")
+        assert alts == [["a.png", True], ["", True], ["attention rollout", True]]
+        # One scroll bar, and nothing beside the window.
+        assert page.evaluate(f"{frame}.contentDocument.documentElement.scrollHeight <= {frame}.clientHeight")
+        assert page.overflow() <= 0
+        assert not page.problems
+        page.choose("input", place / "broken.png")
+        page.wait_for("document.getElementById('status').textContent.includes('broken.png is not a readable')")
+        assert page.evaluate(f"{frame}.hidden")
 
 
 @pytest.mark.slow
@@ -535,25 +487,13 @@ def test_the_page_runs_the_model_as_a_graph(place, arguments, monkeypatch):
     def open_idle(classifier, _):
         opened.append(classifier)
         server = open_server(classifier, 0)
-        server.serve_forever = lambda: None
+        server.run = server.close
         return server
 
     monkeypatch.setattr("training.prediction.server.open_server", open_idle)
     command.main([*arguments, "--serve"])
     assert expected(place, "a.png")[0][0] in opened[0].answer((place / "pictures" / "a.png").read_bytes(), "a.png")
     assert opened[0]._network.predict_function is not None
-
-
-@pytest.mark.parametrize("length", ["²", "-1", "x", str(2**40)])
-def test_a_request_of_no_or_too_great_a_length_is_refused(place, length):
-    classifier = open_classifier(open_run(place / "model.keras"))
-    with open_server(classifier, 0) as server:
-        threading.Thread(target=server.handle_request).start()
-        with socket.create_connection(server.server_address[:2], timeout=60) as connection:
-            connection.sendall(
-                f"POST / HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Length: {length}\r\n\r\n".encode("latin-1")
-            )
-            assert b" 413 " in connection.recv(100)
 
 
 def test_a_pattern_in_a_folder_with_brackets_in_its_name_matches(place, tmp_path):

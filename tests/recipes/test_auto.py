@@ -82,28 +82,28 @@ def test_a_handful_of_images_still_gets_a_recipe_that_can_be_trained():
 
 
 def test_fine_tuning_takes_more_steps_for_more_images_and_fewer_pixels_for_small_ones():
-    few = auto_finetune_recipe(10, (64, 64))
-    reasons = auto_finetune_reasons(10, (64, 64), few, few)
+    few = auto_finetune_recipe(facts := DataFacts(10, (64, 64)))
+    reasons = auto_finetune_reasons(facts, few, few)
     assert (few.image_size, few.crop_from, few.steps, few.batch_size) == ((128, 128), 160, 100, 10)
     assert all(reason.endswith(".") for reason in reasons)
-    more = auto_finetune_recipe(1600, (600, 800))
+    more = auto_finetune_recipe(DataFacts(1600, (600, 800)))
     assert (more.image_size, more.crop_from, more.steps, more.batch_size) == ((224, 224), 256, 1000, 32)
-    assert auto_finetune_recipe(10**6, (600, 800)).steps == 10_000
+    assert auto_finetune_recipe(DataFacts(10**6, (600, 800))).steps == 10_000
 
 
 def test_fine_tuning_shows_transparent_images_whole():
-    recipe = auto_finetune_recipe(100, (600, 800), transparent=True)
+    recipe = auto_finetune_recipe(facts := DataFacts(100, (600, 800), transparent=True))
     assert (recipe.resize, recipe.crop_from, recipe.image_size) == ("pad", None, (224, 224))
-    reasons = auto_finetune_reasons(100, (600, 800), recipe, recipe)
+    reasons = auto_finetune_reasons(facts, recipe, recipe)
     assert "Resize: pad, the whole image on white, since most images have a transparent background." in reasons
 
 
 def test_fine_tuning_at_most_doubles_the_sides_that_a_checkpoint_for_tiny_images_was_trained_on():
-    sizes = {side: auto_finetune_recipe(10, (600, 800), pretrained_side=side).image_size for side in (8, 28, 196, 224)}
-    assert sizes == {8: (16, 16), 28: (56, 56), 196: (224, 224), 224: (224, 224)}
-    tiny = auto_finetune_recipe(10, (600, 800), pretrained_side=8)
+    for side, size in ((8, 16), (28, 56), (196, 224), (224, 224)):
+        assert auto_finetune_recipe(DataFacts(10, (600, 800), pretrained_side=side)).image_size == (size, size)
+    tiny = auto_finetune_recipe(facts := DataFacts(10, (600, 800), pretrained_side=8))
     assert tiny.crop_from == 18  # as 256 to 224
-    reasons = auto_finetune_reasons(10, (600, 800), tiny, tiny, pretrained_side=8)
+    reasons = auto_finetune_reasons(facts, tiny, tiny)
     assert reasons[0] == "Image size: 16 pixels, twice the 8 of the checkpoint's own images."
 
 
@@ -126,9 +126,9 @@ def test_a_reason_names_only_the_values_that_stay():
     text = " ".join(auto_reasons(facts, recipe, dataclasses.replace(recipe, batch_size=5, shift=0, flip=False)))
     assert "Epochs: 64 (45,120 images seen)." in text
     assert "Augmentation: label smoothing." in text
-    tuned = auto_finetune_recipe(10, (64, 64))
+    tuned = auto_finetune_recipe(DataFacts(10, (64, 64)))
     used = dataclasses.replace(tuned, image_size=(96, 96), steps=3, flip=False)
-    assert auto_finetune_reasons(10, (64, 64), tuned, used) == ["Augmentation: random windows."]
+    assert auto_finetune_reasons(DataFacts(10, (64, 64)), tuned, used) == ["Augmentation: random windows."]
 
 
 @pytest.mark.parametrize(

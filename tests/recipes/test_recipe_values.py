@@ -83,8 +83,7 @@ def test_fine_tuning_as_in_table_2_averages_the_weights():
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "warmup_steps"),
-    [("", 10_000, 500), ("-imagenet", 20_000, 500), ("-augreg", 500, 100)],
+    ("name", "steps", "warmup_steps"), [("", 10_000, 500), ("-imagenet", 20_000, 500), ("-augreg", 500, 100)]
 )
 def test_the_defaults_of_vit_jax(name, steps, warmup_steps):
     recipe = FINETUNE_RECIPES[f"vit-jax-finetune{name}"]
@@ -256,6 +255,9 @@ def test_any_field_of_any_family_is_set_by_an_option_of_its_type(name):
             parse(name, *wrong)
 
 
+UNPOOLED = dataclasses.replace(RECIPES["digits"].model, classifier="unpooled")
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
@@ -264,6 +266,11 @@ def test_any_field_of_any_family_is_set_by_an_option_of_its_type(name):
         ({"learning_rate": float("inf")}, "learning-rate must be a finite number, but is inf"),
         ({"schedule": Schedule("linear", linear_end=0.01)}, "must not rise, but linear_end is 0.01 and the peak 0.002"),
         ({"clip_norm": 0.0}, "clip-norm must be positive, but is 0.0"),
+        ({"clip_norm": float("nan")}, "clip-norm must be a finite number"),
+        ({"weight_decay": float("nan")}, "weight-decay must be a finite number"),
+        ({"label_smoothing": 1.0}, r"label-smoothing must be in \[0, 1\)"),
+        ({"shift": -1}, "shift must be at least 0"),
+        ({"model": UNPOOLED}, "not the classifier 'unpooled'"),
         ({"accumulation": 5}, "accumulation must divide the batch of 32, but is 5"),
         ({"ema_decay": 1.0}, r"ema-decay must be in \(0, 1\), but is 1.0"),
         ({"freeze": ("cls", "")}, "freeze must be the first parts of layer names, but one is empty"),
@@ -292,7 +299,7 @@ def test_a_resnet_has_no_blocks_for_a_layer_decay():
 
 def test_every_named_recipe_is_taken_as_it_is():
     by_data = [bit_hyperrule(kind, count, (300, 300)) for kind in ("paper", "code") for count in (1000, 10**6)]
-    by_data += [auto_recipe(DataFacts(1000, (64, 64))), auto_finetune_recipe(1000, (64, 64))]
+    by_data += [auto_recipe(DataFacts(1000, (64, 64))), auto_finetune_recipe(DataFacts(1000, (64, 64)))]
     for recipe in (*RECIPES.values(), *FINETUNE_RECIPES.values(), *by_data):
         assert overridden(recipe, recipe) == recipe
 

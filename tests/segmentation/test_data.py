@@ -2,12 +2,15 @@
 
 import json
 import pathlib
+import struct
+import zlib
 
 import numpy as np
 import PIL.Image
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
+from pycocotools import mask as rle
 
 from keras_vit import UserError
 from tests.segmentation import shapes
@@ -121,14 +124,19 @@ def test_polygons_crowds_and_what_lies_on_top(tmp_path):
         {"id": n, "image_id": 1, "category_id": 7, "segmentation": s, "iscrowd": c} for n, (s, c) in enumerate(rows)
     ]
     images = [{"id": 1, "file_name": "a.png"}, {"id": 2, "file_name": "b.png"}]
+    annotations[2]["area"] = 7
     document = {"images": images, "annotations": annotations, "categories": [{"id": 7, "name": "x"}]}
     (tmp_path / "c.json").write_text(json.dumps(document))
     source = open_data(f"coco:{tmp_path / 'c.json'}", "instance")
     labels, found = truth(source, "evaluation", 0)
     np.testing.assert_array_equal(labels, [0, 0])
-    assert found[4, 7] == 1
-    assert found[0, 15] == 0
-    assert (found == 1).sum() == 20
+    assert found[4, 7] == 0
+    assert found[0, 15] == 1
+    assert (found == 0).sum() == 20
+    segments = source.evaluation.truth(0)  # whole, with the crowd
+    np.testing.assert_array_equal([rle.area(mask) for mask in segments.masks], [20, 200, 30])
+    np.testing.assert_array_equal(segments.crowds, [False, False, True])
+    np.testing.assert_array_equal(segments.areas, [20, 200, 7])
     labels, found = truth(source, "train", 0)
     assert not len(labels)
     assert (found == NONE).all()
@@ -148,6 +156,104 @@ def test_pixels_of_a_crowd_alone_are_not_counted(tmp_path):
     assert (found[:, 2:] == NONE).all()
 
 
+def _write_masks(root: pathlib.Path, masks: list[np.ndarray], names: str = "") -> str:
+    for part in ("images", "masks"):
+        (root / part).mkdir(parents=True)
+    for number, mask in enumerate(masks):
+        PIL.Image.new("RGB", mask.shape[::-1]).save(root / "images" / f"{number:02}.png")
+        PIL.Image.fromarray(mask).save(root / "masks" / f"{number:02}.png")
+    if names:
+        (root / "labels.txt").write_text("".join(f"{name}\n" for name in names))
+    return f"folder:{root}"
+
+
+@pytest.mark.parametrize(
+    ("values", "names", "expected"),
+    [
+        ([0, 255], "ab", [0, 1]),
+        ([0, 255], "", [0, 1]),
+        ([0, 7], "ab", [0, 1]),
+        ([0, 7, 255], "ab", [0, 1, UNCOUNTED]),
+        ([0, 1, 255], "ab", [0, 1, UNCOUNTED]),
+        ([0, 1, 255], "", [0, 1, UNCOUNTED]),
+        ([0, 1, 2], "abc", [0, 1, 2]),
+        ([0, 65_535], "ab", [0, 1]),
+        ([0, 1, 65_535], "ab", [0, 1, UNCOUNTED]),
+    ],
+)
+def test_two_values_are_two_classes(values, names, expected, tmp_path, capsys):
+    mask = np.array([values * 2], np.uint16 if max(values) > 255 else np.uint8).repeat(4, axis=0)
+    source = open_data(_write_masks(tmp_path / "d", [mask, mask, np.zeros_like(mask)], names))
+    labels, found = truth(source, "evaluation", 0)
+    np.testing.assert_array_equal(np.append(labels, [UNCOUNTED, NONE])[found], [expected * 2] * 4)
+    segments = source.evaluation.truth(0)
+    np.testing.assert_array_equal(np.append(segments.labels, [UNCOUNTED, NONE])[segments.map], [expected * 2] * 4)
+    assert len(source.labels) == max(expected) + 1
+    output = capsys.readouterr().out
+    assert ("read as 0 and 1" in output) == (values[1] > 1)
+    assert ("ignored" in output) == (UNCOUNTED in expected)
+
+
+@pytest.mark.parametrize(("values", "names"), [([0, 255], "abc"), ([1, 255], "ab"), ([0, 1], "abc"), ([0, 0], "ab")])
+def test_a_named_class_that_never_occurs_stops(values, names, tmp_path):
+    mask = np.array([values] * 2, np.uint8)
+    with pytest.raises(UserError, match="names classes that occur in no training mask"):
+        open_data(_write_masks(tmp_path / "d", [mask, mask], names))
+
+
+def test_pixels_outside_of_objects_are_background(tmp_path, capsys):
+    data = shapes.write_coco(tmp_path / "d", 11)
+    _, classes, segments = scene(0)
+    source = open_data(data)
+    assert source.labels == ("background", *LABELS[1:])
+    labels, found = truth(source, "evaluation", 0)
+    np.testing.assert_array_equal(labels[found], classes[segments])
+    assert "ignored" not in capsys.readouterr().out
+    ignoring = open_data(data, background="ignore")
+    assert ignoring.labels == LABELS[1:]
+    labels, found = truth(ignoring, "evaluation", 0)
+    np.testing.assert_array_equal(np.append(labels + 1, 0)[found], classes[segments])
+    assert "of the pixels of the evaluation masks are ignored" in capsys.readouterr().out
+    assert open_data(data, "instance").labels == LABELS[1:]
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_gray_masks_are_read_by_their_samples(bits, tmp_path):
+    values = (np.arange(16).reshape(4, 4) % 2**bits).astype(np.uint8)
+    rows = np.unpackbits(values[..., None], axis=-1)[..., -bits:].reshape(4, -1)
+    raw = b"".join(b"\0" + np.packbits(row).tobytes() for row in rows)
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 4, bits, 0, 0, 0, 0))
+    file = tmp_path / "mask.png"
+    file.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b""))
+    np.testing.assert_array_equal(read_mask(file), values)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"format": "JPEG"}, "is a JPEG, which changes class numbers"),
+        ({"format": "WEBP"}, "is a WEBP, which changes class numbers"),
+        ({"format": "TIFF", "compression": "jpeg"}, "TIFF of 2 or 4 bits, inverted or lossy"),
+        ({"format": "PPM"}, "cannot be read"),
+    ],
+)
+def test_masks_in_formats_that_change_values_are_refused(options, sentence, tmp_path):
+    PIL.Image.new("L", (16, 16)).save(tmp_path / "mask.png", **options)
+    with pytest.raises(UserError, match=sentence):
+        read_mask(tmp_path / "mask.png")
+
+
+def test_a_mask_of_another_size_is_not_decoded(tmp_path, monkeypatch):
+    PIL.Image.new("L", (4000, 4000)).save(tmp_path / "mask.png")
+    monkeypatch.setattr(PIL.Image.Image, "load", lambda self: pytest.fail("decoded"))
+    with pytest.raises(UserError, match="has 4000x4000 pixels, but the image 16x16"):
+        read_mask(tmp_path / "mask.png", (16, 16))
+
+
 def test_a_mask_with_a_palette_holds_its_indices(tmp_path):
     mask = PIL.Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3), "P")
     mask.putpalette([255 - value for value in range(768 // 3) for _ in range(3)])
@@ -163,7 +269,7 @@ FOLDERS = {
     "a missing mask": (lambda r: (r / "masks" / "001.png").unlink(), "the image 001.png has no mask"),
     "an extra mask": (lambda r: (r / "images" / "001.png").unlink(), "the mask 001.png has no image"),
     "no masks": (lambda r: [f.unlink() for f in (r / "masks").iterdir()], "files have no counterpart"),
-    "another size": (_mask("001.png", np.zeros((3, 4), np.uint8)), "mask has 3x4 pixels, but the picture 48x48"),
+    "another size": (_mask("001.png", np.zeros((3, 4), np.uint8)), "001.png has 3x4 pixels, but the image 48x48"),
     "a number too high": (_mask("001.png", np.full((SIDE, SIDE), 9, np.uint8)), "names 4 classes, 0 to 3, but"),
     "fractions": (lambda r: _tiff(r), "float32 values up to"),
     "colors": (_mask("001.png", np.zeros((SIDE, SIDE, 3), np.uint8)), "should have one channel with class numbers"),
@@ -257,7 +363,18 @@ def test_what_is_no_coco_file_is_one_sentence(text, sentence, tmp_path):
 
 
 PANOPTIC = {
-    "no PNG": (lambda r, d: (r / "panoptic" / "001.png").unlink(), "its 001.png cannot be read"),
+    "a path upwards": (
+        lambda r, d: d["annotations"][1].update(file_name="../1.png"),
+        "1.png, outside of",
+    ),
+    "an id twice": (
+        lambda r, d: d["annotations"][1]["segments_info"].append(d["annotations"][1]["segments_info"][0]),
+        "an id of its own",
+    ),
+    "an id of void": (lambda r, d: d["annotations"][1]["segments_info"][0].update(id=0), "from 1 to 16,777,215"),
+    "an area of words": (lambda r, d: d["annotations"][1]["segments_info"][0].update(area="x"), "finite number"),
+    "another size": (lambda r, d: PIL.Image.new("RGB", (9, 7)).save(r / "panoptic" / "001.png"), "7x9 pixels, but the"),
+    "no PNG": (lambda r, d: (r / "panoptic" / "001.png").unlink(), "its mask 001.png cannot be read"),
     "an unlisted segment": (lambda r, d: d["annotations"][1]["segments_info"].pop(), "which segments_info does not"),
     "unknown category": (lambda r, d: d["annotations"][1]["segments_info"][0].update(category_id=9), "the category 9"),
     "no infos": (lambda r, d: d["annotations"][1].pop("segments_info"), r"a list as annotations\[1\].segments_info"),
@@ -306,6 +423,10 @@ def test_data_that_cannot_be_are_refused_before_anything_is_imported(options, se
         SceneOptions(**options)
 
 
+# Of the masks of the classes.
+VALUES = np.arange(len(LABELS))
+
+
 class Scenes(tfds.core.GeneratorBasedBuilder):
     """Two splits of scenes."""
 
@@ -324,7 +445,24 @@ class Scenes(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(self, first):
         for number in range(first, first + 4):
             image, classes, segments = scene(number)
-            yield number, {"image": image, "mask": classes[segments][..., None].astype(np.uint8)}
+            yield number, {"image": image, "mask": VALUES[classes[segments]][..., None].astype(np.uint8)}
+
+
+def test_two_values_of_tfds_are_two_classes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tests.segmentation.test_data.VALUES", np.array([0, 255, 0, 255]))
+    Scenes(data_dir=tmp_path).download_and_prepare()
+    monkeypatch.setattr(
+        "training.segmentation.tfds_masks.tfds_builder", lambda name, data_dir: Scenes(data_dir=data_dir)
+    )
+    source = open_data("tfds:scenes", data_dir=str(tmp_path))
+    assert source.labels == ("0", "1")
+    _, found = truth(source, "train", 0)
+    segments = source.train.truth(0)
+    np.testing.assert_array_equal(np.unique(found), [0, 1])
+    np.testing.assert_array_equal(segments.labels[segments.map], found)
+    output = capsys.readouterr().out
+    assert "values 0 and 255, read as 0 and 1" in output
+    assert "ignored" not in output
 
 
 def test_a_data_set_of_tfds_is_read(tmp_path, monkeypatch):
@@ -337,5 +475,7 @@ def test_a_data_set_of_tfds_is_read(tmp_path, monkeypatch):
     _, found = truth(source, "train", 0)
     candidates = [scene(number)[1][scene(number)[2]] for number in range(4)]
     assert any(np.array_equal(found, one) for one in candidates)
+    segments = source.train.truth(0)
+    np.testing.assert_array_equal(segments.labels[segments.map], found)
     with pytest.raises(UserError, match="classes of pixels; leave --task instance out"):
         open_data("tfds:scenes", "instance", data_dir=str(tmp_path))

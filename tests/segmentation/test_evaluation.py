@@ -5,52 +5,19 @@ import json
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_vit
 from keras_vit import SegmentationConfig, UserError
+from keras_vit.models.config import SEGMENT_THRESHOLD
 from keras_vit.models.segment_outputs import segment_outputs
 from keras_vit.models.segments import instance_segments, panoptic_segments, semantic_scores
+from tests.segmentation.oracle import Oracle, found_of, oracle, segments_of, split_of
 from tests.segmentation.shapes import scene
 from training.input.coco import NONE, UNCOUNTED
-from training.input.dataset import Split
+from training.options.segment import SegmentPredictOptions
 from training.segmentation.evaluation import evaluate, panoptic_counts, write_report
 from training.segmentation.overlay import color_of, overlay
-from training.segmentation.predict import mask_of
-from training.segmentation.segmenter import FoundSegments, Segmenter, class_map
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Oracle(Segmenter):
-    """Answers with the given segments of each picture."""
-
-    answers: tuple = ()
-
-    def segment(self, pixels, threshold=0.0):
-        return self.answers[int(pixels[0, 0, 0])]
-
-
-def oracle_and_split(kind: str, truths: list, answers: list) -> tuple[Oracle, Split]:
-    """A segmenter with its answers, and a split with the truths, by the first pixel of each picture."""
-    pixels = [np.full((*segments.shape, 3), number, np.uint8) for number, (_, segments) in enumerate(truths)]
-    most = max(len(labels) for labels, _ in truths)
-    labels = np.stack([np.pad(own, (0, most - len(own)), constant_values=-1) for own, _ in truths]).astype(np.int32)
-    held = tf.constant(np.stack(pixels)), tf.constant(labels), tf.constant(np.stack([s for _, s in truths]))
-    split = Split(
-        len(truths),
-        lambda index: (held[0][index], tf.constant(-1)),
-        target=lambda index: {"labels": held[1][index], "segments": held[2][index]},
-    )
-    config = keras_vit.ViTConfig(patch_size=4, hidden_size=8, num_layers=1, num_heads=1, mlp_dim=8)
-    task = SegmentationConfig(2, 2, 1, task=kind)
-    model = keras_vit.segmentation_model(config, task, image_size=8)
-    return Oracle("oracle", model, ("a", "b"), task, tuple(answers)), split
-
-
-def found_of(labels, segments, scores=None) -> FoundSegments:
-    labels = np.array(labels, np.int32)
-    masks = np.array([segments == number for number in range(len(labels))])
-    return FoundSegments(labels, np.ones(len(labels)) if scores is None else np.array(scores), masks, segments)
+from training.segmentation.segmenter import class_map
 
 
 def test_iou_is_counted_at_the_size_of_the_masks_and_without_uncounted_pixels(tmp_path):
@@ -58,7 +25,8 @@ def test_iou_is_counted_at_the_size_of_the_masks_and_without_uncounted_pixels(tm
     truth[:, :5], truth[0] = 1, UNCOUNTED
     half = np.where(np.arange(20) < 10, 1, 0) * np.ones((10, 1), np.int32)
     answer = found_of([0, 1], half.astype(np.int32))
-    evaluation = evaluate(*oracle_and_split("semantic", [(np.arange(2), truth)] * 3, [answer] * 3))
+    segments = segments_of([0, 1], truth, objects=[False, False])
+    evaluation = evaluate(oracle("semantic", [answer] * 3), split_of([segments] * 3))
     metrics = evaluation.metrics
     assert metrics["classes"] == {"a": {"iou": pytest.approx(10 / 15)}, "b": {"iou": pytest.approx(5 / 10)}}
     assert metrics["mean_iou"] == pytest.approx((10 / 15 + 5 / 10) / 2)
@@ -73,9 +41,9 @@ def test_iou_is_counted_at_the_size_of_the_masks_and_without_uncounted_pixels(tm
 def test_a_perfect_answer_has_quality_and_precision_1():
     segments = np.zeros((12, 12), np.int32)
     segments[:4, :4], segments[6:, 6:] = 1, 2
-    truth = (np.array([0, 1, 1]), segments)
+    truth = ([0, 1, 1], segments)
     for kind, name in (("panoptic", "pq"), ("instance", "ap")):
-        metrics = evaluate(*oracle_and_split(kind, [truth], [found_of(*truth)])).metrics
+        metrics = evaluate(oracle(kind, [found_of(*truth)]), split_of([segments_of(*truth)])).metrics
         assert metrics[name] == pytest.approx(1.0)
 
 
@@ -87,27 +55,62 @@ def test_panoptic_quality_is_that_of_its_definition():
     truth[4:, 7:] = 2  # missed
     found[4:, :2], truth[4:, :2] = 2, 0  # false: the truth there is of class a
     truth[4:, :2] = 3
-    counts = panoptic_counts((np.array([0, 1, 1, 0]), truth), (np.array([0, 1, 1]), found), 2)
+    counts = panoptic_counts(segments_of([0, 1, 1, 0], truth), (np.array([0, 1, 1]), found), 2)
     np.testing.assert_allclose(counts, [[12 / 16, 1, 0, 1], [1, 1, 1, 1]])
 
 
 def test_false_segments_mostly_on_void_do_not_count():
     truth, found = np.full((4, 4), UNCOUNTED, np.int32), np.zeros((4, 4), np.int32)
     truth[0] = 0
-    counts = panoptic_counts((np.array([1]), truth), (np.array([0]), found), 2)
+    counts = panoptic_counts(segments_of([1], truth), (np.array([0]), found), 2)
     np.testing.assert_allclose(counts, [[0, 0, 0, 0], [0, 0, 0, 1]])
     # Void pixels are not in the union either.
-    counts = panoptic_counts((np.array([0]), truth), (np.array([0]), found), 2)
+    counts = panoptic_counts(segments_of([0], truth), (np.array([0]), found), 2)
     np.testing.assert_allclose(counts[0], [1, 1, 0, 0])
 
 
-def test_masks_of_crowds_are_no_false_alarms():
+@pytest.mark.parametrize(("marked", "crowds"), [(UNCOUNTED, None), (1, [False, True])])
+def test_masks_of_crowds_are_no_false_alarms(marked, crowds):
     segments = np.full((8, 8), NONE, np.int32)
-    segments[:4, :4], segments[4:] = 0, UNCOUNTED
+    segments[:4, :4], segments[4:] = 0, marked
     answer = np.full((8, 8), NONE, np.int32)
     answer[:4, :4], answer[4:] = 0, 1
-    split = oracle_and_split("instance", [(np.array([1]), segments)], [found_of([1, 1], answer, [0.5, 0.9])])
-    assert evaluate(*split).metrics["ap"] == pytest.approx(1.0)
+    answer[answer >= 0] = 1 - answer[answer >= 0]  # the crowd has the higher score
+    truth = segments_of([1] * (1 if crowds is None else 2), segments, crowds=crowds)
+    metrics = evaluate(oracle("instance", [found_of([1, 1], answer, [0.9, 0.5])]), split_of([truth])).metrics
+    assert metrics["ap"] == pytest.approx(1.0)
+    assert metrics["ignored"] == pytest.approx(0.5)
+
+
+def test_panoptic_quality_is_that_of_the_segments_that_predict_writes():
+    seen = []
+
+    class Asked(Oracle):
+        def segment(self, pixels, threshold=SEGMENT_THRESHOLD):
+            seen.append(threshold)
+            return super().segment(pixels, threshold)
+
+    truth = segments_of([0], np.zeros((4, 4), np.int32))
+    segmenter = oracle("panoptic", [found_of([0], truth.map)])
+    metrics = evaluate(Asked(**vars(segmenter)), split_of([truth])).metrics
+    assert seen == [metrics["threshold"]] == [SEGMENT_THRESHOLD]
+    fields = {field.name: field.default for field in dataclasses.fields(SegmentPredictOptions)}
+    assert fields["threshold"] == SEGMENT_THRESHOLD
+
+
+def test_a_report_begins_with_many_ignored_pixels(tmp_path):
+    truth = np.full((10, 10), NONE, np.int32)
+    truth[:, :3], truth[0] = 0, UNCOUNTED
+    segments = segments_of([0], truth, objects=[False])
+    answer = found_of([0, 1], np.zeros((10, 10), np.int32))
+    evaluation = evaluate(oracle("semantic", [answer]), split_of([segments]))
+    write_report(evaluation, tmp_path)
+    assert evaluation.metrics["ignored"] == pytest.approx(0.73)
+    first = (tmp_path / "segmentation.md").read_text().splitlines()[2]
+    assert first.startswith(
+        "73.0% of the pixels of the evaluation masks are ignored: 63.0% have no annotation and 10.0%"
+    )
+    assert "Mean IoU 1.000" in first
 
 
 @pytest.mark.parametrize(
@@ -119,8 +122,7 @@ def test_masks_without_anything_cannot_be_measured(kind, sentence):
     if kind == "panoptic":
         answer = found_of([], np.full((4, 4), NONE, np.int32))
     with pytest.raises(UserError, match=sentence):
-        labels = np.arange(2) if kind == "semantic" else np.zeros(0, np.int32)
-        evaluate(*oracle_and_split(kind, [(labels, nothing)], [answer]))
+        evaluate(oracle(kind, [answer]), split_of([segments_of([], nothing)]))
 
 
 def test_segments_in_a_graph_are_those_of_transformers_functions():
@@ -156,14 +158,6 @@ def test_a_padded_picture_is_seen_without_its_padding():
     outputs = {"class_logits": np.array([[[9.0, 0, 0], [0, 9.0, 0]]], np.float32), "mask_logits": masks}
     found = segment_outputs(outputs, SegmentationConfig(2), preprocessing, (10, 20))["label_map"]
     assert not np.asarray(found).any()
-
-
-def test_masks_are_written_as_a_folder_reads_them():
-    segmenter, _ = oracle_and_split("instance", [(np.array([1]), np.zeros((4, 4), np.int32))], [])
-    segments = np.array([[0, 1], [NONE, 0]], np.int32)
-    np.testing.assert_array_equal(mask_of(segmenter, found_of([1, 0], segments)), [[1000, 1], [65535, 1000]])
-    segmenter, _ = oracle_and_split("semantic", [(np.array([1]), np.zeros((4, 4), np.int32))], [])
-    np.testing.assert_array_equal(mask_of(segmenter, found_of([0, 1], segments.clip(0))), [[0, 1], [0, 0]])
 
 
 def test_colors_are_told_apart_and_none_stays_as_it_is():

@@ -66,8 +66,9 @@ def test_queries_are_trained_measured_and_used(kind, task, backbone, tmp_path, c
     pictures = tmp_path / "d" / "images" if kind == "folder" else tmp_path / "d"
     segment.main(["predict", "--run", str(run), "--output", str(found), "--threshold", "0", str(pictures / "000.png")])
     mask = np.asarray(PIL.Image.open(found / "masks" / "000.png"))
-    assert mask.shape == (48, 48)
-    assert mask.dtype == (np.uint8 if task == "semantic" else np.uint16)
+    assert mask.shape == ((48, 48) if task == "semantic" else (48, 48, 3))
+    names = {"semantic": {"labels.txt"}, "panoptic": {"masks.json"}, "instance": {"masks.json", "instances.json"}}
+    assert {file.name for file in found.iterdir()} == {"masks", "predictions.html", *names[task]}
     assert "Next:" in capsys.readouterr().out
     assert "000.png" in (found / "predictions.html").read_text()
 
@@ -111,6 +112,7 @@ def test_other_classes_are_not_measured(backbone, tmp_path):
     ("more", "sentence"),
     [
         (["--head", "linear", "--task", "instance"], "linear head tells classes of pixels alone"),
+        (["--background", "ignore"], "--background applies only to --data coco:FILE or panoptic:FILE"),
         (["--head", "conv"], "--head takes eomt or linear, but"),
         (["--lora", "4"], "leave --lora out"),
         (["--inspect-every", "1"], "--inspect-every shows models of classes"),

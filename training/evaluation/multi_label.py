@@ -44,8 +44,10 @@ def measure_multi_label(logits: np.ndarray, targets: np.ndarray, names: Sequence
     log_loss is the mean binary cross-entropy of a decision in nats.
     """
     truth, predicted = targets > 0.5, logits >= 0.0
-    scores = sklearn.metrics.precision_recall_fscore_support(truth, predicted, zero_division=0.0)
-    precision, recall, f1, support = scores
+    # scikit-learn takes a single column for two classes, so one without positives stands beside.
+    both = [np.pad(decisions, ((0, 0), (0, 1))) for decisions in (truth, predicted)]
+    scores = sklearn.metrics.precision_recall_fscore_support(*both, zero_division=0.0)
+    precision, recall, f1, support = (score[:-1] for score in scores)
     average = [
         float(sklearn.metrics.average_precision_score(truth[:, k], logits[:, k])) if support[k] else None
         for k in range(len(names))
@@ -54,9 +56,9 @@ def measure_multi_label(logits: np.ndarray, targets: np.ndarray, names: Sequence
     return {
         "num_examples": len(targets),
         "mean_average_precision": float(np.mean(known)) if known else None,
-        "micro_f1": float(sklearn.metrics.f1_score(truth, predicted, average="micro", zero_division=0.0)),
+        "micro_f1": float(sklearn.metrics.f1_score(*both, average="micro", zero_division=0.0)),
         "macro_f1": float(f1[support > 0].mean()) if known else None,
-        "exact_match": float(sklearn.metrics.accuracy_score(truth, predicted)),
+        "exact_match": float(sklearn.metrics.accuracy_score(*both)),
         "log_loss": float(np.mean(_losses(logits, truth))),
         "classes": {
             name: {

@@ -19,9 +19,9 @@ from keras_vit.models.build import logits_model
 from keras_vit.native_stderr import native_stderr_silenced
 from keras_vit.progress import Progress
 from keras_vit.runs import Run
-from training.devices.strategies import open_strategy
 from training.input.dataset import Split, bad_examples_reported, without_autograph
 from training.input.pipeline import evaluation_batches
+from training.loop.devices.strategies import open_strategy
 from training.options.common import InputOptions, StrategyOptions
 
 _SAVED_MODEL = "saved_model.pb"

@@ -22,11 +22,11 @@ from training.evaluation.predictors import outputs
 from training.features.linear_head import new_probe, one_thread
 from training.input.dataset import Split, random_subset, typical_image
 from training.input.sources import DataSet
-from training.loop.build import model_with_config
+from training.loop.build import rebuilt
 from training.options.probes import LinearProbeOptions
 from training.probes.classifier import save_probe
 from training.probes.features import features_of_split
-from training.recipes.auto import auto_finetune_recipe
+from training.recipes.auto import DataFacts, auto_finetune_recipe
 
 # Small, and without labels, so that its features suit any pictures. Apache license 2.0.
 DEFAULT_CHECKPOINT = "hf:facebook/dinov2-small"
@@ -105,8 +105,7 @@ def finetuning_epochs(run: Run, source: DataSet, minutes: float | None, resize: 
     ways, whose features take time, too.
     """
     count = source.train.num_examples
-    size, _, transparent = typical_image(source.train)
-    recipe = auto_finetune_recipe(count, size, transparent=transparent)
+    recipe = auto_finetune_recipe(DataFacts(count, *typical_image(source.train)))
     steps_per_epoch = max(count // recipe.batch_size, 1)
     most = max(recipe.num_steps(count) // steps_per_epoch, 1)
     if minutes is None and tf.config.list_physical_devices("GPU"):
@@ -216,7 +215,7 @@ def with_own_head(run: Run, source: DataSet, given: Resize | None, of_probe: Res
         f"On {some.num_examples} training images this head reaches {accuracy:.1%}, and a new one {probed:.1%} "
         f"({_FOLDS}-fold cross-validation), so {'this one stays' if is_kept else 'a new one is fitted'}."
     )
-    return model_with_config(model, keras_vit.config_of(model), preprocessing) if is_kept else None
+    return rebuilt(model, preprocessing) if is_kept else None
 
 
 def save_with_own_head(run: Run, model: keras.Model, source: DataSet, options: LinearProbeOptions) -> None:

@@ -3,7 +3,7 @@
 noisy-student: "Self-training with Noisy Student improves ImageNet classification" (arXiv 1911.04252). A trained model
 labels the pictures with probabilities, calibrated on the evaluation images; a new model learns them for strongly
 changed pictures; it labels them for the next. Unlike the paper's, the student is as large as the teacher, and classes
-are not balanced. ema-teacher: Semi-ViT, see `training.techniques.pseudo_labels`.
+are not balanced. ema-teacher: Semi-ViT, see `training.objectives.pseudo_labels`.
 """
 
 import dataclasses
@@ -12,7 +12,6 @@ import pathlib
 import shutil
 from typing import Any
 
-import keras
 import numpy as np
 
 import keras_vit
@@ -26,7 +25,7 @@ from training.evaluation.predictors import outputs
 from training.evaluation.temperature import fit_temperature
 from training.input.dataset import Split
 from training.input.unlabelled import open_unlabelled, strong, with_pseudo_labels
-from training.loop.build import model_with_config
+from training.loop.build import rebuilt
 from training.loop.finetune import finetune
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup
@@ -180,21 +179,11 @@ def _semi_supervised(
     fields = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)} | {"ema_decay": decay}
     semi = PseudoLabelRecipe(**fields, confidence=options.confidence)
 
-    def make_model(num_classes: int) -> keras.Model:
-        model = run_directory.load_model(start.path)
-        config = keras_vit.config_of(model)
-        if isinstance(config, ViTConfig):
-            rates: dict[str, Any] = {
-                "dropout_rate": options.dropout_rate,
-                "stochastic_depth_rate": options.stochastic_depth_rate,
-            }
-            config = dataclasses.replace(config, **rates)
-        return model_with_config(model, config, preprocessing_of(model))
-
+    rates = {"dropout_rate": options.dropout_rate, "stochastic_depth_rate": options.stochastic_depth_rate}
     return run_training(
         dataclasses.replace(options, workdir=f"{options.workdir}-ema-teacher", recipe=semi),
         dataclasses.replace(setup, source=dataclasses.replace(setup.source, unlabelled=unlabelled)),
-        make_model,
+        lambda _: rebuilt(run_directory.load_model(start.path), rates=rates),
         command="finetune",
         recipe_name=recipe_name,
     )

@@ -3,11 +3,12 @@
 Boxes and segments are those of the upright picture, turned by its EXIF orientation. No file is trusted.
 """
 
+import contextlib
 import dataclasses
 import io
 import math
 import pathlib
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -19,10 +20,11 @@ from keras_vit.errors import explained, shown
 from keras_vit.files.documents import LARGEST, read_json
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.schema import Schema, validated
+from keras_vit.images import open_image
 from keras_vit.images.formats import format_problem, orientation
-from training.input.coco_masks import run_lengths
+from training.input.coco_masks import RunLengths, run_lengths
 from training.options.common import composed
-from training.options.listed_files import check_listed, listed_file
+from training.options.listed_files import check_inside, check_listed, listed_file
 
 # In the segments of a picture: pixels that belong to none, and those that are not counted, such as crowds.
 NONE, UNCOUNTED = -1, -2
@@ -35,18 +37,26 @@ PICTURE_ERRORS = (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombE
 _CATEGORIES = [{"id": int, "name": str}]
 _IMAGES = [{"id": int, "file_name": str}]
 _ANNOTATIONS = [{"image_id": int, "category_id": int}]
+# Of the segments of a panoptic PNG; 0 is none.
+_PANOPTIC_IDS = range(1, 2**24)
 _PANOPTIC = [{"image_id": int, "file_name": str, "segments_info": [{"id": int, "category_id": int}]}]
 
 
 class Segments(NamedTuple):
-    """The segments of a picture (h, w), seen upright."""
+    """The segments of an image (h, w), seen upright, as its annotations have them."""
 
     labels: np.ndarray
     """(n,) int32: the class of each."""
     objects: np.ndarray
-    """(n,) bool: whether each is an object of its own; else it is all that the picture has of its class."""
+    """(n,) bool: whether each is an object of its own; else it is all that the image has of its class."""
+    crowds: np.ndarray
+    """(n,) bool: whether each is a group of objects in which no object is marked."""
+    areas: np.ndarray
+    """(n,) float64: pixels of each, as the file states them."""
     map: np.ndarray
-    """(h, w) int32: the number of the segment of each pixel, or NONE, or UNCOUNTED."""
+    """(h, w) int32: the number of the segment of each pixel, or NONE, or UNCOUNTED for pixels marked as ignored."""
+    masks: Sequence[RunLengths] | None = None
+    """The run-length encodings of the whole objects, where these may overlap; the map shows the smaller one."""
 
 
 class CocoObject(NamedTuple):
@@ -117,40 +127,56 @@ def read_coco(file: pathlib.Path, folder: pathlib.Path, allow_outside: bool = Fa
 
 
 def coco_segments(picture: CocoPicture, numbers: Mapping[int, int], size: tuple[int, int]) -> Segments:
-    """The objects of a picture; a smaller one lies on a larger one.
+    """The objects of an image in the order of the file; on the map a smaller one lies on a larger one.
 
     Args:
         picture: of a file.
         numbers: of the categories, see `Coco.numbers`.
-        size: height and width of the upright picture.
+        size: height and width of the upright image.
 
     Raises UserError for a segmentation that is none, or of an unknown category.
     """
-    masks = []
-    for each in picture.objects:
-        if each.category not in numbers:
-            raise UserError(f"the category {each.category} of an object is not listed under categories")
-        mask = _mask(each.segmentation, size)
-        masks.append((int(mask.sum()), -1 if each.is_crowd else numbers[each.category], mask))
-    segments, labels = np.full(size, NONE, np.int32), list[int]()
-    for _, label, mask in sorted(masks, key=lambda each: (each[1] >= 0, -each[0])):
-        segments[mask] = UNCOUNTED if label < 0 else len(labels)
-        labels += [label] if label >= 0 else []
-    return Segments(np.array(labels, np.int32), np.ones(len(labels), bool), segments)
+    if unknown := [each.category for each in picture.objects if each.category not in numbers]:
+        raise UserError(f"the category {unknown[0]} of an object is not listed under categories")
+    masks = [run_lengths(each.segmentation, size) for each in picture.objects]
+    pixels = [float(rle.area(mask)) for mask in masks]
+    crowds = np.array([each.is_crowd for each in picture.objects], bool)
+    segments = np.full(size, NONE, np.int32)
+    for number in sorted(range(len(masks)), key=lambda n: (not crowds[n], -pixels[n])):
+        segments[rle.decode(masks[number]).astype(bool)] = number
+    stated = zip((each.area for each in picture.objects), pixels, strict=True)
+    return Segments(
+        np.array([numbers[each.category] for each in picture.objects], np.int32),
+        np.ones(len(masks), bool),
+        crowds,
+        np.array([_area(area, count) for area, count in stated], np.float64),
+        segments,
+        masks,
+    )
 
 
-def _mask(segmentation: Any, size: tuple[int, int]) -> np.ndarray:
-    """The mask (h, w) bool of an object; see `run_lengths`."""
-    return rle.decode(run_lengths(segmentation, size)).astype(bool)
+def _area(stated: Any, pixels: float) -> float:
+    """The area of a segment as its file states it, else its pixels."""
+    return pixels if stated is None else number_of(stated, "the area of a segment")
+
+
+class PanopticSegment(NamedTuple):
+    """A segment as a panoptic.json has it."""
+
+    category: int
+    """Its id."""
+    is_crowd: bool
+    area: Any
+    """In pixels, unchecked; None if the file does not state it."""
 
 
 class PanopticPicture(NamedTuple):
-    """A picture with its segments as a panoptic.json has them."""
+    """An image with its segments as a panoptic.json has them."""
 
     file: pathlib.Path
     png: pathlib.Path
-    categories: Mapping[int, tuple[int, bool]]
-    """The id of the category of each segment, and whether it is a crowd, by its number in the PNG."""
+    segments: Mapping[int, PanopticSegment]
+    """By their ids in the PNG."""
     stuff: Set[int]
     """Ids of the categories that are no objects."""
 
@@ -158,36 +184,88 @@ class PanopticPicture(NamedTuple):
 def read_panoptic(
     file: pathlib.Path, folder: pathlib.Path, allow_outside: bool = False
 ) -> tuple[Mapping[int, str], list[PanopticPicture]]:
-    """Read a panoptic.json with its PNGs in the folder of the same name: names of the categories, and the pictures."""
+    """Read a panoptic.json with its PNGs in the folder of the same name: names of the categories, and the images."""
     names, files, document = _names_and_files(file, folder, _PANOPTIC, allow_outside)
     stuff = {each["id"] for each in document["categories"] if not each.get("isthing", 1)}
-    pictures = []
+    pictures, root = [], file.with_suffix("")
     for each in document["annotations"]:
-        png = file.with_suffix("") / pathlib.PurePath(each["file_name"]).name
         infos = each["segments_info"]
-        categories = {info["id"]: (info["category_id"], bool(info.get("iscrowd"))) for info in infos}
-        _check_ids({category for category, _ in categories.values()}, names, "category", file)
-        pictures.append(PanopticPicture(files[each["image_id"]], png, categories, stuff))
+        segments = {
+            info["id"]: PanopticSegment(info["category_id"], bool(info.get("iscrowd")), info.get("area"))
+            for info in infos
+        }
+        if len(segments) < len(infos) or not all(number in _PANOPTIC_IDS for number in segments):
+            raise UserError(
+                f"{file} should give each segment of {each['file_name']:.80} an id of its own from 1 to "
+                f"{_PANOPTIC_IDS[-1]:,}; correct it."
+            )
+        _check_ids({segment.category for segment in segments.values()}, names, "category", file)
+        png = listed_file(root, each["file_name"])
+        pictures.append(PanopticPicture(files[each["image_id"]], png, segments, stuff))
+    check_inside([picture.png for picture in pictures], file, root, allow_outside)
     return names, pictures
 
 
-def segments_of_png(picture: PanopticPicture, numbers: Mapping[int, int]) -> Segments:
-    """The segments of a picture; `numbers` as of `coco_segments`."""
+def segments_of_png(
+    picture: PanopticPicture, numbers: Mapping[int, int], size: tuple[int, int] | None = None
+) -> Segments:
+    """The segments of an image, those without pixels among them; pixels of the id 0 belong to none.
+
+    Args:
+        picture: of a file.
+        numbers: as of `coco_segments`.
+        size: height and width of the upright image, which the PNG must have.
+    """
     name = picture.png.name
-    unreadable = explained(lambda reason: f"its {name} cannot be read ({reason})", *PICTURE_ERRORS)
-    with unreadable, PIL.Image.open(picture.png) as image:
-        colors = np.asarray(image.convert("RGB"), np.int64)
-    ids, places = np.unique(colors @ [1, 256, 65536], return_inverse=True)
-    if unknown := sorted(set(ids.tolist()) - {0} - picture.categories.keys()):
+    with open_mask(picture.png, size, ("PNG",)) as image:
+        if png_samples(picture.png)[0] > 8:
+            raise UserError(f"its {name} should hold ids of segments as colors of 8 bits, but has more bits")
+        red, green, blue = (np.asarray(channel, np.int32) for channel in image.convert("RGB").split())
+    ids, places = np.unique(red + 256 * green + 65_536 * blue, return_inverse=True)
+    if unknown := sorted(set(ids.tolist()) - {0} - picture.segments.keys()):
         raise UserError(f"its {name} has the segment {unknown[0]}, which segments_info does not list")
-    categories, table = list[int](), np.full(len(ids), NONE, np.int32)
-    for place, number in enumerate(ids.tolist()):
-        category, is_crowd = picture.categories.get(number, (0, True))
-        table[place] = UNCOUNTED if is_crowd else len(categories)
-        categories += [] if is_crowd else [category]
-    labels = np.array([numbers[category] for category in categories], np.int32)
-    objects = np.array([category not in picture.stuff for category in categories], bool)
-    return Segments(labels, objects, table[places].reshape(colors.shape[:2]))
+    order = {number: place for place, number in enumerate(picture.segments)}
+    table = np.array([order.get(number, NONE) for number in ids.tolist()], np.int32)
+    segments, infos = table[places].reshape(red.shape), picture.segments.values()
+    pixels = np.bincount(segments[segments >= 0], minlength=len(infos)).tolist()
+    return Segments(
+        np.array([numbers[info.category] for info in infos], np.int32),
+        np.array([info.category not in picture.stuff for info in infos], bool),
+        np.array([info.is_crowd for info in infos], bool),
+        np.array([_area(info.area, count) for info, count in zip(infos, pixels, strict=True)], np.float64),
+        segments,
+    )
+
+
+def write_panoptic_png(segments: np.ndarray, path: pathlib.Path) -> None:
+    """Write a map of segments (h, w), NONE for none, as a PNG in which segment n has the id n + 1."""
+    ids = segments.astype(np.int64) + 1
+    if not 0 <= ids.min() <= ids.max() <= _PANOPTIC_IDS[-1]:
+        raise ValueError(f"Ids of segments are from 0 to {_PANOPTIC_IDS[-1]:,}, not {ids.min():,} to {ids.max():,}.")
+    colors = np.stack([ids % 256, ids // 256 % 256, ids // 65_536], axis=-1).astype(np.uint8)
+    PIL.Image.fromarray(colors).save(path)
+
+
+@contextlib.contextmanager
+def open_mask(path: pathlib.Path, size: tuple[int, int] | None, formats: Collection[str]) -> Iterator[PIL.Image.Image]:
+    """Yield the image of a mask, which is decoded when its pixels are read.
+
+    Raises UserError for a file that cannot be read, and one whose height and width, by its header, are not `size`.
+    """
+    unreadable = explained(lambda reason: f"its mask {path.name} cannot be read ({reason})", Exception)
+    with unreadable, open_image(path, formats=formats) as image:  # decoders raise exceptions of many types
+        if size is not None and image.size != size[::-1]:
+            raise UserError(
+                f"its mask {path.name} has {image.height}x{image.width} pixels, but the image {size[0]}x{size[1]}"
+            )
+        yield image
+
+
+def png_samples(path: pathlib.Path) -> tuple[int, int]:
+    """The bits of a sample and the color type (0 gray, 2 RGB, 3 palette) in the header of a PNG file."""
+    with path.open("rb") as file:
+        header = file.read(26)
+    return header[24], header[25]
 
 
 def upright_size(file: pathlib.Path, stated: tuple = (None, None)) -> tuple[int, int]:

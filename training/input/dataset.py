@@ -60,6 +60,8 @@ class Split:
     data set with `batches` of its own, what these take; None where the label says all."""
     multi_label: bool = False
     """Whether an image may have any number of classes; else the shares of its target sum to 1."""
+    truth: Callable[[int], Any] | None = None
+    """Index -> all that the annotations say, for evaluation, where `target` has only what training needs."""
 
     def example(self, index: tf.Tensor, preprocessing: Preprocessing | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """int64 index -> (image uint8 (h, w, C), label int32); C is unknown before it runs for encoded images.
@@ -71,7 +73,7 @@ class Split:
 
     def take(self, indices: np.ndarray) -> "Split":
         """Return a split of the examples at `indices`, in this order, with their names."""
-        chosen, target = tf.constant(indices, tf.int64), self.target
+        chosen, target, truth = tf.constant(indices, tf.int64), self.target, self.truth
         return Split(
             len(indices),
             lambda index: self.read(chosen[index]),
@@ -83,6 +85,7 @@ class Split:
             None if self.labels is None else self.labels[indices],
             (lambda index: target(chosen[index])) if target else None,
             self.multi_label,
+            (lambda index: truth(int(indices[index]))) if truth else None,
         )
 
 

@@ -1,4 +1,4 @@
-"""What a recipe takes on Cloud TPU: steps, operations, days and memory, before anything starts.
+"""Estimate what a recipe takes on Cloud TPU: steps, operations, days and memory, before anything starts.
 
 The operations are counted, and the memory is that of the compiled step where there is one. The days follow from the
 chip's peak and the share of it that a run reaches. One is published: big_vision trains ViT-S/16 for 90 epochs of
@@ -12,20 +12,16 @@ from keras_vit import UserError
 from keras_vit.models.complexity import costs
 from training.loop.dry_run import Workload, estimate_memory
 from training.options.common import Execution
-from training.recipes.compiled import COMPILED, Compiled
+from training.recipes.pretrain import find_recipe
 from training.recipes.recipe import PretrainRecipe
 
-DATA_SETS = {
-    "imagenet-1k": (1_281_167, 1000),
-    "imagenet-21k": (14_197_122, 21_841),
-    "jft-300m": (303_000_000, 18_291),
-}
+DATA_SETS = {"imagenet-1k": (1_281_167, 1000), "imagenet-21k": (14_197_122, 21_841), "jft-300m": (303_000_000, 18_291)}
 """Training images and classes of data sets that a budget knows by name. ImageNet-21k is that of fall 2011."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What the number in the name of a slice counts: chips, or the cores of older ones."""
+    """A chip, or a core of older ones, as the number in the name of a slice counts."""
 
     peak: float
     """Operations per second in bfloat16."""
@@ -41,28 +37,31 @@ CHIPS = {
     "v5p": Chip(229.5e12, 95 * 2**29),
     "v6e": Chip(918e12, 32 * 2**30),
 }
+# Two of (images on a chip, bytes) by recipe, chip, and training or remat: steps that were compiled in bfloat16 with
+# 1,000 classes for one chip, from `python -m benchmarks.tpu`; docs/reference/benchmarks.md has the complete table.
+_COMPILED: dict[tuple[str, str, str], tuple[tuple[int, float], tuple[int, float]]] = {
+    ("augreg-b16-i21k", "v5e", "training"): ((32, 3.49e9), (64, 5.71e9)),
+    ("vit-b16-i21k", "v5e", "training"): ((32, 4.52e9), (64, 7.39e9)),
+}
 # Shares of the peak: of the published run, and of large models that are trained well.
 _PUBLISHED, _GOOD = 0.26, 0.5
 
 
 def slice_of(name: str) -> tuple[str, int]:
-    """Return kind and number of the chips of a slice such as v5e-16. Raises UserError for other names."""
+    """Return the type and number of the chips of a slice such as v5e-16. Raises UserError for other names."""
     match = re.fullmatch(rf"({'|'.join(CHIPS)})-([1-9]\d{{0,4}})", name)
     if match is None:
-        raise UserError(
-            f"--chips takes a slice of Cloud TPU, of the kinds {', '.join(CHIPS)}, but is {name!r}; give one such as "
-            "v5e-16."
-        )
+        raise UserError(f"--chips takes a slice such as v5e-16, of the kinds {', '.join(CHIPS)}, but is {name!r}.")
     return match[1], int(match[2])
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a run takes."""
+    """The work, time and memory of a run."""
 
     steps: int
     flops: float
-    """Operations that are computed, of all steps; with rematerialization the forward pass counts twice."""
+    """Operations of all steps; with rematerialization the forward pass counts twice."""
     peak_seconds: float
     """At the peak of all chips."""
     images: int
@@ -73,7 +72,7 @@ class Budget:
     """Whether the memory is that of the compiled step; else it is an estimate."""
 
     def hours(self, share: float) -> float:
-        """Hours at a share of the peak, without evaluation and waiting for data."""
+        """Return the hours at a share of the peak, without evaluation and waiting for data."""
         return self.peak_seconds / share / 3600
 
 
@@ -87,82 +86,63 @@ def budget(
     execution: Execution,
     shard_weights: bool = False,
 ) -> Budget:
-    """Return the budget of a recipe.
+    """Return the budget of a recipe with a target of classes.
 
     Args:
-        recipe: with a target of classes.
         name: of the recipe, for the table of compiled steps.
         chips: a slice, such as v5e-16.
         num_examples: training images.
-        num_classes: of the head.
-        execution: precision and rematerialization.
         shard_weights: whether the chips divide weights and state.
 
     Raises UserError if there is no such slice, or if it cannot share a batch evenly.
     """
-    kind, number = slice_of(chips)
+    chip, number = slice_of(chips)
     if recipe.batch_size % number:
-        raise UserError(
-            f"A batch of {recipe.batch_size} images cannot be shared evenly by {number} chips; give --batch-size "
-            f"{max(recipe.batch_size // number, 1) * number}."
-        )
+        fits = max(recipe.batch_size // number, 1) * number
+        shared = f"A batch of {recipe.batch_size} images cannot be shared evenly by {number} chips"
+        raise UserError(f"{shared}; give --batch-size {fits}.")
     steps, images = recipe.num_steps(num_examples), recipe.batch_size // number
     cost = costs(recipe.model, recipe.image_size, num_classes=num_classes, channels=recipe.channels)
     flops = (4.0 if execution.remat else 3.0) * cost.flops * recipe.batch_size * steps
-    table = COMPILED.get((name, kind, "remat" if execution.remat else "training"))
+    table = _COMPILED.get((name, chip, "remat" if execution.remat else "training"))
     if table is not None and execution.precision == "bfloat16":
-        memory: float = _compiled_memory(table, images)
+        (few, low), (many, high) = table  # linear between and beyond
+        memory: float = low + (high - low) / (many - few) * (images - few)
     else:
-        workload = Workload(recipe.model, recipe, num_classes, recipe.channels, execution, number)
-        parts = estimate_memory(dataclasses.replace(workload, recipe=dataclasses.replace(recipe, accumulation=1)))
+        whole = dataclasses.replace(recipe, accumulation=1)
+        parts = estimate_memory(Workload(recipe.model, whole, num_classes, recipe.channels, execution, number))
         state = sum(size for part, size in parts.items() if not part.startswith("activations"))
         memory = sum(parts.values()) - state + (state / number if shard_weights else state)
         table = None
-    seconds = flops / (number * CHIPS[kind].peak)
-    return Budget(steps, flops, seconds, images, memory, table is not None)
+    return Budget(steps, flops, flops / (number * CHIPS[chip].peak), images, memory, table is not None)
 
 
-def _compiled_memory(table: Compiled, images: int) -> float:
-    """Bytes, linear in the images between and beyond those that were compiled."""
-    (few, low), (many, high) = table
-    return low + (high - low) / (many - few) * (images - few)
-
-
-def describe_budget(found: Budget, name: str, chips: str, recipe: PretrainRecipe) -> str:
+def describe_budget(planned: Budget, name: str, chips: str, recipe: PretrainRecipe) -> str:
     """Return the budget as text."""
-    kind, number = slice_of(chips)
-    limit, parts = CHIPS[kind].memory, 1
-    while found.memory / parts > limit and parts < found.images:
+    chip, number = slice_of(chips)
+    limit, parts = CHIPS[chip].memory, 1
+    while planned.memory / parts > limit and parts < planned.images:
         parts *= 2
     advice = "fits" if parts == 1 else f"does not fit: --accumulation {parts}, --remat or more chips"
-    days = " to ".join(f"{found.hours(share) / 24:.2g}" for share in (_GOOD, _PUBLISHED))
-    rows = [
-        ("steps", f"{found.steps:,} of {recipe.batch_size:,} images, {found.images:,} on each of {number}"),
-        ("operations", f"{found.flops:.3g}, counting the gradient as twice the forward pass"),
-        ("at the peak", f"{found.peak_seconds / 3600:.3g} hours of {number * CHIPS[kind].peak / 1e12:,.0f} TFLOP/s"),
-        ("days, about", f"{days}, at {_GOOD:.0%} and {_PUBLISHED:.0%} of the peak"),
-        (
-            "memory of a step",
-            f"{found.memory / 1e9:.3g} GB of {limit / 1e9:.3g} on each ("
-            f"{'compiled' if found.compiled else 'estimated'}): {advice}",
-        ),
-        (
-            "beside it",
-            f"ViT-S/16, 90 epochs of ImageNet-1k on v3-8: published under 7 hours, {_published_hours():.2g} at "
-            f"{_GOOD:.0%} and {_published_hours(_PUBLISHED):.2g} at {_PUBLISHED:.0%} of the peak",
-        ),
-    ]
-    width = max(len(row) for row, _ in rows) + 2
-    lines = [f"  {row:{width}}{text}" for row, text in rows]
-    return "\n".join([f"{name} on {chips}", *lines, "", "Nothing was trained."])
-
-
-def _published_hours(share: float = _GOOD) -> float:
-    from training.recipes.pretrain import RECIPES
-
-    name = "vit-s16-i1k-better-plain"
-    examples, classes = DATA_SETS["imagenet-1k"]
-    execution = Execution(precision="bfloat16")
-    return budget(RECIPES[name], name, "v3-8", num_examples=examples, num_classes=classes, execution=execution).hours(
-        share
+    days = " to ".join(f"{planned.hours(share) / 24:.2g}" for share in (_GOOD, _PUBLISHED))
+    known, published = "compiled" if planned.compiled else "estimated", _published_run()
+    good, reached = (f"{published.hours(share):.2g} at {share:.0%}" for share in (_GOOD, _PUBLISHED))
+    rows = {
+        "steps": f"{planned.steps:,} of {recipe.batch_size:,} images, {planned.images:,} on each of {number}",
+        "operations": f"{planned.flops:.3g}, counting the gradient as twice the forward pass",
+        "at the peak": f"{planned.peak_seconds / 3600:.3g} hours of {number * CHIPS[chip].peak / 1e12:,.0f} TFLOP/s",
+        "days, about": f"{days}, at {_GOOD:.0%} and {_PUBLISHED:.0%} of the peak",
+        "memory of a step": f"{planned.memory / 1e9:.3g} GB of {limit / 1e9:.3g} on each ({known}): {advice}",
+        "beside it": f"ViT-S/16, 90 epochs of ImageNet-1k on v3-8: published under 7 hours, {good} and {reached} of "
+        "the peak",
+    }
+    width = max(map(len, rows)) + 2
+    return "\n".join(
+        [f"{name} on {chips}", *(f"  {row:{width}}{text}" for row, text in rows.items()), "", "Nothing was trained."]
     )
+
+
+def _published_run() -> Budget:
+    name, (examples, classes) = "vit-s16-i1k-better-plain", DATA_SETS["imagenet-1k"]
+    execution = Execution(precision="bfloat16")
+    return budget(find_recipe(name), name, "v3-8", num_examples=examples, num_classes=classes, execution=execution)

@@ -23,7 +23,7 @@ from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz, write_npz
 from keras_vit.files.remote import RemoteError, is_remote, local_copy
 from keras_vit.run_directory import CONFIG
-from training.devices.jax_devices import assign_whole
+from training.loop.devices.jax_devices import assign_whole
 
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.npz")
 _MAX_TO_KEEP = 2
@@ -73,8 +73,7 @@ def restore(folder: pathlib.Path, variables: Mapping[str, keras.Variable]) -> tu
     step, progress, arrays = checkpoint
     if {name: array.shape for name, array in arrays.items()} != {n: tuple(v.shape) for n, v in variables.items()}:
         raise UserError(
-            f"The checkpoint of step {step} in {folder} was saved by another version of this code, so the run cannot "
-            f"continue; remove {folder.parent} to start again."
+            f"The checkpoint of step {step} was saved by another version; remove {folder.parent} to start again."
         )
     for name, variable in variables.items():
         assign_whole(variable, arrays[name].fetch())
@@ -103,8 +102,7 @@ def load_latest(folder: pathlib.Path) -> tuple[int, dict, dict[str, LazyArray]] 
             print(f"Skipped the damaged checkpoint {path.name}: {error}.")
     if paths:
         raise UserError(
-            f"All checkpoints in {folder} are damaged, so the run cannot continue; remove {folder.parent} to start "
-            "again."
+            f"All checkpoints are damaged, so the run cannot continue; remove {folder.parent} to start again."
         )
     return None
 

@@ -16,12 +16,11 @@ from keras_vit.models.config import ModelConfig
 from training.input.sources import DataSet
 from training.loop.build import network_to_train
 from training.loop.learning_rate import LearningRate
-from training.loop.objectives import MaskedPatches, Objective, make_objective, uses_labels
+from training.loop.plan import Plan
 from training.loop.run import RunDirectory
-from training.loop.setup import Setup, prepared, settings_of
-from training.options.common import Execution, TrainingOptions
-from training.recipes.dense import DenseRecipe
-from training.recipes.recipe import PretrainRecipe, Recipe
+from training.objectives.of_recipe import objective_of
+from training.options.common import Execution
+from training.recipes.recipe import Recipe
 
 # Variables of the optimizer for each weight. Those few that Muon leaves to Adam have two.
 _SLOTS = {"adamw": 2, "sgd": 1, "muon": 1}
@@ -30,7 +29,7 @@ _ROWS, _COLUMNS = 8, 60
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What is trained, and how it is computed."""
+    """A recipe on a model, and how it is computed."""
 
     config: ModelConfig
     """Of the model, which a fine-tuning recipe does not contain."""
@@ -48,65 +47,44 @@ class Workload:
     """Those of the parameters that have a gradient; default all."""
 
 
-def dry_run_report(
-    options: TrainingOptions,
-    setup: Setup,
-    make_model: Callable[[int], keras.Model],
-    *,
-    command: str,
-    recipe_name: str,
-) -> None:
-    """Print the dry run's report and plot the learning rate next to the workdir, which is not created.
+def dry_run_report(plan: Plan, run: RunDirectory, make_model: Callable[[int], keras.Model]) -> None:
+    """Print the dry run's report and plot the learning rate next to the run directory, which is not created.
 
     Raises UserError for whatever `run_training` refuses. See there for the arguments.
     """
-    settings = settings_of(options, command, recipe_name, setup.source)
-    options, source, num_steps = prepared(options, setup)
-    workdir, recipe, replicas = options.directory, options.recipe, setup.strategy.num_replicas_in_sync
-    RunDirectory(workdir).check(settings, source.labels, images=setup.source.fingerprint)
+    recipe, data, options = plan.recipe, plan.data, plan.options
+    run.check(plan.settings, data.labels, images=plan.images)
     network = network_to_train(
-        lambda: make_model(len(source.labels)),
-        recipe,
-        num_steps,
-        strategy=setup.strategy,
-        execution=options.execution,
+        lambda: make_model(len(data.labels)), recipe, plan.num_steps, strategy=plan.strategy, execution=plan.execution
     )
-    classes = len(source.labels) if uses_labels(recipe) else 0
-    channels = preprocessing_of(network).channels
-    workload = Workload(config_of(network), recipe, classes, channels, options.execution, replicas)
+    classes, channels = len(data.labels) if recipe.uses_labels else 0, preprocessing_of(network).channels
+    replicas = plan.strategy.num_replicas_in_sync
+    workload = Workload(config_of(network), recipe, classes, channels, plan.execution, replicas)
     if recipe.lora or recipe.freeze:
         trained = sum(math.prod(variable.shape) for variable in network.trainable_variables)
         workload = dataclasses.replace(workload, parameters=network.count_params(), trained=trained)
-    shown = {name: value for name, value in dataclasses.asdict(options).items() if name != "dry_run"}
-    print(describe_run(workload, source, {"recipe_name": recipe_name, **shown}))
-    workdir.parent.mkdir(parents=True, exist_ok=True)
-    plot = workdir.with_name(f"{workdir.name}.lr.png")
+    shown = dataclasses.asdict(dataclasses.replace(options, recipe=recipe))
+    shown.pop("dry_run")
+    print(describe_run(workload, data, {"recipe_name": plan.settings["recipe_name"], **shown}))
+    run.path.parent.mkdir(parents=True, exist_ok=True)
+    plot = run.path.with_name(f"{run.path.name}.lr.png")
     with atomic_write(plot) as temporary:
-        draw_learning_rate(recipe, source.train.num_examples, temporary)
+        draw_learning_rate(recipe, data.train.num_examples, temporary)
     print(f"\nThe learning rate is plotted in {plot}; nothing was trained.")
 
 
 def describe_run(workload: Workload, source: DataSet, settings: dict) -> str:
-    """Return the report as text.
-
-    Args:
-        workload: what is trained.
-        source: of the data.
-        settings: nested settings, as in config.json.
-    """
+    """Return the report as text. settings: nested, as in config.json."""
     recipe, replicas = workload.recipe, workload.replicas
     num_steps = recipe.num_steps(source.train.num_examples)
     images = num_steps * recipe.batch_size
     steps_per_epoch = max(source.train.num_examples // recipe.batch_size, 1)
-    objective = make_objective(recipe)
     cost = costs(workload.config, recipe.image_size, num_classes=workload.num_classes, channels=workload.channels)
     parameters = workload.parameters or cost.parameters
     trained = parameters if workload.trained is None else workload.trained
     parts = estimate_memory(workload)
     passes = 2 if recipe.sharpness_radius else 1
-    counted = "counting the gradient as twice the forward pass" + ", and both twice for --sharpness-radius" * (
-        passes > 1
-    )
+    twice = ", and both twice for --sharpness-radius" if passes > 1 else ""
     rows = [
         ("training images", f"{source.train.num_examples:,} of {len(source.labels)} classes"),
         ("evaluation images", f"{source.evaluation.num_examples:,}"),
@@ -114,37 +92,21 @@ def describe_run(workload: Workload, source: DataSet, settings: dict) -> str:
         ("epochs", f"{num_steps / steps_per_epoch:.4g} of {steps_per_epoch:,} complete batches"),
         ("parameters", f"{parameters:,}" + f", of which {trained:,} are trained" * (trained < parameters)),
         ("forward, an image", f"{_si(cost.multiply_adds + cost.normalization)} multiply-adds, {_si(cost.flops)}FLOPs"),
-        ("training, total", f"{_si(3 * passes * cost.flops * images)}FLOPs, {counted}"),
+        (
+            "training, total",
+            f"{_si(3 * passes * cost.flops * images)}FLOPs, counting the gradient as twice the forward pass{twice}",
+        ),
         ("memory of a step, about" + f", on each of {replicas}" * (replicas > 1), f"{_si(sum(parts.values()))}B"),
         *((f"  {name}", f"{_si(size)}B") for name, size in parts.items()),
     ]
-    rows += [("" if number else "not counted", text) for number, text in enumerate(_not_counted(recipe, objective))]
+    not_counted = [*objective_of(recipe, num_steps).uncounted]
+    if recipe.lora or recipe.freeze:
+        not_counted.append("that frozen layers need no gradient, and none at all below the first trained layer")
+    rows += [("" if number else "not counted", text) for number, text in enumerate(not_counted)]
     width = max(len(name) for name, _ in rows) + 2
     lines = ["Settings", *(f"  {name}: {value}" for name, value in _flat(settings)), "", "Run"]
     lines += [f"  {name:{width}}{value}" for name, value in rows]
     return "\n".join([*lines, "", "Learning rate", *_curve(recipe, num_steps)])
-
-
-def _not_counted(recipe: Recipe, objective: Objective) -> Iterator[str]:
-    """What makes the operations and the memory other than they are counted."""
-    if isinstance(objective, MaskedPatches):
-        yield f"the head of {objective.num_outputs:,} outputs for each patch"
-    if isinstance(recipe, PretrainRecipe) and recipe.decoder_layers:
-        yield "the decoder, and that the encoder computes only the visible patches"
-    if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation":
-        crops = f"2 crops and {recipe.local_crops} small ones of each image"
-        yield f"the head of {recipe.prototypes:,} prototypes, the teacher, and {crops}"
-    if isinstance(recipe, DenseRecipe):
-        yield "the queries, and the heads of masks or boxes"
-    if recipe.teacher is not None:
-        yield f"the weights and the forward pass of the teacher {recipe.teacher}"
-    if recipe.patch_dropout:
-        yield f"that --patch-dropout leaves {recipe.patch_dropout:.4g} of the patches out, which saves about that share"
-    if recipe.patch_sizes:
-        sizes = ", ".join(map(str, recipe.patch_sizes))
-        yield f"that --patch-sizes trains with patches of {sizes} pixels in turn: smaller ones are more tokens"
-    if recipe.lora or recipe.freeze:
-        yield "that frozen layers need no gradient of their weights, and none at all below the first trained layer"
 
 
 def estimate_memory(workload: Workload) -> dict[str, int]:
@@ -156,9 +118,7 @@ def estimate_memory(workload: Workload) -> dict[str, int]:
     head = {"num_classes": workload.num_classes, "channels": workload.channels}
     full = costs(config, recipe.image_size, **head)
     kept = full.activations
-    if workload.execution.remat and isinstance(
-        config, ViTConfig
-    ):  # the input of every block, and all activations of one
+    if workload.execution.remat and isinstance(config, ViTConfig):  # every block's input, and all activations of one
         single = dataclasses.replace(config, num_layers=1)
         tokens = np.prod(config.grid(recipe.image_size)) + config.num_prefix_tokens
         kept = costs(single, recipe.image_size, **head).activations

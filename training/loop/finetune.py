@@ -9,68 +9,52 @@ from typing import Any
 import keras
 
 import keras_vit
-from keras_vit import UserError, ViTConfig, runs
+from keras_vit import UserError, ViTConfig
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.published import upstream_checkpoint
+from keras_vit.runs import Run
 from keras_vit.text.classes import classes_of_labels
-from training.devices.strategies import on_this_host
 from training.input.dataset import typical_image
 from training.input.known_images import warn_of_known_images, warn_of_training_images
-from training.loop.build import model_with_config
+from training.loop.build import rebuilt
+from training.loop.devices.strategies import on_this_host
 from training.loop.run import RunDirectory
-from training.loop.setup import Setup, with_loss_for
+from training.loop.setup import Setup
 from training.loop.train import run_training
+from training.objectives.wise_ft import AveragedWithStart
 from training.options.train import FinetuneOptions
 from training.recipes.recipe import NO_BLOCKS
-from training.techniques.wise_ft import AveragedWithStart
 
 
 def finetune(
-    options: FinetuneOptions,
-    recipe_name: str,
-    setup: Setup,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
+    options: FinetuneOptions, recipe_name: str, setup: Setup, callbacks: Sequence[keras.callbacks.Callback] = ()
 ) -> RunDirectory:
     """Fine-tune a checkpoint and return the run; with `options.dry_run` only print the report.
 
-    Args:
-        options: of the command.
-        recipe_name: for config.json and messages.
-        setup: data and devices.
-        callbacks: see `training.loop.train.run_training`.
+    See `training.loop.train.run_training` for the arguments.
     """
-    options = with_loss_for(options, setup.source)
-    recipe = options.recipe
-    checkpoint = _checkpoint_name(options)
+    recipe, data, checkpoint = options.recipe, setup.source, _checkpoint_name(options)
     path = find_checkpoint(checkpoint)
-    train = setup.source.train
-    upstream = runs.Run(str(path))
-    if not warn_of_training_images(upstream, setup.source) and setup.source.held_out:
-        warn_of_known_images(upstream, options.source, setup.source)
-
+    upstream = Run(str(path))
+    if not warn_of_training_images(upstream, data) and data.held_out:
+        warn_of_known_images(upstream, options.source, data)
+    rates = {"dropout_rate": options.dropout_rate, "stochastic_depth_rate": options.stochastic_depth_rate}
     average = AveragedWithStart(options.wise_ft)
 
     def make_model(_: int) -> keras.Model:
         with on_this_host(setup.strategy):
             if options.zero_shot_head:
-                model = _with_text_head(checkpoint, options, setup.source.labels)
+                model = _with_text_head(checkpoint, options, data.labels)
             else:
-                model = _load(path, options, setup.source.labels)
+                model = _load(path, options, data.labels)
         preprocessing = keras_vit.preprocessing_of(model)
-        if preprocessing.channels == 1 and typical_image(train)[1] == 3:
+        if preprocessing.channels == 1 and typical_image(data.train)[1] == 3:
             print("The checkpoint takes grayscale images, so the colors of the training images are not used.")
-        config = keras_vit.config_of(model)
-        if isinstance(config, ViTConfig):
-            config = dataclasses.replace(
-                config, dropout_rate=options.dropout_rate, stochastic_depth_rate=options.stochastic_depth_rate
-            )
-        elif options.dropout_rate or options.stochastic_depth_rate:
-            raise UserError("A ResNet has no dropout; leave --dropout-rate and --stochastic-depth-rate out.")
-        elif recipe.layer_decay != 1.0:
+        if recipe.layer_decay != 1.0 and not isinstance(keras_vit.config_of(model), ViTConfig):
             raise UserError(NO_BLOCKS)
-        start = model_with_config(model, config, recipe.preprocessing(preprocessing.channels, preprocessing))
+        start = rebuilt(model, recipe.preprocessing(preprocessing.channels, preprocessing), rates=rates)
         if options.wise_ft < 1.0:
             average.remember(start)
         return start
@@ -92,7 +76,7 @@ def _checkpoint_name(options: FinetuneOptions) -> str:
 
 
 def patch_and_side(options: FinetuneOptions) -> tuple[int, int | None]:
-    """What the checkpoint tells of image sizes.
+    """Return what the checkpoint tells of image sizes.
 
     Returns:
         The number of pixels of which the sides of images must be multiples, and the longer side of the images that a
@@ -112,32 +96,20 @@ def patch_and_side(options: FinetuneOptions) -> tuple[int, int | None]:
 
 def _load(path: pathlib.Path, options: FinetuneOptions, labels: Sequence[str]) -> keras.Model:
     """Load the checkpoint's model at the recipe's image size, with a head for the classes of the data."""
+    size, number = options.recipe.image_size, len(labels)
     if path.name.endswith(KERAS_WEIGHTS):
-        return _load_weights(path, options, len(labels))
+        channels = options.channels or 3
+        model = keras_vit.build(options.model or "", image_size=size, num_classes=number, channels=channels)
+        keras_vit.load_checkpoint(model, path, drop=(*HEADS, "pre_logits/"), keep=HEADS)
+        return model
+    head: dict[str, Any] = {"num_classes": number} if options.new_head else {"classes": labels}
     return keras_vit.from_checkpoint(
-        path,
-        num_heads=options.num_heads,
-        image_size=options.recipe.image_size,
-        channels=options.channels,
-        num_classes=len(labels) if options.new_head else None,
-        classes=None if options.new_head else labels,
+        path, image_size=size, channels=options.channels, num_heads=options.num_heads, **head
     )
 
 
 def _with_text_head(checkpoint: str, options: FinetuneOptions, labels: Sequence[str]) -> keras.Model:
-    """The image tower of a checkpoint of two at the recipe's image size, with the names of the classes as its head."""
+    """Return the image tower of a checkpoint of two, with the names of the classes as its head."""
     texts = classes_of_labels(labels, options.templates)
     classes = dict(zip(texts.labels, texts.texts, strict=True))
     return keras_vit.zero_shot(checkpoint, classes, texts.templates, options.recipe.image_size)
-
-
-def _load_weights(path: pathlib.Path, options: FinetuneOptions, num_classes: int) -> keras.Model:
-    """Build the official model of a .weights.h5 file and load all but the head."""
-    model = keras_vit.build(
-        options.model or "",
-        image_size=options.recipe.image_size,
-        num_classes=num_classes,
-        channels=options.channels or 3,
-    )
-    keras_vit.load_checkpoint(model, path, drop=(*HEADS, "pre_logits/"), keep=HEADS)
-    return model

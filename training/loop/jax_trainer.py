@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 from keras import ops
 
-from training.devices.jax_devices import (
+from training.loop.devices.jax_devices import (
     batch_on_devices,
     gathered,
     numbers_of_hosts,
@@ -23,8 +23,8 @@ from training.devices.jax_devices import (
     stacked,
     whole,
 )
-from training.devices.rematerialization import segments
-from training.devices.strategies import several_workers
+from training.loop.devices.rematerialization import segments
+from training.loop.devices.strategies import several_workers
 from training.loop.trainer import Trainer
 
 
@@ -42,9 +42,9 @@ class JaxTrainer(Trainer):
         # An object of its own, because Keras would wrap the lists.
         self._after_step = _AfterStep()
         self._shards_weights = shards_weights()
-        parts = self._segments or [self._forward]
+        parts = self._segments or self._forwards
         if self._shards_weights and not isinstance(network.output, dict):
-            parts = segments(self._forward)
+            parts = segments(*self._forwards)
         # With divided weights, blocks that are alike are one loop, which takes a fraction of the time to compile.
         key = _structure if self._shards_weights else id
         self._parts = [list(alike) for _, alike in itertools.groupby(parts, key)]
@@ -125,12 +125,13 @@ class JaxTrainer(Trainer):
         with keras.StatelessScope(_pairs(groups, state)) as scope:
             gradients = self._accumulated if self._accumulation > 1 else self._gradients
             images, labels = data[:2]
-            logs = self._update(*gradients(images, self._with_num_targets(labels, ops.ones(images.shape[:1]))))
+            labels = self._objective.whole_batch(labels, ops.ones(images.shape[:1]), self._total)
+            logs = self._update(*gradients(images, labels))
         return logs, _values(scope, groups)
 
     def test_step(self, state, data):
         images, labels, weights = data
-        labels = self._with_num_targets(labels, weights)
+        labels = self._validation.whole_batch(labels, weights, self._total)
         groups = [self.trainable_variables, self.non_trainable_variables, []]
         with keras.StatelessScope(_pairs(groups, state)) as scope:
             trained = [v.value for v in self.ema or self.network.trainable_variables]
@@ -157,7 +158,10 @@ class JaxTrainer(Trainer):
 
         return jax.lax.scan(add, start, (ops.arange(count), *parts))[0]
 
-    def _gradients(self, images, labels, micro=0, statistics=None, **_):
+    def _total(self, value):
+        return value  # of the whole batch already
+
+    def _gradients(self, images, labels, micro=0, statistics=None):
         import jax
 
         variables = self.network.trainable_variables

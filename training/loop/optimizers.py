@@ -22,67 +22,82 @@ _FIRST_AND_LAST = ("embedding", "decoder_embedding", "mask_head", "class_head", 
 _AFTER_ENCODER = ("queries", "class_head", "mask_head", "upscale", "Transformer.encoder_norm")
 
 
-@dataclasses.dataclass(frozen=True)
-class Momentum:
-    """The update of SGD with momentum, without Nesterov."""
+class UpdateRule:
+    """Computes a variable and its slots after a step, with keras.ops.
 
-    momentum: float
-    slots = ("momentum",)
+    `update` assigns them. On TensorFlow, subclasses replace it by one fused operation where there is one, because Keras
+    traces and runs twenty; its arithmetic is that of `new_values`.
+    """
 
-    def new_values(self, value, gradient, learning_rate, step, momentum):
-        """Return the new values of a variable and its slots; arguments as of `update`, but tensors of any backend."""
-        momentum = self.momentum * momentum - learning_rate * gradient
-        return value + momentum, momentum
+    slots: tuple[str, ...] = ("momentum",)
 
-    def update(self, variable, gradient, learning_rate, step, momentum) -> None:
-        """Update a variable and its slots, all as resource handles of TensorFlow.
+    def new_values(self, value, gradient, learning_rate, step, *slots) -> tuple:
+        """Return the new values of a variable and its slots, float32.
 
         Args:
-            gradient: of the variable's shape.
+            value: of the variable.
+            gradient: of its shape.
             learning_rate: a scalar.
             step: number of earlier updates, int64.
+            slots: in the order of `slots`.
         """
-        tf.raw_ops.ResourceApplyKerasMomentum(
-            var=variable, accum=momentum, grad=gradient, lr=learning_rate, momentum=self.momentum
-        )
+        raise NotImplementedError
+
+    def update(self, variable, gradient, learning_rate, step, *slots) -> None:
+        """Assign the new values to Keras variables, in a replica to its own copies."""
+        values = (ops.convert_to_tensor(each.value) for each in (variable, *slots))
+        new = self.new_values(next(values), gradient, learning_rate, step, *values)
+        for each, value in zip((variable, *slots), new, strict=True):
+            _assign(each, value)
 
 
 @dataclasses.dataclass(frozen=True)
-class Adam:
-    """Adam's update. In float32, 1 - 0.999 and the bias correction have a relative error of 1.3e-5."""
+class Momentum(UpdateRule):
+    """SGD with momentum, without Nesterov."""
+
+    momentum: float
+
+    def new_values(self, value, gradient, learning_rate, step, *slots):
+        momentum = self.momentum * slots[0] - learning_rate * gradient
+        return value + momentum, momentum
+
+    def update(self, variable, gradient, learning_rate, step, *slots):
+        if keras.backend.backend() == "tensorflow":
+            var, accum = _handles(variable, *slots)
+            options = {"lr": learning_rate, "momentum": self.momentum}
+            tf.raw_ops.ResourceApplyKerasMomentum(var=var, accum=accum, grad=gradient, **options)
+        else:
+            super().update(variable, gradient, learning_rate, step, *slots)
+
+
+@dataclasses.dataclass(frozen=True)
+class Adam(UpdateRule):
+    """Adam. In float32, 1 - 0.999 and the bias correction have a relative error of 1.3e-5."""
 
     beta_1: float
     beta_2: float
     epsilon: float
     slots = ("momentum", "velocity")
 
-    def new_values(self, value, gradient, learning_rate, step, momentum, velocity):
-        """As `Momentum.new_values`."""
+    def new_values(self, value, gradient, learning_rate, step, *slots):
         step = ops.cast(step + 1, "float32")
         rate = learning_rate * ops.sqrt(1.0 - ops.power(self.beta_2, step)) / (1.0 - ops.power(self.beta_1, step))
-        momentum = momentum + (gradient - momentum) * (1.0 - self.beta_1)
-        velocity = velocity + (ops.square(gradient) - velocity) * (1.0 - self.beta_2)
+        momentum = slots[0] + (gradient - slots[0]) * (1.0 - self.beta_1)
+        velocity = slots[1] + (ops.square(gradient) - slots[1]) * (1.0 - self.beta_2)
         return value - rate * momentum / (ops.sqrt(velocity) + self.epsilon), momentum, velocity
 
-    def update(self, variable, gradient, learning_rate, step, momentum, velocity) -> None:
-        """As `Momentum.update`."""
-        step = tf.cast(step + 1, tf.float32)
-        tf.raw_ops.ResourceApplyAdam(
-            var=variable,
-            m=momentum,
-            v=velocity,
-            beta1_power=tf.pow(self.beta_1, step),
-            beta2_power=tf.pow(self.beta_2, step),
-            beta1=self.beta_1,
-            beta2=self.beta_2,
-            epsilon=self.epsilon,
-            lr=learning_rate,
-            grad=gradient,
-        )
+    def update(self, variable, gradient, learning_rate, step, *slots):
+        if keras.backend.backend() == "tensorflow":
+            step, (var, m, v) = tf.cast(step + 1, tf.float32), _handles(variable, *slots)
+            powers = {"beta1_power": tf.pow(self.beta_1, step), "beta2_power": tf.pow(self.beta_2, step)}
+            betas = {"beta1": self.beta_1, "beta2": self.beta_2, "epsilon": self.epsilon}
+            tf.raw_ops.ResourceApplyAdam(var=var, m=m, v=v, lr=learning_rate, grad=gradient, **powers, **betas)
+        else:
+            super().update(variable, gradient, learning_rate, step, *slots)
 
 
 @dataclasses.dataclass(frozen=True)
-class Muon:
+class Muon(UpdateRule):
     """Nesterov's momentum, orthogonalized, of a matrix (https://kellerjordan.github.io/posts/muon).
 
     The update is scaled to a root mean square of 0.2, about that of Adam's, so that the learning rate and the weight
@@ -91,21 +106,11 @@ class Muon:
     """
 
     momentum: float
-    slots = ("momentum",)
 
-    def new_values(self, value, gradient, learning_rate, step, momentum):
-        """As `Momentum.new_values`, of a variable of shape (m, n)."""
-        momentum = self.momentum * momentum + gradient
+    def new_values(self, value, gradient, learning_rate, step, *slots):
+        momentum = self.momentum * slots[0] + gradient
         direction = orthogonalized(gradient + self.momentum * momentum)
         return value - learning_rate * (0.2 * math.sqrt(max(value.shape))) * direction, momentum
-
-    def update(self, variable, gradient, learning_rate, step, momentum) -> None:
-        """As `Momentum.update`, of a variable of shape (m, n)."""
-        handles = variable, momentum
-        value, average = (tf.raw_ops.ReadVariableOp(resource=handle, dtype=gradient.dtype) for handle in handles)
-        value.set_shape(gradient.shape)
-        for handle, new in zip(handles, self.new_values(value, gradient, learning_rate, step, average), strict=True):
-            tf.raw_ops.AssignVariableOp(resource=handle, value=new)
 
 
 def orthogonalized(matrix):
@@ -123,14 +128,20 @@ def orthogonalized(matrix):
     return ops.transpose(x) if rows > columns else x
 
 
-UpdateRule = Momentum | Adam | Muon
+def _handles(*variables: keras.Variable) -> list:
+    """Return the resources of variables, in a replica those of its own copies."""
+    return [variable.value.handle for variable in variables]
+
+
+def _assign(variable: keras.Variable, value) -> None:
+    if keras.backend.backend() == "tensorflow":
+        tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)
+    else:
+        variable.assign(value)
 
 
 class SummedGradientOptimizer(keras.optimizers.Optimizer):
     """Clips and applies gradients that are summed over the replicas; each replica updates its own copy of a variable.
-
-    The arithmetic is that of Keras, but in a single TensorFlow operation, where Keras traces and runs twenty. On other
-    backends it is on keras.ops, for a step that is compiled as a whole.
 
     Args:
         learning_rate: a number or a schedule.
@@ -177,30 +188,17 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
         """
         if [variable.path for variable in trainable_variables or ()] != list(self._paths):
             raise ValueError("Give the trainable variables that the optimizer was built for, in their order.")
-        tensorflow = keras.backend.backend() == "tensorflow"
-        to_tensor = tf.convert_to_tensor if tensorflow else ops.convert_to_tensor
-        update = self._update_handle if tensorflow else self._update_values
-        gradients = [to_tensor(gradient) for gradient in grads]
+        gradients = [ops.convert_to_tensor(gradient) for gradient in grads]
         if self._clip_norm is not None:
             gradients = _clipped(gradients, self._clip_norm)
-        learning_rate, step = ops.cast(self.learning_rate, "float32"), to_tensor(self.iterations.value)
+        learning_rate, step = ops.cast(self.learning_rate, "float32"), ops.convert_to_tensor(self.iterations.value)
         for variable, gradient, slots in zip(trainable_variables, gradients, self.slots, strict=True):
             rate = learning_rate * self._lr_multipliers.get(variable.path, 1.0)
-            update(variable, gradient, rate, self._decay.get(variable.path, 0.0), step, slots)
+            if decay := self._decay.get(variable.path, 0.0):
+                value = ops.convert_to_tensor(variable.value)
+                _assign(variable, value - value * (decay * rate))
+            self._rule_of(variable).update(variable, gradient, rate, step, *slots)
         self.iterations.assign_add(1)
-
-    def _update_handle(self, variable, gradient, rate, decay: float, step, slots) -> None:
-        if decay:
-            lost = tf.convert_to_tensor(variable.value) * (decay * rate)
-            tf.raw_ops.AssignSubVariableOp(resource=variable.value.handle, value=lost)
-        handles = (slot.value.handle for slot in slots)
-        self._rule_of(variable).update(variable.value.handle, gradient, rate, step, *handles)
-
-    def _update_values(self, variable, gradient, rate, decay: float, step, slots) -> None:
-        value = variable.value - variable.value * (decay * rate) if decay else variable.value
-        values = self._rule_of(variable).new_values(value, gradient, rate, step, *(slot.value for slot in slots))
-        for changed, new in zip((variable, *slots), values, strict=True):
-            changed.assign(new)
 
 
 def _clipped(gradients: list, norm: float) -> list:
@@ -211,7 +209,7 @@ def _clipped(gradients: list, norm: float) -> list:
 
 
 def make_optimizer(
-    kind: OptimizerKind,
+    name: OptimizerKind,
     model: keras.Model,
     learning_rate,
     *,
@@ -222,7 +220,7 @@ def make_optimizer(
     """Create the optimizer of a recipe, built for the model's trainable variables.
 
     Args:
-        kind: "adamw" (0.9, 0.999, epsilon 1e-8), "sgd" (momentum 0.9) or "muon" (momentum 0.95, for the 2-D kernels
+        name: "adamw" (0.9, 0.999, epsilon 1e-8), "sgd" (momentum 0.9) or "muon" (momentum 0.95, for the 2-D kernels
             between the embedding and the head, and Adam for all other variables).
         learning_rate: a number or a schedule.
         clip_norm: maximum global norm of the summed gradient.
@@ -232,15 +230,12 @@ def make_optimizer(
     Raises UserError if Muon has no kernel to train.
     """
     variables = model.trainable_variables
-    matrices = [variable.path for variable in variables if kind == "muon" and _is_hidden_matrix(variable)]
-    if kind == "muon" and not matrices:
-        raise UserError(
-            "Muon trains the 2-D kernels of a Transformer's blocks, but here none of them is trained; give --optimizer "
-            "adamw."
-        )
+    matrices = [variable.path for variable in variables if name == "muon" and _is_hidden_matrix(variable)]
+    if name == "muon" and not matrices:
+        raise UserError("Muon trains the 2-D kernels of blocks, but here none is trained; give --optimizer adamw.")
     optimizer = SummedGradientOptimizer(
         learning_rate,
-        Momentum(0.9) if kind == "sgd" else Adam(0.9, 0.999, 1e-8),
+        Momentum(0.9) if name == "sgd" else Adam(0.9, 0.999, 1e-8),
         other_rules=dict.fromkeys(matrices, Muon(0.95)),
         clip_norm=clip_norm,
         decay={variable.path: weight_decay for variable in variables if variable.name == "kernel"},

@@ -9,10 +9,9 @@ from keras_vit import preprocessing_of
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.load import weights_by_key
 from training.loop.run import RunDirectory
-from training.loop.setup import Setup, open_setup, with_loss_for
+from training.loop.setup import Setup, open_setup
 from training.loop.train import run_training
 from training.options.train import PretrainOptions
-from training.techniques.feature_distillation import feature_student, open_feature_teacher
 
 
 def pretrain(
@@ -23,31 +22,22 @@ def pretrain(
 ) -> RunDirectory:
     """Train a model and return its run; with `options.dry_run` only print the report.
 
-    Args:
-        options: of the command. With a checkpoint, the recipe's model is that of the checkpoint.
-        recipe_name: for config.json and messages.
-        setup: data and devices; by default those of the options.
-        callbacks: see `training.loop.train.run_training`.
+    With a checkpoint, the recipe's model is that of the checkpoint. By default, the setup is that of the options. See
+    `training.loop.train.run_training` for the arguments.
     """
-    setup = setup or open_setup(options)
-    options = with_loss_for(options, setup.source)
     recipe = options.recipe
 
     def make_model(num_classes: int) -> keras.Model:
         start = None if options.checkpoint is None else _start(options, options.checkpoint)
         own = None if start is None else preprocessing_of(start)
-        is_student = recipe.distillation == "features"
-        model = recipe.build(None if is_student else num_classes, own)
-        if is_student:
-            assert recipe.teacher is not None  # as the recipe checks
-            model = feature_student(model, open_feature_teacher(recipe.teacher, preprocessing_of(model)))
+        model = recipe.build(num_classes if recipe.uses_labels else None, own)
         if start is not None:
             _fill(model, start, options.checkpoint)
         return model
 
     return run_training(
         options,
-        setup,
+        setup or open_setup(options),
         make_model,
         command="pretrain",
         recipe_name=recipe_name,

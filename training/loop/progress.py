@@ -1,4 +1,4 @@
-"""What a run shows while it trains: on a terminal one line that is rewritten in place, elsewhere lines of a log.
+"""Show the progress of a run: on a terminal one line that is rewritten in place, elsewhere lines of a log.
 
 A log has a line for each of the first epochs, and then one every five minutes; a short one if there was none for half a
 minute. An hour of any epochs is below 10 kB, without control characters.
@@ -92,24 +92,22 @@ class ProgressBar(keras.callbacks.Callback):
         self._bar.update(self._progress.step() - self._bar.n)
 
     def _text(self, columns: int, doing: str) -> str:
-        """The longest form of the numbers that fits, at worst without their names."""
+        """Return the longest form of the numbers that fits, at worst without their names."""
         progress, logs = self._progress, self._logs
-        measured = {name: logs[name] for name in ("loss", "accuracy", "binary_accuracy") if name in logs}
-        evaluated = {name: logs[f"val_{name}"] for name in measured if f"val_{name}" in logs and name != "loss"}
-        step, steps = progress.step(), progress.num_steps
-        doing = f", {doing}" if doing else ""
-        short = ", ".join(f"{'loss' if name == 'loss' else 'acc'} {value:.3f}" for name, value in measured.items())
-        long = ", ".join(f"{name} {value:.4f}" for name, value in measured.items())
-        evaluation = "".join(f", val_{name} {value:.4f}" for name, value in evaluated.items())
-        rate = f"{self._rate:,.0f} images/s, {progress.left} left"
+        names = [name for name in ("loss", "accuracy", "binary_accuracy") if name in logs]
+        epoch, step, steps, left = progress.epoch, progress.step(), progress.num_steps, f"{progress.left} left"
+        short = ", ".join(f"{'loss' if name == 'loss' else 'acc'} {logs[name]:.3f}" for name in names)
+        long = ", ".join(f"{name} {logs[name]:.4f}" for name in names)
+        evaluated = [f"val_{name}" for name in names[1:] if f"val_{name}" in logs]
+        evaluation, doing = "".join(f", {name} {logs[name]:.4f}" for name in evaluated), f", {doing}" * bool(doing)
+        begin, rate = f"epoch {epoch}, step {step:,}/{steps:,}, {long}", f"{self._rate:,.0f} images/s, {left}{doing}"
+        tight = f"{epoch}, {step}/{steps}, {short}, {self._rate:.0f}/s, {left}"
         forms = (
-            f"epoch {progress.epoch}, step {step:,}/{steps:,}, {long}{evaluation}, {rate}{doing}",
-            f"epoch {progress.epoch}, step {step:,}/{steps:,}, {long}, {rate}{doing}",
-            f"epoch {progress.epoch}, step {step}/{steps}, {short}, {rate}{doing}",
-            f"{progress.epoch}, {step}/{steps}, {short}, {self._rate:.0f}/s, {progress.left} left{doing}",
-            f"{progress.epoch}, {step}/{steps}, {short}, {self._rate:.0f}/s, {progress.left} left",
+            f"{begin}{evaluation}, {rate}",
+            f"{begin}, {rate}",
+            f"epoch {epoch}, step {step}/{steps}, {short}, {rate}",
         )
-        return next((form for form in forms if len(form) <= columns), forms[-1][:columns])
+        return next((form for form in (*forms, tight + doing, tight) if len(form) <= columns), tight[:columns])
 
 
 class ProgressLines(keras.callbacks.Callback):

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 from keras_vit import cli
-from training.devices.strategies import CONTINUE_LATER
+from training.loop.devices.strategies import CONTINUE_LATER
 
 # What Ctrl-C prints during training, and after it.
 _STOPPING = b"\nStopping after this step, with a checkpoint saved; Ctrl-C again stops at once.\n"

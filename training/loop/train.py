@@ -15,23 +15,22 @@ import tensorflow as tf
 
 from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.describe import license_of
-from training.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
-from training.input.dataset import class_weights
-from training.input.pipeline import evaluation_batches, resized_once, steps_per_epoch, training_batches
+from training.input.pipeline import evaluation_batches, resized_once, training_batches
 from training.input.service import served_batches
-from training.input.sources import DataSet, bad_examples_reported
+from training.input.sources import bad_examples_reported
 from training.input.unlabelled import semi_supervised_batches
 from training.lock import locked
 from training.loop import checkpoints
 from training.loop.build import build_trainer, trained_model
+from training.loop.callbacks import InspectEpochs, MetricsLog, ProfileSteps
+from training.loop.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
 from training.loop.dry_run import dry_run_report
-from training.loop.inspect_callback import InspectEpochs
-from training.loop.metrics_log import MetricsLog
-from training.loop.profile import ProfileSteps
+from training.loop.plan import Plan, resolve
 from training.loop.progress import TrainingProgress, display
 from training.loop.run import RunDirectory, write_curves
-from training.loop.setup import Setup, number_of_settings, prepared, save_input, settings_of
+from training.loop.setup import Setup
 from training.loop.signals import StopSignals, TrainingInterrupted
+from training.loop.summary import print_summary, save_images
 from training.loop.trainer import Trainer
 from training.options.common import TrainingOptions
 
@@ -57,10 +56,9 @@ def run_training(
         make_model: number of classes -> model; called once, under the strategy, before any file is written.
         command: for config.json.
         recipe_name: for config.json and messages.
-        callbacks: of the caller. Their `model` is the trainer. They see one training of all epochs, of which each ends
-            with an evaluation, and may set `model.stop_training`, which ends the run and saves the model as it is.
-            Their own state is not saved: when an interrupted run continues, they start fresh. With several workers,
-            the callbacks of each worker must make the same decisions.
+        callbacks: see one training of all epochs, each of which ends with an evaluation. Their `model` is the trainer;
+            its `stop_training` ends the run and saves the model as it is. When an interrupted run continues, they start
+            fresh. With several workers, those of each worker must make the same decisions.
         checkpoint: that the model begins with, for config.json.
 
     Raises:
@@ -68,63 +66,73 @@ def run_training(
         UserError: if options, data, devices and directory do not fit, the loss is not finite or the disk is full; the
             last checkpoint remains.
     """
-    run, strategy = RunDirectory(options.directory), setup.strategy
+    plan, run = resolve(options, setup, command=command, recipe_name=recipe_name), RunDirectory(options.directory)
     if options.dry_run:
-        dry_run_report(options, setup, make_model, command=command, recipe_name=recipe_name)
+        dry_run_report(plan, run, make_model)
         return run
-    settings = settings_of(options, command, recipe_name, setup.source)
-    writes = is_chief(strategy)
+    writes = is_chief(plan.strategy)
     with locked(run.path) if writes and not run.model_file.is_file() else contextlib.nullcontext():
-        options, source, num_steps = prepared(options, setup)
         check_equal_on_workers(
-            strategy,
+            plan.strategy,
             {
-                "their settings or data": number_of_settings(settings, options, source),
-                "the images of their data, by its files or by the index of its records": source.fingerprint,
+                "their settings or data": plan.number,
+                "the images of their data, by its files or by the index of its records": plan.images,
             },
         )
         if run.model_file.is_file():
-            run.start(settings, source.labels, images=setup.source.fingerprint)
+            run.start(plan.settings, plan.data.labels, images=plan.images)
             print(f"{run.path} is finished: nothing to do.")
             return run
 
-        keras.utils.set_random_seed(options.seed)
-        if options.execution.deterministic:
-            tf.config.experimental.enable_op_determinism()
-        trainer = build_trainer(
-            lambda: make_model(len(source.labels)),
-            options.recipe,
-            num_steps,
-            strategy=strategy,
-            execution=options.execution,
-            seed=options.seed,
-            class_weights=class_weights(source.train, len(source.labels)) if options.recipe.class_weights else None,
-        )
-        if writes:
-            weights = None if checkpoint is None else {"checkpoint": checkpoint, "license": license_of(checkpoint)}
-            run.start(settings, source.labels, weights, images=setup.source.fingerprint)
-            save_input(run, trainer.network, source, options, settings)
-
-        training = Training(trainer, source, run, options, callbacks)
-        with (
-            report_lost_workers(strategy),
-            training.signals.handled(),
-            bad_examples_reported(source.train, source.evaluation),
-        ):
-            training.run_steps()
-            training.signals.training_complete()
-            if writes:
-                write_curves(run)  # before the model, which marks the run as finished
-            model = trained_model(trainer) if writes or trainer.reads_together else None
-            if writes:
-                run.save_model(model)
-            # No worker exits while the chief still writes.
-            check_equal_on_workers(strategy, {"the steps of the run": training.step})
+        _train(Training(plan, _started(plan, run, make_model, checkpoint), run, callbacks))
     if writes:
         last = sorted(run.metrics()[-1].items())
         metrics = ", ".join(f"{name[4:]} {value:.4f}" for name, value in last if name.startswith("val_"))
         print(f"Trained: {metrics} on the evaluation images; see {run.path}.")
     return run
+
+
+def _started(
+    plan: Plan, run: RunDirectory, make_model: Callable[[int], keras.Model], checkpoint: str | None
+) -> Trainer:
+    """Build the trainer, and write the first files of the run."""
+    keras.utils.set_random_seed(plan.options.seed)
+    if plan.execution.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    trainer = build_trainer(
+        lambda: make_model(len(plan.data.labels)),
+        plan.recipe,
+        plan.num_steps,
+        strategy=plan.strategy,
+        execution=plan.execution,
+        seed=plan.options.seed,
+        class_weights=plan.class_weights,
+    )
+    if is_chief(plan.strategy):
+        weights = None if checkpoint is None else {"checkpoint": checkpoint, "license": license_of(checkpoint)}
+        run.start(plan.settings, plan.data.labels, weights, images=plan.images)
+        print_summary(plan, trainer.network)
+        save_images(run, plan.data, preprocessing_of(trainer.network))
+    return trainer
+
+
+def _train(training: "Training") -> None:
+    """Train until the end, and save curves and model."""
+    plan, run, trainer, writes = training.plan, training.run, training.trainer, training.writes
+    with (
+        report_lost_workers(plan.strategy),
+        training.signals.handled(),
+        bad_examples_reported(plan.data.train, plan.data.evaluation),
+    ):
+        training.run_steps()
+        training.signals.training_complete()
+        if writes:
+            write_curves(run)  # before the model, which marks the run as finished
+        model = trained_model(trainer) if writes or trainer.reads_together else None
+        if writes:
+            run.save_model(model)
+        # No worker exits while the chief still writes.
+        check_equal_on_workers(plan.strategy, {"the steps of the run": training.step})
 
 
 class Training:
@@ -133,34 +141,19 @@ class Training:
     An epoch here is what lies between two evaluations: one of the data, unless `--evaluate-every` says otherwise.
 
     Attributes:
-        trainer: whose model is trained.
         step: steps done.
         records: the metrics of each evaluation, as metrics.jsonl has them.
         signals: noted here, and obeyed after the step.
+        writes: whether this process writes the files.
     """
 
     def __init__(
-        self,
-        trainer: Trainer,
-        source: DataSet,
-        run: RunDirectory,
-        options: TrainingOptions,
-        callbacks: Sequence[keras.callbacks.Callback] = (),
+        self, plan: Plan, trainer: Trainer, run: RunDirectory, callbacks: Sequence[keras.callbacks.Callback] = ()
     ):
-        """Restore the latest checkpoint. Raises UserError if it does not fit the trainer.
-
-        Args:
-            trainer: compiled.
-            source: of the data.
-            run: started, to restore from and to write to.
-            options: of the command.
-            callbacks: of the caller, see `run_training`.
-        """
-        self.trainer, self._source, self._run, self._options = trainer, source, run, options
-        self._callers_callbacks, self._writes = callbacks, is_chief(trainer.distribute_strategy)
-        self.num_steps = options.recipe.num_steps(source.train.num_examples)
-        self._data_epoch = steps_per_epoch(source.train, options.recipe.batch_size)
-        self._epoch = options.execution.evaluate_every or self._data_epoch
+        """Restore the latest checkpoint of a started run. Raises UserError if it does not fit the compiled trainer."""
+        self.plan, self.trainer, self.run, self._callers_callbacks = plan, trainer, run, callbacks
+        self.writes = is_chief(plan.strategy)
+        self._epoch = plan.execution.evaluate_every or plan.epoch_steps
         self.step, self.records, self.signals = 0, list[dict](), StopSignals()
         self._seconds = 0.0  # that earlier processes spent on the current epoch
         if restored := checkpoints.restore(run.checkpoints_folder, trainer.state):
@@ -168,14 +161,14 @@ class Training:
             self.records, self._seconds = progress["records"], progress["seconds"]
             for record in self.records:  # earlier versions counted evaluations
                 record["epoch"] = self._epochs_of(record["step"])
-            if self._writes:
-                print(f"Continuing after step {self.step:,}, in epoch {self.step // self._data_epoch + 1}.")
+            if self.writes:
+                print(f"Continuing after step {self.step:,}, in epoch {self.step // plan.epoch_steps + 1}.")
 
     def run_steps(self) -> None:
         """Train until the last step, or until a callback or a signal says so."""
-        trainer, at_once = self.trainer, self._options.execution.steps_per_execution
+        trainer, at_once = self.trainer, self.plan.execution.steps_per_execution
         check_equal_on_workers(trainer.distribute_strategy, {"the step of their checkpoint": self.step})
-        self._log = MetricsLog(self._run, self.records) if self._writes else None
+        self._log = MetricsLog(self.run, self.records) if self.writes else None
         training, self._evaluation, self._evaluation_steps = self._data()
         batches = trainer.batches(training)
         trainer.make_train_function()
@@ -183,8 +176,8 @@ class Training:
         trainer.stop_training = False
         with self._callbacks() as callbacks:
             callbacks.on_train_begin()
-            while self.step < self.num_steps and not trainer.stop_training:
-                begin, end = self.step, min((self.step // self._epoch + 1) * self._epoch, self.num_steps)
+            while self.step < self.plan.num_steps and not trainer.stop_training:
+                begin, end = self.step, min((self.step // self._epoch + 1) * self._epoch, self.plan.num_steps)
                 callbacks.on_epoch_begin(len(self.records))
                 start = time.monotonic()
 
@@ -198,7 +191,7 @@ class Training:
                     if not np.isfinite(logs["loss"]):
                         raise self.diverged()
                     seconds = time.monotonic() - start
-                    rate = round((self.step - begin) * self._options.recipe.batch_size / seconds, 1)
+                    rate = round((self.step - begin) * self.plan.recipe.batch_size / seconds, 1)
                     callbacks.on_train_batch_end(self.step - begin - 1, logs | {"images_per_second": rate})
                     if self.step < end:
                         self._save_within_epoch(steps, self._seconds + seconds)
@@ -210,13 +203,13 @@ class Training:
 
     def _data(self) -> tuple:
         """Return the endless batches of training from the next step on, those of an evaluation, and their number."""
-        trainer, recipe, strategy = self.trainer, self._options.recipe, self.trainer.distribute_strategy
-        preprocessing, left = preprocessing_of(trainer.network), self.num_steps - self.step
-        epochs, evaluations = left / self._data_epoch, left // self._epoch
-        service = self._options.data_service
+        plan, recipe, strategy = self.plan, self.plan.recipe, self.plan.strategy
+        preprocessing, left = preprocessing_of(self.trainer.network), plan.num_steps - self.step
+        epochs, evaluations = left / plan.epoch_steps, left // self._epoch
+        service = plan.options.data_service
         if service is not None:
             epochs = 0.0  # images held here would be sent to the service
-        source = resized_once(self._source, recipe, preprocessing, epochs=epochs, evaluations=evaluations)
+        source = resized_once(plan.data, recipe, preprocessing, epochs=epochs, evaluations=evaluations)
         num_classes, most = len(source.labels), _EVALUATION_BATCH
         of_training: Callable[..., tf.data.Dataset] = functools.partial(training_batches, num_classes=num_classes)
         of_evaluation: Callable[..., tf.data.Dataset] = functools.partial(evaluation_batches, num_classes=num_classes)
@@ -224,7 +217,7 @@ class Training:
             of_training, of_evaluation, most = source.batches.training, source.batches.evaluation, recipe.batch_size
         if source.unlabelled is not None:
             of_training = functools.partial(semi_supervised_batches, source.unlabelled, num_classes=num_classes)
-        training = functools.partial(of_training, source.train, recipe, preprocessing, seed=self._options.seed)
+        training = functools.partial(of_training, source.train, recipe, preprocessing, seed=plan.options.seed)
         if service is not None:
             training = functools.partial(served_batches, service, training)
         training = functools.partial(training, first_step=self.step, num_steps=None)
@@ -239,28 +232,28 @@ class Training:
     @contextlib.contextmanager
     def _callbacks(self) -> Iterator[keras.callbacks.CallbackList]:
         """The caller's callbacks and those of the options, with the display of the progress last."""
-        execution, callbacks = self._options.execution, [*self._callers_callbacks]
+        execution, callbacks = self.plan.execution, [*self._callers_callbacks]
         with contextlib.ExitStack() as stack:
-            if self._writes and execution.inspect_every:
+            if self.writes and execution.inspect_every:
                 make_model = functools.partial(trained_model, self.trainer)
-                callbacks.append(InspectEpochs(make_model, self._run.path, execution.inspect_every))
-            if self._writes and execution.profile_steps:
-                folder, per_execution = self._run.path / "profile", execution.steps_per_execution
+                callbacks.append(InspectEpochs(make_model, self.run.path, execution.inspect_every))
+            if self.writes and execution.profile_steps:
+                folder, per_execution = self.run.path / "profile", execution.steps_per_execution
                 profile = ProfileSteps(folder, *execution.profile_steps, lambda: self.step, per_execution)
                 stack.callback(profile.stop)
                 callbacks.append(profile)
-            if self._writes and self.step < self.num_steps:
-                progress = display(TrainingProgress(lambda: self.step, self.num_steps, self._data_epoch))
+            if self.writes and self.step < self.plan.num_steps:
+                progress = display(TrainingProgress(lambda: self.step, self.plan.num_steps, self.plan.epoch_steps))
                 stack.callback(progress.close)
                 callbacks.append(progress)
-            epochs = len(self.records) + -(-self.num_steps // self._epoch) - self.step // self._epoch
+            epochs = len(self.records) + -(-self.plan.num_steps // self._epoch) - self.step // self._epoch
             yield keras.callbacks.CallbackList(
                 callbacks, add_history=True, model=self.trainer, epochs=epochs, steps=self._epoch
             )
 
     def _evaluate(self, callbacks: keras.callbacks.CallbackList) -> dict[str, float]:
         """Return the metrics of all evaluation examples."""
-        trainer, at_once, done = self.trainer, self._options.execution.steps_per_execution, 0
+        trainer, at_once, done = self.trainer, self.plan.execution.steps_per_execution, 0
         batches = trainer.batches(self._evaluation)
         callbacks.on_test_begin()
         while done < self._evaluation_steps:
@@ -280,7 +273,7 @@ class Training:
 
     def _epochs_of(self, step: int) -> float:
         """Passes over the training data, a fraction where evaluations are more frequent."""
-        epochs = step / self._data_epoch
+        epochs = step / self.plan.epoch_steps
         return int(epochs) if epochs.is_integer() else round(epochs, 3)
 
     def _end_epoch(self, record: dict) -> None:
@@ -296,7 +289,7 @@ class Training:
 
     def _save_within_epoch(self, steps: int, seconds: float) -> None:
         """Save a checkpoint if it is time for one, or after a signal, which also raises TrainingInterrupted."""
-        every, stop = self._options.execution.checkpoint_every, self._stop_requested()
+        every, stop = self.plan.execution.checkpoint_every, self._stop_requested()
         if stop or (every and (self.step - steps) // every != self.step // every):
             self._save(seconds)
         if stop:
@@ -309,15 +302,15 @@ class Training:
 
     def _save(self, seconds: float) -> None:
         """Save a checkpoint after `seconds` of the current epoch. Raises UserError if a weight is not finite."""
-        if not self._writes and not self.trainer.reads_together:
+        if not self.writes and not self.trainer.reads_together:
             return
         arrays = {name: _Saved(variable, self) for name, variable in self.trainer.state.items()}
-        if not self._writes:
+        if not self.writes:
             for array in arrays.values():
                 np.asarray(array)
             return
         progress = {"records": self.records, "seconds": seconds}
-        checkpoints.save(self._run.checkpoints_folder, self.step, progress, arrays)
+        checkpoints.save(self.run.checkpoints_folder, self.step, progress, arrays)
 
     def diverged(self) -> UserError:
         """The error for a loss or a weight that is not finite."""

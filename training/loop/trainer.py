@@ -14,7 +14,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -23,19 +22,11 @@ from keras import ops
 
 from keras_vit import UserError
 from keras_vit.models.attention import chunk_long_attention
-from keras_vit.models.self_supervised import Center
-from training.devices.cpu_kernels import on_cpu, with_cpu_kernels
-from training.devices.rematerialization import check_segments, rematerialized, segments
-from training.devices.strategies import several_workers
-from training.loop.objectives import Objective
-from training.techniques.feature_distillation import TeacherStatistics
-from training.techniques.flexible_patches import FlexiblePatches
-from training.techniques.patch_dropout import PatchDropout
-from training.techniques.pseudo_labels import PseudoLabels
-from training.techniques.segmentation import MaskSetPrediction
-from training.techniques.self_distillation import MultiCrop
+from training.loop.devices.cpu_kernels import on_cpu, with_cpu_kernels
+from training.loop.devices.rematerialization import check_segments, rematerialized, segments
+from training.loop.devices.strategies import several_workers
+from training.objectives.objective import Decay, Objective
 
-TrainingForward: TypeAlias = keras.Model | FlexiblePatches | PatchDropout | MultiCrop | PseudoLabels
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
@@ -47,7 +38,7 @@ class StepOptions:
     """Examples per step, on all replicas together."""
     accumulation: int = 1
     """Micro-batches per step, whose gradients are summed."""
-    ema_decay: float | Callable[[tf.Tensor], tf.Tensor] | None = None
+    ema_decay: Decay = None
     """Of the moving average of the weights, which is then evaluated, or a function of the step; None for no average."""
     sharpness_radius: float = 0.0
     """SAM's rho, see `Trainer._gradients`; 0 for the gradient at the weights themselves."""
@@ -76,53 +67,36 @@ class Trainer(keras.Model):
         options: StepOptions,
         *,
         objective: Objective,
-        validation: Objective | None = None,
         strategy: tf.distribute.Strategy | None = None,
-        training_forward: Callable[[keras.Model, keras.Variable, list[keras.Variable]], TrainingForward] | None = None,
-        after_step: Callable[[tf.Tensor], None] | None = None,
     ):
-        """Create it outside the strategy's scope: within it Keras' `fit` would reduce a batch over the workers to build
-        the model, which is already built, and fail (keras#20585).
+        """Create it for a network that the objective prepared, under the scope of a strategy, or for one device.
 
-        Args:
-            network: images (B, h, w, C) -> inputs of the objective, such as logits (B, K).
-            options: of the step.
-            objective: computes the loss and the metrics from the outputs of the network in training.
-            validation: objective of the evaluation, from the outputs of the network; None for that of the training.
-            strategy: under whose scope the network was created; None for one device.
-            training_forward: takes the network, perhaps with faster kernels, the step and the averages of the weights;
-                returns what is computed in training, on the same weights; None for the network.
-            after_step: takes the number of steps done, and assigns variables of the network that follow from it.
+        But outside of that scope: within it Keras' `fit` would reduce a batch over the workers to build the model,
+        which is already built, and fail (keras#20585).
         """
         super().__init__(name="trainer", dtype="float32")
         self._strategy = strategy or tf.distribute.get_strategy()
         self.network = network
-        self._objective, self._validation = objective, validation or objective
-        self._assign_after_step = after_step
+        self._objective, self._validation = objective, objective.evaluation()
         self._batch_size, self._accumulation = options.batch_size, options.accumulation
         self._ema_decay, self._seed, self._sharpness_radius = options.ema_decay, options.seed, options.sharpness_radius
         # Of this worker; after the same step `any_stop_requested` is true in all workers if one set it.
         self._stop_requested = tf.Variable(0.0, trainable=False) if several_workers(self._strategy) else None
         self._random = [v for v in network.non_trainable_variables if v.name == "seed_generator_state"]
-        # Moving statistics; only torchvision's convolutional stem, self-distillation and the distillation of features
-        # have them. Other variables that are not trained, such as the frozen kernels of LoRA, stay unchanged.
+        # Moving statistics, of batch normalization and of layers that have `statistics`. Other variables that are not
+        # trained, such as the frozen kernels of LoRA, stay unchanged.
         norms = [layer for layer in network.layers if isinstance(layer, keras.layers.BatchNormalization)]
         self._statistics = [v for layer in norms for v in (layer.moving_mean, layer.moving_variance)]
-        moving = [layer for layer in network.layers if isinstance(layer, Center | TeacherStatistics)]
-        self._statistics += [v for layer in moving for v in layer.statistics]
+        self._statistics += [v for layer in network.layers for v in getattr(layer, "statistics", ())]
         if options.remat:
             check_segments(network)
             chunk_long_attention(network)
-        self._forward = with_cpu_kernels(network) if on_cpu() else network
+        trained = with_cpu_kernels(network) if on_cpu() else network
         with self._strategy.scope():
             self._make_variables()
-            if training_forward is not None:
-                self._forward = training_forward(self._forward, self.step, self.ema)
-        if isinstance(self._forward, PatchDropout):
-            self._random.append(self._forward.seed)
-        if isinstance(self._objective, MaskSetPrediction):
-            self._random.append(self._objective.seed_generator.state)
-        self._segments = segments(self._forward) if options.remat else []
+            self._forwards = objective.forwards(network, trained, self.step, self.ema)
+        self._random.extend(objective.random)
+        self._segments = segments(trained) if options.remat else []
         self.built = True
 
     def _make_variables(self) -> None:
@@ -153,11 +127,6 @@ class Trainer(keras.Model):
         """No Keras metrics: a step returns its metrics in the logs."""
         return []
 
-    @property
-    def log_names(self) -> tuple[str, ...]:
-        """Names of the metrics in the logs of a step."""
-        return self._objective.metrics
-
     def compile(
         self,
         optimizer: keras.optimizers.Optimizer,
@@ -174,10 +143,8 @@ class Trainer(keras.Model):
         """
         unused = {"loss": loss, "metrics": metrics, "weighted_metrics": weighted_metrics}
         if names := [name for name, value in unused.items() if value is not None]:
-            raise UserError(
-                f"The objective of a Trainer defines its loss and metrics, but compile was given "
-                f"{' and '.join(names)}; leave them out, and give the Trainer another objective."
-            )
+            given = " and ".join(names)
+            raise UserError(f"The objective has the loss and metrics, but compile was given {given}; leave them out.")
         super().compile(optimizer, steps_per_execution=steps_per_execution, jit_compile=jit_compile)
 
     @property
@@ -218,7 +185,7 @@ class Trainer(keras.Model):
         # Set again, because iterators over several workers lose the static shape.
         rows = self._batch_size // replica.num_replicas_in_sync
         images, labels = tf.nest.map_structure(lambda x: tf.ensure_shape(x, (rows, *x.shape[1:])), tuple(data[:2]))
-        labels = self._with_num_targets(labels, tf.ones(rows))
+        labels = self._objective.whole_batch(labels, tf.ones(rows), self._total)
         gradients, sums, statistics = (self._accumulated if self._accumulation > 1 else self._gradients)(images, labels)
         stop = [] if self._stop_requested is None else [tf.identity(self._stop_requested)]
         if replica.num_replicas_in_sync > 1:
@@ -239,39 +206,21 @@ class Trainer(keras.Model):
         for average, variable in zip(self.ema, self.network.trainable_variables, strict=bool(self.ema)):
             average.assign(average + (1.0 - decay) * (variable - average))
         self.step.assign_add(1)
-        if self._assign_after_step is not None:
-            self._assign_after_step(self.step.value)
+        self._objective.after_step(self.step.value)
         return self._logs(self.sums, sums)
 
-    def _with_num_targets(self, labels, weights):
-        """Targets of masks or boxes with "num_targets" (B,), their mean number in an image of the complete batch.
-
-        It divides the losses of all replicas and micro-batches, which thus are those of the batch as a whole.
-
-        weights: (B,), 1 for images and 0 for what fills a batch.
-        """
-        if not isinstance(labels, dict):
-            return labels
-        present = ops.sum(ops.cast(labels["labels"] >= 0, "float32"))
-        counts = ops.stack([present, ops.sum(weights)])
-        if keras.backend.backend() == "tensorflow":
-            replica = tf.distribute.get_replica_context()
-            if replica.num_replicas_in_sync > 1:
-                counts = replica.all_reduce(tf.distribute.ReduceOp.SUM, counts)
-        mean = ops.maximum(counts[0], 1.0) / ops.maximum(counts[1], 1.0)
-        return {**labels, "num_targets": ops.broadcast_to(mean, labels["labels"].shape[:1])}
+    def _total(self, value):
+        """Sum a tensor over the replicas."""
+        replica = tf.distribute.get_replica_context()
+        return replica.all_reduce(tf.distribute.ReduceOp.SUM, value) if replica.num_replicas_in_sync > 1 else value
 
     def test_step(self, data):
         images, labels, weights = data
-        labels = self._with_num_targets(labels, weights)
+        labels = self._validation.whole_batch(labels, weights, self._total)
         averaged = list(zip(self.network.trainable_variables, self.ema, strict=False)) if self.ema else []
         with keras.StatelessScope(averaged):
             outputs = self.network(images, training=False)
-        sums = self._validation.measure(images, labels, outputs, weights)[1]
-        replica = tf.distribute.get_replica_context()
-        if replica.num_replicas_in_sync > 1:
-            sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
-        return self._logs(self.test_sums, sums)
+        return self._logs(self.test_sums, self._total(self._validation.measure(images, labels, outputs, weights)[1]))
 
     def _accumulated(self, images, labels):
         """As `_gradients`, one micro-batch after the other."""
@@ -292,27 +241,28 @@ class Trainer(keras.Model):
         # One at a time: in parallel the micro-batches would take the memory of the full batch.
         return tf.while_loop(lambda index, _: index < count, add, (tf.constant(0), start), parallel_iterations=1)[1]
 
-    def _gradients(self, images, labels, micro=0, statistics=None, *, forward=None, weights=None):
+    def _gradients(self, images, labels, micro=0, statistics=None):
         """Return gradients, the sums [loss, metric, weight], and the moving statistics after a micro-batch.
 
-        The loss is the sum over its examples divided by the batch size of the full step.
+        The loss is the sum over its examples divided by the batch size of the full step. micro: its number in the step.
+        statistics: before it; None for those of the network.
+        """
+        computed = functools.partial(self._gradients_of, images, labels, micro, statistics)
+        if len(self._forwards) == 1:
+            return computed(self._forwards[0])
+        # Gradients inside: TensorFlow cannot differentiate a switch over functions with custom gradients.
+        return tf.switch_case(self._objective.choice(), [functools.partial(computed, each) for each in self._forwards])
+
+    def _gradients_of(self, images, labels, micro, statistics, forward, weights=None):
+        """As `_gradients`, of one of the forward passes.
 
         With a sharpness radius, the gradient is that of weights which are this far uphill ("Sharpness-Aware
         Minimization", arXiv 2010.01412), by the gradient of this micro-batch on this replica. A ViT-B/16 trained so on
         ImageNet without strong augmentation has 79.9 instead of 74.6 % ("When Vision Transformers Outperform ResNets",
         2106.01548).
 
-        Args:
-            images: of the micro-batch.
-            labels: of the micro-batch.
-            micro: its number in the step.
-            statistics: moving statistics before it; None for those of the network.
-            forward: images -> inputs of the objective; None for that of the trainer.
-            weights: tensors in place of the variables; None for these.
+        weights: tensors in place of the variables; None for these.
         """
-        forward = self._forward if forward is None else forward
-        if isinstance(forward, FlexiblePatches):
-            return forward.switch(lambda of_size: self._gradients(images, labels, micro, statistics, forward=of_size))
         variables = self.network.trainable_variables
         values = [
             *zip(self._random, self.layer_seeds(micro), strict=True),
@@ -333,7 +283,7 @@ class Trainer(keras.Model):
         if self._sharpness_radius and weights is None:
             scale = self._sharpness_radius / (tf.linalg.global_norm(gradients) + 1e-12)
             uphill = [tf.convert_to_tensor(w) + scale * g for w, g in zip(here, gradients, strict=True)]
-            gradients = self._gradients(images, labels, micro, statistics, forward=forward, weights=uphill)[0]
+            gradients = self._gradients_of(images, labels, micro, statistics, forward, uphill)[0]
         return gradients, sums, [scope.get_current_value(variable) for variable in self._statistics]
 
     def layer_seeds(self, micro) -> list[tf.Tensor]:

@@ -3,12 +3,12 @@
 import dataclasses
 import pathlib
 import shlex
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from keras_vit import UserError
 from keras_vit.errors import Rules, refuse_first, refuse_without_effect
 from keras_vit.files.remote import existing_file, existing_folder, is_remote
-from keras_vit.models.config import SegmentationTask
+from keras_vit.models.config import SEGMENT_THRESHOLD, SegmentationTask
 from keras_vit.parser import Aliases, MayLead, Positional, Share, check_ranges
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, AnnotatedData, TrainingOptions
 from training.recipes.dense import SegmentRecipe
@@ -32,6 +32,9 @@ class SceneOptions(AnnotatedData):
     """Of coco: and panoptic:, the folder of the pictures; default that of the file."""
     eval_images: str | None = None
     """Of --eval-data, likewise."""
+    background: Literal["class", "ignore"] = "class"
+    """Of coco:, and of panoptic: without stuff, what pixels outside of all objects are for --task semantic: the class
+    background, or neither learned nor measured."""
     data_dir: str | None = None
     """Directory of TensorFlow Datasets, for tfds:; default its own."""
     train_split: str = "train"
@@ -45,7 +48,7 @@ class SceneOptions(AnnotatedData):
         refuse_without_effect(
             self,
             [
-                (("images", "eval_data", "allow_outside"), of_file, "--data coco:FILE or panoptic:FILE"),
+                (("images", "eval_data", "allow_outside", "background"), of_file, "--data coco:FILE or panoptic:FILE"),
                 (("eval_images",), self.eval_data is not None, "--eval-data"),
                 (("data_dir", "train_split", "eval_split"), of_tfds, "--data tfds:NAME"),
             ],
@@ -79,7 +82,8 @@ class SceneOptions(AnnotatedData):
             existing_folder(images, f"--{prefix}images takes the folder of the pictures")
 
     def settings(self) -> dict[str, Any]:
-        return {name: value for name, value in super().settings().items() if name != "data_dir"}
+        left_out = {"data_dir"} | ({"background"} if self.background == "class" else set())  # as in earlier runs
+        return {name: value for name, value in super().settings().items() if name not in left_out}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,6 +107,10 @@ class SegmentFitOptions(TrainingOptions):
                 (
                     self.recipe.head == "linear" and self.task != "semantic",
                     f"The linear head tells classes of pixels alone; give --head eomt for --task {self.task}.",
+                ),
+                (
+                    self.source.background != "class" and self.task != "semantic",
+                    "--background applies only to --task semantic; leave it out.",
                 ),
                 (self.execution.inspect_every is not None, "--inspect-every shows models of classes; leave it out."),
             ]
@@ -131,11 +139,12 @@ class SegmentPredictOptions:
     run: Annotated[str, Aliases(("--checkpoint", "--model"))]
     """Run directory or .keras file of a model that segments, or a published EoMT."""
     output: str
-    """New or existing folder: a mask for each picture as a PNG, and predictions.html with the pictures overlaid."""
+    """New or existing folder: masks/ with a PNG for each image; masks.json of instance and panoptic, in COCO's panoptic
+    format; instances.json of instance, in COCO's format with whole objects; and predictions.html with overlays."""
     task: SegmentationTask | None = None
     """What is found; default what the model was trained for."""
-    threshold: Share = 0.5
-    """Least score of a segment, 0 to 1, of instance and panoptic."""
+    threshold: Share = SEGMENT_THRESHOLD
+    """Minimum score of a segment, 0 to 1, of instance and panoptic."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

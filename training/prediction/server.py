@@ -1,17 +1,31 @@
-"""A page on 127.0.0.1 that answers for the picture that is dropped on it. Only this machine can reach it."""
+"""A page on 127.0.0.1 that answers for the image that is dropped on it. Only this machine can reach it.
 
-import http.server
+Waitress keeps clients that are slow, silent or many from taking threads or memory: a request reaches `_Page` when it is
+complete, and a large one lies in a temporary file until then.
+"""
+
+import logging
+import socket
 import threading
 import urllib.parse
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import waitress.channel
+import waitress.parser
+import waitress.server
 
 from keras_vit import UserError
 from keras_vit.errors import explained
 from training.options.predict import HOST
 
-# Largest request in bytes.
+# Maximum size of a request in bytes.
 _LARGEST = 64 * 2**20
 _HOSTS = (HOST, "localhost")
+# Connections at a time, and seconds after which a silent one is closed.
+_CONNECTIONS, _SILENCE = 64, 10
+_LONGEST_NAME = 300
+_REASONS = {200: "OK", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed", 422: "Unprocessable Content"}
 
 
 class PictureAnswerer(Protocol):
@@ -22,58 +36,75 @@ class PictureAnswerer(Protocol):
         ...
 
 
-def open_server(
-    model: PictureAnswerer, port: int, title: str = "Classify a picture"
-) -> http.server.ThreadingHTTPServer:
-    """Return the server of the page; `serve_forever` answers requests. With port 0 the system chooses one.
+class _Page:
+    """The page as a WSGI application. One image is decoded at a time, so memory is bounded by the largest one."""
+
+    def __init__(self, model: PictureAnswerer, title: str) -> None:
+        self._model, self._title = model, title
+        self._one_at_a_time = threading.Lock()
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable) -> Iterable[bytes]:
+        status, text = self._answer(environ)
+        kind = "html" if status == 200 else "plain"
+        start_response(f"{status} {_REASONS[status]}", [("Content-Type", f"text/{kind}; charset=utf-8")])
+        return [text.encode()]
+
+    def _answer(self, environ: dict[str, Any]) -> tuple[int, str]:
+        host = environ.get("HTTP_HOST", "")
+        # A foreign page in the browser uses another name for this machine, or says where it is from.
+        if host.rsplit(":", 1)[0] not in _HOSTS or environ.get("HTTP_ORIGIN", f"http://{host}") != f"http://{host}":
+            return 403, f"Open this page as http://{HOST}."
+        if environ["PATH_INFO"] != "/":
+            return 404, "There is one page, at /."
+        if environ["REQUEST_METHOD"] == "GET":
+            return 200, _PAGE.replace("{title}", self._title)
+        if environ["REQUEST_METHOD"] != "POST":
+            return 405, "Send an image by POST."
+        name = urllib.parse.unquote(environ.get("HTTP_X_NAME", "picture")[: 3 * _LONGEST_NAME])[:_LONGEST_NAME]
+        try:
+            with self._one_at_a_time:
+                return 200, self._model.answer(environ["wsgi.input"].read(), name)
+        except UserError as error:
+            return 422, str(error)
+
+
+class _Parser(waitress.parser.HTTPRequestParser):
+    def parse_header(self, header_plus: bytes) -> None:
+        try:
+            super().parse_header(header_plus)
+        except ValueError as error:  # of a length with more digits than Python converts
+            raise waitress.parser.ParsingError("Content-Length is invalid") from error
+
+
+class _Channel(waitress.channel.HTTPChannel):
+    parser_class = _Parser
+
+
+def open_server(model: PictureAnswerer, port: int, title: str = "Classify a picture") -> waitress.server.TcpWSGIServer:
+    """Return the server of the page; `run` answers requests. With port 0 the system chooses `effective_port`.
 
     Raises UserError if the port is in use.
     """
-    one_at_a_time = threading.Lock()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self._is_from_elsewhere():
-                self._answer(403, "Open this page as http://127.0.0.1.")
-            elif self.path != "/":
-                self._answer(404, "There is one page, at /.")
-            else:
-                self._answer(200, _PAGE.replace("{title}", title))
-
-        def do_POST(self) -> None:
-            length = self.headers.get("Content-Length", "")
-            if self._is_from_elsewhere():
-                self._answer(403, "Open this page as http://127.0.0.1.")
-                return
-            if not length.isdecimal() or int(length) > _LARGEST:
-                self._answer(413, f"A picture has at most {_LARGEST // 2**20} MB.")
-                return
-            data = self.rfile.read(int(length))
-            name = urllib.parse.unquote(self.headers.get("X-Name", "picture"))
-            try:
-                with one_at_a_time:
-                    page = model.answer(data, name)
-                self._answer(200, page)
-            except UserError as error:
-                self._answer(422, str(error))
-
-        def _is_from_elsewhere(self) -> bool:
-            """Whether the request uses another name for this machine, as a foreign page in the browser might."""
-            return self.headers.get("Host", "").rsplit(":", 1)[0] not in _HOSTS
-
-        def _answer(self, status: int, text: str) -> None:
-            content = text.encode()
-            self.send_response(status)
-            self.send_header("Content-Type", f"text/{'html' if status == 200 else 'plain'}; charset=utf-8")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *args) -> None:
-            """Print nothing for each request."""
-
     with explained(lambda why: f"Port {port} cannot be used ({why}); give another --port, or 0 for any.", OSError):
-        return http.server.ThreadingHTTPServer((HOST, port), Handler)
+        listener = socket.create_server((HOST, port))
+    server = waitress.create_server(
+        _Page(model, title),
+        sockets=[listener],
+        connection_limit=_CONNECTIONS + 2,  # with its own socket and the one that wakes it
+        channel_timeout=_SILENCE,
+        cleanup_interval=1,
+        log_socket_errors=False,
+        max_request_body_size=_LARGEST + 1,
+    )
+    server.channel_class = _Channel
+    logging.getLogger("waitress").setLevel(logging.ERROR)  # it warns of each wait
+    return server
+
+
+def serve(server: waitress.server.TcpWSGIServer) -> None:
+    """Print the address and answer until Ctrl-C."""
+    print(f"Open http://{HOST}:{server.effective_port} in a browser; Ctrl-C ends it.", flush=True)
+    server.run()
 
 
 _PAGE = """<!doctype html>

@@ -19,7 +19,7 @@ from keras_vit.runs import Run
 from training.input.sources import DataSet
 from training.lock import locked
 from training.loop.run import RunDirectory
-from training.loop.setup import save_images
+from training.loop.summary import save_images
 from training.options.common import FeatureKind
 from training.options.probes import ProbeOptions
 

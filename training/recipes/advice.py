@@ -1,4 +1,4 @@
-"""What the number of images of each class means for training."""
+"""Advice for training from the number of images of each class."""
 
 import statistics
 from collections.abc import Sequence

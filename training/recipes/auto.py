@@ -26,7 +26,7 @@ _MOST_GROWTH = 2
 
 @dataclasses.dataclass(frozen=True)
 class DataFacts:
-    """What the recipes depend on."""
+    """The data and the checkpoint, as far as the recipes depend on them."""
 
     num_examples: int
     """Training images."""
@@ -36,6 +36,10 @@ class DataFacts:
     """1 if the images are gray, else 3."""
     transparent: bool = False
     """Whether most images have transparent pixels."""
+    patch: int = 1
+    """Pixels of which the sides of the checkpoint's images must be multiples."""
+    pretrained_side: int | None = None
+    """Longer side of the images that a Vision Transformer's checkpoint was trained on; None if it is not known."""
 
 
 def auto_recipe(facts: DataFacts, steps: int | None = None) -> PretrainRecipe:
@@ -98,67 +102,50 @@ def _largest_side(facts: DataFacts) -> int:
     return _LARGEST_SIDE_OF_FEW if facts.num_examples < _FEW_IMAGES else _SIDES[-1]
 
 
-def auto_finetune_recipe(
-    num_examples: int,
-    image_size: tuple[int, int],
-    steps: int | None = None,
-    *,
-    patch: int = 1,
-    pretrained_side: int | None = None,
-    transparent: bool = False,
-) -> Recipe:
+def auto_finetune_recipe(facts: DataFacts, steps: int | None = None) -> Recipe:
     """Return the recipe for fine-tuning a checkpoint. steps: of the run, where they are not those of the recipe.
 
-    The image sizes are those of the BiT-HyperRule, rounded up to a multiple of `patch` pixels, but at most twice
-    `pretrained_side`, the side in pixels of the images that a Vision Transformer was trained on. The steps of the
-    HyperRule, 500 for a batch of 512, are many more images than a folder of hundreds has; here they are 20 epochs
-    within limits. Images that are mostly `transparent` are shown whole.
+    The image sizes are those of the BiT-HyperRule, rounded up to whole patches, but at most twice those that the
+    checkpoint was trained on. The steps of the HyperRule, 500 for a batch of 512, are many more images than a folder of
+    hundreds has; here they are 20 epochs within limits. Images that are mostly transparent are shown whole.
     """
-    usual, crop_from = _hyperrule(image_size)
-    target = usual if pretrained_side is None else min(usual, _MOST_GROWTH * pretrained_side)
-    side = -(-target // patch) * patch
-    crop_from = crop_from * side // usual
+    usual, crop_from = _hyperrule(facts)
+    target = usual if facts.pretrained_side is None else min(usual, _MOST_GROWTH * facts.pretrained_side)
+    side = -(-target // facts.patch) * facts.patch
     base = FINETUNE_RECIPES["photos-finetune"]
-    own_steps = min(max(20 * num_examples // base.batch_size, 100), 10_000)
+    own_steps = min(max(20 * facts.num_examples // base.batch_size, 100), 10_000)
     return dataclasses.replace(
         base,
         image_size=(side, side),
-        resize="pad" if transparent else base.resize,
-        crop_from=None if transparent else crop_from,
-        batch_size=min(base.batch_size, num_examples),
+        resize="pad" if facts.transparent else base.resize,
+        crop_from=None if facts.transparent else crop_from * side // usual,
+        batch_size=min(base.batch_size, facts.num_examples),
         steps=own_steps,
         schedule=Schedule("cosine", (own_steps if steps is None else steps) // 10),
     )
 
 
-def auto_finetune_reasons(
-    num_examples: int,
-    image_size: tuple[int, int],
-    recipe: Recipe,
-    used: Recipe,
-    *,
-    pretrained_side: int | None = None,
-) -> list[str]:
+def auto_finetune_reasons(facts: DataFacts, recipe: Recipe, used: Recipe) -> list[str]:
     """As `auto_reasons`, for `auto_finetune_recipe`."""
     stays, reasons = _fields_that_stay(recipe, used), []
     if "image_size" in stays:
-        typical, side = f"{image_size[0]} x {image_size[1]}", used.image_size[0]
+        typical = f"{facts.image_size[0]} x {facts.image_size[1]}"
         rule = f"as in the BiT-HyperRule for images that are typically {typical} pixels"
-        if pretrained_side is not None and _MOST_GROWTH * pretrained_side < _hyperrule(image_size)[0]:
-            rule = f"twice the {pretrained_side} of the checkpoint's own images"
-        reasons.append(f"Image size: {side} pixels, {rule}.")
+        if facts.pretrained_side is not None and _MOST_GROWTH * facts.pretrained_side < _hyperrule(facts)[0]:
+            rule = f"twice the {facts.pretrained_side} of the checkpoint's own images"
+        reasons.append(f"Image size: {used.image_size[0]} pixels, {rule}.")
     if "resize" in stays and used.resize == "pad":
         reasons.append(_PAD_REASON)
     if "steps" in stays:
-        reasons.append(f"Steps: {used.steps:,}, about 20 epochs of {num_examples:,} images, but 100 to 10,000.")
+        reasons.append(f"Steps: {used.steps:,}, about 20 epochs of {facts.num_examples:,} images, but 100 to 10,000.")
     changes = ["random windows"] if "inception_crop" in stays else []
     changes += [_FLIPS] if "flip" in stays else []
     return [*reasons, f"Augmentation: {' and '.join(changes)}."] if changes else reasons
 
 
-def _hyperrule(image_size: tuple[int, int]) -> tuple[int, int]:
-    """The side of the input for images of a size, and the side that they are stretched to before a window is taken."""
-    return (128, 160) if image_size[0] * image_size[1] < 96 * 96 else (224, 256)
+def _hyperrule(facts: DataFacts) -> tuple[int, int]:
+    """Return the side of the input, and the side that images are stretched to before a window is taken."""
+    return (128, 160) if facts.image_size[0] * facts.image_size[1] < 96 * 96 else (224, 256)
 
 
 def _fields_that_stay(recipe: Recipe, used: Recipe) -> set[str]:

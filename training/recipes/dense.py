@@ -30,6 +30,10 @@ class DenseRecipe(Recipe):
         object.__setattr__(self, "scale_jitter", tuple(self.scale_jitter))
         super().__post_init__()
 
+    @property
+    def uses_labels(self) -> bool:
+        return False
+
     def _rules(self) -> Rules:
         yield from super()._rules()
         yield (
@@ -80,17 +84,10 @@ class SegmentRecipe(DenseRecipe):
 # at 0.01, polynomial decay of power 0.9. Few steps, for the data of a person, and five times its learning rate: after
 # 200 steps on the scenes of docs/how-to/segment.md, the mean IoU is 0.114 instead of 0.095.
 EOMT = SegmentRecipe(
-    image_size=(448, 448),
-    batch_size=8,
-    learning_rate=5e-4,
-    steps=2000,
-    schedule=Schedule("polynomial", warmup_steps=100),
-    weight_decay=0.05,
-    layer_decay=0.8,
-    clip_norm=0.01,
-    flip=True,
+    image_size=(448, 448), batch_size=8, learning_rate=5e-4, steps=2000,
+    schedule=Schedule("polynomial", warmup_steps=100), weight_decay=0.05, layer_decay=0.8, clip_norm=0.01, flip=True,
     color_jitter=0.3,
-)
+)  # fmt: skip
 # As DINOv2's linear evaluation (arXiv 2304.07193, section 7.4): the features are frozen.
 LINEAR = dataclasses.replace(
     EOMT,

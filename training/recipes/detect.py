@@ -17,13 +17,6 @@ class DetectRecipe(DenseRecipe):
 
 # For a few hundred pictures: a pretrained encoder changes little, its first blocks least.
 DETECT = DetectRecipe(
-    image_size=(448, 448),
-    batch_size=8,
-    learning_rate=2e-4,
-    steps=2000,
-    schedule=Schedule("cosine", warmup_steps=100),
-    weight_decay=0.05,
-    layer_decay=0.7,
-    flip=True,
-    color_jitter=0.3,
-)
+    image_size=(448, 448), batch_size=8, learning_rate=2e-4, steps=2000, schedule=Schedule("cosine", warmup_steps=100),
+    weight_decay=0.05, layer_decay=0.7, flip=True, color_jitter=0.3,
+)  # fmt: skip

@@ -18,15 +18,9 @@ HyperRule = Literal["paper", "code"]
 def _transfer(steps: int, learning_rate: float, warmup_steps: int = 0) -> Recipe:
     """SGD with momentum, batch size 512, cosine, no weight decay, gradient clipping at 1, 384 pixels."""
     return Recipe(
-        image_size=(384, 384),
-        batch_size=512,
-        learning_rate=learning_rate,
-        steps=steps,
-        schedule=Schedule("cosine", warmup_steps),
-        optimizer="sgd",
-        inception_crop=True,
-        flip=True,
-    )
+        image_size=(384, 384), batch_size=512, learning_rate=learning_rate, steps=steps,
+        schedule=Schedule("cosine", warmup_steps), optimizer="sgd", inception_crop=True, flip=True,
+    )  # fmt: skip
 
 
 # The paper chooses the learning rate on a part of the training set: 0.003, 0.01, 0.03 or 0.06 for ImageNet, and 0.001,
@@ -71,29 +65,15 @@ _BIG_VISION = {
 _SMALL = {
     # A `mnist-small` pretrained on other grayscale images, fine-tuned on a thousand images at twice the resolution.
     "mnist-finetune": Recipe(
-        image_size=(56, 56),
-        batch_size=50,
-        learning_rate=1e-3,
-        epochs=20,
-        schedule=Schedule("cosine", 40),
-        weight_decay=0.05,
-        label_smoothing=0.1,
-        shift=2,
+        image_size=(56, 56), batch_size=50, learning_rate=1e-3, epochs=20, schedule=Schedule("cosine", 40),
+        weight_decay=0.05, label_smoothing=0.1, shift=2,
     ),
     # An official checkpoint on a folder of your photos.
     "photos-finetune": Recipe(
-        image_size=(224, 224),
-        batch_size=32,
-        learning_rate=0.003,
-        steps=500,
-        schedule=Schedule("cosine", 50),
-        optimizer="sgd",
-        resize="resize-small",
-        crop_from=256,
-        inception_crop=True,
-        flip=True,
+        image_size=(224, 224), batch_size=32, learning_rate=0.003, steps=500, schedule=Schedule("cosine", 50),
+        optimizer="sgd", resize="resize-small", crop_from=256, inception_crop=True, flip=True,
     ),
-}
+}  # fmt: skip
 
 _HYPERRULES: dict[str, HyperRule] = {"bit-hyperrule-paper": "paper", "bit-hyperrule-code": "code"}
 
@@ -115,18 +95,10 @@ def bit_hyperrule(numbers: HyperRule, num_examples: int, image_size: tuple[int, 
     if image_size[0] * image_size[1] < 96 * 96:
         resize_to, side = (160, 128)
     return Recipe(
-        image_size=(side, side),
-        batch_size=512,
-        learning_rate=0.003,
-        steps=steps,
-        schedule=Schedule("stair", warmup_steps, stairs=stairs),
-        optimizer="sgd",
-        clip_norm=None,
-        crop_from=resize_to,
-        flip=True,
-        mixup=0.0 if small else 0.1,
-        mixup_partner="opposite",
-    )
+        image_size=(side, side), batch_size=512, learning_rate=0.003, steps=steps,
+        schedule=Schedule("stair", warmup_steps, stairs=stairs), optimizer="sgd", clip_norm=None, crop_from=resize_to,
+        flip=True, mixup=0.0 if small else 0.1, mixup_partner="opposite",
+    )  # fmt: skip
 
 
 FINETUNE_RECIPES: dict[str, Recipe] = {**_SMALL, **_TABLE_4, **_VIT_JAX, **_AUGREG, **_BIG_VISION}

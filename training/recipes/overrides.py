@@ -1,13 +1,15 @@
 """Recipes whose fields the command line changed."""
 
 import dataclasses
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
-from keras_vit import UserError
+from keras_vit import UserError, parser
 from keras_vit.errors import Applies, refuse_without_effect
 from keras_vit.images.geometry import scaled_crop
 from keras_vit.models.config import ModelConfig
 from keras_vit.parser import Given
+from training.recipes.auto import DataFacts
 from training.recipes.recipe import DURATIONS, PretrainRecipe, Recipe
 from training.recipes.schedules import Schedule
 
@@ -15,6 +17,32 @@ from training.recipes.schedules import Schedule
 _SIZES = tuple(("recipe", field) for field in ("image_size", "crop_from", "local_size"))
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
+Options = TypeVar("Options")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request(Generic[Options, AnyRecipe]):
+    """The options of a training command as they were given, and the recipe that it names."""
+
+    options_class: type[Options]
+    """A dataclass with a field `recipe`."""
+    prog: str
+    """The command, for messages."""
+    given: Given
+    choose: Callable[[DataFacts, int | None], AnyRecipe]
+    """Facts of the data, steps of the run if they are known -> the named recipe."""
+
+    def over(self, recipe: AnyRecipe) -> Options:
+        """Return the options that were given, with those of a recipe as their defaults."""
+        given = with_crop(self.given, recipe)
+        options: Any = parser.options_from(self.options_class, given, prog=self.prog, recipe=recipe)
+        return dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
+
+    def resolve(self, facts: DataFacts) -> tuple[AnyRecipe, Options]:
+        """Return the named recipe for the data, with the warm-up of this run's duration, and the options over it."""
+        options: Any = self.over(self.choose(facts, None))
+        named = self.choose(facts, options.recipe.num_steps(facts.num_examples))
+        return named, self.over(named)
 
 
 def with_crop(given: Given, recipe: Recipe) -> Given:
@@ -44,12 +72,9 @@ def without_model(given: Given) -> Given:
 
 
 def continued(recipe: PretrainRecipe, model: ModelConfig | None, given: Given) -> PretrainRecipe:
-    """The named recipe for going on from a checkpoint: with its model and a tenth of the learning rate.
+    """Return a named recipe for going on from a checkpoint: with its model and a tenth of the learning rate.
 
-    Args:
-        recipe: as it is named.
-        model: of the checkpoint; None where the file does not tell it.
-        given: the options, whose sizes it takes.
+    model: None where the file does not tell it.
     """
     if model is None:
         raise UserError(

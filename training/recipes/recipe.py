@@ -152,89 +152,46 @@ class Recipe:
         refuse_first(self._rules())
 
     def _rules(self) -> Rules:
-        """Which values do not go together, and what is said of them."""
-        yield (
-            all(getattr(self, field) is None for field in DURATIONS),
-            "A recipe needs steps, examples or epochs; give one, such as --epochs 10.",
-        )
-        yield (
-            self.schedule.decay == "linear" and self.schedule.linear_end > self.learning_rate,
-            f"The learning rate must not rise, but linear_end is {self.schedule.linear_end} and the peak "
-            f"{self.learning_rate}; give --linear-end 0.",
-        )
-        yield (
-            self.batch_size % self.accumulation,
-            f"--accumulation must divide the batch of {self.batch_size}, but is {self.accumulation}.",
-        )
-        yield (
-            len(set(self.patch_sizes)) < len(self.patch_sizes),
-            f"--patch-sizes must be different pixels, but are {self.patch_sizes}.",
-        )
+        """Yield which values do not go together, and the sentence about them."""
+        schedule, crop, resize = self.schedule, self.crop_from, self.resize
+        rises = schedule.decay == "linear" and schedule.linear_end > self.learning_rate
+        heads = [name for name in self.freeze if any(f"{head}.".startswith(f"{name}.") for head in HEADS)]
+        unused = self.randaugment_magnitude and not self.randaugment_layers
+        no_duration = all(getattr(self, field) is None for field in DURATIONS)
+        yield no_duration, "A recipe needs steps, examples or epochs; give one, such as --epochs 10."
+        ends = f"linear_end is {schedule.linear_end} and the peak {self.learning_rate}"
+        yield rises, f"The learning rate must not rise, but {ends}; give --linear-end 0."
+        parts = f"--accumulation must divide the batch of {self.batch_size}, but is {self.accumulation}."
+        yield self.batch_size % self.accumulation, parts
+        different = len(set(self.patch_sizes)) == len(self.patch_sizes)
+        yield not different, f"--patch-sizes must be different pixels, but are {self.patch_sizes}."
         yield "" in self.freeze, "--freeze must be the first parts of layer names, but one is empty."
-        yield (
-            self.freeze and self.lora,
-            "LoRA trains nothing but its adapters and the head; leave --freeze out, or --lora.",
-        )
-        for name in self.freeze:
-            yield (
-                any(f"{head}.".startswith(f"{name}.") for head in HEADS),
-                f"--freeze {name} would keep the new head at zeros, from which no layer learns; leave it out.",
-            )
-        yield (
-            "" in self.lora_on or not self.lora_on,
-            "--lora-on must be names of layers, such as query value, but one is missing.",
-        )
-        yield (
-            self.randaugment_magnitude and not self.randaugment_layers,
-            "--randaugment-magnitude has no effect without --randaugment-layers; give --randaugment-layers 2.",
-        )
-        yield (
-            self.balance and self.class_weights,
-            "--balance and --class-weights both make up for small classes; give one of them.",
-        )
-        yield from self._rules_of_crops()
+        frozen = "LoRA trains nothing but its adapters and the head; leave --freeze out, or --lora."
+        yield self.freeze and self.lora, frozen
+        yield heads, f"--freeze {', '.join(heads)} would keep the new head at zeros, from which no layer learns."
+        yield "" in self.lora_on or not self.lora_on, "--lora-on must be names of layers, such as query value."
+        yield unused, "--randaugment-magnitude has no effect without --randaugment-layers; give 2 of these."
+        yield self.balance and self.class_weights, "--balance and --class-weights both make up for small classes."
+        has_none = crop is not None and resize in ("crop", "pad")
+        yield has_none, f"--crop-from does not apply to resize {resize}; give --crop-from None."
+        windows = crop is not None and resize == "stretch" and self.inception_crop
+        yield windows, "--crop-from does not apply to inception_crop; give --crop-from None."
+        least = f"--crop-from must be at least both sides of --image-size, {self.image_size}, but is {crop}."
+        yield crop is not None and crop < max(self.image_size), least
         yield from self._rules_of_teachers()
 
-    def _rules_of_crops(self) -> Rules:
-        if self.crop_from is None:
-            return
-        yield (
-            self.resize in ("crop", "pad"),
-            f"--crop-from does not apply to resize {self.resize}; give --crop-from None.",
-        )
-        yield (
-            self.resize == "stretch" and self.inception_crop,
-            "--crop-from does not apply to inception_crop; give --crop-from None.",
-        )
-        yield (
-            self.crop_from < max(self.image_size),
-            f"--crop-from must be at least both sides of --image-size, {self.image_size}, but is {self.crop_from}.",
-        )
-
     def _rules_of_teachers(self) -> Rules:
-        has_teacher, is_soft = self.teacher is not None, self.distillation == "soft"
-        yield (
-            not has_teacher and (not is_soft or self.temperature != 1.0),
-            "--distillation and --temperature need a teacher; give --teacher runs/large or so.",
-        )
-        yield (
-            not is_soft and self.temperature != 1.0,
-            f"{'Hard' if self.distillation == 'hard' else 'Feature'} distillation has no temperature; leave "
-            f"--temperature out, or --distillation {self.distillation}.",
-        )
-        yield (
-            has_teacher and self.class_weights,
-            "A teacher's probabilities replace the labels, so --class-weights has no effect; give one.",
-        )
-        yield (
-            has_teacher and self.loss != "softmax",
-            f"A teacher gives probabilities that sum to 1; leave --loss {self.loss} out.",
-        )
-        yield (
-            (not is_soft) + bool(self.patch_sizes) + bool(self.patch_dropout) > 1,
-            f"Of --distillation {self.distillation}, --patch-sizes and --patch-dropout, a run takes one; leave one "
-            "out.",
-        )
+        way, own_temperature, has_teacher = self.distillation, self.temperature != 1.0, self.teacher is not None
+        is_soft, name = way == "soft", {"hard": "Hard", "features": "Feature"}.get(way)
+        needs_one = not has_teacher and (not is_soft or own_temperature)
+        yield needs_one, "--distillation and --temperature need a teacher; give --teacher runs/large or so."
+        yield not is_soft and own_temperature, f"{name} distillation has no temperature; leave --temperature out."
+        weights = "A teacher's probabilities replace the labels, so --class-weights has no effect; give one."
+        yield has_teacher and self.class_weights, weights
+        loss = f"A teacher gives probabilities that sum to 1; leave --loss {self.loss} out."
+        yield has_teacher and self.loss != "softmax", loss
+        one = f"Of --distillation {way}, --patch-sizes and --patch-dropout, a run takes one; leave one out."
+        yield (not is_soft) + bool(self.patch_sizes) + bool(self.patch_dropout) > 1, one
 
     def preprocessing(
         self, channels: int, checkpoint: "keras_vit.Preprocessing | None" = None
@@ -247,6 +204,11 @@ class Recipe:
         crop_from = self.crop_from if self.resize == "resize-small" else None
         new = {"image_size": self.image_size, "channels": channels, "background": "white", "exif_orientation": True}
         return own.with_resize(self.resize, crop_from, **new)
+
+    @property
+    def uses_labels(self) -> bool:
+        """Whether the evaluation compares with the classes of the images."""
+        return True
 
     def num_steps(self, num_examples: int) -> int:
         """Return the training steps for `num_examples` training images; an epoch has only complete batches."""
@@ -275,16 +237,12 @@ class PseudoLabelRecipe(Recipe):
 
     def _rules(self) -> Rules:
         yield from super()._rules()
-        yield (
-            self.teacher is not None or self.patch_sizes or self.patch_dropout or self.loss != "softmax",
-            "Pictures without labels are learned by a softmax from the run's own average; leave --teacher, "
-            "--patch-sizes, --patch-dropout and --loss out.",
-        )
+        others = self.teacher is not None or self.patch_sizes or self.patch_dropout or self.loss != "softmax"
+        out = "leave --teacher, --patch-sizes, --patch-dropout and --loss out"
+        yield others, f"Pictures without labels are learned by a softmax from the run's own average; {out}."
         yield self.class_weights, "Pictures without labels have no class weights; leave --class-weights out."
-        yield (
-            self.ema_decay is None,
-            "Pictures without labels are learned from the moving average; give --ema-decay 0.999.",
-        )
+        average = "Pictures without labels are learned from the moving average; give --ema-decay 0.999."
+        yield self.ema_decay is None, average
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -332,100 +290,70 @@ class PretrainRecipe(Recipe):
         yield isinstance(self.model, ResNetConfig) and self.layer_decay != 1.0, NO_BLOCKS
         if self.target != "classes":
             yield from self._rules_without_labels()
-        yield (
-            self.decoder_layers and self.target in ("classes", "self-distillation"),
-            "A decoder is for masked patches; give --target patch-normalized-pixels, or leave it out.",
-        )
+        useless = self.decoder_layers and self.target in ("classes", "self-distillation")
+        yield useless, "A decoder is for masked patches; give --target patch-normalized-pixels, or leave it out."
         yield self.channels not in (1, 3), f"--channels must be 1 for grayscale or 3 for RGB, but are {self.channels}."
-        if isinstance(self.model, ViTConfig):
-            yield (
-                self.model.classifier in ("none", "unpooled"),
-                f"Training needs one prediction per image, not the classifier {self.model.classifier!r}; give "
-                "--model.classifier token or gap.",
-            )
+        classifier = getattr(self.model, "classifier", None)
+        no_vector = f"Training needs one prediction per image, not the classifier {classifier!r}; give token or gap."
+        yield classifier in ("none", "unpooled"), no_vector
 
     @property
     def learns_features(self) -> bool:
         """Whether it trains without labels, so that the run ends with a model without a head."""
         return self.target != "classes" or self.distillation == "features"
 
+    @property
+    def uses_labels(self) -> bool:
+        return not self.learns_features
+
     def _rules_without_labels(self) -> Rules:
         target, model, crops = self.target, self.model, self.target == "self-distillation"
-        if crops:
-            yield (
-                not isinstance(model, ViTConfig),
-                "The target self-distillation is for a ViT; give such a model, or --target classes.",
-            )
-        else:
-            yield (
-                not isinstance(model, ViTConfig) or model.stem is not None or model.representation_size,
-                f"The target {target} is for a ViT that cuts the image itself into patches, without a "
-                "representation_size; give such a model, or --target classes.",
-            )
-        yield (
-            self.patch_sizes or self.patch_dropout,
-            f"The target {target} needs all patches; leave --patch-sizes and --patch-dropout out.",
-        )
+        is_vit = isinstance(model, ViTConfig)
+        yield crops and not is_vit, "The target self-distillation is for a ViT; give such a model, or --target classes."
+        whole = not crops and (not isinstance(model, ViTConfig) or model.stem is not None or model.representation_size)
+        cuts = "is for a ViT that cuts the image itself into patches, without a representation_size"
+        yield whole, f"The target {target} {cuts}; give such a model, or --target classes."
+        patches = f"The target {target} needs all patches; leave --patch-sizes and --patch-dropout out."
+        yield self.patch_sizes or self.patch_dropout, patches
         yield self.teacher is not None, f"A teacher gives classes; with --target {target} leave --teacher out."
         yield self.class_weights, f"--class-weights is for labels; with --target {target} leave it out."
         for field in ("mixup", "cutmix", "label_smoothing", "head_bias"):
             yield getattr(self, field), f"{_option(field)} is for labels; with --target {target} leave it 0."
-        assert isinstance(model, ViTConfig)  # by the first rule
+        assert isinstance(model, ViTConfig)  # by the first rules
         yield from self._rules_of_self_distillation() if crops else self._rules_of_masks(model)
 
     def _rules_of_self_distillation(self) -> Rules:
-        yield (
-            self.ema_decay is None,
-            "Self-distillation learns from the moving average of the weights; give --ema-decay 0.996 or so.",
-        )
-        yield (
-            self.prototypes < 2 or self.head_width < 8 or self.head_width % 8,
-            "Self-distillation needs at least 2 prototypes and a head_width that is a multiple of 8, but they are "
-            f"{self.prototypes} and {self.head_width}.",
-        )
-        yield (
-            self.inception_crop or self.crop_from is not None,
-            "Self-distillation draws its own crops; leave --inception-crop and --crop-from out.",
-        )
-        yield (
-            self.local_crops and self.local_size > min(self.image_size),
-            f"--local-size must be at most --image-size, {self.image_size}, but is {self.local_size}.",
-        )
+        average = "Self-distillation learns from the moving average of the weights; give --ema-decay 0.996 or so."
+        yield self.ema_decay is None, average
+        widths = "at least 2 prototypes and a head_width that is a multiple of 8"
+        wrong = self.prototypes < 2 or self.head_width < 8 or self.head_width % 8
+        yield wrong, f"Self-distillation needs {widths}, but they are {self.prototypes} and {self.head_width}."
+        crops = "Self-distillation draws its own crops; leave --inception-crop and --crop-from out."
+        yield self.inception_crop or self.crop_from is not None, crops
+        most = f"--local-size must be at most --image-size, {self.image_size}, but is {self.local_size}."
+        yield self.local_crops and self.local_size > min(self.image_size), most
 
     def _rules_of_masks(self, model: ViTConfig) -> Rules:
-        yield (
-            model.classifier in ("map", "sequence"),
-            f"The target {self.target} does not train the pooling of a model with the classifier "
-            f"{model.classifier!r}; give another model, or --target self-distillation.",
-        )
-        if self.decoder_layers:
-            yield (
-                self.decoder_layers < 0 or self.decoder_width < 32 or self.decoder_width % 32,
-                "A masked autoencoder needs decoder_layers of at least 1 and a decoder_width that is a multiple of 32, "
-                f"but they are {self.decoder_layers} and {self.decoder_width}.",
-            )
-            positions = ("sincos-2d", "learned")
-            yield (
-                model.position_embedding not in positions or model.position_injection != "input" or model.axial,
-                "A masked autoencoder leaves patches out, so its model needs position_embedding sincos-2d or learned, "
-                "at the input and without axial attention.",
-            )
+        layers, width = self.decoder_layers, self.decoder_width
+        pooling = f"The target {self.target} does not train the pooling of the classifier {model.classifier!r}"
+        yield model.classifier in ("map", "sequence"), f"{pooling}; give another model, or --target self-distillation."
+        sizes = "decoder_layers of at least 1 and a decoder_width that is a multiple of 32"
+        wrong = layers and (layers < 0 or width < 32 or width % 32)
+        yield wrong, f"A masked autoencoder needs {sizes}, but they are {layers} and {width}."
+        fixed = model.position_embedding in ("sincos-2d", "learned") and model.position_injection == "input"
+        needs = "needs position_embedding sincos-2d or learned, at the input and without axial attention"
+        yield layers and (not fixed or model.axial), f"A masked autoencoder leaves patches out, so its model {needs}."
 
     def _rules_of_patches(self) -> Rules:
-        """Of how many patches an image gives, which must fit into it."""
+        """Yield rules on the number of patches of an image, which must fit into it."""
         if self.target in ("classes", "self-distillation"):
             return
         assert isinstance(self.model, ViTConfig)  # by the rules
         count = math.prod(self.model.grid(self.image_size))
-        yield (
-            self.decoder_layers and not 1 <= int(count * (1.0 - self.corruption)) < count,
-            f"Of {count} patches, a corruption of {self.corruption} should leave some visible and some masked.",
-        )
-        yield (
-            count < 2,
-            f"The target {self.target} needs at least 2 patches, but the image has 1; give a smaller patch or a "
-            "larger --image-size.",
-        )
+        none = self.decoder_layers and not 1 <= int(count * (1.0 - self.corruption)) < count
+        yield none, f"Of {count} patches, a corruption of {self.corruption} should leave some visible and some masked."
+        smaller = "give a smaller patch or a larger --image-size"
+        yield count < 2, f"The target {self.target} needs at least 2 patches, but the image has 1; {smaller}."
 
     def build(self, num_classes: int | None, own: "keras_vit.Preprocessing | None" = None) -> "keras.Model":
         """Build the model to train; own: the preprocessing of the checkpoint that it begins with, if there is one."""
@@ -457,7 +385,7 @@ class PretrainRecipe(Recipe):
 
 
 def num_patch_outputs(target: Target, patch: tuple[int, int], channels: int) -> int:
-    """Return the size of the prediction for a masked patch; `training.loop.objectives` defines the targets."""
+    """Return the size of the prediction for a masked patch, see `training.objectives.masked_patches`."""
     if target in PIXEL_TARGETS:
         return patch[0] * patch[1] * channels
     return PATCH_CELLS[target] ** 2 * COLOR_LEVELS**channels

@@ -1,4 +1,8 @@
-"""Pictures with masks as the data set of a training run: read from files, checked, and converted to a task."""
+"""Images with masks as the data set of a training run: read from files, checked, and converted to a task.
+
+`Split.target` has what a task trains on: one segment for each pixel at most. `Split.truth` has the `Segments` as they
+are annotated, with overlaps and crowds, which an evaluation needs.
+"""
 
 import dataclasses
 import functools
@@ -6,7 +10,7 @@ import os
 import pathlib
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +24,7 @@ from training.input.coco import (
     NONE,
     UNCOUNTED,
     CocoPicture,
+    PanopticPicture,
     Segments,
     coco_segments,
     held_out,
@@ -32,28 +37,58 @@ from training.input.coco import (
 from training.input.dataset import DataSet, ImageWarnings, Split, decoding_problem, problems_of, summarize_problems
 from training.input.dense import DenseBatches
 from training.options.segment import SceneOptions, folders_of_splits
-from training.segmentation.masks import VOC_CLASSES, segments_of_mask, voc_segments
+from training.segmentation.masks import (
+    IGNORED,
+    VOC_CLASSES,
+    segments_of_mask,
+    two_classes,
+    two_values,
+    voc_segments,
+)
+from training.segmentation.targets import ignored_pixels, ignored_sentence, of_task
 from training.segmentation.tfds_masks import tfds_scenes
+
+# Pixels outside of all objects, in semantic segmentation of object annotations.
+BACKGROUND = "background"
+# Names of classes in a line.
+_MOST_NAMED = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """A picture and a function that reads its segments; a UserError of it says what is wrong, without the picture."""
+    """An image and a function that reads its segments; a UserError of it says what is wrong, without the image."""
 
     file: pathlib.Path
-    segments: Callable[[], Segments]
+    segments: Callable[[tuple[int, int]], Segments]
+    """From the height and width of the upright image, which the mask must have."""
+    stated_size: tuple = (None, None)
+    """Height and width as the file says, unchecked."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Scenes:
-    """Pictures with segments, as a kind of data has them."""
+    """Images with segments, as a kind of data has them."""
 
     labels: tuple[str, ...]
     """Names of the classes; empty if they have numbers alone."""
     train: Sequence[Scene]
     evaluation: Sequence[Scene]
     held_out: bool
-    """Whether the evaluation pictures are those that a rule chose."""
+    """Whether the evaluation images are those that a rule chose."""
+    names_values: bool = False
+    """Whether the names are those of a labels.txt for the values of masks."""
+
+    def converted(self, convert: Callable[[Segments], Segments]) -> "Scenes":
+        """The same with other segments."""
+        train, evaluation = (
+            [dataclasses.replace(scene, segments=_then(scene.segments, convert)) for scene in scenes]
+            for scenes in (self.train, self.evaluation)
+        )
+        return dataclasses.replace(self, train=train, evaluation=evaluation)
+
+
+def _then(read: Callable[[tuple[int, int]], Segments], convert: Callable[[Segments], Segments]) -> Callable:
+    return lambda size: convert(read(size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +110,29 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
             raise UserError(f"The masks of TensorFlow Datasets are classes of pixels; leave --task {task} out.")
         labels, splits, most = tfds_scenes(options)
         return DataSet(labels, *splits, batches=SceneBatches(most))
-    scenes = {"folder": _folder, "voc": _voc, "coco": _coco, "panoptic": _panoptic}[options.kind](options)
-    contents = _Contents(task)
-    for pictures in (scenes.train, scenes.evaluation):
-        contents.read(pictures)
+    read = {"folder": _folder, "voc": _voc, "coco": _coco, "panoptic": _panoptic}[options.kind]
+    scenes, contents = read(options, task), _Contents(task)
+    contents.read(scenes.train, "training")
+    learned = set(contents.classes)
+    contents.read(scenes.evaluation, "evaluation")
+    value = two_values(contents.values, len(scenes.labels)) if options.kind in ("folder", "voc") else None
+    if value is not None and not contents.things:
+        print(f"The masks of {options.path} have the values 0 and {IGNORED if value < 0 else value}, read as 0 and 1.")
+        scenes = scenes.converted(lambda segments: two_classes(segments, value))
+        learned = contents.become_two_classes(value, learned)
     labels = distinct_names(scenes.labels or contents.numbered_labels(options.path), options.path)
+    _check_contents(contents, labels, options, task)
+    _check_learned(scenes, labels, learned, options.path)
+    contents.print_ignored()
+    splits = (_split(images, task, contents) for images in (scenes.train, scenes.evaluation))
+    batches = SceneBatches(contents.most, tuple(sorted(contents.classes - contents.things)))
+    return DataSet(labels, *splits, held_out=scenes.held_out, batches=batches)
+
+
+def _check_contents(
+    contents: "_Contents", labels: Sequence[str], options: SceneOptions, task: SegmentationTask
+) -> None:
+    """Raise UserError for masks that a task cannot learn from."""
     masks, largest = f"masks of {options.path}", max(contents.classes, default=-1)
     refuse_first(
         [
@@ -87,7 +140,7 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
             (
                 largest >= len(labels),
                 f"{options.path} names {len(labels)} classes, 0 to {len(labels) - 1}, but the masks have the class "
-                f"{largest}; add names, or correct the masks (255 is not counted).",
+                f"{largest}; add names, or correct the masks (255 is ignored).",
             ),
             (
                 task == "semantic" and len(labels) < 2,
@@ -100,41 +153,40 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
             ),
         ]
     )
-    train, evaluation = (
-        _split(pictures, task, contents.checksum(pictures)) for pictures in (scenes.train, scenes.evaluation)
-    )
-    batches = SceneBatches(contents.most, tuple(sorted(contents.classes - contents.things)))
-    return DataSet(labels, train, evaluation, held_out=scenes.held_out, batches=batches)
 
 
-def of_task(segments: Segments, task: SegmentationTask) -> tuple[np.ndarray, np.ndarray]:
-    """The classes and the map of a task's targets: for semantic one of each class, for instance the objects."""
-    labels, objects, numbers = segments
-    if task == "panoptic":
-        return labels, numbers
-    if task == "semantic":
-        kept, table = np.unique(labels, return_inverse=True)
-    else:
-        kept, table = labels[objects], np.where(objects, np.cumsum(objects) - 1, NONE)
-    return kept, np.append(table, [UNCOUNTED, NONE]).astype(np.int32)[numbers]  # by -2 and -1
+def _check_learned(scenes: Scenes, labels: Sequence[str], learned: Collection[int], path: pathlib.Path) -> None:
+    """Raise UserError, or print it for names that others gave, if a class occurs in no training mask."""
+    absent = [name for number, name in enumerate(labels) if number not in learned]
+    if not absent:
+        return
+    shown = f"{', '.join(absent[:_MOST_NAMED])}{' …' * (len(absent) > _MOST_NAMED)}"
+    if scenes.names_values:
+        raise UserError(
+            f"{path / LABELS} names classes that occur in no training mask: {shown}; correct the masks, whose values "
+            "should be the numbers of the names from 0 on, or remove the names."
+        )
+    print(f"No training image has {len(absent)} of the {len(labels)} classes: {shown}.")
 
 
-def _split(scenes: Sequence[Scene], task: SegmentationTask, checksum: int) -> Split:
+def _split(scenes: Sequence[Scene], task: SegmentationTask, contents: "_Contents") -> Split:
     files = tf.constant([str(scene.file) for scene in scenes])
+    sizes = [contents.sizes[str(scene.file)] for scene in scenes]
 
-    def load(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return of_task(scenes[int(index)].segments(), task)
+    def truth(index: int) -> Segments:
+        return scenes[index].segments(sizes[index])
 
     def target(index: tf.Tensor) -> dict[str, tf.Tensor]:
-        classes, segments = tf.numpy_function(load, [index], [tf.int32, tf.int32])
+        classes, segments = tf.numpy_function(lambda n: of_task(truth(int(n)), task), [index], [tf.int32, tf.int32])
         return {"labels": tf.ensure_shape(classes, (None,)), "segments": tf.ensure_shape(segments, (None, None))}
 
     return Split(
         len(scenes),
         lambda index: (tf.io.read_file(files[index]), tf.constant(-1)),
         lambda index: str(scenes[index].file),
-        fingerprint=checksum,
+        fingerprint=contents.checksum(scenes),
         target=target,
+        truth=truth,
     )
 
 
@@ -148,37 +200,64 @@ class _Contents:
         """Classes that have objects."""
         self.most = 0
         """Targets of a picture at most."""
+        self.sizes: dict[str, tuple[int, int]] = {}
+        """Height and width of each upright image."""
+        self.ignored: dict[str, np.ndarray] = {}
+        """`ignored_pixels` of each split."""
         self._checksums: dict[str, int] = {}
         self._lock, self._warnings = threading.Lock(), ImageWarnings()
 
-    def read(self, scenes: Sequence[Scene]) -> None:
-        """Add pictures. Raises UserError for those that cannot be decoded, or whose masks cannot be used."""
-        of_file = {str(scene.file): scene for scene in scenes}
-        if bad := problems_of(list(of_file), lambda name: self._problem(of_file[name])):
+    @property
+    def values(self) -> set[int]:
+        """The classes, and UNCOUNTED if a pixel is marked as ignored."""
+        return self.classes | ({UNCOUNTED} if any(pixels[2] for pixels in self.ignored.values()) else set())
+
+    def read(self, scenes: Sequence[Scene], split: str) -> None:
+        """Add the images of a split. Raises UserError for those that cannot be read, or whose masks cannot be used."""
+        of_file, self.ignored[split] = {str(scene.file): scene for scene in scenes}, np.zeros(3, np.int64)
+        if bad := problems_of(list(of_file), lambda name: self._problem(of_file[name], self.ignored[split])):
             raise UserError(
                 f"{len(bad)} of {len(scenes)} pictures or their masks cannot be used: {summarize_problems(bad)}; "
                 "correct or remove them."
             )
         self._warnings.warn(f"{len(scenes):,} pictures")
 
-    def _problem(self, scene: Scene) -> str | None:
+    def _problem(self, scene: Scene, ignored: np.ndarray) -> str | None:
         data = tf.io.read_file(str(scene.file))
         if problem := decoding_problem(data, self._warnings, str(scene.file)):
             return problem
         try:
-            segments = labels, objects, numbers = scene.segments()
+            size = upright_size(scene.file, scene.stated_size)
+            segments = scene.segments(size)
         except UserError as error:
             return str(error).rstrip(".")
-        if numbers.shape != (size := upright_size(scene.file)):
-            return f"its mask has {numbers.shape[0]}x{numbers.shape[1]} pixels, but the picture {size[0]}x{size[1]}"
-        parts = os.fsencode(scene.file.name), data.numpy(), labels.tobytes(), objects.tobytes(), numbers.tobytes()
-        checksum = functools.reduce(lambda found, part: zlib.crc32(part, found), parts, 0)
+        labels, objects, crowds, _, numbers, _ = segments
+        parts = [os.fsencode(scene.file.name), data.numpy(), *(each.tobytes() for each in (labels, objects, numbers))]
+        parts += [crowds.tobytes()] if crowds.any() else []
+        targets, target_map = of_task(segments, self._task)
         with self._lock:
-            self.classes |= set(labels.tolist())
+            self.classes |= set(labels[~crowds].tolist())
             self.things |= set(labels[objects].tolist())
-            self.most = max(self.most, len(of_task(segments, self._task)[0]))
-            self._checksums[str(scene.file)] = checksum
+            self.most = max(self.most, len(targets))
+            self.sizes[str(scene.file)] = size
+            ignored += ignored_pixels(target_map, self._task)
+            self._checksums[str(scene.file)] = functools.reduce(lambda found, part: zlib.crc32(part, found), parts, 0)
         return None
+
+    def become_two_classes(self, value: int, learned: set[int]) -> set[int]:
+        """Replace the value of class 1, see `two_values`, by 1; return the classes of the training masks likewise."""
+        if value == UNCOUNTED:
+            learned = {*learned, *([1] if self.ignored["training"][2] else [])}
+            for pixels in self.ignored.values():
+                pixels[2] = 0
+        self.classes, self.most = {0, 1}, 2
+        return {1 if each == value else each for each in learned}
+
+    def print_ignored(self) -> None:
+        """Print the share of pixels that are ignored in each split."""
+        for split, pixels in self.ignored.items():
+            if sentence := ignored_sentence(pixels, split):
+                print(sentence)
 
     def checksum(self, scenes: Sequence[Scene]) -> int:
         """The same for the same pictures with the same segments."""
@@ -195,12 +274,13 @@ class _Contents:
         return tuple(map(str, found))
 
 
-def _folder(options: SceneOptions) -> Scenes:
+def _folder(options: SceneOptions, _: SegmentationTask) -> Scenes:
     """images/ and masks/, whose pixels are numbers of classes, or 1000 * class + number of the object in 16 bits."""
     folders = folders_of_splits(options.path)
     splits = [_pairs(folder) for folder in folders or (options.path,)]
     train, evaluation = splits if folders else held_out(splits[0], options.path)
-    return Scenes(own_labels(options.path), train, evaluation, not folders)
+    labels = own_labels(options.path)
+    return Scenes(labels, train, evaluation, not folders, names_values=bool(labels))
 
 
 def _pairs(folder: pathlib.Path) -> list[Scene]:
@@ -239,7 +319,7 @@ def _by_name(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     return found
 
 
-def _voc(options: SceneOptions) -> Scenes:
+def _voc(options: SceneOptions, _: SegmentationTask) -> Scenes:
     """JPEGImages, SegmentationClass, perhaps SegmentationObject, and the lists of ImageSets/Segmentation."""
     root, lists = options.path, options.path / "ImageSets" / "Segmentation"
     masks, pictures = _by_name(root / "SegmentationClass"), _by_name(root / "JPEGImages")
@@ -247,14 +327,15 @@ def _voc(options: SceneOptions) -> Scenes:
     if missing := sorted(masks.keys() - pictures.keys()):
         raise UserError(f"{root} has no picture for {len(missing)} masks, such as {missing[0]}; add or remove them.")
     scenes = {n: Scene(pictures[n], functools.partial(voc_segments, masks[n], objects.get(n))) for n in sorted(masks)}
-    labels = own_labels(root) or VOC_CLASSES
+    own = own_labels(root)
+    labels, names_values = own or VOC_CLASSES, bool(own)
     if not all((lists / f"{name}.txt").is_file() for name in ("train", "val")):
-        return Scenes(labels, *held_out(list(scenes.values()), root), True)
+        return Scenes(labels, *held_out(list(scenes.values()), root), True, names_values)
     splits = [(lists / f"{name}.txt").read_text(encoding="utf-8").split() for name in ("train", "val")]
     if unknown := [name for names in splits for name in names if name not in scenes]:
         raise UserError(f"{lists} lists {len(unknown)} pictures without a mask, such as {unknown[0]}; correct it.")
     train, evaluation = ([scenes[name] for name in names] for names in splits)
-    return Scenes(labels, train, evaluation, False)
+    return Scenes(labels, train, evaluation, False, names_values)
 
 
 def _of_files(
@@ -271,25 +352,57 @@ def _of_files(
     return Scenes(labels, scenes, evaluation, False)
 
 
-def _coco(options: SceneOptions) -> Scenes:
+def _coco(options: SceneOptions, task: SegmentationTask) -> Scenes:
     def read(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Scene]]:
         coco = read_coco(file, folder, options.allow_outside)
-        numbers = coco.numbers
+        classes = _Classes(coco.names, task == "semantic" and options.background == "class")
 
-        def segments(picture: CocoPicture) -> Segments:
-            return coco_segments(picture, numbers, upright_size(picture.file, picture.stated_size))
+        def segments(picture: CocoPicture, size: tuple[int, int]) -> Segments:
+            return classes.filled(coco_segments(picture, classes.numbers, size))
 
-        scenes = [Scene(picture.file, functools.partial(segments, picture)) for picture in coco.pictures]
-        return tuple(coco.names[number] for number in numbers), scenes
+        scenes = [Scene(each.file, functools.partial(segments, each), each.stated_size) for each in coco.pictures]
+        return classes.labels, scenes
 
     return _of_files(options, read)
 
 
-def _panoptic(options: SceneOptions) -> Scenes:
+def _panoptic(options: SceneOptions, task: SegmentationTask) -> Scenes:
     def read(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Scene]]:
         names, pictures = read_panoptic(file, folder, options.allow_outside)
-        numbers = {number: place for place, number in enumerate(sorted(names))}
-        scenes = [Scene(picture.file, functools.partial(segments_of_png, picture, numbers)) for picture in pictures]
-        return tuple(names[number] for number in numbers), scenes
+        are_objects = not any(picture.stuff for picture in pictures)
+        classes = _Classes(names, are_objects and task == "semantic" and options.background == "class")
+
+        def segments(picture: PanopticPicture, size: tuple[int, int]) -> Segments:
+            return classes.filled(segments_of_png(picture, classes.numbers, size))
+
+        return classes.labels, [Scene(each.file, functools.partial(segments, each)) for each in pictures]
 
     return _of_files(options, read)
+
+
+class _Classes:
+    """The classes of a file's categories and, if wanted, of the pixels outside of all objects."""
+
+    def __init__(self, names: Mapping[int, str], has_background: bool) -> None:
+        ids = sorted(names)
+        self.labels = tuple(names[each] for each in ids)
+        own = [place for place, name in enumerate(self.labels) if name.strip().lower() == BACKGROUND]
+        first = has_background and not own
+        self._background = (own or [0])[0] if has_background else None
+        self.labels = (BACKGROUND, *self.labels) if first else self.labels
+        self.numbers = {each: place for place, each in enumerate(ids, int(first))}
+        """The number of each category by its id."""
+
+    def filled(self, segments: Segments) -> Segments:
+        """Segments with the pixels of none as one of the background."""
+        outside = segments.map == NONE
+        if self._background is None or not outside.any():
+            return segments
+        labels, objects, crowds, areas, numbers, _ = segments
+        return Segments(
+            np.append(labels, self._background).astype(np.int32),
+            np.append(objects, False),
+            np.append(crowds, False),
+            np.append(areas, np.count_nonzero(outside)),
+            np.where(outside, len(labels), numbers).astype(np.int32),
+        )

@@ -1,4 +1,8 @@
-"""mIoU, mask AP and panoptic quality of a model that segments, with intervals, and a page of its worst pictures."""
+"""Mean IoU, mask AP and panoptic quality of a model that segments, with intervals, and a page of its worst images.
+
+The truth is all that the annotations say, see `Segments`. Mean IoU is that of torchmetrics and mmseg: of all counted
+pixels, the mean over the classes that the truth or the model has. Mask AP is pycocotools'. PQ is panopticapi's.
+"""
 
 import dataclasses
 import pathlib
@@ -12,19 +16,22 @@ from pycocotools import mask as rle
 
 from keras_vit import UserError, preprocessing_of
 from keras_vit.files.tables import markdown_table, with_interval
+from keras_vit.models.config import SEGMENT_THRESHOLD, SegmentationTask
 from training.evaluation.average_precision import STATS, average_precision, coco_document, write_measured
-from training.input.coco import NONE, UNCOUNTED
+from training.input.coco import NONE, UNCOUNTED, Segments
+from training.input.coco_masks import RunLengths
 from training.input.dataset import Split, decoded
 from training.segmentation.overlay import Panel, segments_page
 from training.segmentation.segmenter import FoundSegments, Segmenter, class_map
+from training.segmentation.targets import MUCH_IGNORED, ignored_pixels, ignored_sentence, of_task
 
 # Draws of the bootstrap over the pictures, and the ends of the interval.
 _DRAWS, _ENDS = 500, (0.025, 0.975)
 _MOST_SHOWN = 12
-# Of panopticapi (`evaluation.py`): IoU above which two segments are one, and share of uncounted pixels of a false one.
-_LEAST_IOU, _MOST_VOID = 0.5, 0.5
-Truth = tuple[np.ndarray, np.ndarray]
-"""Classes (n,) and segments (h, w) of a picture, as `Split.target` has them."""
+# Of panopticapi (`evaluation.py`): IoU above which two segments are one, and share of void pixels of a false one.
+_MATCH_IOU, _MOST_VOID = 0.5, 0.5
+Target = tuple[np.ndarray, np.ndarray]
+"""Classes (n,) and map (h, w) of an image, as `of_task` makes them."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,9 +42,12 @@ class Evaluation:
     split: Split
     metrics: dict[str, Any]
     """Of semantic: `mean_iou`, `pixel_accuracy`, `intervals`, `classes` with their IoU. Of instance: those of
-    `average_precision`. Of panoptic: `pq`, `sq`, `rq`, `intervals`, `classes`. Always `task` and `pictures`."""
+    `average_precision`. Of panoptic: `pq`, `sq`, `rq`, `threshold`, `intervals`, `classes`. Always `task`, `pictures`
+    and `ignored`, the share of the pixels that are not measured."""
     right: np.ndarray
     """(pictures,) share of the counted pixels whose class is right."""
+    ignored: str
+    """A sentence on the ignored pixels; "" if there are none."""
 
 
 def evaluate(segmenter: Segmenter, split: Split) -> Evaluation:
@@ -45,57 +55,66 @@ def evaluate(segmenter: Segmenter, split: Split) -> Evaluation:
 
     Raises UserError if nothing of the masks is counted.
     """
-    measure = {"semantic": _semantic, "instance": _instance, "panoptic": _panoptic}[segmenter.kind]
-    right = np.zeros(split.num_examples)
+    task = segmenter.kind
+    measure = {"semantic": _semantic, "instance": _instance, "panoptic": _panoptic}[task]
+    right, ignored = np.zeros(split.num_examples), np.zeros(3, np.int64)
 
-    def pairs() -> Iterator[tuple[Truth, FoundSegments]]:
+    def pairs() -> Iterator[tuple[Any, FoundSegments]]:
         for index in tqdm.tqdm(range(split.num_examples), unit="picture", disable=None):
             pixels, truth = _read(segmenter, split, index)
-            found = segmenter.segment(pixels)
-            classes = class_map(truth)
-            counted = classes != UNCOUNTED
-            right[index] = np.mean((classes == class_map(found))[counted]) if counted.any() else 1.0
-            yield truth, found
+            # Average precision is a mean over all thresholds.
+            found = segmenter.segment(pixels, 0.0 if task == "instance" else SEGMENT_THRESHOLD)
+            target = of_task(truth, task)
+            ignored[:] += ignored_pixels(target[1], task)
+            shown = found.likely(SEGMENT_THRESHOLD) if task == "instance" else found
+            right[index] = _share_right(target, shown, task)
+            yield target if task == "semantic" else truth, found
 
     metrics = measure(pairs(), segmenter.labels)
-    return Evaluation(segmenter, split, {"task": segmenter.kind, "pictures": split.num_examples, **metrics}, right)
+    counts = {"task": task, "pictures": split.num_examples, "ignored": float(ignored[1:].sum() / ignored[0])}
+    return Evaluation(segmenter, split, {**counts, **metrics}, right, ignored_sentence(ignored, "evaluation"))
 
 
-def _read(segmenter: Segmenter, split: Split, index: int) -> tuple[np.ndarray, Truth]:
-    """The pixels of a picture (h, w, C) uint8, and its truth."""
-    assert split.target is not None
-    number = tf.constant(index, tf.int64)
-    target = split.target(number)
-    pixels = decoded(split.read(number)[0], preprocessing_of(segmenter.model)).numpy()
-    return pixels, (target["labels"].numpy(), target["segments"].numpy())
+def _share_right(target: Target, found: FoundSegments, task: SegmentationTask) -> float:
+    """The share of the counted pixels whose class is right; outside of all objects, instance has none."""
+    classes = class_map(target)
+    counted = classes != UNCOUNTED if task == "instance" else classes >= 0
+    return float(np.mean((classes == class_map(found))[counted])) if counted.any() else 1.0
 
 
-def _semantic(pairs: Iterator[tuple[Truth, FoundSegments]], labels: Sequence[str]) -> dict[str, Any]:
+def _read(segmenter: Segmenter, split: Split, index: int) -> tuple[np.ndarray, Segments]:
+    """The pixels of an image (h, w, C) uint8, and its truth."""
+    assert split.truth is not None
+    pixels = decoded(split.read(tf.constant(index, tf.int64))[0], preprocessing_of(segmenter.model)).numpy()
+    return pixels, split.truth(index)
+
+
+def _semantic(pairs: Iterator[tuple[Target, FoundSegments]], labels: Sequence[str]) -> dict[str, Any]:
     count, rows = len(labels), []
-    for truth, found in pairs:
-        wanted, got = class_map(truth), found.map
+    for target, found in pairs:
+        wanted, got = class_map(target), found.map
         counted = wanted >= 0
         confusion = np.bincount(wanted[counted] * count + got[counted], minlength=count**2).reshape(count, count)
         rows.append([confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)])
     sums = np.array(rows, np.float64)  # (pictures, hits and wanted and got, classes)
     if not sums[:, 1].any():
         raise UserError("No pixel of the evaluation masks is counted; give masks with classes below 255.")
-    present = sums[:, 1].sum(axis=0) > 0
 
     def mean_iou(total: np.ndarray) -> float:
-        return float(np.mean(_iou(total)[total[1] > 0]))
+        return float(np.nanmean(_iou(total)))
 
     def accuracy(total: np.ndarray) -> float:
         return float(total[0].sum() / total[1].sum())
 
-    iou = _iou(sums.sum(axis=0))
-    classes = {name: {"iou": float(iou[n]) if present[n] else None} for n, name in enumerate(labels)}
+    iou = _iou(sums.sum(axis=0)).tolist()
+    classes = {name: {"iou": None if np.isnan(each) else each} for name, each in zip(labels, iou, strict=True)}
     return {**_with_intervals(sums, {"mean_iou": mean_iou, "pixel_accuracy": accuracy}), "classes": classes}
 
 
 def _iou(total: np.ndarray) -> np.ndarray:
-    """(hits and wanted and got, classes) -> (classes,)."""
-    return total[0] / np.maximum(total[1] + total[2] - total[0], 1.0)
+    """(hits and wanted and got, classes) -> (classes,); nan for a class that neither the truth nor the model has."""
+    union = total[1] + total[2] - total[0]
+    return np.divide(total[0], union, out=np.full(len(union), np.nan), where=union > 0)
 
 
 def _with_intervals(sums: np.ndarray, measures: dict[str, Callable[[np.ndarray], float]]) -> dict[str, Any]:
@@ -110,70 +129,87 @@ def _with_intervals(sums: np.ndarray, measures: dict[str, Callable[[np.ndarray],
     return {**values, "intervals": {name: ends[:, n].tolist() for n, name in enumerate(measures)}}
 
 
-def _instance(pairs: Iterator[tuple[Truth, FoundSegments]], labels: Sequence[str]) -> dict[str, Any]:
+def _instance(pairs: Iterator[tuple[Segments, FoundSegments]], labels: Sequence[str]) -> dict[str, Any]:
     truths: list[list[dict[str, Any]]] = []
     guesses: list[list[dict[str, Any]]] = []
-    for (classes, segments), found in pairs:
-        own = [_annotation(segments == n, label) for n, label in enumerate(classes.tolist()) if (segments == n).any()]
-        crowd = segments == UNCOUNTED
-        if crowd.any():  # of any class
-            own += [_annotation(crowd, label) | {"iscrowd": 1} for label in range(len(labels))]
-        truths.append(own)
+    for truth, found in pairs:
+        truths.append(_annotations(truth, len(labels)))
         assert found.masks is not None
         rows = zip(found.masks, found.labels.tolist(), found.scores.tolist(), strict=True)
-        guesses.append([_annotation(mask, label) | {"score": score} for mask, label, score in rows])
-    if not any(not each["iscrowd"] for own in coco_document(labels, truths)["annotations"] for each in [own]):
+        guesses.append([mask_annotation(mask, label) | {"score": score} for mask, label, score in rows])
+    if all(each["iscrowd"] for own in truths for each in own):
         raise UserError("The evaluation masks have no object, so nothing can be measured; give pictures with objects.")
     return average_precision(coco_document(labels, truths), coco_document(labels, guesses), labels, "segm")
 
 
-def _annotation(mask: np.ndarray, label: int) -> dict[str, Any]:
-    encoded = rle.encode(np.asfortranarray(mask, np.uint8))
-    return {"segmentation": encoded, "area": float(mask.sum()), "bbox": list(rle.toBbox(encoded)),
+def _annotations(truth: Segments, num_classes: int) -> list[dict[str, Any]]:
+    """The objects and crowds of an image for pycocotools; pixels marked as ignored are crowds of every class."""
+    own = []
+    for number in np.flatnonzero(truth.objects).tolist():
+        mask = truth.map == number if truth.masks is None else truth.masks[number]
+        stated = {"area": float(truth.areas[number]), "iscrowd": int(truth.crowds[number])}
+        own.append(mask_annotation(mask, int(truth.labels[number])) | stated)
+    ignored = truth.map == UNCOUNTED
+    crowds = range(num_classes if ignored.any() else 0)
+    return own + [mask_annotation(ignored, label) | {"iscrowd": 1} for label in crowds]
+
+
+def mask_annotation(mask: np.ndarray | RunLengths, label: int) -> dict[str, Any]:
+    """A mask (h, w) bool, or its run-length encoding, as an annotation of COCO; the category of class 0 is 1."""
+    encoded = rle.encode(np.asfortranarray(mask, np.uint8)) if isinstance(mask, np.ndarray) else mask
+    return {"segmentation": encoded, "area": float(rle.area(encoded)), "bbox": list(rle.toBbox(encoded)),
             "category_id": label + 1}  # fmt: skip
 
 
-def _panoptic(pairs: Iterator[tuple[Truth, FoundSegments]], labels: Sequence[str]) -> dict[str, Any]:
-    rows = [panoptic_counts(truth, (found.labels, found.map), len(labels)) for truth, found in pairs]
-    sums = np.array(rows)  # (pictures, classes, IoU and true and false positives and false negatives)
+def _panoptic(pairs: Iterator[tuple[Segments, FoundSegments]], labels: Sequence[str]) -> dict[str, Any]:
+    counts = [panoptic_counts(truth, (found.labels, found.map), len(labels)) for truth, found in pairs]
+    sums = np.array(counts)  # (pictures, classes, IoU and true and false positives and false negatives)
     if not sums[..., 1:].any():
         raise UserError("The evaluation masks have no segment, so nothing can be measured; give others.")
     measures = {"pq": _pq, "sq": lambda total: _quality(total)[1], "rq": lambda total: _quality(total)[2]}
     total = sums.sum(axis=0)
-    classes = {}
-    for number, name in enumerate(labels):
-        there = total[number, 1] + total[number, 3] > 0
-        quality = _quality(total[number : number + 1])
-        classes[name] = dict(zip(("pq", "sq", "rq"), quality if there else (None,) * 3, strict=True))
-    return {**_with_intervals(sums, measures), "classes": classes}
+    rows = [total[number : number + 1] for number in range(len(labels))]
+    qualities = [_quality(row) if row[0, 1:].any() else (None,) * 3 for row in rows]
+    classes = {name: dict(zip(measures, row, strict=True)) for name, row in zip(labels, qualities, strict=True)}
+    return {**_with_intervals(sums, measures), "threshold": SEGMENT_THRESHOLD, "classes": classes}
 
 
-def panoptic_counts(truth: Truth, found: Truth, num_classes: int) -> np.ndarray:
-    """Of each class (K, 4): sum of IoUs, true positives, false positives, false negatives, as panopticapi counts.
+def panoptic_counts(truth: Segments, found: tuple[np.ndarray, np.ndarray], num_classes: int) -> np.ndarray:
+    """For each class (K, 4): sum of IoUs, true positives, false positives, false negatives.
 
-    Pixels of a picture without a segment are void.
+    As `pq_compute_single_core` of panopticapi counts them: the area of a true segment is that of the file, a crowd is
+    neither matched nor missed, and a false segment counts unless most of it is void or the crowd of its class.
+
+    Args:
+        truth: pixels of no segment, and those marked as ignored, are void.
+        found: classes (n,) and map (h, w) of the found segments.
+        num_classes: K.
     """
     counts = np.zeros((num_classes, 4))
-    (classes, wanted), (labels, got) = truth, found
-    pairs, areas = np.unique(np.stack([wanted.ravel(), got.ravel()]), axis=1, return_counts=True)
-    area = {pair: int(size) for pair, size in zip(map(tuple, pairs.T.tolist()), areas, strict=True)}
-    of_truth = dict(zip(*(each.tolist() for each in np.unique(wanted, return_counts=True)), strict=True))
-    of_found = dict(zip(*(each.tolist() for each in np.unique(got, return_counts=True)), strict=True))
-    void = {number: sum(area.get((none, number), 0) for none in (NONE, UNCOUNTED)) for number in of_found}
-    matched_truth, matched_found = set(), set()
-    for (w, g), size in area.items():
-        if w < 0 or g < 0 or classes[w] != labels[g]:
+    (labels, got), wanted, areas = found, truth.map, truth.areas
+    listed = ~truth.crowds
+    if truth.masks is not None:  # objects that overlap: of each, what is seen on the map
+        areas = np.bincount(wanted[wanted >= 0], minlength=len(areas))
+        listed = listed & (areas > 0)
+    pairs, sizes = np.unique(np.stack([wanted.ravel(), got.ravel()]), axis=1, return_counts=True)
+    common = dict(zip(map(tuple, pairs.T.tolist()), sizes.tolist(), strict=True))
+    pixels = dict(zip(*(each.tolist() for each in np.unique(got[got >= 0], return_counts=True)), strict=True))
+    void = {g: common.get((NONE, g), 0) + common.get((UNCOUNTED, g), 0) for g in pixels}
+    matched = [set[int](), set[int]()]
+    for (w, g), size in common.items():
+        if w < 0 or g < 0 or truth.crowds[w] or truth.labels[w] != labels[g]:
             continue
-        iou = size / (of_truth[w] + of_found[g] - size - void[g])
-        if iou > _LEAST_IOU:
-            counts[classes[w], :2] += [iou, 1]
-            matched_truth.add(w)
-            matched_found.add(g)
-    for w in of_truth.keys() - matched_truth:
-        if w >= 0:
-            counts[classes[w], 3] += 1
-    for g in of_found.keys() - matched_found:
-        if g >= 0 and void[g] / of_found[g] <= _MOST_VOID:
+        union = areas[w] + pixels[g] - size - void[g]
+        if union > 0 and size / union > _MATCH_IOU:
+            counts[labels[g], :2] += [size / union, 1]
+            matched[0].add(w)
+            matched[1].add(g)
+    for w in set(np.flatnonzero(listed).tolist()) - matched[0]:
+        counts[truth.labels[w], 3] += 1
+    crowds = {int(truth.labels[w]): w for w in np.flatnonzero(truth.crowds).tolist()}  # of a class, the last
+    for g in pixels.keys() - matched[1]:
+        ignored = void[g] + common.get((crowds.get(int(labels[g])), g), 0)
+        if ignored / pixels[g] <= _MOST_VOID:
             counts[labels[g], 2] += 1
     return counts
 
@@ -203,9 +239,14 @@ def write_report(evaluation: Evaluation, output: pathlib.Path) -> None:
         for name in _MAIN[kind]
     )
     sentence = f"{values[0].upper()}{values[1:]} on {metrics['pictures']:,} evaluation pictures."
+    if kind == "instance":
+        sentence += f" AP is a mean over all scores; predict writes those from {SEGMENT_THRESHOLD} on."
+    if kind == "panoptic":
+        sentence += f" Segments have a score above {SEGMENT_THRESHOLD}, as those that predict writes."
+    parts = [evaluation.ignored, sentence] if metrics["ignored"] > MUCH_IGNORED else [sentence, evaluation.ignored]
     columns = {"semantic": ("iou",), "instance": ("objects", "ap", "ap50"), "panoptic": ("pq", "sq", "rq")}[kind]
     rows = [(name, *(with_interval(row[column]) for column in columns)) for name, row in metrics["classes"].items()]
-    text = [sentence, "Intervals hold 95 % of random draws of the pictures."]
+    text = [" ".join(filter(None, parts)), "Intervals hold 95 % of random draws of the pictures."]
     if kind == "instance":
         sizes = [(name.replace("_", " "), with_interval(metrics[name])) for name in STATS]
         text.append(markdown_table(("metric", "value"), sizes, num_text_columns=1))
@@ -216,12 +257,14 @@ def write_report(evaluation: Evaluation, output: pathlib.Path) -> None:
 def _page(evaluation: Evaluation) -> str:
     segmenter, cards = evaluation.segmenter, []
     for index in np.argsort(evaluation.right, kind="stable")[:_MOST_SHOWN].tolist():
-        pixels, (classes, segments) = _read(segmenter, evaluation.split, index)
+        pixels, truth = _read(segmenter, evaluation.split, index)
+        classes, segments = of_task(truth, segmenter.kind)
         name = f"{evaluation.split.name(index)}: {evaluation.right[index]:.0%} of the pixels have the right class"
-        found = segmenter.segment(pixels, 0.5)
+        found = segmenter.segment(pixels)
         rows = (("truth", classes, segments), ("found", found.labels, found.map))
         cards.append((name, pixels, [panel_of(*row, segmenter) for row in rows]))
-    return segments_page("Worst pictures", cards, "Pictures with the most pixels of a wrong class come first.")
+    words = f"{evaluation.ignored} Pictures with the most pixels of a wrong class come first."
+    return segments_page("Worst pictures", cards, words.strip())
 
 
 def panel_of(title: str, classes: np.ndarray, segments: np.ndarray, segmenter: Segmenter) -> Panel:

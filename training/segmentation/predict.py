@@ -1,44 +1,51 @@
 """Segment image files: a mask for each, and a page of overlays."""
 
 import itertools
+import json
+import os
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import PIL.Image
 
 from keras_vit import preprocessing_of
 from keras_vit.files.atomic import staged
+from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.tables import markdown_table, short_name
-from training.input.coco import NONE
+from training.input.coco import write_panoptic_png
 from training.input.dataset import check_some_read
-from training.prediction.predict import batches_of_pictures
-from training.segmentation.evaluation import panel_of
+from training.prediction.predict import as_utf8, batches_of_pictures
+from training.segmentation.evaluation import mask_annotation, panel_of
 from training.segmentation.masks import OBJECTS
 from training.segmentation.overlay import Panel, segments_page
 from training.segmentation.segmenter import FoundSegments, Segmenter, class_map, names_of
 
-# Pictures on the page, the first ones; and names of segments in the table.
+# Images on the page, the first ones; and names of segments in the table.
 _ON_PAGE, _MOST_NAMED = 100, 5
 PAGE = "predictions.html"
+# Written into the output folder: PNGs, what they hold as COCO's panoptic format, and whole objects as COCO's instances.
+_MASKS, _PANOPTIC, _INSTANCES = "masks", "masks.json", "instances.json"
 
 
 def predict(segmenter: Segmenter, files: Sequence[pathlib.Path], output: pathlib.Path, threshold: float) -> None:
-    """Write masks as `--data folder:` reads them, and the page; print a table.
+    """Write masks that `--data` reads, and the page; print a table.
 
-    The mask of a semantic model has class numbers; others have 1000 * class + number of the segment in 16 bits, and
-    65535 where there is none. A file that cannot be read is named. Raises UserError if none can be read.
+    Masks of semantic have class numbers, as `--data folder:` reads them. Others are those of masks.json, which
+    `--data panoptic:` reads; the objects of instance, which may overlap, are whole in instances.json, which `--data
+    coco:` reads. The masks keep the folders of the images below the one that all of them are in. A file that cannot be
+    read is named. Raises UserError if none can be read.
     """
-    rows, problems, written = list[tuple[str, str]](), list[str](), set[str]()
+    rows, problems = list[tuple[str, str]](), list[str]()
     batches = batches_of_pictures(files, preprocessing_of(segmenter.model), problems)
     cards: list[tuple[str, np.ndarray, Sequence[Panel]]] = []
+    root = pathlib.Path(as_utf8(os.path.commonpath([file.absolute().parent for file in files])))
     with staged(output) as stage:
-        (stage / "masks").mkdir()
+        writer = MaskWriter(segmenter, stage)
         for image in itertools.chain.from_iterable(batches):
-            found, stem = segmenter.segment(image.pixels, threshold), pathlib.PurePath(image.name).stem
-            name = stem if stem not in written else f"{stem}-{len(written)}"
-            written.add(name)
-            PIL.Image.fromarray(mask_of(segmenter, found)).save(stage / "masks" / f"{name}.png")
+            found = segmenter.segment(image.pixels, threshold)
+            writer.add(pathlib.Path(image.name).absolute().relative_to(root), found)
             rows.append((image.name, _listed(segmenter, found)))
             if len(cards) < _ON_PAGE:
                 panels = [panel_of("segments", found.labels, found.map, segmenter)]
@@ -46,19 +53,87 @@ def predict(segmenter: Segmenter, files: Sequence[pathlib.Path], output: pathlib
         for problem in problems:
             print(problem)
         check_some_read(len(rows))
+        writer.finish()
         title = f"Segments of {short_name(segmenter.name)}"
         (stage / PAGE).write_text(segments_page(title, cards, "; ".join(problems)), encoding="utf-8")
     print(markdown_table(("picture", "segments, the largest first"), rows, num_text_columns=2))
-    print(f"{len(rows)} masks in {output / 'masks'}, overlays in {output / PAGE}.")
+    print(f"{len(rows)} masks in {output / _MASKS}, overlays in {output / PAGE}.")
 
 
-def mask_of(segmenter: Segmenter, found: FoundSegments) -> np.ndarray:
-    """(h, w) uint8 class numbers of a semantic model of up to 255 classes, else uint16; see `predict`."""
-    if segmenter.kind == "semantic":
-        classes = class_map(found)
-        return classes.astype(np.uint8 if len(segmenter.labels) < 256 else np.uint16)
-    values = found.labels.astype(np.int64) * OBJECTS + np.arange(len(found.labels)) % OBJECTS
-    return np.append(values, [2**16 - 1])[np.where(found.map == NONE, -1, found.map)].astype(np.uint16)
+class MaskWriter:
+    """Writes what was found on images into a folder."""
+
+    def __init__(self, segmenter: Segmenter, folder: pathlib.Path) -> None:
+        self._segmenter, self._folder = segmenter, folder
+        self._names: set[str] = set()
+        # Class numbers from OBJECTS on would be read as objects.
+        self._has_numbers = segmenter.kind == "semantic" and len(segmenter.labels) <= OBJECTS
+        self._images: list[dict[str, Any]] = []
+        self._segments: list[dict[str, Any]] = []
+        self._objects: list[dict[str, Any]] = []
+
+    def add(self, name: pathlib.PurePath, found: FoundSegments) -> None:
+        """Write the mask of an image. name: its path below the folder of all images."""
+        mask = self._free_name(name)
+        file = self._folder / _MASKS / mask
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if self._has_numbers:
+            PIL.Image.fromarray(class_numbers(self._segmenter, found)).save(file)
+            return
+        write_panoptic_png(found.map, file)
+        image_id, (height, width) = len(self._images) + 1, found.map.shape
+        self._images.append({"id": image_id, "file_name": name.as_posix(), "height": height, "width": width})
+        self._segments.append(
+            {"image_id": image_id, "file_name": mask.as_posix(), "segments_info": _segments_info(found)}
+        )
+        for number, inside in enumerate(found.masks if found.masks is not None else ()):
+            own = {"id": len(self._objects) + 1, "image_id": image_id, **_annotation(found, number, inside)}
+            own["segmentation"]["counts"] = own["segmentation"]["counts"].decode("ascii")
+            self._objects.append(own)
+
+    def finish(self) -> None:
+        """Write the names of the classes, and the files in COCO's formats."""
+        labels = self._segmenter.labels
+        if self._has_numbers:
+            (self._folder / LABELS).write_text(labels_text(labels), encoding="utf-8")
+            return
+        stuff = range(len(labels)) if self._segmenter.kind == "semantic" else self._segmenter.task.stuff
+        categories = [{"id": n + 1, "name": name, "isthing": int(n not in stuff)} for n, name in enumerate(labels)]
+        common = {"images": self._images, "categories": categories}
+        (self._folder / _PANOPTIC).write_text(json.dumps(common | {"annotations": self._segments}), encoding="utf-8")
+        if self._segmenter.kind == "instance":
+            (self._folder / _INSTANCES).write_text(
+                json.dumps(common | {"annotations": self._objects}), encoding="utf-8"
+            )
+
+    def _free_name(self, name: pathlib.PurePath) -> pathlib.PurePath:
+        """The path of the mask, which no other image has: of a.jpg a.png, beside a.bmp a.bmp.png."""
+        names = itertools.chain(
+            (name.with_suffix(".png"), name.with_name(f"{name.name}.png")),
+            (name.with_name(f"{name.name}-{number}.png") for number in itertools.count(2)),
+        )
+        free = next(each for each in names if each.as_posix().lower() not in self._names)
+        self._names.add(free.as_posix().lower())
+        return free
+
+
+def _segments_info(found: FoundSegments) -> list[dict[str, Any]]:
+    """The segments of an image that are seen on its map, as a panoptic.json has them."""
+    rows = []
+    for number in np.unique(found.map[found.map >= 0]).tolist():
+        own = _annotation(found, number, found.map == number)
+        rows.append({name: value for name, value in own.items() if name != "segmentation"} | {"id": number + 1})
+    return rows
+
+
+def _annotation(found: FoundSegments, number: int, mask: np.ndarray) -> dict[str, Any]:
+    own = mask_annotation(mask, int(found.labels[number]))
+    return own | {"iscrowd": 0, "score": float(found.scores[number])}
+
+
+def class_numbers(segmenter: Segmenter, found: FoundSegments) -> np.ndarray:
+    """The classes (h, w) of a semantic model: uint8, or uint16 from 256 classes on, since 255 is ignored in 8 bits."""
+    return class_map(found).astype(np.uint8 if len(segmenter.labels) < 256 else np.uint16)
 
 
 def _listed(segmenter: Segmenter, found: FoundSegments) -> str:

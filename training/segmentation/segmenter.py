@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_vit import UserError, preprocessing_of, task_of
-from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig, SegmentationTask
+from keras_vit.models.config import SEGMENT_THRESHOLD, LinearSegmentationConfig, SegmentationConfig, SegmentationTask
 from keras_vit.models.segment_outputs import segment_outputs
 from keras_vit.runs import Run
 from training.input.coco import NONE
@@ -27,7 +27,15 @@ class FoundSegments:
     masks: np.ndarray | None
     """(n, h, w) bool, which may overlap, of instance; else None."""
     map: np.ndarray
-    """(h, w) int32: the number of the segment of each pixel, NONE for none; of instance the likeliest."""
+    """(h, w) int32: the number of the segment of each pixel, NONE for none; of instance the most likely."""
+
+    def likely(self, threshold: float) -> "FoundSegments":
+        """Those of instance from a score on; they are sorted by it."""
+        count = int(np.count_nonzero(self.scores >= threshold))
+        masks = None if self.masks is None else self.masks[:count]
+        return FoundSegments(
+            self.labels[:count], self.scores[:count], masks, np.where(self.map < count, self.map, NONE)
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,8 +52,8 @@ class Segmenter:
         """What it finds."""
         return self.task.task if isinstance(self.task, SegmentationConfig) else "semantic"
 
-    def segment(self, pixels: np.ndarray, threshold: float = 0.0) -> FoundSegments:
-        """The segments of a picture (h, w, C) uint8, upright, whose score is above the threshold."""
+    def segment(self, pixels: np.ndarray, threshold: float = SEGMENT_THRESHOLD) -> FoundSegments:
+        """The segments of an image (h, w, C) uint8, upright, whose score is above the threshold."""
         preprocessing, size = preprocessing_of(self.model), tuple(pixels.shape[:2])
         outputs = self.model.predict_on_batch(keras.ops.convert_to_numpy(preprocessing(pixels))[None])
         if self.kind != "semantic":
@@ -101,11 +109,10 @@ def open_segmenter(run: Run, task: SegmentationTask | None = None) -> Segmenter:
 
 def _whole_pictures(model: keras.Model) -> keras.Model:
     """The model with a preprocessing that shows whole pictures, where the original divides them into windows."""
-    from keras_vit import config_of
-    from training.loop.build import model_with_config
+    from training.loop.build import rebuilt
 
     whole = dataclasses.replace(preprocessing_of(model).with_resize("pad", None, background="black"), padding="after")
-    return model_with_config(model, config_of(model), whole)
+    return rebuilt(model, whole)
 
 
 def class_map(found: FoundSegments | tuple[np.ndarray, np.ndarray], none: int = NONE) -> np.ndarray:

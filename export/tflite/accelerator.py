@@ -1,0 +1,166 @@
+"""Runs TFLite files for GPUs in LiteRT's WebGPU accelerator, which needs a Vulkan driver but no GPU.
+
+The driver is that of VK_DRIVER_FILES, the system's, or SwiftShader, which Chromium brings and which computes on the
+CPU, in float32.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert.interpreter import Interpreter
+
+from export.tflite import accelerator_process
+from export.tflite.flatbuffer import Graph, Operator, pack, unpack
+from keras_vit.errors import ParityError
+
+# Seconds that a run may take.
+LONGEST = 600.0
+# Largest difference from the interpreter, relative to the largest output.
+TOLERANCE = 1e-4
+DRIVER_PACKAGE = "chromium"
+# Folders in which packages of Chromium put SwiftShader.
+_CHROMIUM = ("/usr/lib/chromium", "/usr/lib64/chromium-browser", "/usr/lib/chromium-browser", "/opt/google/chrome")
+_NO_DRIVER = "No adapters found"
+_REFUSED = re.compile(r"not supported by GPU delegate:\n(.*?)\n\d+ operations will run", re.DOTALL)
+
+# Outputs of several images (n, ...), by name.
+Outputs = Mapping[str, np.ndarray]
+
+
+class NotRunError(Exception):
+    """The accelerator did not run the file: there is no driver, or it took too long. The message says why."""
+
+
+class RefusedError(Exception):
+    """The accelerator does not run the file. The message has its words."""
+
+
+def run(content: bytes, images: np.ndarray, seconds: float = LONGEST) -> Outputs:
+    """The outputs of a file of batch 1 on images (n, h, w, C) in the accelerator.
+
+    Raises NotRunError, or RefusedError if the accelerator does not compile all of the file.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        model, inputs, outputs = (pathlib.Path(folder) / name for name in ("model.tflite", "in.npy", "out.npz"))
+        model.write_bytes(content)
+        np.save(inputs, images)
+        command = [sys.executable, accelerator_process.__file__, *map(str, (model, inputs, outputs))]
+        for environment in _drivers():
+            try:
+                done = subprocess.run(
+                    command, env=environment, capture_output=True, text=True, errors="replace", timeout=seconds
+                )
+            except subprocess.TimeoutExpired:
+                raise NotRunError(f"it took more than {seconds:.0f} seconds") from None
+            if _NO_DRIVER in done.stderr:
+                continue
+            if done.returncode:
+                raise RefusedError(_reason(done))
+            with np.load(outputs) as found:
+                return {name: found[name] for name in found.files}
+    raise NotRunError(f"no Vulkan driver is here; the package {DRIVER_PACKAGE} brings one")
+
+
+def _drivers() -> Iterator[dict[str, str]]:
+    """Environments to try, each with another driver."""
+    environment = dict(os.environ)
+    yield environment  # VK_DRIVER_FILES, or the system's driver
+    for folder in _CHROMIUM:
+        manifest = os.path.join(folder, "vk_swiftshader_icd.json")
+        if os.path.exists(manifest):
+            libraries = os.pathsep.join([folder, *filter(None, [environment.get("LD_LIBRARY_PATH")])])
+            yield environment | {"LD_LIBRARY_PATH": libraries, "VK_DRIVER_FILES": manifest}
+
+
+def _reason(done: subprocess.CompletedProcess) -> str:
+    if refused := _REFUSED.search(done.stderr):
+        return refused[1].replace("\n", "; ")
+    if done.returncode < 0:
+        return f"its process was ended by signal {-done.returncode}"
+    return done.stderr.strip().splitlines()[-1]
+
+
+def run_interpreter(content: bytes, images: np.ndarray) -> Outputs:
+    """The outputs of a file of batch 1 on images (n, h, w, C) on the CPU."""
+    classify = Interpreter(model_content=content, num_threads=2).get_signature_runner()
+    [image] = classify.get_input_details()
+    found = [classify(**{image: pixels[None]}) for pixels in images]
+    return {name: np.concatenate([outputs[name] for outputs in found]) for name in found[0]}
+
+
+def largest_error(found: Outputs, expected: Outputs) -> float:
+    """The largest difference of an output, relative to the largest number of it."""
+    return max(
+        float(np.abs(found[name] - values).max() / max(np.abs(values).max(), 1e-30))
+        for name, values in expected.items()
+    )
+
+
+def is_right(found: Outputs, expected: Outputs) -> bool:
+    """Whether outputs differ by rounding alone."""
+    return largest_error(found, expected) <= TOLERANCE  # false for NaN
+
+
+def check(
+    name: str, content: bytes, images: np.ndarray, accept: Callable[[Outputs, Outputs], bool] = is_right
+) -> float:
+    """Return the `largest_error` of the accelerator on images (n, h, w, C), beside the interpreter.
+
+    Args:
+        name: of the file, for messages.
+        content: of the file.
+        images: inputs of the model.
+        accept: whether outputs of the accelerator are those of the interpreter.
+
+    Raises ParityError if the accelerator refuses the file or computes it wrongly, and NotRunError.
+    """
+    try:
+        found = run(content, images)
+    except RefusedError as reason:
+        raise ParityError(f"LiteRT's GPU accelerator does not run the {name} ({reason}), so it was not kept.") from None
+    expected = run_interpreter(content, images)
+    error = largest_error(found, expected)
+    if not accept(found, expected):
+        raise ParityError(
+            f"LiteRT's GPU accelerator computes the {name} wrongly, by {error:.2g} of the largest output, from the "
+            f"operator {first_wrong(content, images[:1])} on, so it was not kept."
+        )
+    return error
+
+
+def first_wrong(content: bytes, images: np.ndarray) -> Operator:
+    """The first operator after which the accelerator has a wrong tensor, by bisection."""
+    operators = Graph(content).operators
+    first, last = 0, len(operators) - 1
+    while first < last:
+        middle = (first + last) // 2
+        part = _first_operators(content, operators[: middle + 1])
+        try:
+            right = is_right(run(part, images), run_interpreter(part, images))
+        except RefusedError:
+            right = False
+        first, last = (middle + 1, last) if right else (first, middle)
+    return operators[first]
+
+
+def _first_operators(content: bytes, operators: Sequence[Operator]) -> bytes:
+    """The file of the first operators alone. Its outputs are what none of them reads."""
+    model = unpack(content)
+    [subgraph], [signature] = model.subgraphs, model.signatureDefs
+    read = {tensor.index for operator in operators for tensor in operator.inputs}
+    made = {tensor.index for operator in operators for tensor in operator.outputs}
+    subgraph.operators = subgraph.operators[: operators[-1].number + 1]
+    subgraph.outputs = sorted(made - read)
+    signature.outputs = []
+    for index in subgraph.outputs:
+        end = schema.TensorMapT()
+        end.name, end.tensorIndex = str(index), index
+        signature.outputs.append(end)
+    return pack(model)

@@ -1,0 +1,242 @@
+"""Files for GPUs in LiteRT's WebGPU accelerator, with a Vulkan driver that computes on the CPU."""
+
+import dataclasses
+import functools
+import pathlib
+import zipfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_vit
+from export.detection import Detection
+from export.embeddings import embedding_of
+from export.options import SourceOptions, TFLiteOptions
+from export.segmentation import Segmentation
+from export.source import ExportedModel, random_images
+from export.tflite import accelerator, delegate_model
+from export.tflite.convert import converted, to_delegate_tflite
+from export.tflite.delegate_rules import broken_rules
+from export.tflite.export import export_tflite
+from export.tflite.gpu_check import GpuCheck, sentences
+from export.tflite.quantize import quantize
+from export.tflite.task import export_task
+from keras_vit import DetectionConfig
+from keras_vit.errors import ParityError, UserError
+from keras_vit.models.tasks import build_task
+from tests.export.test_delegates import INPUTS, REFUSED, built
+from tests.export.test_segmentation import PREPROCESSING, TASKS
+from tests.export.test_segmentation import TINY as SEGMENTER
+from tests.models.test_saving import CONFORMANCE
+from tests.support import TINY, TINY_IMAGE, randomize
+
+IMAGES = np.random.default_rng(5).uniform(-1, 1, (2, 4, 6, 8)).astype(np.float32)
+
+
+def graph(function) -> bytes:
+    """A file from an image (1, 4, 6, 8) to what a function makes of its tanh, times 1.5."""
+    return converted(lambda image: {"y": function(tf.tanh(image)) * 1.5}, tf.TensorSpec((1, 4, 6, 8), name="image"))
+
+
+@functools.cache
+def reason_to_skip() -> str:
+    try:
+        accelerator.run(graph(tf.nn.relu), IMAGES)
+    except accelerator.NotRunError as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_driver():
+    if reason := reason_to_skip():
+        pytest.skip(reason)
+
+
+def check(content: bytes, images: np.ndarray, tmp_path: pathlib.Path) -> None:
+    """Check the file and its half-precision form."""
+    file = tmp_path / "float32.tflite"
+    file.write_bytes(content)
+    for each in (content, quantize(file, "float16")):
+        assert not broken_rules(each, "gpu")
+        assert accelerator.check("file", each, images) <= accelerator.TOLERANCE
+
+
+FAST = {"map", "rotary", "bit", "texts", "unpooled"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
+        for name in CONFORMANCE
+        if name not in REFUSED
+    ],
+)
+def test_every_model_is_right_in_the_accelerator(name, tmp_path):
+    check(to_delegate_tflite(built(name), INPUTS), INPUTS[:2], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ViT-Ti_16", "DINOv3-S_16"])
+def test_a_whole_model_of_real_size_is_right_in_the_accelerator(name):
+    model = randomize_head(keras_vit.build(name, num_classes=10))
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 224, 224, 3)).astype(np.float32)
+    assert accelerator.check(name, to_delegate_tflite(model, images), images) <= accelerator.TOLERANCE
+
+
+def randomize_head(model):
+    """Give the head, which begins with zeros, random values."""
+    head = model.get_layer("head").kernel
+    head.assign(np.random.default_rng(1).normal(0.0, 0.05, head.shape))
+    return model
+
+
+def task_of_model(name: str):
+    """A tiny model of a task, as exports take it."""
+    samples = random_images(PREPROCESSING)
+    few = dataclasses.replace(samples, encoded=samples.encoded[:3], labels=samples.labels[:3])
+    if name == "detector":
+        model = keras_vit.detection_model(TINY, DetectionConfig(8), image_size=TINY_IMAGE)
+        model = keras_vit.with_classes(randomize(model), np.random.default_rng(1).normal(size=(3, 8)))
+        return Detection(ExportedModel(model, ("a", "b", "c"), few))
+    if name == "embeddings":
+        return embedding_of(ExportedModel(built("token"), (), few), normalize=True)
+    model = randomize(build_task(SEGMENTER, TASKS[name], PREPROCESSING))
+    if name in ("instance", "panoptic"):  # segments that are likely
+        model.get_layer("class_head").kernel.assign(3.0 * model.get_layer("class_head").kernel.numpy())
+    return Segmentation(ExportedModel(model, ("a", "b", "c", "d"), few))
+
+
+@pytest.mark.parametrize("name", ["detector", "embeddings", *TASKS])
+def test_every_task_is_right_in_the_accelerator(name, tmp_path):
+    task = task_of_model(name)
+    model = task.exported.model
+    images = np.random.default_rng(0).uniform(-1, 1, (2, *model.input_shape[1:])).astype(np.float32)
+    content = to_delegate_tflite(model, images, all_tokens=task.all_tokens, finish=task.network)
+    expected = task.network(model).predict(images, verbose=0)
+    found = accelerator.run_interpreter(content, images)
+    assert {name: value.shape for name, value in found.items()} == {
+        name: value.shape for name, value in expected.items()
+    }
+    rows = ([{name: value[row] for name, value in part.items()} for row in range(2)] for part in (expected, found))
+    task.measure("file", *rows, exact=True)
+    check(content, images, tmp_path)
+
+
+def padded(x, value=0.0):
+    return tf.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=value)
+
+
+@pytest.mark.parametrize(
+    ("function", "operator", "rule"),
+    [
+        (lambda x: tf.concat(tf.split(x, 2, -1)[::-1], -1), "CONCATENATION", "no reordered split"),
+        (lambda x: tf.nn.max_pool2d(padded(x), 3, 1, "VALID"), "MAX_POOL_2D", "no padding before pooling"),
+        (lambda x: tf.nn.avg_pool2d(padded(x), 3, 1, "VALID"), "AVERAGE_POOL_2D", "no padding before pooling"),
+        (
+            lambda x: tf.nn.conv2d(padded(x, 0.7), np.ones((3, 3, 8, 4), np.float32), 1, "VALID"),
+            "CONV_2D",
+            "no padding before pooling",
+        ),
+        (
+            lambda x: tf.matmul(x, tf.transpose(tf.reduce_mean(x, 1, keepdims=True), (0, 1, 3, 2))),
+            "BATCH_MATMUL",
+            "factors with equal batches",
+        ),
+    ],
+)
+def test_the_operator_that_is_computed_wrongly_is_named(function, operator, rule):
+    content = graph(function)
+    assert rule in broken_rules(content, "gpu")
+    with pytest.raises(ParityError, match=f"wrongly, by .* from the operator {operator} .number"):
+        accelerator.check("file", content, IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("function", "operator", "rule"),
+    [
+        (lambda x: tf.matmul(tf.ones((1, 4, 3, 6)), x), "BATCH_MATMUL", "no constant as the first factor"),
+        (lambda x: x[:, 0], "STRIDED_SLICE", "operators of the GPU delegate"),
+        (lambda x: tf.transpose(tf.reshape(x, (1, 4, 6, 2, 4)), (0, 1, 3, 2, 4)), "RESHAPE", "four axes"),
+    ],
+)
+def test_the_operator_that_is_refused_is_named(function, operator, rule):
+    content = graph(function)
+    assert rule in broken_rules(content, "gpu")
+    with pytest.raises(ParityError, match=f"does not run the file .*{operator}"):
+        accelerator.check("file", content, IMAGES)
+
+
+def test_the_copy_of_two_blocks_is_right_and_smaller():
+    model = randomize(keras_vit.build(dataclasses.replace(TINY, num_layers=4), image_size=TINY_IMAGE, num_classes=7))
+    whole = to_delegate_tflite(model, INPUTS)
+    content = to_delegate_tflite(model, INPUTS, first_and_last_block=True)
+    two = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
+    for layer in two.layers:
+        layer.set_weights(model.get_layer(layer.name.replace("block_1", "block_3")).get_weights())
+    np.testing.assert_allclose(
+        accelerator.run_interpreter(content, INPUTS)["logits"], two(INPUTS), rtol=1e-4, atol=1e-4
+    )
+    assert len(content) < 0.7 * len(whole)
+
+
+def test_without_a_driver_the_message_names_a_package(monkeypatch):
+    monkeypatch.setenv("VK_DRIVER_FILES", "/nowhere.json")
+    monkeypatch.setattr(accelerator, "_CHROMIUM", ())
+    with pytest.raises(accelerator.NotRunError, match="no Vulkan driver is here; the package chromium brings one"):
+        accelerator.run(graph(tf.nn.relu), IMAGES)
+
+
+def test_a_run_has_a_time_limit():
+    with pytest.raises(accelerator.NotRunError, match="more than 0 seconds"):
+        accelerator.run(graph(tf.nn.relu), IMAGES, seconds=0.01)
+
+
+def test_an_export_for_a_gpu_says_what_was_run_and_has_golden_numbers(tmp_path):
+    model = randomize(keras_vit.build(dataclasses.replace(TINY, num_layers=4), image_size=TINY_IMAGE, num_classes=3))
+    exported = ExportedModel(model, ("a", "b", "c"), random_images(keras_vit.preprocessing_of(model)))
+    export_tflite(exported, TFLiteOptions(SourceOptions(), str(tmp_path), ("float32", "float16"), target="gpu"))
+    report = (tmp_path / "report.md").read_text()
+    assert "accelerator on 2 images (float32: a copy with its first and last block, within" in report
+    assert "float16: a copy" in report
+    assert "it shows neither the rounding of float16" in report
+    golden = (tmp_path / "model-float16-gpu.golden.bin").read_bytes()
+    with zipfile.ZipFile(tmp_path / "model-float16-gpu.tflite") as archive:
+        assert archive.read("golden.bin") == golden
+    numbers = np.frombuffer(golden, "<f4").reshape(2, -1)
+    images, logits = numbers[:, :-3].reshape(2, *TINY_IMAGE, 3), numbers[:, -3:]
+    np.testing.assert_allclose(logits, model(images), rtol=1e-2, atol=1e-2)
+
+
+def test_an_export_of_a_task_for_a_gpu_is_run(tmp_path):
+    options = TFLiteOptions(SourceOptions(), str(tmp_path), ("float32", "float16"), target="gpu")
+    written = export_task(task_of_model("detector"), options)
+    assert [path.name for path, _ in written.values()] == ["detector-float32-gpu.tflite", "detector-float16-gpu.tflite"]
+    assert "Right in LiteRT's GPU accelerator" in (tmp_path / "report.md").read_text()
+
+
+def test_a_model_that_is_wrong_in_the_accelerator_is_not_exported(tmp_path, monkeypatch):
+    def split(self, tokens):
+        heads = tf.reshape(tokens, (-1, tokens.shape[2], self.num_heads, tokens.shape[3] // self.num_heads))
+        swapped = tf.concat(tf.split(heads, 2, -1)[::-1], -1)
+        return tf.reshape(heads + swapped, (-1, 1, *tokens.shape[2:]))
+
+    monkeypatch.setattr(delegate_model._FourAxesRotation, "call", split)
+    config = dataclasses.replace(CONFORMANCE["rotary"], num_registers=0)
+    model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=3))
+    check_of = GpuCheck.of(TFLiteOptions(SourceOptions(), str(tmp_path), ("float32",), target="gpu"), model, INPUTS)
+    with pytest.raises(ParityError, match="computes the float32 TFLite file wrongly, by .* CONCATENATION"):
+        check_of.facts("float32", to_delegate_tflite(model, INPUTS))
+
+
+def test_a_check_that_is_required_and_cannot_run_is_an_error(monkeypatch):
+    monkeypatch.setattr(accelerator, "_drivers", lambda: iter(()))
+    options = TFLiteOptions(SourceOptions(), "phone", ("float32",), target="gpu")
+    facts = GpuCheck(options, IMAGES, None).facts("float32", graph(tf.nn.relu))
+    [sentence] = sentences({"float32": facts})
+    assert sentence.startswith("LiteRT's GPU accelerator: float32: not run: no Vulkan driver is here; the package")
+    options = dataclasses.replace(options, require_gpu_check=True)
+    with pytest.raises(UserError, match="was not run in .*: no Vulkan driver is here; the package"):
+        GpuCheck(options, IMAGES, None).facts("float32", graph(tf.nn.relu))

@@ -1,0 +1,225 @@
+"""The TPU of a machine is found by its chip, and libtpu's environment is set before TensorFlow is imported."""
+
+import contextlib
+import importlib
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from keras_vit import UserError
+from keras_vit.images.formats import formats
+from tests.support import options_of
+from training import workdir
+from training.lock import locked
+from training.loop.devices.tpu import has_tpu, may_be_slice, prepare_tpu
+from training.options.common import DataOptions, StrategyOptions
+from training.options.train import PretrainOptions
+from training.recipes.pretrain import find_recipe
+
+ROOT = pathlib.Path(__file__).parents[3]
+TPU = StrategyOptions(strategy="tpu")
+
+
+def machine(root: pathlib.Path, vendor: str, device: str, file: str) -> pathlib.Path:
+    """A tree of dev and sys with one PCI device and one device file."""
+    pci = root / "sys/bus/pci/devices/0000:00:04.0"
+    pci.mkdir(parents=True)
+    (pci / "vendor").write_text(f"{vendor}\n")
+    (pci / "device").write_text(f"{device}\n")
+    (root / "dev" / file).parent.mkdir(parents=True)
+    (root / "dev" / file).touch()
+    return root
+
+
+def packages(root: pathlib.Path, tensorflow: str | None = "2.19.1", libtpu: str | None = "0.0.10") -> list[str]:
+    """A directory of installed packages."""
+    for name, version in (("tensorflow_tpu", tensorflow), ("libtpu", libtpu)):
+        if version is not None:
+            folder = root / "packages" / f"{name}-{version}.dist-info"
+            folder.mkdir(parents=True)
+            lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", "Requires-Dist: libtpu ==0.0.10"]
+            (folder / "METADATA").write_text("\n".join(lines[: 4 if name == "tensorflow_tpu" else 3]) + "\n")
+    library = root / "packages/libtpu/libtpu.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    return [str(root / "packages")]
+
+
+V5E, V3, NVIDIA, NETWORK = ("0x1ae0", "0x0063"), ("0x1ae0", "0x0027"), ("0x10de", "0x2330"), ("0x1ae0", "0x0042")
+
+
+@pytest.mark.parametrize(
+    ("pci", "file", "found"),
+    [
+        (V5E, "vfio/0", True),
+        (V3, "accel0", True),
+        (V3, "accel/accel0", True),
+        (NVIDIA, "accel0", False),
+        (NVIDIA, "accel/accel0", False),
+        (NETWORK, "vfio/12", False),
+        (V5E, "vfio/vfio", False),  # a container without the chip's own file
+        (V5E, "null", False),
+    ],
+)
+def test_a_tpu_is_found_by_its_chip_and_its_file(tmp_path, pci, file, found):
+    assert has_tpu(machine(tmp_path, *pci, file)) is found
+
+
+def test_a_machine_without_pci_devices_has_no_tpu(tmp_path):
+    assert not has_tpu(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("pci", "environ", "may_be"),
+    [
+        (V5E, {}, True),  # a Cloud TPU VM
+        (V5E, {"TPU_WORKER_HOSTNAMES": "pod-0.tpu,pod-1.tpu"}, True),  # GKE
+        (V5E, {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_SKIP_MDS_QUERY": "1"}, False),  # Colab
+        (V5E, {"TPU_PROCESS_ADDRESSES": "local"}, False),  # Kaggle
+        (V5E, {"TPU_SKIP_MDS_QUERY": "1"}, False),
+        (NVIDIA, {}, False),
+    ],
+)
+def test_a_host_that_may_be_one_of_a_slice_is_told_by_its_environment(tmp_path, pci, environ, may_be):
+    assert may_be_slice(environ, machine(tmp_path, *pci, "vfio/0")) is may_be
+
+
+@pytest.mark.parametrize("strategy", ["tpu", "auto"])
+def test_the_environment_of_a_tpu_is_set(tmp_path, strategy):
+    environ = {"TF_XLA_FLAGS": "--tf_mlir_enable_mlir_bridge=false --other"}
+    root = machine(tmp_path, *V5E, "vfio/0")
+    prepare_tpu(StrategyOptions(strategy=strategy), environ=environ, root=root, packages=packages(tmp_path))
+    assert environ == {
+        "PJRT_DEVICE": "TPU",
+        "NEXT_PLUGGABLE_DEVICE_USE_C_API": "true",
+        "TF_PLUGGABLE_DEVICE_LIBRARY_PATH": str(tmp_path / "packages/libtpu/libtpu.so"),
+        "TF_XLA_FLAGS": "--tf_mlir_enable_mlir_bridge=false --other "
+        "--tf_mlir_enable_convert_control_to_data_outputs_pass=true --tf_mlir_enable_merge_control_flow_pass=true",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "pci"),
+    [
+        (StrategyOptions(strategy="single"), {}, V5E),
+        (StrategyOptions(), {}, NVIDIA),
+        (StrategyOptions(strategy="tpu", tpu="grpc://10.0.0.2:8470"), {}, NVIDIA),
+        (TPU, {"KERAS_BACKEND": "jax"}, V5E),
+    ],
+)
+def test_the_environment_stays_as_it_is_without_a_local_tpu_for_tensorflow(tmp_path, options, environ, pci):
+    before = dict(environ)
+    prepare_tpu(options, environ=environ, root=machine(tmp_path, *pci, "vfio/0"), packages=packages(tmp_path))
+    assert environ == before
+
+
+@pytest.mark.parametrize(
+    ("pci", "installed", "message"),
+    [
+        (NVIDIA, {}, "--strategy tpu was given, but this machine has no TPU: .*; run on a Cloud TPU VM"),
+        (V5E, {"tensorflow": None}, "the package tensorflow-tpu is not installed; install requirements-tpu.txt"),
+        (V5E, {"libtpu": None}, "tensorflow-tpu 2.19.1 needs the package libtpu; install requirements-tpu.txt"),
+        (V5E, {"libtpu": "0.0.42"}, "tensorflow-tpu 2.19.1 needs libtpu 0.0.10, but 0.0.42 is installed; install"),
+    ],
+)
+def test_a_tpu_that_cannot_be_used_is_refused_in_one_sentence(tmp_path, pci, installed, message):
+    root, environ = machine(tmp_path, *pci, "vfio/0"), {}
+    with pytest.raises(UserError, match=message):
+        prepare_tpu(TPU, environ=environ, root=root, packages=packages(tmp_path, **installed))
+    assert not environ
+
+
+def test_a_libtpu_without_its_library_is_refused(tmp_path):
+    installed = packages(tmp_path)
+    (tmp_path / "packages/libtpu/libtpu.so").unlink()
+    with pytest.raises(UserError, match=r"libtpu 0.0.10 has no file .*libtpu\.so; install requirements-tpu"):
+        prepare_tpu(TPU, environ={}, root=machine(tmp_path, *V5E, "vfio/0"), packages=installed)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["pretrain", "digits", "--data", "digits", "--workdir", "new"],
+        ["finetune", "--checkpoint", "a.npz", "--data", "digits", "--workdir", "new"],
+        ["evaluate", "--run", "run", "--data", "digits", "--output", "report"],
+        ["vtab", "--checkpoint", "a.npz", "--workdir", "run"],
+    ],
+)
+@pytest.mark.skipif(has_tpu(), reason="this machine has a TPU")
+def test_a_tpu_that_is_absent_is_refused_before_tensorflow_is_imported(command, tmp_path):
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
+    (tmp_path / "a.npz").write_bytes(b"PK")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model.keras").touch()
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "KERAS_BACKEND": "tensorflow"}
+    done = subprocess.run(
+        [sys.executable, "-m", f"training.{command[0]}", *command[1:], "--strategy", "tpu"],
+        capture_output=True, text=True, env=environ, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("--strategy tpu was given, but this machine has no TPU")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("version", "is_supported"), [("2.19.1", False), ("2.21.0", True)])
+def test_webp_is_refused_with_an_older_tensorflow_of_a_tpu(version, is_supported, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", packages(tmp_path, version))
+    formats.cache_clear()
+    try:
+        assert ("WebP" in formats()) == is_supported
+    finally:
+        formats.cache_clear()
+
+
+def test_the_requirements_of_a_tpu_vm_name_what_those_of_other_machines_do():
+    """But for exports other than SavedModel, other backends, linters, and TensorFlow without a CPU build."""
+
+    def names(file: str) -> set[str]:
+        lines = (ROOT / file).read_text().splitlines()
+        return {line.split("==")[0] for line in lines if line and not line.startswith("#")}
+
+    left_out = {
+        "tensorflow-cpu",
+        "tensorflow",
+        "ai-edge-litert",
+        "ai-edge-quantizer",
+        "flatbuffers",
+        "ruff",
+        "mypy",
+        "jax",
+    }
+    assert names("requirements.txt") - names("requirements-tpu.txt") == left_out
+    added = {"tensorflow-tpu", "libtpu", "tensorflow-metadata"}
+    assert names("requirements-tpu.txt") - names("requirements.txt") == added
+
+
+def test_the_commands_of_the_page_can_be_parsed():
+    """Those between "keras-vit" and the end of a remote command."""
+    text = (ROOT / "docs" / "how-to" / "tpu.md").read_text()
+    found = re.findall(r"keras-vit (shard|pretrain) ([^\n>]*)", text)
+    assert [name for name, _ in found] == ["shard", "pretrain", "pretrain"]
+    _, first, _ = (
+        options_of(
+            importlib.import_module(f"training.{name}").main, shlex.split(arguments.replace("$BUCKET", "my-bucket"))
+        )
+        for name, arguments in found
+    )
+    assert first.devices == StrategyOptions(strategy="tpu")
+    assert first.execution.steps_per_execution == 50
+
+
+@pytest.mark.parametrize(("backend", "is_refused"), [("jax", False), ("tensorflow", True)])
+def test_a_host_of_a_slice_leaves_the_lock_of_a_shared_workdir_to_the_first(
+    backend, is_refused, short_lock_wait, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b")
+    options = PretrainOptions(source=DataOptions("digits"), workdir=f"{tmp_path}/run", recipe=find_recipe("digits"))
+    refused = pytest.raises(UserError, match="Another process") if is_refused else contextlib.nullcontext()
+    with locked(tmp_path / "run"), refused:
+        workdir.check_workdir_of(options, "pretrain", "digits", is_final=True)

@@ -1,0 +1,121 @@
+"""Distillation: what the losses are, what is trained, continued and refused."""
+
+import dataclasses
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit import UserError, run_directory
+from tests.support import randomize, replaced
+from training import pretrain
+from training.loop.build import compile_trainer
+from training.options.common import Execution
+from training.recipes.pretrain import find_recipe
+from training.recipes.schedules import Schedule
+
+STUDENT = keras_vit.ViTConfig(patch_size=2, hidden_size=8, num_layers=1, num_heads=2, mlp_dim=12)
+COMMAND = ["digits", "--data", "digits", "--epochs", "2", "--batch-size", "200", "--warmup-steps", "2"]
+COMMAND += ["--model.num-layers", "1", "--model.hidden-size", "12", "--model.mlp-dim", "20", "--mixup", "0.2"]
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize("distillation", ["soft", pytest.param("hard", marks=pytest.mark.slow)])
+def test_the_loss_compares_with_the_teacher_on_the_same_images(distillation, upstream):
+    hard = distillation == "hard"
+    config = dataclasses.replace(STUDENT, distillation="head") if hard else STUDENT
+    recipe = dataclasses.replace(
+        find_recipe("digits"), model=config, batch_size=5, teacher=str(upstream.path), distillation=distillation
+    )
+    if not hard:
+        recipe = dataclasses.replace(recipe, temperature=2.0)
+    recipe = dataclasses.replace(recipe, schedule=Schedule(warmup_steps=1), label_smoothing=0.0)
+    model, teacher = randomize(recipe.build(10)), run_directory.load_model(upstream.path)
+    names = ["cls_logits", "distillation_logits"] if hard else ["logits"]
+    rng = np.random.default_rng(2)
+    images = rng.uniform(-1, 1, (5, 8, 8, 1)).astype(np.float32)
+    labels = rng.dirichlet(np.ones(10), 5).astype(np.float32)
+    outputs = keras_vit.intermediates(model, names)(images)
+    found = [log_softmax(np.array(outputs[name], np.float64) / (1 if hard else 2.0)) for name in names]
+    expected = np.array(teacher(images), np.float64)
+    if hard:
+        of_teacher = np.eye(10)[expected.argmax(-1)]
+        losses = -0.5 * np.sum(labels * found[0] + of_teacher * found[1], axis=-1)
+    else:
+        expected = log_softmax(expected / 2.0)
+        losses = 4.0 * np.sum(np.exp(expected) * (expected - found[0]), axis=-1)
+    trainer = compile_trainer(model, recipe, 6, execution=Execution())
+    logs = trainer.train_on_batch(images, labels, return_dict=True)
+    assert float(logs["loss"]) == pytest.approx(np.mean(losses), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_distilled_run_keeps_no_teacher(upstream, tmp_path):
+    workdir = tmp_path / "run"
+    pretrain.main([*COMMAND, "--teacher", str(upstream.path), "--workdir", str(workdir)])
+    model, labels = run_directory.load(workdir)
+    assert (model.output_shape, labels) == ((None, 10), tuple("0123456789"))
+    settings = json.loads((workdir / "config.json").read_text())["settings"]
+    assert settings["recipe"]["teacher"] == str(upstream.path)
+
+
+def other_classes(upstream, tmp_path) -> str:
+    folder = tmp_path / "letters"
+    folder.mkdir()
+    keras.models.load_model(upstream.model_file).save(folder / "model.keras")
+    (folder / "labels.txt").write_text("\n".join("abcdefghij") + "\n")
+    return str(folder)
+
+
+def other_count(upstream, tmp_path) -> str:
+    model = keras_vit.build(STUDENT, image_size=8, channels=1, num_classes=7)
+    model.save(tmp_path / "seven.keras")
+    return str(tmp_path / "seven.keras")
+
+
+def other_size(upstream, tmp_path) -> str:
+    model = keras_vit.build(STUDENT, image_size=(8, 12), channels=1, num_classes=10)
+    model.save(tmp_path / "wide.keras")
+    return str(tmp_path / "wide.keras")
+
+
+def unfinished(upstream, tmp_path) -> str:
+    (tmp_path / "unfinished").mkdir()
+    shutil.copy(upstream.labels_file, tmp_path / "unfinished")
+    return str(tmp_path / "unfinished")
+
+
+@pytest.mark.parametrize(
+    ("teacher", "words"),
+    [
+        (other_classes, "has 10 classes and the data have 10: only the teacher"),
+        (
+            lambda *arguments: f"{other_classes(*arguments)}/model.keras",
+            "model.keras has 10 classes and the data have 10: only the teacher",
+        ),
+        (other_count, r"must have a head of 10 classes, but its output has the shape \(None, 7\)"),
+        (other_size, "sees images of 8x12 pixels in 1 channels, but this model those of 8x8 pixels in 1 channels"),
+        (unfinished, "unfinished is not a finished run: it has no model.keras"),
+        (lambda *_: "nowhere", "no file, folder or official checkpoint"),
+    ],
+)
+def test_a_teacher_of_other_classes_or_size_is_refused_and_leaves_nothing(teacher, words, upstream, tmp_path):
+    path, workdir = teacher(upstream, tmp_path), tmp_path / "run"
+    with pytest.raises(UserError, match=words):
+        pretrain.main([*COMMAND, "--teacher", path, "--workdir", str(workdir)])
+    assert not workdir.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--label-smoothing", "0"]])
+def test_label_smoothing_of_a_recipe_is_said_to_have_no_effect_with_a_soft_teacher(options, upstream, tmp_path, capsys):
+    command = replaced(COMMAND, "--epochs", "None", "--steps", "1", "--warmup-steps", "0")
+    pretrain.main([*command, "--teacher", str(upstream.path), *options, "--workdir", str(tmp_path / "run")])
+    sentence = "The recipe's label smoothing of 0.1 has no effect with a soft teacher."
+    assert (sentence in capsys.readouterr().out) == (not options)

@@ -1,0 +1,106 @@
+"""Prediction of masked patches.
+
+The targets of "An Image is Worth 16x16 Words" (arXiv 2010.11929) appendix B.1.2 are:
+
+* "patch-color": the mean color of the patch, 3 bits per channel, as one class (512 for RGB, 8 for grayscale);
+* "patch-4x4": the mean colors of the patch downsampled to 4x4, as 16 classes, top row first;
+* "patch-pixels": all pixels of the patch, row by row with the channels innermost, with the squared error.
+
+"Masked Autoencoders Are Scalable Vision Learners" (arXiv 2111.06377) adds "patch-normalized-pixels": the same pixels
+less their mean, divided by the root of their variance in the patch. The variance is that of a sample (n - 1), and 1e-6
+is added to it, as in facebookresearch/mae `models_mae.py`.
+
+The first paper leaves details open; they follow a public implementation (vit-pytorch `mpp.py`): the mean is that of the
+preprocessed pixels, scaled to 0 to 1; its eight levels are equally wide, and an upper edge belongs to the next level,
+except 1; the class is red + 8 green + 64 blue. Pixels are predicted in the model's value range.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from keras_vit import Preprocessing, ViTConfig, preprocessing_of
+from training.objectives.objective import Objective
+from training.recipes.recipe import COLOR_LEVELS, PATCH_CELLS, PIXEL_TARGETS, PretrainRecipe, Target, num_patch_outputs
+
+
+class MaskedPatches(Objective):
+    """Prediction of masked patches, from the outputs of `masked_patch_model`.
+
+    Args:
+        target: what is predicted of a patch.
+        patch: height and width of a patch in pixels.
+        preprocessing: of the images; `prepare` takes that of the model.
+    """
+
+    def __init__(self, target: Target, patch: tuple[int, int], preprocessing: Preprocessing):
+        self._target, self._patch, self._preprocessing = target, patch, preprocessing
+        self.metrics = ("loss",) if target in PIXEL_TARGETS else ("loss", "accuracy")
+        self.num_outputs = num_patch_outputs(target, patch, preprocessing.channels)
+        """Size of the prediction for a patch."""
+        self.uncounted = (f"the head of {self.num_outputs:,} outputs for each patch",)
+
+    @classmethod
+    def of(cls, recipe, num_steps):
+        if not isinstance(recipe, PretrainRecipe) or recipe.target == "classes":
+            return None
+        assert isinstance(recipe.model, ViTConfig)  # checked by the recipe
+        objective = cls(recipe.target, recipe.model.patch, recipe.preprocessing(recipe.channels))
+        if recipe.decoder_layers:
+            objective.uncounted += ("the decoder, and that the encoder computes only the visible patches",)
+        return objective
+
+    def prepare(self, model):
+        self._preprocessing = preprocessing_of(model)
+        return model
+
+    def targets(self, images: tf.Tensor) -> tf.Tensor:
+        """Images (B, height, width, C) in the model's range -> classes (B, N, cells), or pixels (B, N, h * w * C).
+
+        h and w are the sides of a patch; classes are int32, pixels float32.
+        """
+        height, width = self._patch
+        batch, rows, columns, channels = images.shape
+        grid = (rows // height, columns // width)
+        shape = (-1 if batch is None else batch, grid[0], height, grid[1], width, channels)
+        patches = tf.transpose(tf.reshape(images, shape), (0, 1, 3, 2, 4, 5))  # (B, rows, columns, h, w, C)
+        patches = tf.reshape(patches, (shape[0], grid[0] * grid[1], height, width, channels))
+        if self._target in PIXEL_TARGETS:
+            pixels = tf.reshape(patches, (shape[0], grid[0] * grid[1], height * width * channels))
+            return pixels if self._target == "patch-pixels" else _standardized(pixels)
+        low, high = (tf.constant(end, tf.float32) for end in self._preprocessing.channel_ranges())
+        scaled = (patches - low) / (high - low)
+        down, across = (_area_means(side, PATCH_CELLS[self._target]) for side in self._patch)
+        means = tf.einsum("ah,bnhwc,dw->bnadc", down, scaled, across)  # (B, N, cells, cells, C)
+        levels = tf.clip_by_value(tf.cast(tf.floor(means * COLOR_LEVELS), tf.int32), 0, COLOR_LEVELS - 1)
+        classes = tf.reduce_sum(levels * tf.constant([COLOR_LEVELS**channel for channel in range(channels)]), axis=-1)
+        return tf.reshape(classes, (shape[0], grid[0] * grid[1], PATCH_CELLS[self._target] ** 2))
+
+    def measure(self, images, labels, outputs, weights):
+        """As `Objective.measure`, with means over the predictions for corrupted patches in place of images."""
+        predictions, targets = tf.cast(outputs["predictions"], tf.float32), self.targets(images)
+        if self._target in PIXEL_TARGETS:
+            losses = tf.reduce_mean(tf.square(predictions - targets), axis=-1, keepdims=True)  # (B, N, 1)
+            right = tf.zeros_like(losses)
+        else:
+            logits = tf.reshape(predictions, (*predictions.shape[:2], targets.shape[-1], -1))
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)  # (B, N, cells)
+            right = tf.cast(tf.argmax(logits, axis=-1, output_type=tf.int32) == targets, tf.float32)
+        corrupted = tf.broadcast_to(outputs["corrupted"][..., None], tf.shape(losses))
+        counts = corrupted * weights[:, None, None]
+        sums = [tf.reduce_sum(counts * x) for x in (losses, right, tf.ones_like(losses))]
+        return tf.reduce_sum(counts * losses, axis=(1, 2)) / tf.reduce_sum(corrupted, axis=(1, 2)), sums
+
+
+def _standardized(pixels: tf.Tensor) -> tf.Tensor:
+    """(B, N, n) -> the same, with mean 0 and deviation 1 in each patch."""
+    centered = pixels - tf.reduce_mean(pixels, axis=-1, keepdims=True)
+    variance = tf.reduce_sum(tf.square(centered), axis=-1, keepdims=True) / (pixels.shape[-1] - 1)
+    return centered / tf.sqrt(variance + 1e-6)
+
+
+def _area_means(side: int, cells: int) -> np.ndarray:
+    """Return (cells, side): the share of each pixel along a side in each of the cells that divide it."""
+    edges = np.arange(cells + 1) * (side / cells)
+    pixels = np.arange(side)
+    covered = np.minimum(pixels + 1, edges[1:, None]) - np.maximum(pixels, edges[:-1, None])
+    return (np.maximum(covered, 0.0) * (cells / side)).astype(np.float32)

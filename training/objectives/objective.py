@@ -1,0 +1,107 @@
+"""The interface between a technique of training and the training step."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from training.recipes.recipe import Recipe
+
+Decay = float | Callable | None
+
+
+class Objective:
+    """Minimized by training: it prepares the model, computes outputs and loss of a step, and acts after the step.
+
+    Attributes:
+        metrics: names of the loss and of one more metric, if there is one.
+        metric_dtype: of the sum of that metric, "int32" for counts.
+        matches_on_host: whether the loss matches targets on the host, which XLA cannot compile on TensorFlow.
+        without_remat: the technique, as a sentence begins, if it cannot be rematerialized.
+        uncounted: what the dry run does not count, as it prints it.
+        random: seeds of a step beside those of the network's layers, another value for each replica and micro-batch.
+    """
+
+    metrics: tuple[str, ...] = ("loss", "accuracy")
+    metric_dtype = "int32"
+    matches_on_host = False
+    without_remat = ""
+    uncounted: tuple[str, ...] = ()
+    random: Sequence[keras.Variable] = ()
+
+    @classmethod
+    def of(cls, recipe: Recipe, num_steps: int) -> "Objective | None":
+        """Return the objective of a recipe, for a run of `num_steps`; None if the recipe has another one."""
+        raise NotImplementedError
+
+    def prepare(self, model: keras.Model) -> keras.Model:
+        """Return the model to train, under the strategy of `model`, and open what the loss needs beside it."""
+        return model
+
+    def forwards(
+        self, network: keras.Model, trained: Callable, step: keras.Variable, averages: Sequence[keras.Variable]
+    ) -> list[Callable]:
+        """Return what a training step may compute: (images, training) -> outputs for `measure`.
+
+        Args:
+            network: prepared; all alternatives share its weights.
+            trained: the same network, perhaps with faster kernels.
+            step: training steps done.
+            averages: moving averages of the trainable variables, if there are any.
+        """
+        return [trained]
+
+    def choice(self) -> Any:
+        """Return which of several `forwards` this step computes, int32."""
+        raise NotImplementedError
+
+    def whole_batch(self, targets: Any, weights: Any, total: Callable) -> Any:
+        """Return the targets with what depends on the complete batch. total: sums a tensor over the replicas."""
+        return targets
+
+    def measure(self, images: Any, labels: Any, outputs: Any, weights: Any) -> tuple:
+        """Return the weighted loss of each image (B,), and the sums of loss, second metric and weights.
+
+        weights: (B,), 1 for images and 0 for what fills a batch. Both metrics are divided by the sum of weights.
+        """
+        raise NotImplementedError
+
+    def evaluation(self) -> "Objective":
+        """Return the objective whose metrics are those of the evaluation."""
+        return self
+
+    def averaging(self, decay: float | None) -> Decay:
+        """Return the decay of the moving average, or a function of the step."""
+        return decay
+
+    def after_step(self, step: Any) -> None:
+        """Assign variables of the network that follow from the number of steps done."""
+
+
+class OtherForward(Objective):
+    """An objective whose outputs are computed in another way in training."""
+
+    def __init__(self, objective: Objective):
+        self._objective = objective
+        self.metrics, self.metric_dtype = objective.metrics, objective.metric_dtype
+        self.uncounted = objective.uncounted
+
+    def prepare(self, model):
+        return self._objective.prepare(model)
+
+    def measure(self, images, labels, outputs, weights):
+        return self._objective.measure(images, labels, outputs, weights)
+
+    def evaluation(self):
+        return self._objective.evaluation()
+
+
+def sums_of(losses: Any, metric: Any, weights: Any) -> tuple:
+    """Return the weighted losses (B,) and the sums of loss, metric and weights."""
+    return weights * losses, [ops.sum(x) for x in (weights * losses, weights * metric, weights)]
+
+
+def is_right(logits: Any, labels: Any) -> Any:
+    """Return 1.0 where the likeliest class (B, K) is that of the label (B, K), else 0.0: (B,)."""
+    return ops.cast(ops.argmax(logits, axis=-1) == ops.argmax(labels, axis=-1), "float32")
