@@ -83,7 +83,7 @@ def test_a_saved_model_answers_in_the_loader_of_c_plus_plus(tmp_path):
 )
 def test_tflite_files_have_the_same_outputs_at_a_fixed_size(task, tmp_path):
     written = export_tflite(
-        exported(task), TFLiteOptions(SourceOptions(), str(tmp_path / "phone"), ("float32", "int8-dynamic"))
+        exported(task), TFLiteOptions(SourceOptions("memory"), str(tmp_path / "phone"), ("float32", "int8-dynamic"))
     )
     assert written["float32"][1]["equal_pixels"] >= 0.999
     assert written["int8-dynamic"][1]["equal_pixels"] >= 0.9
