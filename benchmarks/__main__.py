@@ -15,9 +15,10 @@ from typing import Literal, get_args
 
 from benchmarks.case import Case, processor
 from benchmarks.comparison import LIMIT, REFERENCE, Result, compare, flops, rate
-from keras_vit import cli, parser, run_directory
+from keras_vit import cli, run_directory
+from keras_vit.cli import parser
+from keras_vit.cli.options import Count
 from keras_vit.files.atomic import staged
-from keras_vit.parser import Count
 
 Cases = Literal["inference", "bfloat16", "training", "training-bfloat16", "families", "phone", "resolution"]
 _ALL: tuple[Cases, ...] = get_args(Cases)
@@ -99,7 +100,7 @@ def table(case: Case, results: Sequence[Result]) -> list[str]:
 
 def main(arguments: Sequence[str]) -> None:
     """`--cases … --output DIR`"""
-    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks")
+    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks", about=__doc__)
     cli.require_tensorflow()
     output = run_directory.output_folder(parsed.output)
     head = f"{processor()}, {parsed.threads} threads, {time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds"

@@ -7,9 +7,10 @@ import re
 from typing import Annotated, Literal, get_args
 
 from keras_vit import run_directory
+from keras_vit.cli.options import Aliases, Count, MayLead, Range, Share
+from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import UserError, refuse_first, refuse_without_effect
 from keras_vit.files.remote import check_saved_model_path, local_path, to_path
-from keras_vit.parser import Aliases, Count, MayLead, Range, Share, arguments_of
 from keras_vit.run_directory import CALIBRATION
 from keras_vit.runs import Run, open_run
 

@@ -11,8 +11,8 @@ from scipy import special
 
 from export.options import LARGEST_DISAGREEMENT
 from keras_vit import Preprocessing, UserError
+from keras_vit.cli.progress import Progress
 from keras_vit.errors import ParityError, explained
-from keras_vit.progress import Progress
 from keras_vit.run_directory import SAMPLES, Samples
 from keras_vit.unknown_score import UnknownScorer
 

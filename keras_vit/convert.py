@@ -5,11 +5,12 @@ import pathlib
 from collections.abc import Sequence
 from typing import Annotated
 
-from keras_vit import cli, parser
+from keras_vit import cli
 from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.checkpoints.layouts import check_new
+from keras_vit.cli import parser
+from keras_vit.cli.options import Positional
 from keras_vit.models.config import Gelu
-from keras_vit.parser import Positional
 from keras_vit.run_directory import check_model_file
 
 
@@ -40,7 +41,7 @@ class Arguments:
 
 def main(arguments: Sequence[str]) -> None:
     """`IN OUT --layout LAYOUT`"""
-    parsed = parser.parse(Arguments, arguments, prog="keras-vit convert")
+    parsed = parser.parse(Arguments, arguments, prog="keras-vit convert", about=__doc__)
     check_name(parsed.source)
     check_model_file(parsed.source)
     cli.import_keras()

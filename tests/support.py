@@ -18,7 +18,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit import ResNetConfig, ViTConfig, parser
+from keras_vit import ResNetConfig, ViTConfig
+from keras_vit.cli import parser
 from keras_vit.files import remote, transfer
 from keras_vit.files.lazy_array import LazyArray
 

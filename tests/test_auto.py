@@ -11,7 +11,7 @@ import pytest
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, cli
-from keras_vit.progress import duration
+from keras_vit.cli.progress import duration
 from keras_vit.runs import open_run
 from tests.support import FIXTURES, randomize
 from training import auto

@@ -21,7 +21,7 @@ import pytest
 import tensorflow as tf
 
 import keras_vit.inspection
-from keras_vit.cli import COMMANDS
+from keras_vit.cli.commands import COMMANDS
 from tests.test_architecture import FLOORS
 from training.input.sources import digits
 

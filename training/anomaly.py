@@ -10,7 +10,8 @@ writes a SavedModel. `fit` and `predict` with --help list their options.
 import pathlib
 from collections.abc import Sequence
 
-from keras_vit import cli, parser, run_directory
+from keras_vit import cli, run_directory
+from keras_vit.cli import parser
 from training.options.outliers import AnomalyFitOptions, AnomalyPredictOptions
 from training.options.predict import with_run
 
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _fit(arguments: Sequence[str]) -> None:
-    options = parser.parse(AnomalyFitOptions, arguments, prog=f"{_PROG} fit")
+    options = parser.parse(AnomalyFitOptions, arguments, prog=f"{_PROG} fit", about=__doc__)
     run = options.open_run()
 
     from training.prediction.pictures import find_pictures
@@ -38,7 +39,7 @@ def _fit(arguments: Sequence[str]) -> None:
 
 
 def _predict(arguments: Sequence[str]) -> None:
-    given = with_run(parser.read(AnomalyPredictOptions, arguments, prog=f"{_PROG} predict"))
+    given = with_run(parser.read(AnomalyPredictOptions, arguments, prog=f"{_PROG} predict", about=__doc__))
     options = parser.options_from(AnomalyPredictOptions, given, prog=f"{_PROG} predict")
     run_directory.find(options.run, "anomaly.json")
     if options.output is not None:

@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from keras_vit import UserError, cli, parser
+from keras_vit import UserError, cli
+from keras_vit.cli import parser
 from keras_vit.images.geometry import Resize
 from keras_vit.runs import open_run
 from training import finetune, pretrain
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> None:
     """`--data DATA [--checkpoint NAME]`"""
-    options = parser.parse(AutoOptions, arguments, prog="keras-vit auto")
+    options = parser.parse(AutoOptions, arguments, prog="keras-vit auto", about=__doc__)
     check_data(options.source)
     check_outside(options.workdir, options.source.data)
     check_new_workdir(options.workdir)

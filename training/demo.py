@@ -8,7 +8,8 @@ and TFLite, compares both with the Keras model on all test images, and writes su
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from training.options.experiments import DemoOptions
 
 
@@ -40,7 +41,7 @@ def demo(workdir: str, seed: int) -> dict:
 
 def main(arguments: Sequence[str]) -> None:
     """`--workdir DIR`"""
-    options = parser.parse(DemoOptions, arguments, prog="keras-vit demo")
+    options = parser.parse(DemoOptions, arguments, prog="keras-vit demo", about=__doc__)
     cli.require_tensorflow()
 
     from keras_vit.files.remote import local_path

@@ -11,7 +11,8 @@
 import pathlib
 from collections.abc import Sequence
 
-from keras_vit import cli, parser, run_directory
+from keras_vit import cli, run_directory
+from keras_vit.cli import parser
 from keras_vit.runs import open_run
 from keras_vit.text.classes import classes_of_options
 from training.options.checks import check_checkpoint
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _predict(arguments: Sequence[str]) -> None:
     prog = f"{_PROG} predict"
-    given = with_run(with_pictures(parser.read(DetectPredictOptions, arguments, prog=prog)))
+    given = with_run(with_pictures(parser.read(DetectPredictOptions, arguments, prog=prog, about=__doc__)))
     options = parser.options_from(DetectPredictOptions, given, prog=prog)
 
     from training.prediction.pictures import find_pictures
@@ -62,7 +63,7 @@ def _predict(arguments: Sequence[str]) -> None:
 
 
 def _fit(arguments: Sequence[str]) -> None:
-    options = parser.parse(DetectFitOptions, arguments, prog=f"{_PROG} fit")
+    options = parser.parse(DetectFitOptions, arguments, prog=f"{_PROG} fit", about=__doc__)
     check_checkpoint(options.checkpoint)
     check_workdir_of(options, "detect", "detect", is_final=True)
 
@@ -85,7 +86,7 @@ def _fit(arguments: Sequence[str]) -> None:
 
 
 def _evaluate(arguments: Sequence[str]) -> None:
-    options = parser.parse(DetectEvaluateOptions, arguments, prog=f"{_PROG} evaluate")
+    options = parser.parse(DetectEvaluateOptions, arguments, prog=f"{_PROG} evaluate", about=__doc__)
     run = open_run(options.run, image_size=options.image_size)
     output = run_directory.output_folder(options.output)
 

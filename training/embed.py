@@ -10,7 +10,8 @@ path, digest, label, split and embedding of each picture, and the fingerprint of
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser, run_directory
+from keras_vit import cli, run_directory
+from keras_vit.cli import parser
 from training.options.checks import check_data
 from training.options.features import EmbedOptions
 from training.options.pipeline import pipeline_options, split_arguments, table_path
@@ -22,7 +23,9 @@ _PROG = "keras-vit embed"
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint NAME, --data … | PICTURES…, --output DIR`"""
     own, behind = split_arguments(arguments)
-    options = parser.options_from(EmbedOptions, with_run(parser.read(EmbedOptions, own, prog=_PROG)), prog=_PROG)
+    options = parser.options_from(
+        EmbedOptions, with_run(parser.read(EmbedOptions, own, prog=_PROG, about=__doc__)), prog=_PROG
+    )
     run_directory.output_folder(options.output)
     source = options.source
     table = table_path(source.data) if options.runner and source else None

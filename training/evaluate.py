@@ -10,7 +10,8 @@ a run, --run also takes a .keras file, a checkpoint with a head, a SavedModel or
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from training.input.known_images import check_split
 from training.loop.devices.tpu import prepare_tpu
 from training.options.checks import check_classes, check_data, listed_classes, report_directory
@@ -21,7 +22,7 @@ _PROG = "keras-vit evaluate"
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR [--data …]`"""
-    given = with_data(parser.read(EvaluateOptions, arguments, prog=_PROG))
+    given = with_data(parser.read(EvaluateOptions, arguments, prog=_PROG, about=__doc__))
     options = parser.options_from(EvaluateOptions, given, prog=_PROG)
     run = options.open_run()
     check_data(options.source)

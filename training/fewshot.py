@@ -9,7 +9,8 @@ whose image selection for a seed is the same here; all arithmetic is float64.
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from training.input.known_images import check_split
 from training.options.checks import check_data
 from training.options.probes import FewshotOptions
@@ -18,7 +19,7 @@ from training.workdir import check_probe_workdir
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
-    options = parser.parse(FewshotOptions, arguments, prog="keras-vit fewshot")
+    options = parser.parse(FewshotOptions, arguments, prog="keras-vit fewshot", about=__doc__)
     check_data(options.source)
     run = options.open_run()
     check_probe_workdir(run, options)

@@ -7,16 +7,18 @@ below, whose fields are options. The same command continues an interrupted run.
 """
 
 import functools
+import inspect
 from collections.abc import Sequence
 
-from keras_vit import UserError, cli, parser
+from keras_vit import UserError, cli
+from keras_vit.cli import parser
 from keras_vit.errors import check_known
 from keras_vit.models.named_models import MODELS
 from keras_vit.published import upstream_checkpoint
 from keras_vit.runs import Run
 from training.loop.devices.backend import prepare_backend
 from training.options.checks import check_checkpoint, check_data, check_data_service, unlabelled_path
-from training.options.train import FinetuneOptions
+from training.options.train import USUAL, FinetuneOptions
 from training.recipes.auto import DataFacts, auto_finetune_reasons, auto_finetune_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
 from training.recipes.overrides import Request
@@ -34,18 +36,10 @@ def main(arguments: Sequence[str]) -> None:
 
 def train(arguments: Sequence[str]) -> str | None:
     """Train by the arguments of the command; return the directory of the run, None where this process wrote none."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        typed = cli.as_typed("keras-vit finetune")
-        print(f"usage: {typed} --checkpoint FILE --data DATA --workdir DIR [OPTIONS]\n\n{__doc__}")
-        print(f"Recipes: {_AUTO}, {', '.join(FINETUNE_NAMES)}; default {_DEFAULT_RECIPE}.")
-        print("--recipe NAME --help lists all options with their values.")
-        return None
     name, rest = parser.named(arguments, "--recipe", _DEFAULT_RECIPE)
     # auto and the HyperRules depend on the data, so their values are not known yet.
     recipe, prog = _named(name, DataFacts(1000, (224, 224))), f"keras-vit finetune --recipe {name}"
-    if name not in FINETUNE_RECIPES and {"-h", "--help"} & {*rest}:
-        print(f"{name} chooses size, steps and more from the data; below are those for 1,000 images of 224 pixels.\n")
-    given = parser.read(FinetuneOptions, rest, prog=prog, recipe=recipe)
+    given = parser.read(FinetuneOptions, rest, prog=prog, about=_about(name), usual=USUAL, recipe=recipe)
     request = Request(FinetuneOptions, prog, given, functools.partial(_named, name))
     options = request.over(recipe)
     _check(options, name)
@@ -102,6 +96,14 @@ def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | No
         else:
             finetune_with_unlabelled(options, name, setup)
         return options.workdir if is_chief(setup.strategy) and not options.dry_run else None
+
+
+def _about(recipe: str) -> str:
+    """Return the text of --help."""
+    depends = ", which depend on the data and are those for 1,000 images of 224 pixels"
+    note = "" if recipe in FINETUNE_RECIPES else depends
+    names = f"Recipes: {_AUTO}, {', '.join(FINETUNE_NAMES)}. Below are the defaults of {recipe}{note}."
+    return f"{inspect.cleandoc(__doc__ or '')}\n\n{names}"
 
 
 if __name__ == "__main__":

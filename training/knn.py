@@ -8,7 +8,8 @@ Feature Learning via Non-Parametric Instance Discrimination" (arXiv 1805.01978) 
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from training.input.known_images import check_split
 from training.options.checks import check_data, report_directory
 from training.options.probes import KnnOptions
@@ -16,7 +17,7 @@ from training.options.probes import KnnOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
-    options = parser.parse(KnnOptions, arguments, prog="keras-vit knn")
+    options = parser.parse(KnnOptions, arguments, prog="keras-vit knn", about=__doc__)
     check_data(options.source)
     run = options.open_run()
     report_directory(run, options.output)

@@ -9,7 +9,8 @@ Ctrl-C are forwarded to all workers. When a worker fails, the others have some t
 import sys
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from training.loop.devices.launch import launch
 from training.options.train import LaunchOptions
 
@@ -17,7 +18,7 @@ from training.options.train import LaunchOptions
 def main(arguments: Sequence[str]) -> None:
     """`--workers N -- COMMAND`"""
     split = list(arguments).index("--") if "--" in arguments else len(arguments)
-    options = parser.parse(LaunchOptions, arguments[:split], prog="keras-vit launch -- COMMAND")
+    options = parser.parse(LaunchOptions, arguments[:split], prog="keras-vit launch -- COMMAND", about=__doc__)
     code = launch(arguments[split + 1 :], options.workers, options.grace)
     sys.exit(128 - code if code < 0 else code)
 

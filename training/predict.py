@@ -13,7 +13,8 @@ cannot be read is named, and the others are classified; if none can be read, the
 import dataclasses
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from keras_vit.runs import open_run
 from keras_vit.text.classes import classes_of_options
 from training.options.pipeline import pipeline_options, split_arguments
@@ -25,7 +26,7 @@ _PROG = "keras-vit predict"
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint NAME PICTURES…`"""
     own, behind = split_arguments(arguments)
-    given = with_run(with_pictures(parser.read(PredictOptions, own, prog=_PROG)))
+    given = with_run(with_pictures(parser.read(PredictOptions, own, prog=_PROG, about=__doc__)))
     options = parser.options_from(PredictOptions, given, prog=_PROG)
     pipeline = pipeline_options(
         options.runner, behind, options.run, (*options.pictures, options.labels, options.output)

@@ -10,13 +10,14 @@ GIF, WebP and others are converted.
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from training.options.data import PrepareOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`IN OUT`"""
-    options = parser.parse(PrepareOptions, arguments, prog="keras-vit prepare")
+    options = parser.parse(PrepareOptions, arguments, prog="keras-vit prepare", about=__doc__)
     cli.require_tensorflow()
 
     from training.input.prepare import prepare

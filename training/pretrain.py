@@ -20,13 +20,15 @@ says what the recipe takes on a Cloud TPU: steps, operations, days and memory.
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Sequence
 
-from keras_vit import UserError, cli, parser
+from keras_vit import UserError, cli
+from keras_vit.cli import parser
 from keras_vit.runs import Run
 from training.loop.devices.backend import prepare_backend
 from training.options.checks import check_checkpoint, check_data, check_data_service
-from training.options.train import PretrainOptions
+from training.options.train import USUAL, PretrainOptions
 from training.recipes.auto import DataFacts, auto_reasons, auto_recipe
 from training.recipes.overrides import Request, continued, without_model
 from training.recipes.pretrain import RECIPES, find_recipe
@@ -45,21 +47,16 @@ def main(arguments: Sequence[str]) -> None:
 def train(arguments: Sequence[str]) -> str | None:
     """Train by the arguments of the command; return the directory of the run, None where this process wrote none."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        typed = cli.as_typed("keras-vit pretrain")
-        print(f"usage: {typed} RECIPE --data DATA --workdir DIR [OPTIONS]\n\n{__doc__}")
-        print(f"Recipes: {_AUTO}, {', '.join(RECIPES)}. RECIPE --help lists all options with their values.")
-        return None
+        arguments = [_AUTO, "--help"]
     if arguments[0].startswith("-"):
         raise UserError(
             f"The first argument must be a recipe, but is {arguments[0]!r}; give {_AUTO}, which fits the data, or one "
             f"of {', '.join(RECIPES)}."
         )
     name, *rest = arguments
-    if name == _AUTO and {"-h", "--help"} & {*rest}:
-        print("auto chooses size, epochs and more from the data; below are those for 1,000 images of 64 pixels.\n")
     # What the recipe auto is depends on the data, so its values are not known yet.
     named, prog = _named(name, DataFacts(1000, (64, 64))), f"keras-vit pretrain {name}"
-    given = parser.read(PretrainOptions, rest, prog=prog, recipe=named)
+    given = parser.read(PretrainOptions, rest, prog=prog, about=_about(name), usual=USUAL, recipe=named)
     request = Request(PretrainOptions, prog, given, functools.partial(_named, name))
     if (checkpoint := given.get(("checkpoint",))) is None:
         options = request.over(named)
@@ -132,6 +129,13 @@ def _print_budget(options: PretrainOptions, chips: str, name: str, named: Pretra
         shard_weights=options.shard_weights,
     )
     print(describe_budget(planned, name, chips, options.recipe))
+
+
+def _about(recipe: str) -> str:
+    """Return the text of --help."""
+    note = ", which depend on the data and are those for 1,000 images of 64 pixels" if recipe == _AUTO else ""
+    names = f"Recipes: {_AUTO}, {', '.join(RECIPES)}. Below are the defaults of {recipe}{note}."
+    return f"{inspect.cleandoc(__doc__ or '')}\n\n{names}"
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ page saves again and which `--exclude decisions.csv` of all commands with `--dat
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser, run_directory
+from keras_vit import cli, run_directory
+from keras_vit.cli import parser
 from training.options.features import ReviewOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--index DIR`"""
-    options = parser.parse(ReviewOptions, arguments, prog="keras-vit review")
+    options = parser.parse(ReviewOptions, arguments, prog="keras-vit review", about=__doc__)
     run_directory.output_folder(options.folder)
     cli.require_tensorflow()
 

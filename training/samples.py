@@ -7,7 +7,8 @@ writes samples.npz and labels.txt, as in a run directory.
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from keras_vit.run_directory import SAMPLES
 from training.options.checks import check_data
 from training.options.data import SamplesOptions
@@ -15,7 +16,7 @@ from training.options.data import SamplesOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--data DATA --output DIR`"""
-    options = parser.parse(SamplesOptions, arguments, prog="keras-vit samples")
+    options = parser.parse(SamplesOptions, arguments, prog="keras-vit samples", about=__doc__)
     check_data(options.source)
     cli.require_tensorflow()
 

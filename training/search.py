@@ -8,13 +8,14 @@ prints the pictures whose embeddings have the largest cosine similarity with tha
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from training.options.features import SearchOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`TEXT --index DIR`"""
-    options = parser.parse(SearchOptions, arguments, prog="keras-vit search")
+    options = parser.parse(SearchOptions, arguments, prog="keras-vit search", about=__doc__)
     cli.require_tensorflow()
 
     from training.features.lookup import search

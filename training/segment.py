@@ -12,7 +12,8 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-from keras_vit import cli, parser, run_directory
+from keras_vit import cli, run_directory
+from keras_vit.cli import parser
 from keras_vit.runs import open_run
 from training.loop.devices.backend import prepare_backend
 from training.options.checks import check_checkpoint, check_classes
@@ -60,7 +61,7 @@ def _print_next(run: str, picture: str) -> None:
 
 
 def _evaluate(arguments: Sequence[str]) -> None:
-    options = parser.parse(SegmentEvaluateOptions, arguments, prog=f"{_PROG} evaluate")
+    options = parser.parse(SegmentEvaluateOptions, arguments, prog=f"{_PROG} evaluate", about=__doc__)
     run = open_run(options.run)
     output = run_directory.output_folder(options.output)
     cli.require_tensorflow()
@@ -78,7 +79,7 @@ def _evaluate(arguments: Sequence[str]) -> None:
 
 def _predict(arguments: Sequence[str]) -> None:
     prog = f"{_PROG} predict"
-    given = with_run(with_pictures(parser.read(SegmentPredictOptions, arguments, prog=prog)))
+    given = with_run(with_pictures(parser.read(SegmentPredictOptions, arguments, prog=prog, about=__doc__)))
     options = parser.options_from(SegmentPredictOptions, given, prog=prog)
 
     from training.prediction.pictures import find_pictures

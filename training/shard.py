@@ -9,7 +9,8 @@ Image files are stored unchanged. Example i of a split goes to file i mod N, so 
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from training.options.checks import check_data
 from training.options.data import ShardOptions
 from training.options.pipeline import pipeline_options, split_arguments, table_path
@@ -18,7 +19,7 @@ from training.options.pipeline import pipeline_options, split_arguments, table_p
 def main(arguments: Sequence[str]) -> None:
     """`--data … --output DIR --shards N`"""
     own, behind = split_arguments(arguments)
-    options = parser.parse(ShardOptions, own, prog="keras-vit shard")
+    options = parser.parse(ShardOptions, own, prog="keras-vit shard", about=__doc__)
     table = table_path(options.source.data) if options.runner else None
     pipeline = pipeline_options(options.runner, behind, None, (table, options.output))
     if pipeline is None:

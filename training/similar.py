@@ -9,13 +9,14 @@ has written; the model that made it is used for the new pictures, and its finger
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from training.options.features import SimilarOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--index DIR PICTURES…`"""
-    options = parser.parse(SimilarOptions, arguments, prog="keras-vit similar")
+    options = parser.parse(SimilarOptions, arguments, prog="keras-vit similar", about=__doc__)
 
     from training.prediction.pictures import find_pictures
 

@@ -8,7 +8,8 @@ models that were trained from scratch are useless.
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from keras_vit.runs import open_run_directory
 from training.input.known_images import check_soup
 from training.options.evaluate import SoupOptions
@@ -16,7 +17,7 @@ from training.options.evaluate import SoupOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`RUN RUN … --output DIR [--greedy]`"""
-    options = parser.parse(SoupOptions, arguments, prog="keras-vit soup")
+    options = parser.parse(SoupOptions, arguments, prog="keras-vit soup", about=__doc__)
     runs = [open_run_directory(name) for name in options.runs]
     check_soup(runs)
     cli.require_tensorflow()

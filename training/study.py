@@ -5,18 +5,21 @@
 data-size: accuracy of ViT, hybrid and BiT against the number of training images. scaling: against the training FLOPs.
 small-data: what is proposed for a ViT on few images, against their number.
 position-embedding, head, shape: variants of one model. Each model is trained from scratch for the same number of steps,
-once per seed. The table has the accuracy on the evaluation images and the few-shot accuracy of frozen features. After
-an interruption the same command continues and produces the same table.
+once per seed, by the recipe study-small for 28x28 grayscale images, or that of --recipe. The table has the accuracy on
+the evaluation images and the few-shot accuracy of frozen features. After an interruption the same command continues and
+produces the same table.
 """
 
 import dataclasses
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from keras_vit.errors import check_known
 from training.experiments.grids import STUDIES
 from training.options.checks import check_data
 from training.options.experiments import StudyOptions
+from training.options.train import USUAL
 from training.recipes.overrides import overridden
 from training.recipes.pretrain import find_recipe
 from training.workdir import check_outside
@@ -26,17 +29,13 @@ _DEFAULT_RECIPE = "study-small"
 
 def main(arguments: Sequence[str]) -> None:
     """`STUDY --data … --workdir … [--recipe NAME]`, and any field of the recipe."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        typed = cli.as_typed("keras-vit study")
-        print(f"usage: {typed} STUDY --data DATA --workdir DIR [OPTIONS]\n\n{__doc__}")
-        print(f"Studies: {', '.join(STUDIES)}. The base recipe is {_DEFAULT_RECIPE}, for 28x28 grayscale images, or")
-        print("that of --recipe NAME. STUDY --help lists all options with their values.")
-        return
-    name, rest = arguments[0], arguments[1:]
+    name, *rest = arguments or ["--help"]
+    if name in ("-h", "--help"):
+        name, rest = "data-size", ["--help"]
     check_known("study", name, STUDIES)
     recipe_name, rest = parser.named(rest, "--recipe", _DEFAULT_RECIPE)
     named, prog = find_recipe(recipe_name), f"keras-vit study {name} --recipe {recipe_name}"
-    given = parser.read(StudyOptions, rest, prog=prog, recipe=named)
+    given = parser.read(StudyOptions, rest, prog=prog, about=__doc__, usual=USUAL, recipe=named)
     options = parser.options_from(StudyOptions, given, prog=prog, recipe=named)
     options = dataclasses.replace(options, recipe=overridden(options.recipe, named))
     check_data(options.source)

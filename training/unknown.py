@@ -9,7 +9,8 @@ then use it.
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from training.input.known_images import check_split
 from training.options.checks import check_data
 from training.options.outliers import UnknownOptions
@@ -17,7 +18,7 @@ from training.options.outliers import UnknownOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
-    options = parser.parse(UnknownOptions, arguments, prog="keras-vit unknown")
+    options = parser.parse(UnknownOptions, arguments, prog="keras-vit unknown", about=__doc__)
     check_data(options.source)
     run = options.open_run()
     check_split(run, options.source)

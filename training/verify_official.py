@@ -10,7 +10,8 @@ names are those of keras_vit/published_accuracy.py.
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from training.loop.devices.tpu import prepare_tpu
 from training.options.checks import check_data
 from training.options.evaluate import VerifyOfficialOptions
@@ -18,7 +19,7 @@ from training.options.evaluate import VerifyOfficialOptions
 
 def main(arguments: Sequence[str]) -> None:
     """`NAME --data …`"""
-    options = parser.parse(VerifyOfficialOptions, arguments, prog="keras-vit verify-official")
+    options = parser.parse(VerifyOfficialOptions, arguments, prog="keras-vit verify-official", about=__doc__)
     check_data(options.source)
     prepare_tpu(options.devices)
     cli.require_tensorflow()

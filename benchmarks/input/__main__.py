@@ -21,9 +21,10 @@ from benchmarks.case import Case, processor
 from benchmarks.comparison import PeerProcess
 from benchmarks.input.peers import AUGMENTED, BATCH, PLAIN
 from benchmarks.server.photographs import photographs
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
+from keras_vit.cli.options import Count
 from keras_vit.files.tables import markdown_table
-from keras_vit.parser import Count
 
 # For the threads or worker processes of each pipeline.
 _CORES = 2
@@ -95,7 +96,7 @@ def table(seconds: dict[str, list[float]], failures: dict[str, str | None], imag
 
 def main(arguments: Sequence[str]) -> None:
     """`--rounds --batches --images --augmentation`"""
-    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.input")
+    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.input", about=__doc__)
     cli.require_tensorflow()
     peers = [peer.__name__ for peer in (AUGMENTED if parsed.augmentation else PLAIN)]
     print(f"{processor()}, {_CORES} cores, {parsed.rounds} rounds of {parsed.batches} batches of {BATCH} images\n")

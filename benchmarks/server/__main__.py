@@ -22,9 +22,10 @@ import numpy as np
 
 from benchmarks.case import Case, Precision, processor
 from benchmarks.comparison import LIMIT, PeerProcess, flops, rate
-from keras_vit import MODELS, UserError, cli, parser, run_directory
+from keras_vit import MODELS, UserError, cli, run_directory
+from keras_vit.cli import parser
+from keras_vit.cli.options import Count, Positive
 from keras_vit.files.atomic import staged
-from keras_vit.parser import Count, Positive
 
 Peers = Literal["keras_vit_saved_model", "keras_vit_onnx", "timm"]
 _ALL: tuple[Peers, ...] = get_args(Peers)
@@ -122,7 +123,7 @@ def table(setting: Setting, case: Case, results: Sequence[dict[str, Any]], limit
 
 def main(arguments: Sequence[str]) -> None:
     """`--model … --clients … --output DIR`"""
-    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.server")
+    parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.server", about=__doc__)
     cli.require_tensorflow()
     output = run_directory.output_folder(parsed.output)
     peers = [peer for peer in parsed.peers if parsed.precision == "float32" or peer != "keras_vit_onnx"]

@@ -31,10 +31,10 @@ from export.saved_model.export import export_saved_model
 from export.source import ExportedModel
 from export.tflite.export import export_tflite
 from keras_vit import UserError
+from keras_vit.cli.progress import Progress, tracked
 from keras_vit.errors import ParityError, is_or_are
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table, short_name
-from keras_vit.progress import Progress, tracked
 
 # Seconds of calls of one form in a round, and calls before the first round.
 _ROUND_SECONDS, _WARM_UP = 0.3, 3

@@ -10,12 +10,13 @@ requirements-onnx.txt. With --web also a page that classifies pictures in the br
 from collections.abc import Sequence
 
 from export.options import OnnxOptions, export_folder
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
-    options = parser.parse(OnnxOptions, arguments, prog="keras-vit onnx")
+    options = parser.parse(OnnxOptions, arguments, prog="keras-vit onnx", about=__doc__)
     run = options.source.open_run()
     export_folder(options.output)
     cli.require_tensorflow()

@@ -16,9 +16,9 @@ from export.onnx.runtimes import FILES, Runner
 from export.options import OnnxFormat, OnnxOptions
 from export.source import ExportedModel, Provenance
 from keras_vit import run_directory
+from keras_vit.cli.progress import Progress
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
-from keras_vit.progress import Progress
 from keras_vit.unknown_score import UnknownScorer, features_and_logits
 
 # Further batch sizes to verify, on the first images.

@@ -10,12 +10,13 @@ model without a head, it has the signatures of `embeddings.py` instead.
 from collections.abc import Sequence
 
 from export.options import SavedModelOptions, export_folder
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR`"""
-    options = parser.parse(SavedModelOptions, arguments, prog="keras-vit saved-model")
+    options = parser.parse(SavedModelOptions, arguments, prog="keras-vit saved-model", about=__doc__)
     run = options.source.open_run()
     output = export_folder(options.output)
     cli.require_tensorflow()

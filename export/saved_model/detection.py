@@ -2,7 +2,8 @@
 
 serving_default  image_bytes (B,) image files of any size -> of each the k likeliest objects: boxes (B, k, 4) left, top,
                  right and bottom in pixels of the given picture, seen upright; scores (B, k), 0 to 1; classes (B, k)
-                 int32; labels (B, k), their names
+                 int32; labels (B, k), their names. The score is 0 for boxes that the detector leaves out, since they
+                 overlap more likely ones.
 image_tensor     image (B, h, w, C) float32 in the model's range -> detections (B, N, 4 + K), see `export.detection`
 """
 
@@ -22,6 +23,7 @@ from keras_vit.errors import ParityError
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.images import graph
 from keras_vit.images.formats import LARGEST_SERVED
+from keras_vit.models.detection import SUPPRESSED
 
 TENSOR = "image_tensor"
 # Objects of a picture, as in COCO.
@@ -52,7 +54,8 @@ def write(task: Task, path: pathlib.Path) -> None:
         )
         detections = image_tensor(preprocessing.normalize(images))["detections"]
         boxes, logits = detections[..., :4], tf.ensure_shape(detections[..., 4:], (None, None, count))
-        scores, chosen = tf.math.top_k(tf.sigmoid(tf.reduce_max(logits, axis=-1)), min(_TOP, detections.shape[1]))
+        highest, chosen = tf.math.top_k(tf.reduce_max(logits, axis=-1), min(_TOP, detections.shape[1]))
+        scores = tf.where(highest > SUPPRESSED, tf.sigmoid(highest), 0.0)
         classes = tf.gather(tf.argmax(logits, axis=-1, output_type=tf.int32), chosen, batch_dims=1)
         corners = _in_picture(tf.gather(boxes, chosen, batch_dims=1), sizes, preprocessing)
         return {"boxes": corners, "scores": scores, "classes": classes, "labels": tf.gather(module.labels, classes)}
@@ -104,7 +107,8 @@ def measure_files(task: Task, expected: TaskReference, signatures) -> Measures:
         corners = preprocessing.boxes_in_picture(detections[:, :4], tuple(size))
         corners = np.clip(corners, 0, [size[1], size[0]] * 2)
         order = np.argsort(-logits, kind="stable")[: len(found["scores"])]
-        scores, tolerance = 1.0 / (1.0 + np.exp(-logits)), FLOAT_TOLERANCE * max(1.0, float(np.abs(detections).max()))
+        scores = np.where(logits > SUPPRESSED, 1.0 / (1.0 + np.exp(-logits)), 0.0)
+        tolerance = FLOAT_TOLERANCE * max(1.0, float(np.abs(detections).max()))
         difference = float(np.abs(found["scores"] - scores[order]).max())
         # Where scores are equal up to rounding, their boxes may come in another order.
         near = np.abs(found["scores"][:, None] - scores[None]) <= tolerance

@@ -26,12 +26,12 @@ from export.source import ExportedModel, Provenance
 from export.tflite.served import write_served_file
 from export.token_merging import merging_rules
 from keras_vit import preprocessing_of, run_directory
+from keras_vit.cli.progress import Progress
 from keras_vit.errors import ParityError, refuse_first
 from keras_vit.files.atomic import staged, upload_folder
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import RemotePath
 from keras_vit.files.tables import short_name
-from keras_vit.progress import Progress
 from keras_vit.scores import Scoring
 
 # Number of images for the C++ loader, and of timed calls.

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 from export.options import KitOptions
 from export.serving.configuration import write_kit
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--models DIR --name NAME --output DIR`"""
-    options = parser.parse(KitOptions, arguments, prog="keras-vit serving")
+    options = parser.parse(KitOptions, arguments, prog="keras-vit serving", about=__doc__)
     output = write_kit(options)
     print(f"{output} is ready: `docker compose up` there.")
 

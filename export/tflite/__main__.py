@@ -11,13 +11,14 @@ import pathlib
 from collections.abc import Sequence
 
 from export.options import PROCESSORS, TFLiteOptions, check_calibration, export_folder
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from keras_vit.files.documents import read_json
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
-    options = parser.parse(TFLiteOptions, arguments, prog="keras-vit tflite")
+    options = parser.parse(TFLiteOptions, arguments, prog="keras-vit tflite", about=__doc__)
     run = options.source.open_run()
     check_calibration(options, run)
     output = export_folder(options.output)

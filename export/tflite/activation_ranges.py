@@ -14,7 +14,7 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from export.tflite.flatbuffer import pack, unpack
-from keras_vit.progress import tracked
+from keras_vit.cli.progress import tracked
 from keras_vit.unknown_score import UNKNOWN_SCORE
 
 _PRODUCTS = (schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.CONV_2D)

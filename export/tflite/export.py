@@ -24,11 +24,11 @@ from export.tflite.half_precision import run_in_half
 from export.tflite.quantize import EIGHT_BIT_ACTIVATIONS, EIGHT_BIT_WEIGHTS, STATIC, WEIGHT_SHARE
 from export.tflite.smooth_quant import Gain, smooth_quant
 from keras_vit import UserError, run_directory
+from keras_vit.cli.progress import Progress
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
 from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
-from keras_vit.progress import Progress
 from keras_vit.run_directory import Samples
 from keras_vit.unknown_score import UNKNOWN_SCORE
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from export.tflite.activation_ranges import Product, products, with_weights
-from keras_vit.progress import tracked
+from keras_vit.cli.progress import tracked
 
 # Share of the weights of all dense layers that may stay in 8 bits.
 SHARE = 0.25

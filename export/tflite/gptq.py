@@ -16,7 +16,7 @@ from scipy import linalg
 
 from export.inference_model import float32_copy
 from export.tflite.four_bits import LARGEST, scale_block
-from keras_vit.progress import Progress, tracked
+from keras_vit.cli.progress import Progress, tracked
 
 # Largest number of 8 bits, with as many below 0.
 _LARGEST_OF_EIGHT = 127

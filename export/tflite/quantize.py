@@ -41,7 +41,7 @@ from export.tflite import four_bits
 from export.tflite.activation_ranges import noisy_products, products, searched_ranges, with_corrected_biases
 from export.tflite.flatbuffer import pack, unpack
 from keras_vit import UserError
-from keras_vit.progress import tracked
+from keras_vit.cli.progress import tracked
 from keras_vit.unknown_score import UNKNOWN_SCORE
 
 # Formats with ranges from calibration images, and the bits of their activations.

@@ -17,7 +17,7 @@ from export import parity
 from export.source import ExportedModel
 from export.tflite.convert import to_tflite
 from export.tflite.flatbuffer import pack, unpack
-from keras_vit.native_stderr import native_stderr_silenced
+from keras_vit.cli.native_stderr import native_stderr_silenced
 
 NAME = "model.tflite"
 

@@ -17,9 +17,9 @@ import numpy as np
 import threadpoolctl
 
 from export.inference_model import float32_copy
+from keras_vit.cli.progress import tracked
 from keras_vit.models.attention import DotProductAttention
 from keras_vit.models.layers import PoolTokens, no_init_weights
-from keras_vit.progress import tracked
 
 # Shares of the scale that the activations give; the weights give the rest. SmoothQuant takes 0.5 for most models.
 _ALPHAS = (0.25, 0.5, 0.75, 1.0)

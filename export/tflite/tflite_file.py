@@ -15,10 +15,10 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from export import parity, report
 from export.tflite.flatbuffer import pack, unpack
 from keras_vit import Preprocessing, run_directory
+from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.cli.progress import Progress
 from keras_vit.files.labels import labels_text
 from keras_vit.files.tflite_metadata import preprocessing_text
-from keras_vit.native_stderr import native_stderr_silenced
-from keras_vit.progress import Progress
 from keras_vit.unknown_score import UNKNOWN_SCORE
 
 # Largest number of interpreters in parallel.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from keras_vit.errors import is_or_are
+from keras_vit.files.remote import to_path
 
 _DIGEST_BYTES = 8
 
@@ -23,6 +24,14 @@ class FileContents:
         """Remember the content of a file."""
         digest = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
         self._digests[file] = int.from_bytes(digest, "big")  # takes half the memory of bytes
+
+    def read(self, file: str) -> bool:
+        """Read a file and remember its content; False for one that cannot be read."""
+        try:
+            self.note(file, to_path(file).read_bytes())
+        except OSError:
+            return False
+        return True
 
     def digests(self, files: Iterable[str]) -> np.ndarray:
         """The digest of each file, uint64 (n,)."""

@@ -9,10 +9,10 @@ import threading
 
 import numpy as np
 
+from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.errors import UserError
 from keras_vit.images import pillow
 from keras_vit.images.formats import LARGEST_IMAGE, format_problem
-from keras_vit.native_stderr import native_stderr_silenced
 
 
 def decode_file(

@@ -8,13 +8,14 @@ Writes the paper's figures as PNG, arrays.npz, measures.json, and index.html wit
 
 from collections.abc import Sequence
 
-from keras_vit import cli, parser
+from keras_vit import cli
+from keras_vit.cli import parser
 from keras_vit.inspection.options import InspectionOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint FILE --output DIR`"""
-    options = parser.parse(InspectionOptions, arguments, prog="keras-vit inspect")
+    options = parser.parse(InspectionOptions, arguments, prog="keras-vit inspect", about=__doc__)
     run = options.open_run()
     options.check(run)
     cli.import_keras()

@@ -5,9 +5,9 @@ import pathlib
 from typing import Annotated, Literal, get_args
 
 from keras_vit import run_directory
+from keras_vit.cli.options import Aliases, Count, MayLead
 from keras_vit.errors import UserError
 from keras_vit.files.remote import to_path
-from keras_vit.parser import Aliases, Count, MayLead
 from keras_vit.runs import Run, open_run
 
 Figure = Literal["filters", "positions", "distance", "rollout", "attention", "norms", "relevance", "queries"]

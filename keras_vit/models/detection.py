@@ -22,6 +22,8 @@ from keras_vit.models.vit import encoder, image_and_patches, layer_norm
 _LENGTH_EPSILON, _SHARE_EPSILON = 1e-6, 1e-4
 # Name of the layer with the embeddings of a detector's own classes.
 CLASSES = "classes"
+# Name of the layer that leaves out overlapping boxes, and the logit of these.
+SUPPRESSION, SUPPRESSED = "suppress_overlaps", -30.0
 _MASKED_LOGIT = float(np.finfo(np.float32).min)
 
 
@@ -189,13 +191,64 @@ class KnownClasses(keras.layers.Layer):
         return self.num_classes, self.embedding_size
 
 
-def with_classes(model: keras.Model, embeddings) -> keras.Model:
+@keras.saving.register_keras_serializable(PACKAGE)
+class SuppressOverlaps(keras.layers.Layer):
+    """Greedy non-maximum suppression: the logits of a box that overlaps a more likely one become at most -30.
+
+    Call: class logits (B, N, K) and boxes (B, N, 4), center x and y, width and height -> class logits (B, N, K). The
+    likelihood of a box is that of its most likely class. As the post-processing of OWL-ViT for example images.
+
+    Args:
+        max_overlap: IoU above which two boxes are one object.
+    """
+
+    def __init__(self, max_overlap: float, **kwargs):
+        super().__init__(**kwargs)
+        self.max_overlap = max_overlap
+
+    def call(self, logits, boxes):
+        lowest = float(np.finfo(np.float32).min)
+        corners, places = to_corners(ops.cast(boxes, "float32")), np.arange(boxes.shape[1], dtype=np.int32)
+        scores = ops.max(ops.cast(logits, "float32"), axis=-1)  # (B, N)
+
+        def is_left(left, kept):
+            return ops.any(left > lowest)
+
+        def take_best(left, kept):
+            # The first of the most likely boxes; LiteRT lacks a part of Keras's argmax.
+            is_likeliest = ops.logical_and(left == ops.max(left, axis=-1, keepdims=True), left > lowest)
+            first = ops.min(ops.where(is_likeliest, places, len(places)), axis=-1, keepdims=True)
+            is_best = places[None] == first
+            box = ops.sum(corners * ops.cast(is_best, corners.dtype)[..., None], axis=1, keepdims=True)  # (B, 1, 4)
+            overlap, _ = overlaps(box, corners)
+            is_same = ops.logical_or(overlap > self.max_overlap, is_best)
+            return ops.where(is_same, lowest, left), ops.logical_or(kept, is_best)
+
+        _, kept = ops.while_loop(is_left, take_best, (scores, scores < lowest))
+        return ops.where(kept[..., None], logits, ops.minimum(logits, SUPPRESSED))
+
+    def compute_output_shape(self, logits_shape, boxes_shape):
+        return logits_shape
+
+    def get_config(self):
+        return {**super().get_config(), "max_overlap": self.max_overlap}
+
+
+def max_overlap_of(model: keras.Model) -> float | None:
+    """The `max_overlap` of `with_classes`."""
+    layer = next((layer for layer in model.layers if layer.name == SUPPRESSION), None)
+    return None if layer is None else layer.max_overlap
+
+
+def with_classes(model: keras.Model, embeddings, max_overlap: float | None = None) -> keras.Model:
     """A detector with classes: its output has also "class_logits" (B, N, K), of independent classes (sigmoid).
 
     Args:
         model: of `keras_vit.detection_model` or `keras_vit.from_checkpoint`; its weights are shared.
         embeddings: (K, E), of texts or of patches of example images (`keras_vit.query_embeddings`), of any length. They
             become a trainable weight of the layer "classes".
+        max_overlap: IoU above which the logits of the less likely of two boxes become at most -30, as usual for example
+            images; None keeps all boxes. It is part of the model, and of its exports.
     """
     embeddings = np.asarray(keras.ops.convert_to_numpy(embeddings), np.float32)
     parts = _class_head(model)
@@ -207,6 +260,9 @@ def with_classes(model: keras.Model, embeddings) -> keras.Model:
     queries = classes(parts[0])
     classes.embeddings.assign(embeddings)
     logits = ClassLogits(dtype="float32", name="class_logits")(*parts, queries)
+    if max_overlap is not None:
+        suppress = SuppressOverlaps(max_overlap, dtype="float32", name=SUPPRESSION)
+        logits = suppress(logits, model.output["boxes"])
     return keras.Model(model.input, {**model.output, "class_logits": logits}, name=model.name)
 
 

@@ -16,12 +16,12 @@ from keras_vit.checkpoints.checkpoint import join_keys
 from keras_vit.checkpoints.from_checkpoint import load_with, weight_of
 from keras_vit.checkpoints.key_mapping import Weight
 from keras_vit.checkpoints.options import LoadOptions
+from keras_vit.cli.progress import Progress
 from keras_vit.errors import UserError
 from keras_vit.models.build import dtype_policy, set_classes
 from keras_vit.models.config import Classes, ModelConfig, ViTConfig
 from keras_vit.models.layers import no_init_weights
 from keras_vit.models.tasks import task_of
-from keras_vit.progress import Progress
 from keras_vit.text.checkpoint import TextCheckpoint, open_text
 from keras_vit.text.classes import text_classes
 from keras_vit.text.tokenizer import Tokenizer, open_tokenizer

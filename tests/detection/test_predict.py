@@ -108,6 +108,8 @@ def test_an_example_is_found_and_boxes_on_one_object_are_one():
     corners = np.concatenate([found[:, :2], found[:, :2] + found[:, 2:4]], axis=1)
     ious = np.asarray(overlaps(corners[:, None], corners[None])[0])
     assert (ious - np.eye(len(ious)) <= 0.3 + 1e-6).all()
+    command.main(["predict", *arguments, "--save", "like", "pictures"])
+    assert boxes_of(found_by("--run", "like", "--threshold", "0"), 1) == boxes_of(document, 1)
 
 
 def test_the_csv_is_one_that_training_reads_and_an_empty_picture_is_a_row(tmp_path):

@@ -3,6 +3,7 @@
 import io
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -39,6 +40,9 @@ def _place(tmp_path_factory):
         classes = np.random.default_rng(1).normal(size=(3, width))
         keras_vit.with_classes(model, classes).save(place / name / "model.keras")
         (place / name / "labels.txt").write_text("\n".join(NAMES) + "\n")
+    (place / "like").mkdir()
+    keras_vit.with_classes(owl, classes, max_overlap=0.3).save(place / "like" / "model.keras")
+    shutil.copy(place / "owl" / "labels.txt", place / "like")
     return place
 
 
@@ -54,7 +58,7 @@ def pictures() -> list[bytes]:
     return files
 
 
-@pytest.mark.parametrize("name", [pytest.param("own", marks=pytest.mark.slow), "owl"])
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("own", "owl")), "like"])
 def test_a_saved_model_finds_in_files_what_the_detector_finds(name, place, tmp_path, capsys):
     saved_model.main(["--run", str(place / name), "--output", str(tmp_path / "served")])
     version = tmp_path / "served" / "1"
@@ -64,7 +68,7 @@ def test_a_saved_model_finds_in_files_what_the_detector_finds(name, place, tmp_p
     assert images[2].pixels.shape[:2] == (41, 30)
     for number, objects in enumerate(detector.detect(images, 100)):
         scores, boxes = answer["scores"][number].numpy(), answer["boxes"][number].numpy()
-        has_area = (boxes[:, 2:] > boxes[:, :2]).all(axis=-1)
+        has_area = (boxes[:, 2:] > boxes[:, :2]).all(axis=-1) & (scores > 0)
         np.testing.assert_allclose(scores[has_area], objects.scores, atol=1e-5)
         np.testing.assert_allclose(boxes[has_area], objects.corners, atol=2e-2)
         np.testing.assert_array_equal(answer["classes"][number].numpy()[has_area], objects.classes)
@@ -102,16 +106,17 @@ def test_the_cpp_loader_finds_the_same(place, tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "boxes.npy"), expected, atol=1e-3)
 
 
-def test_tflite_files_give_boxes_and_logits(place, tmp_path):
+@pytest.mark.parametrize("name", [pytest.param("owl", marks=pytest.mark.slow), "like"])
+def test_tflite_files_give_boxes_and_logits(name, place, tmp_path):
     options = ["--output", str(tmp_path), "--formats", "float32", "float16"]
-    tflite.main(["--run", str(place / "owl"), *options])
+    tflite.main(["--run", str(place / name), *options])
     interpreter = Interpreter(str(tmp_path / "detector-float32.tflite"))
     interpreter.allocate_tensors()
     image = np.random.default_rng(0).normal(size=(1, 20, 20, 3)).astype(np.float32)
     interpreter.set_tensor(interpreter.get_input_details()[0]["index"], image)
     interpreter.invoke()
     found = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
-    outputs = open_run(place / "owl").model(image)
+    outputs = open_run(place / name).model(image)
     np.testing.assert_allclose(found[..., :4], outputs["boxes"], atol=1e-5)
     np.testing.assert_allclose(found[..., 4:], outputs["class_logits"], atol=1e-4)
     assert json.loads((tmp_path / "report.json").read_text())["files"]["float16"]["agreement"] >= 0.9
@@ -122,14 +127,16 @@ def test_tflite_files_give_boxes_and_logits(place, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_onnx_files_give_the_same(place, tmp_path):
+@pytest.mark.parametrize("name", ["owl", "like"])
+def test_onnx_files_give_the_same(name, place, tmp_path):
     pytest.importorskip("tf2onnx")
     runtime = pytest.importorskip("onnxruntime")
-    onnx_command.main(["--run", str(place / "owl"), "--output", str(tmp_path)])
+    onnx_command.main(["--run", str(place / name), "--output", str(tmp_path)])
     images = np.random.default_rng(0).normal(size=(3, 20, 20, 3)).astype(np.float32)
     session = runtime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
     (found,) = session.run(["detections"], {"image": images})
-    np.testing.assert_allclose(found[..., :4], open_run(place / "owl").model(images)["boxes"], atol=1e-5)
+    outputs = open_run(place / name).model(images)
+    np.testing.assert_allclose(found, np.concatenate([outputs["boxes"], outputs["class_logits"]], axis=-1), atol=1e-4)
 
 
 def test_formats_that_move_boxes_and_detectors_without_classes_are_refused(place, tmp_path):

@@ -23,9 +23,9 @@ from export.tflite import export as tflite_export
 from export.tflite.calibration import read_calibration
 from export.tflite.flatbuffer import Graph, unpack
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
+from keras_vit.cli.options import check_ranges
 from keras_vit.files import tflite_metadata
 from keras_vit.files.tflite_metadata import TFLiteMetadata
-from keras_vit.parser import check_ranges
 from keras_vit.run_directory import CALIBRATION, Samples
 from keras_vit.runs import Run
 from tests.exports import tflite_of

@@ -13,8 +13,8 @@ from export.options import SavedModelOptions, SourceOptions
 from export.source import random_images
 from export.token_merging import MergeTokens, merging_rules
 from keras_vit import UserError, ViTConfig
+from keras_vit.cli.options import check_ranges
 from keras_vit.errors import ParityError, refuse_first
-from keras_vit.parser import check_ranges
 from tests.exports import saved_model_of
 from tests.support import randomize
 

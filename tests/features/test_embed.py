@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import pathlib
 import shutil
 
@@ -100,6 +101,32 @@ def test_single_pictures_have_no_label_and_a_broken_one_is_named(tmp_path, capsy
     assert index.pictures.labels == [None] * 23
     assert [*index.problems] == ["loose/05.png"]
     assert "Not embedded: loose/05.png" in capsys.readouterr().out
+
+
+def test_features_are_those_of_the_content_that_files_have_now(place, tmp_path, monkeypatch, capsys):
+    """A replaced file keeps its time and size; one is repaired, and another one is broken."""
+    shutil.copytree("loose", tmp_path / "loose")
+    monkeypatch.chdir(tmp_path)
+    model = str(place / "model.keras")
+    run("f", model=model, pictures=("loose",))
+    kept = (tmp_path / "f" / "pictures-00001.parquet").stat().st_mtime_ns
+    first, second = (tmp_path / "loose" / name for name in ("00.png", "01.png"))
+    time = first.stat()
+    first.write_bytes(second.read_bytes())
+    os.utime(first, ns=(time.st_atime_ns, time.st_mtime_ns))
+    shutil.copy(first, tmp_path / "loose" / "05.png")
+    (tmp_path / "loose" / "07.png").write_bytes(b"broken")
+    capsys.readouterr()
+    run("f", model=model, pictures=("loose",))
+    assert "Changed since their features were made: 3 images, such as loose/00.png" in capsys.readouterr().out
+    index = open_index("f")
+    names, features = index.pictures.paths, index.embeddings()
+    for name in ("00", "05"):
+        np.testing.assert_array_equal(features[names.index(f"loose/{name}.png")], features[names.index("loose/01.png")])
+    assert [*index.problems] == ["loose/07.png"]
+    assert (tmp_path / "f" / "pictures-00001.parquet").stat().st_mtime_ns == kept
+    run("f", model=model, pictures=("loose",))
+    assert "Changed" not in capsys.readouterr().out
 
 
 def test_features_of_two_models_never_mix(half):

@@ -372,8 +372,6 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch
     vit = ["--checkpoint", str(FIXTURES / "vit_token.npz"), "--output", "out"]
     bit = ["--checkpoint", str(FIXTURES / "hf_bit"), "--output", "out", "--images", str(run / "samples.npz")]
     mistakes = {
-        "Missing from .* --output": ["--run", str(run)],
-        "Missing from .* --run": ["--output", "out"],
         "There is no file, folder or official checkpoint 'nowhere'": ["--run", "nowhere", "--output", "out"],
         "vit_token.npz has no images of its own; give --images": vit,
         "There is no image or folder 'cat.png'; --images takes": [*vit, "--images", "cat.png"],

@@ -9,10 +9,12 @@ import keras
 import numpy as np
 import pytest
 import safetensors.numpy
+import tensorflow as tf
 
 import keras_vit
 from keras_vit import DetectionConfig, Preprocessing, UserError
 from keras_vit.files.safetensors import read_json, write_json
+from keras_vit.models import detection
 from keras_vit.models.boxes import overlaps, to_corners
 from keras_vit.models.losses import detection_losses, match_boxes
 from keras_vit.models.matching import matched_queries
@@ -271,3 +273,21 @@ def test_the_pictures_of_detectors_are_stretched_or_padded(name):
         low, -np.divide([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
     )
     assert (high > 1.9).all()
+
+
+def test_overlaps_are_suppressed_as_by_tensorflow():
+    """Greedily, the most likely box first, and equal ones in their order; the same in a saved layer."""
+    rng = np.random.default_rng(0)
+    boxes = np.concatenate([rng.uniform(0.2, 0.8, (4, 60, 2)), rng.uniform(0.01, 0.4, (4, 60, 2))], axis=-1)
+    logits = np.round(rng.normal(size=(4, 60, 2)), 1).astype(np.float32)
+    layer = detection.SuppressOverlaps(0.3)
+    layer = detection.SuppressOverlaps.from_config(layer.get_config())
+    found = np.asarray(layer(logits, boxes.astype(np.float32)))
+    for number in range(4):
+        x, y, w, h = boxes[number].T
+        corners = np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], axis=-1)
+        kept = tf.image.non_max_suppression(corners, logits[number].max(axis=-1), 60, 0.3).numpy()
+        left_out = np.setdiff1d(np.arange(60), kept)
+        np.testing.assert_array_equal(found[number, kept], logits[number, kept])
+        assert len(left_out)
+        assert (found[number, left_out] == detection.SUPPRESSED).all()

@@ -17,7 +17,8 @@ from export.options import SourceOptions
 from export.saved_model.model_card import model_card
 from export.source import Provenance, open_model
 from export.tflite import __main__ as tflite
-from keras_vit import UserError, parser
+from keras_vit import UserError
+from keras_vit.cli import parser
 from keras_vit.text.classes import classes_of_labels, classes_of_options
 from tests.support import FIXTURES
 from tests.text.towers import CLIP, SIGLIP, golden, texts_of, with_tokenizer

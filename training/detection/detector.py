@@ -7,12 +7,12 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError, inspection, preprocessing_of, query_embeddings, with_classes
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.models.config import Classes, DetectionConfig
+from keras_vit.models.detection import SUPPRESSED
 from keras_vit.models.tasks import task_of
 from keras_vit.run_directory import MODEL
 from keras_vit.runs import Run
@@ -56,8 +56,6 @@ class Detector:
     name: str
     model: keras.Model
     labels: tuple[str, ...]
-    suppress: bool = False
-    """Whether of boxes that overlap by more than 0.3 only the likeliest is kept."""
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -79,13 +77,8 @@ class Detector:
         corners = self.preprocessing.boxes_in_picture(boxes, size)
         corners = np.clip(corners, 0, [size[1], size[0]] * 2).astype(np.float32)
         order = np.argsort(-scores, kind="stable")
-        order = order[(scores[order] >= threshold) & (corners[order, 2:] > corners[order, :2]).all(axis=-1)]
-        if self.suppress:
-            left, right = corners[order, :2], corners[order, 2:]
-            ordered = np.concatenate([left[:, ::-1], right[:, ::-1]], axis=-1)  # TensorFlow has y first
-            kept = tf.image.non_max_suppression(ordered, scores[order].astype(np.float32), len(order), _SAME_OBJECT)
-            order = order[kept.numpy()]
-        order = order[:top]
+        is_kept = (scores >= threshold) & (logits.max(axis=-1) > SUPPRESSED) & (corners[:, 2:] > corners[:, :2]).all(-1)
+        order = order[is_kept[order]][:top]
         return Objects(corners[order], scores[order], logits[order].argmax(axis=-1))
 
 
@@ -142,7 +135,7 @@ def detector_like(run: Run, file: pathlib.Path, box: tuple[float, float, float, 
         boxes = preprocessing.boxes_in_input([[left, top, right, bottom]], (height, width))
     without = keras.Model(model.input, {name: x for name, x in model.output.items() if name != "class_logits"})
     embeddings, _ = query_embeddings(without, np.asarray(preprocessing(image.pixels))[None], boxes)
-    return Detector(run.name, with_classes(without, embeddings), (file.stem,), suppress=True)
+    return Detector(run.name, with_classes(without, embeddings, _SAME_OBJECT), (file.stem,))
 
 
 def _detector_model(run: Run) -> keras.Model:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from keras_vit import UserError, inspection
+from keras_vit.cli.progress import Progress
 from keras_vit.files.tables import markdown_table, with_interval
-from keras_vit.progress import Progress
 from training.detection.annotations import Box, Picture
 from training.detection.detector import Detector, Objects
 from training.detection.page import DrawnBox, DrawnPicture, boxes_page

@@ -11,13 +11,13 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, run_directory
+from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.cli.progress import Progress
 from keras_vit.errors import reading
 from keras_vit.files import tflite_metadata
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.remote import check_saved_model_path, existing_file, local_copy
 from keras_vit.models.build import logits_model
-from keras_vit.native_stderr import native_stderr_silenced
-from keras_vit.progress import Progress
 from keras_vit.runs import Run
 from training.input.dataset import Split, bad_examples_reported, without_autograph
 from training.input.pipeline import evaluation_batches

@@ -12,11 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError, run_directory
+from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.cli.progress import Progress
 from keras_vit.errors import Rules, refuse_first
 from keras_vit.files.atomic import remove_temporary
 from keras_vit.files.file_contents import FileContents, shown
-from keras_vit.native_stderr import native_stderr_silenced
-from keras_vit.progress import Progress
 from keras_vit.runs import Run
 from keras_vit.text.checkpoint import has_text_tower
 from training.features.extractors import extractor_of, fingerprint_of
@@ -162,21 +162,45 @@ def start_folder(folder: pathlib.Path, description: FeatureDescription) -> None:
 def write_features(
     folder: pathlib.Path, description: FeatureDescription, listing: Listing, extractor: Extractor
 ) -> FeatureIndex:
-    """Write the files of features that are not there yet."""
+    """Write the files of features that are not there yet, and those of images whose content has changed since."""
     start_folder(folder, description)
-    missing = [
-        (name, number)
-        for name, count in description.splits.items()
-        for number in range(-(-count // PART))
-        if not part_file(folder, name, number).is_file()
-    ]
+    index, changed = FeatureIndex(folder, description), list[str]()
+    missing = []
+    for name, count in description.splits.items():
+        for number in range(-(-count // PART)):
+            is_there = part_file(folder, name, number).is_file()
+            others = _changed(index, listing, name, number) if is_there and listing.files is not None else []
+            missing += [] if is_there and not others else [(name, number)]
+            changed += others
+    if changed:
+        print(f"Changed since their features were made: {len(changed):,} images, such as {shown(changed[0])}.")
     total = sum(description.splits.values())
     left = sum(len(_rows(listing.splits[name], number)) for name, number in missing)
     with Progress("Features", total, done=total - left) as progress:
         for name, number in missing:
             part = embed_rows(listing, name, _rows(listing.splits[name], number), extractor, progress)
             write_part(folder, description, name, number, as_stored(part, description))
-    return FeatureIndex(folder, description)
+    return index
+
+
+def _changed(index: FeatureIndex, listing: Listing, name: str, number: int) -> list[str]:
+    """The files whose content is not that of a written part; all of them are read, since a copy may keep its time."""
+    assert listing.files is not None
+    digests, problems = index.contents(name, number)
+    files = [listing.files[row] for row in _rows(listing.splits[name], number)]
+    contents = FileContents()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        readable = list(pool.map(contents.read, files))
+    known = [file for file, is_readable in zip(files, readable, strict=True) if is_readable]
+    now = {shown(file): f"{digest:016x}" for file, digest in zip(known, contents.digests(known).tolist(), strict=True)}
+    repaired = [file for file in files if shown(file) in problems]
+    still = _problems(repaired, contents) if repaired else {}
+    return [
+        file
+        for file in files
+        if (shown(file) in digests and now.get(shown(file)) != digests[shown(file)])
+        or (shown(file) in problems and file not in still)
+    ]
 
 
 def _rows(split: Split, number: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.sparse
 
-from keras_vit.progress import tracked
+from keras_vit.cli.progress import tracked
 from training.features.label_errors import confident_joint, suspicious_labels
 from training.features.linear_head import out_of_fold_probabilities
 from training.features.neighbors import nearest_rows, unit_length

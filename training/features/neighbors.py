@@ -1,15 +1,16 @@
 """The nearest of stored features by the cosine: exact by matrix products, or approximate by a graph."""
 
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from keras_vit import UserError
+from keras_vit.cli.progress import Progress
 from keras_vit.errors import needed_package
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.remote import is_remote
-from keras_vit.progress import Progress
 from training.features.store import FeatureIndex
 
 # Rows of one matrix product.
@@ -83,7 +84,8 @@ class NeighborGraph:
         if is_remote(index.folder):
             raise UserError(f"--approximate keeps its graph beside the features, but {index.folder} is in a bucket.")
         faiss = needed_package("faiss", "--approximate needs", "faiss-cpu")
-        name = f"graph-{index.description.fingerprint}-{index.description.checksum}"
+        content = zlib.crc32("".join(index.pictures.digests).encode())
+        name = f"graph-{index.description.fingerprint}-{content}"
         graph, recall = index.folder / f"{name}.faiss", index.folder / f"{name}.json"
         if graph.is_file() and recall.is_file():
             self._graph = faiss.read_index(str(graph))

@@ -137,6 +137,13 @@ class FeatureIndex:
                 found |= json.loads(self._opened(file).schema_arrow.metadata[_PROBLEMS])
         return found
 
+    def contents(self, split: str, number: int) -> tuple[dict[str, str], dict[str, str]]:
+        """Of a file of features: path -> digest of the image, and path -> why it cannot be read."""
+        file = part_file(self.folder, split, number)
+        table = self._table(file, ("path", "digest"))
+        digests = dict(zip(table["path"].to_pylist(), table["digest"].to_pylist(), strict=True))
+        return digests, json.loads(self._opened(file).schema_arrow.metadata[_PROBLEMS])
+
     def files(self, split: str) -> list[pathlib.Path]:
         """The files of a split, whether they are there or not."""
         return [part_file(self.folder, split, number) for number in range(-(-self.description.splits[split] // PART))]

@@ -19,11 +19,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
+from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.cli.progress import tracked
 from keras_vit.errors import is_or_are
 from keras_vit.images import formats, graph, pillow
 from keras_vit.images.preprocessing import is_uniform
-from keras_vit.native_stderr import native_stderr_silenced
-from keras_vit.progress import tracked
 
 # TensorFlow's errors of a file that cannot be read any more.
 _LOST = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError)

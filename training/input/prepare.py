@@ -22,6 +22,8 @@ import PIL.Image
 import tensorflow as tf
 
 from keras_vit import UserError
+from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.cli.progress import Progress
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.file_contents import shown
 from keras_vit.files.tables import markdown_table
@@ -35,8 +37,6 @@ from keras_vit.images.formats import (
     others_line,
 )
 from keras_vit.images.pillow import check_png, open_image, turned
-from keras_vit.native_stderr import native_stderr_silenced
-from keras_vit.progress import Progress
 from training.input.dataset import decoding_problem
 
 # What was done to each picture, in the new folder.

@@ -15,9 +15,9 @@ import google_crc32c
 import numpy as np
 
 from keras_vit import UserError
+from keras_vit.cli.progress import tracked
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import RemoteError, read_places, to_path
-from keras_vit.progress import tracked
 from training.options.data import RECORD_INDEX
 
 NAME = RECORD_INDEX

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from keras_vit import UserError
+from keras_vit.cli.progress import tracked
 from keras_vit.errors import refuse_first
 from keras_vit.files.file_contents import shown
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import read_places
 from keras_vit.images.formats import is_hidden
-from keras_vit.progress import tracked
 from training.input.record_index import file_size, read_index, version_of
 
 NAME = "tars.npz"

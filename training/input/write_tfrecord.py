@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError, run_directory
+from keras_vit.cli.progress import tracked
 from keras_vit.files.atomic import staged
 from keras_vit.files.labels import labels_text
-from keras_vit.progress import tracked
 from training.input import record_index
 from training.input.dataset import Split
 from training.input.sources import bad_examples_reported, open_source

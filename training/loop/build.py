@@ -13,7 +13,7 @@ from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
 from keras_vit.errors import Rules, refuse_first
 from keras_vit.models.config import DetectionConfig, SegmentationConfig, ViTConfig
-from keras_vit.models.detection import CLASSES, with_classes
+from keras_vit.models.detection import CLASSES, max_overlap_of, with_classes
 from keras_vit.models.layers import no_init_weights
 from keras_vit.models.tasks import build_task, task_of
 from training.loop.devices.jax_devices import assign_whole, whole
@@ -210,7 +210,8 @@ def rebuilt(
         new = build_task(config, task, preprocessing, name=model.name)
         if "class_logits" in model.output and isinstance(task, DetectionConfig):
             classes = model.get_layer(CLASSES)
-            new = with_classes(new, np.zeros((classes.num_classes, classes.embedding_size)))
+            embeddings = np.zeros((classes.num_classes, classes.embedding_size))
+            new = with_classes(new, embeddings, max_overlap_of(model))
     else:
         num_classes = None if isinstance(model.output, dict) else model.output_shape[-1]
         applied: dict[str, Any] = {

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import keras
 import tqdm
 
-from keras_vit.progress import SILENT_SECONDS, duration
+from keras_vit.cli.progress import SILENT_SECONDS, duration
 
 # So many epochs have a line each; later ones only if this many seconds have passed since the one before.
 _EPOCHS_WITH_LINES, _EPOCH_SECONDS = 20, 300.0

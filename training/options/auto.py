@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Annotated
 
+from keras_vit.cli.options import Aliases, Positive, Seed
 from keras_vit.images.geometry import Resize
-from keras_vit.parser import Aliases, Positive, Seed
 from training.options.common import DataOptions
 
 

@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from keras_vit import UserError
+from keras_vit.cli.options import Aliases, Count, MayLead, Natural, Seed, check_ranges
+from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import Rules, refuse_first, refuse_without_effect
 from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
-from keras_vit.parser import Aliases, Count, MayLead, Natural, Seed, arguments_of, check_ranges
 from keras_vit.runs import Run, open_run
 from training.recipes.recipe import Recipe
 
@@ -176,7 +177,7 @@ class TrainingOptions:
     """Options of all commands that train."""
 
     source: DataOptions
-    workdir: str
+    workdir: Annotated[str, Aliases(("--output-dir",))]
     """Run directory, or an address such as gs://bucket/run. If it holds an unfinished run of the same command, that run
     continues. All workers share it."""
     seed: Seed = 0

@@ -6,11 +6,11 @@ import pathlib
 from typing import Annotated
 
 from keras_vit import UserError, run_directory
+from keras_vit.cli.options import Count, Positional
 from keras_vit.errors import Rules, refuse_first
 from keras_vit.files.atomic import is_temporary
 from keras_vit.files.remote import existing_folder, is_remote
 from keras_vit.images.formats import is_hidden
-from keras_vit.parser import Count, Positional
 from training.options.common import DataOptions
 from training.options.pipeline import PIPELINE, PROBLEMS, Runner
 

@@ -5,9 +5,9 @@ import pathlib
 from typing import Annotated, Literal
 
 from keras_vit import UserError
+from keras_vit.cli.options import Aliases, Count, MayLead, Port, Positional, Share, check_ranges
 from keras_vit.errors import refuse_first, refuse_without_effect
 from keras_vit.files.remote import existing_file, existing_folder
-from keras_vit.parser import Aliases, Count, MayLead, Port, Positional, Share, check_ranges
 from training.options.common import AnnotatedData, TrainingOptions
 from training.options.predict import check_output_file, pictures_or_page
 from training.recipes.detect import DETECT, DetectRecipe
@@ -23,7 +23,7 @@ class DetectPredictOptions:
 
     pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
     """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'."""
-    run: Annotated[str, Aliases(("--checkpoint", "--model"))]
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
     """Run directory or .keras file of a detector, or OWL-ViT or OWLv2, such as
     hf:google/owlv2-base-patch16-ensemble."""
     classes: tuple[str, ...] | None = None

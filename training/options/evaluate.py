@@ -6,9 +6,10 @@ from typing import Annotated
 
 from keras_vit import UserError, run_directory
 from keras_vit.checkpoints.fetch.find import check_name
+from keras_vit.cli.options import Aliases, Count, MayBeEmpty, MayLead, Positional
+from keras_vit.cli.parser import Given
 from keras_vit.errors import nearest, refuse_without_effect
 from keras_vit.files.remote import is_remote, to_path
-from keras_vit.parser import Aliases, Count, Given, MayBeEmpty, MayLead, Positional
 from keras_vit.published_accuracy import ACCURACY
 from keras_vit.runs import Run, open_run
 from keras_vit.text.classes import classes_of_labels, classes_of_options

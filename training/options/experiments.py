@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated
 
-from keras_vit.parser import Aliases, Count, Seed
+from keras_vit.cli.options import Aliases, Count, Seed
 from training.options.common import DataOptions, Execution, StrategyOptions
 from training.recipes.finetune import FINETUNE_RECIPES
 from training.recipes.recipe import PretrainRecipe, Recipe

@@ -5,9 +5,9 @@ import pathlib
 from typing import Annotated, Any, Literal
 
 from keras_vit import UserError, run_directory
+from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Range
 from keras_vit.files.remote import existing_folder, to_path
 from keras_vit.images.geometry import Resize
-from keras_vit.parser import Aliases, Count, Positional, Range
 from keras_vit.runs import Run, open_run
 from training.options.common import DataOptions, OnBadImage
 from training.options.pipeline import Runner
@@ -25,7 +25,7 @@ class EmbedOptions:
 
     pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
     """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'; or --data."""
-    run: Annotated[str, Aliases(("--checkpoint", "--model"))]
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
     """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     output: str
     """Folder of the features. If it has some of the same pictures and model, the command continues."""

@@ -5,8 +5,8 @@ import pathlib
 from typing import Annotated
 
 from keras_vit import UserError
+from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Range, Seed
 from keras_vit.files.remote import existing_folder
-from keras_vit.parser import Aliases, Count, MayLead, Positional, Range, Seed
 from keras_vit.runs import Run, open_run, open_run_directory
 from keras_vit.unknown_score import UnknownKind
 from training.options.common import DataOptions
@@ -91,7 +91,7 @@ class AnomalyPredictOptions:
 
     pictures: Annotated[tuple[str, ...], Positional("PICTURES")]
     """Image files, folders and patterns."""
-    run: str
+    run: Annotated[str, MayLead()]
     """Directory that keras-vit anomaly fit has written."""
     output: str | None = None
     """File for the results, which ends in .csv or .html (a page with heat maps)."""

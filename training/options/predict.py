@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from keras_vit import UserError
+from keras_vit.cli.options import Aliases, MayLead, Port, Positional, Share
+from keras_vit.cli.parser import Given, arguments_of
 from keras_vit.errors import refuse_first, refuse_without_effect
 from keras_vit.files.remote import is_remote, matching
 from keras_vit.images.formats import is_picture_name
-from keras_vit.parser import Aliases, Given, Port, Positional, Share, arguments_of
 from keras_vit.run_directory import CONFIG, MODEL
 from keras_vit.runs import Run
 from keras_vit.text.classes import is_text_file
@@ -31,7 +32,7 @@ class PredictOptions:
 
     pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
     """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'."""
-    run: Annotated[str, Aliases(("--checkpoint", "--model"))]
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
     """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     labels: str | None = None
     """Text file with one class name per line; default the run's labels.txt or the names in a config.json, else class

@@ -5,8 +5,8 @@ import pathlib
 from typing import Annotated, Any
 
 from keras_vit import UserError
+from keras_vit.cli.options import Count, Positive, Range
 from keras_vit.files.remote import to_path
-from keras_vit.parser import Count, Positive, Range
 from keras_vit.runs import Run
 from training.options.common import FeatureOptions
 

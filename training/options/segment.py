@@ -6,10 +6,10 @@ import shlex
 from typing import Annotated, Any, Literal
 
 from keras_vit import UserError
+from keras_vit.cli.options import Aliases, MayLead, Positional, Share, check_ranges
 from keras_vit.errors import Rules, refuse_first, refuse_without_effect
 from keras_vit.files.remote import existing_file, existing_folder, is_remote
 from keras_vit.models.config import SEGMENT_THRESHOLD, SegmentationTask
-from keras_vit.parser import Aliases, MayLead, Positional, Share, check_ranges
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, AnnotatedData, TrainingOptions
 from training.recipes.dense import SegmentRecipe
 
@@ -136,7 +136,7 @@ class SegmentPredictOptions:
 
     pictures: Annotated[tuple[str, ...], Positional("PICTURES")]
     """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'."""
-    run: Annotated[str, Aliases(("--checkpoint", "--model"))]
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
     """Run directory or .keras file of a model that segments, or a published EoMT."""
     output: str
     """New or existing folder: masks/ with a PNG for each image; masks.json of instance and panoptic, in COCO's panoptic

@@ -3,13 +3,18 @@
 import dataclasses
 from typing import Annotated, Literal
 
+from keras_vit.cli.options import Aliases, Count, Range, Share
 from keras_vit.errors import Rules, refuse_first, refuse_without_effect
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.files.remote import is_remote
-from keras_vit.parser import Aliases, Count, Range, Share
 from training.options.common import TrainingOptions
 from training.recipes.recipe import PretrainRecipe
 
+# Fields that come first in the help of the commands that train.
+USUAL = (
+    "checkpoint", "model", "data", "workdir", "seed", "precision", "strategy", "image_size", "batch_size",
+    "learning_rate", "epochs", "steps", "resize", "flip",
+)  # fmt: skip
 LearnBy = Literal["noisy-student", "ema-teacher"]
 
 

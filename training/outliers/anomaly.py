@@ -11,11 +11,11 @@ import keras
 import numpy as np
 
 from keras_vit import Preprocessing, UserError, ViTConfig, config_of, inspection, preprocessing_of, run_directory
+from keras_vit.cli.progress import tracked
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.tables import markdown_table
 from keras_vit.inspection.compute import model_inputs
 from keras_vit.models.patch_memory import anomaly_model, local_features
-from keras_vit.progress import tracked
 from keras_vit.runs import Run
 from keras_vit.unknown_score import threshold_of
 from training.features.embed import check_finite

@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn.random_projection import SparseRandomProjection, johnson_lindenstrauss_min_dim
 
-from keras_vit.progress import tracked
+from keras_vit.cli.progress import tracked
 
 # Distortion of distances by the random projection, as in PatchCore's code and anomalib.
 _EPSILON = 0.9

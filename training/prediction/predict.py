@@ -15,6 +15,7 @@ import numpy as np
 import tqdm
 
 from keras_vit import Preprocessing, UserError, inspection, run_directory
+from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.labels import check_number, distinct_names, read_labels
 from keras_vit.files.tables import markdown_table, short_name
@@ -24,7 +25,6 @@ from keras_vit.inspection.html_page import thumbnail_address
 from keras_vit.inspection.html_report import maps_of
 from keras_vit.inspection.prediction_page import PICTURE_SIDE, PictureCard, groups_of, prediction_page
 from keras_vit.models.build import logits_model
-from keras_vit.native_stderr import native_stderr_silenced
 from keras_vit.runs import Run
 from keras_vit.scores import TOP_K, Scoring
 from keras_vit.unknown_score import features_and_logits

@@ -4,8 +4,8 @@ import dataclasses
 from typing import Literal
 
 import keras_vit
+from keras_vit.cli.options import Count
 from keras_vit.errors import Rules
-from keras_vit.parser import Count
 from training.recipes.recipe import Recipe
 from training.recipes.schedules import Schedule
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from keras_vit.parser import Share
+from keras_vit.cli.options import Share
 from training.recipes.dense import DenseRecipe
 from training.recipes.schedules import Schedule
 

@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from keras_vit import UserError, parser
+from keras_vit import UserError
+from keras_vit.cli import parser
+from keras_vit.cli.parser import Given
 from keras_vit.errors import Applies, refuse_without_effect
 from keras_vit.images.geometry import scaled_crop
 from keras_vit.models.config import ModelConfig
-from keras_vit.parser import Given
 from training.recipes.auto import DataFacts
 from training.recipes.recipe import DURATIONS, PretrainRecipe, Recipe
 from training.recipes.schedules import Schedule

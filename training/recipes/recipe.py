@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import keras_vit
 from keras_vit import ResNetConfig, ViTConfig
+from keras_vit.cli.options import Aliases, Count, Natural, NotNegative, Positive, Range, Share, check_ranges
 from keras_vit.errors import Rules, refuse_first
 from keras_vit.images.geometry import Resize
-from keras_vit.parser import Aliases, Count, Natural, NotNegative, Positive, Range, Share, check_ranges
 from training.recipes.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Recipe:
     """Height and width of the model's input in pixels."""
     batch_size: Count
     """Images per step, on all workers together."""
-    learning_rate: Positive
+    learning_rate: Annotated[Positive, Aliases(("--lr",))]
     """Peak learning rate, reached after the warm-up."""
     epochs: Count | None = None
     """Passes over the training data."""
@@ -62,7 +62,7 @@ class Recipe:
     optimizer: OptimizerKind = "adamw"
     """adamw: betas 0.9 and 0.999, epsilon 1e-8. sgd: momentum 0.9, without Nesterov. muon: orthogonalized momentum for
     the kernels of a Transformer's blocks, adamw for all other weights, at the learning rate of adamw."""
-    weight_decay: NotNegative = 0.0
+    weight_decay: Annotated[NotNegative, Aliases(("--wd",))] = 0.0
     """Decoupled decay of kernels, times the learning rate, per step. big_vision's wd is this times the peak."""
     layer_decay: Annotated[float, Range("(0, 1]")] = 1.0
     """Ratio of the learning rate of each encoder block to that of the next block."""

@@ -7,8 +7,8 @@ multiplies the decayed value. All decays except stair count their progress from 
 import dataclasses
 from typing import Annotated, Literal, get_args
 
+from keras_vit.cli.options import Count, Natural, NotNegative, Range, check_ranges
 from keras_vit.errors import check_choice, refuse_first
-from keras_vit.parser import Count, Natural, NotNegative, Range, check_ranges
 
 Decay = Literal["cosine", "linear", "stair", "rsqrt", "polynomial", "constant"]
 

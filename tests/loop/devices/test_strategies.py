@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.parser import check_ranges
+from keras_vit.cli.options import check_ranges
 from training.input.sources import open_source
 from training.loop.devices import rendezvous
 from training.loop.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy, report_lost_workers

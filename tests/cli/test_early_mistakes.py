@@ -21,18 +21,22 @@ from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
 from training.workdir import check_outside, run_settings
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parent.parent.parent
 # Runs each line of stdin as a command; prints its sentence, or what it has imported.
 SCRIPT = """
-import importlib, shlex, sys
+import contextlib, importlib, io, shlex, sys
 from keras_vit import UserError
 for line in sys.stdin:
     command, *arguments = shlex.split(line)
+    printed = io.StringIO()
     try:
-        importlib.import_module(command).main(arguments)
+        with contextlib.redirect_stderr(printed):
+            importlib.import_module(command).main(arguments)
         print("nothing was wrong with", line)
     except UserError as error:
         print(error)
+    except SystemExit as stop:  # of the parser
+        print(stop.code, *printed.getvalue().split())
     if slow := {"tensorflow", "keras", "jax"} & set(sys.modules):
         sys.exit(f"{line} imported {slow}")
 """
@@ -72,9 +76,9 @@ MISTAKES = {
     f"{TUNE} --checkpoint augreg:B_16 --data folder:gone": DATA,
     f"{TUNE} --model ViT-B_61 --data digits": "There is no official model named 'ViT-B_61'; the nearest names",
     f"{TUNE} --model ViT-M_16 --data digits": "The official model 'ViT-M_16' has no published ImageNet-21k checkpoint",
-    f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size -64": "--image-size takes one or two whole numbers",
-    f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size 0": "--image-size takes one or two whole numbers",
-    f"{TRAIN} --data digits --image-size 0": "--image-size takes one or two whole numbers",
+    f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size -64": "one or two whole numbers above 0",
+    f"{TUNE} --checkpoint augreg:B_16 --data digits --image-size 0": "one or two whole numbers above 0",
+    f"{TRAIN} --data digits --image-size 0": "one or two whole numbers above 0",
     "training.evaluate --run tests/fixtures/vit_token.npz --data digits": "npz' is not a run directory to put",
     "training.evaluate --run tests/fixtures/brought/hf_ijepa_classifier --data digits": "is not a run directory to put",
     **{
@@ -163,15 +167,12 @@ MISTAKES = {
     "training.pretrain mnist-small --data digits --workdir never --image-size 30": "multiple of the patch height 7",
     "keras_vit.inspection.__main__ --checkpoint gone --output never": NAME,
     "keras_vit.inspection.__main__ --run gone --output never": NAME,
-    "keras_vit.inspection.__main__ --output never": "-m keras_vit inspect: --run",
-    "keras_vit.inspection.__main__ a.png --checkpoint b --output never": "Unrecognized arguments: a.png",
     "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --output never": "has no images of its own; give --images",
     "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --images gone --output never": "no image or folder 'gone'",
-    "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --figures map --output never": "--figures takes fil",
+    "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --figures map --output never": "--figures",
     "export.saved_model.__main__ --run gone --output never": NAME,
     "export.saved_model.__main__ --checkpoint gone --output never": NAME,
     "export.tflite.__main__ --run gone --output never": NAME,
-    "export.tflite.__main__ --output never": "-m keras_vit tflite: --run",
     "export.tflite.__main__ --run . --labels x --output never": "is not a finished run: it has no model.keras",
     "export.tflite.__main__ --checkpoint augreg:B_16 --output README.md": "README.md is a file; --output takes a",
     f"{TUNE} --data digits": "Give either --checkpoint, a file, folder, address or name, or --model",

@@ -1,7 +1,7 @@
-"""What all commands share: their names, their start, and their end with one sentence and exit code 2 for a user error.
+"""The start of all commands, and their end with one sentence and exit code 2 for a user error.
 
-The module of a command has a `main`, which parses its options with `keras_vit/parser.py`. It then imports the module
-that does the work with TensorFlow and Keras, so that help and wrong options are fast.
+The module of a command has a `main`, which parses its options with `keras_vit/cli/parser.py`. It then imports the
+module that does the work with TensorFlow and Keras, so that help and wrong options are fast.
 """
 
 import atexit
@@ -12,16 +12,15 @@ import importlib
 import io
 import os
 import re
-import shlex
-import shutil
 import signal
 import sys
 import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
+from keras_vit.cli.messages import as_typed, command_line
+from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.errors import ParityError, UserError
-from keras_vit.native_stderr import native_stderr_silenced
 
 # Errors of the operating system that a user can fix: no permission, no space, no such path, name too long.
 _USERS_DISK = (
@@ -31,43 +30,6 @@ _USERS_DISK = (
 # Of these, those of a full disk.
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
-_SCRIPT = "keras-vit"  # that pip installs
-_MODULE = "keras_vit"  # that Python runs where the script is not installed
-# The modules are imported by name when a command is run: `keras_vit` imports neither `training` nor `export`.
-COMMANDS = {
-    "auto": "training.auto",
-    "pretrain": "training.pretrain",
-    "finetune": "training.finetune",
-    "predict": "training.predict",
-    "evaluate": "training.evaluate",
-    "verify-official": "training.verify_official",
-    "fewshot": "training.fewshot",
-    "linear-probe": "training.linear_probe",
-    "knn": "training.knn",
-    "embed": "training.embed",
-    "similar": "training.similar",
-    "search": "training.search",
-    "review": "training.review",
-    "soup": "training.soup",
-    "unknown": "training.unknown",
-    "anomaly": "training.anomaly",
-    "segment": "training.segment",
-    "detect": "training.detect",
-    "study": "training.study",
-    "vtab": "training.vtab",
-    "shard": "training.shard",
-    "prepare": "training.prepare",
-    "samples": "training.samples",
-    "launch": "training.launch",
-    "demo": "training.demo",
-    "inspect": "keras_vit.inspection.__main__",
-    "convert": "keras_vit.convert",
-    "saved-model": "export.saved_model.__main__",
-    "tflite": "export.tflite.__main__",
-    "onnx": "export.onnx.__main__",
-    "fastest": "export.fastest.__main__",
-    "serving": "export.serving.kit",
-}
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _PYTHONS_FORMAT = warnings.formatwarning
 _ALL_MESSAGES, _NONE = "0", "3"  # every error that ends an operation is an exception too
@@ -157,17 +119,6 @@ def _end(number: int, _) -> typing.NoReturn:
     sys.exit(128 + number)
 
 
-def command_line() -> str:
-    """The command of this process as it is typed into a shell."""
-    return f"{_script()} {shlex.join(sys.argv[1:])}" if _is_script() else shlex.join(sys.orig_argv)
-
-
-def as_typed(text: str) -> str:
-    """A text with every `keras-vit COMMAND` as it runs in this shell; it stays so where the script is on the path."""
-    names = "|".join(map(re.escape, COMMANDS))
-    return re.sub(rf"(?<![\w/-]){_SCRIPT}(?= ({names})\b)", lambda _: _program(), text)
-
-
 def run_job(
     prog: str, about: str, jobs: Mapping[str, Callable[[Sequence[str]], None]], arguments: Sequence[str]
 ) -> None:
@@ -182,34 +133,6 @@ def run_job(
         jobs[name](rest)
     else:
         raise UserError(f"{prog} takes {', '.join(jobs)} and its options, but was given {name!r} first.")
-
-
-def print_next(commands: Sequence[Sequence[str]]) -> None:
-    """Print commands to go on with, each of which runs when it is pasted into the shell.
-
-    commands: of each, a name of `COMMANDS` and its arguments, as they are without quotes.
-    """
-    print("Next:")
-    for command in commands:
-        print(f"  {_program()} {shlex.join(command)}")
-
-
-def _program() -> str:
-    """What starts a command in this shell: the script or, where there is none, Python with this package."""
-    if _is_script():
-        return _script()
-    return _SCRIPT if shutil.which(_SCRIPT) else f"{shlex.quote(sys.orig_argv[0])} -m {_MODULE}"
-
-
-def _is_script() -> bool:
-    return os.path.basename(sys.argv[0]) == _SCRIPT  # Python's command line has its whole path, and Python's
-
-
-def _script() -> str:
-    """The script as a shell finds it: by its name, or by its path where that is not on PATH."""
-    found = shutil.which(_SCRIPT)
-    is_elsewhere = os.path.exists(sys.argv[0]) and not (found and os.path.samefile(found, sys.argv[0]))
-    return shlex.quote(sys.argv[0]) if is_elsewhere else _SCRIPT
 
 
 def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> None:

@@ -11,13 +11,13 @@ import time
 
 import pytest
 
-from keras_vit import progress
-from keras_vit.progress import Progress, tracked
+from keras_vit.cli import progress
+from keras_vit.cli.progress import Progress, tracked
 from tests.support import Terminal
 
 _JOB = """
 import time
-from keras_vit import progress
+from keras_vit.cli import progress
 progress._LOOK_SECONDS = 0.01
 with progress.Progress("int8 (3 of 7)") as outer:
     for _ in progress.tracked(range(40), "verifying model-int8.tflite"):

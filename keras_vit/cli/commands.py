@@ -6,11 +6,46 @@ Its script does not put the current folder on Python's path, so it also works in
 import importlib
 from collections.abc import Sequence
 
-from keras_vit import __version__, cli
-from keras_vit.cli import COMMANDS
+from keras_vit import __version__
+from keras_vit.cli import start
 from keras_vit.errors import UserError, nearest
 from keras_vit.published import USUAL, find_models
 
+# The modules are imported by name when a command is run: `keras_vit` imports neither `training` nor `export`.
+COMMANDS = {
+    "auto": "training.auto",
+    "pretrain": "training.pretrain",
+    "finetune": "training.finetune",
+    "predict": "training.predict",
+    "evaluate": "training.evaluate",
+    "verify-official": "training.verify_official",
+    "fewshot": "training.fewshot",
+    "linear-probe": "training.linear_probe",
+    "knn": "training.knn",
+    "embed": "training.embed",
+    "similar": "training.similar",
+    "search": "training.search",
+    "review": "training.review",
+    "soup": "training.soup",
+    "unknown": "training.unknown",
+    "anomaly": "training.anomaly",
+    "segment": "training.segment",
+    "detect": "training.detect",
+    "study": "training.study",
+    "vtab": "training.vtab",
+    "shard": "training.shard",
+    "prepare": "training.prepare",
+    "samples": "training.samples",
+    "launch": "training.launch",
+    "demo": "training.demo",
+    "inspect": "keras_vit.inspection.__main__",
+    "convert": "keras_vit.convert",
+    "saved-model": "export.saved_model.__main__",
+    "tflite": "export.tflite.__main__",
+    "onnx": "export.onnx.__main__",
+    "fastest": "export.fastest.__main__",
+    "serving": "export.serving.kit",
+}
 _LISTS = {"models": "the named models", "recipes": "the recipes for training"}
 # What the commands are for, and what each does, in half a line.
 _GROUPS = {
@@ -164,4 +199,4 @@ def _not_installed(name: str, missing: ModuleNotFoundError) -> UserError:
 
 def main() -> None:
     """The entry point of the script `keras-vit`."""
-    cli.run(run_command)
+    start.run(run_command)

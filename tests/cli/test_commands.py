@@ -11,10 +11,10 @@ import pytest
 
 import keras_vit
 from keras_vit import UserError
-from keras_vit.commands import COMMANDS, run_command
-from tests.test_cli import COMMANDS as MODULES
+from keras_vit.cli.commands import COMMANDS, run_command
+from tests.cli.test_start import COMMANDS as MODULES
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
 def test_every_module_with_a_command_has_one_name():
@@ -37,7 +37,7 @@ def test_the_version_is_printed_and_its_option_listed(capsys):
 
 _LISTED_WITHOUT_TENSORFLOW = """
 import sys
-from keras_vit.commands import run_command
+from keras_vit.cli.commands import run_command
 run_command(sys.argv[1:])
 sys.exit(bool({"tensorflow", "keras", "jax"} & set(sys.modules)))
 """
@@ -78,7 +78,7 @@ def test_the_package_runs_commands_without_its_script():
 )
 def test_bash_completes_commands_options_and_files(words, completed, tmp_path):
     script = """
-keras-vit() { "$PYTHON" -c "from keras_vit.commands import main; main()" "$@"; }
+keras-vit() { "$PYTHON" -c "from keras_vit.cli.commands import main; main()" "$@"; }
 eval "$(keras-vit --print-completion bash)"
 COMP_WORDS=(keras-vit "$@") COMP_CWORD=$#
 _keras_vit
