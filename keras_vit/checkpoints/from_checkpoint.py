@@ -8,6 +8,7 @@ import functools
 import io
 import os
 import pathlib
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from keras_vit.checkpoints.infer_config import (
     infer_config,
     infer_task,
     known_image_size,
+    known_num_heads,
     original_preprocessing,
     refuse_ambiguous_settings,
     refuse_differences,
@@ -174,6 +176,8 @@ def load_with(path: str | os.PathLike, options: LoadOptions, edit: Edit | None =
         not called for another task.
     """
     file = find_checkpoint(path)
+    if options.name is None and not is_keras_model(file):
+        options = dataclasses.replace(options, name=_name_of(path))
     if is_keras_model(file):
         return _from_keras_model(load_named_model(file), options)
     checkpoint = open_checkpoint(file, options.stored_grid)
@@ -194,6 +198,8 @@ def load_with(path: str | os.PathLike, options: LoadOptions, edit: Edit | None =
     num_channels = _first_kernel(checkpoint.weights)[1].shape[2]
     _warn_of_images(checkpoint, os.fspath(path), None if options.size else size, num_channels)
     preprocessing = original_preprocessing(checkpoint, size, num_channels)
+    if assumed := _assumed(checkpoint, config, options, preprocessing):
+        print(f"Not in the files of {checkpoint.path}, and assumed: {'; '.join(assumed)}.")
     if edit is not None and task is None:
         config, weights = edit(config, checkpoint.weights)
         checkpoint = dataclasses.replace(checkpoint, weights=weights)
@@ -240,6 +246,28 @@ def _warn_of_images(checkpoint: Checkpoint, path: str, size: tuple[int, int] | N
             "they are scaled to [-1, 1].",
             stacklevel=4,
         )
+
+
+def _name_of(path: str | os.PathLike) -> str | None:
+    """A name for the model of a checkpoint: that of its folder or file, in letters that layers may have."""
+    name = os.fsdecode(path).rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1]
+    name = re.sub(r"\.(npz|safetensors)$", "", name)
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name).strip("._-") or None
+
+
+def _assumed(
+    checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions, preprocessing: Preprocessing
+) -> list[str]:
+    """What the files of a checkpoint do not tell, although models of this format differ in it."""
+    if checkpoint.format is None or not checkpoint.format.CONFIG_FILES:
+        return []
+    file_config, assumed = checkpoint.file_config, list[str]()
+    if file_config.images is None:
+        assumed.append(preprocessing.summary())
+    if file_config.gelu is None and isinstance(config, ViTConfig):
+        assumed += [f"{config.num_heads} heads"] if known_num_heads(checkpoint, options) is None else []
+        assumed += [f"GELU {config.gelu}"] if options.gelu is None else []
+    return assumed
 
 
 _IN_KERAS_MODEL = (

@@ -64,7 +64,10 @@ class InspectionOptions:
         if run.file(run_directory.CONFIG):
             return run.next_commands("inspect")
         heads = () if self.num_heads is None else ("--num-heads", str(self.num_heads))
-        return [("saved-model", "--run", run.name, *heads, "--embeddings", "features", "--output", "features")]
+        model = ("--run", run.name, *heads)
+        if not run.class_names:
+            return [("saved-model", *model, "--embeddings", "features", "--output", "features")]
+        return [("predict", *model, "--serve"), ("saved-model", *model, "--output", "served")]
 
     def image_source(self, run: Run) -> str:
         """The argument --images, or the samples of the run directory if there is none."""

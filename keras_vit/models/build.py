@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import numbers
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -340,15 +341,9 @@ def intermediates(model: keras.Model, names: str | Collection[str] | None = None
         names: names of the outputs; None for all that the model has. With one name instead of a list, the output is
             that tensor instead of a dict.
     """
-    config = config_of(model)
     if isinstance(names, str):
         return keras.Model(model.input, intermediates(model, [names]).output[names], name=f"{model.name}_{names}")
-    layers = {layer.name: layer for layer in model.layers}
-    available = _inside_vit(config, layers) if isinstance(config, ViTConfig) else _inside_resnet(config, layers)
-    if head := classifier_head(model):
-        available["logits"] = lambda: logits_model(model).output
-        if "mean_of_heads" not in layers:
-            available["pre_logits"] = lambda: head.input
+    available = _available(model)
     for name in names or ():
         if name not in available:
             raise UserError(
@@ -356,6 +351,39 @@ def intermediates(model: keras.Model, names: str | Collection[str] | None = None
             )
     outputs = {name: available[name]() for name in (available if names is None else names)}
     return keras.Model(model.input, outputs, name=f"{model.name}_intermediates")
+
+
+def get_layer(model: keras.Model, name: str) -> keras.layers.Layer:
+    """Return a layer of a model by a name of `intermediates`, such as "block_0" or "encoded", or by its own name.
+
+    The layer is the one whose output the intermediate is; "attention_0" is the layer that multiplies the values by the
+    probabilities. The names of the layers are the paths of the official checkpoints, with dots for slashes.
+
+    Raises UserError for a name that is neither.
+    """
+    layers = {layer.name: layer for layer in model.layers}
+    if name in layers:
+        return layers[name]
+    available = _available(model)
+    if name not in available:
+        names = [*layers, *available]
+        raise UserError(f"The model has no layer {name!r}; the nearest names are {nearest(name, names)}.")
+    if match := re.fullmatch(r"attention_(\d+)(?:_(row|column))?", name):
+        axis = f".{match[2]}" if match[2] else ""
+        return layers[f"Transformer.encoderblock_{match[1]}{axis}.MultiHeadDotProductAttention_1"]
+    tensor = available[name]()
+    return next(layer for layer in model.layers if layer.output is tensor)
+
+
+def _available(model: keras.Model) -> dict[str, Callable]:
+    """Return a function that gives the tensor for each name of `intermediates`."""
+    config, layers = config_of(model), {layer.name: layer for layer in model.layers}
+    available = _inside_vit(config, layers) if isinstance(config, ViTConfig) else _inside_resnet(config, layers)
+    if head := classifier_head(model):
+        available["logits"] = lambda: logits_model(model).output
+        if "mean_of_heads" not in layers:
+            available["pre_logits"] = lambda: head.input
+    return available
 
 
 def feature_map(model: keras.Model, name: str) -> keras.Model:
