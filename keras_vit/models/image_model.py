@@ -24,9 +24,9 @@ class ImageModel(keras.Model):
     """A functional keras.Model from images to logits, probabilities or features; see `keras_vit.build`.
 
     `fit` warns of a loss that expects probabilities if the model ends with logits, and of arrays or a tf.data.Dataset
-    whose first images are not in the range of the model's preprocessing; `predict` warns of such arrays. Neither changes
-    what is computed: a PyDataset is not read, since that may draw random numbers, nor the data of several replicas,
-    which are divided by their graph.
+    whose first images are not in the range of the model's preprocessing; `predict` warns of such arrays. Neither
+    changes what is computed: a PyDataset is not read, since that may draw random numbers, nor the data of several
+    replicas, which are divided by their graph.
     """
 
     def fit(self, x=None, *args, **kwargs):

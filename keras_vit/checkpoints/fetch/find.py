@@ -173,7 +173,7 @@ def _address(source: str, cache: pathlib.Path) -> str:
         raise _no_path(source)
     close = bare or [nearest(source, known)]
     if re.fullmatch(_TIMM_NAME, source, re.ASCII):
-        close = [f"hf:timm/{source}"]
+        close = [f"timm/{source}"]
     raise UserError(
         f"There is no file, folder or official checkpoint {source[:200]!r}; give an existing path, an https:// or "
         f"gs:// address, the full name of an AugReg file after augreg:, or an official name like {', '.join(close)}."
