@@ -76,12 +76,11 @@ def to_tflite(
     run, source = _opened(model, images)
     folder = None if calibration is None else os.fspath(calibration)
     options = TFLiteOptions(source, os.fspath(directory), tuple(formats), target=target, calibration=folder)
-    output = export_folder(options.output)
+    export_folder(options.output)
     if (task := task_of_run(run, source, None)) is not None:
-        written = tflite_task.export_task(task, output, options.formats)
-    else:
-        exported = open_model(run, source)
-        written = export_tflite(exported, options, read_calibration(run, options, exported.labels))
+        return {name: path for name, (path, _) in tflite_task.export_task(task, options).items()}
+    exported = open_model(run, source)
+    written = export_tflite(exported, options, read_calibration(run, options, exported.labels))
     return {name: path for name, (path, _) in written.items()}
 
 

@@ -1,4 +1,4 @@
-"""What a script in Keras takes from the three packages: data, predictions, measures and exports of a model in memory."""
+"""What a script in Keras takes from the packages: data, predictions, measures and exports of a model in memory."""
 
 import pathlib
 

@@ -115,7 +115,7 @@ class Preprocessing:
     """Whether an image file is turned upright by its EXIF orientation. False for models saved before this field
     existed."""
 
-    autograph_info__: ClassVar = {}  # see `_traced_as_it_is`: an instance is called, too
+    autograph_info__: ClassVar[dict] = {}  # see `_traced_as_it_is`: an instance is called, too
 
     def __post_init__(self) -> None:
         convert_fields(self)  # JSON and command lines give lists
