@@ -42,6 +42,7 @@ from keras_vit.models.build import (
     build,
     classifier_activation_of,
     config_of,
+    model_spec,
     numbers_of_classes,
     preprocessing_of,
     saved_classes,
@@ -176,10 +177,9 @@ def load_with(path: str | os.PathLike, options: LoadOptions, edit: Edit | None =
         not called for another task.
     """
     file = find_checkpoint(path)
-    if options.name is None and not is_keras_model(file):
-        options = dataclasses.replace(options, name=_name_of(path))
     if is_keras_model(file):
         return _from_keras_model(load_named_model(file), options)
+    options = dataclasses.replace(options, name=options.name or _name_of(path))
     checkpoint = open_checkpoint(file, options.stored_grid)
     refuse_unexpected_keys(checkpoint)
     config = infer_config(checkpoint, options)
@@ -278,11 +278,14 @@ _IN_KERAS_MODEL = (
 
 def _from_keras_model(model: keras.Model, options: LoadOptions) -> keras.Model:
     options.refuse(dict.fromkeys(_IN_KERAS_MODEL, "a .keras file contains it"))
-    if changed_layer(model):
-        if options == LoadOptions():
-            return model
-        check_unchanged(model, _CHANGE_FIRST)
     config = config_of(model)
+    if options == LoadOptions():
+        is_as_asked = not any(getattr(config, rate, 0.0) for rate in options.rates)
+        policy = model_spec(model).dtype_policy.name
+        if (is_as_asked and policy == keras.config.dtype_policy().name) or changed_layer(model):
+            return model
+    else:
+        check_unchanged(model, _CHANGE_FIRST)
     if isinstance(config, ViTConfig):
         config = dataclasses.replace(config, **options.rates)
     elif any(options.rates.values()):
