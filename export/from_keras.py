@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import keras
 
-from export.options import Dtype, SavedModelOptions, SourceOptions, Target, TFLiteFormat, TFLiteOptions, export_folder
+from export.options import Dtype, SavedModelOptions, SourceOptions, Target, TFLiteFormat, TFLiteOptions
+from export.run import export_folder
 from export.saved_model import task as saved_model_task
 from export.saved_model.export import export_saved_model
 from export.source import open_model

@@ -2,17 +2,13 @@
 
 import dataclasses
 import os
-import pathlib
 import re
 from typing import Annotated, Literal, get_args
 
-from keras_vit import run_directory
 from keras_vit.cli.options import Aliases, Count, MayLead, Range, Share
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import UserError, refuse_first, refuse_without_effect
-from keras_vit.files.remote import check_saved_model_path, local_path, to_path
-from keras_vit.run_directory import CALIBRATION
-from keras_vit.runs import Run, open_run
+from keras_vit.files.remote import check_saved_model_path, local_path
 
 # Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
 # always allowed: in a small set, a single image between two classes means nothing.
@@ -45,23 +41,6 @@ class SourceOptions:
     def arguments(self) -> list[str]:
         """The options as a command line has them."""
         return arguments_of(self)
-
-    def open_run(self) -> Run:
-        """The model to export. Raises UserError for what is none, such as an export."""
-        if to_path(self.run).suffix == ".tflite":
-            raise UserError(f"{self.run} is an export already; give the model that it was exported from.")
-        run = open_run(self.run, image_size=self.image_size, num_heads=self.num_heads, num_groups=self.num_groups)
-        if self.labels is not None:
-            run.check_label_file(self.labels)
-        return run
-
-
-def export_folder(output: str) -> pathlib.Path:
-    """The path of --output. Raises UserError for a place where nothing can be written, and for a run directory."""
-    folder = run_directory.output_folder(output)
-    if run_directory.is_run(folder):
-        raise UserError(f"{output} is a run directory, which would no longer be used as one; give another --output.")
-    return folder
 
 
 Dtype = Literal["float32", "bfloat16"]
@@ -128,9 +107,9 @@ class SavedModelOptions:
 
 Target = Literal["cpu", "gpu", "npu"]
 GpuCheckOf = Literal["two-blocks", "whole"]
-TFLiteFormat = Literal["float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8", "int16x8"]
+TFLiteFormat = Literal["float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8"]
 # Formats that need calibration images: for ranges, or for the correlation of the inputs of a product.
-CALIBRATED: tuple[TFLiteFormat, ...] = ("int4-weights", "int8", "int16x8")
+CALIBRATED: tuple[TFLiteFormat, ...] = ("int4-weights", "int8")
 # On which processors the files of a target are right.
 PROCESSORS: dict[Target, str] = {"cpu": "CPU; wrong on GPUs", "gpu": "GPU and CPU", "npu": "NPU and CPU"}
 # Options of TFLiteOptions for models that classify.
@@ -159,10 +138,10 @@ class TFLiteOptions:
     uint8_input: bool = False
     """Take pixels 0..255 and normalize them in the model; the files are named model-FORMAT-uint8-input.tflite."""
     dynamic_batch: bool = False
-    """Take any batch size; the files are named …-dynamic-batch.tflite. Not for int4-weights, int8 and int16x8."""
+    """Take any batch size; the files are named …-dynamic-batch.tflite. Not for int4-weights and int8."""
     calibration: str | None = None
-    """Folder of representative images for int4-weights, int8 and int16x8; int8-dynamic and int8-weights lose less
-    with them. Default: training images in the run directory."""
+    """Folder of representative images for int4-weights and int8; int8-dynamic and int8-weights lose less with
+    them. Default: training images in the run directory."""
     calibration_images: Count | None = None
     """Number of calibration images; default 256, or as many as there are."""
     max_disagreement: Share = LARGEST_DISAGREEMENT
@@ -212,14 +191,6 @@ class TFLiteOptions:
     def refuse_those_of_classes(self, noun: str) -> None:
         """Raise UserError for options that have no effect on a model of another task, such as a "detector"."""
         refuse_without_effect(self, [(_OF_CLASSES, False, f"models that classify, and this is an export of {noun}")])
-
-
-def check_calibration(options: TFLiteOptions, run: Run) -> None:
-    """Raise UserError for a number of calibration images where there are none."""
-    if options.calibration_images is not None and options.calibration is None and not run.file(CALIBRATION):
-        raise UserError(
-            f"{run.name} has no images for --calibration-images; add --calibration FOLDER, or leave the number out."
-        )
 
 
 OnnxFormat = Literal["onnx", "openvino"]

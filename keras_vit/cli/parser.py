@@ -93,7 +93,8 @@ def read(
         group = first if is_first else groups.setdefault(name, {})
         about_group[name] = (option.owner.__doc__ or "").partition("\n")[0] if option.path[1:] else ""
         is_required = option.default is dataclasses.MISSING and not (option.note(MayLead) and has_positional)
-        group[key] = typing_extensions.Required[_argument(option)] if is_required else _argument(option)
+        argument = _argument(option, may_be_none=option.default is not None or option.path[0] in defaults)
+        group[key] = typing_extensions.Required[argument] if is_required else argument
     boxes = {
         name: Annotated[_typed_dict(name, fields), tyro.conf.arg(help=about_group[name])]
         for name, fields in groups.items()
@@ -158,8 +159,8 @@ def _typed_dict(name: str, fields: dict[str, Any]) -> Any:
     return typing_extensions.TypedDict(name, fields, total=False)  # type: ignore[operator]
 
 
-def _argument(option: _Option) -> Any:
-    """Return the type of an option with what tyro shows of it."""
+def _argument(option: _Option, *, may_be_none: bool) -> Any:
+    """Return the type of an option with what tyro shows of it, with None only where that would change a default."""
     import tyro
 
     positional, aliases = option.note(Positional), option.note(Aliases)
@@ -177,8 +178,7 @@ def _argument(option: _Option) -> Any:
     ]
     if positional:
         notes.append(tyro.conf.Positional)
-    is_never_none = option.default is None and "recipe" not in option.path
-    return Annotated[(_without_none(option.hint) if is_never_none else option.hint, *notes)]  # type: ignore[return-value]
+    return Annotated[(option.hint if may_be_none else _without_none(option.hint), *notes)]  # type: ignore[return-value]
 
 
 def _without_none(hint: Any) -> Any:

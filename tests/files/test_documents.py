@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import string
 
 import hypothesis
@@ -11,6 +12,7 @@ from hypothesis import strategies
 
 from keras_vit import UserError
 from keras_vit.errors import shown
+from keras_vit.files import documents
 from keras_vit.files.documents import read_json, read_text, read_xml, read_yaml
 
 READERS = {"json": read_json, "yaml": read_yaml, "xml": read_xml}
@@ -97,3 +99,11 @@ def test_any_file_is_a_value_or_a_sentence(kind, examples, file):
             assert "\n" not in shown(READERS[kind](file))
 
     check()
+
+
+def test_yaml_and_xml_are_read_in_one_module():
+    root = pathlib.Path(documents.__file__).parents[2]
+    files = [file for package in ("keras_vit", "training", "export") for file in (root / package).rglob("*.py")]
+    assert len(files) > 200
+    words = re.compile(r"^\s*(import|from) (yaml|xml|defusedxml)\b", re.MULTILINE)
+    assert [file.name for file in files if words.search(file.read_text())] == ["documents.py"]

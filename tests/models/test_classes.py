@@ -9,6 +9,7 @@ import pytest
 
 import keras_vit
 from export.options import SourceOptions
+from export.run import open_run
 from export.source import open_model
 from keras_vit import UserError
 from keras_vit.checkpoints.options import rows_of
@@ -42,7 +43,7 @@ def test_the_names_of_a_published_folder_are_those_of_the_model_through_every_fo
     }
     assert {name: keras_vit.classes_of(form) for name, form in forms.items()} == dict.fromkeys(forms, NAMES)
     source = SourceOptions(str(tmp_path / "own.keras"))
-    assert open_model(source.open_run(), source).labels == NAMES
+    assert open_model(open_run(source), source).labels == NAMES
 
 
 def test_names_do_not_follow_to_another_head():

@@ -23,6 +23,7 @@ RESUMED = {
     "patch dropout": (f"{SMALL} --patch-dropout 0.5", 7),
     "sharpness": (f"{SMALL} --sharpness-radius 0.05", 7),
     "patch sizes": (f"{SMALL} --patch-sizes 2 4", 7),
+    "muon": (f"{SMALL} --optimizer muon --accumulation 2 --checkpoint-every 4", 4),
     "adapters": (f"{LORA} --lora 2 --evaluate-every 2 --ema-decay 0.5", 2),
     "soft": (f"{SMALL} --mixup 0.2 --teacher {{}} --temperature 2", 7),
     "hard": (f"{SMALL} --mixup 0.2 --teacher {{}} {HARD}", 7),

@@ -95,6 +95,18 @@ def test_a_second_file_is_evaluated_on(tmp_path):
     assert (source.train.num_examples, source.evaluation.num_examples, source.held_out) == (4, 3, False)
 
 
+def test_letters_with_accents_are_one_character_or_two(tmp_path):
+    data = shapes.write_voc(tmp_path / "d", 4, objects=False)
+    for folder, name in (("JPEGImages", "\u00e9"), ("SegmentationClass", "e\u0301")):
+        (file,) = (tmp_path / "d" / folder).glob("001.*")
+        file.rename(file.with_stem(name))
+    lists = tmp_path / "d" / "ImageSets" / "Segmentation"
+    lists.mkdir(parents=True)
+    for split, names in (("train", "e\u0301\n000\n"), ("val", "002\n")):
+        (lists / f"{split}.txt").write_text(names)
+    assert open_data(data).train.num_examples == 2
+
+
 @pytest.mark.parametrize(("train", "evaluation"), [("train", "test"), ("training", "val")])
 def test_a_folder_with_splits_uses_them(train, evaluation, tmp_path):
     shapes.write_folder(tmp_path / train, 5)

@@ -24,9 +24,9 @@ from keras_vit.files.labels import distinct_names
 from keras_vit.files.schema import validated
 from keras_vit.images.formats import is_picture, is_picture_name, visible_files
 from training.input.coco import held_out, number_of, own_labels, read_coco, upright_size
+from training.input.listed_files import check_inside, check_listed, listed_file
 from training.options.common import composed
 from training.options.detect import BadBoxes, BoxesOptions
-from training.options.listed_files import check_inside, check_listed, listed_file
 
 # A value of a data.yaml that says nothing.
 _NO_VALUE: tuple = ("", "~", "null", "Null", "NULL", [], {})

@@ -11,7 +11,7 @@ from keras_vit.files.atomic import atomic_write, write_text
 from training.features.findings import ClassCoverage, Findings, Overlap, findings_of
 from training.features.pages import Thumbnails, page, picture
 from training.features.store import FeatureIndex
-from training.options.decisions import COLUMNS, Decision, read_decisions
+from training.input.decisions import COLUMNS, Decision, read_decisions
 from training.options.features import ReviewOptions
 
 DECISIONS = "decisions.csv"

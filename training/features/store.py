@@ -24,7 +24,8 @@ from keras_vit import UserError
 from keras_vit.errors import reading
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.remote import local_copy
-from training.options.features import DESCRIPTION, IndexKind, index_folder
+from training.input.checks import index_folder
+from training.options.features import DESCRIPTION, IndexKind
 
 # Pictures of one file: what a killed process loses at most.
 PART = 2048

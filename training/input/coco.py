@@ -23,8 +23,8 @@ from keras_vit.files.schema import Schema, validated
 from keras_vit.images import open_image
 from keras_vit.images.formats import format_problem, orientation
 from training.input.coco_masks import RunLengths, run_lengths
+from training.input.listed_files import check_inside, check_listed, listed_file
 from training.options.common import composed
-from training.options.listed_files import check_inside, check_listed, listed_file
 
 # In the segments of a picture: pixels that belong to none, and those that are not counted, such as crowds.
 NONE, UNCOUNTED = -1, -2

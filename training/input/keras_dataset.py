@@ -13,7 +13,8 @@ from keras_vit.checkpoints.options import rows_of
 from keras_vit.errors import check_choice
 from training.input.dataset import Split, without_autograph
 from training.input.pipeline import evaluation_batches, steps_per_epoch, training_batches
-from training.input.sources import DataOptions, open_source
+from training.input.sources import open_source
+from training.options.common import DataOptions
 from training.recipes.recipe import Recipe
 
 # An epoch of a data set draws its number below this one, so that every epoch has another order and other changes.

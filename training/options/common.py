@@ -14,7 +14,6 @@ from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import Rules, refuse_first, refuse_without_effect
 from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
-from keras_vit.runs import Run, open_run
 from training.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -273,10 +272,6 @@ class FeatureOptions:
         """The command that makes a model of these features."""
         workdir = ("--workdir", "runs/probe")
         return ("linear-probe", "--checkpoint", self.run, *self.source.arguments(), *workdir)
-
-    def open_run(self) -> Run:
-        """The model of the features. Raises UserError for what is no model."""
-        return open_run(self.run, image_size=self.image_size, num_heads=self.num_heads)
 
 
 @dataclasses.dataclass(frozen=True)

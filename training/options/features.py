@@ -4,11 +4,10 @@ import dataclasses
 import pathlib
 from typing import Annotated, Any, Literal
 
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Range
-from keras_vit.files.remote import existing_folder, to_path
+from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
-from keras_vit.runs import Run, open_run
 from training.options.common import DataOptions, OnBadImage
 from training.options.pipeline import Runner
 from training.options.predict import check_ending
@@ -92,10 +91,6 @@ class EmbedOptions:
         """What changes the features beside the model."""
         return {"image_size": self.image_size, "num_heads": self.num_heads, "resize": self.resize}
 
-    def open_run(self) -> Run:
-        """The model of the features. Raises UserError for what is no model."""
-        return open_run(self.run, image_size=self.image_size, num_heads=self.num_heads)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LookupOptions:
@@ -115,9 +110,6 @@ class LookupOptions:
 
     def __post_init__(self) -> None:
         check_ending(self.output, TABLES)
-        index_folder(self.index)
-        if self.output is not None:
-            run_directory.output_folder(pathlib.Path(self.output).parent)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,14 +145,4 @@ class ReviewOptions:
     @property
     def folder(self) -> pathlib.Path:
         """Where the page goes."""
-        return index_folder(self.index) / "review" if self.output is None else to_path(self.output)
-
-
-def index_folder(index: str) -> pathlib.Path:
-    """The path of a folder of features. Raises UserError unless it is there."""
-    folder = existing_folder(index, "make it by keras-vit embed, whose --output is this folder")
-    if not (folder / DESCRIPTION).is_file():
-        raise UserError(
-            f"There are no features in {index!r}; make them by keras-vit embed, whose --output is this folder."
-        )
-    return folder
+        return to_path(self.index) / "review" if self.output is None else to_path(self.output)

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.errors import refuse_first
+from keras_vit.files.documents import LARGEST, read_text
 from keras_vit.files.labels import LABELS, distinct_names
 from keras_vit.images.formats import is_hidden, is_picture, others_line
 from keras_vit.models.config import SegmentationTask
@@ -36,6 +37,7 @@ from training.input.coco import (
 )
 from training.input.dataset import DataSet, ImageWarnings, Split, decoding_problem, problems_of, summarize_problems
 from training.input.dense import DenseBatches
+from training.options.common import composed
 from training.options.segment import SceneOptions, folders_of_splits
 from training.segmentation.masks import (
     IGNORED,
@@ -124,9 +126,9 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
     _check_contents(contents, labels, options, task)
     _check_learned(scenes, labels, learned, options.path)
     contents.print_ignored()
-    splits = (_split(images, task, contents) for images in (scenes.train, scenes.evaluation))
+    train, evaluation = (_split(images, task, contents) for images in (scenes.train, scenes.evaluation))
     batches = SceneBatches(contents.most, tuple(sorted(contents.classes - contents.things)))
-    return DataSet(labels, *splits, held_out=scenes.held_out, batches=batches)
+    return DataSet(labels, train, evaluation, held_out=scenes.held_out, batches=batches)
 
 
 def _check_contents(
@@ -312,7 +314,7 @@ def _by_name(folder: pathlib.Path) -> dict[str, pathlib.Path]:
             continue
         if not is_picture(path):
             others.append(path.name)
-        elif (first := found.setdefault(os.fspath(inside.with_suffix("")), path)) != path:
+        elif (first := found.setdefault(composed(os.fspath(inside.with_suffix(""))), path)) != path:
             raise UserError(f"{first} and {path} have the same name; the mask of one image must be clear: rename one.")
     if others:
         print(others_line(others, str(folder)))
@@ -331,7 +333,7 @@ def _voc(options: SceneOptions, _: SegmentationTask) -> Scenes:
     labels, names_values = own or VOC_CLASSES, bool(own)
     if not all((lists / f"{name}.txt").is_file() for name in ("train", "val")):
         return Scenes(labels, *held_out(list(scenes.values()), root), True, names_values)
-    splits = [(lists / f"{name}.txt").read_text(encoding="utf-8").split() for name in ("train", "val")]
+    splits = [composed(read_text(lists / f"{name}.txt", LARGEST)).split() for name in ("train", "val")]
     if unknown := [name for names in splits for name in names if name not in scenes]:
         raise UserError(f"{lists} lists {len(unknown)} pictures without a mask, such as {unknown[0]}; correct it.")
     train, evaluation = ([scenes[name] for name in names] for names in splits)

@@ -1,0 +1,37 @@
+"""Open the model to export, and check the place to export to. Imports no TensorFlow."""
+
+import pathlib
+
+from export.options import SourceOptions, TFLiteOptions
+from keras_vit import run_directory, runs
+from keras_vit.errors import UserError
+from keras_vit.files.remote import to_path
+from keras_vit.run_directory import CALIBRATION
+from keras_vit.runs import Run
+
+
+def open_run(source: SourceOptions) -> Run:
+    """Open the model to export. Raises UserError for what is none, such as an export."""
+    if to_path(source.run).suffix == ".tflite":
+        raise UserError(f"{source.run} is an export already; give the model that it was exported from.")
+    size, heads, groups = source.image_size, source.num_heads, source.num_groups
+    run = runs.open_run(source.run, image_size=size, num_heads=heads, num_groups=groups)
+    if source.labels is not None:
+        run.check_label_file(source.labels)
+    return run
+
+
+def export_folder(output: str) -> pathlib.Path:
+    """The path of --output. Raises UserError for a place where nothing can be written, and for a run directory."""
+    folder = run_directory.output_folder(output)
+    if run_directory.is_run(folder):
+        raise UserError(f"{output} is a run directory, which would no longer be used as one; give another --output.")
+    return folder
+
+
+def check_calibration(options: TFLiteOptions, run: Run) -> None:
+    """Raise UserError for a number of calibration images where there are none."""
+    if options.calibration_images is not None and options.calibration is None and not run.file(CALIBRATION):
+        raise UserError(
+            f"{run.name} has no images for --calibration-images; add --calibration FOLDER, or leave the number out."
+        )
