@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 
 from keras_vit.cli.options import Aliases, Count, MayLead, Range, Share
 from keras_vit.cli.parser import arguments_of
-from keras_vit.errors import UserError, refuse_first, refuse_without_effect
+from keras_vit.errors import UserError, refuse_without_effect
 from keras_vit.files.remote import check_saved_model_path, local_path
 
 # Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
@@ -81,22 +81,10 @@ class SavedModelOptions:
         refuse_without_effect(
             self, [(of_classes, self.embeddings is None, "an export of classes, without --embeddings")]
         )
-        refuse_first(
-            [
-                (
-                    self.merge_tokens and self.attention,
-                    "--attention shows all tokens, and --merge-tokens merges them; pass one of the two.",
-                ),
-                (
-                    self.merge_tokens and self.tflite,
-                    "--tflite writes the model with all tokens, and --merge-tokens merges them; pass one of them.",
-                ),
-                (
-                    self.xla and self.dtype == "bfloat16",
-                    "XLA makes bfloat16 slower on a CPU; pass --xla or --dtype bfloat16, not both.",
-                ),
-            ]
-        )
+        if self.merge_tokens and (self.attention or self.tflite):
+            raise UserError("--merge-tokens merges tokens that --attention and --tflite need; pass one of them.")
+        if self.xla and self.dtype == "bfloat16":
+            raise UserError("XLA makes bfloat16 slower on a CPU; pass --xla or --dtype bfloat16, not both.")
 
     def kit_command(self) -> tuple[str, ...]:
         """The command that writes what TF Serving needs for this model."""
@@ -164,29 +152,14 @@ class TFLiteOptions:
                 ),
             ],
         )
-        target, takes_many = self.target, self.dynamic_batch
-        refuse_first(
-            [
-                (
-                    target != "cpu" and (self.uint8_input or takes_many),
-                    f"--target {target} takes float pixels of one image; leave --uint8-input and --dynamic-batch out.",
-                ),
-                *(
-                    (
-                        target == "gpu" and kind not in _GPU_FORMATS,
-                        f"A GPU computes in floating point, not in {kind}; take {' or '.join(_GPU_FORMATS)}.",
-                    )
-                    for kind in self.formats
-                ),
-                *(
-                    (
-                        takes_many and kind in CALIBRATED,
-                        f"{kind} is calibrated for one image at a time; leave --dynamic-batch out.",
-                    )
-                    for kind in self.formats
-                ),
-            ]
-        )
+        if self.target != "cpu" and (self.uint8_input or self.dynamic_batch):
+            raise UserError(
+                f"--target {self.target} takes float pixels of one image; leave --uint8-input and --dynamic-batch out."
+            )
+        if self.target == "gpu" and not {*self.formats} <= {*_GPU_FORMATS}:
+            raise UserError(f"A GPU computes in floating point; take --formats {' and '.join(_GPU_FORMATS)}.")
+        if self.dynamic_batch and not {*CALIBRATED}.isdisjoint(self.formats):
+            raise UserError(f"{', '.join(CALIBRATED)} are of one image at a time; leave --dynamic-batch out.")
 
     def refuse_those_of_classes(self, noun: str) -> None:
         """Raise UserError for options that have no effect on a model of another task, such as a "detector"."""

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import os
 import pathlib
 import re
 import types
@@ -24,6 +25,8 @@ from keras_vit.errors import UserError
 Options = TypeVar("Options")
 # The fields that lead to an option -> its value.
 Given = dict[tuple[str, ...], Any]
+# A variable of the environment with which a command prints the names of its options alone, for completion in a shell.
+OPTIONS_ALONE = "KERAS_VIT_OPTIONS"
 _SIZE = tuple[int, int]
 
 
@@ -79,6 +82,9 @@ def read(
     import tyro
 
     options = {".".join(option.path): option for option in _options(options_class, defaults)}
+    if OPTIONS_ALONE in os.environ:
+        print("\n".join(f"--{option.name}" for option in options.values() if not option.note(Positional)))
+        raise SystemExit(0)
     has_positional = any(option.note(Positional) for option in options.values())
     leading = [option for option in options.values() if option.note(MayLead) and not has_positional]
     arguments = [*arguments]

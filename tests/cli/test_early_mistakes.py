@@ -93,8 +93,6 @@ MISTAKES = {
     "training.evaluate --run gone --data digits": NAME,
     "training.evaluate --run . --data digits --batch-size -1": "--batch-size must be at least 1, but is -1",
     "training.pretrain digits --data digits --workdir README.md/sub": "README.md exists and is not a run directory",
-    f"{TRAIN} --data digits --loss multi-label": "--loss multi-label is for images of several",
-    f"{TUNE} --checkpoint augreg:B_16 --data digits --loss multi-label": "--loss multi-label is for images of several",
     "training.predict --run augreg:B_16 README.md --port 80": "--port applies only to --serve; give that,",
     "keras_vit.convert tests/fixtures/vit_token.npz x.npz --layout nzp": "timm, torchvision, but is 'nzp'.",
     "keras_vit.convert tests/fixtures/vit_token.npz x.h5 --layout npz": "should end in .npz, but is 'x.h5'; name it",

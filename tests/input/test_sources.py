@@ -676,7 +676,7 @@ def test_a_class_of_one_image_cannot_be_split_which_is_said_before_all_images_ar
 def test_a_folder_that_is_missing_or_holds_no_classes_is_refused(tmp_path):
     with pytest.raises(UserError, match="There is no folder"):
         open_source(DataOptions(f"folder:{tmp_path / 'nowhere'}"))
-    with pytest.raises(UserError, match="at least two classes, but holds 0"):
+    with pytest.raises(UserError, match="at least two classes, but holds none"):
         open_source(DataOptions(f"folder:{tmp_path}"))
 
 

@@ -83,7 +83,7 @@ def test_a_killed_run_ends_in_the_same_bits_and_metrics(name, upstream, tmp_path
         (f"{DIGITS} --checkpoint {{}}", "this recipe learns classes; give the checkpoint to keras-vit finetune"),
         ("auto --data digits --checkpoint {}", "this recipe learns classes"),
         (f"mnist-dino {WITHOUT_LABELS} {DINO} --remat", "leave --remat out"),
-        (f"{DIGITS} --knn-every 1", "--knn-every measures features"),
+        (f"{DIGITS} --knn-every 1", "--knn-every are for recipes without labels"),
         ("mnist-mae --data digits --checkpoint {} --model.hidden-size 8", "has no effect; leave it out"),
     ],
 )

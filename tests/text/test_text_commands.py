@@ -29,7 +29,8 @@ from training.evaluation import opening
 from training.experiments.auto import zero_shot_accuracy
 from training.input.sources import DataOptions, open_source
 from training.options.evaluate import EvaluateOptions
-from training.options.predict import PredictOptions, with_pictures, with_run
+from training.options.predict import PredictOptions
+from training.prediction.arguments import with_pictures, with_run
 
 
 @pytest.fixture(name="place", scope="module")
@@ -251,7 +252,7 @@ def test_mistakes_of_finetuning_with_texts_are_one_sentence(tmp_path):
         (("--templates", "a {}"), "--templates applies only to --zero-shot-head"),
         (("--zero-shot-head", "--channels", "1"), "leave it out"),
         (("--wise-ft", "1.5"), "--wise-ft must be in"),
-        (("--wise-ft", "0.5", "--lora", "2"), "WiSE-FT averages whole weights"),
+        (("--wise-ft", "0.5", "--lora", "2"), "--wise-ft averages whole weights"),
     ):
         with pytest.raises(UserError, match=message):
             finetune(tmp_path / "wrong", *options)

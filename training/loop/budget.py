@@ -10,9 +10,9 @@ import re
 
 from keras_vit import UserError
 from keras_vit.models.complexity import costs
+from training.input.checks import check_data
 from training.loop.dry_run import Workload, estimate_memory
 from training.loop.setup import open_setup
-from training.options.checks import check_data
 from training.options.common import Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
