@@ -57,7 +57,7 @@ def _predict(arguments: Sequence[str]) -> None:
 
     from training.outliers.anomaly import open_anomaly_detector, predict_anomaly
 
-    predict_anomaly(open_anomaly_detector(options.run), files, options.output)
+    predict_anomaly(open_anomaly_detector(options.run), files, options.output, raw=options.raw)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from keras_vit.cli.messages import as_typed
+from keras_vit.cli.messages import as_typed, colors_allowed
 from keras_vit.cli.options import Aliases, MayBeEmpty, MayLead, Positional, check_ranges, option_name
 from keras_vit.errors import UserError
 
@@ -105,13 +105,14 @@ def read(
         name: Annotated[_typed_dict(name, fields), tyro.conf.arg(help=about_group[name])]
         for name, fields in groups.items()
     }
-    values = tyro.cli(
-        _typed_dict(prog, {**first, **boxes}),
-        args=_joined_sizes(arguments, {f"--{option.name}" for option in options.values() if _is_size(option.hint)}),
-        prog=as_typed(prog),
-        description=as_typed(inspect.cleandoc(about or options_class.__doc__ or "")),
-        registry=_size_registry(),
-    )
+    with colors_allowed():
+        values = tyro.cli(
+            _typed_dict(prog, {**first, **boxes}),
+            args=_joined_sizes(arguments, {f"--{option.name}" for option in options.values() if _is_size(option.hint)}),
+            prog=as_typed(prog),
+            description=as_typed(inspect.cleandoc(about or options_class.__doc__ or "")),
+            registry=_size_registry(),
+        )
     for name in boxes:
         values |= values.pop(name)
     for key, value in values.items():

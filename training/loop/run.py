@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from keras_vit import UserError, run_directory
 from keras_vit.errors import reading
-from keras_vit.files.atomic import atomic_write, is_temporary, write_text
+from keras_vit.files.atomic import atomic_write, remove_temporary, write_text
 from keras_vit.files.labels import labels_text, read_labels
 from keras_vit.files.remote import RemoteError
 from keras_vit.models.build import numbers_of_classes, set_classes
@@ -70,8 +70,8 @@ class RunDirectory:
             images: `DataSet.fingerprint` of the data; None where it has none.
         """
         self.check(settings, labels, images=images)
-        for file in self._unfinished():
-            file.unlink()
+        for folder in (self.path, self.checkpoints_folder):
+            remove_temporary(folder)
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.config_file.is_file():
             config: dict[str, Any] = {"id": uuid.uuid4().hex, "settings": settings, "environment": environment()}
@@ -88,11 +88,6 @@ class RunDirectory:
             self._check_same(settings, labels, images)
         else:
             check_workdir(self.path)
-
-    def _unfinished(self) -> list[pathlib.Path]:
-        """Return temporary files that a killed process left behind."""
-        folders = [folder for folder in (self.path, self.checkpoints_folder) if folder.is_dir()]
-        return [file for folder in folders for file in folder.iterdir() if is_temporary(file)]
 
     def _check_same(self, settings: dict, labels: tuple[str, ...], images: int | None) -> None:
         """Raises UserError if the directory holds a run with other settings, classes or images."""

@@ -39,6 +39,9 @@ class DetectPredictOptions:
     picture, of OWLv2 the likeliest object on it."""
     output: str | None = None
     """File for the results, which ends in .csv, .json (COCO) or .html (a page with the boxes)."""
+    raw: bool = False
+    """Write the cells of a .csv file as they are, for programs. Else a ' stands before those that a spreadsheet would
+    run as a formula, such as =1+1."""
     serve: bool = False
     """Serve a page on 127.0.0.1 that shows the objects on one picture after the other."""
     port: Port = 8000

@@ -71,6 +71,9 @@ class AnomalyPredictOptions:
     """Directory that keras-vit anomaly fit has written."""
     output: str | None = None
     """File for the results, which ends in .csv or .html (a page with heat maps)."""
+    raw: bool = False
+    """Write the cells of a .csv file as they are, for programs. Else a ' stands before those that a spreadsheet would
+    run as a formula, such as =1+1."""
 
     def __post_init__(self) -> None:
         check_ending(self.output, TABLES)

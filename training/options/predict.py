@@ -37,6 +37,9 @@ class PredictOptions:
     """File for the results, which ends in .csv, .json, .html or .parquet; with --runner, a folder of Parquet files."""
     excel: bool = False
     """Begin a .csv file with a byte order mark, by which Excel knows that it is UTF-8."""
+    raw: bool = False
+    """Write the cells of a .csv file as they are, for programs. Else a ' stands before those that a spreadsheet would
+    run as a formula, such as =1+1."""
     threshold: Share | None = None
     """Reject a picture whose most likely class has a lower probability than this, 0 to 1. For a
     multi-label model, show every class at or above it; default 0.5."""
@@ -68,7 +71,7 @@ class PredictOptions:
             [
                 (("port",), self.serve, "--serve"),
                 (("templates",), self.classes is not None, "--classes"),
-                (("excel",), (self.output or "").endswith(".csv"), "--output FILE.csv"),
+                (("excel", "raw"), (self.output or "").endswith(".csv"), "--output FILE.csv"),
             ],
         )
 
