@@ -10,7 +10,8 @@ import PIL.Image
 import pytest
 
 import keras_vit
-from keras_vit import Preprocessing, UserError, ViTConfig, cli
+from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit.cli.commands import COMMANDS
 from keras_vit.cli.progress import duration
 from keras_vit.runs import open_run
 from tests.support import FIXTURES, randomize
@@ -56,7 +57,7 @@ def test_without_a_gpu_the_features_stay_frozen_and_whole_pictures_are_shown(pic
     assert (run.directory / "evaluation.md").is_file()
     lines = printed.splitlines()
     shown = [shlex.split(line) for line in lines[lines.index("Next:") + 1 :]]
-    assert [cli.COMMANDS.keys() & {*line} for line in shown] == [{"predict"}, {"inspect"}, {"saved-model"}]
+    assert [COMMANDS.keys() & {*line} for line in shown] == [{"predict"}, {"inspect"}, {"saved-model"}]
     assert all(workdir in line for line in shown)
     with pytest.raises(UserError, match="holds a finished run; choose another --workdir"):
         auto.main(["--data", f"folder:{pictures}", "--checkpoint", str(backbone), "--workdir", workdir])

@@ -341,9 +341,9 @@ def intermediates(model: keras.Model, names: str | Collection[str] | None = None
         names: names of the outputs; None for all that the model has. With one name instead of a list, the output is
             that tensor instead of a dict.
     """
+    available = _available(model)
     if isinstance(names, str):
         return keras.Model(model.input, intermediates(model, [names]).output[names], name=f"{model.name}_{names}")
-    available = _available(model)
     for name in names or ():
         if name not in available:
             raise UserError(
