@@ -36,7 +36,7 @@ class DetectionPage:
 
     def values(self, data: bytes, name: str) -> dict[str, Any]:
         """The objects on one picture in COCO's format. Raises UserError for bytes that are none."""
-        image = inspection.decode(data, name, preprocessing=self.detector.preprocessing, most_pixels=LARGEST_SERVED)
+        image = decode(data, name, preprocessing=self.detector.preprocessing, most_pixels=LARGEST_SERVED)
         (objects,) = self.detector.detect([image], self.top, self.threshold)
         return found_document(self.detector.labels, [(image, objects)])
 
