@@ -2,17 +2,13 @@
 
 import dataclasses
 import os
-import pathlib
 import re
-import shlex
 from typing import Annotated, Literal, get_args
 
-from keras_vit import run_directory
 from keras_vit.cli.options import Aliases, Count, MayLead, Range, Share
 from keras_vit.cli.parser import arguments_of
-from keras_vit.errors import UserError, refuse_first, refuse_without_effect
-from keras_vit.files.remote import check_saved_model_path, local_path, to_path
-from keras_vit.runs import Run, open_run, open_run_directory
+from keras_vit.errors import UserError, refuse_without_effect
+from keras_vit.files.remote import check_saved_model_path, local_path
 
 # Largest share of images with another predicted class than the model, for artifacts with rounded weights. One image is
 # always allowed: in a small set, a single image between two classes means nothing.
@@ -47,41 +43,6 @@ class SourceOptions:
     def arguments(self) -> list[str]:
         """The options as a command line has them."""
         return arguments_of(self)
-
-    def open_run(self) -> Run:
-        """The model to export. Raises UserError unless one is there, and for settings of a checkpoint beside a run."""
-        if (self.run is None) == (self.checkpoint is None):
-            raise UserError("An export takes either --run DIR or --checkpoint FILE; pass one of them.")
-        if self.run is None:
-            name, size = self.checkpoint or "", self.image_size
-            run = open_run(name, image_size=size, num_heads=self.num_heads, num_groups=self.num_groups)
-            if self.labels is not None:
-                run.check_label_file(self.labels)
-            return run
-        of_checkpoint = ("labels", "images", "image_size", "num_heads", "num_groups")
-        given = [f"--{name.replace('_', '-')}" for name in of_checkpoint if getattr(self, name) is not None]
-        if given:
-            raise UserError(f"{', '.join(given)} belong to --checkpoint, but --run is set; leave them out.")
-        _check_directory(self.run)
-        return open_run_directory(self.run)
-
-
-def export_folder(output: str) -> pathlib.Path:
-    """The path of --output. Raises UserError for a place where nothing can be written, and for a run directory."""
-    folder = run_directory.output_folder(output)
-    if run_directory.is_run(folder):
-        raise UserError(f"{output} is a run directory, which would no longer be used as one; give another --output.")
-    return folder
-
-
-def _check_directory(run: str) -> None:
-    """Raise UserError for a file as the run to export, unless it is the model of one."""
-    path = to_path(run)
-    if path.is_file() and not (path.name == run_directory.MODEL and (path.parent / run_directory.LABELS).is_file()):
-        run_directory.check_model_file(run)
-        if path.suffix == ".tflite":
-            raise UserError(f"{run} is an export already; give the directory of the run that it was exported from.")
-        raise UserError(f"--run takes a directory, but {run} is a file; give --checkpoint {shlex.quote(run)}.")
 
 
 Dtype = Literal["float32", "bfloat16"]
@@ -122,22 +83,10 @@ class SavedModelOptions:
         refuse_without_effect(
             self, [(of_classes, self.embeddings is None, "an export of classes, without --embeddings")]
         )
-        refuse_first(
-            [
-                (
-                    self.merge_tokens and self.attention,
-                    "--attention shows all tokens, and --merge-tokens merges them; pass one of the two.",
-                ),
-                (
-                    self.merge_tokens and self.tflite,
-                    "--tflite writes the model with all tokens, and --merge-tokens merges them; pass one of them.",
-                ),
-                (
-                    self.xla and self.dtype == "bfloat16",
-                    "XLA makes bfloat16 slower on a CPU; pass --xla or --dtype bfloat16, not both.",
-                ),
-            ]
-        )
+        if self.merge_tokens and (self.attention or self.tflite):
+            raise UserError("--merge-tokens merges tokens that --attention and --tflite need; pass one of them.")
+        if self.xla and self.dtype == "bfloat16":
+            raise UserError("XLA makes bfloat16 slower on a CPU; pass --xla or --dtype bfloat16, not both.")
 
     def kit_command(self) -> tuple[str, ...]:
         """The command that writes what TF Serving needs for this model."""
@@ -148,9 +97,9 @@ class SavedModelOptions:
 
 Target = Literal["cpu", "gpu", "npu"]
 GpuCheckOf = Literal["two-blocks", "whole"]
-TFLiteFormat = Literal["float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8", "int16x8"]
+TFLiteFormat = Literal["float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8"]
 # Formats that need calibration images: for ranges, or for the correlation of the inputs of a product.
-CALIBRATED: tuple[TFLiteFormat, ...] = ("int4-weights", "int8", "int16x8")
+CALIBRATED: tuple[TFLiteFormat, ...] = ("int4-weights", "int8")
 # On which processors the files of a target are right.
 PROCESSORS: dict[Target, str] = {"cpu": "CPU; wrong on GPUs", "gpu": "GPU and CPU", "npu": "NPU and CPU"}
 # Options of TFLiteOptions for models that classify.
@@ -179,10 +128,10 @@ class TFLiteOptions:
     uint8_input: bool = False
     """Take pixels 0..255 and normalize them in the model; the files are named model-FORMAT-uint8-input.tflite."""
     dynamic_batch: bool = False
-    """Take any batch size; the files are named …-dynamic-batch.tflite. Not for int4-weights, int8 and int16x8."""
+    """Take any batch size; the files are named …-dynamic-batch.tflite. Not for int4-weights and int8."""
     calibration: str | None = None
-    """Folder of representative images for int4-weights, int8 and int16x8; int8-dynamic and int8-weights lose less
-    with them. Default: training images in the run directory."""
+    """Folder of representative images for int4-weights and int8; int8-dynamic and int8-weights lose less with
+    them. Default: training images in the run directory."""
     calibration_images: Count | None = None
     """Number of calibration images; default 256, or as many as there are."""
     max_disagreement: Share = LARGEST_DISAGREEMENT
@@ -207,29 +156,14 @@ class TFLiteOptions:
                 (("calibration_images",), has_images, "--calibration FOLDER or --run DIR"),
             ],
         )
-        target, takes_many = self.target, self.dynamic_batch
-        refuse_first(
-            [
-                (
-                    target != "cpu" and (self.uint8_input or takes_many),
-                    f"--target {target} takes float pixels of one image; leave --uint8-input and --dynamic-batch out.",
-                ),
-                *(
-                    (
-                        target == "gpu" and kind not in _GPU_FORMATS,
-                        f"A GPU computes in floating point, not in {kind}; take {' or '.join(_GPU_FORMATS)}.",
-                    )
-                    for kind in self.formats
-                ),
-                *(
-                    (
-                        takes_many and kind in CALIBRATED,
-                        f"{kind} is calibrated for one image at a time; leave --dynamic-batch out.",
-                    )
-                    for kind in self.formats
-                ),
-            ]
-        )
+        if self.target != "cpu" and (self.uint8_input or self.dynamic_batch):
+            raise UserError(
+                f"--target {self.target} takes float pixels of one image; leave --uint8-input and --dynamic-batch out."
+            )
+        if self.target == "gpu" and not {*self.formats} <= {*_GPU_FORMATS}:
+            raise UserError(f"A GPU computes in floating point; take --formats {' and '.join(_GPU_FORMATS)}.")
+        if self.dynamic_batch and not {*CALIBRATED}.isdisjoint(self.formats):
+            raise UserError(f"{', '.join(CALIBRATED)} are of one image at a time; leave --dynamic-batch out.")
 
     def refuse_those_of_classes(self, noun: str) -> None:
         """Raise UserError for options that have no effect on a model of another task, such as a "detector"."""

@@ -17,7 +17,7 @@ import tensorflow as tf
 from export import parity
 from export.preprocessing_code import preprocessing_section
 from export.source import Provenance
-from keras_vit.files.tables import markdown_table
+from keras_vit.files.tables import markdown_table, markdown_text
 
 # Heading, column names, and rows.
 Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
@@ -126,7 +126,7 @@ def write(
         tables = [("", ("measure", "value"), shown)]
     else:
         tables = [("", ("", ""), [("weights", facts["weights"]), ("license", _text(facts["license"]))]), *tables]
-    lines = [f"# {title}", ""]
+    lines = [f"# {markdown_text(title)}", ""]
     for heading, columns, rows in tables:
         lines += [f"## {heading}", ""] if heading else []
         lines += [_table(columns, rows), ""]

@@ -24,6 +24,9 @@ class ParityError(RuntimeError):
     """
 
 
+# Control characters, and those that change the direction of a line: what a terminal would obey.
+_CODES = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_CONTROLS = {code: repr(chr(code))[1:-1] for code in _CODES if chr(code) not in "\n\r\t"}
 # Names of an error message.
 _MOST_NAMED = 3
 # Of the letters of two names in a path, how many must be alike.
@@ -145,6 +148,11 @@ def needed_package(module: str, what: str, package: str) -> ModuleType:
 def shown(value: Any) -> str:
     """Return a value of a file for a message, in at most 60 characters, whatever its size and depth."""
     return _SHORT.repr(value)[:_LONGEST_SHOWN]
+
+
+def printable(text: str) -> str:
+    """A text with control characters as Python writes them; line ends and tabs stay."""
+    return text.translate(_CONTROLS)
 
 
 def reason_of(error: BaseException) -> str:

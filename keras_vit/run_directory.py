@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_vit.errors import Rules, UserError, near_path, reading, refuse_first
+from keras_vit.files.keras_weights import check_weights_in
 from keras_vit.files.kinds import MODEL_SUFFIXES, kind_of, readable_kind
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.npz import read_npz, write_npz
@@ -132,6 +133,8 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
             size = sum(member.file_size for member in archive.infolist())
             is_bomb = size > _LARGEST_RATIO * path.stat().st_size  # Keras reads whole members into memory
             damaged = None if is_bomb else archive.testzip()  # Keras does not verify the checksum of the weights
+            if not (is_bomb or damaged):
+                check_weights_in(archive)
         if is_bomb or damaged:
             what = f"it would be {size:,} bytes after decompression" if is_bomb else f"bad checksum of {damaged!r}"
             raise zipfile.BadZipFile(what)

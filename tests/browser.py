@@ -12,7 +12,7 @@ import select
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -21,6 +21,11 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable
 _OPTIONS = (
     "--headless", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--no-first-run",
     "--disable-dev-shm-usage", "--hide-scrollbars", "--disable-background-networking",
+)  # fmt: skip
+# For WebGPU on the CPU.
+WITH_WEBGPU = (
+    *(option for option in _OPTIONS if option != "--disable-gpu"), "--enable-unsafe-webgpu",
+    "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan",
 )  # fmt: skip
 # Seconds without a message after which the browser hangs.
 _PATIENCE = 90.0
@@ -124,7 +129,7 @@ class Page:
     def _answer(self, request: str, address: str) -> None:
         start, folder = next((start, folder) for start, folder in self.served.items() if address.startswith(start))
         file = folder / address.removeprefix(start)
-        types = {".mjs": "text/javascript", ".wasm": "application/wasm"}
+        types = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "application/wasm"}
         headers = {"Content-Type": types.get(file.suffix, "text/plain"), "Access-Control-Allow-Origin": "*"}
         self.send(
             "Fetch.fulfillRequest",
@@ -158,7 +163,7 @@ def find_browser() -> str:
 
 
 @contextlib.contextmanager
-def open_browser() -> Iterator[Page]:
+def open_browser(options: Sequence[str] = _OPTIONS) -> Iterator[Page]:
     """Start a headless browser with an empty profile and one page."""
     program = find_browser()
     (from_us, requests), (answers, to_us) = os.pipe(), os.pipe()
@@ -166,7 +171,7 @@ def open_browser() -> Iterator[Page]:
         # The browser reads commands from descriptor 3 and writes answers to 4.
         command = f'exec 3<&{from_us} 4>&{to_us}; exec "$0" "$@"'
         browser = subprocess.Popen(
-            ["bash", "-c", command, program, *_OPTIONS, f"--user-data-dir={profile}"],
+            ["bash", "-c", command, program, *options, f"--user-data-dir={profile}"],
             pass_fds=(from_us, to_us),
             stderr=subprocess.DEVNULL,
         )

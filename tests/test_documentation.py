@@ -44,7 +44,7 @@ SHORTER = {
     "pretrain auto --data": "pretrain auto --epochs 2 --warmup-steps 2 --data",
     '"ViT-Ti_16"': '"testing"',
     # int8 has tests of its own: this demo is trained for a tenth of its epochs.
-    "float32 float16 int8-dynamic int8-weights int4-weights int8 int16x8": "float16 int8-dynamic",
+    "float32 float16 int8-dynamic int8-weights int4-weights int8": "float16 int8-dynamic",
 }
 
 

@@ -7,13 +7,11 @@
 writes a SavedModel. `fit` and `predict` with --help list their options.
 """
 
-import pathlib
 from collections.abc import Sequence
 
-from keras_vit import cli, run_directory
+from keras_vit import UserError, cli
 from keras_vit.cli import parser
 from training.options.outliers import AnomalyFitOptions, AnomalyPredictOptions
-from training.options.predict import with_run
 
 _PROG = "keras-vit anomaly"
 
@@ -25,10 +23,16 @@ def main(arguments: Sequence[str]) -> None:
 
 def _fit(arguments: Sequence[str]) -> None:
     options = parser.parse(AnomalyFitOptions, arguments, prog=f"{_PROG} fit", about=__doc__)
-    run = options.open_run()
 
+    from keras_vit.files.remote import existing_folder, to_path
+    from keras_vit.runs import open_run
     from training.prediction.pictures import find_pictures
 
+    existing_folder(options.folder, "--data takes a folder of pictures of good parts")
+    workdir = to_path(options.workdir)
+    if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
+        raise UserError(f"{options.workdir} exists already; choose another --workdir, or delete it.")
+    run = open_run(options.checkpoint, image_size=options.image_size)
     files = find_pictures([options.folder])
     cli.require_tensorflow()
 
@@ -39,20 +43,21 @@ def _fit(arguments: Sequence[str]) -> None:
 
 
 def _predict(arguments: Sequence[str]) -> None:
-    given = with_run(parser.read(AnomalyPredictOptions, arguments, prog=f"{_PROG} predict", about=__doc__))
-    options = parser.options_from(AnomalyPredictOptions, given, prog=f"{_PROG} predict")
-    run_directory.find(options.run, "anomaly.json")
-    if options.output is not None:
-        run_directory.output_folder(pathlib.Path(options.output).parent)
+    given = parser.read(AnomalyPredictOptions, arguments, prog=f"{_PROG} predict", about=__doc__)
 
+    from keras_vit import run_directory
+    from training.prediction.arguments import check_output, with_run
     from training.prediction.pictures import find_pictures
 
+    options = parser.options_from(AnomalyPredictOptions, with_run(given), prog=f"{_PROG} predict")
+    run_directory.find(options.run, "anomaly.json")
+    check_output(options.output)
     files = find_pictures(options.pictures)
     cli.require_tensorflow()
 
     from training.outliers.anomaly import open_anomaly_detector, predict_anomaly
 
-    predict_anomaly(open_anomaly_detector(options.run), files, options.output)
+    predict_anomaly(open_anomaly_detector(options.run), files, options.output, raw=options.raw)
 
 
 if __name__ == "__main__":

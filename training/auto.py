@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 from keras_vit import UserError, cli
 from keras_vit.cli import parser
 from keras_vit.images.geometry import Resize
-from keras_vit.runs import open_run
 from training import finetune, pretrain
 from training.options.auto import AutoOptions
-from training.options.checks import check_data, unlabelled_path
 from training.options.evaluate import EvaluateOptions
 from training.options.probes import LinearProbeOptions
-from training.workdir import check_new_workdir, check_outside
 
 if TYPE_CHECKING:
     from training.input.sources import DataSet
@@ -27,6 +24,11 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str]) -> None:
     """`--data DATA [--checkpoint NAME]`"""
     options = parser.parse(AutoOptions, arguments, prog="keras-vit auto", about=__doc__)
+
+    from keras_vit.runs import open_run
+    from training.input.checks import check_data, unlabelled_path
+    from training.workdir import check_new_workdir, check_outside
+
     check_data(options.source)
     check_outside(options.workdir, options.source.data)
     check_new_workdir(options.workdir)
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
     checkpoint = usable_checkpoint(options.checkpoint)
     source, baseline = _train(options, checkpoint)
     measured = EvaluateOptions(run=options.workdir, source=options.source)
-    trained = measured.open_run()
+    trained = open_run(measured.run)
     predictor = open_predictor(trained, measured.input, measured.devices)
     evaluate(predictor, source or open_source(options.source), measured)
     commands = trained.next_commands("evaluate")
@@ -56,6 +58,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _train(options: AutoOptions, checkpoint: str | None) -> tuple["DataSet | None", float | None]:
     """Train in one of three ways; return the data, if they were opened, and the accuracy of the classes' names."""
+    from keras_vit.runs import open_run
     from training.experiments import auto
     from training.input.sources import open_source
     from training.probes.logistic_regression import probe

@@ -18,6 +18,7 @@ def demo(workdir: str, seed: int) -> dict:
     from export.files import directory_bytes
     from export.options import SavedModelOptions, SourceOptions, TFLiteOptions
     from export.parity import as_table
+    from export.run import open_run
     from export.saved_model.export import export_saved_model
     from export.source import open_model
     from export.tflite.export import export_tflite
@@ -25,7 +26,7 @@ def demo(workdir: str, seed: int) -> dict:
 
     run, accuracy = train_and_evaluate(workdir, seed)
     source = SourceOptions(run=str(run.path), verify_images=360)  # all test images
-    exported = open_model(source.open_run(), source)
+    exported = open_model(open_run(source), source)
     path, parity = export_saved_model(exported, SavedModelOptions(source, str(run.path / "saved_model")))
     served = Artifact(path, directory_bytes(path), parity.max_abs_diff, parity.accuracy)
     files = export_tflite(exported, TFLiteOptions(source, str(run.path / "tflite")))

@@ -11,14 +11,10 @@
 import pathlib
 from collections.abc import Sequence
 
-from keras_vit import cli, run_directory
+from keras_vit import UserError, cli
 from keras_vit.cli import parser
-from keras_vit.runs import open_run
-from keras_vit.text.classes import classes_of_options
-from training.options.checks import check_checkpoint
 from training.options.detect import DetectEvaluateOptions, DetectFitOptions, DetectPredictOptions
-from training.options.predict import with_pictures, with_run
-from training.workdir import check_workdir_of
+from training.options.train import USUAL
 
 _PROG = "keras-vit detect"
 
@@ -30,11 +26,21 @@ def main(arguments: Sequence[str]) -> None:
 
 def _predict(arguments: Sequence[str]) -> None:
     prog = f"{_PROG} predict"
-    given = with_run(with_pictures(parser.read(DetectPredictOptions, arguments, prog=prog, about=__doc__)))
-    options = parser.options_from(DetectPredictOptions, given, prog=prog)
+    given = parser.read(DetectPredictOptions, arguments, prog=prog, about=__doc__)
 
+    from keras_vit.files.remote import existing_file
+    from keras_vit.runs import open_run
+    from keras_vit.text.classes import classes_of_options
+    from training.prediction.arguments import check_output, check_pictures, with_pictures, with_run
     from training.prediction.pictures import find_pictures
 
+    options = parser.options_from(DetectPredictOptions, with_run(with_pictures(given)), prog=prog)
+    check_pictures(options.run, options.pictures, options.serve, options.classes)
+    check_output(options.output)
+    if options.like is not None:
+        existing_file(options.like, "--like takes a picture of the example")
+    if options.save is not None and pathlib.Path(options.save).exists():
+        raise UserError(f"{options.save} exists, but --save takes a new directory; choose another.")
     texts = None if options.classes is None else classes_of_options(options.classes, options.templates)
     run = open_run(options.run, image_size=options.image_size)
     files = find_pictures(options.pictures)
@@ -63,12 +69,14 @@ def _predict(arguments: Sequence[str]) -> None:
 
 
 def _fit(arguments: Sequence[str]) -> None:
-    options = parser.parse(DetectFitOptions, arguments, prog=f"{_PROG} fit", about=__doc__)
-    check_checkpoint(options.checkpoint)
-    check_workdir_of(options, "detect", "detect", is_final=True)
+    options = parser.parse(DetectFitOptions, arguments, prog=f"{_PROG} fit", about=__doc__, usual=USUAL)
 
     from training.detection.annotations import open_boxes
+    from training.input.checks import check_checkpoint
+    from training.workdir import check_workdir_of
 
+    check_checkpoint(options.checkpoint)
+    check_workdir_of(options, "detect", "detect", is_final=True)
     data = open_boxes(options.source)
     cli.require_tensorflow()
 
@@ -87,11 +95,13 @@ def _fit(arguments: Sequence[str]) -> None:
 
 def _evaluate(arguments: Sequence[str]) -> None:
     options = parser.parse(DetectEvaluateOptions, arguments, prog=f"{_PROG} evaluate", about=__doc__)
-    run = open_run(options.run, image_size=options.image_size)
-    output = run_directory.output_folder(options.output)
 
+    from keras_vit import run_directory
+    from keras_vit.runs import open_run
     from training.detection.annotations import open_boxes
 
+    run = open_run(options.run, image_size=options.image_size)
+    output = run_directory.output_folder(options.output)
     data = open_boxes(options.source)
     cli.require_tensorflow()
 

@@ -10,12 +10,10 @@ path, digest, label, split and embedding of each picture, and the fingerprint of
 
 from collections.abc import Sequence
 
-from keras_vit import cli, run_directory
+from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.checks import check_data
 from training.options.features import EmbedOptions
-from training.options.pipeline import pipeline_options, split_arguments, table_path
-from training.options.predict import with_run
+from training.options.pipeline import split_arguments
 
 _PROG = "keras-vit embed"
 
@@ -23,16 +21,23 @@ _PROG = "keras-vit embed"
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint NAME, --data … | PICTURES…, --output DIR`"""
     own, behind = split_arguments(arguments)
-    options = parser.options_from(
-        EmbedOptions, with_run(parser.read(EmbedOptions, own, prog=_PROG, about=__doc__)), prog=_PROG
-    )
+    given = parser.read(EmbedOptions, own, prog=_PROG, about=__doc__)
+
+    from keras_vit import run_directory
+    from keras_vit.runs import open_run
+    from training.beam.start import pipeline_options, table_path
+    from training.input.checks import check_data
+    from training.prediction.arguments import with_run
+    from training.prediction.pictures import find_pictures
+
+    options = parser.options_from(EmbedOptions, with_run(given), prog=_PROG)
     run_directory.output_folder(options.output)
     source = options.source
     table = table_path(source.data) if options.runner and source else None
     pipeline = pipeline_options(options.runner, behind, options.run, (*options.pictures, table, options.output))
     if source is not None and pipeline is None:
         check_data(source)
-    run = options.open_run()
+    run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads)
     if pipeline is not None:
         cli.require_tensorflow()
 
@@ -41,8 +46,6 @@ def main(arguments: Sequence[str]) -> None:
 
         _print_next(options, embed_by_pipeline(run, PictureList(options.pictures, table), options, pipeline))
         return
-
-    from training.prediction.pictures import find_pictures
 
     files = [str(file) for file in find_pictures(options.pictures)]
     cli.require_tensorflow()

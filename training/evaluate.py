@@ -8,28 +8,34 @@ run directory, or into --output. Without --data, a run is evaluated on the evalu
 a run, --run also takes a .keras file, a checkpoint with a head, a SavedModel or a TFLite file.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.input.known_images import check_split
-from training.loop.devices.tpu import prepare_tpu
-from training.options.checks import check_classes, check_data, listed_classes, report_directory
-from training.options.evaluate import EvaluateOptions, with_data
+from training.input.checks import check_classes, check_data, listed_classes
+from training.options.evaluate import EvaluateOptions
+from training.workdir import report_directory
 
 _PROG = "keras-vit evaluate"
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR [--data …]`"""
-    given = with_data(parser.read(EvaluateOptions, arguments, prog=_PROG, about=__doc__))
-    options = parser.options_from(EvaluateOptions, given, prog=_PROG)
-    run = options.open_run()
+    given = parser.read(EvaluateOptions, arguments, prog=_PROG, about=__doc__)
+
+    from keras_vit.text.classes import classes_of_labels
+    from training.evaluation.opening import next_commands, open_run, with_data
+    from training.input.known_images import check_split
+    from training.loop.devices.tpu import prepare_tpu
+
+    options = parser.options_from(EvaluateOptions, with_data(given), prog=_PROG)
+    run = open_run(options)
     check_data(options.source)
     report_directory(run, options.output)
     check_split(run, options.source)
-    if run.labels and (found := listed_classes(options.source)) is not None:
-        check_classes(run.labels, found)
+    if run.labels and (classes := listed_classes(options.source)) is not None:
+        check_classes(run.labels, classes)
     prepare_tpu(options.devices)
     cli.require_tensorflow()
 
@@ -37,16 +43,16 @@ def main(arguments: Sequence[str]) -> None:
     from training.evaluation.predictors import open_predictor
     from training.input.sources import open_source
 
-    if options.takes_classes_of_data:
+    if options.classes == ():  # the names of the data's classes are the texts
         source = open_source(options.source, multi_label=True)
-        run = options.with_classes(run, source.labels)
+        run = dataclasses.replace(run, texts=classes_of_labels(source.labels, options.templates))
         predictor = open_predictor(run, options.input, options.devices)
     else:
         predictor = open_predictor(run, options.input, options.devices)  # whose mistakes are found before data are read
         source = open_source(options.source, multi_label=True)
     evaluate(predictor, source, options)
     if not predictor.is_export:
-        cli.print_next(options.next_commands(run))
+        cli.print_next(next_commands(options, run))
 
 
 if __name__ == "__main__":

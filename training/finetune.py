@@ -12,18 +12,11 @@ from collections.abc import Sequence
 
 from keras_vit import UserError, cli
 from keras_vit.cli import parser
-from keras_vit.errors import check_known
-from keras_vit.models.named_models import MODELS
-from keras_vit.published import upstream_checkpoint
-from keras_vit.runs import Run
-from training.loop.devices.backend import prepare_backend
-from training.options.checks import check_checkpoint, check_data, check_data_service, unlabelled_path
 from training.options.train import USUAL, FinetuneOptions
 from training.recipes.auto import DataFacts, auto_finetune_reasons, auto_finetune_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
 from training.recipes.overrides import Request
 from training.recipes.recipe import Recipe
-from training.workdir import check_new_workdir, check_outside, check_workdir_of
 
 _DEFAULT_RECIPE, _AUTO = "photos-finetune", "auto"
 
@@ -31,6 +24,8 @@ _DEFAULT_RECIPE, _AUTO = "photos-finetune", "auto"
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --data … --workdir … [--recipe NAME]`, and any field of the recipe."""
     if workdir := train(arguments):
+        from keras_vit.runs import Run
+
         cli.print_next(Run(workdir).next_commands("train"))
 
 
@@ -43,6 +38,9 @@ def train(arguments: Sequence[str]) -> str | None:
     request = Request(FinetuneOptions, prog, given, functools.partial(_named, name))
     options = request.over(recipe)
     _check(options, name)
+
+    from training.loop.devices.backend import prepare_backend
+
     prepare_backend(options)
     return _finetune(request, name, options)
 
@@ -55,6 +53,12 @@ def _named(name: str, facts: DataFacts, steps: int | None = None) -> Recipe:
 
 def _check(options: FinetuneOptions, name: str) -> None:
     """Raise UserError for paths and names that are wrong, before TensorFlow is imported."""
+    from keras_vit.errors import check_known
+    from keras_vit.models.named_models import MODELS
+    from keras_vit.published import upstream_checkpoint
+    from training.input.checks import check_checkpoint, check_data, check_data_service, unlabelled_path
+    from training.workdir import check_new_workdir, check_outside, check_workdir_of
+
     check_data(options.source)
     check_data_service(options)
     if options.unlabelled is None:

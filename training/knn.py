@@ -10,16 +10,20 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.input.known_images import check_split
-from training.options.checks import check_data, report_directory
 from training.options.probes import KnnOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = parser.parse(KnnOptions, arguments, prog="keras-vit knn", about=__doc__)
+
+    from keras_vit.runs import open_run
+    from training.input.checks import check_data
+    from training.input.known_images import check_split
+    from training.workdir import report_directory
+
     check_data(options.source)
-    run = options.open_run()
+    run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads)
     report_directory(run, options.output)
     check_split(run, options.source)
     cli.require_tensorflow()

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.loop.devices.launch import launch
 from training.options.train import LaunchOptions
 
 
@@ -19,6 +18,9 @@ def main(arguments: Sequence[str]) -> None:
     """`--workers N -- COMMAND`"""
     split = list(arguments).index("--") if "--" in arguments else len(arguments)
     options = parser.parse(LaunchOptions, arguments[:split], prog="keras-vit launch -- COMMAND", about=__doc__)
+
+    from training.loop.devices.launch import launch
+
     code = launch(arguments[split + 1 :], options.workers, options.grace)
     sys.exit(128 - code if code < 0 else code)
 

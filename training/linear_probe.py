@@ -11,17 +11,20 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.input.known_images import check_split
-from training.options.checks import check_data
 from training.options.probes import LinearProbeOptions
-from training.workdir import check_probe_workdir
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = parser.parse(LinearProbeOptions, arguments, prog="keras-vit linear-probe", about=__doc__)
+
+    from keras_vit.runs import Run, open_run
+    from training.input.checks import check_data
+    from training.input.known_images import check_split
+    from training.workdir import check_probe_workdir
+
     check_data(options.source)
-    run = options.open_run()
+    run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads)
     check_probe_workdir(run, options)
     check_split(run, options.source)
     cli.require_tensorflow()
@@ -30,7 +33,8 @@ def main(arguments: Sequence[str]) -> None:
     from training.probes.logistic_regression import probe
 
     probe(run, open_source(options.source), options)
-    cli.print_next(options.next_commands())
+    made = options.workdir
+    cli.print_next([options.probe_command()] if made is None else Run(made).next_commands("train"))
 
 
 if __name__ == "__main__":

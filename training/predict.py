@@ -15,10 +15,8 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from keras_vit.runs import open_run
-from keras_vit.text.classes import classes_of_options
-from training.options.pipeline import pipeline_options, split_arguments
-from training.options.predict import PredictOptions, with_pictures, with_run
+from training.options.pipeline import split_arguments
+from training.options.predict import PredictOptions
 
 _PROG = "keras-vit predict"
 
@@ -26,14 +24,18 @@ _PROG = "keras-vit predict"
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint NAME PICTURES…`"""
     own, behind = split_arguments(arguments)
-    given = with_run(with_pictures(parser.read(PredictOptions, own, prog=_PROG, about=__doc__)))
-    options = parser.options_from(PredictOptions, given, prog=_PROG)
-    pipeline = pipeline_options(
-        options.runner, behind, options.run, (*options.pictures, options.labels, options.output)
-    )
+    given = parser.read(PredictOptions, own, prog=_PROG, about=__doc__)
 
+    from keras_vit.runs import open_run
+    from keras_vit.text.classes import classes_of_options
+    from training.beam.start import pipeline_options
+    from training.prediction.arguments import check_output, check_pictures, next_commands, with_pictures, with_run
     from training.prediction.pictures import find_pictures
 
+    options = parser.options_from(PredictOptions, with_run(with_pictures(given)), prog=_PROG)
+    check_pictures(options.run, options.pictures, options.serve, options.classes)
+    paths = (*options.pictures, options.labels, options.output)
+    pipeline = pipeline_options(options.runner, behind, options.run, paths)
     texts = None if options.classes is None else classes_of_options(options.classes, options.templates)
     run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads, texts=texts)
     if options.labels is not None:
@@ -47,6 +49,7 @@ def main(arguments: Sequence[str]) -> None:
         predict_by_pipeline(run, PictureList(options.pictures), options, pipeline)
         return
     files = find_pictures(options.pictures)
+    check_output(options.output)
     cli.require_tensorflow()
 
     from training.prediction.predict import open_classifier, predict
@@ -56,9 +59,9 @@ def main(arguments: Sequence[str]) -> None:
         from training.prediction.server import open_server, serve
 
         serve(open_server(dataclasses.replace(classifier, traced_batch=1), options.port))
-    else:
-        predict(classifier, files, options)
-        cli.print_next(options.next_commands(run))
+        return
+    predict(classifier, files, options)
+    cli.print_next(next_commands(options, run))
 
 
 if __name__ == "__main__":

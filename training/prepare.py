@@ -8,16 +8,21 @@ to each picture, prepared.csv. JPEG and PNG files that need no change are copied
 GIF, WebP and others are converted.
 """
 
+import os
 from collections.abc import Sequence
 
-from keras_vit import cli
+from keras_vit import UserError, cli
 from keras_vit.cli import parser
+from keras_vit.files.remote import existing_folder
 from training.options.data import PrepareOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`IN OUT`"""
     options = parser.parse(PrepareOptions, arguments, prog="keras-vit prepare", about=__doc__)
+    existing_folder(options.folder, "give a folder of pictures")
+    if os.path.lexists(options.output) or options.folder.resolve() in options.output.resolve().parents:
+        raise UserError(f"OUT should be a new folder outside of {options.folder}, but is {options.output}.")
     cli.require_tensorflow()
 
     from training.input.prepare import prepare

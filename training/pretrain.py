@@ -25,15 +25,11 @@ from collections.abc import Sequence
 
 from keras_vit import UserError, cli
 from keras_vit.cli import parser
-from keras_vit.runs import Run
-from training.loop.devices.backend import prepare_backend
-from training.options.checks import check_checkpoint, check_data, check_data_service
 from training.options.train import USUAL, PretrainOptions
 from training.recipes.auto import DataFacts, auto_reasons, auto_recipe
 from training.recipes.overrides import Request, continued, without_model
 from training.recipes.pretrain import RECIPES, find_recipe
 from training.recipes.recipe import PretrainRecipe
-from training.workdir import check_workdir_of
 
 _AUTO = "auto"
 
@@ -41,6 +37,8 @@ _AUTO = "auto"
 def main(arguments: Sequence[str]) -> None:
     """`RECIPE --data … --workdir …`, and any field of the recipe."""
     if workdir := train(arguments):
+        from keras_vit.runs import Run
+
         cli.print_next(Run(workdir).next_commands("train"))
 
 
@@ -57,6 +55,11 @@ def train(arguments: Sequence[str]) -> str | None:
     # What the recipe auto is depends on the data, so its values are not known yet.
     named, prog = _named(name, DataFacts(1000, (64, 64))), f"keras-vit pretrain {name}"
     given = parser.read(PretrainOptions, rest, prog=prog, about=_about(name), usual=USUAL, recipe=named)
+
+    from training.input.checks import check_checkpoint, check_data, check_data_service
+    from training.loop.devices.backend import prepare_backend
+    from training.workdir import check_workdir_of
+
     request = Request(PretrainOptions, prog, given, functools.partial(_named, name))
     if (checkpoint := given.get(("checkpoint",))) is None:
         options = request.over(named)
@@ -64,7 +67,9 @@ def train(arguments: Sequence[str]) -> str | None:
         check_checkpoint(checkpoint)
         options = dataclasses.replace(request, given=without_model(given)).over(named)
     if options.chips is not None:
-        _print_budget(options, options.chips, name, named)
+        from training.loop.budget import print_budget
+
+        print_budget(options, options.chips, name, named)
         return None
     check_data(options.source)
     check_data_service(options)
@@ -101,34 +106,6 @@ def _pretrain(request: Request, name: str, options: PretrainOptions, named: Pret
             callbacks = [WatchFeatures(setup.source, RunDirectory(options.directory), options.knn_every)]
         pretrain(options, name, setup, callbacks)
         return options.workdir if is_chief(setup.strategy) and not options.dry_run else None
-
-
-def _print_budget(options: PretrainOptions, chips: str, name: str, named: PretrainRecipe) -> None:
-    """Print what the recipe takes on the chips."""
-    from training.loop.budget import DATA_SETS, budget, describe_budget, slice_of
-    from training.loop.setup import open_setup
-
-    if name == _AUTO:
-        raise UserError(
-            f"--chips is for a named recipe, but {_AUTO} depends on the data; give one such as vit-b16-i21k."
-        )
-    slice_of(chips)
-    if options.source.data in DATA_SETS:
-        examples, classes = DATA_SETS[options.source.data]
-    else:
-        check_data(options.source)
-        source = open_setup(options).source
-        examples, classes = source.train.num_examples, len(source.labels)
-    planned = budget(
-        options.recipe,
-        name if options.recipe.model == named.model and options.recipe.image_size == named.image_size else "",
-        chips,
-        num_examples=examples,
-        num_classes=classes,
-        execution=options.execution,
-        shard_weights=options.shard_weights,
-    )
-    print(describe_budget(planned, name, chips, options.recipe))
 
 
 def _about(recipe: str) -> str:

@@ -9,7 +9,7 @@ page saves again and which `--exclude decisions.csv` of all commands with `--dat
 
 from collections.abc import Sequence
 
-from keras_vit import cli, run_directory
+from keras_vit import cli
 from keras_vit.cli import parser
 from training.options.features import ReviewOptions
 
@@ -17,6 +17,11 @@ from training.options.features import ReviewOptions
 def main(arguments: Sequence[str]) -> None:
     """`--index DIR`"""
     options = parser.parse(ReviewOptions, arguments, prog="keras-vit review", about=__doc__)
+
+    from keras_vit import run_directory
+    from training.input.checks import index_folder
+
+    index_folder(options.index)
     run_directory.output_folder(options.folder)
     cli.require_tensorflow()
 

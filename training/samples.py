@@ -7,17 +7,21 @@ writes samples.npz and labels.txt, as in a run directory.
 
 from collections.abc import Sequence
 
-from keras_vit import cli
+from keras_vit import UserError, cli
 from keras_vit.cli import parser
-from keras_vit.run_directory import SAMPLES
-from training.options.checks import check_data
 from training.options.data import SamplesOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--data DATA --output DIR`"""
     options = parser.parse(SamplesOptions, arguments, prog="keras-vit samples", about=__doc__)
+
+    from keras_vit.run_directory import CONFIG, SAMPLES
+    from training.input.checks import check_data
+
     check_data(options.source)
+    if (options.output / CONFIG).is_file():
+        raise UserError(f"{options.output} is a run directory; give --output a folder of its own.")
     cli.require_tensorflow()
 
     from training.input.sample_images import write_samples

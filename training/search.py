@@ -16,6 +16,12 @@ from training.options.features import SearchOptions
 def main(arguments: Sequence[str]) -> None:
     """`TEXT --index DIR`"""
     options = parser.parse(SearchOptions, arguments, prog="keras-vit search", about=__doc__)
+
+    from training.input.checks import index_folder
+    from training.prediction.arguments import check_output
+
+    index_folder(options.index)
+    check_output(options.output)
     cli.require_tensorflow()
 
     from training.features.lookup import search

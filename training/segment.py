@@ -12,16 +12,11 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-from keras_vit import cli, run_directory
+from keras_vit import cli
 from keras_vit.cli import parser
-from keras_vit.runs import open_run
-from training.loop.devices.backend import prepare_backend
-from training.options.checks import check_checkpoint, check_classes
-from training.options.predict import with_pictures, with_run
 from training.options.segment import SegmentEvaluateOptions, SegmentFitOptions, SegmentPredictOptions
+from training.options.train import USUAL
 from training.recipes.dense import SEGMENT_RECIPES
-from training.recipes.overrides import overridden
-from training.workdir import check_workdir_of
 
 _PROG = "keras-vit segment"
 
@@ -34,8 +29,14 @@ def main(arguments: Sequence[str]) -> None:
 def _fit(arguments: Sequence[str]) -> None:
     head, _ = parser.named(arguments, "--head", "eomt")
     recipe = SEGMENT_RECIPES.get(head, SEGMENT_RECIPES["eomt"])  # another head is refused with the other options
-    given = parser.read(SegmentFitOptions, arguments, prog=f"{_PROG} fit", recipe=recipe)
-    options = parser.options_from(SegmentFitOptions, given, prog=f"{_PROG} fit", recipe=recipe)
+    prog = f"{_PROG} fit"
+    options = parser.parse(SegmentFitOptions, arguments, prog=prog, about=__doc__, usual=USUAL, recipe=recipe)
+
+    from training.input.checks import check_checkpoint
+    from training.loop.devices.backend import prepare_backend
+    from training.recipes.overrides import overridden
+    from training.workdir import check_workdir_of
+
     options = dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
     check_checkpoint(options.checkpoint)
     check_workdir_of(options, "segment", options.recipe.head, is_final=True)
@@ -56,6 +57,8 @@ def _fit(arguments: Sequence[str]) -> None:
 def _print_next(run: str, picture: str) -> None:
     """Print what to do with a run or checkpoint; `picture` is a file, or the name of a record."""
     predict = [("segment", "predict", "--run", run, "--output", "found", picture)]
+    from keras_vit import run_directory
+
     kind = "--run" if (pathlib.Path(run) / run_directory.CONFIG).is_file() else "--checkpoint"
     export = ("saved-model", kind, run, "--output", "served")
     cli.print_next([*(predict if pathlib.Path(picture).is_file() else []), export])
@@ -63,6 +66,11 @@ def _print_next(run: str, picture: str) -> None:
 
 def _evaluate(arguments: Sequence[str]) -> None:
     options = parser.parse(SegmentEvaluateOptions, arguments, prog=f"{_PROG} evaluate", about=__doc__)
+
+    from keras_vit import run_directory
+    from keras_vit.runs import open_run
+    from training.input.checks import check_classes
+
     run = open_run(options.run)
     output = run_directory.output_folder(options.output)
     cli.require_tensorflow()
@@ -80,11 +88,15 @@ def _evaluate(arguments: Sequence[str]) -> None:
 
 def _predict(arguments: Sequence[str]) -> None:
     prog = f"{_PROG} predict"
-    given = with_run(with_pictures(parser.read(SegmentPredictOptions, arguments, prog=prog, about=__doc__)))
-    options = parser.options_from(SegmentPredictOptions, given, prog=prog)
+    given = parser.read(SegmentPredictOptions, arguments, prog=prog, about=__doc__)
 
+    from keras_vit import run_directory
+    from keras_vit.runs import open_run
+    from training.prediction.arguments import check_pictures, with_run
     from training.prediction.pictures import find_pictures
 
+    options = parser.options_from(SegmentPredictOptions, with_run(given), prog=prog)
+    check_pictures(options.run, options.pictures, serve=False, classes=None)
     run = open_run(options.run)
     files = find_pictures(options.pictures)
     output = run_directory.output_folder(options.output)

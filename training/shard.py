@@ -11,20 +11,23 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.checks import check_data
 from training.options.data import ShardOptions
-from training.options.pipeline import pipeline_options, split_arguments, table_path
+from training.options.pipeline import split_arguments
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--data … --output DIR --shards N`"""
     own, behind = split_arguments(arguments)
     options = parser.parse(ShardOptions, own, prog="keras-vit shard", about=__doc__)
+
+    from training.beam.start import pipeline_options, table_path
+    from training.input.checks import check_data, check_shards
+
     table = table_path(options.source.data) if options.runner else None
     pipeline = pipeline_options(options.runner, behind, None, (table, options.output))
     if pipeline is None:
         check_data(options.source)
-    options.check_output()
+    check_shards(options.output)
     cli.require_tensorflow()
 
     if pipeline is not None:

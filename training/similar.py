@@ -18,8 +18,12 @@ def main(arguments: Sequence[str]) -> None:
     """`--index DIR PICTURES…`"""
     options = parser.parse(SimilarOptions, arguments, prog="keras-vit similar", about=__doc__)
 
+    from training.input.checks import index_folder
+    from training.prediction.arguments import check_output
     from training.prediction.pictures import find_pictures
 
+    index_folder(options.index)
+    check_output(options.output)
     files = [str(file) for file in find_pictures(options.pictures)]
     cli.require_tensorflow()
 

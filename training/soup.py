@@ -10,14 +10,16 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from keras_vit.runs import open_run_directory
-from training.input.known_images import check_soup
 from training.options.evaluate import SoupOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`RUN RUN … --output DIR [--greedy]`"""
     options = parser.parse(SoupOptions, arguments, prog="keras-vit soup", about=__doc__)
+
+    from keras_vit.runs import open_run_directory
+    from training.input.known_images import check_soup
+
     runs = [open_run_directory(name) for name in options.runs]
     check_soup(runs)
     cli.require_tensorflow()

@@ -17,12 +17,10 @@ from keras_vit import cli
 from keras_vit.cli import parser
 from keras_vit.errors import check_known
 from training.experiments.grids import STUDIES
-from training.options.checks import check_data
 from training.options.experiments import StudyOptions
 from training.options.train import USUAL
 from training.recipes.overrides import overridden
 from training.recipes.pretrain import find_recipe
-from training.workdir import check_outside
 
 _DEFAULT_RECIPE = "study-small"
 
@@ -37,6 +35,10 @@ def main(arguments: Sequence[str]) -> None:
     named, prog = find_recipe(recipe_name), f"keras-vit study {name} --recipe {recipe_name}"
     given = parser.read(StudyOptions, rest, prog=prog, about=__doc__, usual=USUAL, recipe=named)
     options = parser.options_from(StudyOptions, given, prog=prog, recipe=named)
+
+    from training.input.checks import check_data
+    from training.workdir import check_outside
+
     options = dataclasses.replace(options, recipe=overridden(options.recipe, named))
     check_data(options.source)
     check_outside(options.workdir, options.source.data)

@@ -9,18 +9,23 @@ then use it.
 
 from collections.abc import Sequence
 
-from keras_vit import cli
+from keras_vit import UserError, cli
 from keras_vit.cli import parser
-from training.input.known_images import check_split
-from training.options.checks import check_data
 from training.options.outliers import UnknownOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = parser.parse(UnknownOptions, arguments, prog="keras-vit unknown", about=__doc__)
+
+    from keras_vit.runs import open_run_directory
+    from training.input.checks import check_data
+    from training.input.known_images import check_split
+
     check_data(options.source)
-    run = options.open_run()
+    run = open_run_directory(options.run)
+    if run.is_multi_label:
+        raise UserError(f"{options.run} is for images of several classes each, or of none, so none is unknown to it.")
     check_split(run, options.source)
     cli.require_tensorflow()
 

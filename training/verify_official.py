@@ -12,14 +12,19 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.loop.devices.tpu import prepare_tpu
-from training.options.checks import check_data
 from training.options.evaluate import VerifyOfficialOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`NAME --data …`"""
     options = parser.parse(VerifyOfficialOptions, arguments, prog="keras-vit verify-official", about=__doc__)
+
+    from keras_vit.errors import check_known
+    from keras_vit.published_accuracy import ACCURACY
+    from training.input.checks import check_data
+    from training.loop.devices.tpu import prepare_tpu
+
+    check_known("published accuracy", options.name, ACCURACY)
     check_data(options.source)
     prepare_tpu(options.devices)
     cli.require_tensorflow()

@@ -13,14 +13,16 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.loop.devices.tpu import prepare_tpu
-from training.options.checks import check_checkpoint
 from training.options.experiments import VtabOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --workdir DIR`"""
     options = parser.parse(VtabOptions, arguments, prog="keras-vit vtab", about=__doc__)
+
+    from training.input.checks import check_checkpoint
+    from training.loop.devices.tpu import prepare_tpu
+
     check_checkpoint(options.checkpoint)
     prepare_tpu(options.devices)
     cli.require_tensorflow()

@@ -12,7 +12,6 @@ from keras_vit.files.remote import is_remote, to_path
 from keras_vit.runs import Run
 from training.lock import LOCK, check_unlocked
 from training.loop.devices.tpu import may_be_slice
-from training.options.checks import report_directory
 from training.options.common import TrainingOptions
 from training.options.probes import ProbeOptions
 
@@ -59,6 +58,22 @@ def check_probe_workdir(run: Run, options: ProbeOptions) -> None:
         check_new_workdir(options.workdir)
     if options.workdir is None or options.output is not None:
         report_directory(run, options.output)
+
+
+def report_directory(run: Run, output: str | None) -> pathlib.Path:
+    """The directory of a report: `--output`, or that of the run; creates nothing.
+
+    Raises UserError if there is neither, if it cannot be written, and for the directory of another run.
+    """
+    own = run.directory if run.file(run_directory.CONFIG) else None
+    if output is None and own is None:
+        raise UserError(f"{run.name!r} is not a run directory to put the report into; give --output a directory.")
+    directory = run_directory.output_folder(output or own or "")
+    if (directory / run_directory.CONFIG).is_file() and not (own and directory.samefile(own)):
+        raise UserError(
+            f"{directory} is the directory of another run, not of {run.name}; give --output a directory of its own."
+        )
+    return directory
 
 
 def check_outside(workdir: str, data: str) -> None:

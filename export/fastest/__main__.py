@@ -7,7 +7,7 @@ Each form is verified against the Keras model, and runs in a process of its own.
 
 from collections.abc import Sequence
 
-from export.options import FastestOptions, export_folder
+from export.options import FastestOptions
 from keras_vit import cli
 from keras_vit.cli import parser
 
@@ -15,7 +15,10 @@ from keras_vit.cli import parser
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR`"""
     options = parser.parse(FastestOptions, arguments, prog="keras-vit fastest", about=__doc__)
-    run = options.source.open_run()
+
+    from export.run import export_folder, open_run
+
+    run = open_run(options.source)
     export_folder(options.output)
     cli.require_tensorflow()
 

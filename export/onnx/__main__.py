@@ -9,7 +9,7 @@ requirements-onnx.txt. With --web also a page that classifies pictures in the br
 
 from collections.abc import Sequence
 
-from export.options import OnnxOptions, export_folder
+from export.options import OnnxOptions
 from keras_vit import cli
 from keras_vit.cli import parser
 
@@ -17,7 +17,10 @@ from keras_vit.cli import parser
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
     options = parser.parse(OnnxOptions, arguments, prog="keras-vit onnx", about=__doc__)
-    run = options.source.open_run()
+
+    from export.run import export_folder, open_run
+
+    run = open_run(options.source)
     export_folder(options.output)
     cli.require_tensorflow()
 

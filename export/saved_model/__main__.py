@@ -9,7 +9,7 @@ model without a head, it has the signatures of `embeddings.py` instead.
 
 from collections.abc import Sequence
 
-from export.options import SavedModelOptions, export_folder
+from export.options import SavedModelOptions
 from keras_vit import cli
 from keras_vit.cli import parser
 
@@ -17,7 +17,10 @@ from keras_vit.cli import parser
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR`"""
     options = parser.parse(SavedModelOptions, arguments, prog="keras-vit saved-model", about=__doc__)
-    run = options.source.open_run()
+
+    from export.run import export_folder, open_run
+
+    run = open_run(options.source)
     output = export_folder(options.output)
     cli.require_tensorflow()
 

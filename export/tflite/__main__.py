@@ -10,16 +10,18 @@ stores its labels and its normalization as TFLite Metadata.
 import pathlib
 from collections.abc import Sequence
 
-from export.options import PROCESSORS, TFLiteOptions, export_folder
+from export.options import PROCESSORS, TFLiteOptions
 from keras_vit import cli
 from keras_vit.cli import parser
-from keras_vit.files.documents import read_json
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
     options = parser.parse(TFLiteOptions, arguments, prog="keras-vit tflite", about=__doc__)
-    run = options.source.open_run()
+
+    from export.run import export_folder, open_run
+
+    run = open_run(options.source)
     output = export_folder(options.output)
     cli.require_tensorflow()
 
@@ -51,6 +53,8 @@ def main(arguments: Sequence[str]) -> None:
 
 def _print_gpu_check(output: pathlib.Path) -> None:
     """Print what the report of an export says of LiteRT's accelerator; nothing for other targets."""
+    from keras_vit.files.documents import read_json
+
     for note in read_json(output / "report.json")["notes"]:
         if "GPU accelerator" in note:
             print(note)

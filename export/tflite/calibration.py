@@ -31,13 +31,11 @@ def read_calibration(run: Run, options: TFLiteOptions, labels: Sequence[str]) ->
         found, where = Samples(images.encoded[:number], images.labels[:number]), f"{run.name}/{CALIBRATION}"
     elif run.directory is not None:
         raise UserError(
-            f"{run.name} has no training images ({CALIBRATION}) to calibrate int4-weights, int8 and int16x8; pass "
+            f"{run.name} has no training images ({CALIBRATION}) to calibrate int4-weights and int8; pass "
             "--calibration FOLDER of representative images, or train again."
         )
     else:
-        raise UserError(
-            "A checkpoint has no images to calibrate int4-weights, int8 and int16x8; pass --calibration FOLDER."
-        )
+        raise UserError("A checkpoint has no images to calibrate int4-weights and int8; pass --calibration FOLDER.")
     if asked is not None and len(found.encoded) < asked and is_needed:
         raise UserError(
             f"--calibration-images asks for {number} images, but {where} has {len(found.encoded)}; pass that number, "

@@ -21,8 +21,7 @@ from export.tflite.delegate_rules import require_rules
 from export.tflite.four_bits import DenseLayers
 from export.tflite.gptq import round_kernels
 from export.tflite.half_precision import run_in_half
-from export.tflite.quantize import EIGHT_BIT_ACTIVATIONS, EIGHT_BIT_WEIGHTS, STATIC, WEIGHT_SHARE
-from export.tflite.smooth_quant import Gain, smooth_quant
+from export.tflite.quantize import EIGHT_BIT_WEIGHTS, WEIGHT_SHARE
 from keras_vit import UserError, run_directory
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import ParityError
@@ -71,6 +70,8 @@ def export_tflite(
                 progress.doing = f"{kind} ({number} of {len(options.formats)})"
                 export.write(kind)
                 progress.update()
+        if options.target == "gpu":
+            gpu_check.write_page(stage, [file.name for file, _ in export.written.values()])
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
         export.report(fingerprint.note_on_earlier(output, stage)).write(stage)
@@ -99,7 +100,7 @@ class _Export:
         self._exported, self._options, self._stage, self._temporary = exported, options, stage, temporary
         self.written: dict[TFLiteFormat, tuple[pathlib.Path, parity.Parity]] = {}
         self._rows = dict[TFLiteFormat, dict[str, Any]]()
-        self._quantization = _Quantization({})
+        self._quantization = _Quantization()
         self._expected = parity.reference(
             in_dtype(exported.model, "float32"),
             exported.preprocessing,
@@ -114,6 +115,8 @@ class _Export:
             raw = (images for _, images in reference.batches(raw_pixels=True))
             batches = raw if options.uint8_input else self._representative
             self._inputs = [image[None] for images in batches for image in images]
+        self._float_file = functools.cache(self._make_float_file)
+        self._rounded = functools.cache(functools.partial(round_kernels, exported.model, self._representative))
 
     def write(self, kind: TFLiteFormat) -> None:
         """Write the file of a format, compare it with the model, and measure it."""
@@ -126,11 +129,11 @@ class _Export:
             checked = self._gpu_check.facts(kind, content)
         file = self._stage / f"model-{kind}{self._ending}.tflite"
         scores, threshold = self._score_facts(kind, content)
-        golden = b""
-        if target != "cpu":
-            golden = gpu_check.golden_numbers(content, self._images[: gpu_check.NUM_IMAGES])
-            file.with_suffix(f".{tflite_file.GOLDEN}").write_bytes(golden)
-        file.write_bytes(self._with_metadata(kind, content, threshold, golden))
+        described = self._with_metadata(kind, content, threshold)
+        if target == "cpu":
+            file.write_bytes(described)
+        else:
+            gpu_check.write_with_golden_numbers(file, described, self._images)
         unknown = self._exported.unknown
         in_float = 0 if unknown is None else unknown.num_bytes
         check_weights(file, 4 * self._exported.model.count_params(), WEIGHT_SHARE[kind], in_float)
@@ -144,7 +147,7 @@ class _Export:
         if target == "gpu":
             half = parity.compare(self._expected, run_in_half(content, self._expected))
             self._rows[kind] |= {"float16_agreement": half.agreement, "float16_max_abs_diff": half.max_abs_diff}
-        if kind in STATIC:
+        if kind == "int8":
             self._quantization.errors[kind] = quantize.layer_errors(
                 self._float_file_of(kind), file, [image[None] for image in self._images], self._layers
             )
@@ -159,41 +162,27 @@ class _Export:
         file, steps = self._float_file_of(kind), self._quantization.steps
         if kind == "float32":
             return file.read_bytes()
-        if kind in STATIC:
+        if kind == "int8":
             multi_label, at_run_time = self._exported.origin.multi_label, self._options.target == "cpu"
             content, steps[kind] = quantize.quantize_static(
-                file, kind, self._inputs, multi_label=multi_label, at_run_time=at_run_time
+                file, self._inputs, multi_label=multi_label, at_run_time=at_run_time
             )
             return content
         if kind == "int4-weights":
             kept = self._quantization.in_eight_bits = quantize.kept_in_eight_bits(file, self._inputs)
             in_four_bits = quantize.in_four_bits(file, kept, self._layers)
-            return quantize.quantize_four_bits(self._float_file(True, self._is_smoothed(kind), in_four_bits), kept)
+            return quantize.quantize_four_bits(self._float_file(True, in_four_bits), kept)
         return quantize.quantize(file, kind)
 
     def _float_file_of(self, kind: TFLiteFormat) -> pathlib.Path:
         """The float32 file that a format is made of, with rounded kernels where these are rounded to 8 bits."""
         is_rounded = kind in EIGHT_BIT_WEIGHTS and bool(self._representative)
         # Ranges over all tokens are wider than those of the class tokens of a few images, and clip less.
-        return self._float_file(kind in CALIBRATED, self._is_smoothed(kind), frozenset() if is_rounded else None)
+        return self._float_file(kind in CALIBRATED, frozenset() if is_rounded else None)
 
-    def _is_smoothed(self, kind: TFLiteFormat) -> bool:
-        return (
-            kind in EIGHT_BIT_ACTIVATIONS and bool(self._representative) and self._smoothed is not self._exported.model
-        )
-
-    @functools.cached_property
-    def _smoothed(self) -> keras.Model:
-        network, gains = smooth_quant(self._exported.model, self._representative, head=self._exported.unknown is None)
-        self._quantization.scaled = gains
-        return network
-
-    @functools.cache  # noqa: B019  (an export lives as long as its command)
-    def _float_file(self, all_tokens: bool, is_smoothed: bool, in_four_bits: frozenset[str] | None) -> pathlib.Path:
+    def _make_float_file(self, all_tokens: bool, in_four_bits: frozenset[str] | None) -> pathlib.Path:
         """A float32 file; its kernels are rounded, of some layers to 4 bits, unless that is None."""
-        network = self._smoothed if is_smoothed else self._exported.model
-        if in_four_bits is not None:
-            network = self._rounded(is_smoothed, in_four_bits)
+        network = self._exported.model if in_four_bits is None else self._rounded(in_four_bits)
         content = to_tflite(
             network,
             for_delegates=None if self._options.target == "cpu" else self._images,
@@ -202,16 +191,10 @@ class _Export:
             all_tokens=all_tokens,
             unknown=self._exported.unknown,
         )
-        names = "-".join(map(str, (all_tokens, is_smoothed, in_four_bits is not None, bool(in_four_bits))))
+        names = "-".join(map(str, (all_tokens, in_four_bits is not None, bool(in_four_bits))))
         file = self._temporary / f"{names}.tflite"
         file.write_bytes(content)
         return file
-
-    @functools.cache  # noqa: B019
-    def _rounded(self, is_smoothed: bool, in_four_bits: frozenset[str]) -> keras.Model:
-        return round_kernels(
-            self._smoothed if is_smoothed else self._exported.model, self._representative, in_four_bits
-        )
 
     @functools.cached_property
     def _images(self) -> np.ndarray:
@@ -261,7 +244,7 @@ class _Export:
         )
         return facts, threshold
 
-    def _with_metadata(self, kind: TFLiteFormat, content: bytes, threshold: float | None, golden: bytes) -> bytes:
+    def _with_metadata(self, kind: TFLiteFormat, content: bytes, threshold: float | None) -> bytes:
         exported, origin = self._exported, self._exported.origin
         description = f"{short_name(origin.name)}, {kind}; weights: {origin.weights}"
         if origin.multi_label:
@@ -278,7 +261,6 @@ class _Export:
             exported.preprocessing,
             self._options.uint8_input,
             origin.license_text,
-            golden,
         )
 
 
@@ -286,8 +268,6 @@ class _Export:
 class _Quantization:
     """What the quantization to the formats of an export did, and what it lost."""
 
-    scaled: Mapping[str, Gain]
-    """By layer, what scaled channels gained."""
     steps: dict[TFLiteFormat, Sequence[quantize.Step]] = dataclasses.field(default_factory=dict)
     """By format, what each step gained."""
     errors: dict[TFLiteFormat, Mapping[str, float]] = dataclasses.field(default_factory=dict)
@@ -299,7 +279,6 @@ class _Quantization:
         """For report.json."""
         return {
             "layer_errors": self._worst(),
-            "scaled_channels": {name: dataclasses.asdict(found) for name, found in self.scaled.items()},
             "quantization_steps": {
                 kind: [dataclasses.asdict(step) for step in found] for kind, found in self.steps.items()
             },
@@ -316,7 +295,7 @@ class _Quantization:
             )
             for kind, found in self._worst().items()
         ]
-        return [*_gains(self.scaled, self.steps), *_kept(self.in_eight_bits), *errors]
+        return [*_gains(self.steps), *_kept(self.in_eight_bits), *errors]
 
     def _worst(self) -> dict[TFLiteFormat, dict[str, float]]:
         return {kind: dict(list(found.items())[:_LISTED]) for kind, found in self.errors.items()}
@@ -431,9 +410,9 @@ def _kept(in_eight_bits: Sequence[DenseLayers]) -> list[report.Table]:
     return [(heading, ("layers", "error", "weights"), rows)]
 
 
-def _gains(scaled: Mapping[str, Gain], steps: Mapping[TFLiteFormat, Sequence[quantize.Step]]) -> list[report.Table]:
+def _gains(steps: Mapping[TFLiteFormat, Sequence[quantize.Step]]) -> list[report.Table]:
     """Tables of what each step of the quantization gained."""
-    tables: list[report.Table] = [
+    return [
         (
             f"{kind}: steps of the quantization, on calibration images",
             ("step", "logit error", "agreement", "kept"),
@@ -441,12 +420,6 @@ def _gains(scaled: Mapping[str, Gain], steps: Mapping[TFLiteFormat, Sequence[qua
         )
         for kind, found in steps.items()
     ]
-    if scaled:
-        worst = sorted(scaled.items(), key=lambda item: -item[1].before)[:_LISTED]
-        rows = [(name, f"{found.before:.3g}", f"{found.after:.3g}", f"{found.alpha:g}") for name, found in worst]
-        heading = "Scaled channels: noise / signal power of the products in 8 bits, the worst layer first"
-        tables.append((heading, ("layer", "before", "after", "alpha"), rows))
-    return tables
 
 
 def summary(written: Mapping[TFLiteFormat, tuple[pathlib.Path, parity.Parity]], target: Target = "cpu") -> str:

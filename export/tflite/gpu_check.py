@@ -1,9 +1,10 @@
 """The check of files for GPUs before they are kept, and the numbers with which an app repeats it on a phone."""
 
 import dataclasses
+import json
 import pathlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -11,13 +12,15 @@ import numpy as np
 
 from export.inference_model import inner_blocks
 from export.options import TFLiteFormat, TFLiteOptions
-from export.tflite import accelerator
+from export.tflite import accelerator, tflite_file
 from export.tflite.convert import to_delegate_tflite
 from export.tflite.quantize import quantize
 from keras_vit import UserError
 
 # Images of the check.
 NUM_IMAGES = 2
+# The page that compares in a browser.
+PAGE = "check.html"
 _NOT_SHOWN = (
     "It computes in float32 and, without a GPU, on the CPU: it shows neither the rounding of float16, nor the kernels "
     "of Mali and Adreno, nor NPUs, nor speed."
@@ -101,6 +104,20 @@ def sentences(rows: Mapping[Any, Mapping[str, Any]]) -> list[str]:
         ),
         *([f"LiteRT's GPU accelerator: {'; '.join(rest)}."] if rest else []),
     ]
+
+
+def write_with_golden_numbers(file: pathlib.Path, content: bytes, images: np.ndarray) -> None:
+    """Write a file with metadata, and the golden numbers of its first images into it and beside it."""
+    golden = golden_numbers(content, images[:NUM_IMAGES])
+    file.write_bytes(tflite_file.with_golden_numbers(content, golden))
+    file.with_suffix(f".{tflite_file.GOLDEN}").write_bytes(golden)
+
+
+def write_page(directory: pathlib.Path, files: Sequence[str]) -> None:
+    """Write check.html, which runs these files in a browser and compares with the golden numbers beside them."""
+    page = pathlib.Path(__file__).with_name(PAGE).read_text(encoding="utf-8")
+    page = page.replace("const FILES = [];", f"const FILES = {json.dumps(list(files))};")
+    (directory / PAGE).write_text(page, encoding="utf-8")
 
 
 def golden_numbers(content: bytes, images: np.ndarray) -> bytes:

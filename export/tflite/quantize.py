@@ -10,15 +10,14 @@
                   for those of the head and of the layers with the largest errors (`four_bits.py`)
     int8          static quantization: weights, and inputs and outputs of matrix products, in 8 bits with calibrated
                   ranges
-    int16x8       the same with inputs and outputs in 16 bits, for processors that support such products
 
 Quantizing all operators ("full int8") makes a Vision Transformer slower than float32, and less accurate: LayerNorm, the
-residual stream and the softmax are limited by memory bandwidth and need the precision. So int8 and int16x8 quantize
-only the products with weights (FULLY_CONNECTED, CONV_2D).
+residual stream and the softmax are limited by memory bandwidth and need the precision. So int8 quantizes only the
+products with weights (FULLY_CONNECTED, CONV_2D).
 The moving average of the library clips rare large activations that matter for the class, which causes most of its error
-(docs/reference/benchmarks.md has measurements). So the ranges of int8 and int16x8 begin as the extremes over all
-calibration images; searched ranges, corrected biases and products in float32 follow, each kept only where the logits of
-the calibration images come nearer to those of the float32 file.
+(docs/reference/benchmarks.md has measurements). So the ranges of int8 are the extremes over all calibration images;
+ranges at run time and products in float32 follow, each kept only where the logits of the calibration images come nearer
+to those of the float32 file.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ import pathlib
 import re
 import tempfile
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
@@ -38,18 +37,14 @@ from ai_edge_quantizer.utils import qsv_utils, validation_utils
 from export import parity
 from export.options import CALIBRATED, TFLiteFormat
 from export.tflite import four_bits
-from export.tflite.activation_ranges import noisy_products, products, searched_ranges, with_corrected_biases
 from export.tflite.flatbuffer import pack, unpack
+from export.tflite.products import noisy_products, products
 from keras_vit import UserError
 from keras_vit.cli.progress import tracked
 from keras_vit.unknown_score import UNKNOWN_SCORE
 
-# Formats with ranges from calibration images, and the bits of their activations.
-STATIC: dict[TFLiteFormat, int] = {"int8": 8, "int16x8": 16}
-# Formats whose products take activations in 8 bits, to which SmoothQuant matters.
-EIGHT_BIT_ACTIVATIONS: tuple[TFLiteFormat, ...] = ("int8-dynamic", "int4-weights", "int8")
 # Formats whose dense layers have weights in 8 bits, which GPTQ rounds where there are calibration images.
-EIGHT_BIT_WEIGHTS: tuple[TFLiteFormat, ...] = ("int8-dynamic", "int8-weights", "int8", "int16x8")
+EIGHT_BIT_WEIGHTS: tuple[TFLiteFormat, ...] = ("int8-dynamic", "int8-weights", "int8")
 # Size of a weight relative to float32.
 WEIGHT_SHARE: dict[TFLiteFormat, float] = {
     "float32": 1.0,
@@ -58,7 +53,6 @@ WEIGHT_SHARE: dict[TFLiteFormat, float] = {
     "int8-weights": 0.25,
     "int4-weights": 0.125,
     "int8": 0.25,
-    "int16x8": 0.25,
 }
 
 _PRODUCTS = (qtyping.TFLOperationName.FULLY_CONNECTED, qtyping.TFLOperationName.CONV_2D)
@@ -166,21 +160,19 @@ def _head(float_file: pathlib.Path) -> str:
 
 def quantize_static(
     float_file: pathlib.Path,
-    kind: TFLiteFormat,
     calibration: Sequence[np.ndarray],
     *,
     multi_label: bool = False,
     at_run_time: bool = True,
 ) -> tuple[bytes, list[Step]]:
-    """Content of an int8 or int16x8 file, and what each step gained.
+    """Content of an int8 file, and what each step gained.
 
-    The steps: extremes as ranges, searched ranges, corrected biases, ranges at run time for the products that lose most
-    by calibrated ones, and, while fewer than 99.5 % of the images agree, the product with the most noise in float32,
-    until such products have a twentieth of the weights.
+    The steps: extremes as ranges, ranges at run time for the products that lose most by calibrated ones, and, while
+    fewer than 99.5 % of the images agree, the product with the most noise in float32, until such products have a
+    twentieth of the weights.
 
     Args:
         float_file: float32 file with batch 1.
-        kind: the format.
         calibration: inputs (1, h, w, C) of the model.
         multi_label: whether an image may have several classes.
         at_run_time: whether products may take ranges at run time, as those of int8-dynamic; delegates may not run them.
@@ -191,12 +183,10 @@ def quantize_static(
     steps: list[Step] = []
     dynamic: list[str] = []
 
-    def tried(name: str, content: bytes, ranges: Mapping, in_float: Sequence[str] = ()) -> bytes:
-        with tempfile.NamedTemporaryFile(suffix=".tflite", dir=float_file.parent) as temporary, _silenced():
-            temporary.write(content)
-            temporary.flush()
-            settings = _recipe(kind, in_float, dynamic=dynamic)
-            made = quantizer.Quantizer(temporary.name, settings).quantize(dict(ranges))
+    def tried(name: str, in_float: Sequence[str] = ()) -> bytes:
+        with _silenced():
+            settings = _recipe("int8", in_float, dynamic=dynamic)
+            made = quantizer.Quantizer(str(float_file), settings).quantize(dict(ranges))
         found = _with_signature(bytes(made.quantized_model))
         logits = _logits(found, judges)
         error = float(np.sqrt(np.mean(np.square(logits - expected))))
@@ -207,20 +197,12 @@ def quantize_static(
     def best_step() -> Step:
         return [step for step in steps if step.kept][-1]
 
-    ranges = _ranges(float_file, _recipe(kind), calibration)
-    best = tried("extremes as ranges", content, ranges)
+    ranges = _ranges(float_file, _recipe("int8"), calibration)
+    best = tried("extremes as ranges")
     if len(judges) < _FEWEST:
         return best, steps
-    searched = searched_ranges(content, ranges, measured, STATIC[kind])
-    found = tried("searched ranges", content, searched)
-    if steps[-1].kept:
-        best, ranges = found, searched
-    corrected = with_corrected_biases(content, measured)
-    found = tried("corrected biases", corrected, ranges)
-    if steps[-1].kept:
-        best, content = found, corrected
-    if at_run_time and (dynamic := noisy_products(content, ranges, _spread(calibration, _FEWEST), STATIC[kind])):
-        found = tried(f"ranges at run time for {len(dynamic)} products", content, ranges)
+    if at_run_time and (dynamic := noisy_products(content, ranges, _spread(calibration, _FEWEST))):
+        found = tried(f"ranges at run time for {len(dynamic)} products")
         if steps[-1].kept:
             best = found
         else:
@@ -235,7 +217,7 @@ def quantize_static(
             break
         in_float.append(fitting[0])
         budget -= sizes[fitting[0]]
-        found = tried(f"{layer_of(fitting[0])} in float32", content, ranges, in_float)
+        found = tried(f"{layer_of(fitting[0])} in float32", in_float)
         if steps[-1].kept:
             best = found
         else:
@@ -289,9 +271,9 @@ def _recipe(
 ) -> list[dict]:
     """The recipe of a format.
 
-    `excepted` names the outputs of products that int8-dynamic, int8 and int16x8 leave in float32, and int4-weights in 8
-    bits; `dynamic` those that take ranges at run time in int8; `in_blocks` those whose weights have a scale for each
-    block of channels in 4 bits. The score of unknown images stays in float32: it is a difference of large numbers, and
+    `excepted` names the outputs of products that int8-dynamic and int8 leave in float32, and int4-weights in 8 bits;
+    `dynamic` those that take ranges at run time in int8; `in_blocks` those whose weights have a scale for each block of
+    channels in 4 bits. The score of unknown images stays in float32: it is a difference of large numbers, and
     small beside the model.
     """
     manager, no = recipe_manager.RecipeManager(), algorithm_manager.AlgorithmName.NO_QUANTIZE
@@ -320,7 +302,7 @@ def _recipe(
             manager.add_quantization_config(".*", operator, half, "float_casting")
     else:
         for operator in _PRODUCTS:
-            manager.add_static_config(".*", operator, STATIC[kind], 8)
+            manager.add_static_config(".*", operator, 8, 8)
             for name in dynamic:
                 manager.add_dynamic_config(f"^{re.escape(name)};$", operator, 8)
             for name in excepted:

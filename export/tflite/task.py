@@ -50,21 +50,24 @@ def export_task(task: Task, options: TFLiteOptions) -> dict[TFLiteFormat, tuple[
                 require_rules(f"{kind} TFLite file", content, target)
             checked = {} if check is None else check.facts(kind, content)
             file = stage / f"{task.noun}-{kind}{'' if target == 'cpu' else f'-{target}'}.tflite"
-            golden = b"" if target == "cpu" else gpu_check.golden_numbers(content, images)
-            if golden:
-                file.with_suffix(f".{tflite_file.GOLDEN}").write_bytes(golden)
-            file.write_bytes(_with_metadata(task, kind, content, golden))
+            described = _with_metadata(task, kind, content)
+            if target == "cpu":
+                file.write_bytes(described)
+            else:
+                gpu_check.write_with_golden_numbers(file, described, images)
             runner = tflite_file.interpreter(file, 1).get_signature_runner("serving_default")
             found = expected.outputs_of(functools.partial(_run, runner), batch=False)
             measures = task.measure(f"{kind} TFLite file", expected.outputs, found, exact=kind == "float32")
             files[kind] = {**measures, **checked, "bytes": file.stat().st_size}
             written[kind] = (output / file.name, measures)
         float_file.unlink()
+        if check is not None:
+            gpu_check.write_page(stage, [file.name for file, _ in written.values()])
         task.report(stage, "TFLite", files, of_pixels=True, notes=gpu_check.sentences(files))
     return written
 
 
-def _with_metadata(task: Task, kind: TFLiteFormat, content: bytes, golden: bytes) -> bytes:
+def _with_metadata(task: Task, kind: TFLiteFormat, content: bytes) -> bytes:
     exported, origin = task.exported, task.exported.origin
     about = f"{task.noun} {short_name(origin.name)}, {kind}; weights: {origin.weights}"
     return tflite_file.with_metadata(
@@ -75,7 +78,6 @@ def _with_metadata(task: Task, kind: TFLiteFormat, content: bytes, golden: bytes
         exported.preprocessing,
         False,
         origin.license_text,
-        golden,
     )
 
 

@@ -38,7 +38,6 @@ def with_metadata(
     preprocessing: Preprocessing,
     raw_pixels: bool,
     terms: str,
-    golden: bytes = b"",
 ) -> bytes:
     """Add TFLite Metadata to a file: the image size, its normalization, and labels.txt as an associated file.
 
@@ -50,7 +49,6 @@ def with_metadata(
         preprocessing: of the model.
         raw_pixels: whether the input is 0..255 and the model normalizes it.
         terms: license of the weights.
-        golden: content of another associated file, golden.bin; see `export.tflite.gpu_check.golden_numbers`.
     """
     model = unpack(content)
     buffer = schema.BufferT()
@@ -66,8 +64,14 @@ def with_metadata(
     with zipfile.ZipFile(stream, "a", zipfile.ZIP_STORED) as archive:
         entry_info = zipfile.ZipInfo(run_directory.LABELS)  # without a date, for identical files from identical models
         archive.writestr(entry_info, labels_text(labels))
-        if golden:
-            archive.writestr(zipfile.ZipInfo(GOLDEN), golden, zipfile.ZIP_DEFLATED)
+    return stream.getvalue()
+
+
+def with_golden_numbers(content: bytes, golden: bytes) -> bytes:
+    """Add the associated file golden.bin to a file with metadata; see `export.tflite.gpu_check.golden_numbers`."""
+    stream = io.BytesIO(content)
+    with zipfile.ZipFile(stream, "a") as archive:
+        archive.writestr(zipfile.ZipInfo(GOLDEN), golden, zipfile.ZIP_DEFLATED)
     return stream.getvalue()
 
 

@@ -1,6 +1,5 @@
 """Save the weights of a model in the layout of another library."""
 
-import errno
 import os
 import pathlib
 import warnings
@@ -110,18 +109,12 @@ def settings_to_set(model: WrittenModel, layout: str, has_config: bool) -> list[
 
 def _write_folder(folder: pathlib.Path, arrays: dict, settings: dict[str, dict]) -> None:
     """Write model.safetensors and JSON files by name, all or none."""
-    exists = UserError(f"{folder.name} already exists; give the name of a new one.")
     if folder.exists():
-        raise exists
-    try:
-        with atomic_folder(folder) as temporary:
-            write_safetensors(temporary / "model.safetensors", arrays)
-            for name, fields in settings.items():
-                write_json(temporary / name, fields)
-    except OSError as error:
-        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # written by another process in the meantime
-            raise exists from error
-        raise
+        raise UserError(f"{folder.name} already exists; give the name of a new one.")
+    with atomic_folder(folder) as temporary:
+        write_safetensors(temporary / "model.safetensors", arrays)
+        for name, fields in settings.items():
+            write_json(temporary / name, fields)
 
 
 def _with_positions_of(layout: Layout, weights: dict[str, np.ndarray], config: ViTConfig) -> dict[str, np.ndarray]:

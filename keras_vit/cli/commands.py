@@ -101,14 +101,14 @@ _OTHER_NAMES = {
     "features": ("embed",), "index": ("embed",), "nearest": ("similar", "search"), "duplicates": ("review",),
     "clean": ("review", "prepare"),
 }  # fmt: skip
-# For bash, and for zsh through its emulation. The options are those that the help of the command names.
+# For bash, and for zsh through its emulation.
 _COMPLETION = """_keras_vit() {
   local word="${COMP_WORDS[COMP_CWORD]}"
   if [ "$COMP_CWORD" -eq 1 ]; then
     COMPREPLY=($(compgen -W "NAMES" -- "$word"))
   elif [ "${word#-}" != "$word" ]; then
-    COMPREPLY=($(compgen -W "$(keras-vit "${COMP_WORDS[@]:1:COMP_CWORD-1}" --help 2>/dev/null \\
-      | grep -oE -e '--[a-z][a-z0-9.-]*' | sort -u)" -- "$word"))
+    local names=$(KERAS_VIT_OPTIONS=1 keras-vit "${COMP_WORDS[@]:1:COMP_CWORD-1}" 2>/dev/null)
+    COMPREPLY=($(compgen -W "$names" -- "$word"))
   else
     COMPREPLY=($(compgen -f -- "$word"))
   fi

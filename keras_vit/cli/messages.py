@@ -1,14 +1,39 @@
-"""Commands in messages, as they run when they are pasted into this shell."""
+"""Commands in messages, as they run when they are pasted into this shell; and control characters as codes."""
 
+import contextlib
+import io
 import os
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+from keras_vit.errors import printable
 
 _SCRIPT = "keras-vit"  # that pip installs
 _MODULE = "keras_vit"  # that Python runs where the script is not installed
+
+
+def show_controls(stream: TextIO) -> None:
+    """Print control characters, which names may contain and a terminal would obey, as codes."""
+    if isinstance(stream, io.TextIOWrapper):
+        write = stream.write
+        vars(stream)["write"] = lambda text: write(printable(text))
+
+
+@contextlib.contextmanager
+def colors_allowed() -> Iterator[None]:
+    """Undo `show_controls` inside, for what a library prints in colors of its own."""
+    streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
+    writes = [vars(stream).pop("write", None) for stream in streams]
+    try:
+        yield
+    finally:
+        for stream, write in zip(streams, writes, strict=True):
+            if write is not None:
+                vars(stream)["write"] = write
 
 
 def command_line() -> str:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import os
 import pathlib
 import re
 import types
@@ -17,13 +18,15 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from keras_vit.cli.messages import as_typed
+from keras_vit.cli.messages import as_typed, colors_allowed
 from keras_vit.cli.options import Aliases, MayBeEmpty, MayLead, Positional, check_ranges, option_name
 from keras_vit.errors import UserError
 
 Options = TypeVar("Options")
 # The fields that lead to an option -> its value.
 Given = dict[tuple[str, ...], Any]
+# A variable of the environment with which a command prints the names of its options alone, for completion in a shell.
+OPTIONS_ALONE = "KERAS_VIT_OPTIONS"
 _SIZE = tuple[int, int]
 
 
@@ -79,6 +82,9 @@ def read(
     import tyro
 
     options = {".".join(option.path): option for option in _options(options_class, defaults)}
+    if OPTIONS_ALONE in os.environ:
+        print("\n".join(f"--{option.name}" for option in options.values() if not option.note(Positional)))
+        raise SystemExit(0)
     has_positional = any(option.note(Positional) for option in options.values())
     leading = [option for option in options.values() if option.note(MayLead) and not has_positional]
     arguments = [*arguments]
@@ -93,18 +99,20 @@ def read(
         group = first if is_first else groups.setdefault(name, {})
         about_group[name] = (option.owner.__doc__ or "").partition("\n")[0] if option.path[1:] else ""
         is_required = option.default is dataclasses.MISSING and not (option.note(MayLead) and has_positional)
-        group[key] = typing_extensions.Required[_argument(option)] if is_required else _argument(option)
+        argument = _argument(option, may_be_none=option.default is not None or option.path[0] in defaults)
+        group[key] = typing_extensions.Required[argument] if is_required else argument
     boxes = {
         name: Annotated[_typed_dict(name, fields), tyro.conf.arg(help=about_group[name])]
         for name, fields in groups.items()
     }
-    values = tyro.cli(
-        _typed_dict(prog, {**first, **boxes}),
-        args=_joined_sizes(arguments, {f"--{option.name}" for option in options.values() if _is_size(option.hint)}),
-        prog=as_typed(prog),
-        description=as_typed(inspect.cleandoc(about or options_class.__doc__ or "")),
-        registry=_size_registry(),
-    )
+    with colors_allowed():
+        values = tyro.cli(
+            _typed_dict(prog, {**first, **boxes}),
+            args=_joined_sizes(arguments, {f"--{option.name}" for option in options.values() if _is_size(option.hint)}),
+            prog=as_typed(prog),
+            description=as_typed(inspect.cleandoc(about or options_class.__doc__ or "")),
+            registry=_size_registry(),
+        )
     for name in boxes:
         values |= values.pop(name)
     for key, value in values.items():
@@ -158,8 +166,8 @@ def _typed_dict(name: str, fields: dict[str, Any]) -> Any:
     return typing_extensions.TypedDict(name, fields, total=False)  # type: ignore[operator]
 
 
-def _argument(option: _Option) -> Any:
-    """Return the type of an option with what tyro shows of it."""
+def _argument(option: _Option, *, may_be_none: bool) -> Any:
+    """Return the type of an option with what tyro shows of it, with None only where that would change a default."""
     import tyro
 
     positional, aliases = option.note(Positional), option.note(Aliases)
@@ -177,8 +185,7 @@ def _argument(option: _Option) -> Any:
     ]
     if positional:
         notes.append(tyro.conf.Positional)
-    is_never_none = option.default is None and "recipe" not in option.path
-    return Annotated[(_without_none(option.hint) if is_never_none else option.hint, *notes)]  # type: ignore[return-value]
+    return Annotated[(option.hint if may_be_none else _without_none(option.hint), *notes)]  # type: ignore[return-value]
 
 
 def _without_none(hint: Any) -> Any:

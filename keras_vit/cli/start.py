@@ -18,7 +18,7 @@ import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
-from keras_vit.cli.messages import as_typed, command_line
+from keras_vit.cli.messages import as_typed, command_line, show_controls
 from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.errors import ParityError, UserError
 
@@ -30,6 +30,8 @@ _USERS_DISK = (
 # Of these, those of a full disk.
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
+# Characters of a path in a message.
+_LONGEST_NAME = 1000
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _PYTHONS_FORMAT = warnings.formatwarning
 _ALL_MESSAGES, _NONE = "0", "3"  # every error that ends an operation is an exception too
@@ -86,6 +88,8 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
     os.environ.setdefault(_LOG_LEVEL, _NONE)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # print any file name on any terminal
+    for stream in (sys.stdout, sys.stderr):
+        show_controls(stream)
     warnings.formatwarning = _format_warning
     # Else Python looks for cycles among the million objects of TensorFlow and Keras as it exits, which takes seconds.
     atexit.register(gc.freeze)
@@ -151,7 +155,9 @@ def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
             raise
         if error.filename is None and error.errno in _FULL_DISK:
             _end_on_full_disk()
-        print(f"{error.filename or 'The disk'}: {error.strerror}; choose another path.", file=sys.stderr)
+        name = os.fsdecode(error.filename or "The disk")
+        name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
+        print(f"{name}: {error.strerror}; choose another path.", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
         # TensorFlow's error of a full disk is also that of a full memory; JAX has one of its own.

@@ -1,42 +1,97 @@
 """Atomic writes: a file or folder appears under its name only when it is complete.
 
-In a bucket, a file is written locally, uploaded under a temporary name, compared by size, and renamed.
+What is not complete lies in a folder `.building` beside it, with a lock that its process holds. The next write there
+removes what killed processes left. In a bucket, a file is written locally, uploaded under a temporary name, compared by
+size, and renamed.
 """
 
 import contextlib
+import hashlib
 import os
 import pathlib
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 
-from keras_vit.files.remote import RemotePath, temporary_beside
+import filelock
 
+from keras_vit.errors import UserError, explained
+from keras_vit.files.remote import RemotePath
+
+_BUILDING = ".building"
+# Of uploads, and of earlier versions.
 _TEMPORARY = re.compile(r".+\.\d+\.tmp(\.\w+)?")
+# Seconds to wait for the lock of another process: one that was just killed holds it a moment longer.
+_WAIT = 5.0
 
 
 def is_temporary(path: pathlib.Path) -> bool:
-    """Whether the file has a name of `temporary_beside`; a killed process leaves such files behind."""
-    return _TEMPORARY.fullmatch(path.name) is not None
+    """Whether the file or folder has a name of those that a killed process leaves behind."""
+    return path.name == _BUILDING or _TEMPORARY.fullmatch(path.name) is not None
 
 
 def remove_temporary(folder: pathlib.Path) -> None:
-    """Remove the temporary files in a folder into which no other process writes, if there is such a folder."""
-    for file in folder.iterdir() if folder.is_dir() else ():
-        if is_temporary(file):
-            file.unlink(missing_ok=True)
+    """Remove what killed processes left in a folder into which no other process writes, if there is such a folder."""
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if entry.name == _BUILDING:
+            _remove_abandoned(entry)
+        elif is_temporary(entry):
+            entry.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _stage(folder: pathlib.Path, name: str | None = None) -> Iterator[pathlib.Path]:
+    """Yield a new folder inside `folder`/.building and remove it at the end, and those of killed processes before.
+
+    name: of what is built, if only one process may build it; another one raises filelock.Timeout.
+    """
+    building = folder / _BUILDING
+    _remove_abandoned(building)
+    unique = secrets.token_hex(8) if name is None else hashlib.sha256(name.encode(errors="replace")).hexdigest()[:16]
+    stage = building / unique
+    building.mkdir(exist_ok=True)
+    try:
+        with filelock.FileLock(_lock_of(stage), timeout=_WAIT):
+            try:
+                shutil.rmtree(stage, ignore_errors=True)  # of a process that was killed while this one waited
+                stage.mkdir(parents=True)
+                yield stage
+            finally:
+                _remove(stage)
+    finally:
+        with contextlib.suppress(OSError):  # another one is built
+            building.rmdir()
+
+
+def _remove_abandoned(building: pathlib.Path) -> None:
+    for lock in building.glob("*.lock"):
+        with contextlib.suppress(OSError, filelock.Timeout), filelock.FileLock(lock, timeout=0):
+            _remove(lock.with_suffix(""))
+    with contextlib.suppress(OSError):
+        building.rmdir()
+
+
+def _lock_of(stage: pathlib.Path) -> pathlib.Path:
+    return stage.with_suffix(".lock")
+
+
+def _remove(stage: pathlib.Path) -> None:
+    """Remove a folder and its lock, which this process holds."""
+    shutil.rmtree(stage, ignore_errors=True)
+    _lock_of(stage).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def atomic_write(
     path: pathlib.Path, final_path: Callable[[pathlib.Path], pathlib.Path] | None = None
 ) -> Iterator[pathlib.Path]:
-    """Yield a temporary path in the same folder; on success it is synced to disk and renamed, on failure removed.
+    """Yield a temporary path of the same name; on success it is synced to disk and moved, on failure removed.
 
     Args:
         path: of the file; for one in a bucket the temporary path is a local one.
-        final_path: takes the temporary path of the complete file and returns the path to rename it to, for names that
+        final_path: takes the temporary path of the complete file and returns the path to move it to, for names that
             depend on the content; default: `path`.
     """
     if isinstance(path, RemotePath):
@@ -47,14 +102,12 @@ def atomic_write(
             assert isinstance(target, RemotePath)
             target.upload(local)
         return
-    temporary = temporary_beside(path)
-    try:
+    with _stage(path.parent) as stage:
+        temporary = stage / path.name
         yield temporary
         with open(temporary, "rb+") as stream:
             os.fsync(stream.fileno())
         os.replace(temporary, path if final_path is None else final_path(temporary))
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
@@ -65,23 +118,28 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 @contextlib.contextmanager
 def atomic_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield a temporary folder beside `path`; it is renamed on success and removed on failure.
+    """Yield a temporary folder; it is moved to `path` on success and removed on failure.
 
     Of a path in a bucket, it is a local folder, whose files are uploaded one after the other.
 
-    Raises OSError (EEXIST or ENOTEMPTY) if another process has written a folder of that name in the meantime.
+    Raises UserError if another process writes this folder, or has written it in the meantime.
     """
     if isinstance(path, RemotePath):
         with staged(path) as stage:
             yield stage
         return
-    temporary = temporary_beside(path)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        os.rename(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    busy = f"Another process writes {path}; wait until it ends, or choose another folder."
+    with explained(busy, filelock.Timeout), _stage(path.parent, path.name) as stage:
+        _check_free(path)
+        yield stage
+        _check_free(path)
+        os.rename(stage, path)
+
+
+def _check_free(path: pathlib.Path) -> None:
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise UserError(f"{path} exists by now; choose another folder, or delete it.")
 
 
 @contextlib.contextmanager
@@ -100,9 +158,9 @@ def staged(directory: pathlib.Path) -> Iterator[pathlib.Path]:
     created = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".building-", dir=directory) as stage:
-            yield pathlib.Path(stage)
-            _move_content(pathlib.Path(stage), directory)
+        with _stage(directory) as stage:
+            yield stage
+            _move_content(stage, directory)
     finally:
         for path in created:
             with contextlib.suppress(OSError):  # not empty after success

@@ -85,7 +85,7 @@ def _open_values(path: pathlib.Path, member: zipfile.ZipInfo, start: int) -> Ite
     with _reading(path):
         if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
             with open(path, "rb", buffering=0) as stream:
-                stream.seek(_data_offset(stream, member))
+                stream.seek(data_offset(stream, member))
                 checked = _ChecksumStream(stream)
                 read_exactly(checked, header)
                 yield checked
@@ -110,7 +110,7 @@ class _ChecksumStream:
         return count
 
 
-def _data_offset(stream: io.RawIOBase, member: zipfile.ZipInfo) -> int:
+def data_offset(stream: io.RawIOBase, member: zipfile.ZipInfo) -> int:
     """The offset of an uncompressed member, after its local header; that of the central directory may differ."""
     stream.seek(member.header_offset)
     local = stream.read(30) or b""

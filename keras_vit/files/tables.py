@@ -1,10 +1,18 @@
-"""Tables for the terminal and Markdown, and the numbers and names in them."""
+"""Tables for the terminal, Markdown and CSV, and the numbers and names in them. No name is trusted."""
 
+import csv
 import math
+import re
 from collections.abc import Sequence
+from typing import TextIO
+
+from keras_vit.errors import printable
 
 # Characters of a column; a longer text is not aligned.
 _WIDEST = 60
+# How a formula begins, also in full width; numbers begin so too. A quote before it is doubled, so that it stays.
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n\uFF1D\uFF0B\uFF0D\uFF20]")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_text_columns: int = 0) -> str:
@@ -27,8 +35,36 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_
 
 
 def _cell(text: str) -> str:
-    """The text in one line, with escaped bars."""
-    return " ".join(text.split()).replace("|", "\\|")
+    return markdown_text(" ".join(text.split()))
+
+
+def markdown_text(text: str) -> str:
+    """A name as Markdown shows it: without links, code, HTML and control characters, and with escaped bars."""
+    return printable(re.sub(r"[\\`<\[|]", r"\\\g<0>", text))
+
+
+class CsvWriter:
+    """A csv.writer whose cells are no formulas in a spreadsheet: it puts ' before those that begin like one (OWASP).
+
+    raw: write cells as they are, for programs.
+    """
+
+    def __init__(self, stream: TextIO, *, raw: bool = False) -> None:
+        self._writer, self._raw = csv.writer(stream), raw
+
+    def writerow(self, row: Sequence[object]) -> None:
+        """Write a row."""
+        self._writer.writerow(row if self._raw else [_harmless(cell) for cell in row])
+
+
+def _harmless(cell: object) -> object:
+    is_formula = isinstance(cell, str) and _FORMULA.match(cell) and not _NUMBER.fullmatch(cell)
+    return f"'{cell}" if is_formula else cell
+
+
+def cell_of_csv(text: str) -> str:
+    """The text that `CsvWriter` was given for a cell."""
+    return text[1:] if text.startswith("'") and _FORMULA.match(text, 1) else text
 
 
 def rounded_to(value: float, interval: Sequence[float]) -> tuple[str, str]:

@@ -16,14 +16,26 @@ from keras_vit.inspection.options import InspectionOptions
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint FILE --output DIR`"""
     options = parser.parse(InspectionOptions, arguments, prog="keras-vit inspect", about=__doc__)
-    run = options.open_run()
-    options.check(run)
+
+    from keras_vit import run_directory
+    from keras_vit.inspection.source import image_source, open_run
+
+    run = open_run(options)
+    if options.labels is not None:
+        run.check_label_file(options.labels)
+    image_source(options, run)
+    run_directory.output_folder(options.output)
     cli.import_keras()
 
     from keras_vit.inspection.run import run_inspection
 
     run_inspection(run, options)
-    cli.print_next(options.next_commands(run))
+    if run.file(run_directory.CONFIG):
+        cli.print_next(run.next_commands("inspect"))
+    else:
+        heads = () if options.num_heads is None else ("--num-heads", str(options.num_heads))
+        features = ("--embeddings", "features", "--output", "features")
+        cli.print_next([("saved-model", "--checkpoint", run.name, *heads, *features)])
 
 
 if __name__ == "__main__":

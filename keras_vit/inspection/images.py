@@ -16,7 +16,7 @@ from keras_vit.files.remote import to_path
 from keras_vit.images.decode import decode_file
 from keras_vit.images.formats import LARGEST_IMAGE, SCALE_BITS, format_list, image_files
 from keras_vit.images.pillow import highest_of_unused_bits
-from keras_vit.inspection.options import check_images
+from keras_vit.inspection.source import check_images
 from keras_vit.run_directory import Samples
 
 if TYPE_CHECKING:

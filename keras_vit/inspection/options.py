@@ -4,16 +4,10 @@ import dataclasses
 import pathlib
 from typing import Annotated, Literal, get_args
 
-from keras_vit import run_directory
 from keras_vit.cli.options import Aliases, Count, MayLead
-from keras_vit.errors import UserError
-from keras_vit.files.remote import to_path
-from keras_vit.runs import Run, open_run
 
 Figure = Literal["filters", "positions", "distance", "rollout", "attention", "norms", "relevance", "queries"]
 FIGURES: tuple[Figure, ...] = get_args(Figure)
-# How the name of a data set begins, as `--data` of the training commands takes it.
-DATA_SETS = ("digits", "tfds:", "folder:", "csv:", "tfrecord:", "tar:")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,50 +43,3 @@ class InspectionOptions:
     """Number of groups of GroupNorm, if the checkpoint does not contain it."""
     data_dir: str | None = None
     """Directory of prepared TFDS data sets; default is the TFDS default."""
-
-    def open_run(self) -> Run:
-        """The model to inspect. Raises UserError unless --run or --checkpoint names one."""
-        if self.run is not None and self.checkpoint is not None:
-            raise UserError(
-                f"Two models were given, the run {self.run} and the checkpoint {self.checkpoint}; give one of them, "
-                "and images behind --images."
-            )
-        if self.run is None and self.checkpoint is None:
-            raise UserError("Give either --run DIR or --checkpoint FILE, the model to inspect.")
-        if self.run is not None and not self.run.endswith(".keras"):
-            run_directory.find(self.run, run_directory.MODEL)
-        name = self.run or self.checkpoint or ""
-        return open_run(name, image_size=self.image_size, num_heads=self.num_heads, num_groups=self.num_groups)
-
-    def check(self, run: Run) -> None:
-        """Raise UserError for what is wrong with names, paths and numbers, without the model."""
-        if self.labels is not None:
-            run.check_label_file(self.labels)
-        check_images(self.image_source(run))
-        run_directory.output_folder(self.output)
-
-    def next_commands(self, run: Run) -> list[tuple[str, ...]]:
-        """Commands to go on with after the inspection."""
-        if run.file(run_directory.CONFIG):
-            return run.next_commands("inspect")
-        heads = () if self.num_heads is None else ("--num-heads", str(self.num_heads))
-        return [("saved-model", "--checkpoint", run.name, *heads, "--embeddings", "features", "--output", "features")]
-
-    def image_source(self, run: Run) -> str:
-        """The argument --images, or the samples of the run directory if there is none."""
-        if self.images:
-            return self.images
-        if self.run is None or self.run.endswith(".keras"):
-            raise UserError(
-                "--images is needed with a checkpoint or .keras file: give an image, a folder of images, or a data set."
-            )
-        return str(run_directory.find(run.place, run_directory.SAMPLES))
-
-
-def check_images(source: str) -> None:
-    """Raise UserError unless `source` is an image, a folder of images, a samples.npz or the name of a data set."""
-    if not to_path(source).exists() and not source.startswith(DATA_SETS):
-        raise UserError(
-            f"There is no image or folder {source!r}; --images takes one of these, a run's samples.npz, digits, "
-            "tfds:NAME, folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB."
-        )

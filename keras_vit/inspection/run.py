@@ -11,6 +11,7 @@ from keras_vit.inspection.images import Image, read_images
 from keras_vit.inspection.options import InspectionOptions
 from keras_vit.inspection.relevance import classifies
 from keras_vit.inspection.report import write
+from keras_vit.inspection.source import image_source
 from keras_vit.models.build import logits_model
 from keras_vit.runs import Run
 
@@ -24,7 +25,7 @@ def run_inspection(run: Run, options: InspectionOptions) -> None:
     Raises UserError for options that do not fit the model.
     """
     labels = read_labels(options.labels) if options.labels else run.class_names
-    images = read_images(options.image_source(run), options.count, labels, options.data_dir, run.preprocessing)
+    images = read_images(image_source(options, run), options.count, labels, options.data_dir, run.preprocessing)
     result = inspect(
         run.model,
         images if run.is_multi_label else _mistakes_first(run, images, labels, options.show // 2),

@@ -57,17 +57,16 @@ class Tokenizer:
         room = self.length - len(self.start) - len(self.end)
         ids = np.full((len(texts), self.length), self.padding, np.int32)
         lengths, cut = np.zeros(len(texts), np.int64), []
-        for number, text in enumerate(texts):
-            whole = self.canonical(text.encode("utf-8", "replace").decode("utf-8"))
-            shown = whole[: self.length * _CHARACTERS_PER_TOKEN]
-            tokens = self.vocabulary.split(shown)
+        whole = [self.canonical(text.encode("utf-8", "replace").decode("utf-8")) for text in texts]
+        shown = [text[: self.length * _CHARACTERS_PER_TOKEN] for text in whole]
+        for number, tokens in enumerate(self.vocabulary.split(shown)):
             if tokens and max(tokens) >= self.vocabulary.size:
                 raise UserError(
                     f"The tokenizer has the id {max(tokens)}, but its ids should be below {self.vocabulary.size}; put "
                     "the one that belongs to the weights there."
                 )
-            if len(tokens) > room or len(shown) < len(whole):
-                cut.append(text)
+            if len(tokens) > room or len(shown[number]) < len(whole[number]):
+                cut.append(texts[number])
             row = (*self.start, *tokens[:room], *self.end)
             ids[number, : len(row)] = row
             lengths[number] = len(row)

@@ -181,3 +181,27 @@ def test_compressed_weights_are_read(model, tmp_path, tiny_images):
     again = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
     keras_vit.load_checkpoint(again, tmp_path / "x.weights.h5")
     np.testing.assert_array_equal(logits(again, tiny_images), logits(model, tiny_images))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"shape": (1 << 16, 1 << 12), "compression": "gzip"}, r"its arrays would be 1,073,\d+,\d+ bytes, but it has"),
+        ({"external": [("/etc/hostname", 0, 8)], "shape": (2,)}, "another file"),
+    ],
+    ids=["compressed", "external"],
+)
+def test_arrays_that_are_larger_than_their_file_or_outside_of_it_are_not_read(change, words, model, tmp_path):
+    model.save(tmp_path / "good.keras")
+    with zipfile.ZipFile(tmp_path / "good.keras") as good, zipfile.ZipFile(tmp_path / "bad.keras", "w") as bad:
+        for name in good.namelist():
+            content = good.read(name)
+            if name == "model.weights.h5":
+                (tmp_path / "w.h5").write_bytes(content)
+                with h5py.File(tmp_path / "w.h5", "a") as file:
+                    file.create_dataset("extra", dtype="f4", **change)
+                content = (tmp_path / "w.h5").read_bytes()
+            bad.writestr(name, content)
+    keras_vit.run_directory.load_model(tmp_path / "good.keras")
+    with pytest.raises(UserError, match=words):
+        keras_vit.run_directory.load_model(tmp_path / "bad.keras")

@@ -454,8 +454,8 @@ def test_a_warning_is_a_line_without_the_code_that_gave_it(monkeypatch, type_com
 
 def test_what_the_terminal_cannot_show_is_escaped():
     with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "ascii")) as stream:
-        cli.run(lambda _: print("Skipped: \xe9.png"))
-    assert stream.buffer.getvalue() == b"Skipped: \\xe9.png\n"
+        cli.run(lambda _: print("Skipped: \xe9\x1b[2J\x9b.png"))
+    assert stream.buffer.getvalue() == rb"Skipped: \xe9\x1b[2J\x9b.png" + b"\n"
 
 
 @pytest.mark.parametrize(

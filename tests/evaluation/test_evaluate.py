@@ -24,6 +24,7 @@ from keras_vit.runs import open_run
 from tests.exports import saved_model_of, tflite_of
 from tests.support import full_disk, randomize, serving
 from training import evaluate as evaluate_command
+from training.evaluation import opening
 from training.evaluation.evaluate import evaluate
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels
 from training.evaluation.plots import draw_mistakes, draw_reliability
@@ -105,7 +106,7 @@ def _no_data(tmp_path) -> str:
 def evaluated(run: str | pathlib.Path, source: DataSet | None = None, **options) -> dict:
     """The metrics of a model on the digits, or on other data under their name."""
     chosen = EvaluateOptions(str(run), DataOptions("digits"), **options)
-    predictor = open_predictor(chosen.open_run(), chosen.input, chosen.devices)
+    predictor = open_predictor(opening.open_run(chosen), chosen.input, chosen.devices)
     return evaluate(predictor, source or digits(), chosen)
 
 
@@ -165,7 +166,7 @@ def test_a_run_without_mistakes_gets_its_report_before_it_is_said_that_nothing_c
         return np.eye(10)[split.labels], split.labels
 
     options = EvaluateOptions(str(run.path), DataOptions("digits"), output=str(tmp_path / "out"), calibrate=True)
-    predictor = Predictor(options.open_run(), "model", 10, tuple("0123456789"), predict)
+    predictor = Predictor(opening.open_run(options), "model", 10, tuple("0123456789"), predict)
     with pytest.raises(UserError, match="needs images that the model gets wrong, but nearly all 360 are right"):
         evaluate(predictor, digits(), options)
     report = json.loads((tmp_path / "out" / "evaluation.json").read_text())
@@ -678,6 +679,7 @@ from training.evaluation import report
 from training.evaluation.evaluate import evaluate
 from training.evaluation.predictors import Predictor, open_predictor
 from training.input.sources import DataOptions, DataSet, array_split
+from training.evaluation import opening
 from training.options.evaluate import EvaluateOptions
 
 report.draw_confusion = report.draw_reliability = report.draw_mistakes = lambda *_: None
@@ -694,7 +696,7 @@ for name, batch_size, devices in (
         save_predictions=True,
         devices=devices,
     )
-    predictor = open_predictor(options.open_run(), options.input, options.devices)
+    predictor = open_predictor(opening.open_run(options), options.input, options.devices)
     rng = np.random.default_rng(1)
     images, labels = rng.integers(0, 256, (2003, 8, 8, 1), np.uint8), rng.integers(0, 10, 2003)
     split = array_split(images, labels, tuple("0123456789"))

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import keras_vit
 from export import parity
+from export import run as export_run
 from export.options import SourceOptions
 from export.saved_model import __main__ as saved_model
 from export.source import open_model
@@ -253,7 +254,7 @@ def test_a_soup_and_an_export_of_such_runs_are_of_their_kind(place, tmp_path):
     assert open_run(tmp_path / "soup").is_multi_label
     labels = place / "run" / "labels.txt"
     options = SourceOptions(checkpoint=str(place / "run"), labels=str(labels))
-    assert open_model(options.open_run(), options).origin.multi_label
+    assert open_model(export_run.open_run(options), options).origin.multi_label
 
 
 @pytest.mark.slow

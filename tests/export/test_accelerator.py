@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import pathlib
 import zipfile
 
@@ -19,17 +20,18 @@ from export.tflite import accelerator, delegate_model
 from export.tflite.convert import converted, to_delegate_tflite
 from export.tflite.delegate_rules import broken_rules
 from export.tflite.export import export_tflite
-from export.tflite.gpu_check import GpuCheck, sentences
+from export.tflite.gpu_check import GpuCheck, golden_numbers, sentences, write_page
 from export.tflite.quantize import quantize
 from export.tflite.task import export_task
 from keras_vit import DetectionConfig
 from keras_vit.errors import ParityError, UserError
 from keras_vit.models.tasks import build_task
+from tests.browser import WITH_WEBGPU, open_browser
 from tests.export.test_delegates import INPUTS, REFUSED, built
 from tests.export.test_segmentation import PREPROCESSING, TASKS
 from tests.export.test_segmentation import TINY as SEGMENTER
 from tests.models.test_saving import CONFORMANCE
-from tests.support import TINY, TINY_IMAGE, randomize
+from tests.support import TINY, TINY_IMAGE, randomize, serving
 
 IMAGES = np.random.default_rng(5).uniform(-1, 1, (2, 4, 6, 8)).astype(np.float32)
 
@@ -109,7 +111,10 @@ def task_of_model(name: str):
     return Segmentation(ExportedModel(model, ("a", "b", "c", "d"), few))
 
 
-@pytest.mark.parametrize("name", ["detector", "embeddings", *TASKS])
+@pytest.mark.parametrize(
+    "name",
+    ["detector", "embeddings", "panoptic", *(pytest.param(t, marks=pytest.mark.slow) for t in list(TASKS)[:3])],
+)
 def test_every_task_is_right_in_the_accelerator(name, tmp_path):
     task = task_of_model(name)
     model = task.exported.model
@@ -202,12 +207,33 @@ def test_an_export_for_a_gpu_says_what_was_run_and_has_golden_numbers(tmp_path):
     assert "accelerator on 2 images (float32: a copy with its first and last block, within" in report
     assert "float16: a copy" in report
     assert "it shows neither the rounding of float16" in report
+    assert '["model-float32-gpu.tflite", "model-float16-gpu.tflite"]' in (tmp_path / "check.html").read_text()
     golden = (tmp_path / "model-float16-gpu.golden.bin").read_bytes()
     with zipfile.ZipFile(tmp_path / "model-float16-gpu.tflite") as archive:
         assert archive.read("golden.bin") == golden
     numbers = np.frombuffer(golden, "<f4").reshape(2, -1)
     images, logits = numbers[:, :-3].reshape(2, *TINY_IMAGE, 3), numbers[:, -3:]
     np.testing.assert_allclose(logits, model(images), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.slow
+def test_the_page_compares_in_a_browser(tmp_path):
+    packages = os.environ.get("LITERTJS")
+    if packages is None:
+        pytest.skip("Set LITERTJS to the folder @litertjs of the npm packages core and wasm-utils 2.5.3.")
+    right, wrong = (graph(function) for function in (tf.sigmoid, lambda x: tf.concat(tf.split(x, 2, -1)[::-1], -1)))
+    for name, content in (("right", right), ("wrong", wrong)):
+        (tmp_path / f"{name}.tflite").write_bytes(content)
+        (tmp_path / f"{name}.golden.bin").write_bytes(golden_numbers(content, IMAGES))
+    write_page(tmp_path, ["right.tflite", "wrong.tflite"])
+    with serving(tmp_path) as address, open_browser(WITH_WEBGPU) as page:
+        for name in ("core", "wasm-utils"):
+            page.served[f"https://cdn.jsdelivr.net/npm/@litertjs/{name}@2.5.3/"] = pathlib.Path(packages) / name
+        page.open(f"{address}/check.html")
+        page.wait_for("/fastest|No file|cannot/.test(document.getElementById('status').textContent)")
+        rows = page.evaluate("document.getElementById('rows').innerText").splitlines()
+    results = [row.split("\t")[2].split(",")[0] for row in rows]
+    assert results == ["right", "right", "wrong", "right"]
 
 
 def test_an_export_of_a_task_for_a_gpu_is_run(tmp_path):

@@ -13,6 +13,7 @@ import keras_vit
 from export import fingerprint, parity
 from export.inference_model import inference_model
 from export.options import SourceOptions
+from export.run import open_run
 from export.source import ExportedModel, Provenance, open_model, random_images
 from export.tflite.export import run_tflite
 from keras_vit import UserError
@@ -242,7 +243,7 @@ def test_a_saved_model_is_of_the_changed_model_in_a_file(change, tmp_path):
     model.save(tmp_path / "mine.keras")
     (tmp_path / LABELS).write_text("\n".join(NAMES))
     options = SourceOptions(checkpoint=str(tmp_path / "mine.keras"), labels=str(tmp_path / LABELS))
-    _check_saved_model(model, open_model(options.open_run(), options), tmp_path / "served")
+    _check_saved_model(model, open_model(open_run(options), options), tmp_path / "served")
 
 
 @pytest.mark.slow
@@ -252,7 +253,7 @@ def test_a_saved_model_is_of_the_changed_model_in_a_run(tmp_path):
     (tmp_path / LABELS).write_text("\n".join(NAMES))
     random_images(keras_vit.preprocessing_of(model)).save(tmp_path / SAMPLES)
     options = SourceOptions(run=str(tmp_path))
-    _check_saved_model(model, open_model(options.open_run(), options), tmp_path / "served")
+    _check_saved_model(model, open_model(open_run(options), options), tmp_path / "served")
 
 
 def test_a_tflite_file_is_of_the_changed_model(tmp_path):

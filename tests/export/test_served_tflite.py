@@ -71,5 +71,5 @@ def test_a_file_with_other_probabilities_is_refused(exported, expected, tmp_path
 
 
 def test_merged_tokens_are_not_in_the_file():
-    with pytest.raises(UserError, match="--tflite writes the model with all tokens, and --merge-tokens merges them"):
+    with pytest.raises(UserError, match="--merge-tokens .* --tflite"):
         SavedModelOptions(SourceOptions(), "served", tflite=True, merge_tokens=2)

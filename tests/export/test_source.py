@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import keras_vit
 from export.options import SourceOptions
+from export.run import open_run
 from export.saved_model import __main__ as saved_model
 from export.source import ExportedModel, open_model, random_images
 from export.tflite import __main__ as tflite
@@ -42,7 +43,7 @@ def arguments(place: pathlib.Path, **changes) -> dict:
 def opened(options: dict) -> ExportedModel:
     """What a command exports with these options."""
     source = SourceOptions(**options)
-    return open_model(source.open_run(), source)
+    return open_model(open_run(source), source)
 
 
 def test_a_checkpoint_is_verified_on_images_of_a_folder(place):

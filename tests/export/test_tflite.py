@@ -18,8 +18,8 @@ from export import parity
 from export.options import SourceOptions, TFLiteOptions
 from export.preprocessing_code import preprocessing_code
 from export.source import random_images
-from export.tflite import activation_ranges, four_bits, quantize, tflite_file
 from export.tflite import export as tflite_export
+from export.tflite import four_bits, products, quantize, tflite_file
 from export.tflite.calibration import read_calibration
 from export.tflite.flatbuffer import Graph, unpack
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
@@ -34,7 +34,7 @@ from tests.support import randomize
 LABELS = ("wren", "ant", "Żubr", "bee", "newt")
 SIZE = (12, 30)
 CONFIG = ViTConfig(patch_size=(4, 6), hidden_size=48, num_layers=2, num_heads=3, mlp_dim=96)
-FORMATS = ("float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8", "int16x8")
+FORMATS = ("float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8")
 
 
 def pictures(seed: int, number: int, channels: int = 3) -> Samples:
@@ -85,8 +85,7 @@ def test_size_and_accuracy_of_each_format(phone):
     size = {kind: path.stat().st_size for kind, (path, _) in written.items()}
     assert difference["float32"] <= 1e-4
     assert 0 < difference["float16"] < 0.02
-    assert 0 < difference["int16x8"] < 0.3
-    assert difference["int16x8"] < difference["int8"] < 0.8
+    assert 0 < difference["int8"] < 0.8
     assert 0 < difference["int8-weights"] < 0.3
     assert difference["int8-weights"] < difference["int4-weights"] < 1.5
     assert size["int4-weights"] < 0.9 * size["int8-weights"]
@@ -135,7 +134,7 @@ def test_weights_of_dense_layers_have_four_bits_but_those_of_the_head_and_of_few
 def test_the_layers_whose_rounding_changes_the_logits_most_keep_eight_bits(phone):
     content = phone[1]["float32"][0].read_bytes()
     images = [np.random.default_rng(seed).uniform(-1, 1, (1, *SIZE, 3)).astype(np.float32) for seed in range(4)]
-    [*others, head] = [found.outputs for found in activation_ranges.products(content) if found.weights.ndim == 2]
+    [*others, head] = [found.outputs for found in products.products(content) if found.weights.ndim == 2]
 
     def logits(content: bytes) -> np.ndarray:
         run = Interpreter(model_content=content).get_signature_runner("serving_default")
@@ -147,10 +146,8 @@ def test_the_layers_whose_rounding_changes_the_logits_most_keep_eight_bits(phone
     gains = [layers.error / layers.weights for layers in every]
     assert gains == sorted(gains, reverse=True)
     last = every[-1].outputs
-    scaled = {
-        found.outputs: 100 * found.weights for found in activation_ranges.products(content) if found.outputs in last
-    }
-    loud = four_bits.in_eight_bits(activation_ranges.with_weights(content, scaled), logits, [head], share=1.0)
+    scaled = {found.outputs: 100 * found.weights for found in products.products(content) if found.outputs in last}
+    loud = four_bits.in_eight_bits(products.with_weights(content, scaled), logits, [head], share=1.0)
     assert [layers.outputs for layers in loud].index(last) < len(every) - 1
     assert four_bits.in_eight_bits(content, logits, [head], share=0.0) == []
 
@@ -167,7 +164,7 @@ def test_ranges_are_the_extremes_of_the_calibration_images(phone):
     """The library's moving average would cut off what one picture alone reaches."""
     calm, loud = np.full((1, *SIZE, 3), 0.01, np.float32), np.full((1, *SIZE, 3), 1.0, np.float32)
     few = [loud, *[calm] * 6]  # too few to look for other ranges
-    content, _ = quantize.quantize_static(phone[1]["float32"][0], "int8", few)
+    content, _ = quantize.quantize_static(phone[1]["float32"][0], few)
     first = next(operator for operator in Graph(content).operators if operator.name == "QUANTIZE")
     image, quantized = (unpack(content).subgraphs[0].tensors[end.index] for end in (*first.inputs, *first.outputs))
     assert b"image" in image.name
@@ -292,7 +289,6 @@ def test_the_report_says_what_each_step_of_the_quantization_gained(phone):
     report = json.loads((phone[0] / "report.json").read_text())
     assert {kind: found[0]["name"] for kind, found in report["quantization_steps"].items()} == {
         "int8": "extremes as ranges",
-        "int16x8": "extremes as ranges",
     }
     assert "int8: steps of the quantization, on calibration images" in (phone[0] / "report.md").read_text()
 
@@ -384,9 +380,9 @@ def test_unsupported_options_are_refused_before_conversion(tmp_path, monkeypatch
             "int8 needs representative images for its calibration; pass --calib",
         ),
         (
-            ["int16x8"],
+            ["int4-weights"],
             {"calibration": pictures(7, 2), "dynamic_batch": True},
-            "int16x8 is calibrated for one image",
+            "int4-weights.* one image at a time",
         ),
     ):
         with pytest.raises(UserError, match=words):

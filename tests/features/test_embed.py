@@ -147,7 +147,7 @@ def test_damaged_files_are_one_sentence(half):
     with pytest.raises(UserError, match=r"test-00000.parquet cannot be read .*; remove it and run keras-vit"):
         open_index(str(half)).embeddings()
     (half / "features.json").write_text("{}")
-    with pytest.raises(UserError, match=r"features.json cannot be read"):
+    with pytest.raises(UserError, match=r"features.json should have a text as model"):
         open_index(str(half))
 
 

@@ -117,16 +117,16 @@ def test_training_mixes_the_targets_and_evaluation_shows_each_once(several):
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (("path,label,labels", "a.png,x,x"), r"must name the columns path and one of label, labels and probabilities"),
+        (("path,label,labels", "a.png,x,x"), "must name the columns path and one of label"),
         (("path,labels", "a.png,x|x", "b.png,y"), r"Line 2 of .* has the labels 'x\|x'; give different classes"),
         (("path,labels", "a.png,x|", "b.png,y"), r"Line 2 of .* has the labels 'x\|'"),
-        (("path,labels", "a.png,x", "./a.png,y"), r"Lines 2 and 3 .* image './a.png', with 'x' and 'y'; .* one line"),
+        (("path,labels", "a.png,x", "./a.png,y"), "Line 2 .* Line 3 .* image './a.png'"),
         (("path,labels", "a.png,x", "b.png,y|z", "c.png,x;z"), r"are several classes, 'x;z'; put \|"),
         (("path,labels", "a.png,x", "b.png,y", 'c.png,"y, x"'), r"are several classes, 'y, x'; put \|"),
         (("path,labels", "a.png,x", "b.png,"), "at least two classes"),
         (("path,labels", "", "", "a.png,x", "b.png,y||z"), r"Line 5 of .* has the labels 'y\|\|z'"),
-        (("path,labels", 'a.png,"x\ny"', "b.png,z"), "Line 3 of .* printable characters in the column labels"),
-        (("path,labels", 'a.png,"x|y', "b.png,z"), "cannot be read as a CSV file .*unexpected end of data"),
+        (("path,labels", 'a.png,"x\ny"', "b.png,z"), "Line 3 of .* the column labels"),
+        (("path,labels", 'a.png,"x|y', "b.png,z"), "cannot be read as CSV .*unexpected end of data"),
         (("path,labels", "a.png,x,y", "b.png,z"), "Line 2 of .* more values than there are columns.* between several"),
         (("path,labels,labels", "a.png,x,y", "b.png,z,x"), "must name the columns path and one of"),
         (("path,labels", "a.png,x|y"), "One image is too few"),
@@ -137,7 +137,7 @@ def test_training_mixes_the_targets_and_evaluation_shows_each_once(several):
         (("path,probabilities", "a.png,0.5|0.5"), "each class once"),
         (("path,probabilities", "a.png,"), "in the column probabilities"),
         (("path,labels,split", "a.png,x|y,train", "b.png,z,test"), r"no image of the class 'z' to train on"),
-        (("path,labels,split", "a.png,x|y,train"), "has no image to evaluate on"),
+        (("path,labels,split", "a.png,x|y,train"), "says only train"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path, lines, words):

@@ -4,6 +4,7 @@ import csv
 import importlib
 import io
 import pathlib
+import struct
 
 import numpy as np
 import PIL.Image
@@ -126,6 +127,38 @@ def test_grays_of_16_bits_that_use_few_are_scaled(kind, ending, highest, bits, t
     said = "16 bits" if bits == 16 else f"16 bits, scaled since {bits} are used"
     assert table[f"a.{ending}"] == ["converted", "a.png", f"{kind}, {said}"]
     np.testing.assert_array_equal(pixels(tmp_path / "out" / "a.png"), gray >> (bits - 8))
+
+
+def tiff(values: np.ndarray) -> bytes:
+    """An uncompressed TIFF of integers (h, w), signed or not, of any number of bits."""
+    order = values.astype(values.dtype.newbyteorder("<"))
+    fields = {256: values.shape[1], 257: values.shape[0], 258: 8 * values.itemsize, 259: 1, 262: 1, 273: 134, 277: 1,
+              278: values.shape[0], 279: values.nbytes, 339: 2 if values.dtype.kind == "i" else 1}  # fmt: skip
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in fields.items())
+    return b"II*\0" + struct.pack("<IH", 8, len(fields)) + entries + bytes(4) + order.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high", "note"),
+    [
+        ("int8", -128, 127, "signed 8 bits, scaled from -128 to 127"),
+        ("int8", -3, 60, "signed 8 bits, scaled from -3 to 60"),
+        ("int16", -1024, 3071, "signed 16 bits, scaled from -1024 to 3071"),
+        ("int16", 0, 4000, "signed 16 bits, scaled since 12 are used"),
+        ("int32", -(2**31), 2**31 - 1, "signed 32 bits, scaled from -2147483648 to 2147483647"),
+        ("uint32", 0, 2**32 - 1, "32 bits"),
+        ("uint32", 0, 2**20 - 1, "32 bits, scaled since 20 are used"),
+        ("uint16", 0, 2**16 - 1, "16 bits"),
+    ],
+)
+def test_integers_of_a_tiff_keep_their_order(kind, low, high, note, tmp_path):
+    ramp = np.round(np.linspace(low, high, 240)).astype(kind).reshape(12, 20)
+    table = prepared(tmp_path, **{"a.tif": tiff(ramp)})
+    assert table["a.tif"] == ["converted", "a.png", f"TIFF, {note}"]
+    found = pixels(tmp_path / "out" / "a.png").reshape(-1).astype(int)
+    assert np.all(np.diff(found) >= 0)
+    assert found[0] == 0
+    assert found[-1] >= 249
 
 
 def test_fractions_are_read_from_0_to_1(tmp_path):

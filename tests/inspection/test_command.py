@@ -378,7 +378,6 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch
         "There is no image or folder 'cat.png'; --images takes": [*vit, "--images", "cat.png"],
         "file is not a readable picture: ": [*vit, "--images", "file"],
         "The folder 'empty' contains no image": [*vit, "--images", "empty"],
-        "--figures takes filters, .*, relevance or queries, but was given 'map'": [*good, "--figures", "map"],
         "has no figure 'attention' because it has no attention; available figures": [*bit, "--figures", "attention"],
         "The model has 2 layers, numbered 0 to 1, but --layers asks for 7": [*good, "--layers", "0", "7"],
         "The model has 3 heads, numbered 0 to 2, but --heads asks for 3": [*good, "--heads", "3"],

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -14,9 +15,9 @@ import pytest
 from keras_vit import UserError
 from tests.loop import jax_steps
 from training import pretrain
+from training.loop.devices.jax_options import check_jax
 from training.loop.run import RunDirectory
 from training.options.common import DataOptions, Execution, StrategyOptions
-from training.options.jax import check_jax
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
 
@@ -137,61 +138,61 @@ def test_the_weights_of_attention_and_mlp_their_slots_and_averages_are_divided()
     assert collections.Counter(line for line in lines if line.startswith("divided ")) == expected
 
 
-# Dropout, an average, several epochs with several checkpoints in each. The second run stops when step 8 is saved.
-_RUNS = """
-import pathlib, sys
+# A run with dropout and an average, several epochs and several checkpoints in each; it is killed when the checkpoint of
+# the step is saved, if one is given.
+_RUN = """
+import os, signal, sys
 from training import pretrain
 from training.loop import checkpoints
 
-COMMAND = [
+workdir, kill_at, *more = sys.argv[1:]
+save = checkpoints.save
+
+def save_and_die(folder, step, *rest):
+    save(folder, step, *rest)
+    if step == int(kill_at):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+checkpoints.save = save_and_die
+pretrain.main([
     "digits", "--data", "digits", "--seed", "5", "--epochs", "2", "--batch-size", "96", "--warmup-steps", "6",
     "--checkpoint-every", "4", "--ema-decay", "0.9", "--model.num-layers", "1", "--model.hidden-size", "24",
-    "--model.mlp-dim", "48", *sys.argv[2:], "--workdir",
-]
-folder, save = pathlib.Path(sys.argv[1]), checkpoints.save
-pretrain.main([*COMMAND, str(folder / "undisturbed")])
-
-class Interrupted(Exception):
-    pass
-
-def save_and_stop(folder, step, *rest):
-    save(folder, step, *rest)
-    if step == 8:
-        raise Interrupted
-
-checkpoints.save = save_and_stop
-try:
-    pretrain.main([*COMMAND, str(folder / "resumed")])
-except Interrupted:
-    checkpoints.save = save
-    pretrain.main([*COMMAND, str(folder / "resumed")])
+    "--model.mlp-dim", "48", *more, "--workdir", workdir,
+])
 """
 
 
-def check_resumed(folder: pathlib.Path, *more: str, devices: int) -> None:
-    assert "Continuing after step 8, in epoch 1." in on_jax("-c", _RUNS, str(folder), *more, devices=devices)
-    undisturbed, resumed = RunDirectory(folder / "undisturbed"), RunDirectory(folder / "resumed")
-    for one, other in zip(undisturbed.metrics(), resumed.metrics(), strict=True):
-        timed = {"seconds": 0, "images_per_second": 0}
-        assert one | timed == other | timed
-    one, other = (keras.models.load_model(run.model_file) for run in (undisturbed, resumed))
-    for here, there in zip(one.weights, other.weights, strict=True):
-        np.testing.assert_array_equal(here, there, err_msg=here.path)
+def run(workdir: pathlib.Path, *more: str, devices: int = 8) -> RunDirectory:
+    assert "nothing to do" not in on_jax("-c", _RUN, str(workdir), "0", *more, devices=devices)
+    return RunDirectory(workdir)
+
+
+def killed_run(workdir: pathlib.Path, *more: str, devices: int = 8) -> pathlib.Path:
+    assert jax_process("-c", _RUN, str(workdir), "8", *more, devices=devices).returncode == -signal.SIGKILL
+    return workdir
+
+
+def weights(finished: RunDirectory) -> list[np.ndarray]:
+    return [np.array(weight) for weight in keras.models.load_model(finished.model_file).weights]
+
+
+def assert_equal(one: RunDirectory, two: RunDirectory) -> None:
+    timed = {"seconds": 0, "images_per_second": 0}
+    assert [record | timed for record in one.metrics()] == [record | timed for record in two.metrics()]
+    for here, there in zip(weights(one), weights(two), strict=True):
+        np.testing.assert_array_equal(here, there)
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_and_continued_ends_in_the_same_bits_and_opens_on_tensorflow(tmp_path):
-    check_resumed(tmp_path, devices=1)
-
-
-@pytest.mark.slow
-def test_on_eight_devices_in_bfloat16_with_micro_batches_too(tmp_path):
-    check_resumed(tmp_path, "--precision", "bfloat16", "--accumulation", "2", devices=8)
-
-
-@pytest.mark.slow
-def test_with_a_model_on_four_devices_too(tmp_path):
-    check_resumed(tmp_path, "--model-parallel", "4", devices=8)
+@pytest.mark.parametrize(
+    ("devices", "more"),
+    [(1, ()), (8, ("--precision", "bfloat16", "--accumulation", "2")), (8, ("--model-parallel", "4"))],
+)
+def test_a_run_that_was_stopped_and_continued_ends_in_the_same_bits_and_opens_on_tensorflow(devices, more, tmp_path):
+    killed = killed_run(tmp_path / "resumed", *more, devices=devices)
+    printed = on_jax("-c", _RUN, str(killed), "0", *more, devices=devices)
+    assert "Continuing after step 8, in epoch 1." in printed
+    assert_equal(RunDirectory(killed), run(tmp_path / "undisturbed", *more, devices=devices))
 
 
 OPTIONS = PretrainOptions(source=DataOptions("digits"), workdir="runs/never", recipe=RECIPES["digits"])

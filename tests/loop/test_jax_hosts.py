@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.loop.test_jax import jax_process
-from tests.loop.test_sharded_weights import SHARDED, weights
+from tests.loop.test_jax import assert_equal, jax_process, weights
+from tests.loop.test_sharded_weights import SHARDED
 from training.loop.devices.strategies import CONTINUE_LATER
 from training.loop.run import RunDirectory
 
@@ -64,13 +64,6 @@ def assert_close(one: RunDirectory, two: RunDirectory, rtol: float = 1e-5, atol:
             assert here[name] == pytest.approx(there[name], rel=rtol)
     for here, there in zip(weights(one), weights(two), strict=True):
         np.testing.assert_allclose(here, there, atol=atol)
-
-
-def assert_equal(one: RunDirectory, two: RunDirectory) -> None:
-    timed = {"seconds": 0, "images_per_second": 0}
-    assert [record | timed for record in one.metrics()] == [record | timed for record in two.metrics()]
-    for here, there in zip(weights(one), weights(two), strict=True):
-        np.testing.assert_array_equal(here, there)
 
 
 @pytest.fixture(name="undisturbed", scope="module")

@@ -84,16 +84,6 @@ def test_a_run_interrupted_within_an_epoch_ends_in_the_same_bits(after, undistur
     assert_ended_alike(tmp_path / "run", undisturbed)
 
 
-@pytest.mark.slow
-def test_a_run_with_muon_interrupted_within_an_epoch_ends_in_the_same_bits(tmp_path):
-    command = [*replaced(COMMAND[2:], "--epochs", "1"), "--optimizer", "muon", "--accumulation", "2"]
-    pretrain.main([*command, "--workdir", str(tmp_path / "undisturbed")])
-    with killed_after(8):
-        pretrain.main([*command, "--workdir", str(tmp_path / "run")])
-    pretrain.main([*command, "--workdir", str(tmp_path / "run")])
-    assert_ended_alike(tmp_path / "run", tmp_path / "undisturbed")
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_run_asked_to_stop_saves_and_leaves_with_the_documented_code(number, undisturbed, tmp_path, capfd):
     def ask(step):

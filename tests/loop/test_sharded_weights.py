@@ -3,14 +3,13 @@
 import json
 import pathlib
 import shutil
-import signal
 import types
 
 import keras
 import numpy as np
 import pytest
 
-from tests.loop.test_jax import jax_process, on_jax
+from tests.loop.test_jax import assert_equal, killed_run, on_jax, run, weights
 from training.loop.devices.jax_devices import DividedWeights
 from training.loop.run import RunDirectory
 
@@ -113,40 +112,12 @@ def test_fifty_steps_on_eight_devices_have_the_losses_of_one_device(model_parall
         np.testing.assert_allclose(eight["losses"], one["losses"], rtol=1e-5)
 
 
-# A run with dropout and an average; it is killed when the checkpoint of the step is saved, if one is given.
-_RUN = """
-import os, signal, sys
-from training import pretrain
-from training.loop import checkpoints
-
-workdir, kill_at, *more = sys.argv[1:]
-save = checkpoints.save
-
-def save_and_die(folder, step, *rest):
-    save(folder, step, *rest)
-    if step == int(kill_at):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-checkpoints.save = save_and_die
-pretrain.main([
-    "digits", "--data", "digits", "--seed", "5", "--epochs", "2", "--batch-size", "96", "--warmup-steps", "6",
-    "--checkpoint-every", "4", "--ema-decay", "0.9", "--model.num-layers", "1", "--model.hidden-size", "24",
-    "--model.mlp-dim", "48", *more, "--workdir", workdir,
-])
-"""
 SHARDED = "--shard-weights"
-
-
-def run(workdir: pathlib.Path, *more: str, devices: int = 8) -> RunDirectory:
-    assert "nothing to do" not in on_jax("-c", _RUN, str(workdir), "0", *more, devices=devices)
-    return RunDirectory(workdir)
 
 
 @pytest.fixture(name="killed", scope="module")
 def _killed(tmp_path_factory) -> pathlib.Path:
-    workdir = tmp_path_factory.mktemp("killed") / "run"
-    assert jax_process("-c", _RUN, str(workdir), "8", SHARDED, devices=8).returncode == -signal.SIGKILL
-    return workdir
+    return killed_run(tmp_path_factory.mktemp("killed") / "run", SHARDED)
 
 
 @pytest.fixture(name="undisturbed", scope="module")
@@ -154,18 +125,9 @@ def _undisturbed(tmp_path_factory) -> RunDirectory:
     return run(tmp_path_factory.mktemp("undisturbed") / "run", SHARDED)
 
 
-def weights(finished: RunDirectory) -> list[np.ndarray]:
-    return [np.array(weight) for weight in keras.models.load_model(finished.model_file).weights]
-
-
 @pytest.mark.slow
 def test_a_killed_run_continues_to_the_same_bits_and_opens_on_tensorflow(killed, undisturbed, tmp_path):
-    resumed = run(shutil.copytree(killed, tmp_path / "run"), SHARDED)
-    for one, other in zip(undisturbed.metrics(), resumed.metrics(), strict=True):
-        timed = {"seconds": 0, "images_per_second": 0}
-        assert one | timed == other | timed
-    for here, there in zip(weights(undisturbed), weights(resumed), strict=True):
-        np.testing.assert_array_equal(here, there)
+    assert_equal(undisturbed, run(shutil.copytree(killed, tmp_path / "run"), SHARDED))
 
 
 @pytest.mark.slow

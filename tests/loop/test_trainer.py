@@ -220,10 +220,3 @@ def test_the_step_compiles_under_xla_in_bfloat16_with_one_trace_and_finite_gradi
     after = flat(ours.network.trainable_variables)
     assert np.isfinite(after).all()
     assert not np.array_equal(before, after)
-
-
-@pytest.mark.parametrize("given", [{"loss": "mse"}, {"metrics": ["accuracy"]}, {"weighted_metrics": ["accuracy"]}])
-def test_a_loss_or_metrics_beside_the_objective_are_refused(given):
-    ours = trainer()
-    with pytest.raises(UserError, match=f"but compile was given {next(iter(given))}; leave them out"):
-        ours.compile(ours.optimizer, **given)

@@ -23,6 +23,7 @@ RESUMED = {
     "patch dropout": (f"{SMALL} --patch-dropout 0.5", 7),
     "sharpness": (f"{SMALL} --sharpness-radius 0.05", 7),
     "patch sizes": (f"{SMALL} --patch-sizes 2 4", 7),
+    "muon": (f"{SMALL} --optimizer muon --accumulation 2 --checkpoint-every 4", 4),
     "adapters": (f"{LORA} --lora 2 --evaluate-every 2 --ema-decay 0.5", 2),
     "soft": (f"{SMALL} --mixup 0.2 --teacher {{}} --temperature 2", 7),
     "hard": (f"{SMALL} --mixup 0.2 --teacher {{}} {HARD}", 7),
@@ -82,7 +83,7 @@ def test_a_killed_run_ends_in_the_same_bits_and_metrics(name, upstream, tmp_path
         (f"{DIGITS} --checkpoint {{}}", "this recipe learns classes; give the checkpoint to keras-vit finetune"),
         ("auto --data digits --checkpoint {}", "this recipe learns classes"),
         (f"mnist-dino {WITHOUT_LABELS} {DINO} --remat", "leave --remat out"),
-        (f"{DIGITS} --knn-every 1", "--knn-every measures features"),
+        (f"{DIGITS} --knn-every 1", "--knn-every are for recipes without labels"),
         ("mnist-mae --data digits --checkpoint {} --model.hidden-size 8", "has no effect; leave it out"),
     ],
 )

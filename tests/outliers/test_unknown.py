@@ -26,7 +26,6 @@ from export.tflite.convert import to_tflite
 from export.tflite.export import export_tflite
 from export.tflite.flatbuffer import unpack
 from export.tflite.quantize import quantize, quantize_static
-from export.tflite.smooth_quant import smooth_quant
 from keras_vit import UserError, run_directory
 from keras_vit.inspection import Image
 from keras_vit.run_directory import Samples
@@ -158,7 +157,7 @@ def digits_samples(count: int) -> Samples:
 
 
 def exported_of(kind: UnknownKind, samples: Samples) -> ExportedModel:
-    """A model whose channels SmoothQuant scales before its head, too, and a score of a kind."""
+    """A model with uneven channels before its head, and a score of a kind."""
     config = keras_vit.ViTConfig(patch_size=4, hidden_size=24, num_layers=1, num_heads=3, mlp_dim=32)
     model = randomize(keras_vit.build(config, image_size=8, channels=1, num_classes=10))
     norm = model.get_layer("Transformer.encoder_norm")
@@ -176,13 +175,11 @@ def exported_of(kind: UnknownKind, samples: Samples) -> ExportedModel:
 def test_the_score_reads_the_features_as_they_are_and_stays_in_float32_in_eight_bits(tmp_path):
     exported = exported_of("combined", digits_samples(200))
     images = next(parity.Reference(digits_samples(4), exported.preprocessing, np.zeros(0)).batches())[1]
-    assert "Transformer.encoder_norm" in smooth_quant(exported.model, [images])[1]
-    assert "Transformer.encoder_norm" not in smooth_quant(exported.model, [images], head=False)[1]
     file = tmp_path / "float.tflite"
     file.write_bytes(to_tflite(exported.model, all_tokens=True, unknown=exported.unknown))
     expected = exported.unknown.scores(exported.model, [images])
     inputs = [image[None] for image in images]
-    for content in (quantize_static(file, "int8", inputs)[0], quantize(file, "int8-dynamic")):
+    for content in (quantize_static(file, inputs)[0], quantize(file, "int8-dynamic")):
         runner = Interpreter(model_content=content).get_signature_runner()
         found = np.concatenate([runner(image=image)["unknown_score"] for image in inputs])
         np.testing.assert_allclose(found, expected, atol=1.0)
@@ -196,7 +193,7 @@ def test_the_score_reads_the_features_as_they_are_and_stays_in_float32_in_eight_
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_formats_have_the_score(kind, tmp_path):
     exported = exported_of(kind, digits_samples(40))
-    formats = ("float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8", "int16x8")
+    formats = ("float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8")
     options = TFLiteOptions(SourceOptions("a model"), str(tmp_path / "phone"), formats, max_disagreement=1.0)
     export_tflite(exported, options, exported.samples)
     report = json.loads((tmp_path / "phone" / "report.json").read_text())

@@ -67,6 +67,10 @@ def test_false_segments_mostly_on_void_do_not_count():
     # Void pixels are not in the union either.
     counts = panoptic_counts(segments_of([0], truth), (np.array([0]), found), 2)
     np.testing.assert_allclose(counts[0], [1, 1, 0, 0])
+    # Half of a segment is not most of it, and a class with false segments alone has a quality of 0.
+    truth[1] = 0
+    metrics = evaluate(oracle("panoptic", [found_of([1], found)]), split_of([segments_of([0], truth)])).metrics
+    assert metrics["classes"]["b"] == {"pq": 0.0, "sq": 0.0, "rq": 0.0}
 
 
 @pytest.mark.parametrize(("marked", "crowds"), [(UNCOUNTED, None), (1, [False, True])])

@@ -14,6 +14,7 @@ import pytest
 
 import keras_vit
 from export.options import SourceOptions
+from export.run import open_run
 from export.saved_model.model_card import model_card
 from export.source import Provenance, open_model
 from export.tflite import __main__ as tflite
@@ -24,10 +25,12 @@ from tests.support import FIXTURES
 from tests.text.towers import CLIP, SIGLIP, golden, texts_of, with_tokenizer
 from training import evaluate, predict
 from training import finetune as finetuning
+from training.evaluation import opening
 from training.experiments.auto import zero_shot_accuracy
 from training.input.sources import DataOptions, open_source
 from training.options.evaluate import EvaluateOptions
-from training.options.predict import PredictOptions, with_pictures, with_run
+from training.options.predict import PredictOptions
+from training.prediction.arguments import with_pictures, with_run
 
 
 @pytest.fixture(name="place", scope="module")
@@ -110,7 +113,7 @@ def test_evaluate_takes_texts_whose_names_are_those_of_the_data(tmp_path):
     (tmp_path / "classes.txt").write_text("w11_w21: w5 | w6\nw9: w7\n")
     options = ["--checkpoint", CLIP, "--data", "folder:data", "--output", str(tmp_path / "out")]
     arguments = [*options, "--classes", str(tmp_path / "classes.txt"), "--templates", "w3 {}"]
-    texts = parser.parse(EvaluateOptions, arguments, prog="evaluate").open_run().texts
+    texts = opening.open_run(parser.parse(EvaluateOptions, arguments, prog="evaluate")).texts
     assert (texts.texts, texts.templates) == ((("w5", "w6"), ("w7",)), ("w3 {}",))
     with pytest.raises(UserError, match="only the data have w11_w21"):
         evaluate.main([*options, "--classes", "w9", "w8"])
@@ -120,7 +123,7 @@ def test_evaluate_takes_texts_whose_names_are_those_of_the_data(tmp_path):
 def test_a_saved_model_of_texts_tells_exports_its_classes_and_their_kind(name, tmp_path):
     keras_vit.zero_shot(name, texts_of(name)).save(tmp_path / "texts.keras")
     options = SourceOptions(checkpoint=str(tmp_path / "texts.keras"))
-    source = open_model(options.open_run(), options)
+    source = open_model(open_run(options), options)
     assert source.labels == tuple(texts_of(name))
     assert source.origin.multi_label == (name == SIGLIP)
 
@@ -249,7 +252,7 @@ def test_mistakes_of_finetuning_with_texts_are_one_sentence(tmp_path):
         (("--templates", "a {}"), "--templates applies only to --zero-shot-head"),
         (("--zero-shot-head", "--channels", "1"), "leave it out"),
         (("--wise-ft", "1.5"), "--wise-ft must be in"),
-        (("--wise-ft", "0.5", "--lora", "2"), "WiSE-FT averages whole weights"),
+        (("--wise-ft", "0.5", "--lora", "2"), "--wise-ft averages whole weights"),
     ):
         with pytest.raises(UserError, match=message):
             finetune(tmp_path / "wrong", *options)

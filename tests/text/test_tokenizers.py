@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import keras_vit
+from keras_vit.text import vocabulary
 from keras_vit.text.canonical import clip_form, siglip2_form, siglip_form
 from tests.text.towers import CLIP, SIGLIP, TOWERS, tokenizer_json, with_tokenizer
 
@@ -147,9 +148,10 @@ def test_siglip_reads_the_sentence_pieces_of_transformers(tmp_path):
     ids = library.encode("a cat")
     assert len(ids) < 8
     assert keras_vit.tokenizer(folder)("A  Cat!").tolist() == [ids + [1] * (8 - len(ids))]
-    (folder / "spiece.model").write_bytes(b"no model")
-    with pytest.raises(keras_vit.UserError, match=r"spiece\.model cannot be read as a tokenizer"):
-        keras_vit.tokenizer(folder)
+    for content in (b"no model", b""):
+        (folder / "spiece.model").write_bytes(content)
+        with pytest.raises(keras_vit.UserError, match=r"spiece\.model cannot be read as a tokenizer"):
+            keras_vit.tokenizer(folder)
 
 
 def test_an_id_behind_the_embeddings_is_one_sentence(tmp_path):
@@ -177,9 +179,18 @@ def fifty_ends():
             {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False},
             r"tokenizer\.json cannot be read as a tokenizer \(Onig: Regex search error",
         ),
+        (
+            "normalizer",
+            {
+                "type": "Sequence",
+                "normalizers": 40 * [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}],
+            },
+            r"tokenizer\.json cannot be read as a tokenizer \((its library ended|no answer)",
+        ),
     ],
 )
-def test_a_tokenizer_that_fails_when_it_is_used_is_one_sentence(field, value, message, tmp_path):
+def test_a_tokenizer_that_fails_when_it_is_used_is_one_sentence(field, value, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(vocabulary, "_PATIENCE", 3.0)
     folder = with_tokenizer(CLIP, tmp_path / "clip")
     content = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(content | {field: value}))
@@ -210,19 +221,19 @@ def test_a_hostile_tokenizer_is_one_sentence(write, message, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "merges", "message"),
+    ("tokens", "merges", "message"),
     [
         ("[1]", "", "should give a number for each token"),
         ('{"a": -1}', "", "should give a number for each token"),
-        ("[" * 100_000, "", "vocab.json cannot be read"),
+        ("[" * 100_000, "", "vocab.json and merges.txt cannot be read"),
         ('{"a": 0}', "a b", "merges.txt cannot be read"),
         ('{"a": 0}', "a b c", "merges.txt cannot be read"),
     ],
 )
-def test_a_hostile_vocabulary_is_one_sentence(vocabulary, merges, message, tmp_path):
+def test_a_hostile_vocabulary_is_one_sentence(tokens, merges, message, tmp_path):
     folder = tmp_path / "clip"
     shutil.copytree(TOWERS / CLIP, folder)
-    (folder / "vocab.json").write_text(vocabulary)
+    (folder / "vocab.json").write_text(tokens)
     (folder / "merges.txt").write_text(merges)
     with pytest.raises(keras_vit.UserError, match=message):
         keras_vit.tokenizer(folder)

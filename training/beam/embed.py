@@ -12,7 +12,7 @@ from keras_vit import UserError
 from keras_vit.files.atomic import remove_temporary
 from keras_vit.files.file_contents import shown
 from keras_vit.files.remote import to_path
-from keras_vit.runs import Run
+from keras_vit.runs import Run, open_run
 from training.beam.pictures import Group, PictureList, paths_of
 from training.beam.pipeline import GroupHandler, ListGroups, NotThere, counted, run_pipeline, write_problems
 from training.features.embed import Extractor, as_stored, describe_features, embed_rows, listing_of_files, start_folder
@@ -58,9 +58,8 @@ def embed(run: Run, pictures: PictureList, options: EmbedOptions, pipeline: Pipe
 
 def _load(options: EmbedOptions, description: FeatureDescription) -> Extractor:
     """The model in a worker. Raises UserError if it is not the one that the pipeline was started with."""
-    found, extractor = describe_features(
-        options.open_run(), options, description.labels, description.splits, description.checksum
-    )
+    run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads)
+    found, extractor = describe_features(run, options, description.labels, description.splits, description.checksum)
     if found.fingerprint != description.fingerprint:
         raise UserError(f"The workers find another model at {options.run}; give one address that all of them read.")
     return extractor

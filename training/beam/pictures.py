@@ -5,7 +5,6 @@ on in groups. Both times the order is the same: that of the list, and that of th
 """
 
 import collections
-import csv
 import dataclasses
 import io
 import os
@@ -18,12 +17,11 @@ from typing import NamedTuple
 from apache_beam.io.filesystems import FileSystems
 
 from keras_vit import UserError
-from keras_vit.errors import reading
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.images.formats import is_hidden, is_picture, is_picture_name
 from training.features.store import NO_SPLIT
+from training.input.csv_file import ONE_CLASS, read_lines
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES
-from training.options.csv_file import ONE_CLASS, places_of, row_values, separator_of
 
 
 class Row(NamedTuple):
@@ -142,26 +140,15 @@ class PictureList:
 
 
 def _table(path: str, *, labelled: bool) -> Iterator[Row]:
-    """The rows of a CSV file in UTF-8 (`training/options/csv_file.py`), line by line."""
-    with (
-        io.TextIOWrapper(FileSystems.open(path), "utf-8-sig", newline="") as stream,
-        reading(path, "a CSV file", csv.Error, advice="save it in UTF-8"),
-    ):
-        first = stream.readline().rstrip("\r\n")
-        separator = separator_of(first)
-        header = [name.strip() for name in next(csv.reader([first], delimiter=separator, skipinitialspace=True))]
-        place_of = places_of(header)
+    """The rows of a CSV file in UTF-8 (`training/input/csv_file.py`), line by line."""
+    with io.TextIOWrapper(FileSystems.open(path), "utf-8-sig", newline="") as stream:
+        place_of, lines = read_lines(stream, path)
         wanted = ("path", ONE_CLASS, "split") if labelled else ("path",)
         if missing := [name for name in wanted if name not in place_of]:
             raise UserError(
                 f"The first line of {path} must name the columns {', '.join(wanted)}, but lacks {missing[0]}."
             )
-        lines = csv.reader(stream, delimiter=separator, skipinitialspace=True, strict=True)
-        for row in lines:
-            if not any(map(str.strip, row)):
-                continue
-            where = f"Line {lines.line_num + 1} of {path}"
-            image, label, split = row_values(row, header, place_of, ONE_CLASS if labelled else None, where)
+        for _, image, label, split in lines:
             file = image if is_remote(image) else str(to_path(path).parent / image)
             yield Row(file, label if labelled else None, split if labelled else NO_SPLIT)
 

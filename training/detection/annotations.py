@@ -22,11 +22,12 @@ from keras_vit.errors import is_or_are, reading, shown
 from keras_vit.files.documents import LARGEST, read_text, read_xml, read_yaml
 from keras_vit.files.labels import distinct_names
 from keras_vit.files.schema import validated
+from keras_vit.files.tables import cell_of_csv
 from keras_vit.images.formats import is_picture, is_picture_name, visible_files
 from training.input.coco import held_out, number_of, own_labels, read_coco, upright_size
+from training.input.listed_files import check_inside, check_listed, listed_file
 from training.options.common import composed
 from training.options.detect import BadBoxes, BoxesOptions
-from training.options.listed_files import check_inside, check_listed, listed_file
 
 # A value of a data.yaml that says nothing.
 _NO_VALUE: tuple = ("", "~", "null", "Null", "NULL", [], {})
@@ -383,7 +384,7 @@ def _csv_rows(file: pathlib.Path) -> Iterator[tuple[int, Mapping[str, str]]]:
                 raise UserError(
                     f"Line {number} of {file} has {len(row)} values, but the header {len(names)}; correct it."
                 )
-            yield number, {name: text.strip() for name, text in zip(names, row, strict=True)}
+            yield number, {name: cell_of_csv(text.strip()) for name, text in zip(names, row, strict=True)}
 
 
 def _coco(file: pathlib.Path, folder: pathlib.Path, allow_outside: bool) -> tuple[tuple[str, ...], list[Annotated]]:

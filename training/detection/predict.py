@@ -1,6 +1,5 @@
 """Find objects on image files, and write them as a table, CSV, COCO JSON or a page."""
 
-import csv
 import dataclasses
 import json
 import pathlib
@@ -8,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from keras_vit import inspection
 from keras_vit.files.atomic import atomic_write
-from keras_vit.files.tables import markdown_table, short_name
+from keras_vit.files.tables import CsvWriter, markdown_table, short_name
 from keras_vit.images.formats import LARGEST_SERVED
 from training.detection.detector import Detector, Objects
 from training.detection.page import COLORS, DrawnBox, DrawnPicture, boxes_page
@@ -59,7 +58,7 @@ def detect(detector: Detector, files: Sequence[pathlib.Path], options: DetectPre
     if output is not None and found:
         with atomic_write(pathlib.Path(output)) as temporary:
             if output.endswith(".csv"):
-                _write_csv(temporary, detector, found)
+                _write_csv(temporary, detector, found, raw=options.raw)
             elif output.endswith(".json"):
                 temporary.write_text(json.dumps(found_document(detector.labels, found)) + "\n", encoding="utf-8")
             else:
@@ -83,10 +82,10 @@ def found_document(labels: Sequence[str], found: Found) -> dict:
     return whole
 
 
-def _write_csv(path: pathlib.Path, detector: Detector, found: Found) -> None:
+def _write_csv(path: pathlib.Path, detector: Detector, found: Found, *, raw: bool) -> None:
     """With the columns that `--data csv:FILE` reads, and the score; a picture without objects is a row of its path."""
     with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream)
+        writer = CsvWriter(stream, raw=raw)
         writer.writerow(["path", "x", "y", "w", "h", "label", "score"])
         for each in found:
             for name, label, score, box in _rows(detector, [each]):

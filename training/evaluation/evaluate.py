@@ -15,10 +15,11 @@ from training.evaluation.predictions import open_comparison
 from training.evaluation.predictors import Predictor
 from training.evaluation.report import Subject, calibration_sentence, write_report
 from training.evaluation.temperature import calibration
+from training.input.checks import check_classes
 from training.input.known_images import check_evaluation_images, may_know_images
 from training.input.sources import DataSet
-from training.options.checks import check_classes, report_directory
 from training.options.evaluate import EvaluateOptions
+from training.workdir import report_directory
 
 
 def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> dict:
@@ -61,7 +62,7 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
         metrics["unknown"] = {"score": run.unknown.kind, **dict(zip(KINDS, run.unknown.auroc, strict=True))}
     if not options.calibrate:
         return write_report(subject, predictor, source, logits, labels, metrics)
-    assert run.directory is not None  # see `EvaluateOptions.open_run`
+    assert run.directory is not None  # see `training.evaluation.opening.open_run`
     try:
         metrics["calibration"] = calibration(logits, labels)
     except UserError:

@@ -15,7 +15,7 @@ import numpy as np
 import sklearn.metrics
 
 from keras_vit.files.atomic import staged
-from keras_vit.files.tables import markdown_table, rounded_to
+from keras_vit.files.tables import markdown_table, markdown_text, rounded_to
 from keras_vit.scores import sigmoid
 from training.evaluation.html_report import Bar, Report, html_report, mistakes_of_several
 from training.evaluation.metrics import DRAWS, interval
@@ -232,7 +232,7 @@ def _report(title: str, metrics: dict) -> str:
         rows.append((name, f"{row['num_examples']:,}", *average, *others))
     header = ("class", "images", "average precision", "95 % interval", "precision", "recall", "F1")
     lines = [
-        f"# {title}",
+        f"# {markdown_text(title)}",
         "",
         "An image may have several classes; a class is predicted if its probability is at least 0.5.",
         "",

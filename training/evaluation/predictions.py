@@ -12,6 +12,7 @@ import scipy.stats
 
 from keras_vit import UserError
 from keras_vit.files.remote import existing_file
+from keras_vit.files.tables import CsvWriter, cell_of_csv
 from keras_vit.scores import sigmoid
 
 PREDICTIONS = "predictions.csv"
@@ -41,9 +42,10 @@ class Predictions:
         """Write predictions.csv, one row for each image."""
         columns = self.files, self.labels, self.predicted, self.probabilities, self.correct.tolist()
         with path.open("w", newline="", encoding="utf-8", errors="replace") as stream:
-            writer = csv.writer(stream)
+            writer = CsvWriter(stream)
             writer.writerow(_HEADER)
-            writer.writerows(zip(*columns, strict=True))
+            for row in zip(*columns, strict=True):
+                writer.writerow(row)
 
 
 def one_class(files: Sequence[str], probabilities: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> Predictions:
@@ -123,7 +125,7 @@ def open_comparison(directory: str) -> Comparison:
         rows = list(csv.DictReader(stream))
     if not rows or not {"file", "correct"} <= rows[0].keys():
         raise UserError(f"{path} has no columns file and correct; evaluate that model again.")
-    return Comparison(directory, {row["file"]: row["correct"] == "True" for row in rows})
+    return Comparison(directory, {cell_of_csv(row["file"]): row["correct"] == "True" for row in rows})
 
 
 def comparison_sentence(found: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_vit.files.atomic import staged
 from keras_vit.files.npz import write_npz
-from keras_vit.files.tables import markdown_table, rounded_to
+from keras_vit.files.tables import markdown_table, markdown_text, rounded_to
 from keras_vit.scores import softmax
 from training.evaluation.html_report import Bar, Report, html_report, mistakes_of
 from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, most_confused, worst_mistakes
@@ -177,7 +177,7 @@ def _page(title: str, predictor: Predictor, metrics: dict, plots: Sequence[str] 
         scores = [rounded_to(row[score], found["classes"][name][score]) for score in ("precision", "recall", "f1")]
         classes.append((name, f"{row['num_examples']:,}", *(value for value, _ in scores), scores[-1][1]))
     lines = [
-        f"# {title}",
+        f"# {markdown_text(title)}",
         "",
         markdown_table(("measure", "value", "95 % interval"), totals, num_text_columns=1),
     ]

@@ -5,6 +5,7 @@ import json
 import pathlib
 
 from training.evaluation.evaluate import evaluate
+from training.evaluation.opening import open_run
 from training.evaluation.predictors import open_predictor
 from training.input.sources import digits
 from training.loop.pretrain import pretrain
@@ -44,7 +45,7 @@ def train_and_evaluate(workdir: str, seed: int) -> tuple[RunDirectory, float]:
         "digits",
     )
     options = EvaluateOptions(workdir, data)
-    predictor = open_predictor(options.open_run(), options.input, options.devices)
+    predictor = open_predictor(open_run(options), options.input, options.devices)
     return run, evaluate(predictor, digits(), options)["accuracy"]
 
 

@@ -1,6 +1,5 @@
 """Find pictures of an index by other pictures or by a text, and write what was found."""
 
-import csv
 import dataclasses
 import html
 import pathlib
@@ -11,7 +10,7 @@ import numpy as np
 import keras_vit
 from keras_vit import UserError
 from keras_vit.files.atomic import atomic_write
-from keras_vit.files.tables import markdown_table
+from keras_vit.files.tables import CsvWriter, markdown_table
 from keras_vit.runs import Run, open_run
 from training.features.embed import Extractor, embed_rows, listing_of_files
 from training.features.extractors import extractor_of, fingerprint_of
@@ -106,15 +105,15 @@ def _write(index: FeatureIndex, found: Sequence[Found], options: LookupOptions) 
         return
     with atomic_write(pathlib.Path(options.output)) as temporary:
         if options.output.endswith(".csv"):
-            _write_csv(temporary, found)
+            _write_csv(temporary, found, raw=options.raw)
         else:
             temporary.write_text(_page(index, found), encoding="utf-8")
     print(f"Results are in {options.output}.")
 
 
-def _write_csv(path: pathlib.Path, found: Sequence[Found]) -> None:
+def _write_csv(path: pathlib.Path, found: Sequence[Found], *, raw: bool) -> None:
     with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream)
+        writer = CsvWriter(stream, raw=raw)
         writer.writerow(["query", "rank", "path", "label", "split", "digest", "similarity"])
         for one in found:
             known = one.pictures.paths, one.pictures.labels, one.pictures.splits, one.pictures.digests

@@ -1,6 +1,5 @@
 """The page on which a person goes through what is odd in a data set, and the file of the decisions."""
 
-import csv
 import html
 import json
 import math
@@ -8,10 +7,11 @@ import pathlib
 from collections.abc import Iterable, Sequence
 
 from keras_vit.files.atomic import atomic_write, write_text
+from keras_vit.files.tables import CsvWriter
 from training.features.findings import ClassCoverage, Findings, Overlap, findings_of
 from training.features.pages import Thumbnails, page, picture
 from training.features.store import FeatureIndex
-from training.options.decisions import COLUMNS, Decision, read_decisions
+from training.input.decisions import COLUMNS, Decision, read_decisions
 from training.options.features import ReviewOptions
 
 DECISIONS = "decisions.csv"
@@ -89,7 +89,7 @@ def _write_decisions(
     """Write a line for each picture on the page, which keeps it where nothing else was decided before."""
     pictures = index.pictures
     with atomic_write(file) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream)
+        writer = CsvWriter(stream)
         writer.writerow(COLUMNS)
         for row, reason in sorted(reasons.items()):
             key = pictures.paths[row], pictures.digests[row]

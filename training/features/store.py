@@ -23,8 +23,11 @@ import pyarrow.parquet
 from keras_vit import UserError
 from keras_vit.errors import reading
 from keras_vit.files.atomic import atomic_write, write_text
+from keras_vit.files.documents import read_json
 from keras_vit.files.remote import local_copy
-from training.options.features import DESCRIPTION, IndexKind, index_folder
+from keras_vit.files.schema import validated
+from training.input.checks import index_folder
+from training.options.features import DESCRIPTION, IndexKind
 
 # Pictures of one file: what a killed process loses at most.
 PART = 2048
@@ -33,6 +36,10 @@ NO_SPLIT = "pictures"
 _VERSION = 1
 _FINGERPRINT, _PROBLEMS = b"fingerprint", b"problems"
 _COLUMNS = ("path", "digest", "label", "split", "embedding")
+# Of a description: bytes, its fields that are read, the width of features and the number of pictures.
+_LARGEST_DESCRIPTION, _WIDEST, _MOST_PICTURES = 2**26, 2**15, 10**11
+_FIELDS = {"model": str, "fingerprint": str, "features": str, "width": int, "dtype": str, "labels": [str],
+           "splits": dict, "settings": dict, "version": int}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +141,8 @@ class FeatureIndex:
         found: dict[str, str] = {}
         for split in self.description.splits:
             for file in self.files(split):
-                found |= json.loads(self._opened(file).schema_arrow.metadata[_PROBLEMS])
+                with _reading(file):
+                    found |= json.loads(self._opened(file).schema_arrow.metadata[_PROBLEMS])
         return found
 
     def contents(self, split: str, number: int) -> tuple[dict[str, str], dict[str, str]]:
@@ -165,7 +173,10 @@ class FeatureIndex:
         """Columns of a file. Raises UserError for one that is damaged, or of another model."""
         opened = self._opened(file)
         with _reading(file):
-            return opened.read(columns=list(columns))
+            table = opened.read(columns=list(columns))
+            if any(table[name].null_count for name in columns if name != "label"):
+                raise ValueError("a value is missing")
+            return table
 
     def _opened(self, file: pathlib.Path) -> pyarrow.parquet.ParquetFile:
         """A file whose end was read. Raises UserError for one that is damaged, or of another model."""
@@ -174,7 +185,8 @@ class FeatureIndex:
             schema = opened.schema_arrow
             if (schema.metadata or {}).get(_FINGERPRINT) != self.description.fingerprint.encode():
                 raise ValueError(f"it is of another model than {DESCRIPTION} says")
-            if opened.metadata.num_rows > PART or schema.field("embedding").type != _type_of(self.description):
+            types = {name: pyarrow.string() for name in _COLUMNS[:-1]} | {"embedding": _type_of(self.description)}
+            if opened.metadata.num_rows > PART or dict(zip(schema.names, schema.types, strict=True)) != types:
                 raise ValueError("its rows are of another form")
             return opened
 
@@ -234,11 +246,14 @@ def write_description(folder: pathlib.Path, description: FeatureDescription) -> 
 def read_description(folder: pathlib.Path) -> FeatureDescription:
     """Read features.json. Raises UserError for a file that is not as `write_description` writes it."""
     file = folder / DESCRIPTION
-    with reading(file, "a description of features", TypeError, KeyError, advice="make the features again, elsewhere"):
-        fields = json.loads(file.read_text(encoding="utf-8"))
+    fields = validated(read_json(file, _LARGEST_DESCRIPTION), _FIELDS, file)
+    with reading(file, "a description of features", TypeError, advice="make the features again, elsewhere"):
         found = FeatureDescription(**{**fields, "labels": tuple(fields["labels"])})
-        if not (isinstance(found.splits, dict) and isinstance(found.width, int) and found.version == _VERSION):
+        if found.version != _VERSION:
             raise ValueError(f"version {found.version}")
+        counts = [validated(count, int, file, f"splits.{split}") for split, count in found.splits.items()]
+        if not (0 < found.width <= _WIDEST and all(0 <= count <= _MOST_PICTURES for count in counts)):
+            raise ValueError(f"a width of {found.width} and splits of {counts} pictures")
         return found
 
 

@@ -5,7 +5,6 @@ Boxes and segments are those of the upright picture, turned by its EXIF orientat
 
 import contextlib
 import dataclasses
-import io
 import math
 import pathlib
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
@@ -23,15 +22,13 @@ from keras_vit.files.schema import Schema, validated
 from keras_vit.images import open_image
 from keras_vit.images.formats import format_problem, orientation
 from training.input.coco_masks import RunLengths, run_lengths
+from training.input.listed_files import check_inside, check_listed, listed_file
 from training.options.common import composed
-from training.options.listed_files import check_inside, check_listed, listed_file
 
 # In the segments of a picture: pixels that belong to none, and those that are not counted, such as crowds.
 NONE, UNCOUNTED = -1, -2
 # Without a split of their own, every tenth picture by name is evaluated.
 _HOLD_OUT = 10
-# What Pillow raises for a file that is no picture, or a broken one.
-PICTURE_ERRORS = (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError)
 
 # Fields of a file; the further ones of an annotation depend on its kind.
 _CATEGORIES = [{"id": int, "name": str}]
@@ -275,12 +272,13 @@ def upright_size(file: pathlib.Path, stated: tuple = (None, None)) -> tuple[int,
     """
     with explained(
         lambda reason: f"The picture {file} cannot be read ({reason}); repair it, or remove it and its annotation.",
-        *PICTURE_ERRORS,
+        OSError,
+        ValueError,
     ):
         data = file.read_bytes()
         if problem := format_problem(data):
             raise ValueError(problem)
-        with PIL.Image.open(io.BytesIO(data)) as image:
+        with open_image(data) as image:
             width, height = image.size
     size = (width, height) if orientation(data) >= 5 else (height, width)
     if None not in stated and stated not in (size, (0, 0)):

@@ -17,6 +17,8 @@ from keras_vit.errors import is_or_are, nearest, refuse_first
 from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.remote import is_remote
 from keras_vit.images.formats import is_hidden, is_picture, is_picture_name, others_line
+from training.input.checks import HOLD_OUT, check_class_size, directories, few_classes, split_folders
+from training.input.csv_file import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
 from training.input.dataset import (
     DataSet,
     ImageWarnings,
@@ -27,10 +29,8 @@ from training.input.dataset import (
     problems_of,
     summarize_problems,
 )
-from training.options.checks import HOLD_OUT, check_class_size, directories, few_classes, split_folders
+from training.input.decisions import read_decisions
 from training.options.common import OnBadImage, composed
-from training.options.csv_file import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
-from training.options.decisions import read_decisions
 
 _PURPOSES = {"train": "train on", "test": "evaluate on"}
 
@@ -170,12 +170,10 @@ def csv_list(
 ) -> DataSet:
     """Image files with their classes from a CSV file with the columns path and label; classes in name order.
 
-    What the file holds says `training.options.csv_file`. Without a column split a tenth of each class is kept for
+    What the file holds says `training.input.csv_file`. Without a column split a tenth of each class is kept for
     evaluation, as `_held_out` says.
     """
-    column, value_of, not_used, remarks = listed_files(path)
-    for remark in remarks:
-        print(remark)
+    column, value_of, not_used = listed_files(path)
     for split, count in not_used.items():
         print(f"Not used, beside the images of {path} to train and to evaluate on: {count:,} of the split {split}.")
     check = _FileCheck(on_bad_image, exclude)
@@ -271,7 +269,7 @@ def _class_files(path: pathlib.Path, check: _FileCheck, *, least: int) -> dict[s
     """Class name -> its image files in the order of their paths, at least so many, all of them seen to be readable."""
     classes = directories(path)
     if len(classes) < 2:
-        raise few_classes(path, len(classes))
+        raise few_classes(path, classes)
     if beside := [entry.name for entry in path.iterdir() if not entry.is_dir() and is_picture_name(entry.name)]:
         pictures = "1 picture" if len(beside) == 1 else f"{len(beside):,} pictures"
         print(f"Not used, because outside the class folders of {path}: {pictures}, {min(beside)} first.")

@@ -10,9 +10,9 @@ from keras_vit import UserError
 from keras_vit.errors import is_or_are
 from keras_vit.files.remote import to_path
 from keras_vit.runs import Run, TrainingData
-from training.options.checks import split_folders
+from training.input.checks import split_folders
+from training.input.csv_file import listed_files
 from training.options.common import DataOptions
-from training.options.csv_file import listed_files
 
 if TYPE_CHECKING:
     from training.input.dataset import DataSet
@@ -112,10 +112,12 @@ def warn_of_known_images(run: Run, options: DataOptions, source: "DataSet") -> N
 
 
 def check_soup(runs: Sequence[Run]) -> None:
-    """Raise UserError if runs were trained on different splits of one folder or list, which a rule made.
+    """Raise UserError unless there are two different runs, of one split of a folder or list where a rule made it.
 
-    Their average would know the evaluation images of each of them.
+    The average of others would know the evaluation images of each of them.
     """
+    if len({run.place.resolve() for run in runs}) < max(len(runs), 2):
+        raise UserError(f"A soup takes two different runs or more, but was given {', '.join(r.name for r in runs)}.")
     trained_on = [(run.name, run.data) for run in runs if run.data is not None]
     for (name, one), (other, two) in itertools.combinations(trained_on, 2):
         differ = one.place == two.place and (one.is_other_split(two) or one.has_other_images(two))

@@ -7,7 +7,6 @@ files in work are in memory, and a digest of each.
 import collections
 import concurrent.futures
 import contextlib
-import csv
 import dataclasses
 import hashlib
 import importlib
@@ -15,7 +14,8 @@ import itertools
 import os
 import pathlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -26,7 +26,7 @@ from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import Progress
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.file_contents import shown
-from keras_vit.files.tables import markdown_table
+from keras_vit.files.tables import CsvWriter, markdown_table
 from keras_vit.images.formats import (
     convertible_format,
     format_problem,
@@ -51,7 +51,8 @@ _LONGEST_JPEG = 65500  # pixels of a side, for libjpeg
 # Bits that cameras and scanners use of 16.
 _USED_BITS = (8, 10, 12, 16)
 _ORIENTATION, _UPRIGHT = 0x0112, 1  # of EXIF
-_WHITE_IS_ZERO = (262, 0)  # a tag of TIFF, and its value
+# Tags of TIFF, and a value.
+_BITS_PER_SAMPLE, _SAMPLE_FORMAT, _WHITE_IS_ZERO = 258, 339, (262, 0)
 # Files that each thread has at hand, and files that a message names.
 _AHEAD, _MOST_NAMED = 4, 10
 _HEIC = "HEIC, which needs the package pillow-heif"
@@ -96,7 +97,7 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
     moved: list[str] = []
     first: dict[bytes, pathlib.Path] = {}
     with atomic_folder(output) as stage, (stage / TABLE).open("w", encoding="utf-8", newline="") as stream:
-        table = csv.writer(stream)
+        table = CsvWriter(stream)
         table.writerow(("file", "done", "written", "note"))
         for file, temporary, outcome in _outcomes(folder, files, stage):
             name, done, note, written = file.relative_to(folder), outcome.done, outcome.note, ""
@@ -249,23 +250,55 @@ def _as_bytes(image: PIL.Image.Image) -> tuple[PIL.Image.Image, str]:
     """An image as L, LA, RGB or RGBA with 8 bits, and what is to be said of its bits."""
     if image.mode == "F":
         return PIL.Image.fromarray(_of_fractions(np.asarray(image))), "fractions of 0 to 1"
-    if image.mode.startswith("I"):
-        pixels = np.asarray(image).astype(np.int64)
-        # Pillow inverts this for 8 bits, but not for 16.
-        tags = getattr(image, "tag_v2", {})
-        if tags.get(_WHITE_IS_ZERO[0]) == _WHITE_IS_ZERO[1]:
-            pixels = 65535 - pixels
-        highest = int(pixels.max())
-        bits = next((bits for bits in _USED_BITS if highest < 2**bits), highest.bit_length())
-        gray = PIL.Image.fromarray(np.clip(pixels >> (bits - 8), 0, 255).astype(np.uint8))
+    is_signed = _tags(image).get(_SAMPLE_FORMAT, (1,))[0] == 2
+    if image.mode.startswith("I") or is_signed:
+        pixels, bits = _integers(image, is_signed)
+        levels, note = _levels(pixels)
+        gray = PIL.Image.fromarray(levels)
         if (key := image.info.get("transparency")) is not None:
             gray.putalpha(PIL.Image.fromarray(255 * (pixels != key).astype(np.uint8)))
-        return gray, "16 bits" if bits >= 16 else f"16 bits, scaled since {bits} are used"
+        return gray, f"{'signed ' * is_signed}{bits} bits{note}"
     if image.mode in ("L", "LA", "RGB", "RGBA") and "transparency" not in image.info:
         return image.copy(), ""
     if image.has_transparency_data:
         return image.convert("RGBA"), ""
     return image.convert("L" if image.mode == "1" else "RGB"), ""
+
+
+def _tags(image: PIL.Image.Image) -> Mapping[int, Any]:
+    """The tags of a TIFF; of other files none."""
+    return getattr(image, "tag_v2", {})
+
+
+def _integers(image: PIL.Image.Image, is_signed: bool) -> tuple[np.ndarray, int]:
+    """The values of a gray image (h, w) int64 and how many bits they have.
+
+    Raises ValueError for signed colors. Pillow shows signed bytes as unsigned ones, and unsigned values of 32 bits as
+    signed ones.
+    """
+    tags, pixels = _tags(image), np.asarray(image)
+    bits = int(tags.get(_BITS_PER_SAMPLE, (16,))[0])
+    if pixels.ndim != 2:
+        raise ValueError("signed colors; save it with values from 0")
+    if bits == 8:
+        pixels = pixels.view(np.int8)
+    elif bits == 32 and not is_signed:
+        pixels = pixels.astype(np.int32).view(np.uint32)
+    pixels = pixels.astype(np.int64)
+    # Pillow inverts this for 8 bits, but not for 16.
+    if tags.get(_WHITE_IS_ZERO[0]) == _WHITE_IS_ZERO[1]:
+        pixels = 65535 - pixels
+    return pixels, bits
+
+
+def _levels(pixels: np.ndarray) -> tuple[np.ndarray, str]:
+    """Integers (h, w) -> uint8, and what is to be said of their range: by the bits in use, or from the lowest value."""
+    low, high = int(pixels.min()), int(pixels.max())
+    if low < 0:
+        return np.round((pixels - low) * (255 / max(high - low, 1))).astype(np.uint8), f", scaled from {low} to {high}"
+    used = next((bits for bits in _USED_BITS if high < 2**bits), high.bit_length())
+    note = "" if used in (16, 32) else f", scaled since {used} are used"
+    return (pixels >> (used - 8)).astype(np.uint8), note
 
 
 def _of_fractions(pixels: np.ndarray) -> np.ndarray:

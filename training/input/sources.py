@@ -16,11 +16,11 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.errors import explained, nearest
 from keras_vit.files.transfer import TransferError, opened
+from training.input.checks import check_data
 from training.input.dataset import DataSet, Split, bad_examples_reported, checked_label, warn_about_images
 from training.input.image_folder import csv_list, folder
 from training.input.tar import tar
 from training.input.tfrecord import TFRecords, tfrecord
-from training.options.checks import check_data
 from training.options.common import EVALUATION_NAMES, DataOptions
 
 __all__ = ["DataOptions", "DataSet", "Split", "array_split", "bad_examples_reported", "digits", "open_source"]

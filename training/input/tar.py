@@ -18,10 +18,10 @@ from keras_vit.files.file_contents import shown
 from keras_vit.files.labels import distinct_names, read_labels
 from keras_vit.files.remote import is_remote, matching, read_places, to_path
 from keras_vit.run_directory import LABELS
+from training.input.checks import HOLD_OUT, check_class_size, files_of
 from training.input.dataset import DataSet, Split, check_classes_of_splits, skip_undecodable
 from training.input.tar_index import BLOCK, NAME, tar_images
 from training.input.tfrecord import PARALLEL_READS
-from training.options.checks import HOLD_OUT, check_class_size, files_of
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, OnBadImage, composed
 
 # Largest number of a class without a file of names.

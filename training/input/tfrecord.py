@@ -20,9 +20,9 @@ from keras_vit import UserError
 from keras_vit.files.labels import distinct_names, read_labels
 from keras_vit.files.remote import is_remote, matching, to_path
 from keras_vit.run_directory import LABELS
+from training.input.checks import files_of
 from training.input.dataset import DataSet, Split, bad_examples_reported, checked_label, skip_undecodable
 from training.input.record_index import FOOTER, HEADER, NAME, file_size, record_lengths, scan
-from training.options.checks import files_of
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, OnBadImage
 
 # The features of a record that is an image with its class, and what the files of a split are called.

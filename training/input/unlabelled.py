@@ -8,10 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
+from training.input.checks import unlabelled_path
 from training.input.dataset import DataSet, Split, decoded
 from training.input.image_folder import unlabelled_folder
 from training.input.pipeline import training_batches
-from training.options.checks import unlabelled_path
 from training.options.common import OnBadImage
 from training.recipes.recipe import PseudoLabelRecipe, Recipe
 

@@ -10,8 +10,11 @@ import re
 
 from keras_vit import UserError
 from keras_vit.models.complexity import costs
+from training.input.checks import check_data
 from training.loop.dry_run import Workload, estimate_memory
+from training.loop.setup import open_setup
 from training.options.common import Execution
+from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
 from training.recipes.recipe import PretrainRecipe
 
@@ -115,6 +118,31 @@ def budget(
         memory = sum(parts.values()) - state + (state / number if shard_weights else state)
         table = None
     return Budget(steps, flops, flops / (number * CHIPS[chip].peak), images, memory, table is not None)
+
+
+def print_budget(options: PretrainOptions, chips: str, name: str, named: PretrainRecipe) -> None:
+    """Print what the recipe of the options takes on a slice. named: as it is without other options."""
+    slice_of(chips)
+    if name == "auto":
+        raise UserError("--chips is for a named recipe, but auto depends on the data; give one such as vit-b16-i21k.")
+    if options.source.data in DATA_SETS:
+        examples, classes = DATA_SETS[options.source.data]
+    else:
+        check_data(options.source)
+        source = open_setup(options).source
+        examples, classes = source.train.num_examples, len(source.labels)
+    recipe = options.recipe
+    is_compiled = (recipe.model, recipe.image_size) == (named.model, named.image_size)
+    planned = budget(
+        recipe,
+        name if is_compiled else "",
+        chips,
+        num_examples=examples,
+        num_classes=classes,
+        execution=options.execution,
+        shard_weights=options.shard_weights,
+    )
+    print(describe_budget(planned, name, chips, recipe))
 
 
 def describe_budget(planned: Budget, name: str, chips: str, recipe: PretrainRecipe) -> str:

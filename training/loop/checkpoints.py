@@ -31,15 +31,10 @@ _LATEST = "latest"
 
 
 def save(folder: pathlib.Path, step: int, progress: dict, arrays: Mapping[str, ArrayLike]) -> None:
-    """Write a checkpoint and remove the oldest ones.
+    """Write the checkpoint of a step, with JSON values and variables by name, and remove the oldest ones.
 
-    Args:
-        folder: of the run's checkpoints, in its run directory.
-        step: training steps done.
-        progress: JSON values.
-        arrays: variables by name; what has `__array__` is read when it is written, so that memory never holds all.
-
-    Raises UserError if the file cannot be written; earlier checkpoints remain.
+    Arrays that have `__array__` are read when they are written, so that memory never holds all. Raises UserError if the
+    file cannot be written; earlier checkpoints remain.
     """
 
     def named(written: pathlib.Path) -> pathlib.Path:
@@ -54,10 +49,8 @@ def save(folder: pathlib.Path, step: int, progress: dict, arrays: Mapping[str, A
     except OSError as error:  # also of a bucket, whose errors are UserErrors
         previous, remedy = _previous(folder), "make it writable" if is_remote(folder) else "make room"
         intact = f"that of step {_step(previous)} is intact: {remedy}" if previous else remedy
-        raise UserError(
-            f"The checkpoint of step {step} could not be written to {folder} ({error.strerror}); {intact}, and the "
-            "same command continues."
-        ) from error
+        failed = f"The checkpoint of step {step} could not be written to {folder} ({error.strerror})"
+        raise UserError(f"{failed}; {intact}, and the same command continues.") from error
     for old in saved[_MAX_TO_KEEP:]:
         old.unlink(missing_ok=True)
 

@@ -9,6 +9,7 @@ all devices, and dropout masks do not depend on their number.
 import collections
 import functools
 import itertools
+import types
 from collections.abc import Callable, Iterator, Sequence
 
 import keras
@@ -28,19 +29,14 @@ from training.loop.devices.strategies import several_workers
 from training.loop.trainer import Trainer
 
 
-class _AfterStep:
-    """The values of all variables after a step, until something else needs them: to assign them takes time."""
-
-    values: tuple[list, ...] | None = None
-
-
 class JaxTrainer(Trainer):
     """`Trainer` on the JAX backend of Keras. Its variables, and so its checkpoints, are the same."""
 
     def __init__(self, network, options, **kwargs):
         super().__init__(network, options, **kwargs)
-        # An object of its own, because Keras would wrap the lists.
-        self._after_step = _AfterStep()
+        # The values of all variables after a step, until something else needs them: to assign them takes time. In an
+        # object of its own, because Keras would wrap the lists.
+        self._after_step = types.SimpleNamespace(values=None)
         self._shards_weights = shards_weights()
         parts = self._segments or self._forwards
         if self._shards_weights and not isinstance(network.output, dict):
@@ -236,29 +232,6 @@ class JaxTrainer(Trainer):
             return []
         key = jax.random.fold_in(jax.random.key(self._seed % 2**31), self.step.value)
         return list(jax.random.bits(jax.random.fold_in(key, micro), (len(self._random), 2), self._random[0].dtype))
-
-
-def training_step(trainer: JaxTrainer) -> Callable:
-    """Return the compiled training step: (state, (images, labels)) -> (logs, new state); the state is donated.
-
-    The state is that of `state_shapes`. For one device; training compiles the step for its devices itself.
-    """
-    import jax
-
-    return jax.jit(trainer.train_step, donate_argnums=0)
-
-
-def state_shapes(trainer: JaxTrainer, sharding) -> tuple[list, ...]:
-    """Return the shapes and dtypes of the state of `training_step`, to compile it for devices that are not there.
-
-    Args:
-        trainer: compiled.
-        sharding: `jax.sharding.Sharding` of each variable.
-    """
-    import jax
-
-    groups = trainer._train_groups()
-    return tuple([jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=sharding) for v in group] for group in groups)
 
 
 def _structure(part: keras.Model) -> tuple:

@@ -32,15 +32,7 @@ class UpdateRule:
     slots: tuple[str, ...] = ("momentum",)
 
     def new_values(self, value, gradient, learning_rate, step, *slots) -> tuple:
-        """Return the new values of a variable and its slots, float32.
-
-        Args:
-            value: of the variable.
-            gradient: of its shape.
-            learning_rate: a scalar.
-            step: number of earlier updates, int64.
-            slots: in the order of `slots`.
-        """
+        """Return the new values of a variable and its slots, float32. step: number of earlier updates, int64."""
         raise NotImplementedError
 
     def update(self, variable, gradient, learning_rate, step, *slots) -> None:
@@ -144,9 +136,7 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
     """Clips and applies gradients that are summed over the replicas; each replica updates its own copy of a variable.
 
     Args:
-        learning_rate: a number or a schedule.
-        rule: how variables are updated.
-        other_rules: by variable path, for those that are updated otherwise.
+        rule: how variables are updated, unless `other_rules` has another for their path.
         clip_norm: maximum global norm of the summed gradient; None disables clipping.
         decay: weight decay by variable path, times the learning rate, per step; default 0.
         lr_multipliers: factor of the learning rate by variable path; default 1.
@@ -178,13 +168,9 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
         return self._other_rules.get(variable.path, self._rule)
 
     def apply(self, grads, trainable_variables=None):
-        """Update the variables that the optimizer was built for, in a replica context.
+        """Update the variables by dense gradients that are summed over the replicas, in a replica context.
 
-        Args:
-            grads: dense gradients, summed over the replicas, in the order of the variables.
-            trainable_variables: the variables that the optimizer was built for, in the same order.
-
-        Raises ValueError for other variables.
+        Raises ValueError for other variables than those that the optimizer was built for, in their order.
         """
         if [variable.path for variable in trainable_variables or ()] != list(self._paths):
             raise ValueError("Give the trainable variables that the optimizer was built for, in their order.")

@@ -12,11 +12,11 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.errors import Rules, refuse_first
 from keras_vit.runs import Run
+from training.input.checks import check_classes
 from training.input.dataset import balanced, class_weights
 from training.input.pipeline import steps_per_epoch
 from training.input.sources import DataSet
 from training.loop.setup import Setup
-from training.options.checks import check_classes
 from training.options.common import FOR_SEVERAL_CLASSES, Execution, TrainingOptions
 from training.recipes.recipe import Recipe
 from training.workdir import run_settings
@@ -106,29 +106,20 @@ def _with_loss_for(data: DataSet, recipe: Recipe) -> Recipe:
 
 def _shares(recipe: Recipe, replicas: int) -> Rules:
     parts, needed = replicas * recipe.accumulation, memory_of_step(recipe)
-    yield (
-        recipe.batch_size % parts,
-        f"A batch of {recipe.batch_size} images cannot be shared evenly by {replicas} replicas with "
-        f"{recipe.accumulation} micro-batches each; give --batch-size {max(recipe.batch_size // parts, 1) * parts}.",
-    )
-    yield (  # a digit too many in an option
-        needed > MOST_MEMORY,
-        f"A step would take about {needed / 1e12:,.0f} TB of memory, with batches of {recipe.batch_size} images of "
-        f"{recipe.image_size[0]} by {recipe.image_size[1]} pixels; give a smaller --image-size or --batch-size.",
-    )
+    batch, fits = f"{recipe.batch_size} images", max(recipe.batch_size // parts, 1) * parts
+    evenly = f"be shared evenly by {replicas} replicas with {recipe.accumulation} micro-batches each"
+    yield recipe.batch_size % parts, f"A batch of {batch} cannot {evenly}; give --batch-size {fits}."
+    size = f"with batches of {batch} of {recipe.image_size[0]} by {recipe.image_size[1]} pixels"
+    memory = f"A step would take about {needed / 1e12:,.0f} TB of memory, {size}"
+    yield needed > MOST_MEMORY, f"{memory}; give a smaller --image-size or --batch-size."  # a digit too many
 
 
 def _lengths(execution: Execution, recipe: Recipe, num_steps: int, epoch_steps: int) -> Rules:
     last = 0 if execution.profile_steps is None else execution.profile_steps[1]
-    yield (
-        last > num_steps,
-        f"--profile-steps ends with step {last:,}, but the run has {num_steps:,} steps; give earlier ones.",
-    )
+    profiled = f"--profile-steps ends with step {last:,}, but the run has {num_steps:,} steps"
+    yield last > num_steps, f"{profiled}; give earlier ones."
     epochs, every = -(-num_steps // (execution.evaluate_every or epoch_steps)), execution.inspect_every or 0
-    yield (
-        every > epochs,
-        f"--inspect-every {every} inspects none of the run's {epochs} epochs; give {epochs} or less.",
-    )
+    yield every > epochs, f"--inspect-every {every} inspects none of the run's {epochs} epochs; give {epochs} or less."
 
 
 def memory_of_step(recipe: Recipe) -> int:
@@ -146,8 +137,6 @@ def _with_fitting_warmup(recipe: Recipe, num_steps: int) -> Recipe:
         schedule = dataclasses.replace(schedule, warmup_steps=num_steps // 10)
     left = num_steps - schedule.warmup_steps
     if schedule.cooldown_steps > left:
-        raise UserError(
-            f"The cooldown of {schedule.cooldown_steps} steps must fit into the {left} steps after the warm-up; give "
-            f"fewer, such as --cooldown-steps {left // 2}, or train longer."
-        )
+        fit = f"cooldown of {schedule.cooldown_steps} steps must fit into the {left} steps after the warm-up"
+        raise UserError(f"The {fit}; give fewer, such as --cooldown-steps {left // 2}, or train longer.")
     return dataclasses.replace(recipe, schedule=schedule)

@@ -23,10 +23,10 @@ import tensorflow as tf
 
 from keras_vit import UserError, run_directory
 from keras_vit.errors import reading
-from keras_vit.files.atomic import atomic_write, is_temporary, write_text
+from keras_vit.files.atomic import atomic_write, remove_temporary, write_text
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import RemoteError
-from training.options.checks import check_classes
+from training.input.checks import check_classes
 from training.workdir import check_settings, check_workdir
 
 
@@ -68,8 +68,8 @@ class RunDirectory:
             images: `DataSet.fingerprint` of the data; None where it has none.
         """
         self.check(settings, labels, images=images)
-        for file in self._unfinished():
-            file.unlink()
+        for folder in (self.path, self.checkpoints_folder):
+            remove_temporary(folder)
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.config_file.is_file():
             config: dict[str, Any] = {"id": uuid.uuid4().hex, "settings": settings, "environment": environment()}
@@ -86,11 +86,6 @@ class RunDirectory:
             self._check_same(settings, labels, images)
         else:
             check_workdir(self.path)
-
-    def _unfinished(self) -> list[pathlib.Path]:
-        """Return temporary files that a killed process left behind."""
-        folders = [folder for folder in (self.path, self.checkpoints_folder) if folder.is_dir()]
-        return [file for folder in folders for file in folder.iterdir() if is_temporary(file)]
 
     def _check_same(self, settings: dict, labels: tuple[str, ...], images: int | None) -> None:
         """Raises UserError if the directory holds a run with other settings, classes or images."""

@@ -72,13 +72,8 @@ def run_training(
         return run
     writes = is_chief(plan.strategy)
     with locked(run.path) if writes and not run.model_file.is_file() else contextlib.nullcontext():
-        check_equal_on_workers(
-            plan.strategy,
-            {
-                "their settings or data": plan.number,
-                "the images of their data, by its files or by the index of its records": plan.images,
-            },
-        )
+        images = "the images of their data, by its files or by the index of its records"
+        check_equal_on_workers(plan.strategy, {"their settings or data": plan.number, images: plan.images})
         if run.model_file.is_file():
             run.start(plan.settings, plan.data.labels, images=plan.images)
             print(f"{run.path} is finished: nothing to do.")
@@ -314,10 +309,8 @@ class Training:
 
     def diverged(self) -> UserError:
         """The error for a loss or a weight that is not finite."""
-        return UserError(
-            f"The loss or a weight is not finite at step {self.step}, so training stopped; the workdir keeps the last "
-            "checkpoint: try a lower --learning-rate in a new workdir."
-        )
+        last = "the workdir keeps the last checkpoint: try a lower --learning-rate in a new workdir"
+        return UserError(f"The loss or a weight is not finite at step {self.step}, so training stopped; {last}.")
 
 
 class _Saved:
@@ -334,10 +327,7 @@ class _Saved:
 
 
 def evaluation_size(num_examples: int, replicas: int, most: int = _EVALUATION_BATCH) -> tuple[int, int]:
-    """Return a batch size that the replicas divide, and the number of batches, with the least padding.
-
-    most: images in a batch, before the replicas divide it.
-    """
+    """Return a batch size up to `most` that the replicas divide, and the number of batches, with the least padding."""
     num_batches = -(-num_examples // most)
     size = -(-num_examples // num_batches)
     return -(-size // replicas) * replicas, num_batches

@@ -20,7 +20,6 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from keras_vit import UserError
 from keras_vit.models.attention import chunk_long_attention
 from training.loop.devices.cpu_kernels import on_cpu, with_cpu_kernels
 from training.loop.devices.rematerialization import check_segments, rematerialized, segments
@@ -128,23 +127,12 @@ class Trainer(keras.Model):
         return []
 
     def compile(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        loss=None,
-        metrics=None,
-        weighted_metrics=None,
-        *,
-        steps_per_execution: int = 1,
-        jit_compile: bool = False,
+        self, optimizer: keras.optimizers.Optimizer, *, steps_per_execution: int = 1, jit_compile: bool = False
     ) -> None:
-        """As `keras.Model.compile`; `optimizer` comes from `make_optimizer`, optionally in a `LossScaleOptimizer`.
+        """As `keras.Model.compile`, without loss and metrics, which the objective defines.
 
-        Raises UserError for a loss or metrics, which the objective defines.
+        The optimizer comes from `make_optimizer`, optionally in a `LossScaleOptimizer`.
         """
-        unused = {"loss": loss, "metrics": metrics, "weighted_metrics": weighted_metrics}
-        if names := [name for name, value in unused.items() if value is not None]:
-            given = " and ".join(names)
-            raise UserError(f"The objective has the loss and metrics, but compile was given {given}; leave them out.")
         super().compile(optimizer, steps_per_execution=steps_per_execution, jit_compile=jit_compile)
 
     @property

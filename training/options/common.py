@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayLead, Natural, Seed, check_ranges
 from keras_vit.cli.parser import arguments_of
-from keras_vit.errors import Rules, refuse_first, refuse_without_effect
+from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
-from keras_vit.runs import Run, open_run
 from training.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -199,28 +198,12 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        refuse_first(self._common_rules())
-
-    def _common_rules(self) -> Rules:
-        kind, target = self.source.data.partition(":")[0], getattr(self.recipe, "target", "classes")
-        yield (
-            self.recipe.loss == "multi-label" and target == "classes" and kind in ("digits", "tfds", "folder"),
-            FOR_SEVERAL_CLASSES,
-        )
-        if self.data_service is not None:
-            yield (
-                self.service_place is None,
-                f"--data-service takes an address such as grpc://host:5050, but was given {self.data_service!r}.",
-            )
-            yield (
-                kind == "tar",
-                "The workers of --data-service read files by TensorFlow alone, and tar files need Python; write them "
-                "as TFRecord files with keras-vit shard, or leave --data-service out.",
-            )
-            yield (
-                self.devices.may_be_one_of_several(),
-                "--data-service serves one training machine, but this is one of several; leave it out.",
-            )
+        if self.data_service is None:
+            return
+        if self.service_place is None:
+            raise UserError(f"--data-service takes an address such as grpc://host:5050, but is {self.data_service!r}.")
+        if self.source.data.startswith("tar:") or self.devices.may_be_one_of_several():
+            raise UserError("--data-service serves one training machine, without tar files; leave it out.")
 
     @property
     def service_place(self) -> tuple[str, int] | None:
@@ -273,10 +256,6 @@ class FeatureOptions:
         """The command that makes a model of these features."""
         workdir = ("--workdir", "runs/probe")
         return ("linear-probe", "--checkpoint", self.run, *self.source.arguments(), *workdir)
-
-    def open_run(self) -> Run:
-        """The model of the features. Raises UserError for what is no model."""
-        return open_run(self.run, image_size=self.image_size, num_heads=self.num_heads)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,15 +1,14 @@
 """Options of `keras-vit detect`, and what can be checked of them before TensorFlow is imported."""
 
 import dataclasses
-import pathlib
 from typing import Annotated, Literal
 
 from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayLead, Port, Positional, Share, check_ranges
-from keras_vit.errors import refuse_first, refuse_without_effect
+from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import existing_file, existing_folder
 from training.options.common import AnnotatedData, TrainingOptions
-from training.options.predict import check_output_file, pictures_or_page
+from training.options.predict import check_ending
 from training.recipes.detect import DETECT, DetectRecipe
 
 OUTPUTS = (".csv", ".json", ".html")
@@ -40,6 +39,9 @@ class DetectPredictOptions:
     picture, of OWLv2 the likeliest object on it."""
     output: str | None = None
     """File for the results, which ends in .csv, .json (COCO) or .html (a page with the boxes)."""
+    raw: bool = False
+    """Write the cells of a .csv file as they are, for programs. Else a ' stands before those that a spreadsheet would
+    run as a formula, such as =1+1."""
     serve: bool = False
     """Serve a page on 127.0.0.1 that shows the objects on one picture after the other."""
     port: Port = 8000
@@ -56,22 +58,13 @@ class DetectPredictOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        size = (1.0, 1.0) if self.box is None else self.box[2:]
-        refuse_first(
-            [
-                pictures_or_page(self.pictures, self.serve, self.classes),
-                (self.serve and self.output, "--serve shows its results in the browser; leave --output out."),
-                (
-                    self.classes is not None and self.like is not None,
-                    "Give either --classes, words to look for, or --like, an example, but not both.",
-                ),
-                (
-                    self.save is not None and pathlib.Path(self.save).exists(),
-                    f"{self.save} exists, but --save takes a new directory; choose another.",
-                ),
-                (min(size) <= 0, f"--box takes left, top, width and height in pixels, but has the size {size}."),
-            ]
-        )
+        if self.serve and self.output:
+            raise UserError("--serve shows its results in the browser; leave --output out.")
+        if self.classes is not None and self.like is not None:
+            raise UserError("Give either --classes, words to look for, or --like, an example, but not both.")
+        if self.box is not None and min(self.box[2:]) <= 0:
+            raise UserError(f"--box takes left, top, width and height in pixels, but has the size {self.box[2:]}.")
+        check_ending(self.output, OUTPUTS)
         refuse_without_effect(
             self,
             [
@@ -81,10 +74,6 @@ class DetectPredictOptions:
                 (("save",), (self.classes or self.like) is not None, "--classes or --like"),
             ],
         )
-        if self.like is not None:
-            existing_file(self.like, "--like takes a picture of the example")
-        if self.output is not None:
-            check_output_file(self.output, OUTPUTS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

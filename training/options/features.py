@@ -4,11 +4,10 @@ import dataclasses
 import pathlib
 from typing import Annotated, Any, Literal
 
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Range
-from keras_vit.files.remote import existing_folder, to_path
+from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
-from keras_vit.runs import Run, open_run
 from training.options.common import DataOptions, OnBadImage
 from training.options.pipeline import Runner
 from training.options.predict import check_ending
@@ -92,10 +91,6 @@ class EmbedOptions:
         """What changes the features beside the model."""
         return {"image_size": self.image_size, "num_heads": self.num_heads, "resize": self.resize}
 
-    def open_run(self) -> Run:
-        """The model of the features. Raises UserError for what is no model."""
-        return open_run(self.run, image_size=self.image_size, num_heads=self.num_heads)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LookupOptions:
@@ -112,12 +107,12 @@ class LookupOptions:
     index. Prints how many of the true neighbors it finds. Needs pip install faiss-cpu."""
     output: str | None = None
     """File for the results, which ends in .csv or .html (a page with small pictures)."""
+    raw: bool = False
+    """Write the cells of a .csv file as they are, for programs. Else a ' stands before those that a spreadsheet would
+    run as a formula, such as =1+1."""
 
     def __post_init__(self) -> None:
         check_ending(self.output, TABLES)
-        index_folder(self.index)
-        if self.output is not None:
-            run_directory.output_folder(pathlib.Path(self.output).parent)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,14 +148,4 @@ class ReviewOptions:
     @property
     def folder(self) -> pathlib.Path:
         """Where the page goes."""
-        return index_folder(self.index) / "review" if self.output is None else to_path(self.output)
-
-
-def index_folder(index: str) -> pathlib.Path:
-    """The path of a folder of features. Raises UserError unless it is there."""
-    folder = existing_folder(index, "make it by keras-vit embed, whose --output is this folder")
-    if not (folder / DESCRIPTION).is_file():
-        raise UserError(
-            f"There are no features in {index!r}; make them by keras-vit embed, whose --output is this folder."
-        )
-    return folder
+        return to_path(self.index) / "review" if self.output is None else to_path(self.output)

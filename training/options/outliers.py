@@ -1,13 +1,9 @@
 """Options of `keras-vit unknown` and `keras-vit anomaly`. Imports no TensorFlow."""
 
 import dataclasses
-import pathlib
 from typing import Annotated
 
-from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Range, Seed
-from keras_vit.files.remote import existing_folder
-from keras_vit.runs import Run, open_run, open_run_directory
 from keras_vit.unknown_score import UnknownKind
 from training.options.common import DataOptions
 from training.options.features import TABLES
@@ -33,16 +29,6 @@ class UnknownOptions:
     """Images per forward pass."""
     seed: Seed = 0
     """Seed of the draws."""
-
-    def open_run(self) -> Run:
-        """The run. Raises UserError for anything else, and for images of several classes each."""
-        run = open_run_directory(self.run)
-        if run.is_multi_label:
-            raise UserError(
-                f"{self.run} is for images of several classes each, or of none, so that no image is unknown to it; "
-                "choose a run with one class for each image."
-            )
-        return run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,16 +60,6 @@ class AnomalyFitOptions:
         """The folder of good parts."""
         return self.data.removeprefix("folder:")
 
-    def open_run(self) -> Run:
-        """The model. Raises UserError for what is none."""
-        return open_run(self.checkpoint, image_size=self.image_size)
-
-    def __post_init__(self) -> None:
-        existing_folder(self.folder, "--data takes a folder of pictures of good parts")
-        workdir = pathlib.Path(self.workdir)
-        if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
-            raise UserError(f"{self.workdir} exists already; choose another --workdir, or delete it.")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AnomalyPredictOptions:
@@ -95,6 +71,9 @@ class AnomalyPredictOptions:
     """Directory that keras-vit anomaly fit has written."""
     output: str | None = None
     """File for the results, which ends in .csv or .html (a page with heat maps)."""
+    raw: bool = False
+    """Write the cells of a .csv file as they are, for programs. Else a ' stands before those that a spreadsheet would
+    run as a formula, such as =1+1."""
 
     def __post_init__(self) -> None:
         check_ending(self.output, TABLES)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from keras_vit import UserError
 from keras_vit.cli.options import Count, Positive, Range
 from keras_vit.files.remote import to_path
-from keras_vit.runs import Run
 from training.options.common import FeatureOptions
 
 
@@ -29,10 +28,6 @@ class ProbeOptions(FeatureOptions):
     def directory(self) -> pathlib.Path | None:
         """The directory of the new run."""
         return None if self.workdir is None else to_path(self.workdir)
-
-    def next_commands(self) -> list[tuple[str, ...]]:
-        """Commands to go on with: of the run, or one that makes it."""
-        return [self.probe_command()] if self.workdir is None else Run(self.workdir).next_commands("train")
 
     def settings(self) -> dict[str, Any]:
         """What config.json of the run says of the probe."""

@@ -101,20 +101,12 @@ class SegmentFitOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_first(
-            [
-                (self.data_service is not None, "--data-service makes no batches of masks; leave it out."),
-                (
-                    self.recipe.head == "linear" and self.task != "semantic",
-                    f"The linear head tells classes of pixels alone; give --head eomt for --task {self.task}.",
-                ),
-                (
-                    self.source.background != "class" and self.task != "semantic",
-                    "--background applies only to --task semantic; leave it out.",
-                ),
-                (self.execution.inspect_every is not None, "--inspect-every shows models of classes; leave it out."),
-            ]
-        )
+        if self.data_service is not None:
+            raise UserError("--data-service makes no batches of masks; leave it out.")
+        if self.recipe.head == "linear" and self.task != "semantic":
+            raise UserError(f"The linear head tells classes of pixels alone; give --head eomt for --task {self.task}.")
+        if self.execution.inspect_every is not None:
+            raise UserError("--inspect-every shows models of classes; leave it out.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,8 @@ import dataclasses
 from typing import Annotated, Literal
 
 from keras_vit.cli.options import Count, Range, Share
-from keras_vit.errors import Rules, refuse_first, refuse_without_effect
+from keras_vit.errors import UserError, refuse_without_effect
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
-from keras_vit.files.remote import is_remote
 from training.options.common import TrainingOptions
 from training.recipes.recipe import PretrainRecipe
 
@@ -36,28 +35,16 @@ class PretrainOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        learns_classes, measures = not self.recipe.learns_features, self.knn_every is not None
-        refuse_first(
-            [
-                (
-                    learns_classes and self.checkpoint is not None,
-                    "--checkpoint goes on from a model without labels, but this recipe learns classes; give the "
-                    "checkpoint to keras-vit finetune, or take a recipe such as mae-vit-b16 or dino-vit-s16.",
-                ),
-                (
-                    learns_classes and measures,
-                    "--knn-every measures features, but this recipe learns classes; leave it out.",
-                ),
-                (
-                    self.chips is not None and (not self.dry_run or self.recipe.target != "classes"),
-                    "--chips is for the --dry-run of a recipe that learns classes; leave it out, or add --dry-run.",
-                ),
-                (
-                    measures and self.devices.strategy == "multi-worker",
-                    "--knn-every measures on one machine; leave it out, and use keras-vit knn afterwards.",
-                ),
-            ]
-        )
+        measures, of_features = self.knn_every is not None, self.checkpoint is not None or self.knn_every is not None
+        if of_features and not self.recipe.learns_features:
+            raise UserError(
+                "--checkpoint and --knn-every are for recipes without labels, such as mae-vit-b16; for classes, give "
+                "the checkpoint to keras-vit finetune."
+            )
+        if measures and self.devices.strategy == "multi-worker":
+            raise UserError("--knn-every measures on one machine; leave it out, and use keras-vit knn afterwards.")
+        if self.chips is not None and (not self.dry_run or self.recipe.target != "classes"):
+            raise UserError("--chips is for the --dry-run of a recipe that learns classes; leave it out.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,55 +93,33 @@ class FinetuneOptions(TrainingOptions):
             [
                 (("templates",), self.zero_shot_head, "--zero-shot-head"),
                 (("learn_by", "confidence"), self.unlabelled is not None, "--unlabelled"),
+                (("channels", "num_heads"), not self.zero_shot_head, "checkpoints without a text tower"),
                 (("rounds",), self.unlabelled is not None and self.learn_by == "noisy-student", "noisy-student"),
             ],
         )
-        refuse_first(self._rules())
-
-    @property
-    def _holds_weights_alone(self) -> bool:
-        return (self.checkpoint or "").endswith(KERAS_WEIGHTS)
-
-    def _rules(self) -> Rules:
-        recipe, averages, model = self.recipe, self.wise_ft < 1.0, self.model
-        is_one = model is not None if self.checkpoint is None else (model is None) != self._holds_weights_alone
-        yield (
-            not is_one,
-            "Give either --checkpoint, a file, folder, address or name, or --model, an official model; both with a "
-            f"{KERAS_WEIGHTS} file, which holds weights alone.",
-        )
-        yield (
-            model is not None and self._holds_weights_alone and self.num_heads is not None,
-            f"The model {model} has its number of heads; leave --num-heads out.",
-        )
-        if self.unlabelled is not None:
-            yield (
-                recipe.loss != "softmax" or recipe.teacher is not None or recipe.lora or averages,
+        has_weights_alone = (self.checkpoint or "").endswith(KERAS_WEIGHTS)
+        if (self.model is None) == (self.checkpoint is None or has_weights_alone):
+            raise UserError(
+                "Give either --checkpoint, a file, folder, address or name, or --model, an official model; both with a "
+                f"{KERAS_WEIGHTS} file, which holds weights alone."
+            )
+        recipe, averages = self.recipe, self.wise_ft < 1.0
+        if recipe.distillation == "features":
+            raise UserError("--distillation features leaves a model without a head; give it to keras-vit pretrain.")
+        if averages and recipe.lora:
+            raise UserError("--wise-ft averages whole weights, but --lora trains factors of their change; give one.")
+        if self.unlabelled is None:
+            return
+        if recipe.loss != "softmax" or recipe.teacher is not None or recipe.lora or averages:
+            raise UserError(
                 "--unlabelled learns one class per image and all weights; leave --loss, --teacher, --lora and "
-                "--wise-ft out.",
+                "--wise-ft out."
             )
-            yield (
-                self.data_service is not None,
-                "--data-service makes batches of labeled images; leave --unlabelled or the service out.",
+        if self.dry_run or self.data_service is not None or self.devices.strategy == "multi-worker":
+            raise UserError(
+                "--unlabelled makes several runs on this machine; leave --dry-run, --data-service and --strategy "
+                "multi-worker out."
             )
-            yield self.dry_run, "--dry-run describes one run, but --unlabelled makes several; leave one of them out."
-            yield (
-                self.devices.strategy == "multi-worker" or is_remote(self.workdir),
-                "--unlabelled makes several runs on one machine; give a local --workdir and one machine.",
-            )
-        for name in ("channels", "num_heads"):
-            yield (
-                self.zero_shot_head and getattr(self, name) is not None,
-                f"Two towers tell their own --{name.replace('_', '-')}; leave it out.",
-            )
-        yield (
-            recipe.distillation == "features",
-            "--distillation features leaves a model without a head; give it to keras-vit pretrain.",
-        )
-        yield (
-            averages and recipe.lora,
-            "WiSE-FT averages whole weights, but --lora trains factors of their change; give one.",
-        )
 
 
 @dataclasses.dataclass(frozen=True)

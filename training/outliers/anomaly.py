@@ -1,6 +1,5 @@
 """Learn a memory of good parts, and find what differs from it: PatchCore on patch tokens of a Vision Transformer."""
 
-import csv
 import dataclasses
 import json
 import pathlib
@@ -13,7 +12,7 @@ import numpy as np
 from keras_vit import Preprocessing, UserError, ViTConfig, config_of, inspection, preprocessing_of, run_directory
 from keras_vit.cli.progress import tracked
 from keras_vit.files.atomic import atomic_write, write_text
-from keras_vit.files.tables import markdown_table
+from keras_vit.files.tables import CsvWriter, markdown_table
 from keras_vit.inspection.compute import model_inputs
 from keras_vit.models.patch_memory import anomaly_model, local_features
 from keras_vit.runs import Run
@@ -120,8 +119,13 @@ def open_anomaly_detector(directory: str) -> AnomalyDetector:
     return AnomalyDetector(run_directory.load_model(directory), facts["threshold"])
 
 
-def predict_anomaly(detector: AnomalyDetector, files: Sequence[pathlib.Path], output: str | None) -> list[Finding]:
-    """Score pictures, print a table, and write `output`. Raises UserError if none can be read."""
+def predict_anomaly(
+    detector: AnomalyDetector, files: Sequence[pathlib.Path], output: str | None, *, raw: bool
+) -> list[Finding]:
+    """Score pictures, print a table, and write `output` (`raw`: see `CsvWriter`).
+
+    Raises UserError if none can be read.
+    """
     findings, problems = [], dict[str, str]()
     for file in tracked(files, "Looking at pictures"):
         name = str(file).encode("utf-8", "replace").decode("utf-8")
@@ -143,7 +147,7 @@ def predict_anomaly(detector: AnomalyDetector, files: Sequence[pathlib.Path], ou
     if output is not None and findings:
         with atomic_write(pathlib.Path(output)) as temporary:
             if output.endswith(".csv"):
-                _write_csv(temporary, findings, problems)
+                _write_csv(temporary, findings, problems, raw=raw)
             else:
                 temporary.write_text(anomaly_page(findings, problems), encoding="utf-8")
         print(f"Results are in {output}.")
@@ -179,9 +183,9 @@ def _read(file: pathlib.Path, preprocessing: Preprocessing) -> inspection.Image:
     return inspection.read_images(file, 1, preprocessing=preprocessing)[0]
 
 
-def _write_csv(path: pathlib.Path, findings: Sequence[Finding], problems: dict[str, str]) -> None:
+def _write_csv(path: pathlib.Path, findings: Sequence[Finding], problems: dict[str, str], *, raw: bool) -> None:
     with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream)
+        writer = CsvWriter(stream, raw=raw)
         writer.writerow(["picture", "score", "threshold", "defect", "x", "y", "problem"])
         for each in findings:
             writer.writerow([each.name, f"{each.score:.6g}", f"{each.threshold:.6g}", each.is_defect, *each.peak, ""])

@@ -14,9 +14,9 @@ from keras_vit.runs import Run
 from keras_vit.unknown_score import KINDS, UNKNOWN, UnknownKind, UnknownScorer, features_and_logits, threshold_of
 from training.evaluation.predictors import outputs
 from training.features.embed import check_finite
+from training.input.checks import check_classes
 from training.input.dataset import DataSet, Split
 from training.input.known_images import check_evaluation_images
-from training.options.checks import check_classes
 from training.options.outliers import UnknownOptions
 
 # Groups into which the classes are divided, each left out once, and training images that knn keeps.
@@ -66,7 +66,7 @@ def unknown(run: Run, source: DataSet, options: UnknownOptions) -> UnknownScorer
         model_checksum=run.model_checksum,
         auroc=tuple(auroc[each] for each in KINDS),
     )
-    assert run.directory is not None  # see `UnknownOptions.open_run`
+    assert run.directory is not None  # it is a run directory
     scorer.save(run.directory / UNKNOWN)
     report = {
         "kind": kind,

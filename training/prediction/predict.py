@@ -1,6 +1,5 @@
 """Classify images with a run or a checkpoint, and write the results as CSV, JSON or a page."""
 
-import csv
 import dataclasses
 import functools
 import json
@@ -18,7 +17,7 @@ from keras_vit import Preprocessing, UserError, inspection, run_directory
 from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.labels import check_number, distinct_names, read_labels
-from keras_vit.files.tables import markdown_table, short_name
+from keras_vit.files.tables import CsvWriter, markdown_table, short_name
 from keras_vit.images.formats import LARGEST_SERVED
 from keras_vit.inspection.compute import checked_logits, model_inputs, model_name
 from keras_vit.inspection.html_page import thumbnail_address
@@ -184,7 +183,7 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], options: Pred
     if output is not None and (shown or not output.endswith(".html")):
         with atomic_write(pathlib.Path(output)) as temporary:
             if output.endswith(".csv"):
-                _write_csv(temporary, predictions, classifier.scoring, excel=options.excel)
+                _write_csv(temporary, predictions, classifier.scoring, excel=options.excel, raw=options.raw)
             elif output.endswith(".parquet"):
                 write_parquet(temporary, predictions)
             elif output.endswith(".json"):
@@ -280,7 +279,9 @@ def _percent(share: float) -> str:
     return f"{share:.1%}" if share >= 0.001 else "< 0.1%"
 
 
-def _write_csv(path: pathlib.Path, predictions: Sequence[Prediction], scoring: Scoring, *, excel: bool) -> None:
+def _write_csv(
+    path: pathlib.Path, predictions: Sequence[Prediction], scoring: Scoring, *, excel: bool, raw: bool
+) -> None:
     """One row for each picture.
 
     Columns: picture; of one class each, class, probability, class_2, probability_2, …; of several classes, classes and
@@ -291,7 +292,7 @@ def _write_csv(path: pathlib.Path, predictions: Sequence[Prediction], scoring: S
     columns = [name + (f"_{n}" if n > 1 else "") for n in range(1, best + 1) for name in ("class", "probability")]
     columns = ["classes", "probabilities"] if scoring.is_multi_label else columns
     with path.open("w", newline="", encoding="utf-8-sig" if excel else "utf-8") as stream:
-        writer = csv.writer(stream)
+        writer = CsvWriter(stream, raw=raw)
         writer.writerow(["picture", *columns, "rejected", *(["unknown", "unknown_score"] if scored else []), "problem"])
         for each in predictions:
             shares = [f"{share:.6f}" for _, share in each.classes]

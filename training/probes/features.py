@@ -27,8 +27,8 @@ from training.features.extractors import (
 from training.features.store import NO_SPLIT, FeatureDescription, FeatureIndex, check_same_model, open_index
 from training.input.dataset import DataSet, Split
 from training.input.known_images import check_evaluation_images
-from training.options.checks import report_directory
 from training.options.common import FeatureKind, FeatureOptions
+from training.workdir import report_directory
 
 
 @dataclasses.dataclass(frozen=True)

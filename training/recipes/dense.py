@@ -36,17 +36,13 @@ class DenseRecipe(Recipe):
 
     def _rules(self) -> Rules:
         yield from super()._rules()
-        yield (
-            not 0.05 <= self.scale_jitter[0] <= self.scale_jitter[1] <= 10.0,
-            f"--scale-jitter takes the least and the largest factor, from 0.05 to 10, but is {self.scale_jitter}; "
-            "give two such as 0.5 2.",
-        )
+        least, most = self.scale_jitter
+        factors = f"--scale-jitter takes the least and the largest factor, from 0.05 to 10, but is {self.scale_jitter}"
+        yield not 0.05 <= least <= most <= 10.0, f"{factors}; give two such as 0.5 2."
         defaults = {field.name: field.default for field in dataclasses.fields(Recipe)}
         for name in _OF_CLASSES:
-            yield (
-                getattr(self, name) != defaults[name],
-                f"--{name.replace('_', '-')} is for classes of whole images, not for masks and boxes; leave it out.",
-            )
+            unused = f"--{name.replace('_', '-')} is for classes of whole images, not for masks and boxes"
+            yield getattr(self, name) != defaults[name], f"{unused}; leave it out."
 
     def preprocessing(
         self, channels: int, checkpoint: "keras_vit.Preprocessing | None" = None

@@ -7,8 +7,9 @@ multiplies the decayed value. All decays except stair count their progress from 
 import dataclasses
 from typing import Annotated, Literal, get_args
 
+from keras_vit import UserError
 from keras_vit.cli.options import Count, Natural, NotNegative, Range, check_ranges
-from keras_vit.errors import check_choice, refuse_first
+from keras_vit.errors import check_choice
 
 Decay = Literal["cosine", "linear", "stair", "rsqrt", "polynomial", "constant"]
 
@@ -35,15 +36,7 @@ class Schedule:
         object.__setattr__(self, "stairs", tuple(self.stairs))
         check_choice("decay", self.decay, get_args(Decay))
         check_ranges(self)
-        refuse_first(
-            [
-                (
-                    list(self.stairs) != sorted(self.stairs),
-                    f"stairs must be increasing fractions of all steps, but are {self.stairs}.",
-                ),
-                (
-                    self.decay == "stair" and not self.stairs,
-                    "decay stair needs the stairs where the learning rate drops; give --stairs 0.3 0.6 0.9.",
-                ),
-            ]
-        )
+        if list(self.stairs) != sorted(self.stairs):
+            raise UserError(f"stairs must be increasing fractions of all steps, but are {self.stairs}.")
+        if self.decay == "stair" and not self.stairs:
+            raise UserError("decay stair needs the stairs where the learning rate drops; give --stairs 0.3 0.6 0.9.")

@@ -126,9 +126,9 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
     _check_contents(contents, labels, options, task)
     _check_learned(scenes, labels, learned, options.path)
     contents.print_ignored()
-    splits = (_split(images, task, contents) for images in (scenes.train, scenes.evaluation))
+    train, evaluation = (_split(images, task, contents) for images in (scenes.train, scenes.evaluation))
     batches = SceneBatches(contents.most, tuple(sorted(contents.classes - contents.things)))
-    return DataSet(labels, *splits, held_out=scenes.held_out, batches=batches)
+    return DataSet(labels, train, evaluation, held_out=scenes.held_out, batches=batches)
 
 
 def _check_contents(

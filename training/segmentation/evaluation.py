@@ -56,7 +56,7 @@ def evaluate(segmenter: Segmenter, split: Split) -> Evaluation:
     Raises UserError if nothing of the masks is counted.
     """
     task = segmenter.kind
-    measure = {"semantic": _semantic, "instance": _instance, "panoptic": _panoptic}[task]
+    measures: dict[str, Callable] = {"semantic": _semantic, "instance": _instance, "panoptic": _panoptic}
     right, ignored = np.zeros(split.num_examples), np.zeros(3, np.int64)
 
     def pairs() -> Iterator[tuple[Any, FoundSegments]]:
@@ -70,7 +70,7 @@ def evaluate(segmenter: Segmenter, split: Split) -> Evaluation:
             right[index] = _share_right(target, shown, task)
             yield target if task == "semantic" else truth, found
 
-    metrics = measure(pairs(), segmenter.labels)
+    metrics = measures[task](pairs(), segmenter.labels)
     counts = {"task": task, "pictures": split.num_examples, "ignored": float(ignored[1:].sum() / ignored[0])}
     return Evaluation(segmenter, split, {**counts, **metrics}, right, ignored_sentence(ignored, "evaluation"))
 

@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from keras_vit import preprocessing_of
 from keras_vit.files.atomic import staged
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.tables import markdown_table, short_name
+from keras_vit.models.config import SegmentationConfig
 from training.input.coco import write_panoptic_png
 from training.input.dataset import check_some_read
 from training.prediction.predict import as_utf8, batches_of_pictures
@@ -93,11 +94,13 @@ class MaskWriter:
 
     def finish(self) -> None:
         """Write the names of the classes, and the files in COCO's formats."""
-        labels = self._segmenter.labels
+        labels, task = self._segmenter.labels, self._segmenter.task
         if self._has_numbers:
             (self._folder / LABELS).write_text(labels_text(labels), encoding="utf-8")
             return
-        stuff = range(len(labels)) if self._segmenter.kind == "semantic" else self._segmenter.task.stuff
+        stuff: Collection[int] = range(len(labels))
+        if isinstance(task, SegmentationConfig) and task.task != "semantic":
+            stuff = task.stuff
         categories = [{"id": n + 1, "name": name, "isthing": int(n not in stuff)} for n, name in enumerate(labels)]
         common = {"images": self._images, "categories": categories}
         (self._folder / _PANOPTIC).write_text(json.dumps(common | {"annotations": self._segments}), encoding="utf-8")

@@ -122,9 +122,9 @@ def test_the_environment_stays_as_it_is_without_a_local_tpu_for_tensorflow(tmp_p
     ("pci", "installed", "message"),
     [
         (NVIDIA, {}, "--strategy tpu was given, but this machine has no TPU: .*; run on a Cloud TPU VM"),
-        (V5E, {"tensorflow": None}, "the package tensorflow-tpu is not installed; install requirements-tpu.txt"),
-        (V5E, {"libtpu": None}, "tensorflow-tpu 2.19.1 needs the package libtpu; install requirements-tpu.txt"),
-        (V5E, {"libtpu": "0.0.42"}, "tensorflow-tpu 2.19.1 needs libtpu 0.0.10, but 0.0.42 is installed; install"),
+        (V5E, {"tensorflow": None}, "tensorflow-tpu is missing, .*; install requirements-tpu.txt"),
+        (V5E, {"libtpu": None}, "libtpu 0.0.10, but .* libtpu is missing; install"),
+        (V5E, {"libtpu": "0.0.42"}, "libtpu 0.0.10, but .* libtpu 0.0.42; install"),
     ],
 )
 def test_a_tpu_that_cannot_be_used_is_refused_in_one_sentence(tmp_path, pci, installed, message):
@@ -137,7 +137,7 @@ def test_a_tpu_that_cannot_be_used_is_refused_in_one_sentence(tmp_path, pci, ins
 def test_a_libtpu_without_its_library_is_refused(tmp_path):
     installed = packages(tmp_path)
     (tmp_path / "packages/libtpu/libtpu.so").unlink()
-    with pytest.raises(UserError, match=r"libtpu 0.0.10 has no file .*libtpu\.so; install requirements-tpu"):
+    with pytest.raises(UserError, match=r"libtpu\.so of its libtpu 0.0.10, but"):
         prepare_tpu(TPU, environ={}, root=machine(tmp_path, *V5E, "vfio/0"), packages=installed)
 
 

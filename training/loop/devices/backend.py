@@ -1,9 +1,9 @@
 """Prepare the backend of Keras before it is imported."""
 
 from keras_vit import cli
+from training.loop.devices.jax_options import check_jax, check_tensorflow, jax_requested
 from training.loop.devices.tpu import prepare_tpu
 from training.options.common import TrainingOptions
-from training.options.jax import check_jax, check_tensorflow, jax_requested
 
 
 def prepare_backend(options: TrainingOptions) -> None:

@@ -44,10 +44,8 @@ def with_cpu_kernels(network: keras.Model) -> keras.Model:
     def wrapped(layer):
         if not isinstance(layer, keras.layers.Layer):
             return layer  # an operation without weights, such as a slice
-        if layer.name in class_token:
-            return _Wrapped(layer)  # too small to be worth compiling
-        if layer.quantization_mode is not None:
-            return _Wrapped(layer)
+        if layer.name in class_token or layer.quantization_mode is not None:
+            return _Wrapped(layer)  # of one token, too small to be worth compiling
         if isinstance(layer, TokenDense) and layer.use_bias and layer.activation in add_bias:
             return _Dense(layer, add_bias[layer.activation])
         if isinstance(layer, keras.layers.LayerNormalization):
@@ -66,11 +64,11 @@ def with_cpu_kernels(network: keras.Model) -> keras.Model:
 class _Wrapped(keras.layers.Layer):
     """A layer of another model. Calling the layer itself in two models would make its `output` ambiguous."""
 
-    def __init__(self, layer: keras.layers.Layer):
+    def __init__(self, layer: keras.layers.Layer, kernel: Callable | None = None):
         # In mixed precision, the policy also casts the weights that `call` reads. Quantized ones have their own types.
         policy = layer.dtype_policy if layer.quantization_mode is None else layer.compute_dtype
         super().__init__(name=layer.name, dtype=policy, autocast=layer.autocast)
-        self.layer = layer
+        self.layer, self._fused = layer, kernel
         self.built = True
 
     def call(self, *inputs, **options):
@@ -83,40 +81,28 @@ class _Wrapped(keras.layers.Layer):
 class _Dense(_Wrapped):
     """A dense layer on tokens, with bias and activation fused."""
 
-    def __init__(self, layer: TokenDense, add_bias: Callable):
-        super().__init__(layer)
-        self._add_bias = add_bias
-
     def call(self, tokens):
         flat = tf.reshape(tokens, (-1, tokens.shape[-1]))  # (B * N, D)
-        flat = self._add_bias(tf.matmul(flat, self.layer.kernel), tf.convert_to_tensor(self.layer.bias))
+        flat = self._fused(tf.matmul(flat, self.layer.kernel), tf.convert_to_tensor(self.layer.bias))
         return tf.reshape(flat, (-1, *tokens.shape[1:-1], self.layer.units))  # (B, N, units)
 
 
 class _Norm(_Wrapped):
     """A LayerNorm over the last axis."""
 
-    def __init__(self, layer: keras.layers.LayerNormalization, layer_norm: Callable):
-        super().__init__(layer)
-        self._layer_norm = layer_norm
-
     def call(self, tokens):
         gamma, beta = (tf.convert_to_tensor(weight) for weight in (self.layer.gamma, self.layer.beta))
-        return self._layer_norm(tokens, gamma, beta, self.layer.epsilon, self.compute_dtype)
+        return self._fused(tokens, gamma, beta, self.layer.epsilon, self.compute_dtype)
 
 
 class _Attention(_Wrapped):
     """Attention among all tokens; chunked attention and relative positions use the original layer."""
 
-    def __init__(self, layer: DotProductAttention, probabilities: Callable):
-        super().__init__(layer)
-        self._probabilities = probabilities
-
     def call(self, query, key, value, attention_bias=None, training=None):
         if attention_bias is not None or self.layer.queries_at_a_time is not None:
             return self.layer(query, key, value, attention_bias, training=training)
         query, key, value = (split_heads(tokens, self.layer.num_heads) for tokens in (query, key, value))
-        return join_heads(self.layer.weighted_values(self._probabilities(query, key), value, training))
+        return join_heads(self.layer.weighted_values(self._fused(query, key), value, training))
 
 
 def _is_patch_embedding(layer: keras.layers.Conv2D) -> bool:

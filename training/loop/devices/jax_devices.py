@@ -31,14 +31,9 @@ _LOST_AFTER = 60
 def connect_hosts(workers: Sequence[str] = (), here: str = "", timeout: int = 300) -> None:
     """Connect the processes of all hosts, by `jax.distributed`; call it before JAX has listed its devices.
 
-    When the first process is lost, or another is silent for a minute, JAX ends the others (SIGABRT) and says so.
-
-    Args:
-        workers: an address `host:port` of each process, the same everywhere; none on a TPU slice, which has a list.
-        here: the address of this process.
-        timeout: seconds to wait for the others.
-
-    Raises UserError with a version of JAX that is too old.
+    `workers` are addresses `host:port`, the same everywhere, and `here` is that of this process; a TPU slice has a list
+    of its own. When the first process is lost, or another is silent for a minute, JAX ends the others (SIGABRT) and
+    says so. Raises UserError with a version of JAX that is too old.
     """
     import jax
 
@@ -67,11 +62,9 @@ class JaxDevices:
     which reads the data, leaves the GPUs.
 
     Args:
-        model_parallel: devices that share one model. With 1, every device has all variables, and computes its rows of a
-            batch. With more, the weights of attention and MLP, their optimizer slots and averages are divided among
-            them, and they compute the same rows.
-        shard_weights: whether the devices that compute different rows divide all weights, slots and averages among
-            them, see `DividedWeights`.
+        model_parallel: devices that share one model. With more than 1, the weights of attention and MLP, their
+            optimizer slots and averages are divided among them, and they compute the same rows of a batch.
+        shard_weights: whether the devices that compute different rows divide all weights, see `DividedWeights`.
 
     Attributes:
         num_replicas_in_sync: parts of a batch that are computed side by side, on all hosts.
@@ -121,12 +114,8 @@ class JaxDevices:
 class DividedWeights(keras.distribution.ModelParallel):
     """`keras.distribution.ModelParallel` that divides the weights of attention and MLP, and with `shard_weights` all.
 
-    These are divided along the axis batch, too, as are their gradients and what the optimizer keeps of them ("ZeRO",
-    arXiv 1910.02054, stage 3). A step collects the weights of a layer when it computes it, see `gathered`.
-
-    Args:
-        mesh: with the axes batch and model.
-        shard_weights: whether weights are also divided along the axis batch.
+    These are divided along the axis batch of the mesh, too, as are their gradients and what the optimizer keeps of them
+    ("ZeRO", arXiv 1910.02054, stage 3). A step collects the weights of a layer when it computes it, see `gathered`.
     """
 
     def __init__(self, mesh: keras.distribution.DeviceMesh, *, shard_weights: bool = False):
@@ -226,9 +215,9 @@ def stacked(variable: keras.Variable, values: Sequence) -> Any:
 
 
 def saves_no_weights(shapes: set[tuple[int, ...]]) -> Callable[..., bool]:
-    """A policy of `jax.checkpoint`: keep everything for the gradient but collected weights, which are collected again.
+    """Return a policy of `jax.checkpoint`: keep everything for the gradient but collected weights of these shapes.
 
-    shapes: of the weights; what a single value of such a shape becomes is a collected or a cast weight.
+    What a single value of such a shape becomes is a collected or a cast weight.
     """
     return lambda operation, *inputs, **_: len(inputs) != 1 or inputs[0].shape not in shapes
 
@@ -237,12 +226,8 @@ def gathered(variable: keras.Variable, value: Any, dtype: str) -> Any:
     """In a compiled step: a value of the variable, collected from the devices that divide it along the axis batch.
 
     Its gradient is summed into the parts of the devices, so that none has the whole of it either. XLA alone may divide
-    the layer's products instead, or keep collected weights until the backward pass.
-
-    Args:
-        variable: whose layout the value has.
-        value: in float32.
-        dtype: that the layer computes in; half precision takes half the transfers.
+    the layer's products instead, or keep collected weights until the backward pass. The float32 value is cast to the
+    dtype that the layer computes in before: half precision takes half the transfers.
     """
     import jax
 

@@ -1,5 +1,6 @@
 """Start several workers of a command on this machine, each with its TF_CONFIG."""
 
+import contextlib
 import json
 import math
 import os
@@ -14,12 +15,9 @@ from keras_vit import UserError
 
 
 def launch(command: Sequence[str], count: int, grace: float) -> int:
-    """Run `count` workers until they end; return the first nonzero exit code, else 0.
+    """Run `count` workers of a command until they end; return the first nonzero exit code, else 0.
 
-    Args:
-        command: of each worker, with its arguments.
-        count: workers.
-        grace: seconds that the others have to end by themselves after one failed.
+    After one failed, the others have `grace` seconds to end by themselves.
     """
     if not command:
         raise UserError("keras-vit launch takes a command after --, as in: --workers 2 -- keras-vit pretrain digits …")
@@ -35,10 +33,9 @@ def launch(command: Sequence[str], count: int, grace: float) -> int:
             text=True,
             start_new_session=True,  # else Ctrl-C in a terminal would reach it twice
         )
-        reader = threading.Thread(target=_print_output, args=(index, worker), daemon=True)
-        reader.start()
         workers.append(worker)
-        readers.append(reader)
+        readers.append(threading.Thread(target=_print_output, args=(index, worker), daemon=True))
+        readers[-1].start()
 
     def forward(number: int, _) -> None:
         for worker in workers:
@@ -53,17 +50,14 @@ def launch(command: Sequence[str], count: int, grace: float) -> int:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    with contextlib.ExitStack() as stack:  # all open at once, so that they differ
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
 
 
 def _print_output(index: int, worker: subprocess.Popen) -> None:
     """Print the output of a worker, each line with the worker's index."""
-    assert worker.stdout is not None
-    for line in worker.stdout:
+    for line in worker.stdout or ():
         print(f"[{index}] {line.rstrip()}", flush=True)
 
 

@@ -22,17 +22,12 @@ _TOLERANCE = 30.0
 def wait_for_workers(workers: Sequence[str], here: str, timeout: float) -> None:
     """Wait until this worker has exchanged greetings with every other one, in both directions.
 
-    The port is released before TensorFlow opens it.
-
-    Args:
-        workers: addresses `host:port` of all workers, in the same order in every worker.
-        here: the address of this worker.
-        timeout: seconds.
-
-    Raises UserError for workers that do not answer, and for other programs that answer at their addresses.
+    All have the same addresses `host:port` in the same order; `here` is that of this one, whose port is released before
+    TensorFlow opens it. Raises UserError for workers that do not answer within the timeout, in seconds, and for other
+    programs that answer at their addresses.
     """
-    others = set(workers) - {here}
-    greeting = json.dumps({"from": here, "workers": list(workers)}).encode() + b"\n"
+    others, everyone = set(workers) - {here}, list(workers)
+    greeting = json.dumps({"from": here, "workers": everyone}).encode() + b"\n"
     called: set[str] = set()  # workers that this one has reached
     callers: set[str] = set()  # workers that have reached this one
     wrong: dict[str, list[str]] = {}  # addresses of another cluster, or [] for another program
@@ -41,7 +36,7 @@ def wait_for_workers(workers: Sequence[str], here: str, timeout: float) -> None:
         while missing := others - (called & callers):
             for address in missing - called:
                 answer = _greet(address, greeting)
-                if answer == {"from": address, "workers": list(workers)}:
+                if answer == {"from": address, "workers": everyone}:
                     called.add(address)
                     wrong.pop(address, None)
                 elif answer is not None:
@@ -55,21 +50,15 @@ def wait_for_workers(workers: Sequence[str], here: str, timeout: float) -> None:
 
 def _failure(missing: set[str], called: set[str], wrong: dict[str, list[str]], timeout: float) -> str:
     for address, workers in sorted(dict(wrong).items()):  # a copy, because the thread may add to it
-        if workers:
-            return (
-                f"The worker at {address} was started with the addresses {', '.join(workers)[:300]}, unlike this "
-                "one; give all workers the same cluster in TF_CONFIG."
-            )
-        return f"Another program listens at {address}, not a worker of this run; correct its port in TF_CONFIG."
-    if unheard := sorted(missing & called):
-        return (
-            f"After {timeout:g} seconds the worker at {', '.join(unheard)} has not reached this one; check that the "
-            "address of this one can be reached from there."
-        )
-    return (
-        f"After {timeout:g} seconds no worker has answered at {', '.join(sorted(missing))}; start all workers of "
-        "TF_CONFIG, and make sure that these addresses can be reached from here."
-    )
+        if not workers:
+            return f"Another program listens at {address}, not a worker of this run; correct its port in TF_CONFIG."
+        other = f"was started with the addresses {', '.join(workers)[:300]}, unlike this one"
+        return f"The worker at {address} {other}; give all workers the same cluster in TF_CONFIG."
+    if silent := ", ".join(sorted(missing & called)):
+        reach = "check that the address of this one can be reached from there"
+        return f"After {timeout:g} seconds the worker at {silent} has not reached this one; {reach}."
+    start = "start all workers of TF_CONFIG, and make sure that these addresses can be reached from here"
+    return f"After {timeout:g} seconds no worker has answered at {', '.join(sorted(missing))}; {start}."
 
 
 def _greet(address: str, greeting: bytes) -> dict | None:

@@ -87,20 +87,19 @@ def prepare_tpu(
 
 def _find_libtpu(packages: Sequence[str]) -> pathlib.Path:
     """Return the path of libtpu.so, of the version that tensorflow-tpu requires."""
-    tensorflow, libtpu = _distribution("tensorflow-tpu", packages), _distribution("libtpu", packages)
-    if tensorflow is None:
-        raise UserError(f"For the TPU of this machine the package tensorflow-tpu is not installed; {_INSTALL}.")
-    if libtpu is None:
-        raise UserError(f"tensorflow-tpu {tensorflow.version} needs the package libtpu; {_INSTALL}.")
-    requirement = next((line for line in tensorflow.requires or () if re.match(r"libtpu\b", line)), "")
-    exact = re.search(r"==\s*([\w.]+)", requirement)
-    if exact and exact[1] != libtpu.version:
-        needs = f"tensorflow-tpu {tensorflow.version} needs libtpu {exact[1]}"
-        raise UserError(f"{needs}, but {libtpu.version} is installed; {_INSTALL}.")
-    path = pathlib.Path(str(libtpu.locate_file("libtpu/libtpu.so")))
-    if not path.is_file():
-        raise UserError(f"The package libtpu {libtpu.version} has no file {path}; {_INSTALL}.")
-    return path
+    installed = {name: _distribution(name, packages) for name in ("tensorflow-tpu", "libtpu")}
+    tensorflow, libtpu = installed.values()
+    requirement = next((line for line in (tensorflow and tensorflow.requires) or () if re.match(r"libtpu\b", line)), "")
+    version = re.search(r"==\s*([\w.]+)", requirement)
+    path = None if libtpu is None else pathlib.Path(str(libtpu.locate_file("libtpu/libtpu.so")))
+    if tensorflow and libtpu and path and path.is_file() and (not version or version[1] == libtpu.version):
+        return path
+    here = ", ".join(f"{name} {package.version if package else 'is missing'}" for name, package in installed.items())
+    exact = f" {version[1]}" if version else ""
+    raise UserError(
+        f"This machine has a TPU, which needs tensorflow-tpu and the libtpu.so of its libtpu{exact}, but {here}; "
+        f"{_INSTALL}, or give --strategy single to train on the CPU."
+    )
 
 
 def _distribution(name: str, packages: Sequence[str]) -> importlib.metadata.Distribution | None:

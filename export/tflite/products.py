@@ -1,11 +1,5 @@
-"""What calibration images tell of a float32 TFLite file: ranges of its activations, and corrections of its biases.
+"""The products with weights of a float32 TFLite file, and which of them lose most by calibrated ranges."""
 
-A range by search has the least squared error of rounding and clipping, see "Post-training 4-bit quantization of
-convolution networks" (arXiv 1810.05723), here measured on histograms. Corrected biases cancel the mean error of rounded
-weights: "Data-Free Quantization" (arXiv 1906.04721) section 4.2, with measured means of the inputs.
-"""
-
-import collections
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -18,9 +12,6 @@ from keras_vit.cli.progress import tracked
 from keras_vit.unknown_score import UNKNOWN_SCORE
 
 _PRODUCTS = (schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.CONV_2D)
-# Bins of a histogram, and the shares of the extremes that are tried.
-_BINS = 2048
-_SHARES = np.linspace(0.3, 1.0, 71)
 # Noise of a product by its ranges, relative to the variance of its outputs, from which it is called noisy.
 _NOISY = 1e-3
 
@@ -35,8 +26,6 @@ class Product:
     """Name of the tensor that it makes."""
     weights: np.ndarray
     """(units, D), or (units, height, width, D) of a convolution."""
-    bias: int | None
-    """Number of its buffer."""
 
 
 def products(content: bytes) -> list[Product]:
@@ -48,12 +37,11 @@ def products(content: bytes) -> list[Product]:
         if model.operatorCodes[operator.opcodeIndex].builtinCode not in _PRODUCTS:
             continue
         taken, weights = (subgraph.tensors[index] for index in operator.inputs[:2])
-        bias = [subgraph.tensors[index].buffer for index in operator.inputs[2:] if index >= 0]
         data = model.buffers[weights.buffer].data
         made = subgraph.tensors[operator.outputs[0]].name.decode()
         if data is not None and not made.startswith(f"{UNKNOWN_SCORE}/"):
             values = np.frombuffer(np.asarray(data, np.uint8).tobytes(), np.float32).reshape(weights.shape)
-            found.append(Product(taken.name.decode(), made, values, bias[0] if bias else None))
+            found.append(Product(taken.name.decode(), made, values))
     return found
 
 
@@ -69,59 +57,22 @@ def with_weights(content: bytes, weights: Mapping[str, np.ndarray]) -> bytes:
     return pack(model)
 
 
-def searched_ranges(
-    content: bytes, extremes: Mapping[str, Mapping[str, np.ndarray]], images: Sequence[np.ndarray], bits: int
-) -> dict[str, dict[str, np.ndarray]]:
-    """Return for each tensor the range with the least squared error among those that shrink its extremes evenly.
-
-    Args:
-        content: the float32 file.
-        extremes: "min" and "max" of each tensor over all calibration images, by tensor name.
-        images: some inputs of the file.
-        bits: of the activations.
-    """
-    ends = {name: (float(np.min(found["min"])), float(np.max(found["max"]))) for name, found in extremes.items()}
-    histograms: dict[str, np.ndarray] = {}
-    for tensors in activations(content, images, ends):
-        for name, tensor in tensors.items():
-            counts, _ = np.histogram(tensor, _BINS, ends[name])
-            histograms[name] = histograms.get(name, 0) + counts
-    shares = {name: _best_share(counts, *ends[name], bits) for name, counts in histograms.items()}
-    return {
-        name: {end: np.asarray(value * shares.get(name, 1.0), value.dtype) for end, value in found.items()}
-        for name, found in extremes.items()
-    }
-
-
-def _best_share(counts: np.ndarray, low: float, high: float, bits: int) -> float:
-    edges = np.linspace(low, high, len(counts) + 1)
-    values = (edges[1:] + edges[:-1]) / 2.0
-    low, high = min(low, 0.0), max(high, 0.0)  # a quantized range includes 0
-    errors = []
-    for share in _SHARES:
-        clipped = np.clip(values, share * low, share * high)
-        step = share * (high - low) / (2**bits - 1)
-        errors.append(np.sum(counts * ((values - clipped) ** 2 + step**2 / 12.0)))
-    return float(_SHARES[int(np.argmin(errors))])
-
-
 def noisy_products(
-    content: bytes, ranges: Mapping[str, Mapping[str, np.ndarray]], images: Sequence[np.ndarray], bits: int
+    content: bytes, ranges: Mapping[str, Mapping[str, np.ndarray]], images: Sequence[np.ndarray]
 ) -> list[str]:
-    """Return the outputs of the products whose inputs and outputs lose most in their ranges, by tensor name.
+    """Return the outputs of the products whose inputs and outputs lose most in their ranges in 8 bits, by tensor name.
 
     Args:
         content: the float32 file.
         ranges: "min" and "max" of each tensor, by tensor name.
         images: some inputs of the file.
-        bits: of the activations.
     """
     found = {product.outputs: product for product in products(content)}
     names = {name for product in found.values() for name in (product.inputs, product.outputs)}
     noise = dict.fromkeys(found, 0.0)
     outputs: dict[str, list[np.ndarray]] = {name: [] for name in found}  # mean and mean square of each unit
     for tensors in activations(content, images, names):
-        errors = {name: _error(tensor, ranges[name], bits) for name, tensor in tensors.items() if name in ranges}
+        errors = {name: _error(tensor, ranges[name]) for name, tensor in tensors.items() if name in ranges}
         for name, product in found.items():
             if product.inputs in errors and name in errors:
                 units = len(product.weights)
@@ -139,40 +90,11 @@ def noisy_products(
     return noisy
 
 
-def _error(tensor: np.ndarray, ends: Mapping[str, np.ndarray], bits: int) -> np.ndarray:
+def _error(tensor: np.ndarray, ends: Mapping[str, np.ndarray]) -> np.ndarray:
     """What rounding and clipping to a range takes from a tensor."""
     low, high = min(float(np.min(ends["min"])), 0.0), max(float(np.max(ends["max"])), 0.0)
-    step = max(high - low, 1e-30) / (2**bits - 1)
+    step = max(high - low, 1e-30) / 255.0
     return tensor - np.clip(np.round(tensor / step) * step, low, high)
-
-
-def with_corrected_biases(content: bytes, images: Sequence[np.ndarray]) -> bytes:
-    """Return the file with biases less the mean error of products with weights in 8 bits, over some of its inputs.
-
-    A bias whose numbers another operator reads too, as the converter stores equal ones once, stays as it is.
-    """
-    uses = _uses(content)
-    dense = [found for found in products(content) if uses[found.bias] == 1 and found.weights.ndim == 2]
-    sums: dict[str, np.ndarray] = {}
-    for tensors in activations(content, images, {found.inputs for found in dense}):
-        for name, tensor in tensors.items():
-            sums[name] = sums.get(name, 0.0) + tensor.reshape(-1, tensor.shape[-1]).mean(axis=0, dtype=np.float64)
-    model = unpack(content)
-    for found in dense:
-        steps = np.maximum(np.abs(found.weights).max(axis=1, keepdims=True), 1e-30) / 127.0
-        error = (np.round(found.weights / steps) * steps - found.weights) @ (sums[found.inputs] / len(images))
-        buffer = model.buffers[found.bias]
-        bias = np.frombuffer(np.asarray(buffer.data, np.uint8).tobytes(), np.float32)
-        buffer.data = np.frombuffer((bias - error).astype(np.float32).tobytes(), np.uint8)
-    return pack(model)
-
-
-def _uses(content: bytes) -> collections.Counter:
-    """How many inputs of operators read each buffer."""
-    model = unpack(content)
-    [subgraph] = model.subgraphs
-    read = (index for operator in subgraph.operators for index in operator.inputs if index >= 0)
-    return collections.Counter(subgraph.tensors[index].buffer for index in read)
 
 
 def activations(

@@ -10,21 +10,23 @@ from collections.abc import Sequence
 
 from keras_vit import UserError, run_directory
 from keras_vit.checkpoints.fetch.find import check_name
-from keras_vit.errors import Rules, explained, refuse_first
+from keras_vit.cli.options import option_name
+from keras_vit.errors import explained
+from keras_vit.files.atomic import is_temporary
 from keras_vit.files.file_contents import shown
 from keras_vit.files.remote import existing_folder, is_remote, matching
-from keras_vit.images.formats import format_list, is_hidden, is_picture_name
-from keras_vit.runs import Run
+from keras_vit.images.formats import format_list, is_hidden
+from training.input.csv_file import ONE_CLASS, class_shares, listed_files
+from training.input.decisions import read_decisions
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, TrainingOptions, composed
-from training.options.csv_file import ONE_CLASS, class_shares, listed_files
-from training.options.decisions import read_decisions
+from training.options.data import RECORD_INDEX
+from training.options.features import DESCRIPTION
+from training.options.pipeline import PIPELINE, PROBLEMS
 
 # Of a folder without splits of its own, a tenth of each class is kept for evaluation.
 HOLD_OUT = 10
 # Files of a list up to which it is looked whether they exist.
 _MOST_LISTED = 10_000
-# Levels of folders that are searched for those of classes, and folders on one of them.
-_MOST_LEVELS, _MOST_FOLDERS = 8, 100
 # What the names of the files of a source end in, and those of compressed tar files.
 _ENDINGS = {"tfrecord": ".tfrecord", "tar": ".tar"}
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -33,7 +35,7 @@ _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _CONNECT_SECONDS = 5
 
 # What a path of each kind is.
-_NOUNS = {"folder": "folder", "csv": "file"}
+_NOUNS: dict[str | None, str] = {"folder": "folder", "csv": "file"}
 # Which fields of DataOptions each kind of source takes.
 _FIELDS_OF = {
     "digits": (),
@@ -47,8 +49,20 @@ _FIELDS_OF = {
 
 def check_data(source: DataOptions) -> None:
     """Raise UserError unless `--data` names a kind of source, with the options that it takes, and its folder exists."""
-    refuse_first(_rules(source))
     kind, _, rest = source.data.partition(":")
+    if kind not in _FIELDS_OF or bool(rest) == (kind == "digits"):
+        there = _kind_of(source.data)
+        advice = f"; for this {_NOUNS[there]}, give --data {shlex.quote(f'{there}:{source.data}')}" if there else ""
+        raise UserError(
+            "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given "
+            f"{source.data!r}{advice}."
+        )
+    for field in dataclasses.fields(source):
+        if field.name not in ("data", *_FIELDS_OF[kind]) and getattr(source, field.name) != field.default:
+            raise UserError(f"{option_name(field.name)} does not apply to --data {kind}; leave it out.")
+    there = _kind_of(rest)
+    if kind in _NOUNS and there not in (kind, None):
+        raise UserError(f"{rest!r} is a {_NOUNS[there]}; give --data {shlex.quote(f'{there}:{rest}')}.")
     if source.exclude is not None:
         read_decisions(source.exclude)
     if kind == "folder":
@@ -59,27 +73,6 @@ def check_data(source: DataOptions) -> None:
         files_of(kind, rest, matching(rest))
     if source.data_dir is not None and not is_remote(source.data_dir):
         existing_folder(source.data_dir, "--data-dir takes the folder of prepared data sets, or an empty one")
-
-
-def _rules(source: DataOptions) -> Rules:
-    kind, _, rest = source.data.partition(":")
-    yield (
-        kind not in _FIELDS_OF or bool(rest) == (kind == "digits"),
-        "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given "
-        f"{source.data!r}{_advice(source.data)}.",
-    )
-    for field in dataclasses.fields(source):
-        yield (
-            field.name not in ("data", *_FIELDS_OF[kind]) and getattr(source, field.name) != field.default,
-            f"--{field.name.replace('_', '-')} does not apply to --data {kind}; leave it out.",
-        )
-    found = _kind_of(rest)
-    if kind in _NOUNS and found is not None:
-        yield (
-            found != kind,
-            f"--data {kind} takes a {_NOUNS[kind]}, but {rest!r} is a {_NOUNS[found]}; give --data "
-            f"{shlex.quote(f'{found}:{rest}')}.",
-        )
 
 
 def check_data_service(options: TrainingOptions) -> None:
@@ -96,12 +89,6 @@ def check_data_service(options: TrainingOptions) -> None:
             socket.create_connection(options.service_place, _CONNECT_SECONDS).close()
 
 
-def _advice(path: str) -> str:
-    """The end of a sentence on a path that was given without the kind of its source; empty if it is of neither kind."""
-    kind = _kind_of(path)
-    return f"; for this {_NOUNS[kind]}, give --data {shlex.quote(f'{kind}:{path}')}" if kind else ""
-
-
 def _kind_of(path: str) -> str | None:
     """The kind of source that a path of this machine is; None if it is of neither."""
     if os.path.isdir(path):
@@ -114,9 +101,9 @@ def _check_folder(name: str) -> None:
     path = existing_folder(name, "--data folder:PATH takes a folder of class folders")
     if is_remote(name):
         return  # each entry costs a request
-    inside = [entry.name for entry in path.iterdir() if entry.is_dir() and not is_hidden(entry.name)]
+    inside = directories(path)
     if len(inside) < 2 and not {entry.lower() for entry in inside} & {*TRAINING_NAMES, *EVALUATION_NAMES}:
-        raise few_classes(path, len(inside))
+        raise few_classes(path, inside)
     for folder in split_folders(path) or (path,):
         _check_levels(folder)
 
@@ -180,41 +167,14 @@ def files_of(kind: str, pattern: str, found: Sequence[str]) -> list[str]:
         )
     if files := sorted(file for file in found if file.endswith(ending)):
         return files
-    matched, pattern_to_give = "matches no file", f"a pattern such as 'shards/*{ending}'"
-    if os.path.isdir(pattern):
-        matched, pattern_to_give = "is a folder", shlex.quote(f"{kind}:" + os.path.join(pattern, "*" + ending))
-    elif found:
-        matched = f"matches only others, such as {os.path.basename(min(found))}"
-    raise UserError(
-        f"--data {kind}:GLOB takes files that end in {ending}, but {pattern!r} {matched}; give {pattern_to_give}."
-    )
+    folder = f"; for this folder, give {shlex.quote(f'{kind}:{pattern}/*{ending}')}" if os.path.isdir(pattern) else ""
+    raise UserError(f"--data {kind}:GLOB takes files that end in {ending}, but {pattern!r} matches none{folder}.")
 
 
-def few_classes(path: pathlib.Path, count: int) -> UserError:
-    """The error of a folder with fewer than two class folders."""
-    beside = [entry for entry in path.iterdir() if not entry.is_dir() and is_picture_name(entry.name)]
-    if beside and not count:
-        images = "1 image" if len(beside) == 1 else f"{len(beside):,} images"
-        return UserError(
-            f"{path} holds {images}, but no class folders; move the images of each class into a folder of their own."
-        )
-    if inside := _several_folders(path):
-        return UserError(
-            f"{path} should hold a folder for each of at least two classes, but they are in {inside}; give --data "
-            f"{shlex.quote(f'folder:{inside}')}."
-        )
-    return UserError(f"{path} should hold a folder for each of at least two classes, but holds {count}.")
-
-
-def _several_folders(path: pathlib.Path) -> pathlib.Path | None:
-    """The nearest folder below a path that holds several, if it alone does on its level; None if there is none."""
-    level = [path]
-    for _ in range(_MOST_LEVELS):
-        level = [folder / name for folder in level for name in directories(folder)]
-        found = [folder for folder in level if len(directories(folder)) > 1]
-        if found or len(level) > _MOST_FOLDERS:
-            return found[0] if len(found) == 1 else None
-    return None
+def few_classes(path: pathlib.Path, names: Sequence[str]) -> UserError:
+    """Return the error of a folder with these class folders, fewer than two."""
+    held = f"only the folder {names[0]}" if names else "none"
+    return UserError(f"{path} should hold a folder for each of at least two classes, but holds {held}.")
 
 
 def split_folders(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
@@ -297,17 +257,24 @@ def check_classes(
     )
 
 
-def report_directory(run: Run, output: str | None) -> pathlib.Path:
-    """The directory of a report: `--output`, or that of the run; creates nothing.
-
-    Raises UserError if there is neither, if it cannot be written, and for the directory of another run.
-    """
-    own = run.directory if run.file(run_directory.CONFIG) else None
-    if output is None and own is None:
-        raise UserError(f"{run.name!r} is not a run directory to put the report into; give --output a directory.")
-    directory = run_directory.output_folder(output or own or "")
-    if (directory / run_directory.CONFIG).is_file() and not (own and directory.samefile(own)):
+def index_folder(index: str) -> pathlib.Path:
+    """Return the path of a folder of features. Raises UserError unless it is there."""
+    folder = existing_folder(index, "make it by keras-vit embed, whose --output is this folder")
+    if not (folder / DESCRIPTION).is_file():
         raise UserError(
-            f"{directory} is the directory of another run, not of {run.name}; give --output a directory of its own."
+            f"There are no features in {index!r}; make them by keras-vit embed, whose --output is this folder."
         )
-    return directory
+    return folder
+
+
+def check_shards(output: str) -> None:
+    """Raise UserError for a folder with files of something else, such as pictures: they would be mixed."""
+    if is_remote(output) or not (folder := run_directory.output_folder(output)).is_dir():
+        return
+    ours = (RECORD_INDEX, run_directory.LABELS, PIPELINE, PROBLEMS)
+    for entry in sorted(folder.iterdir()):
+        is_ours = entry.suffix == ".tfrecord" or entry.name in ours
+        if not (is_ours or is_temporary(entry) or is_hidden(entry.name)):
+            raise UserError(
+                f"{folder} should be new or empty, but holds {entry.name}; give --output a folder of its own."
+            )

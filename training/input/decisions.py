@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from keras_vit.errors import UserError, reading
 from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.remote import existing_file
+from keras_vit.files.tables import cell_of_csv
 from training.options.common import composed
 
 Decided = Literal["keep", "relabel", "drop"]
@@ -78,7 +79,9 @@ def read_decisions(name: str) -> Decisions:
                 f"Line {number} of {name} has the decision {row['decision']!r}; give {', '.join(get_args(Decided))}."
             )
         decided = typing.cast(Decided, row["decision"].strip())
-        decision = Decision(row["path"], row["digest"].strip(), decided, composed(row["new_label"].strip()))
+        decision = Decision(
+            cell_of_csv(row["path"]), row["digest"].strip(), decided, composed(cell_of_csv(row["new_label"].strip()))
+        )
         if decision.decision == "relabel" and not decision.new_label:
             raise UserError(f"Line {number} of {name} has the decision relabel, but no new_label; give it the class.")
         found.setdefault(decision.digest, []).append(decision)

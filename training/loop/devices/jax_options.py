@@ -3,7 +3,8 @@
 import importlib.util
 import os
 
-from keras_vit.errors import refuse_first
+from keras_vit.cli.options import option_name
+from keras_vit.errors import UserError
 from training.options.common import StrategyOptions, TrainingOptions
 
 _ALL_DEVICES, _OF_TENSORFLOW = "JAX uses all devices of all hosts", "it is written for TensorFlow"
@@ -35,29 +36,24 @@ def jax_requested() -> bool:
 
 
 def check_jax(options: TrainingOptions) -> None:
-    """Raises UserError for the first option or recipe field that is not supported on JAX, or if JAX is missing."""
+    """Raise UserError for the first option or recipe field that is not supported on JAX, or if JAX is missing."""
     parts = (options.devices, options.execution, options, options.recipe)
     given = {name: getattr(part, name) for part in parts for name in _ON_JAX if getattr(part, name, None)}
-    missing = (
-        importlib.util.find_spec("jax") is None,
-        'KERAS_BACKEND=jax needs the package jax; pip install jax, or "jax[cuda12]" for NVIDIA GPUs, or set '
-        "KERAS_BACKEND=tensorflow.",
-    )
-    unsupported = (
-        (
-            value not in _ON_JAX[name][0],
-            f"--{name.replace('_', '-')}{f' {value}' if _ON_JAX[name][0] else ''} is not supported with "
-            f"KERAS_BACKEND=jax ({_ON_JAX[name][1]}); leave it out, or set KERAS_BACKEND=tensorflow.",
-        )
-        for name, value in given.items()
-    )
-    refuse_first([missing, *unsupported])
+    if importlib.util.find_spec("jax") is None:
+        raise UserError('KERAS_BACKEND=jax needs the package jax: pip install jax, or "jax[cuda12]" for NVIDIA GPUs.')
+    for name, value in given.items():
+        supported, reason = _ON_JAX[name]
+        if value not in supported:
+            raise UserError(
+                f"{option_name(name)}{f' {value}' if supported else ''} is not supported with KERAS_BACKEND=jax "
+                f"({reason}); leave it out, or set KERAS_BACKEND=tensorflow."
+            )
 
 
 def check_tensorflow(options: TrainingOptions) -> None:
-    """Raises UserError for an option that needs JAX."""
+    """Raise UserError for an option that needs JAX."""
     for name, default in _NEED_JAX.items():
         value = getattr(options, name)
-        typed = f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}"
-        sentence = f"{typed} needs KERAS_BACKEND=jax; set it in the environment, or leave the option out."
-        refuse_first([(value != default, sentence)])
+        if value != default:
+            typed = f"{option_name(name)}{'' if value is True else f' {value}'}"
+            raise UserError(f"{typed} needs KERAS_BACKEND=jax; set it in the environment, or leave the option out.")

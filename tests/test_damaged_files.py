@@ -1,0 +1,24 @@
+"""Damaged files of every kind end in a result or a sentence, in 2 GB and 20 seconds each (`tests/fuzz.py`)."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+FEW = {"images": 60, "tokenizers": 15, "keras": 20, "features": 60}
+MANY = {"images": 4000, "tokenizers": 400, "keras": 2000, "features": 4000}
+CASES = [(reader, few, ()) for reader, few in FEW.items()]
+CASES += [(reader, many, pytest.mark.slow) for reader, many in MANY.items()]
+
+
+@pytest.mark.parametrize(
+    ("reader", "count"), [pytest.param(reader, count, marks=marks) for reader, count, marks in CASES]
+)
+def test_damaged_files_end_in_a_result_or_a_sentence(reader, count):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz", reader, str(count)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=3000)
+    assert done.returncode == 0, done.stderr[-4000:]
