@@ -7,9 +7,10 @@ import keras
 
 from export.report import versions
 from export.source import Provenance
-from keras_vit import ViTConfig, classes_of, config_of, preprocessing_of
+from keras_vit import ViTConfig, config_of, preprocessing_of
 from keras_vit.files.tables import markdown_table
 from keras_vit.images.formats import format_list
+from keras_vit.models.build import saved_classes
 
 _SERVING = """\
 docker run -p 8500:8500 -p 8501:8501 -v "$PWD:/models/NAME" -e MODEL_NAME=NAME tensorflow/serving
@@ -19,15 +20,6 @@ curl http://localhost:8501/v1/models/NAME:predict \\
 
 curl http://localhost:8501/v1/models/NAME:classify -d "{\\"signature_name\\": \\"classify\\", \\"examples\\": \\
   [{\\"image/encoded\\": {\\"b64\\": \\"$(base64 -w0 picture.jpg)\\"}}]}"
-"""
-_GRPC = """\
-import pathlib
-
-from export.serving.client import GrpcClient
-
-with GrpcClient("localhost:8500", "NAME") as client:
-    [ranking] = client.classify([pathlib.Path("picture.jpg").read_bytes()])
-print(ranking[0].label, ranking[0].score)
 """
 _OF_TEXTS = (
     "The classes are texts: the embeddings of each in every template, averaged over those of a class, are the head."
@@ -86,15 +78,14 @@ def model_card(
     lines += ["", f"{_FILES.format(format_list())} {_ALPHA[preprocessing.background]}", ""]
     lines += ["An image that cannot be decoded is INVALID_ARGUMENT with its index in the batch.", ""]
     lines += ["## Serving", "", "In the parent directory:", "", "```text", _SERVING.rstrip(), "```", ""]
-    lines += ["By gRPC, with a checkout of the project:", "", "```text", _GRPC.rstrip(), "```", ""]
     lines += ["Verification of this version: [report](report.md).", ""]
     return "\n".join(lines)
 
 
 def _texts(model: keras.Model) -> list[str]:
     """The texts that the head was made of, with their templates; none for other models."""
-    classes = classes_of(model)
-    if classes is None:
+    classes = saved_classes(model)
+    if classes is None or not classes.texts:
         return []
     rows = [(label, " | ".join(texts)) for label, texts in zip(classes.labels, classes.texts, strict=True)]
     lines = ["", "## Texts", "", _OF_TEXTS, ""]

@@ -60,8 +60,8 @@ MISTAKES = {
     f"{TRAIN} --data folder:. --split-seed -3": "--split-seed must be at least 0, but is -3",
     f"{TRAIN} --data digits --data-service host": "--data-service takes an address such as",
     f"{TRAIN} --data digits --data-service grpc://127.0.0.1:1": "No data service answers at",
-    f"{TRAIN} --data digits --strategy multi-worker --data-service grpc://h:1": "--data-service serves one training",
-    "training.segment fit --checkpoint x --data tfds:x --workdir never --data-service grpc://h:1": "makes no batches",
+    f"{TRAIN} --data digits --strategy multi-worker --data-service grpc://h:1": "--data-service applies",
+    "training.segment fit --checkpoint x --data tfds:x --workdir never --data-service grpc://h:1": "--data-service",
     f"{TUNE} --checkpoint augreg:B_16 --data digits --data-service grpc://:1": "--data-service takes an address",
     f"{TRAIN} --data digits --shard-weights": "--shard-weights needs KERAS_BACKEND=jax;",
     f"{TUNE} --checkpoint augreg:B_16 --data digits --model-parallel 2": "--model-parallel 2 needs KERAS_BACKEND=jax",
@@ -118,7 +118,7 @@ MISTAKES = {
     "training.predict --run gone README.md": NAME,
     "training.predict gone README.md": NAME,
     "training.evaluate gone --data digits": NAME,
-    "export.tflite.__main__ gone --output never": RUN,
+    "export.tflite.__main__ gone --output never": NAME,
     "training.predict --run gone README.md --runner DirectRunner": "--runner needs --output with a folder for",
     "training.predict --run gone README.md -- --project x": "Options behind -- are those of a pipeline,",
     "training.embed --run gone README.md --output never": NAME,
@@ -151,35 +151,30 @@ MISTAKES = {
     "training.finetune --checkpoint augreg:B_16 --data digits --workdir README.md": "README.md exists and is not a run",
     "training.pretrain mnist-small --data digits --workdir never --image-size 30": "multiple of the patch height 7",
     "keras_vit.inspection.__main__ --checkpoint gone --output never": NAME,
-    "keras_vit.inspection.__main__ --run gone --output never": RUN,
-    "keras_vit.inspection.__main__ --output never": "Give either --run DIR or --checkpoint FILE",
-    "keras_vit.inspection.__main__ a.png --checkpoint b --output never": "Give either --run DIR or --checkpoint FILE",
-    "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --output never": "--images is needed with a checkpoint",
+    "keras_vit.inspection.__main__ --run gone --output never": NAME,
+    "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --output never": "has no images of its own; give --images",
     "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --images gone --output never": "no image or folder 'gone'",
     "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --figures map --output never": "--figures",
-    "export.saved_model.__main__ --run gone --output never": RUN,
+    "export.saved_model.__main__ --run gone --output never": NAME,
     "export.saved_model.__main__ --checkpoint gone --output never": NAME,
-    "export.tflite.__main__ --run gone --output never": RUN,
-    "export.tflite.__main__ --output never": "An export takes either --run DIR or",
-    "export.tflite.__main__ --run . --labels x --output never": "--labels belong to --checkpoint, but --run",
+    "export.tflite.__main__ --run gone --output never": NAME,
+    "export.tflite.__main__ --run . --labels x --output never": "is not a finished run: it has no model.keras",
     "export.tflite.__main__ --checkpoint augreg:B_16 --output README.md": "README.md is a file; --output takes a",
     f"{TUNE} --data digits": "Give either --checkpoint, a file, folder,",
     "export.tflite.__main__ --run . --output never --formats float16 --calibration x": "--calibration applies only to",
     "export.tflite.__main__ --run . --output never --formats int8-weights --calibration-images 9": (
         "--calibration-images applies only to"
     ),
-    "export.tflite.__main__ --checkpoint augreg:B_16 --output never --calibration-images 9": (
-        "--calibration-images applies only to"
-    ),
+    "export.tflite.__main__ --checkpoint augreg:B_16 --output never --calibration-images 9": "has no images for --cali",
     "export.tflite.__main__ --checkpoint augreg:B_16 --output never --labels gone": "There is no file 'gone'; --labels",
     "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --images . --output never --labels gone": (
         "There is no file 'gone'; --labels takes a"
     ),
     "training.predict --run augreg:B_16 README.md --labels gone": "There is no file 'gone'; --labels takes a",
     "export.tflite.__main__ --checkpoint hf:gone --output never": "must be hf:owner/name",
-    "export.tflite.__main__ --run gone --output never --formats int8 --dynamic-batch": "leave --dynamic-batch out",
+    "export.tflite.__main__ --run gone --output never --formats int8 --dynamic-batch": "--dynamic-batch applies",
     "export.tflite.__main__ --run gone --output never --formats int8 --target gpu": "A GPU computes in floating point",
-    "export.onnx.__main__ --run gone --output never": RUN,
+    "export.onnx.__main__ --run gone --output never": NAME,
     "export.onnx.__main__ --run . --output never": "is not a finished run: it has no model.keras",
 }
 
@@ -305,7 +300,7 @@ def test_a_run_directory_in_the_folder_of_the_images_is_refused(command, form, t
     (tmp_path / "link").symlink_to("gd")
     first = {pretrain: ["digits"], finetune: ["--checkpoint", "augreg:B_16"], study: ["head"]}[command]
     size, workdir = ["--batch-size", "1", "--warmup-steps", "1"], form.format("gd")
-    with pytest.raises(UserError, match=f"folder of the data, but {workdir} is in {tmp_path}/gd; give one outside of"):
+    with pytest.raises(UserError, match=f"folder of the data, but {workdir} is in"):
         command.main([*first, "--data", f"folder:{tmp_path}/gd", "--workdir", workdir, *size])
 
 
@@ -340,7 +335,7 @@ def test_a_folder_given_as_a_csv_file_is_answered_with_the_kind_to_give_and_so_i
 def test_the_folder_of_a_csv_file_is_named_where_its_pictures_are_not_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("list.csv").write_text("path,label\na.png,ant\nb.png,bee\n")
-    with pytest.raises(UserError, match=f"first a.png; a path is relative to {tmp_path}: correct the paths"):
+    with pytest.raises(UserError, match=f"first a.png; a path is relative to {tmp_path}:"):
         check_data(DataOptions("csv:list.csv"))
 
 
@@ -358,7 +353,7 @@ def test_a_data_set_is_not_written_into_a_run_directory(command, found, tmp_path
 def test_tfrecord_files_are_not_written_among_pictures(name, tmp_path):
     (tmp_path / "pictures" / name).parent.mkdir(parents=True)
     (tmp_path / "pictures" / name).touch()
-    with pytest.raises(UserError, match=f"pictures should be new or empty, but holds {name.split('/')[0]}; give"):
+    with pytest.raises(UserError, match="pictures should be new or empty, but holds"):
         shard.main(["--data", "digits", "--output", str(tmp_path / "pictures")])
 
 

@@ -37,7 +37,7 @@ def _place(tmp_path) -> pathlib.Path:
 
 
 def arguments(place: pathlib.Path, **changes) -> dict:
-    return {"checkpoint": str(place / "vit.npz"), "labels": str(place / "labels.txt"), "num_heads": 3, **changes}
+    return {"run": str(place / "vit.npz"), "labels": str(place / "labels.txt"), "num_heads": 3, **changes}
 
 
 def opened(options: dict) -> ExportedModel:
@@ -75,7 +75,6 @@ def test_origin_and_license_of_the_weights_are_those_of_the_run(config, weights,
     assert (origin.weights, origin.license) == (weights, terms)
 
 
-@pytest.mark.usefixtures("without_cpp_loader")
 @pytest.mark.slow
 def test_the_license_of_a_checkpoint_is_in_every_file_of_its_export(place):
     command = ["--checkpoint", str(place / "vit.npz"), "--labels", str(place / "labels.txt"), "--num-heads", "3"]
@@ -95,7 +94,6 @@ def test_without_images_there_are_random_ones(place):
     assert len({tuple(tf.io.decode_png(file).shape) for file in first.encoded}) == 3
 
 
-@pytest.mark.usefixtures("without_cpp_loader")
 @pytest.mark.slow
 def test_both_commands_take_a_checkpoint(place, capsys):
     command = ["--checkpoint", str(place / "vit.npz"), "--labels", str(place / "labels.txt"), "--num-heads", "3"]
@@ -120,9 +118,7 @@ def test_the_image_size_can_be_changed(place):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"checkpoint": None}, "takes either --run DIR or --checkpoint FILE; pass one"),
-        ({"run": "x"}, "takes either --run DIR or --checkpoint FILE; pass one"),
-        ({"run": "x", "checkpoint": None}, "--labels, --num-heads belong to --checkpoint, but --run is set"),
+        ({"run": "model.tflite"}, "model.tflite is an export already"),
         ({"labels": None}, "does not name its 3 classes; pass --labels FILE with one name per line"),
         ({"labels": "nowhere.txt"}, "There is no file 'nowhere.txt'; --labels takes a text file"),
         ({"labels": "two.txt"}, "two.txt names 2 classes, but the model .* has 3"),
@@ -147,7 +143,7 @@ def test_a_checkpoint_without_a_head_is_refused_before_its_labels(place):
         UserError,
         match="has no classes to serve; export the features by --embeddings, or add a head by keras_vit.adapt",
     ):
-        opened(arguments(place, checkpoint=str(place / "features.npz")))
+        opened(arguments(place, run=str(place / "features.npz")))
 
 
 def test_a_model_with_its_own_call_need_not_have_inputs():

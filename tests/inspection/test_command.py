@@ -28,7 +28,7 @@ from keras_vit.inspection import __main__ as command
 from keras_vit.inspection import run as work
 from keras_vit.inspection.compute import model_name
 from keras_vit.inspection.explanations import explanation
-from keras_vit.inspection.html_report import html_report
+from keras_vit.inspection.report import html_report
 from keras_vit.models.layers import no_init_weights
 from keras_vit.run_directory import Samples
 from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
@@ -372,9 +372,8 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch
     vit = ["--checkpoint", str(FIXTURES / "vit_token.npz"), "--output", "out"]
     bit = ["--checkpoint", str(FIXTURES / "hf_bit"), "--output", "out", "--images", str(run / "samples.npz")]
     mistakes = {
-        "Give either --run DIR or --checkpoint FILE": ["--output", "out"],
-        "There is no run directory 'nowhere'": ["--run", "nowhere", "--output", "out"],
-        "--images is needed with a checkpoint": vit,
+        "There is no file, folder or official checkpoint 'nowhere'": ["--run", "nowhere", "--output", "out"],
+        "vit_token.npz has no images of its own; give --images": vit,
         "There is no image or folder 'cat.png'; --images takes": [*vit, "--images", "cat.png"],
         "file is not a readable picture: ": [*vit, "--images", "file"],
         "The folder 'empty' contains no image": [*vit, "--images", "empty"],

@@ -122,7 +122,7 @@ def test_evaluate_takes_texts_whose_names_are_those_of_the_data(tmp_path):
 @pytest.mark.parametrize("name", [CLIP, SIGLIP])
 def test_a_saved_model_of_texts_tells_exports_its_classes_and_their_kind(name, tmp_path):
     keras_vit.zero_shot(name, texts_of(name)).save(tmp_path / "texts.keras")
-    options = SourceOptions(checkpoint=str(tmp_path / "texts.keras"))
+    options = SourceOptions(run=str(tmp_path / "texts.keras"))
     source = open_model(open_run(options), options)
     assert source.labels == tuple(texts_of(name))
     assert source.origin.multi_label == (name == SIGLIP)
@@ -142,7 +142,7 @@ def test_a_saved_model_of_texts_predicts_by_their_names(tmp_path, capsys):
         (["--classes", "nowhere.txt", "data/"], "There is no file 'nowhere.txt'"),
         (["--classes", "w2", "data/", "--templates", "photo"], "A template must have {}"),
         (["--templates", "a {}", "--labels", "x", "--", "data"], "."),
-        (["--classes", "w2", "--labels", "names.txt", "data/"], "leave --labels out"),
+        (["--classes", "w2", "--labels", "names.txt", "data/"], "--labels applies only to"),
         (["--classes", "w2", "w3"], "Give pictures, such as"),
         (["--classes", "w2", "data"], "data is taken as a class, so write ./data if it is meant"),
         (["--classes", "w2", "data/", "w3"], "'w3' stands behind the picture 'data/'"),
@@ -239,7 +239,7 @@ def test_a_run_of_texts_begins_with_them_goes_halfway_back_predicts_and_is_expor
     for before, after, found in zip(start.weights, trained.weights, half.weights, strict=True):
         mean = (np.asarray(before) + np.asarray(after)) / 2
         np.testing.assert_allclose(np.asarray(found), mean, rtol=0, atol=1e-6)
-    assert keras_vit.classes_of(trained) is None
+    assert keras_vit.classes_of(trained) == ("w11_w21", "w9")
     capsys.readouterr()
     predict.main(["--run", str(tmp_path / "half"), "data/test/w9/0.png"])
     assert "w11_w21" in capsys.readouterr().out
@@ -252,7 +252,7 @@ def test_mistakes_of_finetuning_with_texts_are_one_sentence(tmp_path):
         (("--templates", "a {}"), "--templates applies only to --zero-shot-head"),
         (("--zero-shot-head", "--channels", "1"), "leave it out"),
         (("--wise-ft", "1.5"), "--wise-ft must be in"),
-        (("--wise-ft", "0.5", "--lora", "2"), "--wise-ft averages whole weights"),
+        (("--wise-ft", "0.5", "--lora", "2"), "--wise-ft applies only to whole weights"),
     ):
         with pytest.raises(UserError, match=message):
             finetune(tmp_path / "wrong", *options)

@@ -1,5 +1,6 @@
 """Choose how to train on a data set: frozen features, fine-tuning, or from scratch."""
 
+import dataclasses
 import time
 
 import keras
@@ -7,19 +8,28 @@ import numpy as np
 import sklearn.model_selection
 import tensorflow as tf
 
+import keras_vit
 from keras_vit import Preprocessing, UserError, run_directory
 from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.options import rows_of
 from keras_vit.cli.progress import Progress, duration
 from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
+from keras_vit.models.build import logits_model
 from keras_vit.runs import Run, open_run
 from keras_vit.text.checkpoint import has_text_tower
 from keras_vit.text.classes import classes_of_labels
 from training.evaluation.predictors import outputs
+from training.experiments import finetuning, pretraining
 from training.features.linear_head import new_probe, one_thread
 from training.input.dataset import Split, random_subset, typical_image
-from training.input.sources import DataSet
+from training.input.sources import DataSet, open_source
+from training.loop.build import rebuilt
+from training.options.auto import AutoOptions
+from training.options.probes import LinearProbeOptions
+from training.probes.classifier import save_probe
 from training.probes.features import features_of_split
+from training.probes.logistic_regression import probe
 from training.recipes.auto import DataFacts, auto_finetune_recipe
 
 # Small, and without labels, so that its features suit any pictures. Apache license 2.0.
@@ -178,6 +188,53 @@ def resize_for(run: Run, source: DataSet) -> Resize | None:
     return "pad" if is_padded else None
 
 
+def with_own_head(run: Run, source: DataSet, given: Resize | None, of_probe: Resize | None) -> keras.Model | None:
+    """Return the model with its own head for the classes of the data, where that head is no worse than a new one.
+
+    None if the model does not know all classes, or if a linear classifier on its frozen features is better on some
+    training images, by cross-validation.
+
+    Args:
+        run: the checkpoint.
+        source: the data.
+        given: how the user wants images to be resized; None as the model does.
+        of_probe: how images are resized for the linear classifier; None as the model does.
+    """
+    names = keras_vit.classes_of(run.model)
+    if source.multi_label or names is None or None in rows_of(source.labels, names):
+        return None
+    some = source.train
+    if some.num_examples > 2 * _COMPARED:
+        some = random_subset(some, _COMPARED, seed=0)
+    own = run.preprocessing
+    preprocessing, probed_with = (
+        own if resize in (None, own.resize) else own.with_resize(resize, None) for resize in (given, of_probe)
+    )
+    model = logits_model(keras_vit.adapt(run.model, classes=source.labels))
+    count = len(source.labels)
+    logits, labels = outputs(model.predict_on_batch, some, preprocessing, num_classes=count, batch_size=BATCH)
+    accuracy, probed = float(np.mean(logits.argmax(axis=-1) == labels)), _accuracy(run, some, probed_with) or 0.0
+    is_kept = accuracy >= probed
+    print(
+        f"On {some.num_examples} training images this head reaches {accuracy:.1%}, and a new one {probed:.1%} "
+        f"({_FOLDS}-fold cross-validation), so {'this one stays' if is_kept else 'a new one is fitted'}."
+    )
+    return rebuilt(model, preprocessing) if is_kept else None
+
+
+def save_with_own_head(run: Run, model: keras.Model, source: DataSet, options: LinearProbeOptions) -> None:
+    """Write the run directory of a model that keeps its head, with the accuracy on the evaluation images."""
+    logits, labels = outputs(
+        model.predict_on_batch,
+        source.evaluation,
+        keras_vit.preprocessing_of(model),
+        num_classes=len(source.labels),
+        batch_size=BATCH,
+    )
+    accuracy = float(np.mean(logits.argmax(axis=-1) == labels))
+    save_probe(to_path(options.workdir or ""), run, model, source, options, accuracy)
+
+
 def _accuracy(run: Run, split: Split, preprocessing: Preprocessing) -> float | None:
     """Cross-validated accuracy of a linear classifier on frozen features; None if there are too few images."""
     features = features_of_split(run, split, preprocessing, BATCH)
@@ -189,3 +246,41 @@ def _accuracy(run: Run, split: Split, preprocessing: Preprocessing) -> float | N
     with one_thread():
         scores = sklearn.model_selection.cross_val_score(new_probe(_C), values[kept], labels[kept], cv=folds)
     return float(scores.mean())
+
+
+def train(options: AutoOptions, checkpoint: str | None) -> tuple[DataSet | None, float | None]:
+    """Train in one of three ways; return the data, if they were opened, and the accuracy of the classes' names."""
+    training = [*options.source.arguments(), "--workdir", options.workdir, "--seed", str(options.seed)]
+    more = [] if options.unlabelled is None else ["--unlabelled", options.unlabelled]
+    tuned = ["--checkpoint", checkpoint or "", "--recipe", "auto", "--epochs"]
+    if checkpoint is None:
+        if more:
+            raise UserError("--unlabelled fine-tunes a checkpoint; give one by --checkpoint, or leave it out.")
+        pretraining.train(["auto", *training, *_resize(options.resize)])
+        return None, None
+    first = f"{options.workdir}-labels" if more else options.workdir  # of the fine-tuning with the labels alone
+    if recipe := unfinished_recipe(first):  # another timing might choose other epochs
+        finetuning.train([*tuned, str(recipe["epochs"]), *_resize(recipe["resize"]), *more, *training])
+        return None, None
+    run, source = open_run(checkpoint), open_source(options.source)
+    baseline = zero_shot_accuracy(checkpoint, source)
+    epochs = finetuning_epochs(run, source, options.minutes, options.resize)
+    resize = options.resize or resize_for(run, source)
+    if more and not epochs:
+        raise UserError("--unlabelled trains all weights; give them time by --minutes 30 or so, or leave it out.")
+    if epochs:
+        finetuning.train([*tuned, str(epochs), *_resize(resize), *more, *training])
+    else:
+        probed = LinearProbeOptions(
+            run=checkpoint, source=options.source, workdir=options.workdir, batch_size=BATCH, resize=resize,
+            folds=5 if source.train.num_examples < FEW_IMAGES else None,
+        )  # fmt: skip
+        if (kept := with_own_head(run, source, options.resize, resize)) is not None:
+            save_with_own_head(run, kept, source, dataclasses.replace(probed, resize=options.resize, folds=None))
+        else:
+            probe(run, source, probed)
+    return source, baseline
+
+
+def _resize(resize: Resize | None) -> list[str]:
+    return [] if resize is None else ["--resize", resize]
