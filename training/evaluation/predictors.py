@@ -83,7 +83,7 @@ def _keras_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions
             f"{run.name} has no head: it ends with features of shape {shape}; probe them by keras-vit fewshot."
         )
     own = run.preprocessing
-    if run_directory.is_ours(run.place):
+    if run.is_ours:
         _refuse_contradiction(overrides, own, _IMAGE_FIELDS, run)
     preprocessing, replicas = overrides.preprocessing(own), strategy.num_replicas_in_sync
 
