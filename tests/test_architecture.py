@@ -182,6 +182,7 @@ for name in ("ShiftAndCut", "TokenDense", "ModelSpec", "DotProductAttention", "P
     "module",
     [
         "keras_vit.images",
+        "keras_vit.cli.pages",
         *(
             pytest.param(f"keras_vit.models.{name}", marks=pytest.mark.slow)
             for name in ("attention", "layers", "positions", "stems")

@@ -1,12 +1,10 @@
 """Exports a model as a SavedModel, and verifies it against the Keras model."""
 
 import errno
+import functools
 import gc
-import json
 import pathlib
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 
@@ -19,7 +17,7 @@ from export import parity, report
 from export.files import directory_bytes, disk_errors, save_module
 from export.inference_model import in_dtype, inference_model
 from export.options import SavedModelOptions
-from export.saved_model import cpp_loader, warmup
+from export.saved_model import warmup
 from export.saved_model.model_card import model_card
 from export.saved_model.signatures import Servable, add_shapes, attention_names, signatures
 from export.source import ExportedModel, Provenance
@@ -27,15 +25,12 @@ from export.tflite.served import write_served_file
 from export.token_merging import merging_rules
 from keras_vit import preprocessing_of, run_directory
 from keras_vit.cli.progress import Progress
-from keras_vit.errors import ParityError, refuse_first
+from keras_vit.errors import refuse_first
 from keras_vit.files.atomic import staged, upload_folder
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import RemotePath
 from keras_vit.files.tables import short_name
 from keras_vit.scores import Scoring
-
-# Number of images for the C++ loader, and of timed calls.
-_CPP_IMAGES, _CPP_REPEATS = 4, 30
 
 
 def export_saved_model(exported: ExportedModel, options: SavedModelOptions) -> tuple[pathlib.Path, parity.Parity]:
@@ -147,8 +142,7 @@ def _verify(
     """Load a SavedModel, warm it up, and compare it with the Keras model. Raises ParityError if they differ."""
     loaded = tf.saved_model.load(path)
     image_shape = (*expected.preprocessing.image_size, expected.preprocessing.channels)
-    warmup.write_requests(path, loaded.signatures, expected.samples.encoded[0], image_shape)
-    warmed_up = warmup.replay(path, loaded.signatures)
+    warmed_up = warmup.write_requests(path, loaded.signatures, expected.samples.encoded[0], image_shape)
     logits, probabilities = [], []
     with Progress("verifying", len(expected.logits)) as progress:
         for files, images in expected.batches():
@@ -165,14 +159,16 @@ def _verify(
         parity.require_agreement(form, found, max_disagreement)
         from_files = parity.compare(expected, _logits_of(np.concatenate(probabilities), multi_label=origin.multi_label))
         parity.require_agreement(f"{form} with encoded images", from_files, max_disagreement)
-    del loaded
+    call = functools.partial(loaded.signatures["image_tensor"], image=tf.constant(images[:1]))
+    latency = report.latency(call)
+    del loaded, call
     facts = {
         "bytes": directory_bytes(path),
         **parity.as_json(found),
         "keras_accuracy": expected.accuracy,
         "encoded_images_max_abs_diff": float(difference),
         "warm_up_requests": warmed_up,
-        **run_cpp_loader(path, expected, expected.tolerance if exact else np.inf),
+        "latency_ms": {"all_threads": latency},
         "operators": _operators(path),
     }
     return found, facts
@@ -192,36 +188,6 @@ def _logits_of(probabilities: np.ndarray, *, multi_label: bool) -> np.ndarray:
     """Return logits that give these probabilities (n, K), finite for those that are rounded to 0 or 1."""
     bounded = np.clip(probabilities.astype(np.float64), 1e-30, 1.0)
     return np.log(bounded) - (np.log(np.maximum(1.0 - bounded, 1e-30)) if multi_label else 0.0)
-
-
-def run_cpp_loader(path: pathlib.Path, expected: parity.Reference, tolerance: float) -> dict:
-    """Run a SavedModel in the C++ loader of TensorFlow, as TF Serving does, and return differences and latency.
-
-    Raises ParityError if the logits differ from those of the model. Returns an empty dict if there is no C++ loader.
-    """
-    if cpp_loader.library_path() is None:
-        return {}
-    signature = signature_definitions(path)["image_tensor"]
-    images = next(images for _, images in expected.batches())[:_CPP_IMAGES]
-    latency = {}
-    with tempfile.TemporaryDirectory() as directory:
-        images_file, logits_file = pathlib.Path(directory) / "images.npy", pathlib.Path(directory) / "logits.npy"
-        np.save(images_file, images)
-        for threads in (1, 2):
-            command = [
-                sys.executable, "-I", cpp_loader.__file__, str(path), str(threads), str(_CPP_REPEATS),
-                signature.inputs["image"].name, signature.outputs["logits"].name, str(images_file), str(logits_file),
-            ]  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-            if done.returncode:
-                raise ParityError(
-                    f"TensorFlow's C++ loader cannot run the SavedModel ({done.stderr[-300:]}), so it was not kept."
-                )
-            seconds = json.loads(done.stdout)["seconds"]
-            latency[f"{threads}_threads"] = report.typical_ms(seconds)
-        difference = float(np.abs(np.load(logits_file) - expected.logits[: len(images)]).max())
-    parity.require_close("logits of the SavedModel by the C++ loader", difference, tolerance)
-    return {"cpp_loader_max_abs_diff": difference, "latency_ms": latency}
 
 
 def signature_definitions(path: pathlib.Path) -> dict:

@@ -1,19 +1,17 @@
 """Runs a SavedModel in the C++ loader of TensorFlow, as TF Serving does, without the TensorFlow of Python.
 
-    python export/saved_model/cpp_loader.py DIRECTORY THREADS REPEATS FEED OUTPUT IMAGES.npy ANSWER.npy
+    python cpp_loader.py DIRECTORY FEED OUTPUT INPUTS.npy OUTPUTS.npy
 
-FEED and OUTPUT are tensor names of a signature; IMAGES is float32 (n, h, w, C). The script writes the outputs of all
-images to ANSWER, and prints as JSON the seconds of up to REPEATS calls with the first image. `keras-vit saved-model`
-runs it. It imports nothing of this project, so that the C++ library is the only part of TensorFlow in the process.
+FEED and OUTPUT are tensor names of a signature; INPUTS is an array of images or of image files.
 """
 
 import contextlib
 import ctypes
 import importlib.util
-import json
 import pathlib
+import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,8 +19,6 @@ import numpy as np
 # Values of TF_DataType.
 _DATA_TYPES = {np.dtype(np.float32): 1, np.dtype(np.uint8): 4, np.dtype(object): 7}
 _STRING_BYTES = 24  # sizeof(TF_TString)
-# Largest total of the timed calls, in seconds.
-_LONGEST = 3.0
 
 
 def library_path() -> pathlib.Path | None:
@@ -36,6 +32,20 @@ def library_path() -> pathlib.Path | None:
 
 class _Output(ctypes.Structure):
     _fields_ = [("operation", ctypes.c_void_p), ("index", ctypes.c_int)]
+
+
+def run(directory: pathlib.Path, signature: str, output: str, inputs: np.ndarray) -> np.ndarray:
+    """Return an output of a signature, computed in a process of its own."""
+    from export.saved_model.export import signature_definitions
+
+    definition = signature_definitions(directory)[signature]
+    (given,) = definition.inputs.values()
+    with tempfile.TemporaryDirectory() as folder:
+        files = [str(pathlib.Path(folder) / name) for name in ("inputs.npy", "outputs.npy")]
+        np.save(files[0], inputs)
+        ends = given.name, definition.outputs[output].name
+        subprocess.run([sys.executable, __file__, str(directory), *ends, *files], check=True)
+        return np.load(files[1])
 
 
 class SessionError(RuntimeError):
@@ -126,19 +136,11 @@ class Session:
         return _Output(self._tf.TF_GraphOperationByName(self._graph, operation.encode()), int(index))
 
 
-def main(arguments: list[str]) -> None:
+def main(directory: str, feed: str, output: str, inputs: str, outputs: str) -> None:
     """Run the command of the module docstring."""
-    directory, threads, repeats, feed, output, images_file, answer_file = arguments
-    images, session = np.load(images_file), Session(directory, int(threads))
-    np.save(answer_file, np.concatenate([session.run(feed, output, image[None]) for image in images]))
-    seconds: list[float] = []
-    while len(seconds) < int(repeats) and sum(seconds) < _LONGEST:
-        start = time.perf_counter()
-        session.run(feed, output, images[:1])
-        seconds.append(time.perf_counter() - start)
-    python_tensorflow = [name for name in sys.modules if name.split(".")[0] in ("tensorflow", "keras")]
-    print(json.dumps({"seconds": seconds, "python_modules_of_tensorflow": python_tensorflow}))
+    np.save(outputs, Session(directory, 1).run(feed, output, np.load(inputs, allow_pickle=True)))
+    assert not {"tensorflow", "keras"} & set(sys.modules)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])
