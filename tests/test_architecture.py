@@ -25,9 +25,6 @@ EXCEPTION = ROOT / "training" / "demo.py"
 FLOORS = (
     "keras_vit.errors",
     "keras_vit.cli",
-    "keras_vit.parser",
-    "keras_vit.progress",
-    "keras_vit.native_stderr",
     "keras_vit.files",
     "keras_vit.scores",
     "keras_vit.models.config",

@@ -33,6 +33,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
     environment.filters["thousands"] = "{:,}".format
     environment.filters["number"] = lambda value, form: "" if math.isnan(value) else form.format(value)
     return environment
