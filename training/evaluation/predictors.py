@@ -17,7 +17,7 @@ from keras_vit.cli.progress import Progress
 from keras_vit.errors import reading
 from keras_vit.files import tflite_metadata
 from keras_vit.files.labels import LABELS, read_labels
-from keras_vit.files.remote import check_saved_model_path
+from keras_vit.files.remote import check_saved_model_path, local_copy
 from keras_vit.models.build import logits_model
 from keras_vit.runs import Run
 from training.input.dataset import Split, bad_examples_reported, without_autograph
@@ -294,8 +294,9 @@ def _of_files(
 
 def _tflite(run: Run, overrides: InputOptions) -> Predictor:
     """A TFLite file of images, one at a time, float32 or, as 0..255, uint8; its output is taken for logits."""
-    content = run.place.read_bytes()  # which is there, since the run was opened
-    interpreter, taken, returned = _open_interpreter(run, content)
+    path = local_copy(run.place)  # which is there, since the run was opened
+    content = path.read_bytes()
+    interpreter, taken, returned = _open_interpreter(run, path)
     metadata, names = tflite_metadata.read_metadata(content), tflite_metadata.read_names(content, run.name)
     in_bytes, num_classes = taken["dtype"] == np.uint8, int(returned["shape"][1])
     preprocessing = _tflite_preprocessing(run, taken, metadata, overrides)
@@ -319,7 +320,7 @@ def _tflite(run: Run, overrides: InputOptions) -> Predictor:
     return Predictor(run, "TFLite file", num_classes, run.labels if names is None else names, predict, is_multi_label)
 
 
-def _open_interpreter(run: Run, content: bytes) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def _open_interpreter(run: Run, path: pathlib.Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """The interpreter of a TFLite file, and the details of the tensor that it takes and of its logits.
 
     Raises UserError for a damaged file, and for one of other tensors.
@@ -327,10 +328,10 @@ def _open_interpreter(run: Run, content: bytes) -> tuple[Any, dict[str, Any], di
     from ai_edge_litert.interpreter import Interpreter  # here, so that measuring a run needs no TFLite
 
     with (
-        reading(run.place, "a TFLite model", RuntimeError, ValueError, advice="it may be damaged"),
+        reading(run.place, "a TFLite model", RuntimeError, advice="it may be damaged"),
         native_stderr_silenced(),  # it announces its delegate
     ):
-        interpreter = Interpreter(model_content=content, num_threads=2)
+        interpreter = Interpreter(model_path=str(path), num_threads=2)
         interpreter.allocate_tensors()
     taken, returned = interpreter.get_input_details(), interpreter.get_output_details()
     if len(returned) == 2:  # beside the logits, the unknown_score (1,)
