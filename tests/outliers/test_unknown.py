@@ -116,7 +116,7 @@ def test_a_share_of_known_images_is_unknown_and_prediction_says_so(run, tmp_path
     assert scorer.threshold == report["threshold"]
     pictures = tmp_path / "pictures"
     pictures.mkdir()
-    for name, data in (("digit", Samples.load(run / run_directory.SAMPLES).encoded[0]),):
+    for name, data in (("digit", Samples.from_file(run / run_directory.SAMPLES).encoded[0]),):
         (pictures / f"{name}.png").write_bytes(data)
     PIL.Image.fromarray(np.tile(np.uint8([[255, 0], [0, 255]]), (4, 4))).save(pictures / "checks.png")
     predict.main(["--run", str(run), str(pictures), "--output", str(tmp_path / "out.json")])
