@@ -301,7 +301,8 @@ def test_large_samples_are_reduced(tmp_path):
 
     split = Split(2, lambda index: (tf.zeros((400, 300, 3), tf.uint8), tf.constant(1)))
     save_samples(split, Preprocessing((8, 10)), tmp_path / "samples.npz")
-    shapes = {tf.io.decode_png(image).shape.as_list()[0] for image in Samples.from_file(tmp_path / "samples.npz").encoded}
+    encoded = Samples.from_file(tmp_path / "samples.npz").encoded
+    shapes = {tf.io.decode_png(image).shape.as_list()[0] for image in encoded}
     assert shapes == {32}
 
 

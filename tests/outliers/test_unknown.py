@@ -36,7 +36,7 @@ from training import evaluate, linear_probe, predict, unknown
 from training.input.sources import open_source
 from training.options.common import DataOptions
 from training.outliers.fit_unknown import Outputs, auroc_of_left_out_classes, fit_score, outputs_of
-from training.prediction import predict as prediction
+from training.prediction import classifier as prediction
 
 SHARED = pathlib.Path(os.environ.get("SHARED_DATA", pathlib.Path(__file__).parents[3] / "shared")) / "data" / "tfds"
 

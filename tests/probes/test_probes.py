@@ -27,7 +27,7 @@ from training.input.sources import DataOptions, DataSet, array_split, digits
 from training.loop.run import RunDirectory
 from training.options.common import FeatureOptions
 from training.options.probes import FewshotOptions, KnnOptions, LinearProbeOptions
-from training.probes import classifier, features, least_squares, logistic_regression, nearest_neighbors
+from training.probes import features, least_squares, linear_model, logistic_regression, nearest_neighbors
 from training.probes.features import Features
 from training.probes.least_squares import LeastSquares, few_shot, shots_of, shots_that_fit
 
@@ -423,4 +423,4 @@ def test_a_probe_of_a_changed_model_is_not_saved(run):
     model = run_directory.load_model(run.path)
     changed = keras.Model(model.input, model.get_layer("head")(2.0 * model.get_layer("head").input))
     with pytest.raises(UserError, match="was changed after keras_vit built it.*leave --workdir out"):
-        classifier.with_linear_head(changed, "pre_logits", Preprocessing((8, 8), 1), np.zeros((12, 2)), np.zeros(2))
+        linear_model.with_linear_head(changed, "pre_logits", Preprocessing((8, 8), 1), np.zeros((12, 2)), np.zeros(2))

@@ -11,8 +11,8 @@ from keras_vit.runs import Run
 from training.evaluation.temperature import fit_temperature
 from training.input.sources import DataSet
 from training.options.probes import FewshotOptions
-from training.probes.classifier import save_probe, with_linear_head
 from training.probes.features import Features, FeatureSet, open_features, preprocessing_for
+from training.probes.linear_model import save_probe, with_linear_head
 from training.probes.report import write_report
 
 # So large that the bias is almost unregularized (big_vision).

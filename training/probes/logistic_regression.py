@@ -16,8 +16,8 @@ from training.features.extractors import preprocessing_for
 from training.features.linear_head import new_probe, one_thread
 from training.input.sources import DataSet
 from training.options.probes import LinearProbeOptions
-from training.probes.classifier import linear_head, save_probe, with_linear_head
 from training.probes.features import Features, FeatureSet, open_features
+from training.probes.linear_model import linear_head, save_probe, with_linear_head
 from training.probes.report import write_report
 
 _HELD_OUT = 0.1
