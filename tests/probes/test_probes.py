@@ -345,7 +345,7 @@ def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp
     assert probe.preprocessing.resize == "pad"
     assert probe.data.data == "digits"
     assert len(probe.samples.labels) > 0
-    known = features.open_features(*opened, tmp_path)
+    known = features.open_features(*opened)
     fitted, _ = logistic_regression.fit_probe(known.train, (0.1,))
     expected = fitted.decision_function(known.train.values)
     logits = probe.model.predict(probe.preprocessing(list(images)), verbose=0)
@@ -361,7 +361,7 @@ def test_few_shots_with_a_workdir_are_a_run_with_their_scores(run, tmp_path, cap
     rows = least_squares.fewshot(*opened)
     assert "few holds the model of 5 shots and the first seed" in capsys.readouterr().out
     probe, data = open_run(workdir), digits()
-    known = features.open_features(*opened, tmp_path)
+    known = features.open_features(*opened)
     chosen = least_squares.shots_of(known.train.labels, 10, 5, seed=0)
     solution = least_squares.LeastSquares(known.train.values[chosen], known.train.labels[chosen], 10)
     images, labels = zip(*(data.evaluation.example(tf.constant(i)) for i in range(360)), strict=True)

@@ -232,7 +232,7 @@ def save_with_own_head(run: Run, model: keras.Model, source: DataSet, options: L
         batch_size=BATCH,
     )
     accuracy = float(np.mean(logits.argmax(axis=-1) == labels))
-    save_probe(to_path(options.workdir or ""), run, model, source, options, accuracy)
+    save_probe(run, model, source, options, accuracy)
 
 
 def _accuracy(run: Run, split: Split, preprocessing: Preprocessing) -> float | None:
