@@ -175,7 +175,8 @@ def _patches(
 def k_center(vectors: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Return indices (count,) of vectors (n, D) that cover all of them, by greedy k-center selection as in PatchCore.
 
-    The first is a random one, each next the farthest from all before. The distances are those of a sparse random projection, where that has fewer dimensions.
+    The first is a random one, each next the farthest from all before. The distances are those of a sparse random
+    projection, where that has fewer dimensions.
     """
     if johnson_lindenstrauss_min_dim(len(vectors), eps=_EPSILON) < vectors.shape[1]:
         vectors = SparseRandomProjection(eps=_EPSILON, random_state=seed).fit_transform(vectors)

@@ -89,7 +89,7 @@ def write_report(
     title: str,
     options: FeatureOptions,
     features: FeatureSet,
-    rows: Sequence[Mapping[str, str]],
+    rows: Sequence[dict[str, str]],
     numbers: dict,
 ) -> None:
     """Write NAME.json and NAME.md and print the table.
