@@ -45,6 +45,7 @@ FLOORS = (
     "training.loop.devices.tpu",  # imports no TensorFlow
     "training.lock",
     "training.workdir",
+    "training.checks",
     "training.input",
     "training.loop.devices",
     "training.objectives",

@@ -13,7 +13,8 @@ import pytest
 
 from keras_vit import UserError
 from training import finetune, predict, pretrain, samples, shard, study
-from training.input.checks import check_data, check_shards
+from training.checks import check_shards
+from training.input.checks import check_data
 from training.lock import locked
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions

@@ -15,11 +15,12 @@ import keras_vit
 from keras_vit import DetectionConfig, UserError, inspection
 from tests.support import TINY, TINY_IMAGE, randomize
 from training import detect as command
-from training.detection.annotations import Box, Picture, open_boxes
 from training.detection.detector import Objects
 from training.detection.evaluation import measured, mistakes
 from training.detection.predict import found_document
 from training.evaluation.average_precision import STATS
+from training.input.annotations.boxes import Box, Picture
+from training.input.annotations.open_boxes import open_boxes
 from training.options.detect import BoxesOptions
 
 LABELS = ("cat", "dog", "eel")

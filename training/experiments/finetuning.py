@@ -45,7 +45,8 @@ def _check(options: FinetuneOptions, name: str) -> None:
     from keras_vit.errors import check_known
     from keras_vit.models.named_models import MODELS
     from keras_vit.published import upstream_checkpoint
-    from training.input.checks import check_checkpoint, check_data, check_data_service, unlabelled_path
+    from training.checks import check_checkpoint, check_data_service
+    from training.input.checks import check_data, unlabelled_path
     from training.workdir import check_new_workdir, check_outside, check_workdir_of
 
     check_data(options.source)

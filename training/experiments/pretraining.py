@@ -33,7 +33,8 @@ def train(arguments: Sequence[str], about: str = "") -> str | None:
     named, prog = _named(name, DataFacts(1000, (64, 64))), f"keras-vit pretrain {name}"
     given = parser.read(PretrainOptions, rest, prog=prog, about=_about(about, name), usual=USUAL, recipe=named)
 
-    from training.input.checks import check_checkpoint, check_data, check_data_service
+    from training.checks import check_checkpoint, check_data_service
+    from training.input.checks import check_data
     from training.loop.devices.backend import prepare_backend
     from training.workdir import check_workdir_of
 

@@ -15,10 +15,11 @@ from pycocotools import mask as rle
 from keras_vit import UserError
 from tests.segmentation import shapes
 from tests.segmentation.shapes import LABELS, SIDE, scene
-from training.input.coco import NONE, UNCOUNTED
+from training.input.annotations.masks import read_mask
+from training.input.annotations.open_scenes import open_scenes
+from training.input.annotations.segments import NONE, UNCOUNTED
+from training.input.annotations.voc import VOC_CLASSES
 from training.options.segment import SceneOptions
-from training.segmentation.data import open_scenes
-from training.segmentation.masks import VOC_CLASSES, read_mask
 
 WRITERS = {
     "folder": shapes.write_folder,
@@ -461,10 +462,10 @@ class Scenes(tfds.core.GeneratorBasedBuilder):
 
 
 def test_two_values_of_tfds_are_two_classes(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("tests.segmentation.test_data.VALUES", np.array([0, 255, 0, 255]))
+    monkeypatch.setattr("tests.input.annotations.test_scenes.VALUES", np.array([0, 255, 0, 255]))
     Scenes(data_dir=tmp_path).download_and_prepare()
     monkeypatch.setattr(
-        "training.segmentation.tfds_masks.tfds_builder", lambda name, data_dir: Scenes(data_dir=data_dir)
+        "training.input.annotations.tfds_masks.tfds_builder", lambda name, data_dir: Scenes(data_dir=data_dir)
     )
     source = open_data("tfds:scenes", data_dir=str(tmp_path))
     assert source.labels == ("0", "1")
@@ -480,7 +481,7 @@ def test_two_values_of_tfds_are_two_classes(tmp_path, monkeypatch, capsys):
 def test_a_data_set_of_tfds_is_read(tmp_path, monkeypatch):
     Scenes(data_dir=tmp_path).download_and_prepare()
     monkeypatch.setattr(
-        "training.segmentation.tfds_masks.tfds_builder", lambda name, data_dir: Scenes(data_dir=data_dir)
+        "training.input.annotations.tfds_masks.tfds_builder", lambda name, data_dir: Scenes(data_dir=data_dir)
     )
     source = open_data("tfds:scenes", data_dir=str(tmp_path))
     assert source.labels == ("0", "1", "2", "3")

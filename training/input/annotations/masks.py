@@ -1,14 +1,17 @@
-"""Files of masks: PNGs with classes, with objects, and those of Pascal VOC. No file is trusted."""
+"""Files of masks: PNGs with classes or with objects. No file is trusted."""
 
+import contextlib
 import os
 import pathlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import PIL.Image
 
 from keras_vit import UserError
-from training.input.coco import NONE, UNCOUNTED, Segments, open_mask, png_samples
+from keras_vit.errors import explained
+from keras_vit.images import open_image
+from training.input.annotations.segments import UNCOUNTED, Segments
 
 # The pixels of a mask with this value are ignored; in 16 bits with this one.
 IGNORED, _IGNORED_16 = 255, 65_535
@@ -20,10 +23,28 @@ _FORMATS, _LOSSY_FORMATS = ("PNG", "BMP", "GIF", "TIFF"), ("JPEG", "MPO", "WEBP"
 _SCALES = {2: 85, 4: 17}
 # Tags of TIFF: bits of a sample; what the values mean, and those of inverted gray. Its compressions that lose values.
 _TIFF_BITS, _TIFF_MEANING, _INVERTED, _LOSSY = 258, 262, 0, ("jpeg", "tiff_jpeg", "webp")
-VOC_CLASSES = (
-    "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",
-    "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
-)  # fmt: skip
+
+
+@contextlib.contextmanager
+def open_mask(path: pathlib.Path, size: tuple[int, int] | None, formats: Collection[str]) -> Iterator[PIL.Image.Image]:
+    """Yield the image of a mask, which is decoded when its pixels are read.
+
+    Raises UserError for a file that cannot be read, and one whose height and width, by its header, are not `size`.
+    """
+    unreadable = explained(lambda reason: f"its mask {path.name} cannot be read ({reason})", Exception)
+    with unreadable, open_image(path, formats=formats) as image:  # decoders raise exceptions of many types
+        if size is not None and image.size != size[::-1]:
+            raise UserError(
+                f"its mask {path.name} has {image.height}x{image.width} pixels, but the image {size[0]}x{size[1]}"
+            )
+        yield image
+
+
+def png_samples(path: pathlib.Path) -> tuple[int, int]:
+    """The bits of a sample and the color type (0 gray, 2 RGB, 3 palette) in the header of a PNG file."""
+    with path.open("rb") as file:
+        header = file.read(26)
+    return header[24], header[25]
 
 
 def read_mask(path: str | os.PathLike, size: tuple[int, int] | None = None) -> np.ndarray:
@@ -70,10 +91,10 @@ def segments_of_values(mask: np.ndarray) -> Segments:
     table = np.full(len(counts), UNCOUNTED, np.int32)
     table[values] = np.arange(len(values))
     objects = values >= OBJECTS
-    return _whole(np.where(objects, values // OBJECTS, values), objects, counts[values], table[mask])
+    return whole_segments(np.where(objects, values // OBJECTS, values), objects, counts[values], table[mask])
 
 
-def _whole(labels: np.ndarray, objects: np.ndarray, areas: np.ndarray, numbers: np.ndarray) -> Segments:
+def whole_segments(labels: np.ndarray, objects: np.ndarray, areas: np.ndarray, numbers: np.ndarray) -> Segments:
     """Segments that are no crowds."""
     return Segments(labels.astype(np.int32), objects, np.zeros(len(labels), bool), areas.astype(np.float64), numbers)
 
@@ -98,30 +119,7 @@ def two_classes(segments: Segments, value: int) -> Segments:
     if not inside.any():
         return segments
     numbers = np.where(inside, len(segments.labels), segments.map).astype(np.int32)
-    return _whole(
+    return whole_segments(
         np.append(segments.labels, 1), np.append(segments.objects, False), np.append(segments.areas, inside.sum()),
         numbers,
     )  # fmt: skip
-
-
-def voc_segments(classes: pathlib.Path, objects: pathlib.Path | None, size: tuple[int, int] | None = None) -> Segments:
-    """The background and the objects of two masks; without that of objects, the classes."""
-    if objects is None:
-        return segments_of_mask(classes, size)
-    of_pixels, numbers = read_mask(classes, size), read_mask(objects, size)
-    if of_pixels.shape != numbers.shape:
-        raise UserError(f"its masks {classes.name} of classes and objects have two sizes")
-    segments = np.full(of_pixels.shape, NONE, np.int32)
-    segments[(of_pixels == IGNORED) | (numbers == IGNORED)] = UNCOUNTED
-    labels: list[int] = []
-    background = (of_pixels == 0) & (segments != UNCOUNTED)
-    if background.any():
-        segments[background] = 0
-        labels.append(0)
-    for number in np.setdiff1d(numbers, [0, IGNORED]):
-        inside = (numbers == number) & (segments == NONE)
-        if inside.any():
-            segments[inside] = len(labels)
-            labels.append(int(np.bincount(of_pixels[inside]).argmax()))
-    own = np.array(labels, np.int32)
-    return _whole(own, own > 0, np.bincount(segments[segments >= 0], minlength=len(own)), segments)

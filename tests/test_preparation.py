@@ -13,7 +13,7 @@ import pytest
 from keras_vit import UserError
 from keras_vit.images.formats import LARGEST_IMAGE, format_problem
 from training import prepare as command
-from training.input.prepare import TABLE
+from training.preparation import TABLE
 
 # Smooth colors: a JPEG changes them little. Height 12, width 20.
 COLORS = np.stack([np.add.outer(np.arange(12) * 9, np.arange(20) * k) for k in (7, 2, 5)], axis=-1).astype(np.uint8)

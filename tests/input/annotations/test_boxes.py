@@ -8,8 +8,8 @@ import PIL.Image
 import pytest
 
 from keras_vit import UserError
-from training.detection.annotations import open_boxes
 from training.detection.data import box_data_set
+from training.input.annotations.open_boxes import open_boxes
 from training.options.detect import BoxesOptions
 
 # Of each picture: left, top, right, bottom, class.

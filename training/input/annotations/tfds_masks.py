@@ -5,12 +5,11 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.errors import refuse_first
-from training.input.coco import UNCOUNTED, Segments
+from training.input.annotations.masks import IGNORED, segments_of_values, two_values
+from training.input.annotations.segments import UNCOUNTED, Segments, ignored_sentence
 from training.input.dataset import Split
 from training.input.sources import tfds_builder, tfds_eval_split, tfds_records
 from training.options.segment import SceneOptions
-from training.segmentation.masks import IGNORED, segments_of_values, two_values
-from training.segmentation.targets import ignored_sentence
 
 
 def tfds_scenes(options: SceneOptions) -> tuple[tuple[str, ...], tuple[Split, Split], int]:

@@ -21,34 +21,17 @@ from keras_vit.files.documents import LARGEST, read_text
 from keras_vit.files.labels import LABELS, distinct_names
 from keras_vit.images.formats import is_hidden, is_picture, others_line
 from keras_vit.models.config import SegmentationTask
-from training.input.coco import (
-    NONE,
-    UNCOUNTED,
-    CocoPicture,
-    PanopticPicture,
-    Segments,
-    coco_segments,
-    held_out,
-    own_labels,
-    read_coco,
-    read_panoptic,
-    segments_of_png,
-    upright_size,
-)
+from training.input.annotations.coco import CocoPicture, coco_segments, read_coco
+from training.input.annotations.listed_images import held_out, own_labels, upright_size
+from training.input.annotations.masks import IGNORED, segments_of_mask, two_classes, two_values
+from training.input.annotations.panoptic import PanopticPicture, read_panoptic, segments_of_png
+from training.input.annotations.segments import NONE, UNCOUNTED, Segments, ignored_pixels, ignored_sentence, of_task
+from training.input.annotations.tfds_masks import tfds_scenes
+from training.input.annotations.voc import VOC_CLASSES, voc_segments
 from training.input.dataset import DataSet, ImageWarnings, Split, decoding_problem, problems_of, summarize_problems
 from training.input.dense import DenseBatches
 from training.options.common import composed
 from training.options.segment import SceneOptions, folders_of_splits
-from training.segmentation.masks import (
-    IGNORED,
-    VOC_CLASSES,
-    segments_of_mask,
-    two_classes,
-    two_values,
-    voc_segments,
-)
-from training.segmentation.targets import ignored_pixels, ignored_sentence, of_task
-from training.segmentation.tfds_masks import tfds_scenes
 
 # Pixels outside of all objects, in semantic segmentation of object annotations.
 BACKGROUND = "background"

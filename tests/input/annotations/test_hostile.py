@@ -9,8 +9,8 @@ import pytest
 from hypothesis import strategies
 
 from keras_vit import UserError
-from tests.detection.test_annotations import ROW, WRITERS, save_pictures
-from training.detection.annotations import open_boxes
+from tests.input.annotations.test_boxes import ROW, WRITERS, save_pictures
+from training.input.annotations.open_boxes import open_boxes
 from training.options.detect import BoxesOptions
 
 NUMBERS = ["0", "1", "0.5", "-1", "1e9", "nan", "inf", "1e999", "", "x", "9" * 400, "\x00", "\u0661", "1_0"]

@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import Preprocessing
-from training.input import service
 from training.input.pipeline import training_batches
-from training.input.service import served_batches
 from training.input.sources import array_split
+from training.loop.devices import service
+from training.loop.devices.service import served_batches
 from training.recipes.pretrain import RECIPES
 
 _RECIPE = dataclasses.replace(RECIPES["digits"], image_size=(4, 8), batch_size=5, mixup=0.2)

@@ -1,12 +1,34 @@
-"""What a task trains on and measures of the segments of an image, and which of its pixels are ignored."""
+"""The segments of an image, and those that a task trains on and measures. No TensorFlow."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from keras_vit.models.config import SegmentationTask
-from training.input.coco import NONE, UNCOUNTED, Segments
+from training.input.annotations.run_lengths import RunLengths
 
+# In the segments of a picture: pixels that belong to none, and those that are not counted, such as crowds.
+NONE, UNCOUNTED = -1, -2
 # Share of ignored pixels above which a report begins with it.
 MUCH_IGNORED = 0.2
+
+
+class Segments(NamedTuple):
+    """The segments of an image (h, w), seen upright, as its annotations have them."""
+
+    labels: np.ndarray
+    """(n,) int32: the class of each."""
+    objects: np.ndarray
+    """(n,) bool: whether each is an object of its own; else it is all that the image has of its class."""
+    crowds: np.ndarray
+    """(n,) bool: whether each is a group of objects in which no object is marked."""
+    areas: np.ndarray
+    """(n,) float64: pixels of each, as the file states them."""
+    map: np.ndarray
+    """(h, w) int32: the number of the segment of each pixel, or NONE, or UNCOUNTED for pixels marked as ignored."""
+    masks: Sequence[RunLengths] | None = None
+    """The run-length encodings of the whole objects, where these may overlap; the map shows the smaller one."""
 
 
 def of_task(segments: Segments, task: SegmentationTask) -> tuple[np.ndarray, np.ndarray]:
