@@ -135,13 +135,13 @@ def _weights(old: int, new: int) -> np.ndarray:
 
 
 def _unpadded(mask_logits: np.ndarray, image_size: tuple[int, int], target_size: tuple[int, int]) -> np.ndarray:
-    """Mask logits (h, w, Q) of a image in the upper left corner of the model's input -> (height, width, Q)."""
+    """Mask logits (h, w, Q) of an image in the upper left corner of the model's input -> (height, width, Q)."""
     height, width = _fitted_size(target_size, image_size)
     return _resized(_resized(mask_logits, image_size)[:height, :width], target_size)
 
 
 def _fitted_size(image: tuple[int, int], image_size: tuple[int, int]) -> tuple[int, int]:
-    """Height and width of a image that is resized into image_size, keeping its aspect ratio, as transformers rounds.
+    """Height and width of an image that is resized into image_size, keeping its aspect ratio, as transformers rounds.
 
     The shorter side becomes image_size[0], or less, so that the longer one is at most image_size[1].
     """
