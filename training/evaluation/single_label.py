@@ -88,18 +88,8 @@ def write_report(
     if subject.comparison is not None:
         metrics = metrics | {"comparison": subject.comparison.measure(predictions)}
     mistakes = worst_mistakes(probabilities, labels)
-    metrics = metrics | {
-        "worst_mistakes": [
-            {
-                "image": split.name(int(index)),
-                "label": names[labels[index]],
-                "predicted": names[np.argmax(probabilities[index])],
-                "label_probability": float(probabilities[index, labels[index]]),
-                "predicted_probability": float(probabilities[index].max()),
-            }
-            for index in mistakes
-        ]
-    }
+    worst = ((split.name(int(n)), labels[n], probabilities[n]) for n in mistakes)
+    metrics = metrics | {"worst_mistakes": [_described(*mistake, names) for mistake in worst]}
     report = _report(subject.title, predictor, metrics)
     # Write the metrics before the plots, so that a plot that fails does not lose them.
     with staged(directory) as stage:
@@ -126,6 +116,17 @@ def write_report(
     if "comparison" in metrics:
         print(comparison_sentence(metrics["comparison"]))
     return metrics
+
+
+def _described(image: str, label: int, probabilities: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    """Return a mistake for evaluation.json."""
+    return {
+        "image": image,
+        "label": names[label],
+        "predicted": names[int(np.argmax(probabilities))],
+        "label_probability": float(probabilities[label]),
+        "predicted_probability": float(probabilities.max()),
+    }
 
 
 def _report(title: str, predictor: Predictor, metrics: dict) -> Report:
