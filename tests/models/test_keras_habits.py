@@ -73,7 +73,7 @@ def test_a_loss_by_its_name_fits_a_model_with_classifier_activation(tiny_images)
 
 
 def test_a_wrong_classifier_activation_is_refused():
-    with pytest.raises(UserError, match="classifier_activation must be softmax, sigmoid or None, but is 'relu'"):
+    with pytest.raises(UserError, match="classifier_activation must be one of softmax, sigmoid, but is 'relu'"):
         tiny(classifier_activation="relu")
     with pytest.raises(UserError, match="classifier_activation is for a model with classes"):
         tiny(num_classes=0, classifier_activation="softmax")
