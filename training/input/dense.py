@@ -148,7 +148,7 @@ def random_geometry(picture_size: tf.Tensor, seed: tf.Tensor, recipe: DenseRecip
 
 
 def model_geometry(picture_size: tf.Tensor, preprocessing: Preprocessing) -> Geometry:
-    """What the preprocessing of a model does: the part of the picture that its input shows, and where."""
+    """Return the geometry of a model's preprocessing: the part of the image that its input shows, and where."""
     sides = tf.unstack(tf.cast(picture_size, tf.float64))
     rows, columns = preprocessing.placements(sides, tf)
     lengths = [

@@ -235,7 +235,7 @@ BROKEN = {
         ("boxes.csv", "", "begin with the columns"),
         ("boxes.csv", "path,x,y,label\na.jpg,1,2,cat\n", "begins with 'path,x,y,label'"),
         ("boxes.csv", "path,x,y,w,h,label,label\n", "begins with"),
-        ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2\n", "has 3 values"),
+        ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2\n", "Line 2 of"),
         ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2,3,inf,cat\n", "finite number"),
         ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2,3,4,\n", "the class of a box"),
         ("boxes.csv", "path,x,y,w,h,label\n,1,2,3,4,cat\n", "should name a picture"),

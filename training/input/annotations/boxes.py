@@ -39,11 +39,11 @@ class Picture:
     boxes: tuple[Box, ...]
     """All that the file annotates, in its order: the truth of an evaluation."""
     id: int = 0
-    """Of the image in a COCO file, whose order decides between equal scores."""
+    """The id in a COCO file, whose order decides between equal scores."""
 
     @functools.cached_property
     def targets(self) -> tuple[np.ndarray, np.ndarray]:
-        """What training is for: corners (n, 4) float32 inside of the image, in pixels, and classes (n,) int32."""
+        """The targets of training: corners (n, 4) float32 inside of the image, in pixels, and classes (n,) int32."""
         boxes = [box for box in self.boxes if not box.is_crowd]
         corners = np.array([box.corners for box in boxes]).reshape(-1, 4)
         corners = np.clip(corners, 0, [*self.size[::-1]] * 2)

@@ -58,7 +58,7 @@ class Coco:
     """A file in COCO's format."""
 
     names: Mapping[int, str]
-    """Of the categories, by id."""
+    """The names of the categories by id."""
     pictures: Sequence[CocoPicture]
 
     @property

@@ -35,20 +35,19 @@ def read_csv_boxes(
 
 
 def _csv_rows(file: pathlib.Path) -> Iterator[tuple[int, Mapping[str, str]]]:
-    reader = csv.reader(io.StringIO(read_text(file, LARGEST), newline=""))
+    reader = csv.DictReader(io.StringIO(read_text(file, LARGEST), newline=""))
     needed = ("path", "x", "y", "w", "h", "label")
     with reading(file, "CSV", csv.Error):
-        header, *rows = [(reader.line_num, row) for row in reader] or [(1, [])]
-    names = [name.strip().lower() for name in header[1]]
+        names = [name.strip().lower() for name in reader.fieldnames or ()]
+        reader.fieldnames = names
+        rows = [(reader.line_num, row) for row in reader]
     if any(names.count(name) != 1 for name in needed):
         raise UserError(
             f"{file} should begin with the columns {','.join(needed)}, once each and with commas between them, but "
             f"begins with {','.join(names)!r:.60}; correct it."
         )
     for number, row in rows:
-        if any(row):
-            if len(row) != len(names):
-                raise UserError(
-                    f"Line {number} of {file} has {len(row)} values, but the header {len(names)}; correct it."
-                )
-            yield number, {name: cell_of_csv(text.strip()) for name, text in zip(names, row, strict=True)}
+        if any(row.values()):
+            if None in row or None in row.values():
+                raise UserError(f"Line {number} of {file} should have {len(names)} values, as the header; correct it.")
+            yield number, {name: cell_of_csv(text.strip()) for name, text in row.items()}

@@ -114,7 +114,7 @@ def _picture(
 
 
 def _other_units(box: Box, size: tuple[int, int], kind: str) -> str | None:
-    """What is wrong with a box that is in shares of the image in a file of pixels, or the other way round."""
+    """Say what is wrong with a box in shares of the image in a file of pixels, or the other way round; else None."""
     left, top, width, height = box.bbox
     if kind == "yolo":
         shares = (left + width / 2) / size[1], (top + height / 2) / size[0], width / size[1], height / size[0]
