@@ -88,12 +88,7 @@ class DenseBatches:
         return moved, moved_target(split.target(index), geometry, preprocessing.image_size)
 
     def evaluation(
-        self,
-        split: Split,
-        preprocessing: Preprocessing,
-        *,
-        batch_size: int,
-        part: tuple[int, int] = (0, 1),
+        self, split: Split, preprocessing: Preprocessing, *, batch_size: int, part: tuple[int, int] = (0, 1)
     ) -> tf.data.Dataset:
         """Images, targets and weights (B,); see `evaluation_batches`, whose order and filling-up this is."""
         assert split.target is not None

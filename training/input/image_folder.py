@@ -213,11 +213,7 @@ def _by_class(label_of: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _with_targets(
-    path: pathlib.Path,
-    column: str,
-    value_of: dict[str, dict[str, str]],
-    check: _FileCheck,
-    split_seed: int | None,
+    path: pathlib.Path, column: str, value_of: dict[str, dict[str, str]], check: _FileCheck, split_seed: int | None
 ) -> DataSet:
     """A source of images with several classes each, or with a share of each class."""
     shares = {file: class_shares(text, column) for files in value_of.values() for file, text in files.items()}

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -86,3 +87,19 @@ class Annotated(NamedTuple):
     size: tuple[int, int]
     boxes: list[Box]
     id: int = 0
+
+
+class Annotations(NamedTuple):
+    """All that a file annotates."""
+
+    labels: tuple[str, ...]
+    """The names of the classes; empty if a COCO file has none."""
+    splits: Mapping[str, Sequence[Annotated]]
+    """Images of "train", and of "val" in data with a split of their own."""
+
+
+def annotations_of(images: Sequence[Annotated], labels: tuple[str, ...]) -> Annotations:
+    """Return images without a split, with the labels or, if there are none, the sorted names of the boxes."""
+    return Annotations(
+        labels or tuple(sorted({str(box.label) for image in images for box in image.boxes})), {"train": images}
+    )

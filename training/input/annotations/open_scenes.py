@@ -63,16 +63,12 @@ class Scenes:
     """Whether the names are those of a labels.txt for the values of masks."""
 
     def converted(self, convert: Callable[[Segments], Segments]) -> "Scenes":
-        """The same with other segments."""
-        train, evaluation = (
-            [dataclasses.replace(scene, segments=_then(scene.segments, convert)) for scene in scenes]
-            for scenes in (self.train, self.evaluation)
-        )
-        return dataclasses.replace(self, train=train, evaluation=evaluation)
+        """Return the same images with other segments."""
 
+        def changed(scene: Scene) -> Scene:
+            return dataclasses.replace(scene, segments=lambda size: convert(scene.segments(size)))
 
-def _then(read: Callable[[tuple[int, int]], Segments], convert: Callable[[Segments], Segments]) -> Callable:
-    return lambda size: convert(read(size))
+        return dataclasses.replace(self, train=[*map(changed, self.train)], evaluation=[*map(changed, self.evaluation)])
 
 
 @dataclasses.dataclass(frozen=True)
