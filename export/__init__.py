@@ -1,3 +1,16 @@
-"""Exports models to SavedModel, TFLite, ONNX and OpenVINO, and verifies each export against the Keras model."""
+"""Exports models to SavedModel, TFLite, ONNX and OpenVINO, and verifies each export against the Keras model.
+
+`export.to_saved_model` and `export.to_tflite` are for scripts in Keras.
+"""
+
+from typing import TYPE_CHECKING
 
 import keras_vit  # noqa: F401  (lets Keras know the layers as soon as it is imported)
+from keras_vit.lazy_imports import public_names
+
+if TYPE_CHECKING:
+    from export.from_keras import to_saved_model, to_tflite
+else:
+    __getattr__ = public_names(globals(), {"from_keras": ["to_saved_model", "to_tflite"]})
+
+__all__ = ["to_saved_model", "to_tflite"]

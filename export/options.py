@@ -17,19 +17,17 @@ LARGEST_DISAGREEMENT = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class SourceOptions:
-    """The model to export: one of --run and --checkpoint."""
+    """The model to export."""
 
-    run: Annotated[str | None, Aliases(("--model",)), MayLead()] = None
-    """Run directory."""
-    checkpoint: str | None = None
-    """Checkpoint file or folder, address, or official name such as augreg:B_16."""
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
+    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     labels: str | None = None
-    """Text file with one class per line, in the order of the logits; for a checkpoint, since a run has its own."""
+    """Text file with one class per line, in the order of the logits. Default: the names that the model knows."""
     images: str | None = None
-    """Folder of images to verify the export of a checkpoint; images in folders named after a class give the accuracy.
-    Default: 16 random images. A run has its own images."""
+    """Folder of images to verify the export; images in folders named after a class give the accuracy. Default: those of
+    the run, else 16 random images."""
     image_size: tuple[int, int] | None = None
-    """Height and width in pixels for the model of a checkpoint. Default: as stored."""
+    """Height and width in pixels for the model. Default: as stored."""
     num_heads: int | None = None
     """Number of attention heads, if the checkpoint does not contain it."""
     num_groups: int | None = None
@@ -142,7 +140,6 @@ class TFLiteOptions:
 
     def __post_init__(self) -> None:
         kinds = ("int8-dynamic", *CALIBRATED)
-        has_images = self.calibration is not None or self.source.run is not None
         refuse_without_effect(
             self,
             [
@@ -153,7 +150,6 @@ class TFLiteOptions:
                     not {*kinds}.isdisjoint(self.formats),
                     f"--formats {', '.join(kinds)}",
                 ),
-                (("calibration_images",), has_images, "--calibration FOLDER or --run DIR"),
             ],
         )
         if self.target != "cpu" and (self.uint8_input or self.dynamic_batch):

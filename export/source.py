@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from export.options import SourceOptions
-from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
+from keras_vit import Preprocessing, UserError, classes_of, preprocessing_of, run_directory
 from keras_vit.errors import Rules, explained, refuse_first
 from keras_vit.files.labels import LABELS, check_number, read_labels
 from keras_vit.files.remote import existing_file, existing_folder
@@ -99,28 +99,15 @@ class ExportedModel:
 def open_model(run: Run, options: SourceOptions) -> ExportedModel:
     """The model of a run, with what exports need beside it. Raises UserError unless it is a classifier with labels."""
     refuse_first(_rules_of_a_classifier(run.model))
-    if options.run is not None:
-        labels, samples, seen = (
-            read_labels(run_directory.find(run.place, LABELS)),
-            run.samples,
-            "evaluation images of the run",
-        )
-        run.warn_of_missing_files()
-        weights, terms = _weights(run.config)
-    else:
-        labels = _labels_of(run, options)
-        if options.images is None:
-            samples, seen = random_images(run.preprocessing), "random images"
-        else:
-            samples, seen = read_folder(options.images, labels), f"images of {options.images}"
-        weights, terms = short_name(run.name), run.license
-    samples, seen = _verified_on(samples, seen, options.verify_images)
-    is_run = options.run is not None
+    labels = _labels_of(run, options)
+    run.warn_of_missing_files(labels_given=options.labels is not None)
+    samples, seen = _images_of(run, options, labels)
+    weights, terms = _weights(run.config) if run.config else (short_name(run.name), run.license)
     origin = Provenance(
         name=run.name,
         images=seen,
-        config=run.config if is_run else {},
-        metrics=run.metrics if is_run else {},
+        config=run.config,
+        metrics=run.metrics,
         weights=weights,
         license=terms if options.license is None else options.license,
         temperature=run.temperature,
@@ -131,13 +118,7 @@ def open_model(run: Run, options: SourceOptions) -> ExportedModel:
 
 def open_without_classes(run: Run, options: SourceOptions) -> ExportedModel:
     """The model of a run or checkpoint, with or without a head, and images to verify its export on."""
-    if options.run is not None and run.file(SAMPLES):
-        samples, seen = run.samples, "evaluation images of the run"
-    elif options.images is not None:
-        samples, seen = read_folder(options.images, ()), f"images of {options.images}"
-    else:
-        samples, seen = random_images(run.preprocessing), "random images"
-    samples, seen = _verified_on(samples, seen, options.verify_images)
+    samples, seen = _images_of(run, options, ())
     terms = options.license or run.license
     return ExportedModel(
         run.model, (), samples, Provenance(run.name, seen, weights=short_name(run.name), license=terms)
@@ -157,9 +138,15 @@ def open_with_classes(run: Run, options: SourceOptions, num_classes: int) -> Exp
     return dataclasses.replace(exported, labels=labels, samples=samples)
 
 
-def _verified_on(samples: Samples, seen: str, most: int) -> tuple[Samples, str]:
-    """Some of the sample images, and what they are."""
-    some, count = samples.some(most), len(samples.encoded)
+def _images_of(run: Run, options: SourceOptions, labels: Sequence[str]) -> tuple[Samples, str]:
+    """The images to verify an export on, and what they are."""
+    if options.images is not None:
+        samples, seen = read_folder(options.images, labels), f"images of {options.images}"
+    elif run.file(SAMPLES):
+        samples, seen = run.samples, "evaluation images of the run"
+    else:
+        samples, seen = random_images(run.preprocessing), "random images"
+    some, count = samples.some(options.verify_images), len(samples.encoded)
     return some, seen if some is samples else f"of {count:,} {seen}"
 
 
@@ -173,14 +160,17 @@ def _weights(config: dict) -> tuple[str, str | None]:
 
 
 def _labels_of(run: Run, options: SourceOptions) -> tuple[str, ...]:
-    """The class names of a checkpoint: of --labels, else its own."""
+    """The class names of --labels, else those of the run, else those that the model knows."""
     number = run.model.output_shape[1]
     if options.labels is not None:
         return labels_of_file(run, options.labels, number)
     # A labels.txt beside a file that is not the model of a run may be of something else.
-    names = run.class_names if run.file(LABELS) or not run.labels else ()
+    names = run.class_names if run.file(LABELS) else classes_of(run.model) or ()
     if not names:
-        raise UserError(f"A checkpoint does not name its {number} classes; pass --labels FILE with one name per line.")
+        raise UserError(
+            f"{run.name} does not name its {number} classes; pass --labels FILE with one name per line, or name them "
+            "in Python by keras_vit.set_classes and save the model."
+        )
     return names
 
 

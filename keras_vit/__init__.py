@@ -49,15 +49,17 @@ if TYPE_CHECKING:
         config_of,
         feature_map,
         feature_maps,
+        get_layer,
         intermediates,
         preprocessing_of,
+        set_classes,
     )
     from keras_vit.models.complexity import summary
     from keras_vit.models.detection import query_embeddings, with_classes, with_queries
     from keras_vit.models.tasks import task_of
     from keras_vit.models.weight_resizing import resize_position_embedding
     from keras_vit.published import list_models
-    from keras_vit.run_directory import load
+    from keras_vit.runs import load, predict
     from keras_vit.text.tokenizer import tokenizer
     from keras_vit.text.tower import text_tower
     from keras_vit.text.zero_shot import zero_shot
@@ -71,15 +73,17 @@ else:
             "checkpoints.describe": ["Description", "describe"],
             "checkpoints.fetch.find": ["find_checkpoint"],
             "published": ["list_models"],
-            "run_directory": ["load"],
+            "runs": ["load", "predict"],
             "models.build": [
                 "build",
                 "classes_of",
                 "config_of",
                 "feature_map",
                 "feature_maps",
+                "get_layer",
                 "intermediates",
                 "preprocessing_of",
+                "set_classes",
             ],
             "models.weight_resizing": ["resize_position_embedding"],
             "models.complexity": ["summary"],
@@ -119,16 +123,19 @@ __all__ = [
     "feature_maps",
     "find_checkpoint",
     "from_checkpoint",
+    "get_layer",
     "hybrid_resnet",
     "intermediates",
     "list_models",
     "load",
     "load_checkpoint",
+    "predict",
     "preprocessing_of",
     "query_embeddings",
     "resize_position_embedding",
     "save_checkpoint",
     "segmentation_model",
+    "set_classes",
     "summary",
     "task_of",
     "text_tower",

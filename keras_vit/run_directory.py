@@ -90,13 +90,6 @@ def check_model_file(path: str | os.PathLike) -> None:
         readable_kind(file)
 
 
-def load(run: str | os.PathLike) -> tuple["keras.Model", tuple[str, ...]]:
-    """The trained model of a run and its class names. Raises UserError unless they belong together."""
-    model, labels = load_model(run), load_labels(run)
-    check_head(model, labels)
-    return model, labels
-
-
 def is_run(path: pathlib.Path) -> bool:
     """Whether a path is the directory of a finished run."""
     return all((path / name).is_file() for name in (MODEL, CONFIG))

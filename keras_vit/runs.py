@@ -9,17 +9,19 @@ import functools
 import os
 import pathlib
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from keras_vit import run_directory
-from keras_vit.checkpoints.describe import class_names_of, describe, license_of
+from keras_vit.checkpoints.describe import describe, license_of
 from keras_vit.checkpoints.fetch.find import check_name, find_checkpoint
 from keras_vit.errors import UserError
 from keras_vit.files.labels import LABELS, check_number, read_labels
 from keras_vit.files.npz import read_npz
 from keras_vit.files.remote import can_be_saved_model, existing_file, is_remote, is_web, to_path
+from keras_vit.images.formats import image_files
 from keras_vit.models.config import Classes
 from keras_vit.run_directory import SAMPLES, Samples
 from keras_vit.scores import Scoring
@@ -112,7 +114,8 @@ class Run:
 
         Raises UserError for a file that cannot be read, and for settings of a checkpoint beside a model that has them.
         """
-        from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint  # lazy: importing Keras takes seconds
+        # lazy: importing Keras takes seconds
+        from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint, load_named_model
 
         if self.texts is not None:
             from keras_vit.text.zero_shot import zero_shot
@@ -125,7 +128,7 @@ class Run:
                 self.checkpoint, image_size=size, num_heads=self.num_heads, num_groups=self.num_groups
             )
         self._refuse_settings()
-        model = run_directory.load_model(self.checkpoint)
+        model = load_named_model(self.checkpoint)
         return model if self.image_size is None else adapt(model, image_size=self.image_size)
 
     def _original_size(self) -> tuple[int, int] | None:
@@ -158,16 +161,8 @@ class Run:
 
     @functools.cached_property
     def class_names(self) -> tuple[str, ...]:
-        """`labels`, else those that the config.json of a checkpoint has for all logits; empty if nothing names them.
-
-        Loads the model.
-        """
-        if self.labels:
-            return self.labels
-        if run_directory.is_keras_model(self.checkpoint):
-            return self._saved_classes.labels if self._saved_classes else ()
-        names = class_names_of(self.checkpoint)
-        return names if len(names) == self.model.output_shape[-1] else ()
+        """The class names that the model knows, else `labels`; empty if nothing names them. Loads the model."""
+        return self.labels if (classes := self._classes) is None else classes.labels
 
     @functools.cached_property
     def samples(self) -> Samples:
@@ -198,23 +193,22 @@ class Run:
 
     @functools.cached_property
     def is_multi_label(self) -> bool:
-        """Whether an image may have several classes: as config.json of a run says, else as a head of texts is.
+        """Whether an image may have several classes: as config.json of a run says, else as the model knows.
 
         Raises UserError for a config.json that does not tell it.
         """
         file = self.file(run_directory.CONFIG)
         if file is None or self.texts is not None:
-            return self._saved_classes is not None and self._saved_classes.multi_label
+            return self._classes is not None and self._classes.multi_label
         run_directory.check_config(file)
         recipe = self.settings.get("recipe")
         return isinstance(recipe, dict) and recipe.get("loss") == "multi-label"
 
     @property
-    def _saved_classes(self) -> Classes | None:
-        """The texts that are the head of the model; loads it."""
-        from keras_vit.models.build import classes_of
+    def _classes(self) -> Classes | None:
+        from keras_vit.models.build import saved_classes  # lazy: imports Keras
 
-        return classes_of(self.model)
+        return saved_classes(self.model)
 
     def scoring(self, threshold: float | None = None) -> Scoring:
         """How its logits become probabilities and classes."""
@@ -382,9 +376,62 @@ def open_run_directory(path: str | os.PathLike) -> Run:
     return open_run(path)
 
 
+def load(path: str | os.PathLike) -> tuple["keras.Model", tuple[str, ...]]:
+    """Load a model and the names of its classes, which are empty where nothing names them.
+
+    Args:
+        path: a run directory, .keras file, checkpoint file or folder, address or official name.
+
+    Raises UserError for a run whose model and labels.txt do not belong together.
+    """
+    run = open_run(path)
+    if run.file(LABELS):
+        run_directory.check_head(run.model, run.labels)
+    return run.model, run.class_names
+
+
+def predict(
+    model: "keras.Model",
+    images: str | os.PathLike | bytes | Sequence[str | os.PathLike | bytes],
+    *,
+    batch_size: int = 32,
+) -> list[dict[str, float]]:
+    """Classify image files, and return the probability of each class by its name, the likeliest class first.
+
+    Args:
+        model: built by `keras_vit.build`, with a head.
+        images: a file, a folder, or a list of files; the bytes of a file stand for it.
+        batch_size: images per forward pass.
+
+    Returns:
+        For each image a dict of all classes. Their names are numbers where `keras_vit.classes_of` is None. The
+        probabilities sum to 1, unless an image may have several classes.
+
+    Raises UserError for a file that is no image, and for a model without a head.
+    """
+    from keras_vit.models.build import classifier_head, logits_model, preprocessing_of, saved_classes
+
+    if classifier_head(model) is None or len(model.outputs) != 1:
+        raise UserError(f"The model {model.name!r} has no classes to predict; add a head by keras_vit.adapt.")
+    files = [images] if isinstance(images, str | os.PathLike | bytes) else list(images)
+    if len(files) == 1 and not isinstance(files[0], bytes) and to_path(files[0]).is_dir():
+        files = list(image_files(to_path(files[0])))
+    classes, preprocessing, logits = saved_classes(model), preprocessing_of(model), logits_model(model)
+    scoring = Scoring(is_multi_label=classes is not None and classes.multi_label)
+    found = list[dict[str, float]]()
+    for begin in range(0, len(files), batch_size):
+        batch = np.stack([preprocessing(preprocessing.decode(file)) for file in files[begin : begin + batch_size]])
+        rows = scoring.probabilities(np.asarray(logits.predict_on_batch(batch)))
+        names = classes.labels if classes else tuple(map(str, range(rows.shape[-1])))
+        found += [{names[k]: float(row[k]) for k in np.argsort(-row, kind="stable")} for row in rows]
+    return found
+
+
 def run_of(model: "keras.Model", name: str = "a model in memory", labels: tuple[str, ...] = ()) -> Run:
-    """A run of a model in memory, without files."""
-    run = Run(name)
+    """A run of a model in memory, without files. labels: the names of its classes. Default: those that it knows."""
+    from keras_vit.models.build import classes_of  # lazy: imports Keras
+
+    run, labels = Run(name), labels or classes_of(model) or ()
     known = {"model": model, "labels": labels, "class_names": labels, "directory": None, "unknown": None}
     run.__dict__.update(known)  # as `cached_property` stores what it has computed
     return run

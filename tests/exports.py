@@ -23,17 +23,17 @@ def exported_model(
 
 def saved_model_of(model, labels, samples, output, *, origin=None, **options) -> tuple[pathlib.Path, Parity]:
     """Export it as a SavedModel."""
-    chosen = SavedModelOptions(SourceOptions(), str(output), **options)
+    chosen = SavedModelOptions(SourceOptions("a model"), str(output), **options)
     return export_saved_model(exported_model(model, labels, samples, origin), chosen)
 
 
 def tflite_of(model, labels, samples, output, formats, *, origin=None, calibration=None, **options) -> dict:
     """Export it as TFLite files."""
-    chosen = TFLiteOptions(SourceOptions(), str(output), tuple(formats), **options)
+    chosen = TFLiteOptions(SourceOptions("a model"), str(output), tuple(formats), **options)
     return export_tflite(exported_model(model, labels, samples, origin), chosen, calibration)
 
 
 def onnx_of(model, labels, samples, output, formats=("onnx",), *, origin=None, **options) -> dict:
     """Export it as ONNX or OpenVINO files."""
-    chosen = OnnxOptions(SourceOptions(), str(output), tuple(formats), **options)
+    chosen = OnnxOptions(SourceOptions("a model"), str(output), tuple(formats), **options)
     return export_onnx(exported_model(model, labels, samples, origin), chosen)

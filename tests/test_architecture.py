@@ -68,6 +68,8 @@ FLOORS = (
     "export.saved_model",
     "export.onnx",
     "export.fastest",
+    "export.from_keras",
+    "export.__init__",
     "training",  # the commands
 )
 # The one module of keras_vit that imports backends, inside its functions, because keras.ops has no gradients.

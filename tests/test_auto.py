@@ -10,7 +10,8 @@ import PIL.Image
 import pytest
 
 import keras_vit
-from keras_vit import Preprocessing, UserError, ViTConfig, cli
+from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit.cli.commands import COMMANDS
 from keras_vit.cli.progress import duration
 from keras_vit.runs import open_run
 from tests.support import FIXTURES, randomize
@@ -56,10 +57,15 @@ def test_without_a_gpu_the_features_stay_frozen_and_whole_pictures_are_shown(pic
     assert (run.directory / "evaluation.md").is_file()
     lines = printed.splitlines()
     shown = [shlex.split(line) for line in lines[lines.index("Next:") + 1 :]]
-    assert [cli.COMMANDS.keys() & {*line} for line in shown] == [{"predict"}, {"inspect"}, {"saved-model"}]
+    assert [COMMANDS.keys() & {*line} for line in shown] == [{"predict"}, {"inspect"}, {"saved-model"}]
     assert all(workdir in line for line in shown)
     with pytest.raises(UserError, match="holds a finished run; choose another --workdir"):
         auto.main(["--data", f"folder:{pictures}", "--checkpoint", str(backbone), "--workdir", workdir])
+    again = str(tmp_path / "again")  # from a model that knows the classes already
+    auto.main(["--data", f"folder:{pictures}", "--run", workdir, "--workdir", again])
+    assert "so this one stays" in capsys.readouterr().out
+    for old, new in zip(run.model.weights, open_run(again).model.weights, strict=True):
+        np.testing.assert_array_equal(np.array(old), np.array(new))
 
 
 def test_minutes_that_suffice_fine_tune_and_others_do_not(pictures, backbone, monkeypatch, capsys):

@@ -18,7 +18,7 @@ from tests.support import randomize
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = keras_vit.ViTConfig(patch_size=8, hidden_size=24, num_layers=2, num_heads=3, mlp_dim=32)
-KILLS = 10
+KILLS = int(os.environ.get("KILLS", "10"))
 STEPS = ["--batch-size", "4", "--steps", "6", "--warmup-steps", "1", "--checkpoint-every", "2", "--deterministic"]
 SIZE = ["--image-size", "48", "48"]
 # OUT is the output of each; files of these endings are equal byte for byte.
@@ -28,8 +28,8 @@ COMMANDS = {
     "review": ["--index", "index", "--output", "OUT"],
     "segment fit": ["--checkpoint", "model.keras", "--data", "folder:masks", *SIZE, *STEPS, "--head", "linear"],
     "detect fit": ["--checkpoint", "model.keras", "--data", "csv:boxes/boxes.csv", "--image-size", "48", *STEPS],
-    "saved-model": ["--run", "model.keras", "--images", "pictures", "--output", "OUT"],
-    "tflite": ["--run", "model.keras", "--images", "pictures", "--formats", "float32", "--output", "OUT"],
+    "saved-model": ["--checkpoint", "model.keras", "--images", "pictures", "--output", "OUT"],
+    "tflite": ["--checkpoint", "model.keras", "--images", "pictures", "--formats", "float32", "--output", "OUT"],
 }
 EQUAL = (".parquet", ".png", ".jpg", ".tflite", "decisions.csv", "prepared.csv", "labels.txt")
 

@@ -1,3 +1,19 @@
-"""Data, recipes, model.fit and evaluation. Read `pretrain.py` first, then `loop/pretrain.py` and `loop/setup.py`."""
+"""Data, recipes, model.fit and evaluation. Read `pretrain.py` first, then `loop/pretrain.py` and `loop/setup.py`.
+
+`training.dataset` and `training.evaluate_model` are for scripts in Keras.
+"""
+
+from typing import TYPE_CHECKING
 
 import keras_vit  # noqa: F401  (lets Keras know the layers as soon as it is imported)
+from keras_vit.lazy_imports import public_names
+
+if TYPE_CHECKING:
+    from training.evaluation.evaluate import evaluate_model
+    from training.input.keras_dataset import dataset
+else:
+    __getattr__ = public_names(
+        globals(), {"evaluation.evaluate": ["evaluate_model"], "input.keras_dataset": ["dataset"]}
+    )
+
+__all__ = ["dataset", "evaluate_model"]

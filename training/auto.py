@@ -6,6 +6,7 @@ looks at the data and the machine: a linear classifier on the frozen features of
 fine-tuning with a GPU or with --minutes, and training from scratch if there is no checkpoint. It says why.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -88,7 +89,10 @@ def _train(options: AutoOptions, checkpoint: str | None) -> tuple["DataSet | Non
             run=checkpoint, source=options.source, workdir=options.workdir, batch_size=auto.BATCH, resize=resize,
             folds=5 if source.train.num_examples < auto.FEW_IMAGES else None,
         )  # fmt: skip
-        probe(run, source, probed)
+        if (kept := auto.with_own_head(run, source, options.resize, resize)) is not None:
+            auto.save_with_own_head(run, kept, source, dataclasses.replace(probed, resize=options.resize, folds=None))
+        else:
+            probe(run, source, probed)
     return source, baseline
 
 

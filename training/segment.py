@@ -57,10 +57,7 @@ def _fit(arguments: Sequence[str]) -> None:
 def _print_next(run: str, picture: str) -> None:
     """Print what to do with a run or checkpoint; `picture` is a file, or the name of a record."""
     predict = [("segment", "predict", "--run", run, "--output", "found", picture)]
-    from keras_vit import run_directory
-
-    kind = "--run" if (pathlib.Path(run) / run_directory.CONFIG).is_file() else "--checkpoint"
-    export = ("saved-model", kind, run, "--output", "served")
+    export = ("saved-model", "--run", run, "--output", "served")
     cli.print_next([*(predict if pathlib.Path(picture).is_file() else []), export])
 
 

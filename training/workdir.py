@@ -18,7 +18,7 @@ from training.options.probes import ProbeOptions
 # Options that may change when a run is resumed: they change where and how it is computed, not the result.
 _CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "chips", "model_parallel", "shard_weights", "data_service")
 # Defaults of fields that older runs do not have.
-_NEWER = (("zero_shot_head", False), ("templates", None), ("wise_ft", 1.0), ("knn_every", None))
+_NEWER = (("zero_shot_head", False), ("templates", None), ("wise_ft", 1.0), ("knn_every", None), ("new_head", False))
 _NEWER_IN_RECIPE = (("class_weights", False),)
 # The same of runs that have --unlabelled only where it is given, and the options for it.
 _OF_UNLABELLED = ("unlabelled", "learn_by", "confidence", "rounds")

@@ -7,9 +7,10 @@ import keras
 
 from export.report import versions
 from export.source import Provenance
-from keras_vit import ViTConfig, classes_of, config_of, preprocessing_of
+from keras_vit import ViTConfig, config_of, preprocessing_of
 from keras_vit.files.tables import markdown_table
 from keras_vit.images.formats import format_list
+from keras_vit.models.build import saved_classes
 
 _SERVING = """\
 docker run -p 8500:8500 -p 8501:8501 -v "$PWD:/models/NAME" -e MODEL_NAME=NAME tensorflow/serving
@@ -93,8 +94,8 @@ def model_card(
 
 def _texts(model: keras.Model) -> list[str]:
     """The texts that the head was made of, with their templates; none for other models."""
-    classes = classes_of(model)
-    if classes is None:
+    classes = saved_classes(model)
+    if classes is None or not classes.texts:
         return []
     rows = [(label, " | ".join(texts)) for label, texts in zip(classes.labels, classes.texts, strict=True)]
     lines = ["", "## Texts", "", _OF_TEXTS, ""]

@@ -19,9 +19,10 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
     options = parser.parse(TFLiteOptions, arguments, prog="keras-vit tflite", about=__doc__)
 
-    from export.run import export_folder, open_run
+    from export.run import check_calibration, export_folder, open_run
 
     run = open_run(options.source)
+    check_calibration(options, run)
     output = export_folder(options.output)
     cli.require_tensorflow()
 

@@ -25,10 +25,13 @@ from keras_vit.files.kinds import kind_of, readable_kind
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz
 from keras_vit.files.safetensors import open_folder, open_safetensors, read_json, stored_image_size
+from keras_vit.models.config import Classes
 
 _PREFIXES = ("opt/target/", "params/img/", "params/")
 # TimmWrapper of transformers: timm's model and config.json.
 _TIMM_WRAPPER = "timm_model."
+# Files that belong to the config.json beside them.
+_IN_FOLDER = ("model.safetensors", "model.keras")
 # What training keeps beside a model, by the beginning of its keys.
 _OF_TRAINING = ("epoch", "global_step", "iteration", "lr_scheduler", "n_averaged", "optim", "scaler", "step")
 # Substrings of keys that identify unsupported models with otherwise the same arrays.
@@ -54,6 +57,8 @@ class Checkpoint:
     """Keys of arrays that are not weights, such as an optimizer's state and counters."""
     path: pathlib.Path | None = None
     """Path of the file or folder; None for the weights of a model."""
+    classes: Classes | None = None
+    """The names of its classes; None if nothing names them."""
 
     @functools.cached_property
     def file_config(self) -> FileConfig:
@@ -73,6 +78,30 @@ def read_configs(path: pathlib.Path, names: Sequence[str] = ("config.json",)) ->
     """
     folder = folder_of(path)
     return {name: read_json(folder / name) for name in names if (folder / name).is_file()}
+
+
+def belongs_to_folder(path: pathlib.Path) -> bool:
+    """Whether a path is a folder, or a file that the config.json beside it belongs to."""
+    return path.is_dir() or path.name in _IN_FOLDER
+
+
+def class_names_of(path: pathlib.Path) -> tuple[str, ...]:
+    """The class names in the config.json of transformers (id2label) or timm (label_names), in the order of the logits.
+
+    Empty if there are none, or only the placeholders LABEL_0, LABEL_1, ….
+    """
+    config = read_configs(path).get("config.json", {}) if belongs_to_folder(path) else {}
+    names = config.get("id2label") or config.get("label_names")
+    if isinstance(names, dict):
+        names = [names.get(str(index)) for index in range(len(names))]
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
+        return ()
+    return () if all(name == f"LABEL_{index}" for index, name in enumerate(names)) else tuple(names)
+
+
+def _classes_beside(path: pathlib.Path) -> Classes | None:
+    names = class_names_of(path)
+    return Classes(names) if names else None
 
 
 def folder_of(path: pathlib.Path) -> pathlib.Path:
@@ -103,7 +132,9 @@ def open_checkpoint(path: str | os.PathLike, stored_grid: tuple[int, int] | None
     counters |= {key for key in unused if key.startswith(_OF_TRAINING)}
     counters |= {key for key in unused if layout.ignored and key.startswith(layout.ignored)}
     unexpected_keys = tuple(sorted(key for key in unused if key not in counters))
-    checkpoint = Checkpoint(module, layout, weights, unexpected_keys, (*ignored, *sorted(counters)), path)
+    checkpoint = Checkpoint(
+        module, layout, weights, unexpected_keys, (*ignored, *sorted(counters)), path, _classes_beside(path)
+    )
     return checkpoint if layout.prefix_positions is not None else _without_register_positions(checkpoint, stored_grid)
 
 

@@ -8,9 +8,7 @@ import warnings
 import keras
 import numpy as np
 
-from keras_vit import run_directory
-from keras_vit.checkpoints.checkpoint import Checkpoint, folder_of, open_checkpoint
-from keras_vit.checkpoints.describe import class_names_of
+from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.from_checkpoint import load_with
 from keras_vit.checkpoints.infer_config import original_preprocessing
@@ -41,11 +39,9 @@ def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, option
     source = find_checkpoint(source)
     model = load_with(source, options)
     checkpoint = None if is_keras_model(source) else open_checkpoint(source, options.stored_grid)
-    labels = _labels(source) if options.num_classes is None else ()
     with warnings.catch_warnings(record=True) as caught:  # printed below
         warnings.simplefilter("always")
-        fits = len(labels) == written_model(model).num_classes
-        save_checkpoint(model, target, layout=layout, labels=labels if fits else ())
+        save_checkpoint(model, target, layout=layout)
     written = open_checkpoint(target)
     old_weights = {} if checkpoint is None else checkpoint.weights
     changed = []
@@ -73,14 +69,6 @@ def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, option
     for sentence in dict.fromkeys((*sentences, *format_for(saved, layout)[1].notes)):
         print(sentence)
     _report_preprocessing(model, written)
-
-
-def _labels(source: pathlib.Path) -> tuple[str, ...]:
-    """The class names of a run directory or of the config.json of a checkpoint."""
-    if not is_keras_model(source):
-        return class_names_of(source)
-    folder = folder_of(source)
-    return run_directory.load_labels(folder) if (folder / run_directory.LABELS).is_file() else ()
 
 
 def _dropped(source: Checkpoint, written: Checkpoint) -> list[str]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, folder_of, open_checkpoint, read_configs
+from keras_vit.checkpoints.checkpoint import Checkpoint, belongs_to_folder, folder_of, open_checkpoint, read_configs
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.infer_config import (
     UnknownNumHeads,
@@ -46,8 +46,6 @@ _OFFICIAL_LICENSES = {
         "Apache-2.0 (github.com/google-research/big_vision)"
     ),
 }
-# Files that belong to the config.json beside them.
-_IN_FOLDER = ("model.safetensors", "model.keras")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,34 +239,13 @@ def license_of(checkpoint: str | os.PathLike) -> str | None:
         if isinstance(place, dict) and isinstance(place.get("license"), str):
             return place["license"]
     card = folder_of(path) / "README.md"
-    if not _belongs_to_folder(path) or not card.is_file():
+    if not belongs_to_folder(path) or not card.is_file():
         return None
     front = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
     stated = front and re.search(r"^license: *([\w.+-]+) *$", front[1], re.MULTILINE)
     return stated[1] if stated else None
 
 
-def class_names_of(checkpoint: str | os.PathLike) -> tuple[str, ...]:
-    """The class names beside the weights of transformers (id2label) or timm (label_names), in the order of the logits.
-
-    Empty if there are none, or only the placeholders LABEL_0, LABEL_1, ….
-
-    Args:
-        checkpoint: as `find_checkpoint` takes it; downloaded if it is not.
-    """
-    config = _config_of(find_checkpoint(checkpoint))
-    names = config.get("id2label") or config.get("label_names")
-    if isinstance(names, dict):
-        names = [names.get(str(index)) for index in range(len(names))]
-    if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
-        return ()
-    return () if all(name == f"LABEL_{index}" for index, name in enumerate(names)) else tuple(names)
-
-
-def _belongs_to_folder(path: pathlib.Path) -> bool:
-    return path.is_dir() or path.name in _IN_FOLDER
-
-
 def _config_of(path: pathlib.Path) -> dict:
     """The config.json of a folder, or of a file that belongs to it; empty if there is none."""
-    return read_configs(path).get("config.json", {}) if _belongs_to_folder(path) else {}
+    return read_configs(path).get("config.json", {}) if belongs_to_folder(path) else {}

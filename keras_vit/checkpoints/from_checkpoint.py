@@ -7,8 +7,10 @@ import dataclasses
 import functools
 import io
 import os
+import pathlib
+import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -23,6 +25,7 @@ from keras_vit.checkpoints.infer_config import (
     infer_config,
     infer_task,
     known_image_size,
+    known_num_heads,
     original_preprocessing,
     refuse_ambiguous_settings,
     refuse_differences,
@@ -32,10 +35,21 @@ from keras_vit.checkpoints.layouts import HEADS, num_classes_of
 from keras_vit.checkpoints.load import assign, changed_layer, check_unchanged, match_weights, values_by_key
 from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import UserError
+from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.images.preprocessing import Preprocessing
-from keras_vit.models.build import build, classes_of, classifier_activation_of, config_of, preprocessing_of, set_classes
+from keras_vit.models.build import (
+    build,
+    classifier_activation_of,
+    config_of,
+    model_spec,
+    numbers_of_classes,
+    preprocessing_of,
+    saved_classes,
+    set_classes,
+)
 from keras_vit.models.config import (
+    Classes,
     Classifier,
     ConvStem,
     DetectionConfig,
@@ -48,10 +62,10 @@ from keras_vit.models.config import (
     TaskConfig,
     ViTConfig,
 )
-from keras_vit.models.layers import no_init_weights
+from keras_vit.models.layers import ModelSpec, no_init_weights
 from keras_vit.models.tasks import build_task, task_of
 from keras_vit.models.weight_resizing import ChannelRule, Resampler, adapt_channels, resize_patch_kernel
-from keras_vit.run_directory import is_keras_model, load_model
+from keras_vit.run_directory import MODEL, is_keras_model, load_model
 
 # What to do where a model with a changed graph should be rebuilt.
 _CHANGE_FIRST = "adapt the model first, and change its layers then"
@@ -64,6 +78,7 @@ def from_checkpoint(
     *,
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
+    classes: Sequence[str] | None = None,
     patch_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
     channel_rule: ChannelRule = "mean",
@@ -96,6 +111,8 @@ def from_checkpoint(
             224. Another size resamples the position embeddings.
         num_classes: None keeps the head. A number drops head and pre_logits and adds a head of zeros; 0 returns the
             features.
+        classes: instead of num_classes: the names of the new model's classes. The head keeps those of the checkpoint's
+            classes that are among them, in the new order; rows of other classes are zeros.
         patch_size: another patch size, by FlexiViT's pseudo-inverse resize. Default: that of the checkpoint.
         channels: another number of image channels. Default: that of the checkpoint.
         channel_rule: "mean" distributes the sum over the old channels, "repeat" cycles through them.
@@ -125,6 +142,7 @@ def from_checkpoint(
     options = LoadOptions(
         image_size=image_size,
         num_classes=num_classes,
+        classes=None if classes is None else tuple(classes),
         patch_size=patch_size,
         channels=channels,
         channel_rule=channel_rule,
@@ -160,7 +178,8 @@ def load_with(path: str | os.PathLike, options: LoadOptions, edit: Edit | None =
     """
     file = find_checkpoint(path)
     if is_keras_model(file):
-        return _from_keras_model(load_model(file), options)
+        return _from_keras_model(load_named_model(file), options)
+    options = dataclasses.replace(options, name=options.name or _name_of(path))
     checkpoint = open_checkpoint(file, options.stored_grid)
     refuse_unexpected_keys(checkpoint)
     config = infer_config(checkpoint, options)
@@ -179,15 +198,31 @@ def load_with(path: str | os.PathLike, options: LoadOptions, edit: Edit | None =
     num_channels = _first_kernel(checkpoint.weights)[1].shape[2]
     _warn_of_images(checkpoint, os.fspath(path), None if options.size else size, num_channels)
     preprocessing = original_preprocessing(checkpoint, size, num_channels)
+    if assumed := _assumed(checkpoint, config, options, preprocessing):
+        print(f"Not in the files of {checkpoint.path}, and assumed: {'; '.join(assumed)}.")
     if edit is not None and task is None:
         config, weights = edit(config, checkpoint.weights)
         checkpoint = dataclasses.replace(checkpoint, weights=weights)
     return _build_and_fill(checkpoint, config, preprocessing, grid, options, task)
 
 
+def load_named_model(path: pathlib.Path) -> keras.Model:
+    """Load the model of a run or .keras file; the labels.txt of a run, which a user may have edited, names its classes.
+
+    Raises UserError for a file that cannot be read.
+    """
+    model, file = load_model(path), (path if path.is_dir() else path.parent) / LABELS
+    is_of_run = path.is_dir() or path.name == MODEL
+    if is_of_run and file.is_file() and any(isinstance(layer, ModelSpec) for layer in model.layers):
+        labels, classes = read_labels(file), saved_classes(model)
+        if (classes is None or classes.labels != labels) and len(labels) in numbers_of_classes(model):
+            set_classes(model, dataclasses.replace(classes, labels=labels) if classes else Classes(labels))
+    return model
+
+
 def _of_classifiers(task: TaskConfig, options: LoadOptions) -> dict[str, str]:
     """Options that do not apply to the model of a further task, and why."""
-    refused = ["classifier", "classifier_activation", "keep_pre_logits"]
+    refused = ["classifier", "classifier_activation", "classes", "keep_pre_logits"]
     refused += ["num_classes"] if isinstance(task, DetectionConfig) or options.num_classes == 0 else []
     return dict.fromkeys(refused, f"the file is of a {type(task).__name__}, not of a classifier")
 
@@ -213,6 +248,28 @@ def _warn_of_images(checkpoint: Checkpoint, path: str, size: tuple[int, int] | N
         )
 
 
+def _name_of(path: str | os.PathLike) -> str | None:
+    """A name for the model of a checkpoint: that of its folder or file, in letters that layers may have."""
+    name = os.fsdecode(path).rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1]
+    name = re.sub(r"\.(npz|safetensors)$", "", name)
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name).strip("._-") or None
+
+
+def _assumed(
+    checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions, preprocessing: Preprocessing
+) -> list[str]:
+    """What the files of a checkpoint do not tell, although models of this format differ in it."""
+    if checkpoint.format is None or not checkpoint.format.CONFIG_FILES:
+        return []
+    file_config, assumed = checkpoint.file_config, list[str]()
+    if file_config.images is None:
+        assumed.append(preprocessing.summary())
+    if file_config.gelu is None and isinstance(config, ViTConfig):
+        assumed += [f"{config.num_heads} heads"] if known_num_heads(checkpoint, options) is None else []
+        assumed += [f"GELU {config.gelu}"] if options.gelu is None else []
+    return assumed
+
+
 _IN_KERAS_MODEL = (
     *("num_heads", "gelu", "layer_norm_epsilon", "classifier", "position_embedding"),
     *("stored_grid", "num_groups", "conv_stem_strides"),
@@ -221,11 +278,14 @@ _IN_KERAS_MODEL = (
 
 def _from_keras_model(model: keras.Model, options: LoadOptions) -> keras.Model:
     options.refuse(dict.fromkeys(_IN_KERAS_MODEL, "a .keras file contains it"))
-    if changed_layer(model):
-        if options == LoadOptions():
-            return model
-        check_unchanged(model, _CHANGE_FIRST)
     config = config_of(model)
+    if options == LoadOptions():
+        is_as_asked = not any(getattr(config, rate, 0.0) for rate in options.rates)
+        policy = model_spec(model).dtype_policy.name
+        if (is_as_asked and policy == keras.config.dtype_policy().name) or changed_layer(model):
+            return model
+    else:
+        check_unchanged(model, _CHANGE_FIRST)
     if isinstance(config, ViTConfig):
         config = dataclasses.replace(config, **options.rates)
     elif any(options.rates.values()):
@@ -264,6 +324,7 @@ def adapt(
     *,
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
+    classes: Sequence[str] | None = None,
     patch_size: int | tuple[int, int] | None = None,
     channels: int | None = None,
     channel_rule: ChannelRule = "mean",
@@ -276,6 +337,7 @@ def adapt(
         model: built by `keras_vit.build`; it stays unchanged. Its name and its frozen layers are kept.
         image_size: pixels, or (height, width). None keeps that of the model.
         num_classes: None keeps the head. A number adds a head of zeros; 0 returns the features.
+        classes: instead of num_classes, see `from_checkpoint`.
         patch_size: None keeps that of the model.
         channels: of the images. None keeps those of the model.
         channel_rule: see `from_checkpoint`.
@@ -289,6 +351,7 @@ def adapt(
     options = LoadOptions(
         image_size=image_size,
         num_classes=num_classes,
+        classes=None if classes is None else tuple(classes),
         patch_size=patch_size,
         channels=channels,
         channel_rule=channel_rule,
@@ -316,11 +379,10 @@ def _adapted(model: keras.Model, config: ModelConfig, options: LoadOptions) -> k
         size, preprocessing = preprocessing.image_size, preprocessing.for_image_size(options.image_size)
         if isinstance(config, ViTConfig) and preprocessing.image_size != size:
             options.with_patch(config).check_image_size(preprocessing.image_size)
-    checkpoint = Checkpoint(None, Layout(()), weights)
-    adapted = _build_and_fill(checkpoint, config, preprocessing, grid, options, task_of(model))
-    if options.num_classes is None:
-        set_classes(adapted, classes_of(model))
-    return adapted
+    checkpoint = Checkpoint(None, Layout(()), weights, classes=saved_classes(model))
+    if (task := task_of(model)) is not None:
+        options.refuse({"classes": f"the model is of a {type(task).__name__}, not of a classifier"})
+    return _build_and_fill(checkpoint, config, preprocessing, grid, options, task)
 
 
 def weight_of(key: str, value: Any) -> Weight:
@@ -351,7 +413,8 @@ def _build_and_fill(
         options: changes to config and preprocessing, and the arguments of `build` that no file tells.
         task: the further task of the model, if it has one.
     """
-    weights, num_classes = checkpoint.weights, options.num_classes
+    options, classes, rows = options.for_classes(checkpoint.classes)
+    weights, num_classes = _with_rows(checkpoint.weights, rows), options.num_classes
     new_head = num_classes is not None
     if not new_head:
         num_classes = num_classes_of(weights)
@@ -391,7 +454,26 @@ def _build_and_fill(
     drop = (*keep, "pre_logits/") if drops_pre_logits else keep
     checkpoint = dataclasses.replace(checkpoint, weights=weights)
     assign(model, match_weights(model, checkpoint, options.resampler, stored_grid, drop=drop, keep=keep).weights)
+    if classes is not None and len(classes.labels) in numbers_of_classes(model):
+        set_classes(model, classes)
     return model
+
+
+def _with_rows(weights: Mapping[str, Weight], rows: Sequence[int | None]) -> Mapping[str, Weight]:
+    """The weights with a head of these rows of it, that is columns of the kernel; None is a row of zeros."""
+    if not rows:
+        return weights
+    known, taken = [row is not None for row in rows], [row or 0 for row in rows]
+
+    def select(weight: Weight, array: np.ndarray) -> np.ndarray:
+        return weight.convert(array)[..., taken] * np.array(known, np.float32)
+
+    heads = {
+        key: Weight(weight.source, (*weight.shape[:-1], len(rows)), functools.partial(select, weight))
+        for key, weight in weights.items()
+        if key.startswith(HEADS)
+    }
+    return {**weights, **heads}
 
 
 def _first_kernel(weights: Mapping[str, Weight]) -> tuple[str, Weight]:

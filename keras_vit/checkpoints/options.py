@@ -3,10 +3,11 @@
 import dataclasses
 import numbers
 import typing
+from collections.abc import Sequence
 
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.errors import UserError, check_choice, check_integers
-from keras_vit.models.config import Classifier, Gelu, PositionEmbeddingKind, ViTConfig, convert_fields
+from keras_vit.models.config import Classes, Classifier, Gelu, PositionEmbeddingKind, ViTConfig, convert_fields
 from keras_vit.models.weight_resizing import ChannelRule, Resampler, check_resampler
 
 RATES = ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate")
@@ -18,6 +19,7 @@ class LoadOptions:
 
     image_size: int | tuple[int, int] | None = None
     num_classes: int | None = None
+    classes: tuple[str, ...] | None = None
     patch_size: int | tuple[int, int] | None = None
     channels: int | None = None
     channel_rule: ChannelRule = "mean"
@@ -50,6 +52,8 @@ class LoadOptions:
         check_choice("channel_rule", self.channel_rule, typing.get_args(ChannelRule))
         if self.resampler is not None:
             check_resampler(self.resampler)
+        if self.classes is not None and self.num_classes is not None:
+            raise UserError("classes has a name for each class; leave num_classes out.")
         if self.keep_pre_logits and self.num_classes is None:
             raise UserError("keep_pre_logits is for a new head; give num_classes with it, or leave it out.")
 
@@ -62,6 +66,21 @@ class LoadOptions:
     def rates(self) -> dict[str, typing.Any]:
         """The rates for further training, by field of ViTConfig."""
         return {name: getattr(self, name) for name in RATES}
+
+    def for_classes(self, known: Classes | None) -> tuple["LoadOptions", Classes | None, list[int | None]]:
+        """Resolve `classes` by those of the checkpoint; prints what becomes of the head.
+
+        Returns the options, where a head without any of these classes has `num_classes`; the classes of the new model;
+        and for a head that is kept the row of each class in it, or None for a new row.
+        """
+        if self.classes is None:
+            return self, known if self.num_classes is None else None, []
+        rows = rows_of(self.classes, known.labels if known else ())
+        print(_sentence_on_head(rows, self.classes, known))
+        if known is None or not any(row is not None for row in rows):
+            number = len(self.classes)
+            return dataclasses.replace(self, classes=None, num_classes=number), Classes(self.classes), []
+        return self, dataclasses.replace(known.selected(rows), labels=self.classes), rows
 
     def refuse(self, reasons: typing.Mapping[str, str]) -> None:
         """Raise UserError for an option that was given and does not apply; the reasons by its name."""
@@ -80,3 +99,33 @@ class LoadOptions:
     def with_patch(self, config: ViTConfig) -> ViTConfig:
         """The config with the new patch size."""
         return config if self.patch_size is None else dataclasses.replace(config, patch_size=self.patch_size)
+
+
+def rows_of(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
+    """Return where each class is among the known ones, whatever its case and with underscores for spaces; else None.
+
+    A name that several known classes share is none of them.
+    """
+    rows: dict[str, int | None] = {}
+    for row, name in enumerate(known):
+        rows[_key(name)] = None if _key(name) in rows else row
+    keys = [_key(name) for name in names]
+    return [rows.get(key) if keys.count(key) == 1 else None for key in keys]
+
+
+def _key(name: str) -> str:
+    return name.casefold().replace("_", " ").strip()
+
+
+def _sentence_on_head(rows: Sequence[int | None], names: Sequence[str], known: Classes | None) -> str:
+    new = [name for name, row in zip(names, rows, strict=True) if row is None]
+    if known is None:
+        return f"The head is new, with {len(names)} classes: the model that it begins with does not name its own."
+    if len(new) == len(names):
+        return f"The head is new: none of its {len(names)} classes is among the {len(known.labels):,} of the model."
+    if new:
+        some = f"{', '.join(new[:5])}{' …' if new[5:] else ''}"
+        return f"The head is kept for {len(names) - len(new)} of {len(names)} classes, and new for {some}."
+    of_all = "" if len(known.labels) == len(names) else f", of the {len(known.labels):,} of the model"
+    in_order = "" if list(rows) == list(range(len(rows))) else ", in the order of the data"
+    return f"The head is kept: it knows all {len(names)} classes{of_all}{in_order}."

@@ -19,7 +19,7 @@ from keras_vit.files.labels import check_number
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import to_path
 from keras_vit.files.safetensors import write_json, write_safetensors
-from keras_vit.models.build import config_of, preprocessing_of
+from keras_vit.models.build import classes_of, config_of, preprocessing_of
 from keras_vit.models.config import ModelConfig, ResNetConfig, SegmentationConfig, ViTConfig
 from keras_vit.models.tasks import task_of
 
@@ -40,7 +40,7 @@ def save_checkpoint(
             with the config.json that `timm.create_model("local-dir:…", pretrained=True)` reads.
         layout: "npz" (vit_jax, big_transfer), "npz-linen", "big_vision", "huggingface", "timm" or "torchvision".
             For big_vision, the position embedding of the class token is added to the token.
-        labels: class names, for the config.json of "huggingface" and "timm".
+        labels: class names, for the config.json of "huggingface" and "timm". Default: those that the model knows.
         two_towers: for "huggingface", the folder or name of a CLIP, SigLIP, OWL-ViT or OWLv2 with both towers: the new
             folder is a copy of it with the image tower of the model, which may have a head of texts
             (`keras_vit.zero_shot`). The text tower stays bit for bit.
@@ -57,9 +57,9 @@ def save_checkpoint(
             raise UserError("two_towers is for the layout huggingface, without labels; give that, or leave it out.")
         write_image_tower(path, os.fspath(two_towers), *image_tower(config_of(model), weights))
         return
-    written = written_model(model, labels)
-    if labels:
-        check_number(labels, "labels", written.num_classes, model.name)
+    written = written_model(model, labels or classes_of(model) or ())
+    if written.labels:
+        check_number(written.labels, "labels", written.num_classes, model.name)
     module, own = format_for(written, layout)
     for sentence in settings_to_set(written, layout, has_config=is_folder(path, layout)):
         warnings.warn(sentence, stacklevel=2)

@@ -8,16 +8,19 @@ import dataclasses
 import importlib
 import json
 import operator
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import keras
 import numpy as np
 
 from keras_vit.errors import Rules, UserError, check_choice, check_integers, explained, refuse_first
+from keras_vit.files.remote import existing_file
 from keras_vit.images import filters
+from keras_vit.images.decode import decode_file
 from keras_vit.images.formats import LARGEST_IMAGE
 from keras_vit.images.geometry import (
     Background,
@@ -56,6 +59,15 @@ _Dtype = Literal["float32", "uint8"]
 _CHOICES = {
     "resize": Resize, "interpolation": Interpolation, "library": Library, "dtype": _Dtype, "padding": Padding
 }  # fmt: skip
+
+
+def _traced_as_it_is(function: Callable) -> Callable:
+    """Mark a function as `tf.autograph.experimental.do_not_convert` does, without importing TensorFlow.
+
+    AutoGraph cannot convert the imports inside it, and would warn of them in every `Dataset.map` of a user.
+    """
+    function.autograph_info__ = {}  # type: ignore[attr-defined]
+    return function
 
 
 def _graph():
@@ -102,6 +114,8 @@ class Preprocessing:
     exif_orientation: bool = True
     """Whether an image file is turned upright by its EXIF orientation. False for models saved before this field
     existed."""
+
+    autograph_info__: ClassVar[dict] = {}  # see `_traced_as_it_is`: an instance is called, too
 
     def __post_init__(self) -> None:
         convert_fields(self)  # JSON and command lines give lists
@@ -229,6 +243,7 @@ class Preprocessing:
             value_range = float(np.mean(low)), float(np.mean(high))
         return dataclasses.replace(self, channels=channels, value_range=value_range)
 
+    @_traced_as_it_is
     def resized(self, image):
         """Resize a decoded image (..., h, w, C), 0..255 -> (..., height, width, channels), 0..255.
 
@@ -375,14 +390,27 @@ class Preprocessing:
         means = (-low / (high - low) for low, high in zip(lows, highs, strict=True))
         return tuple(float(min(max(round(255 * mean), 0), 255)) for mean in means)
 
+    @_traced_as_it_is
     def decode(self, data):
-        """An image file, a string tensor of TensorFlow -> uint8 (h, w, C), upright, as the original library decodes it.
+        """Decode an image file -> uint8 (h, w, C), upright, as the original library does.
 
-        C is that of the file, with its alpha; the formats are those of `keras_vit.images.formats`. Another file is
-        INVALID_ARGUMENT when the graph runs.
+        `tf.io.decode_jpeg` with its defaults is faster and less exact than the decoders of timm and transformers, and
+        does not turn an image upright. C is that of the file, with its alpha.
+
+        Args:
+            data: a path, or the bytes of a file: the result is a NumPy array. A string tensor of TensorFlow with the
+                bytes of a file, also in the graph of a `tf.data.Dataset`: the result is a tensor.
+
+        Raises UserError for a path or bytes that are no image; a tensor is INVALID_ARGUMENT when the graph runs.
         """
+        if isinstance(data, str | os.PathLike | bytes):
+            name = "The file" if isinstance(data, bytes) else os.fspath(data)
+            content = data if isinstance(data, bytes) else existing_file(data, "give an image file").read_bytes()
+            accurate = self.library != "tensorflow"
+            return decode_file(content, str(name), accurate=accurate, upright=self.exif_orientation)
         return _graph().decode_image(data, accurate=self.library != "tensorflow", upright=self.exif_orientation)
 
+    @_traced_as_it_is
     def read(self, data, *, most_pixels: int = LARGEST_IMAGE):
         """An image file, a string tensor of TensorFlow -> (height, width, channels), 0..255, decoded and resized.
 
@@ -390,10 +418,12 @@ class Preprocessing:
         """
         return self.resized(_graph().decode_to_channels(data, self, most_pixels=most_pixels))
 
+    @_traced_as_it_is
     def to_channels(self, image):
         """Decoded images (..., h, w, C), 1 to 4 channels -> (..., h, w, channels) of the same dtype, without alpha."""
         return to_channels(image, self.channels, self.background)
 
+    @_traced_as_it_is
     def normalize(self, image):
         """Pixels 0..255 of any dtype -> float32 in value_range; (x - 127.5) / 127.5 for the official range."""
         low, high = (np.asarray(end) for end in self.value_range)
@@ -401,6 +431,7 @@ class Preprocessing:
         zero = ops.convert_to_tensor((-low * scale).astype(np.float32))
         return (ops.cast(image, "float32") - zero) / ops.convert_to_tensor(scale.astype(np.float32))
 
+    @_traced_as_it_is
     def __call__(self, image):
         """Images -> the float32 input of a model.
 

@@ -32,10 +32,13 @@ def main(arguments: Sequence[str]) -> None:
     run_inspection(run, options)
     if run.file(run_directory.CONFIG):
         cli.print_next(run.next_commands("inspect"))
+        return
+    heads = () if options.num_heads is None else ("--num-heads", str(options.num_heads))
+    model, features = ("--run", run.name, *heads), ("--embeddings", "features", "--output", "features")
+    if run.class_names:
+        cli.print_next([("predict", *model, "--serve"), ("saved-model", *model, "--output", "served")])
     else:
-        heads = () if options.num_heads is None else ("--num-heads", str(options.num_heads))
-        features = ("--embeddings", "features", "--output", "features")
-        cli.print_next([("saved-model", "--checkpoint", run.name, *heads, *features)])
+        cli.print_next([("saved-model", *model, *features)])
 
 
 if __name__ == "__main__":

@@ -16,10 +16,8 @@ class InspectionOptions:
 
     output: pathlib.Path
     """Output directory."""
-    run: Annotated[str | None, Aliases(("--model",)), MayLead()] = None
-    """Run directory of a training command, or a .keras file. Use this or --checkpoint."""
-    checkpoint: str | None = None
-    """Checkpoint file, folder, URL, or official name such as augreg:B_16."""
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
+    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     images: str | None = None
     """Image file, folder of images, samples.npz, or a data set as --data of training takes it; default the run's
     samples.npz."""

@@ -11,14 +11,9 @@ DATA_SETS = ("digits", "tfds:", "folder:", "csv:", "tfrecord:", "tar:")
 
 
 def open_run(options: InspectionOptions) -> Run:
-    """Open the model to inspect. Raises UserError unless one of --run and --checkpoint names it."""
-    name = options.run or options.checkpoint
-    if name is None or (options.run is not None and options.checkpoint is not None):
-        raise UserError("Give either --run DIR or --checkpoint FILE, the model to inspect, and images behind --images.")
-    if options.run is not None and not name.endswith(".keras"):
-        run_directory.find(name, run_directory.MODEL)
+    """Open the model to inspect. Raises UserError for what is none."""
     size, heads, groups = options.image_size, options.num_heads, options.num_groups
-    return runs.open_run(name, image_size=size, num_heads=heads, num_groups=groups)
+    return runs.open_run(options.run, image_size=size, num_heads=heads, num_groups=groups)
 
 
 def image_source(options: InspectionOptions, run: Run) -> str:
@@ -26,11 +21,11 @@ def image_source(options: InspectionOptions, run: Run) -> str:
     if options.images:
         check_images(options.images)
         return options.images
-    if options.run is None or options.run.endswith(".keras"):
+    if (samples := run.file(run_directory.SAMPLES)) is None:
         raise UserError(
-            "--images is needed with a checkpoint or .keras file: give an image, a folder of images, or a data set."
+            f"{run.name} has no images of its own; give --images, an image, a folder of images, or a data set."
         )
-    return str(run_directory.find(run.place, run_directory.SAMPLES))
+    return str(samples)
 
 
 def check_images(source: str) -> None:

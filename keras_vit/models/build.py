@@ -3,7 +3,8 @@
 import contextlib
 import dataclasses
 import numbers
-from collections.abc import Callable, Collection, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -183,21 +184,61 @@ def preprocessing_of(model: keras.Model) -> Preprocessing:
     return Preprocessing.saved(model_spec(model).preprocessing)
 
 
-def classes_of(model: keras.Model) -> Classes | None:
-    """The classes of a model whose head are texts, see `keras_vit.zero_shot`; None for any other model.
+def classes_of(model: keras.Model) -> tuple[str, ...] | None:
+    """Return the names of a model's classes, in the order of its logits; None if the model does not know them.
 
-    A head that was replaced or changed in its number of classes is none of texts.
+    They are saved with the model: those of the checkpoint, of the training data, or of `set_classes`. A head of your
+    own has none until `set_classes` names them.
+    """
+    classes = saved_classes(model)
+    return None if classes is None else classes.labels
+
+
+def saved_classes(model: keras.Model) -> Classes | None:
+    """Return all that a model saves of its classes: names, and the texts of `keras_vit.zero_shot`; None if nothing.
+
+    Those of a head that was replaced, or changed in its number of classes, are not returned.
     """
     spec = next((layer for layer in model.layers if isinstance(layer, ModelSpec)), None)
     if spec is None or spec.classes is None:
         return None
     classes = Classes(**spec.classes)
-    return classes if model.output_shape[-1:] == (len(classes.labels),) else None
+    is_same_head = classes.head in (None, _head_name(model))
+    return classes if is_same_head and len(classes.labels) in numbers_of_classes(model) else None
 
 
-def set_classes(model: keras.Model, classes: Classes | None) -> None:
-    """Save the classes in a model that `build` created."""
+def set_classes(model: keras.Model, classes: Classes | Sequence[str] | None) -> None:
+    """Save the names of the classes in a model, in the order of its logits; `model.save` then keeps them.
+
+    Args:
+        model: built by `keras_vit.build`, or with a head of your own on such a model.
+        classes: a name for each logit; None removes them.
+
+    Raises UserError for another number of names than the model has classes.
+    """
+    if classes is not None:
+        classes = classes if isinstance(classes, Classes) else Classes(tuple(classes))
+        numbers = numbers_of_classes(model)
+        if len(classes.labels) not in numbers:
+            raise UserError(
+                f"{len(classes.labels)} class names were given, but the model {model.name!r} has "
+                f"{numbers[0] if numbers else 'no head of'} classes; give a name for each."
+            )
+        classes = dataclasses.replace(classes, head=_head_name(model))
     model_spec(model).classes = None if classes is None else dataclasses.asdict(classes)
+
+
+def numbers_of_classes(model: keras.Model) -> tuple[int, ...]:
+    """Return the number of classes of a model, and where one logit is that of no class also the number without it."""
+    if isinstance(model.output, dict):
+        logits = model.output.get("class_logits")
+        return () if logits is None else (logits.shape[-1], logits.shape[-1] - 1)
+    return (model.output_shape[-1],) if len(model.outputs) == 1 and classifier_head(model) is not None else ()
+
+
+def _head_name(model: keras.Model) -> str | None:
+    head = classifier_head(model)
+    return None if head is None else head.name
 
 
 def model_spec(model: keras.Model) -> ModelSpec:
@@ -300,15 +341,9 @@ def intermediates(model: keras.Model, names: str | Collection[str] | None = None
         names: names of the outputs; None for all that the model has. With one name instead of a list, the output is
             that tensor instead of a dict.
     """
-    config = config_of(model)
+    available = _available(model)
     if isinstance(names, str):
         return keras.Model(model.input, intermediates(model, [names]).output[names], name=f"{model.name}_{names}")
-    layers = {layer.name: layer for layer in model.layers}
-    available = _inside_vit(config, layers) if isinstance(config, ViTConfig) else _inside_resnet(config, layers)
-    if head := classifier_head(model):
-        available["logits"] = lambda: logits_model(model).output
-        if "mean_of_heads" not in layers:
-            available["pre_logits"] = lambda: head.input
     for name in names or ():
         if name not in available:
             raise UserError(
@@ -316,6 +351,39 @@ def intermediates(model: keras.Model, names: str | Collection[str] | None = None
             )
     outputs = {name: available[name]() for name in (available if names is None else names)}
     return keras.Model(model.input, outputs, name=f"{model.name}_intermediates")
+
+
+def get_layer(model: keras.Model, name: str) -> keras.layers.Layer:
+    """Return a layer of a model by a name of `intermediates`, such as "block_0" or "encoded", or by its own name.
+
+    The layer is the one whose output the intermediate is; "attention_0" is the layer that multiplies the values by the
+    probabilities. The names of the layers are the paths of the official checkpoints, with dots for slashes.
+
+    Raises UserError for a name that is neither.
+    """
+    layers = {layer.name: layer for layer in model.layers}
+    if name in layers:
+        return layers[name]
+    available = _available(model)
+    if name not in available:
+        names = [*layers, *available]
+        raise UserError(f"The model has no layer {name!r}; the nearest names are {nearest(name, names)}.")
+    if match := re.fullmatch(r"attention_(\d+)(?:_(row|column))?", name):
+        axis = f".{match[2]}" if match[2] else ""
+        return layers[f"Transformer.encoderblock_{match[1]}{axis}.MultiHeadDotProductAttention_1"]
+    tensor = available[name]()
+    return next(layer for layer in model.layers if layer.output is tensor)
+
+
+def _available(model: keras.Model) -> dict[str, Callable]:
+    """Return a function that gives the tensor for each name of `intermediates`."""
+    config, layers = config_of(model), {layer.name: layer for layer in model.layers}
+    available = _inside_vit(config, layers) if isinstance(config, ViTConfig) else _inside_resnet(config, layers)
+    if head := classifier_head(model):
+        available["logits"] = lambda: logits_model(model).output
+        if "mean_of_heads" not in layers:
+            available["pre_logits"] = lambda: head.input
+    return available
 
 
 def feature_map(model: keras.Model, name: str) -> keras.Model:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from keras_vit.errors import Rules, UserError, check_choice, check_integers, refuse_first
@@ -509,19 +509,28 @@ ModelConfig = ViTConfig | ResNetConfig
 
 @dataclasses.dataclass(frozen=True)
 class Classes:
-    """The classes of a model whose head are texts, saved with it: their names and what they were made of."""
+    """The classes of a model, saved with it: their names, and of a head of texts what it was made of."""
 
     labels: tuple[str, ...]
     """Class names, in the order of the logits."""
-    texts: tuple[tuple[str, ...], ...]
-    """The texts of each class, before the templates."""
-    templates: tuple[str, ...]
+    texts: tuple[tuple[str, ...], ...] = ()
+    """The texts of each class, before the templates; empty for a head that was trained."""
+    templates: tuple[str, ...] = ()
     """Sentences in which each text replaces {}; the embeddings of all of a class are averaged."""
     multi_label: bool = False
-    """Whether an image may have several classes: its probabilities are the sigmoid of the logits (SigLIP)."""
+    """Whether an image may have several classes: its probabilities are the sigmoid of the logits."""
+    head: str | None = None
+    """Name of the layer that makes the logits; None for a file of an older version."""
 
     def __post_init__(self) -> None:
         convert_fields(self)
+        if not all(isinstance(label, str) and "\n" not in label for label in self.labels):
+            raise UserError(f"Class names must be texts of one line, but are {self.labels!r:.200}.")
+
+    def selected(self, rows: Sequence[int | None]) -> "Classes":
+        """Return the classes of these rows; without the texts if a row is None, which is none of them."""
+        texts = tuple(self.texts[row] for row in rows if row is not None) if self.texts and None not in rows else ()
+        return dataclasses.replace(self, texts=texts, templates=self.templates if texts else ())
 
 
 def config_to_dict(config: ModelConfig | ConvStem | ShiftedPatches | TaskConfig) -> dict[str, Any]:

@@ -24,8 +24,9 @@ class ImageModel(keras.Model):
     """A functional keras.Model from images to logits, probabilities or features; see `keras_vit.build`.
 
     `fit` warns of a loss that expects probabilities if the model ends with logits, and of arrays or a tf.data.Dataset
-    whose first images are not in the range of the model's preprocessing. Neither changes what is computed: a PyDataset
-    is not read, since that may draw random numbers, nor the data of several replicas, which are divided by their graph.
+    whose first images are not in the range of the model's preprocessing; `predict` warns of such arrays. Neither
+    changes what is computed: a PyDataset is not read, since that may draw random numbers, nor the data of several
+    replicas, which are divided by their graph.
     """
 
     def fit(self, x=None, *args, **kwargs):
@@ -40,6 +41,12 @@ class ImageModel(keras.Model):
         if spec is not None and not _has_replicas(self):
             x = _with_checked_range(x, Preprocessing.saved(spec.preprocessing))
         return super().fit(x, *args, **kwargs)
+
+    def predict(self, x, *args, **kwargs):
+        spec = next((layer for layer in self.layers if isinstance(layer, ModelSpec)), None)
+        if spec is not None and (isinstance(x, np.ndarray) or keras.ops.is_tensor(x)):
+            _check_range(x[:_IMAGES], Preprocessing.saved(spec.preprocessing))
+        return super().predict(x, *args, **kwargs)
 
 
 def _has_replicas(model: keras.Model) -> bool:

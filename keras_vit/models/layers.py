@@ -79,7 +79,7 @@ class ModelSpec(keras.layers.Layer):
     Args:
         model: the model configuration as a dict.
         preprocessing: the fields of `keras_vit.Preprocessing` as a dict.
-        classes: the fields of `Classes` as a dict; None for a head that is not made of texts.
+        classes: the fields of `Classes` as a dict; None if the names of the classes are not known.
         task: the configuration of a further task, such as segmentation, as a dict; None for a classifier.
     """
 

@@ -58,7 +58,7 @@ def zero_shot(
 
     Returns:
         A functional keras.Model from images (B, height, width, 3) to logits (B, K). Their softmax are the probabilities
-        of CLIP; of SigLIP it is their sigmoid, for each text by itself. `keras_vit.classes_of(model)` tells the
+        of CLIP; of SigLIP it is their sigmoid, for each text by itself. `keras_vit.classes_of` tells the
         classes.
 
     Raises:

@@ -12,8 +12,8 @@ import safetensors.numpy
 
 import keras_vit
 from keras_vit import ConvStem, ResNetConfig, UserError
+from keras_vit.checkpoints.checkpoint import class_names_of
 from keras_vit.checkpoints.convert import convert
-from keras_vit.checkpoints.describe import class_names_of
 from keras_vit.checkpoints.formats.timm_models import timm_model
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json

@@ -118,7 +118,7 @@ MISTAKES = {
     "training.predict --run gone README.md": NAME,
     "training.predict gone README.md": NAME,
     "training.evaluate gone --data digits": NAME,
-    "export.tflite.__main__ gone --output never": RUN,
+    "export.tflite.__main__ gone --output never": NAME,
     "training.predict --run gone README.md --runner DirectRunner": "--runner needs --output with a folder for",
     "training.predict --run gone README.md -- --project x": "Options behind -- are those of a pipeline,",
     "training.embed --run gone README.md --output never": NAME,
@@ -151,26 +151,21 @@ MISTAKES = {
     "training.finetune --checkpoint augreg:B_16 --data digits --workdir README.md": "README.md exists and is not a run",
     "training.pretrain mnist-small --data digits --workdir never --image-size 30": "multiple of the patch height 7",
     "keras_vit.inspection.__main__ --checkpoint gone --output never": NAME,
-    "keras_vit.inspection.__main__ --run gone --output never": RUN,
-    "keras_vit.inspection.__main__ --output never": "Give either --run DIR or --checkpoint FILE",
-    "keras_vit.inspection.__main__ a.png --checkpoint b --output never": "Give either --run DIR or --checkpoint FILE",
-    "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --output never": "--images is needed with a checkpoint",
+    "keras_vit.inspection.__main__ --run gone --output never": NAME,
+    "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --output never": "has no images of its own; give --images",
     "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --images gone --output never": "no image or folder 'gone'",
     "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --figures map --output never": "--figures",
-    "export.saved_model.__main__ --run gone --output never": RUN,
+    "export.saved_model.__main__ --run gone --output never": NAME,
     "export.saved_model.__main__ --checkpoint gone --output never": NAME,
-    "export.tflite.__main__ --run gone --output never": RUN,
-    "export.tflite.__main__ --output never": "An export takes either --run DIR or",
-    "export.tflite.__main__ --run . --labels x --output never": "--labels belong to --checkpoint, but --run",
+    "export.tflite.__main__ --run gone --output never": NAME,
+    "export.tflite.__main__ --run . --labels x --output never": "is not a finished run: it has no model.keras",
     "export.tflite.__main__ --checkpoint augreg:B_16 --output README.md": "README.md is a file; --output takes a",
     f"{TUNE} --data digits": "Give either --checkpoint, a file, folder,",
     "export.tflite.__main__ --run . --output never --formats float16 --calibration x": "--calibration applies only to",
     "export.tflite.__main__ --run . --output never --formats int8-weights --calibration-images 9": (
         "--calibration-images applies only to"
     ),
-    "export.tflite.__main__ --checkpoint augreg:B_16 --output never --calibration-images 9": (
-        "--calibration-images applies only to"
-    ),
+    "export.tflite.__main__ --checkpoint augreg:B_16 --output never --calibration-images 9": "has no images for --cali",
     "export.tflite.__main__ --checkpoint augreg:B_16 --output never --labels gone": "There is no file 'gone'; --labels",
     "keras_vit.inspection.__main__ --checkpoint augreg:B_16 --images . --output never --labels gone": (
         "There is no file 'gone'; --labels takes a"
@@ -179,7 +174,7 @@ MISTAKES = {
     "export.tflite.__main__ --checkpoint hf:gone --output never": "must be hf:owner/name",
     "export.tflite.__main__ --run gone --output never --formats int8 --dynamic-batch": "leave --dynamic-batch out",
     "export.tflite.__main__ --run gone --output never --formats int8 --target gpu": "A GPU computes in floating point",
-    "export.onnx.__main__ --run gone --output never": RUN,
+    "export.onnx.__main__ --run gone --output never": NAME,
     "export.onnx.__main__ --run . --output never": "is not a finished run: it has no model.keras",
 }
 

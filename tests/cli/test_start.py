@@ -55,9 +55,9 @@ PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
         (training.pretrain, [*PRETRAIN, "--model.patch-size", "3"], "multiple of the patch height"),
         (training.pretrain, [*PRETRAIN, "--model.num-heads", "7"], "multiple of num_heads"),
         (training.evaluate, ["--run", "nowhere", "--data", "digits"], "no file, folder or official checkpoint"),
-        (saved_model, ["--run", "nowhere", "--output", "x"], "no run directory 'nowhere'"),
+        (saved_model, ["--run", "nowhere", "--output", "x"], "no file, folder or official checkpoint 'nowhere'"),
         (saved_model, ["--run", "r", "--output", "o", "--merge-tokens", "8", "--attention"], "--merge-tokens"),
-        (tflite, ["--run", "nowhere", "--output", "x"], "no run directory 'nowhere'"),
+        (tflite, ["--run", "nowhere", "--output", "x"], "no file, folder or official checkpoint 'nowhere'"),
     ],
 )
 def test_a_mistake_is_one_sentence(command, arguments, words, tmp_path, monkeypatch):

@@ -253,7 +253,7 @@ def test_a_soup_and_an_export_of_such_runs_are_of_their_kind(place, tmp_path):
     soup.main([str(place / "run"), str(tmp_path / "other"), "--output", str(tmp_path / "soup")])
     assert open_run(tmp_path / "soup").is_multi_label
     labels = place / "run" / "labels.txt"
-    options = SourceOptions(checkpoint=str(place / "run"), labels=str(labels))
+    options = SourceOptions(run=str(place / "run"), labels=str(labels))
     assert open_model(export_run.open_run(options), options).origin.multi_label
 
 

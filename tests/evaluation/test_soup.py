@@ -44,7 +44,7 @@ def _runs(tmp_path) -> list[str]:
 
 def test_a_uniform_soup_is_a_run_with_the_mean_of_the_weights(runs, tmp_path):
     soup.main([*runs, "--output", str(tmp_path / "soup")])
-    model, labels = run_directory.load(tmp_path / "soup")
+    model, labels = keras_vit.load(tmp_path / "soup")
     assert labels == DIGITS
     every = [run_directory.load_model(run).get_weights() for run in runs]
     for mean, *weights in zip(model.get_weights(), *every, strict=True):

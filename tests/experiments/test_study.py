@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit import ConvStem, ResNetConfig, ShiftedPatches, UserError, run_directory
+import keras_vit
+from keras_vit import ConvStem, ResNetConfig, ShiftedPatches, UserError
 from keras_vit.models.complexity import costs
 from training import lock, study
 from training.experiments import runner, trial
@@ -133,7 +134,7 @@ def test_a_study_leaves_runs_numbers_table_and_figure(done):
         assert row["curve"] == [[record["step"], record["val_accuracy"]] for record in records]
         assert row["accuracy"] == {"values": [records[-1]["val_accuracy"]], "mean": records[-1]["val_accuracy"],
                                    "interval": None}  # fmt: skip
-        model, _ = run_directory.load(run)
+        model, _ = keras_vit.load(run)
         assert row["parameters"] == model.count_params()
     assert (done / "figure.png").read_bytes().startswith(b"\x89PNG")
     page = (done / "results.md").read_text()
@@ -162,7 +163,7 @@ def test_runs_of_another_study_are_refused(done):
 def test_the_few_shot_accuracy_is_that_of_the_command(done, tmp_path):
     run = next((done / "runs").glob("token-*-seed0"))
     source = digits()
-    model, _ = run_directory.load(run)
+    model, _ = keras_vit.load(run)
     preprocessing = RECIPES["study-small"].preprocessing(1)
     preprocessing = dataclasses.replace(preprocessing, image_size=(8, 8))
     train, evaluation = features_of(model, source, preprocessing=preprocessing, batch_size=64, cache=tmp_path)

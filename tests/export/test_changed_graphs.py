@@ -242,7 +242,7 @@ def test_a_saved_model_is_of_the_changed_model_in_a_file(change, tmp_path):
     model = CHANGES[change]()
     model.save(tmp_path / "mine.keras")
     (tmp_path / LABELS).write_text("\n".join(NAMES))
-    options = SourceOptions(checkpoint=str(tmp_path / "mine.keras"), labels=str(tmp_path / LABELS))
+    options = SourceOptions(run=str(tmp_path / "mine.keras"), labels=str(tmp_path / LABELS))
     _check_saved_model(model, open_model(open_run(options), options), tmp_path / "served")
 
 

@@ -26,7 +26,7 @@ def tiny(**options):
 
 
 def phone(directory, *formats):
-    return TFLiteOptions(SourceOptions(), str(directory), formats)
+    return TFLiteOptions(SourceOptions("memory"), str(directory), formats)
 
 
 @pytest.fixture(name="clip", scope="module")

@@ -77,7 +77,11 @@ def test_forms_are_measured_in_processes_of_their_own_and_others_named_with_the_
 
     monkeypatch.setattr(compare, "_write", write)
     options = FastestOptions(
-        SourceOptions(), str(tmp_path), batch_size=3, rounds=2, formats=("tflite", "tflite-int8-dynamic", "onnx")
+        SourceOptions("a model"),
+        str(tmp_path),
+        batch_size=3,
+        rounds=2,
+        formats=("tflite", "tflite-int8-dynamic", "onnx"),
     )
     [form], left_out = compare_forms(exported, options)
     assert form.exact

@@ -38,7 +38,7 @@ def exported(task: str):
     model = randomize(keras_vit.models.tasks.build_task(TINY, TASKS[task], PREPROCESSING))
     if task in ("instance", "panoptic"):  # segments that are likely
         model.get_layer("class_head").kernel.assign(3.0 * model.get_layer("class_head").kernel.numpy())
-    source = open_segmentation(run_of(model, labels=LABELS), SourceOptions(checkpoint="memory"))
+    source = open_segmentation(run_of(model, labels=LABELS), SourceOptions(run="memory"))
     samples = random_images(PREPROCESSING)
     few = dataclasses.replace(samples, encoded=samples.encoded[:3], labels=samples.labels[:3])
     return Segmentation(dataclasses.replace(source.exported, labels=LABELS, samples=few))
@@ -83,7 +83,7 @@ def test_a_saved_model_answers_in_the_loader_of_c_plus_plus(tmp_path):
 )
 def test_tflite_files_have_the_same_outputs_at_a_fixed_size(task, tmp_path):
     written = export_tflite(
-        exported(task), TFLiteOptions(SourceOptions(), str(tmp_path / "phone"), ("float32", "int8-dynamic"))
+        exported(task), TFLiteOptions(SourceOptions("memory"), str(tmp_path / "phone"), ("float32", "int8-dynamic"))
     )
     assert written["float32"][1]["equal_pixels"] >= 0.999
     assert written["int8-dynamic"][1]["equal_pixels"] >= 0.9
@@ -97,7 +97,7 @@ def test_onnx_files_have_the_same_outputs_at_a_fixed_size(task, tmp_path):
     pytest.importorskip("onnxruntime")
     from export.onnx.task import export_task
 
-    options = OnnxOptions(SourceOptions(checkpoint="memory"), str(tmp_path / "portable"))
+    options = OnnxOptions(SourceOptions(run="memory"), str(tmp_path / "portable"))
     ((path, measures),) = export_task(exported(task), options)
     assert path.is_file()
     assert measures["equal_pixels"] >= 0.999

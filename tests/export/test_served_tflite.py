@@ -72,4 +72,4 @@ def test_a_file_with_other_probabilities_is_refused(exported, expected, tmp_path
 
 def test_merged_tokens_are_not_in_the_file():
     with pytest.raises(UserError, match="--merge-tokens .* --tflite"):
-        SavedModelOptions(SourceOptions(), "served", tflite=True, merge_tokens=2)
+        SavedModelOptions(SourceOptions("memory"), "served", tflite=True, merge_tokens=2)

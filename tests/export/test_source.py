@@ -37,7 +37,7 @@ def _place(tmp_path) -> pathlib.Path:
 
 
 def arguments(place: pathlib.Path, **changes) -> dict:
-    return {"checkpoint": str(place / "vit.npz"), "labels": str(place / "labels.txt"), "num_heads": 3, **changes}
+    return {"run": str(place / "vit.npz"), "labels": str(place / "labels.txt"), "num_heads": 3, **changes}
 
 
 def opened(options: dict) -> ExportedModel:
@@ -120,9 +120,7 @@ def test_the_image_size_can_be_changed(place):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"checkpoint": None}, "takes either --run DIR or --checkpoint FILE; pass one"),
-        ({"run": "x"}, "takes either --run DIR or --checkpoint FILE; pass one"),
-        ({"run": "x", "checkpoint": None}, "--labels, --num-heads belong to --checkpoint, but --run is set"),
+        ({"run": "model.tflite"}, "model.tflite is an export already"),
         ({"labels": None}, "does not name its 3 classes; pass --labels FILE with one name per line"),
         ({"labels": "nowhere.txt"}, "There is no file 'nowhere.txt'; --labels takes a text file"),
         ({"labels": "two.txt"}, "two.txt names 2 classes, but the model .* has 3"),
@@ -147,7 +145,7 @@ def test_a_checkpoint_without_a_head_is_refused_before_its_labels(place):
         UserError,
         match="has no classes to serve; export the features by --embeddings, or add a head by keras_vit.adapt",
     ):
-        opened(arguments(place, checkpoint=str(place / "features.npz")))
+        opened(arguments(place, run=str(place / "features.npz")))
 
 
 def test_a_model_with_its_own_call_need_not_have_inputs():

@@ -423,7 +423,7 @@ def test_calibration_images_are_training_images(tmp_path):
 def test_an_impossible_share_of_disagreement_is_refused():
     for share in (-0.1, 1.1, float("nan")):
         with pytest.raises(UserError, match="--max-disagreement must be"):
-            check_ranges(TFLiteOptions(SourceOptions(), "x", max_disagreement=share))
+            check_ranges(TFLiteOptions(SourceOptions("a model"), "x", max_disagreement=share))
 
 
 def test_the_same_model_gives_the_same_file(phone):

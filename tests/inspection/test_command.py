@@ -372,9 +372,8 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch
     vit = ["--checkpoint", str(FIXTURES / "vit_token.npz"), "--output", "out"]
     bit = ["--checkpoint", str(FIXTURES / "hf_bit"), "--output", "out", "--images", str(run / "samples.npz")]
     mistakes = {
-        "Give either --run DIR or --checkpoint FILE": ["--output", "out"],
-        "There is no run directory 'nowhere'": ["--run", "nowhere", "--output", "out"],
-        "--images is needed with a checkpoint": vit,
+        "There is no file, folder or official checkpoint 'nowhere'": ["--run", "nowhere", "--output", "out"],
+        "vit_token.npz has no images of its own; give --images": vit,
         "There is no image or folder 'cat.png'; --images takes": [*vit, "--images", "cat.png"],
         "file is not a readable picture: ": [*vit, "--images", "file"],
         "The folder 'empty' contains no image": [*vit, "--images", "empty"],

@@ -50,7 +50,7 @@ def _untrained(handed_over) -> Callable[..., keras.Model]:
 def test_a_run_becomes_a_run_at_another_resolution(upstream, tmp_path):
     folder = tmp_path / "run"
     finetune.main([*COMMAND, "--checkpoint", str(upstream.path), "--workdir", str(folder), "--image-size", "16", "12"])
-    model, labels = run_directory.load(folder)
+    model, labels = keras_vit.load(folder)
     assert model.input_shape == (None, 16, 12, 1)
     assert labels == tuple("0123456789")
     settings = json.loads((folder / "config.json").read_text())["settings"]
@@ -61,9 +61,9 @@ def test_a_run_becomes_a_run_at_another_resolution(upstream, tmp_path):
 
 
 def test_it_starts_from_the_weights_with_positions_resized_and_a_new_head(upstream, untrained, tmp_path):
-    before, _ = run_directory.load(upstream.path)
+    before, _ = keras_vit.load(upstream.path)
     workdir = ["--workdir", str(tmp_path / "run")]
-    model = untrained("--checkpoint", str(upstream.path), "--image-size", "16", "12", *workdir)
+    model = untrained("--checkpoint", str(upstream.path), "--image-size", "16", "12", *workdir, "--new-head")
     old, new = ({weight.path: np.array(weight) for weight in each.weights} for each in (before, model))
     (table,) = (path for path in old if old[path].ndim == 3 and "posembed" in path)
     expected = keras_vit.resize_position_embedding(old[table], (2, 2), (4, 3), 1)
@@ -149,7 +149,7 @@ def test_layers_are_frozen_by_name(upstream, tmp_path):
     command = replaced(command, "--warmup-steps", "0", "--decay", "constant")
     folder = tmp_path / "run"
     finetune.main([*command, "--workdir", str(folder), "--freeze", "embedding", "Transformer.encoderblock_0"])
-    (before, _), (after, _) = run_directory.load(upstream.path), run_directory.load(folder)
+    (before, _), (after, _) = keras_vit.load(upstream.path), keras_vit.load(folder)
     old, new = ({weight.path: np.array(weight) for weight in each.weights} for each in (before, after))
     for path in old:
         frozen = path.startswith(("embedding", "Transformer.encoderblock_0"))

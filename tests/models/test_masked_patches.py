@@ -199,7 +199,7 @@ def test_a_run_learns_and_ends_with_the_features_of_its_model(finished):
 
 def test_a_run_without_classes_says_what_it_needs(finished):
     with pytest.raises(UserError, match="If the model ends with features, add a head with keras-vit finetune"):
-        run_directory.load(finished.path)
+        keras_vit.load(finished.path)
 
 
 @pytest.mark.slow
@@ -208,7 +208,7 @@ def test_a_run_is_fine_tuned_to_classes(finished, tmp_path):
     command += ["--warmup-steps", "1", "--image-size", "8", "8", "--learning-rate", "1e-9"]
     finetune.main([*command, "--checkpoint", str(finished.path), "--workdir", str(tmp_path / "fine")])
     before = run_directory.load_model(finished.path)
-    after, _ = run_directory.load(tmp_path / "fine")
+    after, _ = keras_vit.load(tmp_path / "fine")
     assert after.output_shape == (None, 10)
     old = {weight.path: np.array(weight) for weight in before.weights}
     for path, value in old.items():

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import socket
 import threading
 import urllib.error
@@ -28,6 +29,9 @@ class Decoder:
 
     def answer(self, data: bytes, name: str) -> str:
         return f"{name} {inspection.decode(data, name, most_pixels=LARGEST_SERVED).pixels.shape}"
+
+    def values(self, data: bytes, name: str) -> dict:
+        return {"size": self.answer(data, name)}
 
 
 @pytest.fixture(name="port", scope="module")
@@ -74,11 +78,13 @@ def test_the_page_classifies_what_is_sent_to_it(tmp_path):
     server = open_server(classifier, 0)
     with answering(server):
         assert "Drop a picture here" in answer(int(server.effective_port))[1]
+        json_text = answer(int(server.effective_port), stream.getvalue(), Accept="application/json")[1]
         status, page = answer(int(server.effective_port), stream.getvalue(), **{"X-Name": "my%20cat.png"})
     assert status == 200
     assert "my cat.png" in page
     best, second = np.argsort(-logits)[:2]
     assert page.index(f"class {best}") < page.index(f"class {second}")
+    assert [each["class"] for each in json.loads(json_text)["classes"][:2]] == [f"class {best}", f"class {second}"]
     keras.backend.clear_session()
 
 
@@ -106,6 +112,9 @@ def test_foreign_pages_are_refused(port, headers, status):
 def test_names_and_images_are_limited(port):
     assert answer(port, picture(), **{"X-Name": "%C3%A4" * 1000}) == (200, "ä" * 150 + " (2, 3, 1)")
     assert answer(port, b"no picture")[0] == 422
+    status, text = answer(port, b"no picture", Accept="application/json")
+    assert status == 422
+    assert "error" in json.loads(text)
     status, text = answer(port, picture((4000, 8001)))
     assert status == 422
     assert "32,004,000 pixels, and at most 32,000,000 are read" in text

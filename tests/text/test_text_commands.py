@@ -122,7 +122,7 @@ def test_evaluate_takes_texts_whose_names_are_those_of_the_data(tmp_path):
 @pytest.mark.parametrize("name", [CLIP, SIGLIP])
 def test_a_saved_model_of_texts_tells_exports_its_classes_and_their_kind(name, tmp_path):
     keras_vit.zero_shot(name, texts_of(name)).save(tmp_path / "texts.keras")
-    options = SourceOptions(checkpoint=str(tmp_path / "texts.keras"))
+    options = SourceOptions(run=str(tmp_path / "texts.keras"))
     source = open_model(open_run(options), options)
     assert source.labels == tuple(texts_of(name))
     assert source.origin.multi_label == (name == SIGLIP)
@@ -239,7 +239,7 @@ def test_a_run_of_texts_begins_with_them_goes_halfway_back_predicts_and_is_expor
     for before, after, found in zip(start.weights, trained.weights, half.weights, strict=True):
         mean = (np.asarray(before) + np.asarray(after)) / 2
         np.testing.assert_allclose(np.asarray(found), mean, rtol=0, atol=1e-6)
-    assert keras_vit.classes_of(trained) is None
+    assert keras_vit.classes_of(trained) == ("w11_w21", "w9")
     capsys.readouterr()
     predict.main(["--run", str(tmp_path / "half"), "data/test/w9/0.png"])
     assert "w11_w21" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import keras_vit
+from keras_vit.models.build import saved_classes
 from tests.support import FIXTURES
 from tests.text.towers import ALL, CLIP, LEGACY, OPEN_CLIP, SIGLIP, TOWERS, golden, texts_of, with_tokenizer
 
@@ -183,7 +184,7 @@ def test_open_clip_with_a_text_tower_of_its_own_and_the_bias_of_siglip_is_read(t
     shutil.copy(with_tokenizer(OPEN_CLIP, tmp_path / "tokens") / "tokenizer.json", folder)
     model = keras_vit.zero_shot(folder, texts_of(OPEN_CLIP))
     np.testing.assert_allclose(embed_images(model, io), io["logits_per_image"] - 3.0, rtol=0, atol=1e-5)
-    assert keras_vit.classes_of(model).multi_label
+    assert saved_classes(model).multi_label
 
 
 def embed_images(model, io):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import keras_vit
+from keras_vit.models.build import saved_classes
 from keras_vit.text.templates import TEMPLATES
 from tests.support import FIXTURES
 from tests.text.towers import ALL, CLIP, SIGLIP, TOWERS, golden, texts_of, with_tokenizer
@@ -23,8 +24,8 @@ def test_logits_are_those_of_both_towers(name, tmp_path):
     model = keras_vit.zero_shot(with_tokenizer(name, tmp_path / name), texts_of(name))
     io = golden(name)
     np.testing.assert_allclose(logits_of(model, io["images"]), io["logits_per_image"], rtol=0, atol=1e-5)
-    assert keras_vit.classes_of(model).labels == tuple(texts_of(name))
-    assert keras_vit.classes_of(model).multi_label == (name == SIGLIP)
+    assert keras_vit.classes_of(model) == tuple(texts_of(name))
+    assert saved_classes(model).multi_label == (name == SIGLIP)
 
 
 @pytest.fixture(name="folder", scope="module")
@@ -50,7 +51,7 @@ def test_a_class_of_several_texts_in_several_templates_has_their_mean(folder):
     kernel = keras.ops.convert_to_numpy(model.get_layer("head").kernel)[:, 0]
     expected = mean / np.linalg.norm(mean)
     np.testing.assert_allclose(kernel / np.linalg.norm(kernel), expected, rtol=0, atol=1e-6)
-    saved = keras_vit.classes_of(model)
+    saved = saved_classes(model)
     assert saved.texts == (("w5", "w6"), ("w7 w8",))
     assert saved.templates == ("w3 {}", "{} w4")
 
@@ -73,10 +74,10 @@ def test_a_saved_model_keeps_classes_and_logits(folder, tmp_path):
     model = keras_vit.zero_shot(folder, texts_of(CLIP))
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert keras_vit.classes_of(loaded) == keras_vit.classes_of(model)
+    assert saved_classes(loaded) == saved_classes(model)
     np.testing.assert_allclose(logits_of(loaded, images), logits_of(model, images), rtol=0, atol=1e-6)
     again = keras_vit.from_checkpoint(tmp_path / "model.keras")
-    assert keras_vit.classes_of(again) == keras_vit.classes_of(model)
+    assert saved_classes(again) == saved_classes(model)
 
 
 def test_pre_logits_are_the_normalized_embedding_of_the_image(folder):
@@ -92,7 +93,7 @@ def test_pre_logits_are_the_normalized_embedding_of_the_image(folder):
 def test_another_image_size_keeps_the_classes_and_another_head_does_not(folder):
     model = keras_vit.zero_shot(folder, texts_of(CLIP), image_size=28)
     assert keras_vit.preprocessing_of(model).image_size == (28, 28)
-    assert keras_vit.classes_of(keras_vit.adapt(model, image_size=20)) == keras_vit.classes_of(model)
+    assert saved_classes(keras_vit.adapt(model, image_size=20)) == saved_classes(model)
     fresh = keras_vit.adapt(model, num_classes=len(texts_of(CLIP)))
     assert keras_vit.classes_of(fresh) is None
     assert not np.asarray(fresh.get_layer("head").kernel).any()

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from keras_vit import inspection
 from keras_vit.files.atomic import atomic_write
@@ -32,6 +33,12 @@ class DetectionPage:
         image = inspection.decode(data, name, preprocessing=self.detector.preprocessing, most_pixels=LARGEST_SERVED)
         (objects,) = self.detector.detect([image], self.top, self.threshold)
         return _page(self.detector, [(image, objects)], [])
+
+    def values(self, data: bytes, name: str) -> dict[str, Any]:
+        """The objects on one picture in COCO's format. Raises UserError for bytes that are none."""
+        image = inspection.decode(data, name, preprocessing=self.detector.preprocessing, most_pixels=LARGEST_SERVED)
+        (objects,) = self.detector.detect([image], self.top, self.threshold)
+        return found_document(self.detector.labels, [(image, objects)])
 
 
 def detect(detector: Detector, files: Sequence[pathlib.Path], options: DetectPredictOptions) -> None:

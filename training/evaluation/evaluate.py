@@ -2,22 +2,25 @@
 
 import json
 
+import keras
 import numpy as np
 
 from keras_vit import UserError, run_directory
 from keras_vit.errors import Rules, refuse_first
 from keras_vit.files.atomic import write_text
 from keras_vit.files.tables import short_name
+from keras_vit.runs import run_of
 from keras_vit.unknown_score import KINDS
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels
-from training.evaluation.multi_label import write_multi_label_report
+from training.evaluation.multi_label import measure_multi_label, write_multi_label_report
 from training.evaluation.predictions import open_comparison
-from training.evaluation.predictors import Predictor
+from training.evaluation.predictors import Predictor, open_predictor
 from training.evaluation.report import Subject, calibration_sentence, write_report
 from training.evaluation.temperature import calibration
 from training.input.checks import check_classes
 from training.input.known_images import check_evaluation_images, may_know_images
-from training.input.sources import DataSet
+from training.input.sources import DataSet, open_source
+from training.options.common import DataOptions, InputOptions, StrategyOptions
 from training.options.evaluate import EvaluateOptions
 from training.workdir import report_directory
 
@@ -75,6 +78,29 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
     return metrics
 
 
+def evaluate_model(model: keras.Model, data: str | DataOptions, *, batch_size: int = 64) -> dict:
+    """Measure a model on the evaluation images of a data set, as `keras-vit evaluate` does, without a report.
+
+    Args:
+        model: built by keras_vit, with a head for the classes of the data.
+        data: as `--data` of the commands takes it, such as "folder:pictures"; `DataOptions` for its further options.
+        batch_size: images per forward pass.
+
+    Returns:
+        The metrics of evaluation.json by name, such as "accuracy" and "log_loss"; "mean_average_precision" for images
+        of several classes each.
+
+    Raises UserError for data of other classes.
+    """
+    options = DataOptions(data) if isinstance(data, str) else data
+    source = open_source(options, multi_label=True)
+    predictor = open_predictor(run_of(model), InputOptions(), StrategyOptions("single"))
+    check_same_classes(predictor, source)
+    logits, labels = predictor.predict(source.evaluation, batch_size)
+    check_logits(logits)
+    return (measure_multi_label if source.multi_label else measure)(logits, labels, source.labels)
+
+
 def _rules(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> Rules:
     """Model, data and options agree on whether an image may have several classes."""
     name, of_model, kinds = predictor.run.name, predictor.is_multi_label, ("one class each", "several classes each")
@@ -92,8 +118,10 @@ def _rules(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> R
 
 def check_same_classes(predictor: Predictor, source: DataSet) -> None:
     """Raise UserError unless the classes of the data are the model's, or as many where it does not name them."""
-    if predictor.labels:
-        check_classes(predictor.labels, source.labels)
+    names, is_published = predictor.labels, not predictor.is_export and not run_directory.is_ours(predictor.run.place)
+    # A published checkpoint may name the same classes by other words; those of one set must be in one order.
+    if names and not (is_published and {*names} != {*source.labels}):
+        check_classes(names, source.labels)
     elif predictor.num_classes != len(source.labels):
         raise UserError(
             f"The model has {predictor.num_classes} classes and the data have {len(source.labels)}; evaluate on data "

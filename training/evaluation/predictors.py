@@ -73,6 +73,7 @@ def _keras_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions
     strategy = _open_strategy(devices)
     with strategy.scope():
         model = logits_model(run.model)
+    labels = run.class_names
     if run.labels:
         run_directory.check_head(model, run.labels)
     shape = model.output_shape
@@ -110,7 +111,7 @@ def _keras_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions
         )
 
     is_multi_label = run.is_multi_label if run.file(run_directory.CONFIG) else None
-    return Predictor(run, "Keras model", shape[1], run.labels, predict, is_multi_label, is_export=False)
+    return Predictor(run, "Keras model", shape[1], labels, predict, is_multi_label, is_export=False)
 
 
 def _refuse_contradiction(overrides: InputOptions, own: Preprocessing, fields: Collection[str], run: Run) -> None:

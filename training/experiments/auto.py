@@ -7,11 +7,14 @@ import numpy as np
 import sklearn.model_selection
 import tensorflow as tf
 
+import keras_vit
 from keras_vit import Preprocessing, UserError, run_directory
 from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.options import rows_of
 from keras_vit.cli.progress import Progress, duration
 from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
+from keras_vit.models.build import logits_model
 from keras_vit.runs import Run, open_run
 from keras_vit.text.checkpoint import has_text_tower
 from keras_vit.text.classes import classes_of_labels
@@ -19,6 +22,9 @@ from training.evaluation.predictors import outputs
 from training.features.linear_head import new_probe, one_thread
 from training.input.dataset import Split, random_subset, typical_image
 from training.input.sources import DataSet
+from training.loop.build import rebuilt
+from training.options.probes import LinearProbeOptions
+from training.probes.classifier import save_probe
 from training.probes.features import features_of_split
 from training.recipes.auto import DataFacts, auto_finetune_recipe
 
@@ -176,6 +182,53 @@ def resize_for(run: Run, source: DataSet) -> Resize | None:
         + ("; the difference is within the noise, so nothing is cut off." if is_padded and padded < cropped else ".")
     )
     return "pad" if is_padded else None
+
+
+def with_own_head(run: Run, source: DataSet, given: Resize | None, of_probe: Resize | None) -> keras.Model | None:
+    """Return the model with its own head for the classes of the data, where that head is no worse than a new one.
+
+    None if the model does not know all classes, or if a linear classifier on its frozen features is better on some
+    training images, by cross-validation.
+
+    Args:
+        run: the checkpoint.
+        source: the data.
+        given: how the user wants images to be resized; None as the model does.
+        of_probe: how images are resized for the linear classifier; None as the model does.
+    """
+    names = keras_vit.classes_of(run.model)
+    if source.multi_label or names is None or None in rows_of(source.labels, names):
+        return None
+    some = source.train
+    if some.num_examples > 2 * _COMPARED:
+        some = random_subset(some, _COMPARED, seed=0)
+    own = run.preprocessing
+    preprocessing, probed_with = (
+        own if resize in (None, own.resize) else own.with_resize(resize, None) for resize in (given, of_probe)
+    )
+    model = logits_model(keras_vit.adapt(run.model, classes=source.labels))
+    count = len(source.labels)
+    logits, labels = outputs(model.predict_on_batch, some, preprocessing, num_classes=count, batch_size=BATCH)
+    accuracy, probed = float(np.mean(logits.argmax(axis=-1) == labels)), _accuracy(run, some, probed_with) or 0.0
+    is_kept = accuracy >= probed
+    print(
+        f"On {some.num_examples} training images this head reaches {accuracy:.1%}, and a new one {probed:.1%} "
+        f"({_FOLDS}-fold cross-validation), so {'this one stays' if is_kept else 'a new one is fitted'}."
+    )
+    return rebuilt(model, preprocessing) if is_kept else None
+
+
+def save_with_own_head(run: Run, model: keras.Model, source: DataSet, options: LinearProbeOptions) -> None:
+    """Write the run directory of a model that keeps its head, with the accuracy on the evaluation images."""
+    logits, labels = outputs(
+        model.predict_on_batch,
+        source.evaluation,
+        keras_vit.preprocessing_of(model),
+        num_classes=len(source.labels),
+        batch_size=BATCH,
+    )
+    accuracy = float(np.mean(logits.argmax(axis=-1) == labels))
+    save_probe(to_path(options.workdir or ""), run, model, source, options, accuracy)
 
 
 def _accuracy(run: Run, split: Split, preprocessing: Preprocessing) -> float | None:

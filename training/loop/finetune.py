@@ -1,4 +1,4 @@
-"""Fine-tune a checkpoint: load it with a new head, at the recipe's resolution, and train."""
+"""Fine-tune a checkpoint: load it with a head for the classes of the data, at the recipe's resolution, and train."""
 
 import dataclasses
 import math
@@ -43,12 +43,12 @@ def finetune(
     rates = {"dropout_rate": options.dropout_rate, "stochastic_depth_rate": options.stochastic_depth_rate}
     average = AveragedWithStart(options.wise_ft)
 
-    def make_model(num_classes: int) -> keras.Model:
+    def make_model(_: int) -> keras.Model:
         with on_this_host(setup.strategy):
             if options.zero_shot_head:
                 model = _with_text_head(checkpoint, options, data.labels)
             else:
-                model = _load(path, options, num_classes)
+                model = _load(path, options, data.labels)
         preprocessing = keras_vit.preprocessing_of(model)
         if preprocessing.channels == 1 and typical_image(data.train)[1] == 3:
             print("The checkpoint takes grayscale images, so the colors of the training images are not used.")
@@ -94,16 +94,17 @@ def patch_and_side(options: FinetuneOptions) -> tuple[int, int | None]:
     return multiple, max(trained_at) if trained_at is not None and "patch_size" in fields else None
 
 
-def _load(path: pathlib.Path, options: FinetuneOptions, num_classes: int) -> keras.Model:
-    """Load the checkpoint's model at the recipe's image size, with a new head."""
-    size = options.recipe.image_size
+def _load(path: pathlib.Path, options: FinetuneOptions, labels: Sequence[str]) -> keras.Model:
+    """Load the checkpoint's model at the recipe's image size, with a head for the classes of the data."""
+    size, number = options.recipe.image_size, len(labels)
     if path.name.endswith(KERAS_WEIGHTS):
         channels = options.channels or 3
-        model = keras_vit.build(options.model or "", image_size=size, num_classes=num_classes, channels=channels)
+        model = keras_vit.build(options.model or "", image_size=size, num_classes=number, channels=channels)
         keras_vit.load_checkpoint(model, path, drop=(*HEADS, "pre_logits/"), keep=HEADS)
         return model
+    head: dict[str, Any] = {"num_classes": number} if options.new_head else {"classes": labels}
     return keras_vit.from_checkpoint(
-        path, image_size=size, num_classes=num_classes, channels=options.channels, num_heads=options.num_heads
+        path, image_size=size, channels=options.channels, num_heads=options.num_heads, **head
     )
 
 

@@ -24,8 +24,10 @@ import tensorflow as tf
 from keras_vit import UserError, run_directory
 from keras_vit.errors import reading
 from keras_vit.files.atomic import atomic_write, remove_temporary, write_text
-from keras_vit.files.labels import labels_text
+from keras_vit.files.labels import labels_text, read_labels
 from keras_vit.files.remote import RemoteError
+from keras_vit.models.build import numbers_of_classes, set_classes
+from keras_vit.models.config import Classes
 from training.input.checks import check_classes
 from training.workdir import check_settings, check_workdir
 
@@ -104,7 +106,12 @@ class RunDirectory:
             )
 
     def save_model(self, model: keras.Model) -> None:
-        """Write model.keras. The model is not compiled, so loading it needs only keras_vit."""
+        """Write model.keras with the names of its classes, not compiled, so that loading it needs only keras_vit."""
+        labels = read_labels(self.labels_file) if self.labels_file.is_file() else ()
+        if labels and len(labels) in numbers_of_classes(model):
+            settings = run_directory.read_config(self.config_file).get("settings", {})
+            is_multi_label = settings.get("recipe", {}).get("loss") == "multi-label"
+            set_classes(model, Classes(labels, multi_label=is_multi_label))
         try:
             with atomic_write(self.model_file) as temporary:
                 model.save(temporary)

@@ -1,8 +1,9 @@
 """Options of `keras-vit auto`."""
 
 import dataclasses
+from typing import Annotated
 
-from keras_vit.cli.options import Positive, Seed
+from keras_vit.cli.options import Aliases, Positive, Seed
 from keras_vit.images.geometry import Resize
 from training.options.common import DataOptions
 
@@ -12,7 +13,7 @@ class AutoOptions:
     """Train a classifier on your pictures in the way that suits the data and this machine."""
 
     source: DataOptions
-    checkpoint: str | None = None
+    checkpoint: Annotated[str | None, Aliases(("--run",))] = None
     """Published checkpoint or run to start from; default hf:facebook/dinov2-small, if it can be had."""
     workdir: str = "runs/auto"
     """Directory of the new run."""

@@ -121,7 +121,7 @@ class DetectFitOptions(TrainingOptions):
     """Train a detector for the classes of your boxes. The fields of the recipe are options."""
 
     source: BoxesOptions  # type: ignore[assignment]
-    checkpoint: str
+    checkpoint: Annotated[str, Aliases(("--run",))]
     """Run directory, checkpoint file or folder, address, or official name, of a Vision Transformer, which gets a new
     head, or of OWL-ViT or OWLv2, whose head is kept and whose classes begin as their names."""
     templates: tuple[str, ...] | None = None

@@ -1,8 +1,9 @@
 """Options of the demo and of the commands that run the papers' experiments."""
 
 import dataclasses
+from typing import Annotated
 
-from keras_vit.cli.options import Count, Seed
+from keras_vit.cli.options import Aliases, Count, Seed
 from training.options.common import DataOptions, Execution, StrategyOptions
 from training.recipes.finetune import FINETUNE_RECIPES
 from training.recipes.recipe import PretrainRecipe, Recipe
@@ -41,7 +42,7 @@ class StudyOptions:
 class VtabOptions:
     """Fine-tune a checkpoint to the tasks of VTAB-1k."""
 
-    checkpoint: str
+    checkpoint: Annotated[str, Aliases(("--run",))]
     """As for training.finetune: a run, a file, a folder, an address, or an official name."""
     workdir: str
     """Directory of the runs and the report; the same command continues there."""

@@ -91,7 +91,7 @@ class SegmentFitOptions(TrainingOptions):
     """Train a model that segments, on a checkpoint. The fields of the recipe are options."""
 
     source: SceneOptions  # type: ignore[assignment]
-    checkpoint: str
+    checkpoint: Annotated[str, Aliases(("--run",))]
     """Run directory, checkpoint file or folder, address, or official name, of a Vision Transformer; or a model that
     segments, to train it further."""
     task: SegmentationTask = "semantic"

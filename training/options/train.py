@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from keras_vit.cli.options import Count, Range, Share
+from keras_vit.cli.options import Aliases, Count, Range, Share
 from keras_vit.errors import UserError, refuse_without_effect
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from training.options.common import TrainingOptions
@@ -21,7 +21,7 @@ LearnBy = Literal["noisy-student", "ema-teacher"]
 class PretrainOptions(TrainingOptions):
     """Train a model from scratch by a recipe, whose fields are options."""
 
-    checkpoint: str | None = None
+    checkpoint: Annotated[str | None, Aliases(("--run",))] = None
     """Without labels: the model to go on from, as for keras-vit finetune, instead of random weights. It replaces the
     recipe's model, and a tenth of the recipe's learning rate is the default."""
     knn_every: Count | None = None
@@ -51,7 +51,7 @@ class PretrainOptions(TrainingOptions):
 class FinetuneOptions(TrainingOptions):
     """Fine-tune a checkpoint."""
 
-    checkpoint: str | None = None
+    checkpoint: Annotated[str | None, Aliases(("--run",))] = None
     """A run directory or .keras file of keras_vit; an .npz or .safetensors file or folder of any published layout; an
     https:// or gs:// address; or an official name, such as imagenet21k/ViT-B_16, augreg:B_16 or bit:BiT-M-R50x1."""
     model: str | None = None
@@ -65,6 +65,8 @@ class FinetuneOptions(TrainingOptions):
     """Rate of all dropout layers of the encoder."""
     stochastic_depth_rate: float = 0.0
     """Rate of the last block; it increases linearly from 0 at the first block."""
+    new_head: bool = False
+    """Begin with a head of zeros also where classes of the checkpoint are the data's, whose rows are kept otherwise."""
     zero_shot_head: bool = False
     """Of a checkpoint with a text tower (CLIP, SigLIP): begin with the names of the classes as texts for the head, with
     spaces for underscores, instead of zeros; its projection and normalization stay."""
@@ -93,7 +95,7 @@ class FinetuneOptions(TrainingOptions):
             [
                 (("templates",), self.zero_shot_head, "--zero-shot-head"),
                 (("learn_by", "confidence"), self.unlabelled is not None, "--unlabelled"),
-                (("channels", "num_heads"), not self.zero_shot_head, "checkpoints without a text tower"),
+                (("channels", "num_heads", "new_head"), not self.zero_shot_head, "checkpoints without a text tower"),
                 (("rounds",), self.unlabelled is not None and self.learn_by == "noisy-student", "noisy-student"),
             ],
         )

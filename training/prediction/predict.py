@@ -8,6 +8,7 @@ import pathlib
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -25,7 +26,7 @@ from keras_vit.inspection.html_report import maps_of
 from keras_vit.inspection.prediction_page import PICTURE_SIDE, PictureCard, groups_of, prediction_page
 from keras_vit.models.build import logits_model
 from keras_vit.runs import Run
-from keras_vit.scores import TOP_K, Scoring
+from keras_vit.scores import TOP_K, RankedClasses, Scoring
 from keras_vit.unknown_score import features_and_logits
 from training.input.dataset import check_some_read
 from training.options.predict import Explanation, PredictOptions
@@ -101,6 +102,11 @@ class Classifier:
         image = inspection.decode(data, name, preprocessing=self.run.preprocessing, most_pixels=LARGEST_SERVED)
         [card] = self.classify([image])
         return self.page([self.with_picture(card, image)], {})
+
+    def values(self, data: bytes, name: str) -> dict[str, Any]:
+        """The classes of one picture, as `--output X.json` has them. Raises UserError for bytes that are none."""
+        image = inspection.decode(data, name, preprocessing=self.run.preprocessing, most_pixels=LARGEST_SERVED)
+        return as_json(_prediction(name, self.classify([image])[0].ranked))
 
     def page(self, cards: Sequence[PictureCard], problems: dict[str, str]) -> str:
         """Return a page with the images as HTML text; `problems` says of other files why they are not among them."""
@@ -187,7 +193,8 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], options: Pred
             elif output.endswith(".parquet"):
                 write_parquet(temporary, predictions)
             elif output.endswith(".json"):
-                _write_json(temporary, predictions)
+                document = [as_json(prediction) for prediction in predictions]
+                temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
             else:
                 temporary.write_text(classifier.page(shown, problems), encoding="utf-8")
         print(f"Results are in {output}.")
@@ -202,12 +209,14 @@ def classified(classifier: Classifier, batch: Sequence[Picture]) -> tuple[list[P
     for file, _, problem in batch:
         name = as_utf8(str(file))
         if problem is None and (classes := next(ranked)) is not None:
-            predictions.append(
-                Prediction(name, classes.chosen, classes.is_rejected, classes.unknown, classes.is_unknown)
-            )
+            predictions.append(_prediction(name, classes))
         else:
             predictions.append(Prediction(name, problem=problem))
     return predictions, cards
+
+
+def _prediction(name: str, classes: RankedClasses) -> Prediction:
+    return Prediction(name, classes.chosen, classes.is_rejected, classes.unknown, classes.is_unknown)
 
 
 def _shown(file: str, folder: pathlib.Path | None) -> str:
@@ -327,15 +336,11 @@ def write_parquet(path: pathlib.Path, predictions: Sequence[Prediction]) -> None
     pyarrow.parquet.write_table(pyarrow.table(columns), path, compression="zstd", write_statistics=False)
 
 
-def _write_json(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
-    document: list[dict] = []
-    for prediction in predictions:
-        if prediction.problem:
-            document.append({"picture": prediction.file, "problem": prediction.problem})
-            continue
-        fields: dict = {"picture": prediction.file, "rejected": prediction.rejected}
-        if prediction.unknown is not None:
-            fields |= {"unknown": prediction.is_unknown, "unknown_score": prediction.unknown}
-        fields["classes"] = [{"class": name, "probability": share} for name, share in prediction.classes]
-        document.append(fields)
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+def as_json(prediction: Prediction) -> dict[str, Any]:
+    """A prediction as an object of JSON."""
+    if prediction.problem:
+        return {"picture": prediction.file, "problem": prediction.problem}
+    fields: dict[str, Any] = {"picture": prediction.file, "rejected": prediction.rejected}
+    if prediction.unknown is not None:
+        fields |= {"unknown": prediction.is_unknown, "unknown_score": prediction.unknown}
+    return {**fields, "classes": [{"class": name, "probability": share} for name, share in prediction.classes]}

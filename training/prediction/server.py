@@ -4,6 +4,7 @@ Waitress keeps clients that are slow, silent or many from taking threads or memo
 complete, and a large one lies in a temporary file until then.
 """
 
+import json
 import logging
 import socket
 import threading
@@ -35,6 +36,10 @@ class PictureAnswerer(Protocol):
         """HTML text for the bytes of a picture. Raises UserError if they are none."""
         ...
 
+    def values(self, data: bytes, name: str) -> dict[str, Any]:
+        """The same as `--output X.json` has it, for a program. Raises UserError for bytes that are no picture."""
+        ...
+
 
 class _Page:
     """The page as a WSGI application. One image is decoded at a time, so memory is bounded by the largest one."""
@@ -44,12 +49,15 @@ class _Page:
         self._one_at_a_time = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable) -> Iterable[bytes]:
-        status, text = self._answer(environ)
-        kind = "html" if status == 200 else "plain"
-        start_response(f"{status} {_REASONS[status]}", [("Content-Type", f"text/{kind}; charset=utf-8")])
+        for_program = "application/json" in environ.get("HTTP_ACCEPT", "")
+        status, text = self._answer(environ, for_program=for_program)
+        kind = "application/json" if for_program else "text/html" if status == 200 else "text/plain"
+        if for_program and status != 200:
+            text = json.dumps({"error": text})
+        start_response(f"{status} {_REASONS[status]}", [("Content-Type", f"{kind}; charset=utf-8")])
         return [text.encode()]
 
-    def _answer(self, environ: dict[str, Any]) -> tuple[int, str]:
+    def _answer(self, environ: dict[str, Any], *, for_program: bool) -> tuple[int, str]:
         host = environ.get("HTTP_HOST", "")
         # A foreign page in the browser uses another name for this machine, or says where it is from.
         if host.rsplit(":", 1)[0] not in _HOSTS or environ.get("HTTP_ORIGIN", f"http://{host}") != f"http://{host}":
@@ -63,7 +71,10 @@ class _Page:
         name = urllib.parse.unquote(environ.get("HTTP_X_NAME", "picture")[: 3 * _LONGEST_NAME])[:_LONGEST_NAME]
         try:
             with self._one_at_a_time:
-                return 200, self._model.answer(environ["wsgi.input"].read(), name)
+                data = environ["wsgi.input"].read()
+                if for_program:
+                    return 200, json.dumps(self._model.values(data, name))
+                return 200, self._model.answer(data, name)
         except UserError as error:
             return 422, str(error)
 

@@ -141,6 +141,8 @@ _AUGREG_FILE = (
 )
 
 
+# timm's names, such as vit_tiny_patch16_224.augreg_in21k_ft_in1k.
+_TIMM_NAME = r"[a-z0-9]+_[a-z0-9_]*(patch\d+|r\d+|\d{3})[a-z0-9_]*(\.[a-z0-9_]+)?"
 _AUGREG_NAMES = tuple(f"augreg:{model}" for model in _AUGREG_MODELS)
 
 
@@ -170,6 +172,8 @@ def _address(source: str, cache: pathlib.Path) -> str:
     if "/" in source and not is_like_official and not source.startswith(begin):
         raise _no_path(source)
     close = bare or [nearest(source, known)]
+    if re.fullmatch(_TIMM_NAME, source, re.ASCII):
+        close = [f"timm/{source}"]
     raise UserError(
         f"There is no file, folder or official checkpoint {source[:200]!r}; give an existing path, an https:// or "
         f"gs:// address, the full name of an AugReg file after augreg:, or an official name like {', '.join(close)}."

@@ -1,0 +1,98 @@
+"""The names of classes travel with a model, and a head is kept where they are those of the new classes."""
+
+import dataclasses
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from export.options import SourceOptions
+from export.run import open_run
+from export.source import open_model
+from keras_vit import UserError
+from keras_vit.checkpoints.options import rows_of
+from tests.support import TINY, TINY_IMAGE, randomize
+
+BIT = keras_vit.ResNetConfig((1,), 4, (8,), num_groups=2)
+NAMES = ("ant", "bee", "red_fox")
+
+
+def named(config=TINY, **options) -> keras.Model:
+    model = randomize(keras_vit.build(config, **{"image_size": TINY_IMAGE, "num_classes": 3, **options}))
+    keras_vit.set_classes(model, NAMES)
+    return model
+
+
+@pytest.mark.parametrize("layout", ["huggingface", "timm"])
+def test_the_names_of_a_published_folder_are_those_of_the_model_through_every_form(layout, tmp_path):
+    config = dataclasses.replace(TINY, patch_size=8)
+    keras_vit.save_checkpoint(named(config, image_size=32), tmp_path / "folder", layout=layout)
+    model, labels = keras_vit.load(tmp_path / "folder")
+    assert labels == NAMES
+    model.save(tmp_path / "own.keras")
+    lora = keras.models.load_model(tmp_path / "own.keras")
+    lora.get_layer("head").enable_lora(2)
+    forms = {
+        "saved": keras.models.load_model(tmp_path / "own.keras"),
+        "loaded": keras_vit.from_checkpoint(tmp_path / "own.keras"),
+        "adapted": keras_vit.adapt(model, image_size=48),
+        "cloned": keras.models.clone_model(model),
+        "lora": lora,
+    }
+    assert {name: keras_vit.classes_of(form) for name, form in forms.items()} == dict.fromkeys(forms, NAMES)
+    source = SourceOptions(str(tmp_path / "own.keras"))
+    assert open_model(open_run(source), source).labels == NAMES
+
+
+def test_names_do_not_follow_to_another_head():
+    model = named()
+    assert keras_vit.classes_of(keras_vit.adapt(model, num_classes=3)) is None
+    own = keras.Model(model.input, keras.layers.Dense(3, name="own")(model.get_layer("pool").output))
+    assert keras_vit.classes_of(own) is None
+    keras_vit.set_classes(own, ["x", "y", "z"])
+    assert keras_vit.classes_of(own) == ("x", "y", "z")
+    with pytest.raises(UserError, match="2 class names .* 3 classes"):
+        keras_vit.set_classes(model, ["x", "y"])
+
+
+def test_the_labels_of_an_older_run_become_those_of_its_model(tmp_path):
+    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3))
+    (tmp_path / "run").mkdir()
+    model.save(tmp_path / "run" / "model.keras")
+    (tmp_path / "run" / "labels.txt").write_text("one\ntwo\nthree\n")
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"settings": {}}))
+    assert keras_vit.classes_of(keras_vit.from_checkpoint(tmp_path / "run")) == ("one", "two", "three")
+
+
+@pytest.mark.parametrize(
+    ("classes", "rows", "words"),
+    [
+        (NAMES, [0, 1, 2], "is kept: it knows all 3 classes."),
+        (("Red fox", "ant"), [2, 0], "all 2 classes, of the 3 of the model, in the order of the data"),
+        (("bee", "cow", "ant"), [1, None, 0], "kept for 2 of 3 classes, and new for cow"),
+        (("cow", "dog"), [], "is new: none of its 2 classes is among the 3"),
+    ],
+)
+@pytest.mark.parametrize("config", [TINY, BIT], ids=["vit", "bit"])
+def test_a_head_keeps_the_rows_of_its_classes(config, classes, rows, words, tiny_images, capsys, tmp_path):
+    model = named(config)
+    model.save(tmp_path / "own.keras")
+    expected = np.zeros((len(tiny_images), len(classes)), np.float32)
+    for column, row in enumerate(rows):
+        if row is not None:
+            expected[:, column] = np.asarray(model(tiny_images))[:, row]
+    for adapted in (
+        keras_vit.adapt(model, classes=classes),
+        keras_vit.from_checkpoint(tmp_path / "own.keras", classes=classes),
+    ):
+        assert keras_vit.classes_of(adapted) == classes
+        np.testing.assert_allclose(np.asarray(adapted(tiny_images)), expected, rtol=0, atol=1e-6)
+    assert capsys.readouterr().out.count(words) == 2
+
+
+def test_a_name_that_two_classes_share_is_none_of_them():
+    assert rows_of(("crane", "maillot"), ("crane", "Crane", "maillot")) == [None, 2]
+    with pytest.raises(UserError, match="classes has a name for each class; leave num_classes out"):
+        keras_vit.adapt(named(), classes=NAMES, num_classes=3)
