@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -73,8 +73,16 @@ class Task(abc.ABC):
         """The beginning of the names of TFLite files."""
         return self.noun
 
-    def prepared(self) -> "Task":
-        """Return the task of a model that can be exported. Raises UserError if it cannot."""
+    @property
+    def finish(self) -> Callable[[keras.Model], keras.Model] | None:
+        """What follows the model in a TFLite file; None for logits."""
+        return self.network
+
+    def prepared(self, largest_disagreement: float = LARGEST_DISAGREEMENT) -> "Task":
+        """Return the task of a model that can be exported. Raises UserError if it cannot.
+
+        largest_disagreement: largest share of images with another predicted class, for files with rounded weights.
+        """
         return self
 
     def identity(self, output: pathlib.Path) -> dict[str, str]:
@@ -131,9 +139,10 @@ class Classification(Task):
     """A classifier. Output: logits (B, K)."""
 
     largest_disagreement: float = LARGEST_DISAGREEMENT
-    """Largest share of images with another predicted class, for artifacts with rounded weights."""
+    """See `prepared`."""
     noun = "classifier"
     stem = "model"
+    finish = None
     all_tokens = False
     columns: ClassVar = {}
 
@@ -155,8 +164,8 @@ class Classification(Task):
             f"images{accuracy}"
         )
 
-    def prepared(self) -> "Classification":
-        return dataclasses.replace(self, exported=self.exported.with_logits())
+    def prepared(self, largest_disagreement: float = LARGEST_DISAGREEMENT) -> "Classification":
+        return Classification(self.exported.with_logits(), largest_disagreement)
 
     def identity(self, output: pathlib.Path) -> dict[str, str]:
         return fingerprint.identity_files(output, self.exported.model, self.exported.labels, self.exported.origin)
@@ -290,9 +299,7 @@ class Segmentation(Task):
         return f"{measures['equal_pixels']:.2%} of the pixels are those of the Keras model"
 
 
-def open_task(
-    run: Run, options: SourceOptions, embeddings: Embeddings | None = None, max_disagreement: float | None = None
-) -> Task:
+def open_task(run: Run, options: SourceOptions, embeddings: Embeddings | None = None) -> Task:
     """Open what a run or checkpoint does: classify, detect, segment, or give embeddings where these are asked for."""
     if embeddings is not None:
         return embedding_of(open_without_classes(run, options), normalize=embeddings == "unit-length")
@@ -306,7 +313,7 @@ def open_task(
                 "--save DIR, and export that directory."
             )
         return Detection(open_with_classes(run, options, run.model.output["class_logits"].shape[-1]))
-    return Classification(open_model(run, options), LARGEST_DISAGREEMENT if max_disagreement is None else max_disagreement)
+    return Classification(open_model(run, options))
 
 
 def embedding_of(exported: ExportedModel, *, normalize: bool = False) -> Embedding:

@@ -18,17 +18,26 @@ A tensor of another shape is INVALID_ARGUMENT with both shapes. Loaders do not c
 signature, and the convolution kernels of TensorFlow abort the process if the rank is wrong. So the graphs accept any
 shape and check it first (`tf.ensure_shape`). With shapes in the graph, the optimizer could remove this check as always
 true. So `add_shapes` writes the shapes only to the signatures.
+
+An export of embeddings has others:
+
+    embed         image_bytes (B,) image files of any size -> embeddings (B, D)
+    embed_tensor  image (B, h, w, C) float32 in the model's range -> embeddings (B, D)
 """
 
 import pathlib
 from collections.abc import Callable, Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from export.saved_model.image_decoding import decode_batch
-from keras_vit import UserError, ViTConfig, config_of, intermediates, preprocessing_of
+from export.files import save_module
+from export.inference_model import inference_model
+from export.tasks import Reference, Task
+from keras_vit import Preprocessing, UserError, ViTConfig, config_of, intermediates, preprocessing_of
+from keras_vit.images.formats import LARGEST_SERVED, format_list
 from keras_vit.scores import TOP_K, Scoring
 from keras_vit.unknown_score import UnknownScorer
 
@@ -176,3 +185,60 @@ def add_shapes(directory: pathlib.Path, image_shape: Sequence[int]) -> None:
                 shape = (None, *image_shape) if name == "image" else (None,)
                 info.tensor_shape.CopyFrom(tf.TensorShape(shape).as_proto())
     file.write_bytes(saved.SerializeToString(deterministic=True))
+
+
+def write_embeddings(task: Task, path: pathlib.Path) -> None:
+    """Write the signatures and weights of embeddings."""
+    preprocessing = task.exported.preprocessing
+    model = task.network(inference_model(task.exported.model, for_tensorflow=True))
+    shape = (*preprocessing.image_size, preprocessing.channels)
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.float32, name="image")])
+    def embed_tensor(image):
+        return model(tf.ensure_shape(image, (None, *shape)), training=False)
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.string, name="image_bytes")])
+    def embed(image_bytes):
+        return embed_tensor(decode_batch(tf.ensure_shape(image_bytes, (None,)), preprocessing))
+
+    module = tf.Module()
+    module.weights = [weight.value for weight in model.weights]
+    functions = {"embed": embed.get_concrete_function(), "embed_tensor": embed_tensor.get_concrete_function()}
+    save_module(module, path, functions)
+    add_shapes(path, shape)
+
+
+def measure_embeddings(task: Task, expected: Reference, signatures) -> dict:
+    """Return nothing to report. Raises ParityError unless files give the embeddings of the Keras model."""
+    files = (files for files, _ in expected.batches())
+    batches = [signatures["embed"](image_bytes=tf.constant(each))["embeddings"] for each in files]
+    found = [{"embeddings": row} for row in np.concatenate(batches)]
+    task.measure("SavedModel with encoded images", expected, found, exact=True)
+    return {}
+
+
+def decode_batch(image_bytes: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
+    """Decode image files (B,) in parallel to (B, height, width, channels) float32 in the value range of the model.
+
+    An element of another format, or with more than LARGEST_SERVED pixels, is INVALID_ARGUMENT with its index. The error
+    of a decoder does not name the element of the batch. So each file is an element of a tf.data pipeline: those that
+    fail are missing from the result, and the error of the request lists their indices.
+    """
+    shape = (*preprocessing.image_size, preprocessing.channels)
+    count = tf.size(image_bytes, out_type=tf.int64)
+
+    @tf.autograph.experimental.do_not_convert  # the rewriting takes longer than the tracing
+    def decode(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return index, tf.ensure_shape(
+            tf.cast(preprocessing.read(image_bytes[index], most_pixels=LARGEST_SERVED), tf.float32), shape
+        )
+
+    images = tf.data.Dataset.range(count).map(decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    images = images.ignore_errors()
+    end = tf.data.Dataset.from_tensors((tf.constant(-1, tf.int64), tf.zeros(shape)))  # for an empty batch
+    indices, pixels = images.concatenate(end).batch(count + 1).get_single_element()
+    missing = tf.sets.difference(tf.range(count)[None], indices[None, :-1]).values
+    limit = f"no whole {format_list()} of at most {LARGEST_SERVED // 10**6} megapixels"
+    message = tf.strings.format(f"image_bytes{{}}: {limit}", missing)  # image_bytes[3 5]: no whole …
+    with tf.control_dependencies([tf.debugging.Assert(tf.size(missing) == 0, [message])]):
+        return preprocessing.normalize(tf.ensure_shape(tf.identity(pixels[:-1]), (None, *shape)))

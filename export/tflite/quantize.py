@@ -37,8 +37,7 @@ from ai_edge_quantizer.utils import qsv_utils, validation_utils
 from export import parity
 from export.options import CALIBRATED, TFLiteFormat
 from export.tflite import four_bits
-from export.tflite.flatbuffer import pack, unpack
-from export.tflite.products import noisy_products, products
+from export.tflite.flatbuffer import noisy_products, pack, products, unpack
 from keras_vit import UserError
 from keras_vit.cli.progress import tracked
 from keras_vit.unknown_score import UNKNOWN_SCORE
