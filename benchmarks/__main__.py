@@ -20,7 +20,7 @@ from keras_vit.cli import parser
 from keras_vit.cli.options import Count
 from keras_vit.files.atomic import staged
 
-Cases = Literal["inference", "bfloat16", "training", "training-bfloat16", "families", "phone", "resolution"]
+Cases = Literal["inference", "bfloat16", "training", "training-bfloat16", "families", "phone"]
 _ALL: tuple[Cases, ...] = get_args(Cases)
 
 _ViT = Literal["ViT-Ti_16", "ViT-S_16", "ViT-B_16"]
@@ -64,13 +64,9 @@ def comparisons(arguments: Arguments) -> list[tuple[Case, tuple[str, ...]]]:
         elif name == "families":
             for model in ("BiT-R50x1", "R50+ViT-B_16"):
                 cases.append((Case("inference", model, 8, threads=arguments.threads), (REFERENCE, *_ARTIFACTS, "timm")))
-        elif name == "phone":
+        else:
             case = Case("inference", "ViT-Ti_16", 1, threads=1)
             cases.append((case, ("keras_vit_saved_model", "keras_vit_tflite", "keras_vit_tflite_int8")))
-        else:
-            for size in (384, 1024):
-                case = Case("inference", "ViT-S_16", 1, size, threads=arguments.threads)
-                cases.append((case, (REFERENCE, "keras_vit_chunked", "keras_hub")))
     return cases
 
 

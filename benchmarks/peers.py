@@ -61,16 +61,6 @@ def keras_vit(case: Case) -> Call:
     return _forward(case, keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES))
 
 
-def keras_vit_chunked(case: Case) -> Call:
-    """The same with attention in chunks of 256 tokens."""
-    import keras_vit
-
-    set_tensorflow_threads(case)
-    model = keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES)
-    keras_vit.chunk_attention(model, 256)
-    return _forward(case, model)
-
-
 def _forward(case: Case, model) -> Call:
     import tensorflow as tf
 
@@ -278,7 +268,6 @@ PEERS = {
     for peer in (
         matrix_product,
         keras_vit,
-        keras_vit_chunked,
         keras_vit_jax,
         keras_vit_saved_model,
         keras_vit_onnx,

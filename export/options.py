@@ -79,12 +79,13 @@ class SavedModelOptions:
         check_saved_model_path(self.output)
         of_classes = ("dtype", "attention", "xla", "merge_tokens", "threshold", "max_disagreement", "tflite")
         refuse_without_effect(
-            self, [(of_classes, self.embeddings is None, "an export of classes, without --embeddings")]
+            self,
+            [
+                (of_classes, self.embeddings is None, "an export of classes, without --embeddings"),
+                (("merge_tokens",), not (self.attention or self.tflite), "exports without --attention and --tflite"),
+                (("xla",), self.dtype == "float32", "--dtype float32, since XLA makes bfloat16 slower on a CPU"),
+            ],
         )
-        if self.merge_tokens and (self.attention or self.tflite):
-            raise UserError("--merge-tokens merges tokens that --attention and --tflite need; pass one of them.")
-        if self.xla and self.dtype == "bfloat16":
-            raise UserError("XLA makes bfloat16 slower on a CPU; pass --xla or --dtype bfloat16, not both.")
 
     def kit_command(self) -> tuple[str, ...]:
         """The command that writes what TF Serving needs for this model."""
@@ -150,16 +151,12 @@ class TFLiteOptions:
                     not {*kinds}.isdisjoint(self.formats),
                     f"--formats {', '.join(kinds)}",
                 ),
+                (("uint8_input", "dynamic_batch"), self.target == "cpu", "--target cpu"),
+                (("dynamic_batch",), {*CALIBRATED}.isdisjoint(self.formats), "formats without calibration"),
             ],
         )
-        if self.target != "cpu" and (self.uint8_input or self.dynamic_batch):
-            raise UserError(
-                f"--target {self.target} takes float pixels of one image; leave --uint8-input and --dynamic-batch out."
-            )
         if self.target == "gpu" and not {*self.formats} <= {*_GPU_FORMATS}:
             raise UserError(f"A GPU computes in floating point; take --formats {' and '.join(_GPU_FORMATS)}.")
-        if self.dynamic_batch and not {*CALIBRATED}.isdisjoint(self.formats):
-            raise UserError(f"{', '.join(CALIBRATED)} are of one image at a time; leave --dynamic-batch out.")
 
     def refuse_those_of_classes(self, noun: str) -> None:
         """Raise UserError for options that have no effect on a model of another task, such as a "detector"."""

@@ -42,12 +42,12 @@ _WORDS = {
     "mcnemar_p": "p-value of McNemar's test of these two numbers",
     "encoded_images_max_abs_diff": "largest difference of a probability, from image files",
     "warm_up_requests": "warm-up requests",
-    "cpp_loader_max_abs_diff": "largest difference of a logit in TensorFlow's C++ loader",
     "threshold": "threshold to accept an image",
     "multi_label": "an image may have several classes",
     "latency_ms": "latency of one image, ms",
     "1_threads": "one thread",
     "2_threads": "two threads",
+    "all_threads": "all threads",
     "export_seconds": "seconds of the export",
 }
 

@@ -25,9 +25,6 @@ EXCEPTION = ROOT / "training" / "demo.py"
 FLOORS = (
     "keras_vit.errors",
     "keras_vit.cli",
-    "keras_vit.parser",
-    "keras_vit.progress",
-    "keras_vit.native_stderr",
     "keras_vit.files",
     "keras_vit.scores",
     "keras_vit.models.config",
@@ -48,6 +45,7 @@ FLOORS = (
     "training.loop.devices.tpu",  # imports no TensorFlow
     "training.lock",
     "training.workdir",
+    "training.checks",
     "training.input",
     "training.loop.devices",
     "training.objectives",
@@ -182,6 +180,7 @@ for name in ("ShiftAndCut", "TokenDense", "ModelSpec", "DotProductAttention", "P
     "module",
     [
         "keras_vit.images",
+        "keras_vit.cli.pages",
         *(
             pytest.param(f"keras_vit.models.{name}", marks=pytest.mark.slow)
             for name in ("attention", "layers", "positions", "stems")

@@ -126,13 +126,9 @@ def test_results_are_written_after_every_case(tmp_path, compare_by, capsys):
     assert "| keras_vit | 100.0 (100.0 to 100.0) |" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [(["--models", "BiT-R50x1"], "--models.*BiT-R50x1"), (["--rounds", "0"], "--rounds.*0")],
-)
-def test_invalid_options_are_refused(options, words):
-    with pytest.raises(UserError, match=words):
-        command.main(options)
+def test_a_number_of_rounds_is_positive():
+    with pytest.raises(UserError, match="--rounds.*0"):
+        command.main(["--rounds", "0"])
 
 
 def test_on_a_gpu_a_batch_that_does_not_fit_is_halved(compare_by):

@@ -12,7 +12,6 @@ import pytest
 
 from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import write_text
-from training import lock
 from training.lock import check_unlocked, locked
 from training.loop.run import RunDirectory
 
@@ -92,7 +91,7 @@ def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch, caps
     def flock(stream, operation):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    monkeypatch.setattr("fcntl.flock", flock)
     with locked(tmp_path):
         pass
     assert f"{tmp_path} has no locks; make sure that no other process trains there." in capsys.readouterr().out

@@ -2,12 +2,12 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import pathlib
 import socket
-import time
 from collections.abc import Iterator
+
+import filelock
 
 from keras_vit import UserError
 from keras_vit.files.remote import is_remote
@@ -39,57 +39,49 @@ def locked(folder: pathlib.Path, name: str = LOCK) -> Iterator[None]:
         return
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
+    lock = _lock(folder / name)
     try:
-        with _lock_taken(folder / name):
+        _acquire(lock)
+        try:
             yield
+        finally:
+            pathlib.Path(lock.lock_file).unlink(missing_ok=True)  # before the release: a waiter looks for it again
+            lock.release()
     finally:
         for path in created:
             with contextlib.suppress(OSError):  # not empty
                 path.rmdir()
 
 
-@contextlib.contextmanager
-def _lock_taken(file: pathlib.Path) -> Iterator[None]:
-    end = time.monotonic() + _LOCK_WAIT
-    while True:
-        with open(file, "a+", encoding="utf-8") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise _lock_held(file) from None
-                time.sleep(0.1)
-                continue
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-                print(f"The file system of {file.parent} has no locks; make sure that no other process trains there.")
-            if not _is_same_file(file, stream.fileno()):
-                continue  # its last holder removed it between open and flock
-            _warn_of_other_machine(file)
-            stream.truncate(0)
-            stream.write(f"{os.getpid()} on {socket.gethostname()}")
-            stream.flush()
-            try:
-                yield
-            finally:
-                file.unlink(missing_ok=True)
-            return
+def _acquire(lock: filelock.BaseFileLock) -> None:
+    file = pathlib.Path(lock.lock_file)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise _lock_held(file) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        print(f"The file system of {file.parent} has no locks; make sure that no other process trains there.")
+        return
+    _warn_of_other_machine(file)
+    file.write_text(f"{os.getpid()} on {socket.gethostname()}", encoding="utf-8")
 
 
 def check_unlocked(folder: pathlib.Path) -> None:
-    """Raise UserError if another process holds the lock of a directory for some seconds; takes and creates nothing."""
+    """Raise UserError if another process holds the lock of a directory for some seconds. Creates nothing."""
     file = folder / LOCK
-    end = time.monotonic() + _LOCK_WAIT
-    with contextlib.suppress(OSError), open(file, "rb") as stream:
-        while True:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise _lock_held(file) from None
-                time.sleep(0.1)
+    try:
+        if file.exists():
+            _lock(file).acquire().lock.release()
+    except filelock.Timeout:
+        raise _lock_held(file) from None
+    except OSError:  # a folder that this user may not write
+        return
+
+
+def _lock(file: pathlib.Path) -> filelock.BaseFileLock:
+    return filelock.FileLock(file, timeout=_LOCK_WAIT, fallback_to_soft=False)
 
 
 def _lock_held(file: pathlib.Path) -> UserError:
@@ -97,13 +89,6 @@ def _lock_held(file: pathlib.Path) -> UserError:
         f"Another process, {_lock_holder(file)}, writes into {file.parent}; wait until it ends, or give another "
         "--workdir."
     )
-
-
-def _is_same_file(file: pathlib.Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(file), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _lock_holder(file: pathlib.Path) -> str:

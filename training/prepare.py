@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(f"OUT should be a new folder outside of {options.folder}, but is {options.output}.")
     cli.require_tensorflow()
 
-    from training.input.prepare import prepare
+    from training.preparation import prepare
 
     prepare(**vars(options))
     cli.print_next([("auto", "--data", f"folder:{options.output}", "--workdir", f"runs/{options.output.name}")])

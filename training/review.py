@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(ReviewOptions, arguments, prog="keras-vit review", about=__doc__)
 
     from keras_vit import run_directory
-    from training.input.checks import index_folder
+    from training.checks import index_folder
 
     index_folder(options.index)
     run_directory.output_folder(options.folder)

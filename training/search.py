@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> None:
     """`TEXT --index DIR`"""
     options = parser.parse(SearchOptions, arguments, prog="keras-vit search", about=__doc__)
 
-    from training.input.checks import index_folder
+    from training.checks import index_folder
     from training.prediction.arguments import check_output
 
     index_folder(options.index)

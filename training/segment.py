@@ -32,7 +32,7 @@ def _fit(arguments: Sequence[str]) -> None:
     prog = f"{_PROG} fit"
     options = parser.parse(SegmentFitOptions, arguments, prog=prog, about=__doc__, usual=USUAL, recipe=recipe)
 
-    from training.input.checks import check_checkpoint
+    from training.checks import check_checkpoint
     from training.loop.devices.backend import prepare_backend
     from training.recipes.overrides import overridden
     from training.workdir import check_workdir_of
@@ -42,9 +42,9 @@ def _fit(arguments: Sequence[str]) -> None:
     check_workdir_of(options, "segment", options.recipe.head, is_final=True)
     prepare_backend(options)
 
+    from training.input.annotations.open_scenes import open_scenes
     from training.loop.setup import open_setup
     from training.loop.signals import report_interruption
-    from training.segmentation.data import open_scenes
     from training.segmentation.fit import fit
 
     with report_interruption():
@@ -72,7 +72,7 @@ def _evaluate(arguments: Sequence[str]) -> None:
     output = run_directory.output_folder(options.output)
     cli.require_tensorflow()
 
-    from training.segmentation.data import open_scenes
+    from training.input.annotations.open_scenes import open_scenes
     from training.segmentation.evaluation import evaluate, write_report
     from training.segmentation.segmenter import open_segmenter
 

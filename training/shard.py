@@ -21,7 +21,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(ShardOptions, own, prog="keras-vit shard", about=__doc__)
 
     from training.beam.start import pipeline_options, table_path
-    from training.input.checks import check_data, check_shards
+    from training.checks import check_shards
+    from training.input.checks import check_data
 
     table = table_path(options.source.data) if options.runner else None
     pipeline = pipeline_options(options.runner, behind, None, (table, options.output))

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--index DIR PICTURES…`"""
     options = parser.parse(SimilarOptions, arguments, prog="keras-vit similar", about=__doc__)
 
-    from training.input.checks import index_folder
+    from training.checks import index_folder
     from training.prediction.arguments import check_output
     from training.prediction.pictures import find_pictures
 

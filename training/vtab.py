@@ -20,7 +20,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --workdir DIR`"""
     options = parser.parse(VtabOptions, arguments, prog="keras-vit vtab", about=__doc__)
 
-    from training.input.checks import check_checkpoint
+    from training.checks import check_checkpoint
     from training.loop.devices.tpu import prepare_tpu
 
     check_checkpoint(options.checkpoint)

@@ -3,10 +3,9 @@
     python -m benchmarks.server --model ViT-S_16 --clients 1 4 16 --output server-speed
 
 Each server has its own process, with its clients as threads in it, and the same number of threads for the model. The
-clients wait for each answer before they send the next image. Without batching the server computes image after image;
-with batching it takes all requests that wait, up to 16. Only one server is under load at a time; they take turns in
-every round. The product of two large matrices runs too, as the limit of the machine. The command writes results.json
-and results.md.
+clients wait for each answer before they send the next image. Only one server is under load at a time; they take turns
+in every round. The product of two large matrices runs too, as the limit of the machine. The command writes
+results.json and results.md.
 """
 
 import contextlib
@@ -29,12 +28,11 @@ from keras_vit.files.atomic import staged
 
 Peers = Literal["keras_vit_saved_model", "keras_vit_onnx", "timm"]
 _ALL: tuple[Peers, ...] = get_args(Peers)
-_LARGEST_BATCH = 16
 # Seconds of load in every setting before the first round.
 _WARM_UP = 1.0
 _HEAD = (
-    "| clients | server | images/s, median (least to most) | relative time | p50, ms | p99, ms | batch | limit |",
-    "|---|---|---:|---:|---:|---:|---:|---:|",
+    "| clients | server | images/s, median (least to most) | relative time | p50, ms | p99, ms | limit |",
+    "|---:|---|---:|---:|---:|---:|---:|",
 )
 
 
@@ -66,25 +64,6 @@ class Arguments:
             raise UserError(f"There is no model named {self.model!r}; the names are those of keras_vit.MODELS.")
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """How the clients use a server."""
-
-    clients: int
-    batching: bool
-
-    @property
-    def title(self) -> str:
-        """Its name in the tables."""
-        clients = f"{self.clients} client{'s' * (self.clients > 1)}"
-        return f"{clients}, batching" if self.batching else clients
-
-
-def settings(clients: Sequence[int]) -> list[Setting]:
-    """Every number of clients without and with batching; one client alone never fills a batch."""
-    return [Setting(number, batching) for number in clients for batching in ((False, True) if number > 1 else (False,))]
-
-
 def summary(peer: str, loads: Sequence[dict], failure: str | None) -> dict[str, Any]:
     """Return the measurements of a server over all rounds (`benchmarks.server.load.Load` as JSON), or its failure."""
     if failure is not None or not loads:
@@ -92,31 +71,30 @@ def summary(peer: str, loads: Sequence[dict], failure: str | None) -> dict[str, 
     latencies = np.concatenate([load["latencies"] for load in loads])
     p50, p99 = np.quantile(latencies, (0.5, 0.99)).tolist()  # seconds from a request to its answer
     rates = [len(load["latencies"]) / load["seconds"] for load in loads]  # images per second
-    batch = len(latencies) / sum(load["calls"] for load in loads)
-    return {"peer": peer, "rates": rates, "p50": p50, "p99": p99, "batch": batch, "failure": None}
+    return {"peer": peer, "rates": rates, "p50": p50, "p99": p99, "failure": None}
 
 
-def table(setting: Setting, case: Case, results: Sequence[dict[str, Any]], limit: float) -> list[str]:
-    """Return Markdown rows of a setting, one per server, each compared with the first one and with the limit.
+def table(clients: int, case: Case, results: Sequence[dict[str, Any]], limit: float) -> list[str]:
+    """Return Markdown rows, one per server, each compared with the first one and with the limit.
 
     Args:
-        setting: clients and batching.
+        clients: how many there were.
         case: the model, for one image.
         results: the summaries of the servers.
         limit: operations per second of the matrix product; 0 if it failed.
     """
     lines = []
     for served in results:
-        head = f"| {setting.title} | {served['peer']} |"
+        head = f"| {clients} | {served['peer']} |"
         if served["failure"] is not None:
-            lines.append(f"{head} failed: {served['failure'].replace('|', '/')} | | | | | |")
+            lines.append(f"{head} failed: {served['failure'].replace('|', '/')} | | | | |")
             continue
         images = statistics.median(served["rates"])
         share = f"{images * flops(case, served['peer']) / limit:.0%}" if limit else ""
         relative = "" if results[0]["failure"] else f"{statistics.median(results[0]['rates']) / images:.2f}x"
         lines.append(
             f"{head} {images:.1f} ({min(served['rates']):.1f} to {max(served['rates']):.1f}) | {relative} "
-            f"| {1e3 * served['p50']:.0f} | {1e3 * served['p99']:.0f} | {served['batch']:.1f} | {share} |"
+            f"| {1e3 * served['p50']:.0f} | {1e3 * served['p99']:.0f} | {share} |"
         )
     return lines
 
@@ -139,35 +117,32 @@ def main(arguments: Sequence[str]) -> None:
         # Servers start one after the other, because preparing one uses all cores.
         servers = [PeerProcess(peer, case, stack, "benchmarks.server.peers") for peer in peers]
         product = PeerProcess(LIMIT, case, stack)
-        loads = _loads(servers, product, settings(parsed.clients), parsed.rounds, parsed.seconds)
+        loads = _loads(servers, product, parsed)
         failures = [server.end().failure for server in servers]
         product = product.end()
     limit = 0.0 if product.failure else rate(product, case)
-    for setting, found in loads.items():
-        results = [summary(*each) for each in zip(peers, found, failures, strict=True)]
-        lines += table(setting, case, results, limit)
-        measured.append({**dataclasses.asdict(setting), "results": results})
+    for clients, rounds in loads.items():
+        results = [summary(*each) for each in zip(peers, rounds, failures, strict=True)]
+        lines += table(clients, case, results, limit)
+        measured.append({"clients": clients, "results": results})
     print("\n".join(lines[3:]), flush=True)
-    document = {"machine": head, "limit": limit, "settings": measured}
+    document = {"machine": head, "limit": limit, "clients": measured}
     with staged(output) as stage:
         (stage / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         (stage / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _loads(
-    servers: Sequence[PeerProcess], product: PeerProcess, asked: Sequence[Setting], rounds: int, seconds: float
-) -> dict[Setting, list[list[dict]]]:
-    """Of each setting and server, the loads of all rounds. The servers take turns."""
-    loads: dict[Setting, list[list[dict]]] = {setting: [[] for _ in servers] for setting in asked}
-    for setting in asked:
-        request = {"clients": setting.clients, "largest_batch": _LARGEST_BATCH if setting.batching else 1}
+def _loads(servers: Sequence[PeerProcess], product: PeerProcess, arguments: Arguments) -> dict[int, list[list[dict]]]:
+    """Return the loads of all rounds, for each number of clients and each server. The servers take turns."""
+    loads: dict[int, list[list[dict]]] = {clients: [[] for _ in servers] for clients in arguments.clients}
+    for clients, rounds in loads.items():
         for server in servers:
-            server.ask(json.dumps({**request, "seconds": min(_WARM_UP, seconds)}))
-        for _ in range(rounds):
+            server.ask(json.dumps({"clients": clients, "seconds": min(_WARM_UP, arguments.seconds)}))
+        for _ in range(arguments.rounds):
             product.run()
-            for server, found in zip(servers, loads[setting], strict=True):
-                if load := server.ask(json.dumps({**request, "seconds": seconds})):
-                    found.append(load)
+            for server, loads_of_server in zip(servers, rounds, strict=True):
+                if load := server.ask(json.dumps({"clients": clients, "seconds": arguments.seconds})):
+                    loads_of_server.append(load)
     return loads
 
 

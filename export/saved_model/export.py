@@ -2,11 +2,8 @@
 
 import errno
 import gc
-import json
 import pathlib
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +17,7 @@ from export import parity, report
 from export.files import directory_bytes, disk_errors, save_module
 from export.inference_model import in_dtype, inference_model
 from export.options import SavedModelOptions
-from export.saved_model import cpp_loader, objects, warmup
+from export.saved_model import objects, warmup
 from export.saved_model.model_card import model_card
 from export.saved_model.signatures import (
     Servable,
@@ -36,15 +33,12 @@ from export.tflite.served import write_served_file
 from export.token_merging import merging_rules
 from keras_vit import run_directory
 from keras_vit.cli.progress import Progress
-from keras_vit.errors import ParityError, refuse_first
+from keras_vit.errors import refuse_first
 from keras_vit.files.atomic import staged, upload_folder
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import RemotePath
 from keras_vit.files.tables import short_name
 from keras_vit.scores import Scoring
-
-# Number of images for the C++ loader, and of timed calls.
-_CPP_IMAGES, _CPP_REPEATS = 4, 30
 
 
 class _Served(NamedTuple):
@@ -179,8 +173,7 @@ def _verify(
     form = "SavedModel" if exact else form or f"{options.dtype} SavedModel"
     loaded = tf.saved_model.load(path)
     image_shape = (*expected.preprocessing.image_size, expected.preprocessing.channels)
-    warmup.write_requests(path, loaded.signatures, expected.samples.encoded[0], image_shape)
-    warmed_up = warmup.replay(path, loaded.signatures)
+    warmed_up = warmup.write_requests(path, loaded.signatures, expected.samples.encoded[0], image_shape)
     logits, probabilities, scores = [], [], []
     with Progress("verifying", len(expected.logits)) as progress:
         for files, images in expected.batches():
@@ -197,14 +190,15 @@ def _verify(
     else:
         from_files = _logits_of(np.concatenate(probabilities), multi_label=origin.multi_label)
         task.measure(f"{form} with encoded images", expected, [{"logits": row} for row in from_files], exact=False)
-    del loaded
+    first = next(images for _, images in expected.batches())[:1]
+    latency = report.latency(lambda: loaded.signatures["image_tensor"](image=tf.constant(first)))
     facts = {
         "bytes": directory_bytes(path),
         **measures,
         "keras_accuracy": expected.accuracy,
         "encoded_images_max_abs_diff": float(difference),
         "warm_up_requests": warmed_up,
-        **run_cpp_loader(path, expected, expected.tolerance if exact else np.inf),
+        "latency_ms": {"all_threads": latency},
         "operators": _operators(path),
     }
     if (unknown := task.exported.unknown) is not None:
@@ -220,36 +214,6 @@ def _logits_of(probabilities: np.ndarray, *, multi_label: bool) -> np.ndarray:
     """Return logits that give these probabilities (n, K), finite for those that are rounded to 0 or 1."""
     bounded = np.clip(probabilities.astype(np.float64), 1e-30, 1.0)
     return np.log(bounded) - (np.log(np.maximum(1.0 - bounded, 1e-30)) if multi_label else 0.0)
-
-
-def run_cpp_loader(path: pathlib.Path, expected: parity.Reference, tolerance: float) -> dict:
-    """Run a SavedModel in the C++ loader of TensorFlow, as TF Serving does, and return differences and latency.
-
-    Raises ParityError if the logits differ from those of the model. Returns an empty dict if there is no C++ loader.
-    """
-    if cpp_loader.library_path() is None:
-        return {}
-    signature = signature_definitions(path)["image_tensor"]
-    images = next(images for _, images in expected.batches())[:_CPP_IMAGES]
-    latency = {}
-    with tempfile.TemporaryDirectory() as directory:
-        images_file, logits_file = pathlib.Path(directory) / "images.npy", pathlib.Path(directory) / "logits.npy"
-        np.save(images_file, images)
-        for threads in (1, 2):
-            command = [
-                sys.executable, "-I", cpp_loader.__file__, str(path), str(threads), str(_CPP_REPEATS),
-                signature.inputs["image"].name, signature.outputs["logits"].name, str(images_file), str(logits_file),
-            ]  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-            if done.returncode:
-                raise ParityError(
-                    f"TensorFlow's C++ loader cannot run the SavedModel ({done.stderr[-300:]}), so it was not kept."
-                )
-            seconds = json.loads(done.stdout)["seconds"]
-            latency[f"{threads}_threads"] = report.typical_ms(seconds)
-        difference = float(np.abs(np.load(logits_file) - expected.logits[: len(images)]).max())
-    parity.require_close("logits of the SavedModel by the C++ loader", difference, tolerance)
-    return {"cpp_loader_max_abs_diff": difference, "latency_ms": latency}
 
 
 def signature_definitions(path: pathlib.Path) -> dict:

@@ -21,15 +21,6 @@ curl http://localhost:8501/v1/models/NAME:predict \\
 curl http://localhost:8501/v1/models/NAME:classify -d "{\\"signature_name\\": \\"classify\\", \\"examples\\": \\
   [{\\"image/encoded\\": {\\"b64\\": \\"$(base64 -w0 picture.jpg)\\"}}]}"
 """
-_GRPC = """\
-import pathlib
-
-from export.serving.client import GrpcClient
-
-with GrpcClient("localhost:8500", "NAME") as client:
-    [ranking] = client.classify([pathlib.Path("picture.jpg").read_bytes()])
-print(ranking[0].label, ranking[0].score)
-"""
 _OF_TEXTS = (
     "The classes are texts: the embeddings of each in every template, averaged over those of a class, are the head."
 )
@@ -87,7 +78,6 @@ def model_card(
     lines += ["", f"{_FILES.format(format_list())} {_ALPHA[preprocessing.background]}", ""]
     lines += ["An image that cannot be decoded is INVALID_ARGUMENT with its index in the batch.", ""]
     lines += ["## Serving", "", "In the parent directory:", "", "```text", _SERVING.rstrip(), "```", ""]
-    lines += ["By gRPC, with a checkout of the project:", "", "```text", _GRPC.rstrip(), "```", ""]
     lines += ["Verification of this version: [report](report.md).", ""]
     return "\n".join(lines)
 

@@ -1,24 +1,28 @@
 """Warm-up requests of a SavedModel, which TF Serving runs before a new version takes traffic.
 
 TensorFlow creates kernels and allocates memory in the first call of each signature. Without warm-up requests the first
-users of a version have to wait. Format: TFRecord of tensorflow.serving.PredictionLog in assets.extra.
+users of a version have to wait. Format: TFRecord of tensorflow.serving.PredictionLog in assets.extra. The messages have
+few fields, so they are written here: the package tensorflow-serving-api conflicts with tensorflow-cpu.
 """
 
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from export.saved_model.signatures import ENCODED
-from export.serving.client.messages import PredictionLog, put_tensor, to_array
 from keras_vit.errors import ParityError
 
 FILE = pathlib.Path("assets.extra") / "tf_serving_warmup_requests"
 
 
-def write_requests(directory: pathlib.Path, signatures: Mapping, image_file: bytes, image_shape: Sequence[int]) -> None:
-    """Write one request per signature.
+def write_requests(
+    directory: pathlib.Path, signatures: Mapping, image_file: bytes, image_shape: Sequence[int]
+) -> list[str]:
+    """Write one request per signature, call the signature with it, and return the names of the signatures.
+
+    Raises ParityError unless each call returns one row per output.
 
     Args:
         directory: of the SavedModel.
@@ -30,51 +34,43 @@ def write_requests(directory: pathlib.Path, signatures: Mapping, image_file: byt
     path.parent.mkdir(exist_ok=True)
     with tf.io.TFRecordWriter(str(path)) as writer:
         for name, function in sorted(signatures.items()):
-            writer.write(_request(name, function, image_file, image_shape).SerializeToString())
+            (argument,) = function.structured_input_signature[1].values()
+            if argument.name == "inputs":
+                feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=[image_file]))
+                example = tf.train.Example(features=tf.train.Features(feature={ENCODED: feature})).SerializeToString()
+                value = tf.constant([example])
+                writer.write(_classify_log(name, example))
+            else:
+                black = tf.zeros((1, *image_shape), argument.dtype) if argument.dtype != tf.string else None
+                value = tf.constant([image_file]) if black is None else black
+                writer.write(_predict_log(name, argument.name, value.numpy()))
+            outputs = function(**{argument.name: value})
+            if not all(len(tensor) == 1 for tensor in outputs.values()):
+                raise ParityError(f"The warm-up request of {name} did not return one result; nothing was exported.")
+    return sorted(signatures)
 
 
-def _request(name: str, function, image_file: bytes, image_shape: Sequence[int]):
-    log = PredictionLog()
-    (argument,) = function.structured_input_signature[1].values()
-    if argument.name == "inputs":
-        request = log.classify_log.request
-        feature = request.input.example_list.examples.add().features.feature[ENCODED]
-        feature.bytes_list.value.append(image_file)
-    else:
-        request = log.predict_log.request
-        black = np.zeros((1, *image_shape), argument.dtype.as_numpy_dtype)
-        put_tensor(request.inputs[argument.name], [image_file] if argument.dtype == tf.string else black)
-    request.model_spec.signature_name = name
-    return log
+def _classify_log(signature: str, example: bytes) -> bytes:
+    """Return PredictionLog.classify_log.request with its input.example_list.examples and model_spec."""
+    request = _field(1, _model_spec(signature)) + _field(2, _field(1, _field(1, example)))
+    return _field(2, _field(1, request))
 
 
-def replay(directory: pathlib.Path, signatures: Mapping) -> list[str]:
-    """Read the requests and call their signatures. Returns the names of the signatures.
-
-    Raises ParityError unless there is one request per signature and each call succeeds.
-    """
-    names = []
-    for name, argument, value in _read(directory):
-        outputs = signatures[name](**{argument: tf.constant(value)})
-        if not all(len(tensor) == 1 for tensor in outputs.values()):
-            raise ParityError(f"The warm-up request of {name} did not return one result, so the export was discarded.")
-        names.append(name)
-    if sorted(names) != sorted(signatures):
-        raise ParityError(
-            f"The warm-up requests are for {names}, not for {sorted(signatures)}, so the export was discarded."
-        )
-    return names
+def _predict_log(signature: str, argument: str, value: np.ndarray) -> bytes:
+    """Return PredictionLog.predict_log.request with one entry of its map of inputs, and model_spec."""
+    tensor = tf.make_tensor_proto(value).SerializeToString()
+    entry = _field(1, argument.encode()) + _field(2, tensor)
+    return _field(6, _field(1, _field(1, _model_spec(signature)) + _field(2, entry)))
 
 
-def _read(directory: pathlib.Path) -> Iterator[tuple[str, str, np.ndarray | list[bytes]]]:
-    """Signature, argument name and value of each request."""
-    for record in tf.data.TFRecordDataset(str(directory / FILE)).as_numpy_iterator():
-        log = PredictionLog.FromString(record)
-        if log.HasField("classify_log"):
-            request = log.classify_log.request
-            examples = [example.SerializeToString() for example in request.input.example_list.examples]
-            yield request.model_spec.signature_name, "inputs", examples
-        else:
-            request = log.predict_log.request
-            ((argument, tensor),) = request.inputs.items()
-            yield request.model_spec.signature_name, argument, to_array(tensor)
+def _model_spec(signature: str) -> bytes:
+    return _field(3, signature.encode())
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """Return a field of a protobuf message: its number with the wire type of bytes, the length, and the content."""
+    length, encoded = len(content), bytearray([number << 3 | 2])
+    while length > 127:
+        encoded.append(length & 127 | 128)
+        length >>= 7
+    return bytes([*encoded, length]) + content

@@ -14,7 +14,7 @@ from keras_vit.files.remote import existing_folder, local_path
 # Image of the server; its version must not be older than the TensorFlow that wrote the models.
 _IMAGE = "tensorflow/serving:${TF_SERVING_VERSION:-latest}"
 _POLL_SECONDS = 60
-_CLIENT = pathlib.Path(__file__).parent / "client"
+_CLIENT = pathlib.Path(__file__).parent / "client.py"
 
 
 def write_kit(options: KitOptions) -> pathlib.Path:
@@ -53,7 +53,7 @@ def write_kit(options: KitOptions) -> pathlib.Path:
         }
         for file, text in texts.items():
             (stage / file).write_text(text, encoding="utf-8")
-        shutil.copytree(_CLIENT, stage / "client", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(_CLIENT, stage)
     return kit
 
 
@@ -141,14 +141,14 @@ versions, list it in models.config under `specific` and add a label. The server 
 seconds.
 
 ```text
-from client import RestClient, Version
+from client import RestClient
 
-with RestClient("http://localhost:8501", "{name}", version=Version(label="stable")) as client:
-    [ranking] = client.classify([open("picture.jpg", "rb").read()])
+client = RestClient("http://localhost:8501", "{name}", version="stable")
+[ranking] = client.classify([open("picture.jpg", "rb").read()])
 print(ranking[0].label, ranking[0].score)
 ```
 
-The client needs NumPy and protobuf, and grpcio for `GrpcClient`, but not TensorFlow.
+The client needs only Python's standard library.
 
 The server batches requests (batching.config). An image that cannot be decoded fails the batch, including the requests
 of other users in it. If images come from untrusted users, decode them first, or remove `--enable_batching` from

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from keras_vit.lazy_imports import public_names
 
 if TYPE_CHECKING:
+    from keras_vit.images.files import Image, decode
     from keras_vit.inspection.analysis import (
         attention_rollout,
         attention_to_patches,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
         unfold_axial,
     )
     from keras_vit.inspection.compute import InspectionResult, available_figures, inspect
-    from keras_vit.inspection.images import Image, decode, read_images
+    from keras_vit.inspection.images import read_images
     from keras_vit.inspection.locality import neighbourhood, weight_per_pixel
     from keras_vit.inspection.options import FIGURES
     from keras_vit.inspection.relevance import features_and_gradients

@@ -13,9 +13,9 @@ import numpy as np
 
 from keras_vit.checkpoints.describe import official_name
 from keras_vit.errors import UserError
+from keras_vit.images.files import Image
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.inspection import analysis, locality, relevance
-from keras_vit.inspection.images import Image
 from keras_vit.inspection.options import FIGURES
 from keras_vit.models.build import config_of, intermediates, logits_model, preprocessing_of
 from keras_vit.models.config import ConvStem, ResNetConfig, SegmentationConfig, ShiftedPatches, ViTConfig

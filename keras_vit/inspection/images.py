@@ -1,6 +1,5 @@
-"""Read images for inspection: image files, folders, the samples of a run, or a data set. No file is trusted."""
+"""Read the images to inspect: image files, folders, the samples of a run, or a data set."""
 
-import dataclasses
 import os
 import pathlib
 import subprocess
@@ -8,29 +7,15 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from keras_vit import run_directory
 from keras_vit.errors import UserError
 from keras_vit.files.remote import to_path
-from keras_vit.images.decode import decode_file
-from keras_vit.images.formats import LARGEST_IMAGE, SCALE_BITS, format_list, image_files
-from keras_vit.images.pillow import highest_of_unused_bits
+from keras_vit.images.files import Image, decode, read_folder, read_image
 from keras_vit.inspection.source import check_images
 from keras_vit.run_directory import Samples
 
 if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
-
-
-@dataclasses.dataclass(frozen=True)
-class Image:
-    """A decoded image with its name and, if known, its class."""
-
-    name: str
-    pixels: np.ndarray
-    """(h, w, C) uint8, C 1 to 4."""
-    label: str | None = None
 
 
 def read_images(
@@ -49,7 +34,7 @@ def read_images(
         count: maximum number of images.
         labels: class names for the integer labels of a samples.npz.
         data_dir: directory of prepared TFDS data sets.
-        preprocessing: see `decode`.
+        preprocessing: see `keras_vit.images.files.decode`.
 
     Raises:
         UserError: if there is no such image, folder or data set, or if an image, of a folder each image, cannot
@@ -60,69 +45,10 @@ def read_images(
     if path.suffix == ".npz" and path.is_file():
         return _samples(path, count, labels)
     if path.is_file():
-        return [_file(path, path.name, preprocessing)]
+        return [read_image(path, preprocessing)]
     if path.is_dir():
-        return _folder(path, count, preprocessing)
+        return read_folder(path, count, preprocessing)
     return _data_set(str(source), count, data_dir)
-
-
-def decode(
-    data: bytes,
-    name: str,
-    label: str | None = None,
-    preprocessing: "Preprocessing | None" = None,
-    most_pixels: int = LARGEST_IMAGE,
-) -> Image:
-    """Decode the bytes of an image file; for a GIF, its first frame. An alpha channel is kept.
-
-    Formats and pixels are those of training (`keras_vit.images.formats`). In the name, bytes that are not UTF-8 become
-    "?".
-
-    Args:
-        data: the file.
-        name: what to call it.
-        label: its class.
-        preprocessing: of the model that sees the image; it says how JPEGs are decoded, and whether the image is turned
-            by its EXIF orientation, as it is without.
-        most_pixels: maximum of width times height.
-    """
-    name = name.encode("utf-8", "replace").decode("utf-8")  # no report could hold them
-    accurate = preprocessing is None or preprocessing.library != "tensorflow"
-    upright = preprocessing is None or preprocessing.exif_orientation
-    return Image(name, decode_file(data, name, accurate=accurate, upright=upright, most_pixels=most_pixels), label)
-
-
-def _folder(path: pathlib.Path, count: int, preprocessing: "Preprocessing | None") -> list[Image]:
-    files = image_files(path)
-    if not files:
-        raise UserError(f"The folder {str(path)!r} contains no image ({format_list()}).")
-    chosen = np.unique(np.linspace(0, len(files) - 1, min(count, len(files))).astype(int))
-    images: list[Image] = []
-    problems: list[Exception] = []
-    for index in chosen:
-        try:
-            images.append(_file(files[index], str(files[index].relative_to(path)), preprocessing))
-        except (UserError, OSError) as error:
-            problems.append(error)
-    if not images:
-        raise UserError(f"No image of the folder {str(path)!r} can be read: {problems[0]}") from problems[0]
-    for problem in problems:
-        print(f"Not inspected: {problem}")
-    return images
-
-
-def _file(path: pathlib.Path, name: str, preprocessing: "Preprocessing | None") -> Image:
-    from keras_vit.images.preprocessing import is_uniform  # imported here: it imports Keras, which takes seconds
-
-    data = path.read_bytes()
-    image = decode(data, name, preprocessing=preprocessing)
-    if (highest := highest_of_unused_bits(data)) is not None:
-        print(f"Warning: {name} has 16 bits and is nearly black, since its highest value is {highest:,}; {SCALE_BITS}.")
-    elif is_uniform(image.pixels):
-        is_transparent = image.pixels.shape[-1] % 2 == 0 and image.pixels[..., -1].min() < 255
-        reason = "; transparent images are put on white" if is_transparent else ""
-        print(f"Warning: {name} has one color throughout{reason}.")
-    return image
 
 
 def _samples(path: pathlib.Path, count: int, labels: tuple[str, ...]) -> list[Image]:

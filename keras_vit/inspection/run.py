@@ -6,11 +6,10 @@ import numpy as np
 
 from keras_vit.files.labels import read_labels
 from keras_vit.inspection.compute import inspect, logits_of, model_inputs
-from keras_vit.inspection.html_report import is_mistake, sentences
 from keras_vit.inspection.images import Image, read_images
 from keras_vit.inspection.options import InspectionOptions
 from keras_vit.inspection.relevance import classifies
-from keras_vit.inspection.report import write
+from keras_vit.inspection.report import is_mistake, sentences, write
 from keras_vit.inspection.source import image_source
 from keras_vit.models.build import logits_model
 from keras_vit.runs import Run

@@ -91,41 +91,24 @@ echo "${COMPREPLY[@]}"
     assert (done.stdout.split(), done.stderr) == (completed, "")
 
 
-@pytest.mark.parametrize("shells", [[], ["fish"], ["bash", "zsh"]])
-def test_another_shell_is_one_sentence(shells):
-    with pytest.raises(UserError, match="--print-completion takes bash or zsh, but was given"):
-        run_command(["--print-completion", *shells])
-
-
-@pytest.mark.parametrize("kind", ["models", "recipes"])
-def test_a_wildcard_that_nothing_fits_is_one_sentence(kind):
-    with pytest.raises(UserError, match=f"No name fits 'nothing'; keras-vit {kind} lists all"):
-        run_command([kind, "nothing"])
-
-
-def test_a_command_gets_the_remaining_arguments(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="There is no recipe named 'digts'"):
-        run_command(["pretrain", "digts"])
-
-
-def test_an_unknown_command_is_one_sentence():
-    with pytest.raises(UserError, match="There is no command 'fine-tune'; .* finetune"):
-        run_command(["fine-tune"])
-
-
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("arguments", "words"),
     [
-        ("train", "pretrain, finetune"),
-        ("Serve", "serving, saved-model"),
-        ("export", "saved-model, tflite, onnx"),
-        ("eval", "evaluate"),
+        (["--print-completion"], "bash or zsh, but was given nothing"),
+        (["--print-completion", "fish"], "bash or zsh, but was given fish"),
+        (["models", "nothing"], "'nothing'; keras-vit models lists all"),
+        (["recipes", "nothing"], "'nothing'; keras-vit recipes lists all"),
+        (["pretrain", "digts"], "no recipe named 'digts'"),
+        (["fine-tune"], "'fine-tune'; .* finetune"),
+        (["train"], "'train'; .* the nearest: pretrain, finetune"),
+        (["Serve"], "'Serve'; .* the nearest: serving, saved-model"),
+        (["export"], "'export'; .* the nearest: saved-model, tflite, onnx"),
     ],
 )
-def test_what_other_programs_call_a_command_is_answered_with_the_commands_here(name, meant):
-    with pytest.raises(UserError, match=f"There is no command '{name}'; .* the nearest: {meant}"):
-        run_command([name])
+def test_an_unknown_name_is_answered_with_the_nearest(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=words):
+        run_command(arguments)
 
 
 @pytest.mark.parametrize(

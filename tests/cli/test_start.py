@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -383,6 +384,18 @@ def test_help_and_a_wrong_option_wait_for_nothing():
         assert "Traceback" not in errors, command
 
 
+@pytest.mark.parametrize("arguments", ["finetune --help", "pretrain vit-b16-i21k --help", "pretrain digits --lurning"])
+def test_help_and_a_wrong_option_of_the_largest_commands_take_little_processor_time(arguments):
+    command = [sys.executable, "-m", "keras_vit", *arguments.split()]
+    seconds = []
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, cwd=ROOT, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds) < 0.6
+
+
 def test_all_commands_but_these_require_tensorflow():
     asked = re.compile(r"^    (?:cli\.require_tensorflow\(\)|prepare_backend\(.*\))$", re.MULTILINE)
     without = {name for name, path in COMMANDS.items() if not asked.search(path.read_text())}
@@ -392,7 +405,9 @@ def test_all_commands_but_these_require_tensorflow():
         "export.serving.kit",
         "keras_vit.convert",
         "keras_vit.inspection",
+        "training.finetune",  # in training.experiments.finetuning
         "training.launch",
+        "training.pretrain",
     }
 
 

@@ -15,11 +15,12 @@ import keras_vit
 from keras_vit import DetectionConfig, UserError, inspection
 from tests.support import TINY, TINY_IMAGE, randomize
 from training import detect as command
-from training.detection.annotations import Box, Picture, open_boxes
 from training.detection.detector import Objects
 from training.detection.evaluation import measured, mistakes
 from training.detection.predict import found_document
 from training.evaluation.average_precision import STATS
+from training.input.annotations.boxes import Box, Picture
+from training.input.annotations.open_boxes import open_boxes
 from training.options.detect import BoxesOptions
 
 LABELS = ("cat", "dog", "eel")
@@ -209,15 +210,16 @@ def test_metrics_of_random_annotations_are_those_of_the_tool(check, count, image
 
 
 def test_difficult_objects_are_neither_missed_nor_false_however_often_they_are_found():
-    boxes = (Box(0, (0, 0, 10, 10)), Box(0, (20, 0, 10, 10), is_difficult=True), Box(0, (0, 20, 30, 10), is_crowd=True))
-    picture = Picture(pathlib.Path("a.png"), SIZE, boxes)
+    boxes = [Box(0, (0, 0, 10, 10)), Box(0, (20, 0, 10, 10), is_difficult=True), Box(0, (0, 20, 30, 10), is_crowd=True)]
+    boxes += [Box(0, (50, 50, 9, 9), is_difficult=True), Box(0, (70, 50, 9, 9), is_crowd=True)]  # not found
+    picture = Picture(pathlib.Path("a.png"), SIZE, tuple(boxes))
     corners = np.array([[0, 0, 10, 10], [20, 0, 30, 10], [20, 0, 29, 10], [0, 20, 9, 30], [22, 0, 26, 3]], np.float32)
     found = Objects(corners, np.linspace(0.9, 0.5, 5), np.zeros(5, int))
     missed, false = mistakes(picture, found)
     assert not missed.any()
     np.testing.assert_array_equal(false, [False, False, False, False, True])
     assert measured(["a"], [picture], [found])["ap"] == pytest.approx(1.0)
-    assert picture.corners.tolist() == [[0, 0, 10, 10], [20, 0, 30, 10]]
+    assert picture.corners.tolist() == [[0, 0, 10, 10], [20, 0, 30, 10], [50, 50, 59, 59]]
 
 
 def test_intervals_of_equal_pictures_are_points_and_no_object_is_refused():

@@ -9,14 +9,13 @@ import scipy.stats
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import UserError
+from keras_vit import UserError, published_accuracy
 from keras_vit.checkpoints.fetch import find as download
 from keras_vit.checkpoints.fetch.find import check_name
 from keras_vit.published_accuracy import ACCURACY, PublishedAccuracy
 from tests.support import TINY, randomize
 from training import verify_official
 from training.evaluation import verify_official as verification
-from training.options import evaluate as options
 
 NAME = "sam/ViT-B_16"  # has no published accuracy of its own here
 
@@ -39,7 +38,7 @@ def _official(tmp_path, monkeypatch):
 
     def publish(top1: float) -> None:
         table = types.MappingProxyType({NAME: PublishedAccuracy(top1, "a paper", 24, "resize-small", 30)})
-        for module in (options, verification):
+        for module in (published_accuracy, verification):
             monkeypatch.setattr(module, "ACCURACY", table)
 
     return model, publish
@@ -95,5 +94,5 @@ def test_every_published_accuracy_is_of_a_checkpoint_that_can_be_downloaded():
 
 
 def test_a_name_without_a_published_accuracy_is_one_sentence():
-    with pytest.raises(UserError, match="no published accuracy to compare 'ViT-B_16-224' with; the nearest names"):
+    with pytest.raises(UserError, match="no published accuracy named 'ViT-B_16-224'"):
         verify_official.main(["ViT-B_16-224", "--data", "digits"])

@@ -14,7 +14,7 @@ import pickle
 import sys
 import time
 
-from export.saved_model import cpp_loader
+import cpp_loader  # beside this script
 
 _THREADS = 4
 

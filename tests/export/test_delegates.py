@@ -191,8 +191,8 @@ def test_files_for_a_gpu_are_written_with_their_agreement_in_float16(tmp_path):
     ("options", "words"),
     [
         ({"formats": ("int8",), "target": "gpu"}, "A GPU computes in floating point"),
-        ({"target": "npu", "dynamic_batch": True}, "--target npu takes float pixels of one image; leave --uint8-inpu"),
-        ({"target": "gpu", "uint8_input": True}, "--target gpu takes float pixels of one image"),
+        ({"target": "npu", "dynamic_batch": True}, "--dynamic-batch applies only to --target cpu"),
+        ({"target": "gpu", "uint8_input": True}, "--uint8-input applies only to --target cpu"),
     ],
 )
 def test_what_a_delegate_cannot_take_is_refused(options, words, tmp_path):

@@ -2,28 +2,24 @@
 
 import io
 import json
-import pathlib
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import PIL.Image
 import pytest
 import tensorflow as tf
 from ai_edge_litert.interpreter import Interpreter
-from tensorflow.core.protobuf import saved_model_pb2
 
 import keras_vit
 from export.onnx import __main__ as onnx_command
 from export.parity import Reference
 from export.saved_model import __main__ as saved_model
-from export.saved_model import cpp_loader
 from export.tasks import Detection, agreement_of_boxes
 from export.tflite import __main__ as tflite
 from keras_vit import DetectionConfig, UserError, inspection
 from keras_vit.errors import ParityError
 from keras_vit.runs import open_run
+from tests.export import cpp_loader
 from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
 from training.detection.detector import open_detector
 
@@ -88,23 +84,8 @@ def test_the_cpp_loader_finds_the_same(place, tmp_path):
     version = tmp_path / "served" / "1"
     loaded = tf.saved_model.load(version).signatures["serving_default"]
     expected = loaded(image_bytes=tf.constant(pictures()))["boxes"].numpy()
-    saved = saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
-    definition = saved.meta_graphs[0].signature_def["serving_default"]
-    script = (
-        "import sys, numpy as np; sys.path.insert(0, sys.argv[1]); import cpp_loader\n"
-        "session = cpp_loader.Session(sys.argv[2], 1)\n"
-        "files = np.array([open(name, 'rb').read() for name in sys.argv[6:]], object)\n"
-        "np.save(sys.argv[5], session.run(sys.argv[3], sys.argv[4], files))\n"
-    )
-    names = []
-    for number, data in enumerate(pictures()):
-        (tmp_path / f"{number}.png").write_bytes(data)
-        names.append(str(tmp_path / f"{number}.png"))
-    ends = [definition.inputs["image_bytes"].name, definition.outputs["boxes"].name]
-    room = str(pathlib.Path(cpp_loader.__file__).parent)
-    command = [sys.executable, "-c", script, room, str(version), *ends, str(tmp_path / "boxes.npy"), *names]
-    subprocess.run(command, check=True, capture_output=True)
-    np.testing.assert_allclose(np.load(tmp_path / "boxes.npy"), expected, atol=1e-3)
+    boxes = cpp_loader.run(version, "serving_default", "boxes", np.array(pictures(), object))
+    np.testing.assert_allclose(boxes, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", [pytest.param("owl", marks=pytest.mark.slow), "like"])

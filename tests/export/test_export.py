@@ -48,9 +48,6 @@ def build(name: str = "token", channels: int = 3) -> keras.Model:
     return randomize(keras_vit.build(CONFIGS[name], preprocessing=Preprocessing(SIZE, channels), num_classes=7))
 
 
-pytestmark = pytest.mark.usefixtures("without_cpp_loader")
-
-
 @pytest.fixture(name="samples", scope="module")
 def _samples() -> Samples:
     """Pictures in all four formats, of mixed sizes and channels."""
@@ -75,10 +72,8 @@ def test_a_saved_model_is_the_model(name, channels, samples, tmp_path):
 
 
 def export(model: keras.Model, samples: Samples, folder: pathlib.Path, dtype: str = "float32") -> pathlib.Path:
-    """The path of the SavedModel, without TensorFlow's C++ loader."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(saved_model_export, "run_cpp_loader", lambda *_: {})
-        return saved_model_of(model, LABELS, samples, folder, dtype=dtype, max_disagreement=1.0)[0]
+    """Return the path of the SavedModel."""
+    return saved_model_of(model, LABELS, samples, folder, dtype=dtype, max_disagreement=1.0)[0]
 
 
 @pytest.fixture(name="exported", scope="module")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 
 import keras
 import numpy as np
@@ -12,7 +11,6 @@ import tensorflow as tf
 import keras_vit
 from export.options import OnnxOptions, SavedModelOptions, SourceOptions, TFLiteOptions
 from export.parity import Reference
-from export.saved_model import cpp_loader
 from export.saved_model.export import export_saved_model
 from export.source import random_images
 from export.tasks import Segmentation, open_task
@@ -22,6 +20,7 @@ from keras_vit.errors import ParityError
 from keras_vit.models.config import LinearSegmentationConfig
 from keras_vit.models.segment_outputs import segment_outputs
 from keras_vit.runs import run_of
+from tests.export import cpp_loader
 from tests.segmentation.shapes import LABELS
 from tests.support import randomize
 
@@ -73,18 +72,10 @@ def test_a_saved_model_takes_files_and_gives_segments_at_the_size_of_the_picture
 
 @pytest.mark.slow
 def test_a_saved_model_answers_in_the_loader_of_c_plus_plus(tmp_path):
-    if cpp_loader.library_path() is None:
-        pytest.skip("no C++ library of TensorFlow here")
     path, _ = export_saved_model(exported("semantic"), served(tmp_path))
     data = tf.io.encode_png(np.random.default_rng(0).integers(0, 256, (51, 23, 3), np.uint8)).numpy()
     expected = tf.saved_model.load(path).signatures["serving_default"](image_bytes=tf.constant(data))["label_map"]
-    from tensorflow.core.protobuf import saved_model_pb2
-
-    saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
-    definition = saved.meta_graphs[0].signature_def["serving_default"]
-    session = cpp_loader.Session(os.fspath(path), 1)
-    feed, fetch = definition.inputs["image_bytes"].name, definition.outputs["label_map"].name
-    found = session.run(feed, fetch, np.array(data, object)).view(np.int32)
+    found = cpp_loader.run(path, "serving_default", "label_map", np.array(data, object)).view(np.int32)
     np.testing.assert_array_equal(found, expected)
 
 

@@ -75,7 +75,6 @@ def test_origin_and_license_of_the_weights_are_those_of_the_run(config, weights,
     assert (origin.weights, origin.license) == (weights, terms)
 
 
-@pytest.mark.usefixtures("without_cpp_loader")
 @pytest.mark.slow
 def test_the_license_of_a_checkpoint_is_in_every_file_of_its_export(place):
     command = ["--checkpoint", str(place / "vit.npz"), "--labels", str(place / "labels.txt"), "--num-heads", "3"]
@@ -95,7 +94,6 @@ def test_without_images_there_are_random_ones(place):
     assert len({tuple(tf.io.decode_png(file).shape) for file in first.encoded}) == 3
 
 
-@pytest.mark.usefixtures("without_cpp_loader")
 @pytest.mark.slow
 def test_both_commands_take_a_checkpoint(place, capsys):
     command = ["--checkpoint", str(place / "vit.npz"), "--labels", str(place / "labels.txt"), "--num-heads", "3"]

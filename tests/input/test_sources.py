@@ -51,9 +51,7 @@ def test_digits_are_all_there_once():
 
 def test_unknown_sources_are_refused():
     for name in ("digit", "digits:x", "tfds:", "folder:", "imagenet"):
-        with pytest.raises(
-            UserError, match=r"digits, tfds:NAME\[:CONFIG\], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but"
-        ):
+        with pytest.raises(UserError, match=r"digits, tfds:NAME\[:CONFIG\], folder:PATH,"):
             open_source(DataOptions(name))
 
 
@@ -74,7 +72,7 @@ def test_options_that_a_source_does_not_take_are_refused(data, option, words):
 
 @pytest.mark.parametrize("name", ["mnist/3.0.1", "../x", "mnist/", "mnist:", "mnist:a:b", "a b"])
 def test_what_is_no_name_of_a_data_set_is_refused(name):
-    with pytest.raises(UserError, match="--data takes tfds:NAME or tfds:NAME:CONFIG, as tfds:mnist, but was given"):
+    with pytest.raises(UserError, match="--data takes tfds:NAME or tfds:NAME:CONFIG, as"):
         open_source(DataOptions(f"tfds:{name}"))
 
 
@@ -128,13 +126,13 @@ def _network(monkeypatch) -> Network:
 
 def test_a_data_set_that_cannot_be_fetched_says_where_it_was_looked_for(network, tmp_path):
     network.cannot_fetch = ConnectionError("no route")
-    with pytest.raises(UserError, match=r"'mnist' is not prepared in .* could not be fetched \(no route\)"):
+    with pytest.raises(UserError, match=r"'mnist' is not prepared in .* could not be fetched"):
         open_source(DataOptions("tfds:mnist", str(tmp_path)))
 
 
 def test_without_a_network_a_data_set_is_not_tried_for_minutes(network, tmp_path):
     network.error = urllib.error.URLError(socket.gaierror("no such host"))
-    with pytest.raises(UserError, match=r"not prepared in .*, and \S+, which has it, cannot be reached \(it failed\)"):
+    with pytest.raises(UserError, match=r"not prepared in .*, and \S+, which has it, cannot"):
         open_source(DataOptions("tfds:mnist", str(tmp_path)))
     assert network.fetched == list(tmp_path.iterdir()) == []
     network.error = urllib.error.HTTPError("", 403, "Forbidden", None, None)
@@ -173,14 +171,14 @@ def test_records_read_by_position_are_those_of_tfds(hold_nothing):
 
 @needs_mnist
 def test_a_split_that_is_not_there_is_refused():
-    with pytest.raises(UserError, match="mnist has no split 'dev'; it has train, test, and slices of them"):
+    with pytest.raises(UserError, match="mnist has no split 'dev'; it has train, test, and"):
         open_source(DataOptions("tfds:mnist", str(TFDS), eval_split="dev"))
 
 
 @needs_mnist
 @pytest.mark.parametrize("split", ["train[5:3]", "train[:0]"])
 def test_an_empty_split_is_refused(split):
-    with pytest.raises(UserError, match=r"The split 'train\[.*\]' of mnist is empty; give one that holds images"):
+    with pytest.raises(UserError, match=r"The split 'train\[.*\]' of mnist is empty; give"):
         open_source(DataOptions("tfds:mnist", str(TFDS), split))
 
 
@@ -211,7 +209,7 @@ def test_a_label_outside_the_classes_is_named_when_it_is_read(hold_nothing):
     split = sources._tfds_split(tfds.builder("mnist", data_dir=str(TFDS)), "train[:50]", ("zero", "one"))
     examples = tf.data.Dataset.range(50).map(split.example)
     with (
-        pytest.raises(UserError, match=r"from 0, but one of the images read has the label [2-9]; correct"),
+        pytest.raises(UserError, match=r"from 0, but one of the images read has the label"),
         sources.bad_examples_reported(),
     ):
         list(examples)
@@ -374,7 +372,7 @@ def test_a_split_without_its_other_is_no_class(tmp_path, splits):
     for split in splits:
         for label in ("a", "b"):
             write_image(tmp_path / split / label / "0.png", 0)
-    with pytest.raises(UserError, match="name them train and one of test, testing, val, valid, validation, or put"):
+    with pytest.raises(UserError, match="name them train and one of test, testing, val,"):
         open_source(DataOptions(f"folder:{tmp_path}"))
 
 
@@ -384,7 +382,7 @@ def test_class_folders_with_the_same_folders_and_no_pictures_are_refused(tmp_pat
         for number in range(2):
             write_image(tmp_path / path / f"{number}.png", 0)
     one, other = (tmp_path / folder for folder in alike)
-    with pytest.raises(UserError, match=f"^{one} and {other} should be class .* hold only the folders a, b; call"):
+    with pytest.raises(UserError, match=f"^{one} and {other} should be class .* hold only"):
         check_data(DataOptions(f"folder:{tmp_path}"))
     write_image(one / "0.png", 1)
     check_data(DataOptions(f"folder:{tmp_path}"))
@@ -407,7 +405,7 @@ def test_a_class_may_be_called_train(tmp_path):
 def test_splits_with_other_classes_are_refused(tmp_path):
     for path in ("train/a", "train/b", "test/a", "test/c"):
         write_image(tmp_path / path / "0.png", 0)
-    with pytest.raises(UserError, match="must have the same classes, but b, c are only in one of them; add"):
+    with pytest.raises(UserError, match="must have the same classes, but b, c are only in"):
         open_source(DataOptions(f"folder:{tmp_path}"))
 
 
@@ -615,9 +613,7 @@ COLORS = np.random.default_rng(0).permutation(RAMP).tolist()
 )
 def test_a_bmp_of_which_the_indices_would_be_read_is_no_readable_image(content, folder):
     (folder / "ant" / "indexed.bmp").write_bytes(content)
-    with pytest.raises(
-        UserError, match=r"indexed.bmp \(a BMP with a palette or compression, .* keras-vit prepare IN OUT\)"
-    ):
+    with pytest.raises(UserError, match=r"indexed.bmp \(a BMP with a palette or compression,"):
         open_source(DataOptions(f"folder:{folder}"))
 
 
@@ -759,7 +755,7 @@ def test_a_seed_is_refused_where_the_splits_are_there(tmp_path):
         write_image(tmp_path / name / "0.png", number)
     csv = csv_file(tmp_path, "path,label,split", "train/ant/0.png,ant,train", "test/bee/0.png,bee,test")
     for data in (f"folder:{tmp_path}", csv.data):
-        with pytest.raises(UserError, match="--split-seed draws a split, but .* has splits of its own; leave it out"):
+        with pytest.raises(UserError, match="--split-seed draws a split, but .* has splits of"):
             open_source(DataOptions(data, split_seed=1))
 
 
@@ -904,7 +900,7 @@ def test_a_folder_whose_name_is_stored_decomposed_is_the_class_that_a_csv_file_n
     check_classes((decomposed, "cafz"), (composed, "cafz"))
     for name in ("3", "4"):
         _save(tmp_path / composed / f"{name}.png")
-    with pytest.raises(UserError, match="are called 'caf.', in two forms of Unicode; move their images into one"):
+    with pytest.raises(UserError, match="are called 'caf.', in two forms of Unicode; move"):
         open_source(DataOptions(f"folder:{tmp_path}"))
 
 

@@ -28,7 +28,7 @@ from keras_vit.inspection import __main__ as command
 from keras_vit.inspection import run as work
 from keras_vit.inspection.compute import model_name
 from keras_vit.inspection.explanations import explanation
-from keras_vit.inspection.html_report import html_report
+from keras_vit.inspection.report import html_report
 from keras_vit.models.layers import no_init_weights
 from keras_vit.run_directory import Samples
 from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError, inspection
-from keras_vit.inspection.html_report import html_report
 from keras_vit.inspection.plots import image_maps
+from keras_vit.inspection.report import html_report
 from tests.support import FIXTURES, GOLDEN, TINY, TINY_IMAGE, TINY_STEM, randomize
 
 ANALYSES = ["attention_vit_token", "attention_vit_nonsquare"]

@@ -370,14 +370,10 @@ def test_a_map_lies_on_the_part_of_the_picture_that_the_model_sees(place, tmp_pa
         (["nowhere"], "There is no picture 'nowhere'"),
         (["pictures/*.gif"], "There is no picture"),
         (["pictures", "--output", "found.txt"], r"ends in .csv, .json, .html or .parquet, but is 'found.txt'"),
-        (["pictures", "--output", "gone/found.csv"], "There is no folder 'gone'"),
-        (["pictures", "--output", "folder.csv"], "folder.csv is a folder; --output takes a file"),
+        (["pictures", "--output", "gone/found.csv"], "--output .*'gone/found.csv'"),
+        (["pictures", "--output", "folder.csv"], "--output .*'folder.csv'"),
         (["pictures", "--threshold", "60"], "--threshold must be in \\[0, 1\\], but is 60"),
-        (["pictures", "--explain", "rollout"], "needs --output FILE.html"),
-        (
-            ["pictures", "--output", "x.html", "--explain", "dreams"],
-            "rollout or relevance, but was given 'dreams'",
-        ),
+        (["pictures", "--explain", "rollout"], "--explain applies only to --output FILE.html"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_writes_nothing(place, arguments, options, words):

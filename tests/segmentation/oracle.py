@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import SegmentationConfig
-from training.input.coco import Segments
+from training.input.annotations.segments import Segments
 from training.input.dataset import Split
 from training.segmentation.segmenter import FoundSegments, Segmenter
 

@@ -14,10 +14,10 @@ from pycocotools.cocoeval import COCOeval
 
 from tests.segmentation.oracle import found_of, oracle, segments_of, split_of
 from training.evaluation import average_precision
-from training.input.coco import NONE, UNCOUNTED
+from training.input.annotations.open_scenes import open_scenes
+from training.input.annotations.segments import NONE, UNCOUNTED
 from training.options.segment import SceneOptions
 from training.segmentation import evaluation
-from training.segmentation.data import open_scenes
 from training.segmentation.evaluation import evaluate
 
 # Random sets of a fast test, and of a slow one.

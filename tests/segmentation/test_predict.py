@@ -10,17 +10,16 @@ from pycocotools import mask as rle
 from pycocotools.coco import COCO
 
 from tests.segmentation.oracle import found_of, oracle
-from training.input.coco import (
-    NONE,
+from training.input.annotations.coco import coco_segments, read_coco
+from training.input.annotations.masks import segments_of_mask
+from training.input.annotations.panoptic import (
     PanopticPicture,
     PanopticSegment,
-    coco_segments,
-    read_coco,
     read_panoptic,
     segments_of_png,
     write_panoptic_png,
 )
-from training.segmentation.masks import segments_of_mask
+from training.input.annotations.segments import NONE
 from training.segmentation.predict import MaskWriter, predict
 from training.segmentation.segmenter import class_map
 

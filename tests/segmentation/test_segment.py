@@ -113,14 +113,20 @@ def test_other_classes_are_not_measured(backbone, tmp_path):
     [
         (["--head", "linear", "--task", "instance"], "linear head tells classes of pixels alone"),
         (["--background", "ignore"], "--background applies only to --data coco:FILE or panoptic:FILE"),
-        (["--head", "conv"], "--head takes eomt or linear, but"),
         (["--lora", "4"], "leave --lora out"),
-        (["--inspect-every", "1"], "--inspect-every shows models of classes"),
+        (["--inspect-every", "1"], "--inspect-every applies only to models of classes"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(more, sentence):
     with pytest.raises(UserError, match=sentence):
         segment.main(["fit", "--checkpoint", "augreg:B_16", "--data", "tfds:x", "--workdir", "never", *more])
+
+
+def test_the_parser_refuses_an_unknown_head(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        segment.main(["fit", "--checkpoint", "augreg:B_16", "--data", "tfds:x", "--workdir", "never", "--head", "conv"])
+    assert stopped.value.code == 2
+    assert "invalid choice 'conv'" in capsys.readouterr().err
 
 
 def test_a_job_that_is_none_is_refused():

@@ -142,7 +142,7 @@ def test_a_saved_model_of_texts_predicts_by_their_names(tmp_path, capsys):
         (["--classes", "nowhere.txt", "data/"], "There is no file 'nowhere.txt'"),
         (["--classes", "w2", "data/", "--templates", "photo"], "A template must have {}"),
         (["--templates", "a {}", "--labels", "x", "--", "data"], "."),
-        (["--classes", "w2", "--labels", "names.txt", "data/"], "leave --labels out"),
+        (["--classes", "w2", "--labels", "names.txt", "data/"], "--labels applies only to"),
         (["--classes", "w2", "w3"], "Give pictures, such as"),
         (["--classes", "w2", "data"], "data is taken as a class, so write ./data if it is meant"),
         (["--classes", "w2", "data/", "w3"], "'w3' stands behind the picture 'data/'"),
@@ -252,7 +252,7 @@ def test_mistakes_of_finetuning_with_texts_are_one_sentence(tmp_path):
         (("--templates", "a {}"), "--templates applies only to --zero-shot-head"),
         (("--zero-shot-head", "--channels", "1"), "leave it out"),
         (("--wise-ft", "1.5"), "--wise-ft must be in"),
-        (("--wise-ft", "0.5", "--lora", "2"), "--wise-ft averages whole weights"),
+        (("--wise-ft", "0.5", "--lora", "2"), "--wise-ft applies only to whole weights"),
     ):
         with pytest.raises(UserError, match=message):
             finetune(tmp_path / "wrong", *options)

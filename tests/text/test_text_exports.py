@@ -1,33 +1,17 @@
 """Exports of models whose classes are texts: the logits and probabilities of both towers, and no tokenizer."""
 
-import json
-import pathlib
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from ai_edge_litert.interpreter import Interpreter
-from tensorflow.core.protobuf import saved_model_pb2
 
 import keras_vit
 from export.onnx import __main__ as onnx_command
 from export.saved_model import __main__ as saved_model
-from export.saved_model import cpp_loader
 from export.tflite import __main__ as tflite
+from tests.export import cpp_loader
 from tests.text.towers import CLIP, SIGLIP, golden, texts_of, with_tokenizer
-
-# Runs a signature in TensorFlow's C++ library, without Python's TensorFlow.
-_SESSION = """
-import sys, numpy as np
-sys.path.insert(0, sys.argv[1])
-import cpp_loader
-session = cpp_loader.Session(sys.argv[2], 1)
-files = np.array([open(name, "rb").read() for name in sys.argv[6:]], object)
-np.save(sys.argv[5], session.run(sys.argv[3], sys.argv[4], files))
-assert "tensorflow" not in sys.modules
-"""
 
 
 @pytest.fixture(name="texts", scope="module", params=[CLIP, SIGLIP])
@@ -51,20 +35,12 @@ def test_the_cpp_loader_gives_the_probabilities_of_both_towers(texts, tmp_path):
     name, folder = texts
     saved_model.main(["--checkpoint", str(folder / "texts.keras"), "--output", str(tmp_path / "served")])
     version = tmp_path / "served" / "1"
-    assert json.loads((version / "report.json").read_text())["cpp_loader_max_abs_diff"] <= 1e-5
     pixels = np.random.default_rng(0).integers(0, 256, (3, 20, 20, 3), np.uint8)
-    files = [tmp_path / f"{number}.png" for number in range(3)]
-    for file, picture in zip(files, pixels, strict=True):
-        keras.utils.save_img(file, picture, scale=False)
-    saved = saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
-    definition = saved.meta_graphs[0].signature_def["serving_default"]
-    ends = [definition.inputs["image_bytes"].name, definition.outputs["probabilities"].name]
-    room = str(pathlib.Path(cpp_loader.__file__).parent)
-    command = [sys.executable, "-c", _SESSION, room, str(version), *ends, str(tmp_path / "found.npy"), *map(str, files)]
-    subprocess.run(command, check=True, capture_output=True)
+    files = np.array([tf.io.encode_png(image).numpy() for image in pixels], object)
+    found = cpp_loader.run(version, "serving_default", "probabilities", files)
     model = keras.models.load_model(folder / "texts.keras")
     logits = model(np.stack([np.asarray(keras_vit.preprocessing_of(model)(picture)) for picture in pixels]))
-    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), probabilities_of(name, logits), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found, probabilities_of(name, logits), rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import apache_beam
 from apache_beam.ml.inference.base import RunInference
 
-from keras_vit import UserError, inspection, run_directory
+from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import atomic_write, remove_temporary
 from keras_vit.files.remote import RemotePath, to_path
+from keras_vit.images.files import decode
 from keras_vit.runs import Run, open_run
 from keras_vit.text.classes import Classes
 from training.beam.pictures import Group, PictureList, paths_of
@@ -109,7 +110,7 @@ def _read(file, contents: dict, classifier: Classifier) -> Picture:
     if file not in contents:
         return file, *read_picture(file, preprocessing)
     try:
-        return file, inspection.decode(contents[file].result(), file.name, preprocessing=preprocessing), None
+        return file, decode(contents[file].result(), file.name, preprocessing=preprocessing), None
     except (UserError, OSError) as error:
         return file, None, as_utf8(str(error))
 

@@ -8,9 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit import Preprocessing, UserError, inspection, preprocessing_of, query_embeddings, with_classes
+from keras_vit import Preprocessing, UserError, preprocessing_of, query_embeddings, with_classes
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.labels import LABELS, labels_text
+from keras_vit.images.files import Image, read_image
 from keras_vit.models.config import Classes, DetectionConfig
 from keras_vit.models.detection import SUPPRESSED
 from keras_vit.models.tasks import task_of
@@ -62,7 +63,7 @@ class Detector:
         """What is done to pictures: boxes are those of the upright one."""
         return dataclasses.replace(preprocessing_of(self.model), exif_orientation=True)
 
-    def detect(self, images: Sequence[inspection.Image], top: int, threshold: float = 0.0) -> list[Objects]:
+    def detect(self, images: Sequence[Image], top: int, threshold: float = 0.0) -> list[Objects]:
         """At most `top` objects of each picture with a score of at least `threshold`."""
         inputs = np.stack([np.asarray(self.preprocessing(image.pixels)) for image in images])
         outputs = self.model.predict_on_batch(inputs)
@@ -123,7 +124,7 @@ def detector_like(run: Run, file: pathlib.Path, box: tuple[float, float, float, 
     """
     model = _detector_model(run)
     preprocessing = dataclasses.replace(preprocessing_of(model), exif_orientation=True)
-    image = inspection.read_images(file, 1, preprocessing=preprocessing)[0]
+    image = read_image(file, preprocessing)
     boxes, (height, width) = None, image.pixels.shape[:2]
     if box is not None:
         left, top, right, bottom = box[0], box[1], box[0] + box[2], box[1] + box[3]

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit import UserError, inspection
+from keras_vit import UserError
 from keras_vit.cli.progress import Progress
 from keras_vit.files.tables import markdown_table, with_interval
-from training.detection.annotations import Box, Picture
+from keras_vit.images.files import Image, read_image
 from training.detection.detector import Detector, Objects
 from training.detection.page import DrawnBox, DrawnPicture, boxes_page
 from training.detection.voc import voc_average_precision
@@ -23,6 +23,7 @@ from training.evaluation.average_precision import (
     coco_evaluation,
     write_measured,
 )
+from training.input.annotations.boxes import Box, Picture
 
 # Objects of a picture that count, as in COCO; pictures of one forward pass.
 _TOP, _BATCH = 100, 8
@@ -67,8 +68,8 @@ def evaluate(detector: Detector, pictures: Sequence[Picture], kind: str, output:
     write_measured(output, "detection", detector.name, metrics, [f"{sentence}.", words, *tables], page)
 
 
-def _read(detector: Detector, picture: Picture) -> inspection.Image:
-    return inspection.read_images(picture.file, 1, preprocessing=detector.preprocessing)[0]
+def _read(detector: Detector, picture: Picture) -> Image:
+    return read_image(picture.file, detector.preprocessing)
 
 
 def measured(

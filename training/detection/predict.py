@@ -6,9 +6,9 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from keras_vit import inspection
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.tables import CsvWriter, markdown_table, short_name
+from keras_vit.images.files import Image, decode
 from keras_vit.images.formats import LARGEST_SERVED
 from training.detection.detector import Detector, Objects
 from training.detection.page import COLORS, DrawnBox, DrawnPicture, boxes_page
@@ -17,7 +17,7 @@ from training.input.dataset import check_some_read
 from training.options.detect import DetectPredictOptions
 from training.prediction.predict import batches_of_pictures
 
-Found = list[tuple[inspection.Image, Objects]]
+Found = list[tuple[Image, Objects]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,13 +30,13 @@ class DetectionPage:
 
     def answer(self, data: bytes, name: str) -> str:
         """A page with the boxes on one picture. Raises UserError for bytes that are none."""
-        image = inspection.decode(data, name, preprocessing=self.detector.preprocessing, most_pixels=LARGEST_SERVED)
+        image = decode(data, name, preprocessing=self.detector.preprocessing, most_pixels=LARGEST_SERVED)
         (objects,) = self.detector.detect([image], self.top, self.threshold)
         return _page(self.detector, [(image, objects)], [])
 
     def values(self, data: bytes, name: str) -> dict[str, Any]:
         """The objects on one picture in COCO's format. Raises UserError for bytes that are none."""
-        image = inspection.decode(data, name, preprocessing=self.detector.preprocessing, most_pixels=LARGEST_SERVED)
+        image = decode(data, name, preprocessing=self.detector.preprocessing, most_pixels=LARGEST_SERVED)
         (objects,) = self.detector.detect([image], self.top, self.threshold)
         return found_document(self.detector.labels, [(image, objects)])
 

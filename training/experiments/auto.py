@@ -1,5 +1,6 @@
 """Choose how to train on a data set: frozen features, fine-tuning, or from scratch."""
 
+import dataclasses
 import time
 
 import keras
@@ -19,13 +20,16 @@ from keras_vit.runs import Run, open_run
 from keras_vit.text.checkpoint import has_text_tower
 from keras_vit.text.classes import classes_of_labels
 from training.evaluation.predictors import outputs
+from training.experiments import finetuning, pretraining
 from training.features.linear_head import new_probe, one_thread
 from training.input.dataset import Split, random_subset, typical_image
-from training.input.sources import DataSet
+from training.input.sources import DataSet, open_source
 from training.loop.build import rebuilt
+from training.options.auto import AutoOptions
 from training.options.probes import LinearProbeOptions
 from training.probes.classifier import save_probe
 from training.probes.features import features_of_split
+from training.probes.logistic_regression import probe
 from training.recipes.auto import DataFacts, auto_finetune_recipe
 
 # Small, and without labels, so that its features suit any pictures. Apache license 2.0.
@@ -242,3 +246,41 @@ def _accuracy(run: Run, split: Split, preprocessing: Preprocessing) -> float | N
     with one_thread():
         scores = sklearn.model_selection.cross_val_score(new_probe(_C), values[kept], labels[kept], cv=folds)
     return float(scores.mean())
+
+
+def train(options: AutoOptions, checkpoint: str | None) -> tuple[DataSet | None, float | None]:
+    """Train in one of three ways; return the data, if they were opened, and the accuracy of the classes' names."""
+    training = [*options.source.arguments(), "--workdir", options.workdir, "--seed", str(options.seed)]
+    more = [] if options.unlabelled is None else ["--unlabelled", options.unlabelled]
+    tuned = ["--checkpoint", checkpoint or "", "--recipe", "auto", "--epochs"]
+    if checkpoint is None:
+        if more:
+            raise UserError("--unlabelled fine-tunes a checkpoint; give one by --checkpoint, or leave it out.")
+        pretraining.train(["auto", *training, *_resize(options.resize)])
+        return None, None
+    first = f"{options.workdir}-labels" if more else options.workdir  # of the fine-tuning with the labels alone
+    if recipe := unfinished_recipe(first):  # another timing might choose other epochs
+        finetuning.train([*tuned, str(recipe["epochs"]), *_resize(recipe["resize"]), *more, *training])
+        return None, None
+    run, source = open_run(checkpoint), open_source(options.source)
+    baseline = zero_shot_accuracy(checkpoint, source)
+    epochs = finetuning_epochs(run, source, options.minutes, options.resize)
+    resize = options.resize or resize_for(run, source)
+    if more and not epochs:
+        raise UserError("--unlabelled trains all weights; give them time by --minutes 30 or so, or leave it out.")
+    if epochs:
+        finetuning.train([*tuned, str(epochs), *_resize(resize), *more, *training])
+    else:
+        probed = LinearProbeOptions(
+            run=checkpoint, source=options.source, workdir=options.workdir, batch_size=BATCH, resize=resize,
+            folds=5 if source.train.num_examples < FEW_IMAGES else None,
+        )  # fmt: skip
+        if (kept := with_own_head(run, source, options.resize, resize)) is not None:
+            save_with_own_head(run, kept, source, dataclasses.replace(probed, resize=options.resize, folds=None))
+        else:
+            probe(run, source, probed)
+    return source, baseline
+
+
+def _resize(resize: Resize | None) -> list[str]:
+    return [] if resize is None else ["--resize", resize]

@@ -1,7 +1,6 @@
 """Find pictures of an index by other pictures or by a text, and write what was found."""
 
 import dataclasses
-import html
 import pathlib
 from collections.abc import Sequence
 
@@ -9,13 +8,14 @@ import numpy as np
 
 import keras_vit
 from keras_vit import UserError
+from keras_vit.cli.pages import render
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.tables import CsvWriter, markdown_table
 from keras_vit.runs import Run, open_run
 from training.features.embed import Extractor, embed_rows, listing_of_files
 from training.features.extractors import extractor_of, fingerprint_of
 from training.features.neighbors import NeighborGraph, nearest_rows, unit_chunks, unit_length
-from training.features.pages import Thumbnails, file_address, page, picture
+from training.features.pages import Thumbnails, file_address
 from training.features.store import NO_SPLIT, FeatureIndex, Pictures, check_same_model, open_index
 from training.input.dataset import check_some_read
 from training.options.features import LookupOptions, SearchOptions, SimilarOptions
@@ -122,16 +122,20 @@ def _write_csv(path: pathlib.Path, found: Sequence[Found], *, raw: bool) -> None
 
 
 def _page(index: FeatureIndex, found: Sequence[Found]) -> str:
-    thumbnails, sections = Thumbnails(index), ["<h1>Most similar pictures</h1>"]
+    thumbnails, queries = Thumbnails(index), []
     for one in found:
         known = one.pictures.paths, one.pictures.labels, one.pictures.splits
         cards = [
-            f'<div class="card">{picture(thumbnails.address(int(row), path, split), path)}<b>{cosine:.3f}</b>'
-            f"{html.escape(label or '')} <small>{html.escape(index.shown(path))}</small></div>"
+            {
+                "address": thumbnails.address(int(row), path, split),
+                "file": pathlib.PurePath(path).name,
+                "name": index.shown(path),
+                "label": label or "",
+                "cosine": cosine,
+            }
             for row, cosine, path, label, split in zip(one.rows, one.cosines, *known, strict=True)
         ]
-        asked = file_address(one.query) if pathlib.Path(one.query).is_file() else ""
-        shown = f'<div class="cards"><div class="card done">{picture(asked, one.query)}</div></div>' if asked else ""
-        sections.append(f'<h2>{html.escape(one.query)}</h2>{shown}<div class="cards">{"".join(cards)}</div>')
-    sections.append(f"<p>Similarity is the cosine of the features of {html.escape(index.description.model)}.</p>")
-    return page("Most similar pictures", sections)
+        address = file_address(one.query) if pathlib.Path(one.query).is_file() else ""
+        file = pathlib.PurePath(one.query).name
+        queries.append({"name": one.query, "file": file, "address": address, "cards": cards})
+    return render("similar", title="Most similar pictures", queries=queries, model=index.description.model)

@@ -26,7 +26,7 @@ from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.documents import read_json
 from keras_vit.files.remote import local_copy
 from keras_vit.files.schema import validated
-from training.input.checks import index_folder
+from training.checks import index_folder
 from training.options.features import DESCRIPTION, IndexKind
 
 # Pictures of one file: what a killed process loses at most.

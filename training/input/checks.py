@@ -5,23 +5,16 @@ import itertools
 import os
 import pathlib
 import shlex
-import socket
 from collections.abc import Sequence
 
-from keras_vit import UserError, run_directory
-from keras_vit.checkpoints.fetch.find import check_name
+from keras_vit import UserError
 from keras_vit.cli.options import option_name
-from keras_vit.errors import explained
-from keras_vit.files.atomic import is_temporary
 from keras_vit.files.file_contents import shown
 from keras_vit.files.remote import existing_folder, is_remote, matching
 from keras_vit.images.formats import format_list, is_hidden
 from training.input.csv_file import ONE_CLASS, class_shares, listed_files
 from training.input.decisions import read_decisions
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, TrainingOptions, composed
-from training.options.data import RECORD_INDEX
-from training.options.features import DESCRIPTION
-from training.options.pipeline import PIPELINE, PROBLEMS
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, composed
 
 # Of a folder without splits of its own, a tenth of each class is kept for evaluation.
 HOLD_OUT = 10
@@ -30,9 +23,6 @@ _MOST_LISTED = 10_000
 # What the names of the files of a source end in, and those of compressed tar files.
 _ENDINGS = {"tfrecord": ".tfrecord", "tar": ".tar"}
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-
-# Until a host that does not answer counts as absent.
-_CONNECT_SECONDS = 5
 
 # What a path of each kind is.
 _NOUNS: dict[str | None, str] = {"folder": "folder", "csv": "file"}
@@ -73,20 +63,6 @@ def check_data(source: DataOptions) -> None:
         files_of(kind, rest, matching(rest))
     if source.data_dir is not None and not is_remote(source.data_dir):
         existing_folder(source.data_dir, "--data-dir takes the folder of prepared data sets, or an empty one")
-
-
-def check_data_service(options: TrainingOptions) -> None:
-    """Raise UserError unless something listens at `--data-service`."""
-    if options.service_place is not None:
-        with explained(
-            lambda reason: (
-                f"No data service answers at {options.data_service} ({reason}); start its dispatcher there, "
-                "or leave --data-service out."
-            ),
-            OSError,
-            UnicodeError,
-        ):
-            socket.create_connection(options.service_place, _CONNECT_SECONDS).close()
 
 
 def _kind_of(path: str) -> str | None:
@@ -212,12 +188,6 @@ def unlabelled_path(name: str) -> pathlib.Path:
     return existing_folder(rest, "--unlabelled takes a folder of pictures")
 
 
-def check_checkpoint(name: str) -> None:
-    """Raise UserError for the name of a checkpoint that there cannot be, and for a file that holds no model."""
-    check_name(name)
-    run_directory.check_model_file(name)
-
-
 def listed_classes(source: DataOptions) -> tuple[str, ...] | None:
     """The classes of a folder or CSV file of this machine, without a look at the pictures; None for other data."""
     kind, _, rest = source.data.partition(":")
@@ -255,26 +225,3 @@ def check_classes(
         f"{model} has {len(of_model)} classes and the data have {len(of_data)}: "
         f"{' and '.join(only) or 'the same in another order'}; {advice}."
     )
-
-
-def index_folder(index: str) -> pathlib.Path:
-    """Return the path of a folder of features. Raises UserError unless it is there."""
-    folder = existing_folder(index, "make it by keras-vit embed, whose --output is this folder")
-    if not (folder / DESCRIPTION).is_file():
-        raise UserError(
-            f"There are no features in {index!r}; make them by keras-vit embed, whose --output is this folder."
-        )
-    return folder
-
-
-def check_shards(output: str) -> None:
-    """Raise UserError for a folder with files of something else, such as pictures: they would be mixed."""
-    if is_remote(output) or not (folder := run_directory.output_folder(output)).is_dir():
-        return
-    ours = (RECORD_INDEX, run_directory.LABELS, PIPELINE, PROBLEMS)
-    for entry in sorted(folder.iterdir()):
-        is_ours = entry.suffix == ".tfrecord" or entry.name in ours
-        if not (is_ours or is_temporary(entry) or is_hidden(entry.name)):
-            raise UserError(
-                f"{folder} should be new or empty, but holds {entry.name}; give --output a folder of its own."
-            )

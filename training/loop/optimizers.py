@@ -125,6 +125,13 @@ def _handles(*variables: keras.Variable) -> list:
     return [variable.value.handle for variable in variables]
 
 
+def _decrease(variable: keras.Variable, by) -> None:
+    if keras.backend.backend() == "tensorflow":
+        tf.raw_ops.AssignSubVariableOp(resource=variable.value.handle, value=by)
+    else:
+        variable.assign(variable.value - by)
+
+
 def _assign(variable: keras.Variable, value) -> None:
     if keras.backend.backend() == "tensorflow":
         tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)
@@ -181,8 +188,7 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
         for variable, gradient, slots in zip(trainable_variables, gradients, self.slots, strict=True):
             rate = learning_rate * self._lr_multipliers.get(variable.path, 1.0)
             if decay := self._decay.get(variable.path, 0.0):
-                value = ops.convert_to_tensor(variable.value)
-                _assign(variable, value - value * (decay * rate))
+                _decrease(variable, ops.convert_to_tensor(variable.value) * (decay * rate))
             self._rule_of(variable).update(variable, gradient, rate, step, *slots)
         self.iterations.assign_add(1)
 

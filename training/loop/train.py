@@ -16,13 +16,13 @@ import tensorflow as tf
 from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.describe import license_of
 from training.input.pipeline import evaluation_batches, resized_once, training_batches
-from training.input.service import served_batches
 from training.input.sources import bad_examples_reported
 from training.input.unlabelled import semi_supervised_batches
 from training.lock import locked
 from training.loop import checkpoints
 from training.loop.build import build_trainer, trained_model
 from training.loop.callbacks import InspectEpochs, MetricsLog, ProfileSteps
+from training.loop.devices.service import served_batches
 from training.loop.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
 from training.loop.dry_run import dry_run_report
 from training.loop.plan import Plan, resolve

@@ -202,8 +202,8 @@ class TrainingOptions:
             return
         if self.service_place is None:
             raise UserError(f"--data-service takes an address such as grpc://host:5050, but is {self.data_service!r}.")
-        if self.source.data.startswith("tar:") or self.devices.may_be_one_of_several():
-            raise UserError("--data-service serves one training machine, without tar files; leave it out.")
+        is_served = not self.source.data.startswith("tar:") and not self.devices.may_be_one_of_several()
+        refuse_without_effect(self, [(("data_service",), is_served, "one training machine, without tar files")])
 
     @property
     def service_place(self) -> tuple[str, int] | None:
@@ -248,9 +248,13 @@ class FeatureOptions:
     """Folder of keras-vit embed with the features of these images; they are then not computed."""
 
     def __post_init__(self) -> None:
-        if self.resize is not None and self.crop_from is not None:
-            raise UserError("--crop-from stretches and crops images, so --resize has no effect; give one of them.")
-        refuse_without_effect(self, [(("cache",), self.index is None, "features that are computed, without --index")])
+        refuse_without_effect(
+            self,
+            [
+                (("cache",), self.index is None, "features that are computed, without --index"),
+                (("resize",), self.crop_from is None, "images without --crop-from, which are stretched"),
+            ],
+        )
 
     def probe_command(self) -> tuple[str, ...]:
         """The command that makes a model of these features."""

@@ -58,10 +58,6 @@ class DetectPredictOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.serve and self.output:
-            raise UserError("--serve shows its results in the browser; leave --output out.")
-        if self.classes is not None and self.like is not None:
-            raise UserError("Give either --classes, words to look for, or --like, an example, but not both.")
         if self.box is not None and min(self.box[2:]) <= 0:
             raise UserError(f"--box takes left, top, width and height in pixels, but has the size {self.box[2:]}.")
         check_ending(self.output, OUTPUTS)
@@ -70,6 +66,8 @@ class DetectPredictOptions:
             [
                 (("templates",), self.classes is not None, "--classes"),
                 (("port",), self.serve, "--serve"),
+                (("output",), not self.serve, "results outside of the page of --serve"),
+                (("like",), self.classes is None, "a search without --classes"),
                 (("box",), self.like is not None, "--like FILE"),
                 (("save",), (self.classes or self.like) is not None, "--classes or --like"),
             ],
@@ -131,5 +129,4 @@ class DetectFitOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.data_service is not None:
-            raise UserError("--data-service makes no batches of boxes; leave it out.")
+        refuse_without_effect(self, [(("data_service",), False, "batches of whole images")])

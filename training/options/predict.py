@@ -58,18 +58,17 @@ class PredictOptions:
     column path. Options of the pipeline follow --; see embed."""
 
     def __post_init__(self) -> None:
-        if self.serve and self.output:
-            raise UserError("--serve shows its results in the browser; leave --output out.")
         if self.runner is not None and (self.output is None or pathlib.Path(self.output).suffix or self.explain):
             raise UserError("--runner needs --output with a folder for Parquet files, and makes no page; give that.")
-        if self.classes is not None and self.labels is not None:
-            raise UserError("--classes names the classes by their texts; leave --labels out.")
         if self.runner is None:
             check_ending(self.output, OUTPUTS)
         refuse_without_effect(
             self,
             [
                 (("port",), self.serve, "--serve"),
+                (("explain",), self.serve or (self.output or "").endswith(".html"), "--output FILE.html or --serve"),
+                (("output",), not self.serve, "results outside of the page of --serve"),
+                (("labels",), self.classes is None, "a model without --classes, which are its names"),
                 (("templates",), self.classes is not None, "--classes"),
                 (("excel", "raw"), (self.output or "").endswith(".csv"), "--output FILE.csv"),
             ],

@@ -4,8 +4,8 @@ import dataclasses
 import pathlib
 from typing import Annotated, Any
 
-from keras_vit import UserError
 from keras_vit.cli.options import Count, Positive, Range
+from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
 from training.options.common import FeatureOptions
 
@@ -19,10 +19,7 @@ class ProbeOptions(FeatureOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.workdir is not None and self.random_weights:
-            raise UserError(
-                "--random-weights measures an untrained model, which --workdir would save; give one of them."
-            )
+        refuse_without_effect(self, [(("random_weights",), self.workdir is None, "measurements, without --workdir")])
 
     @property
     def directory(self) -> pathlib.Path | None:

@@ -6,7 +6,7 @@ import shlex
 from typing import Annotated, Any, Literal
 
 from keras_vit import UserError
-from keras_vit.cli.options import Aliases, MayLead, Positional, Share, check_ranges
+from keras_vit.cli.options import Aliases, MayLead, Positional, Share
 from keras_vit.errors import Rules, refuse_first, refuse_without_effect
 from keras_vit.files.remote import existing_file, existing_folder, is_remote
 from keras_vit.models.config import SEGMENT_THRESHOLD, SegmentationTask
@@ -101,12 +101,10 @@ class SegmentFitOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.data_service is not None:
-            raise UserError("--data-service makes no batches of masks; leave it out.")
+        refuse_without_effect(self, [(("data_service",), False, "batches of whole images")])
+        refuse_without_effect(self.execution, [(("inspect_every",), False, "models of classes")])
         if self.recipe.head == "linear" and self.task != "semantic":
             raise UserError(f"The linear head tells classes of pixels alone; give --head eomt for --task {self.task}.")
-        if self.execution.inspect_every is not None:
-            raise UserError("--inspect-every shows models of classes; leave it out.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,11 +135,6 @@ class SegmentPredictOptions:
     """What is found; default what the model was trained for."""
     threshold: Share = SEGMENT_THRESHOLD
     """Minimum score of a segment, 0 to 1, of instance and panoptic."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if not self.pictures:
-            raise UserError("Give the pictures to segment, such as pictures/ or street.jpg, behind the options.")
 
 
 def folders_of_splits(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:

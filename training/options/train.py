@@ -35,14 +35,12 @@ class PretrainOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        measures, of_features = self.knn_every is not None, self.checkpoint is not None or self.knn_every is not None
-        if of_features and not self.recipe.learns_features:
+        if (self.checkpoint or self.knn_every) and not self.recipe.learns_features:
             raise UserError(
                 "--checkpoint and --knn-every are for recipes without labels, such as mae-vit-b16; for classes, give "
                 "the checkpoint to keras-vit finetune."
             )
-        if measures and self.devices.strategy == "multi-worker":
-            raise UserError("--knn-every measures on one machine; leave it out, and use keras-vit knn afterwards.")
+        refuse_without_effect(self, [(("knn_every",), self.devices.strategy != "multi-worker", "one machine")])
         if self.chips is not None and (not self.dry_run or self.recipe.target != "classes"):
             raise UserError("--chips is for the --dry-run of a recipe that learns classes; leave it out.")
 
@@ -95,6 +93,7 @@ class FinetuneOptions(TrainingOptions):
             [
                 (("templates",), self.zero_shot_head, "--zero-shot-head"),
                 (("learn_by", "confidence"), self.unlabelled is not None, "--unlabelled"),
+                (("wise_ft",), not self.recipe.lora, "whole weights, without --lora"),
                 (("channels", "num_heads", "new_head"), not self.zero_shot_head, "checkpoints without a text tower"),
                 (("rounds",), self.unlabelled is not None and self.learn_by == "noisy-student", "noisy-student"),
             ],
@@ -108,8 +107,6 @@ class FinetuneOptions(TrainingOptions):
         recipe, averages = self.recipe, self.wise_ft < 1.0
         if recipe.distillation == "features":
             raise UserError("--distillation features leaves a model without a head; give it to keras-vit pretrain.")
-        if averages and recipe.lora:
-            raise UserError("--wise-ft averages whole weights, but --lora trains factors of their change; give one.")
         if self.unlabelled is None:
             return
         if recipe.loss != "softmax" or recipe.teacher is not None or recipe.lora or averages:

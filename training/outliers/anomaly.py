@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
-from keras_vit import Preprocessing, UserError, ViTConfig, config_of, inspection, preprocessing_of, run_directory
+from keras_vit import Preprocessing, UserError, ViTConfig, config_of, preprocessing_of, run_directory
 from keras_vit.cli.progress import tracked
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.tables import CsvWriter, markdown_table
+from keras_vit.images.files import Image, read_image
 from keras_vit.inspection.compute import model_inputs
 from keras_vit.models.patch_memory import anomaly_model, local_features
 from keras_vit.runs import Run
@@ -43,7 +44,7 @@ class AnomalyDetector:
         """Whole pictures, stretched."""
         return stretched(self.model)
 
-    def inspect(self, images: Sequence[inspection.Image]) -> tuple[np.ndarray, np.ndarray]:
+    def inspect(self, images: Sequence[Image]) -> tuple[np.ndarray, np.ndarray]:
         """The scores (n,) and the maps (n, height, width) of pictures."""
         found = self.model.predict_on_batch(model_inputs(images, self.preprocessing)[1])
         return found["score"], found["map"]
@@ -130,7 +131,7 @@ def predict_anomaly(
     for file in tracked(files, "Looking at pictures"):
         name = str(file).encode("utf-8", "replace").decode("utf-8")
         try:
-            image = inspection.read_images(file, 1, preprocessing=detector.preprocessing)[0]
+            image = read_image(file, detector.preprocessing)
         except (UserError, OSError) as error:
             problems[name] = str(error)
             continue
@@ -179,8 +180,8 @@ def _scores(detector: AnomalyDetector, files: Sequence[pathlib.Path]) -> tuple[n
     return np.array(scores), float(np.mean(seconds[1:] or seconds))
 
 
-def _read(file: pathlib.Path, preprocessing: Preprocessing) -> inspection.Image:
-    return inspection.read_images(file, 1, preprocessing=preprocessing)[0]
+def _read(file: pathlib.Path, preprocessing: Preprocessing) -> Image:
+    return read_image(file, preprocessing)
 
 
 def _write_csv(path: pathlib.Path, findings: Sequence[Finding], problems: dict[str, str], *, raw: bool) -> None:

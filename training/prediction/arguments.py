@@ -73,9 +73,9 @@ def check_pictures(run: str, pictures: Sequence[str], serve: bool, classes: Sequ
 
 def check_output(output: str | None) -> None:
     """Raise UserError unless a file can be written as --output."""
-    folder = pathlib.Path(output or "x").absolute().parent
-    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        raise UserError(f"--output takes a file in a folder that can be written, but {str(folder)!r} is none.")
+    file = pathlib.Path(output or "x").absolute()
+    if file.is_dir() or not (file.parent.is_dir() and os.access(file.parent, os.W_OK | os.X_OK)):
+        raise UserError(f"--output takes a file in a folder that exists and can be written, but is {output!r}.")
 
 
 def next_commands(options: PredictOptions, run: Run) -> list[tuple[str, ...]]:

@@ -16,20 +16,21 @@ import tqdm
 
 from keras_vit import Preprocessing, UserError, inspection, run_directory
 from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.cli.pages import thumbnail_address
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.labels import check_number, distinct_names, read_labels
 from keras_vit.files.tables import CsvWriter, markdown_table, short_name
+from keras_vit.images.files import Image, decode, read_image
 from keras_vit.images.formats import LARGEST_SERVED
 from keras_vit.inspection.compute import checked_logits, model_inputs, model_name
-from keras_vit.inspection.html_page import thumbnail_address
-from keras_vit.inspection.html_report import maps_of
-from keras_vit.inspection.prediction_page import PICTURE_SIDE, PictureCard, groups_of, prediction_page
+from keras_vit.inspection.report import maps_of
 from keras_vit.models.build import logits_model
 from keras_vit.runs import Run
 from keras_vit.scores import TOP_K, RankedClasses, Scoring
 from keras_vit.unknown_score import features_and_logits
 from training.input.dataset import check_some_read
 from training.options.predict import Explanation, PredictOptions
+from training.prediction.page import PICTURE_SIDE, PictureCard, groups_of, prediction_page
 from training.prediction.pictures import only_folder
 
 # Images of one forward pass; with relevance, their activations are kept for the gradient.
@@ -37,7 +38,7 @@ BATCH = 8
 # Batches that take as long as tracing the model.
 _EAGER = 4
 # A file with its image, or with the reason why it cannot be read.
-Picture = tuple[pathlib.Path, inspection.Image | None, str | None]
+Picture = tuple[pathlib.Path, Image | None, str | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Classifier:
     traced_batch: int | None = None
     """Images of the batches that run as a graph, which takes as long to trace as a few of them take without."""
 
-    def classify(self, images: Sequence[inspection.Image]) -> list[PictureCard]:
+    def classify(self, images: Sequence[Image]) -> list[PictureCard]:
         """Return the classes of each image, with its map if one is to be made."""
         scorer = self.run.unknown
         maps: list = [()] * len(images)
@@ -81,7 +82,7 @@ class Classifier:
             for image, classes, of_image in zip(images, ranked, maps, strict=True)
         ]
 
-    def with_picture(self, card: PictureCard, image: inspection.Image) -> PictureCard:
+    def with_picture(self, card: PictureCard, image: Image) -> PictureCard:
         """The card of an image with the whole image, reduced, and the part of it that the model sees."""
         height, width = image.pixels.shape[:2]
         box = self.run.preprocessing.boxes_in_picture([0.5, 0.5, 1.0, 1.0], (height, width))
@@ -99,7 +100,7 @@ class Classifier:
 
     def answer(self, data: bytes, name: str) -> str:
         """A page with the classes of one picture. Raises UserError for bytes that are none."""
-        image = inspection.decode(data, name, preprocessing=self.run.preprocessing, most_pixels=LARGEST_SERVED)
+        image = decode(data, name, preprocessing=self.run.preprocessing, most_pixels=LARGEST_SERVED)
         [card] = self.classify([image])
         return self.page([self.with_picture(card, image)], {})
 
@@ -227,7 +228,7 @@ def _shown(file: str, folder: pathlib.Path | None) -> str:
 
 def batches_of_pictures(
     files: Sequence[pathlib.Path], preprocessing: Preprocessing, problems: list[str]
-) -> Iterator[list[inspection.Image]]:
+) -> Iterator[list[Image]]:
     """The pictures of files, for each batch those that can be read; a line for each other one is added to problems."""
     with tqdm.tqdm(total=len(files), unit="picture", disable=None) as progress:
         for batch in _batches(files, preprocessing):
@@ -243,14 +244,14 @@ def _batches(files: Sequence[pathlib.Path], preprocessing: Preprocessing) -> Ite
         yield batch
 
 
-def read_picture(file: pathlib.Path, preprocessing: Preprocessing) -> tuple[inspection.Image | None, str | None]:
+def read_picture(file: pathlib.Path, preprocessing: Preprocessing) -> tuple[Image | None, str | None]:
     """The picture of a file, or why it cannot be read."""
     if file.is_dir():
         return None, f"{file.name} is a link to a folder, which is not followed; give that folder as well."
     if not file.exists():
         return None, f"{file.name} is no file, or a link to none; repair or remove it."
     try:
-        image = inspection.read_images(file, 1, preprocessing=preprocessing)[0]
+        image = read_image(file, preprocessing)
         return dataclasses.replace(image, name=as_utf8(str(file))), None
     except (UserError, OSError) as error:
         return None, as_utf8(str(error))

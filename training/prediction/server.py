@@ -17,6 +17,7 @@ import waitress.parser
 import waitress.server
 
 from keras_vit import UserError
+from keras_vit.cli.pages import render
 from keras_vit.errors import explained
 from training.options.predict import HOST
 
@@ -65,7 +66,7 @@ class _Page:
         if environ["PATH_INFO"] != "/":
             return 404, "There is one page, at /."
         if environ["REQUEST_METHOD"] == "GET":
-            return 200, _PAGE.replace("{title}", self._title)
+            return 200, render("drop", title=self._title, largest=_LARGEST)
         if environ["REQUEST_METHOD"] != "POST":
             return 405, "Send an image by POST."
         name = urllib.parse.unquote(environ.get("HTTP_X_NAME", "picture")[: 3 * _LONGEST_NAME])[:_LONGEST_NAME]
@@ -116,59 +117,3 @@ def serve(server: waitress.server.TcpWSGIServer) -> None:
     """Print the address and answer until Ctrl-C."""
     print(f"Open http://{HOST}:{server.effective_port} in a browser; Ctrl-C ends it.", flush=True)
     server.run()
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.5rem; margin: 0.5rem 0; }
-label { display: block; border: 2px dashed #767676; border-radius: 8px; padding: 2rem 1rem; text-align: center; }
-label:focus-within, label.over { border-color: #0072b2; background: #f0f7fc; }
-input { display: block; max-width: 100%; margin: 0.75rem auto 0; font: inherit; }
-iframe { width: 100%; border: 0; }
-</style>
-<h1>{title}</h1>
-<label id="drop">Drop a picture here, or choose one. <input type="file" accept="image/*"></label>
-<p role="status" id="status"></p>
-<iframe id="result" title="Result" hidden></iframe>
-<script>
-const LARGEST = {largest};
-const drop = document.getElementById("drop"), status = document.getElementById("status");
-const result = document.getElementById("result");
-async function classify(file) {
-  if (!file) return;
-  result.hidden = true;
-  if (file.size > LARGEST) {
-    status.textContent = file.name + " is too large: a picture has at most " + LARGEST / 2**20 + " MB.";
-    return;
-  }
-  status.textContent = "Looking at " + file.name + " …";
-  try {
-    const answer = await fetch("/", {method: "POST", body: file, headers: {"X-Name": encodeURIComponent(file.name)}});
-    const text = await answer.text();
-    status.textContent = answer.ok ? "" : text;
-    result.hidden = !answer.ok;
-    if (answer.ok) result.srcdoc = text;
-  } catch (error) {
-    status.textContent = "The program behind this page does not answer; start it again.";
-  }
-}
-// The frame is as high as its content, so that the page has one scroll bar.
-function fit() {
-  if (!result.hidden) result.style.height = result.contentDocument.documentElement.scrollHeight + "px";
-}
-result.addEventListener("load", fit);
-addEventListener("resize", () => { result.style.height = 0; fit(); });
-drop.querySelector("input").addEventListener("change", event => classify(event.target.files[0]));
-drop.addEventListener("dragover", event => { event.preventDefault(); drop.classList.add("over"); });
-drop.addEventListener("dragleave", () => drop.classList.remove("over"));
-drop.addEventListener("drop", event => {
-  event.preventDefault(); drop.classList.remove("over"); classify(event.dataTransfer.files[0]);
-});
-</script>
-</html>
-""".replace("{largest}", str(_LARGEST))

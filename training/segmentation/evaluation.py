@@ -18,12 +18,19 @@ from keras_vit import UserError, preprocessing_of
 from keras_vit.files.tables import markdown_table, with_interval
 from keras_vit.models.config import SEGMENT_THRESHOLD, SegmentationTask
 from training.evaluation.average_precision import STATS, average_precision, coco_document, write_measured
-from training.input.coco import NONE, UNCOUNTED, Segments
-from training.input.coco_masks import RunLengths
+from training.input.annotations.run_lengths import RunLengths
+from training.input.annotations.segments import (
+    MUCH_IGNORED,
+    NONE,
+    UNCOUNTED,
+    Segments,
+    ignored_pixels,
+    ignored_sentence,
+    of_task,
+)
 from training.input.dataset import Split, decoded
 from training.segmentation.overlay import Panel, segments_page
 from training.segmentation.segmenter import FoundSegments, Segmenter, class_map
-from training.segmentation.targets import MUCH_IGNORED, ignored_pixels, ignored_sentence, of_task
 
 # Draws of the bootstrap over the pictures, and the ends of the interval.
 _DRAWS, _ENDS = 500, (0.025, 0.975)

@@ -1,13 +1,13 @@
 """Pictures with their segments drawn over them, and pages of them in one file."""
 
 import dataclasses
-import html
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from keras_vit.cli.pages import render, thumbnail_address
 from keras_vit.images.preprocessing import to_channels
-from keras_vit.inspection.html_page import document, thumbnail_address
 
 # Okabe and Ito's colors, distinct to any color vision, then lighter ones of the same.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000")
@@ -24,13 +24,13 @@ class Panel:
     segments: np.ndarray
     """(h, w) int32: the number of the segment of each pixel, negative for none."""
     names: Sequence[str]
-    """Of the segments, by number."""
+    """Names of the segments, by number."""
     colors: np.ndarray
     """(n,) int: the color of each segment, such as its class."""
 
 
 def overlay(pixels: np.ndarray, segments: np.ndarray, colors: np.ndarray) -> np.ndarray:
-    """A picture (h, w, C) with its segments in color and with white outlines: (h, w, 3) uint8.
+    """Return an image (h, w, C) with its segments in color and with white outlines: (h, w, 3) uint8.
 
     A segment is gray below its color, so that the color is that of the list beside the picture.
     """
@@ -46,39 +46,29 @@ def overlay(pixels: np.ndarray, segments: np.ndarray, colors: np.ndarray) -> np.
 
 
 def color_of(numbers: np.ndarray) -> np.ndarray:
-    """The colors (n, 3), 0..255, of numbers from 0 on; from the ninth on lighter."""
+    """Return the colors (n, 3), 0..255, of numbers from 0 on; from the ninth on lighter."""
     numbers = np.asarray(numbers, np.int64)
     lighter = np.minimum(numbers // len(_COLORS), 3)[:, None] * 0.22
     return _RGB[numbers % len(_COLORS)] * (1 - lighter) + 255.0 * lighter
 
 
 def segments_page(title: str, cards: Sequence[tuple[str, np.ndarray, Sequence[Panel]]], words: str = "") -> str:
-    """HTML text of a page: for each picture its name, pixels (h, w, C) and panels."""
-    shown = "".join(_card(*card) for card in cards)
-    return document(title, [f"<h1>{html.escape(title)}</h1>", f"<p>{html.escape(words)}</p>" * bool(words), shown])
+    """Return HTML text of a page: for each image its name, pixels (h, w, C) and panels."""
+    shown = [
+        {"name": name, "figures": [_figure("picture", pixels), *(_panel(pixels, panel) for panel in panels)]}
+        for name, pixels, panels in cards
+    ]
+    return render("segments", title=title, words=words, cards=shown)
 
 
-def _card(name: str, pixels: np.ndarray, panels: Sequence[Panel]) -> str:
-    figures = [_figure("picture", pixels, "")]
-    for panel in panels:
-        numbers, counts = np.unique(panel.segments[panel.segments >= 0], return_counts=True)
-        listed = "".join(
-            f'<li><span aria-hidden="true" style="color:{_hex(panel.colors[number])}">&#9632;</span> '
-            f"{html.escape(panel.names[number])}</li>"
-            for number in numbers[np.argsort(-counts, kind="stable")]
-        )
-        drawn = overlay(pixels, panel.segments, panel.colors)
-        figures.append(_figure(panel.title, drawn, f"<ul>{listed or '<li>nothing</li>'}</ul>"))
-    row = f'<div style="display:flex;flex-wrap:wrap;gap:1em">{"".join(figures)}</div>'
-    return f"<article><h2>{html.escape(name)}</h2>{row}</article>"
+def _panel(pixels: np.ndarray, panel: Panel) -> dict[str, Any]:
+    numbers, counts = np.unique(panel.segments[panel.segments >= 0], return_counts=True)
+    segments = [(panel.names[n], _hex(panel.colors[n])) for n in numbers[np.argsort(-counts, kind="stable")]]
+    return _figure(panel.title, overlay(pixels, panel.segments, panel.colors), segments)
 
 
-def _figure(title: str, pixels: np.ndarray, below: str) -> str:
-    words, address = html.escape(title), thumbnail_address(pixels, _LONGEST)
-    return (
-        f'<figure style="flex:1 1 16em"><img src="{address}" alt="{words}"><figcaption>{words}</figcaption>{below}'
-        "</figure>"
-    )
+def _figure(title: str, pixels: np.ndarray, segments: list[tuple[str, str]] | None = None) -> dict[str, Any]:
+    return {"title": title, "address": thumbnail_address(pixels, _LONGEST), "segments": segments}
 
 
 def _hex(number: int) -> str:
