@@ -107,9 +107,8 @@ def _write(exported: ExportedModel, form: FastestForm, options: FastestOptions) 
     task, source, output = Classification(exported), options.source, os.path.join(options.output, form)
     if form in ("saved-model", "saved-model-xla", "saved-model-bfloat16"):
         dtype: Dtype = "bfloat16" if form == "saved-model-bfloat16" else "float32"
-        return export_saved_model(task, SavedModelOptions(source, output, dtype=dtype, xla=form == "saved-model-xla"))[
-            0
-        ]
+        chosen = SavedModelOptions(source, output, dtype=dtype, xla=form == "saved-model-xla")
+        return export_saved_model(task, chosen)[0]
     if form in ("tflite", "tflite-int8-dynamic"):
         name: TFLiteFormat = "float32" if form == "tflite" else "int8-dynamic"
         files = TFLiteOptions(source, output, (name,), dynamic_batch=options.batch_size > 1)

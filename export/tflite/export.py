@@ -399,7 +399,7 @@ def _extra(
     if any("float16_agreement" in row for row in rows.values()):
         columns["agreement in float16"] = lambda row: f"{row['float16_agreement']:.4f}"
         columns["max diff in float16"] = lambda row: f"{row['float16_max_abs_diff']:.3g}"
-    panels = {
+    panels: dict[str, Mapping[str, float]] = {
         "agreement with the Keras model": {form: row["agreement"] for form, row in rows.items()},
         **{f"{form}: noise / signal": found for form, found in quantization.errors.items()},
     }
