@@ -171,13 +171,7 @@ def write_formats(
 ) -> None:
     """Write the report of a classifier in several formats, and of what its caller does to an image.
 
-    Args:
-        directory: for report.json, report.md and report.png.
-        artifact: name of the export.
-        origin: of the model.
-        expected: logits of the Keras model.
-        formats: measurements of each format: those of `measurements`, and further ones.
-        extra: what else it has.
+    `formats` has the measurements of each format: those of `measurements`, and further ones.
     """
     columns = extra.columns
     if all("unknown_agreement" in row for row in formats.values()):
@@ -222,7 +216,7 @@ def measurements(
     operators: Mapping[str, int],
     started: float,
 ) -> dict[str, Any]:
-    """What the report of any format has.
+    """Return the measurements that the report of any format has.
 
     Args:
         size: bytes of the files.

@@ -75,7 +75,7 @@ class Task(abc.ABC):
 
     @property
     def finish(self) -> Callable[[keras.Model], keras.Model] | None:
-        """What follows the model in a TFLite file; None for logits."""
+        """Adds the rest of a TFLite file to the model; None for logits."""
         return self.network
 
     def prepared(self, largest_disagreement: float = LARGEST_DISAGREEMENT) -> "Task":

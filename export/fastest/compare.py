@@ -186,7 +186,7 @@ class _RuntimeProcess:
         self._process.communicate()
 
     def answer(self) -> Any:
-        """What it says next. Raises ParityError if it has ended."""
+        """Return its next answer. Raises ParityError if it has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

@@ -25,6 +25,7 @@ An export of embeddings has others:
     embed_tensor  image (B, h, w, C) float32 in the model's range -> embeddings (B, D)
 """
 
+import functools
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -43,6 +44,10 @@ from keras_vit.unknown_score import UnknownScorer
 
 # Feature of a tf.Example with the image file, as usual in TensorFlow datasets.
 ENCODED = "image/encoded"
+# Makes a function of a batch of image files.
+_of_files = functools.partial(
+    tf.function, autograph=False, input_signature=[tf.TensorSpec(None, tf.string, name="image_bytes")]
+)
 
 
 class Servable(tf.Module):
@@ -81,79 +86,92 @@ def signatures(
     scoring: Scoring | None = None,
     unknown: UnknownScorer | None = None,
 ) -> dict[str, Callable]:
-    """Concrete functions over the variables of the model; closures, because default arguments cannot be saved.
+    """Return concrete functions over the variables of a classifier, from `inference_model`.
 
     Args:
-        model: classifier, from `inference_model`.
-        labels: (K,) strings, tracked by the saved object.
         attention: whether to add the attention probabilities. Raises UserError if the model has none.
         xla: whether XLA compiles the network. Image files are decoded outside of it.
-        scoring: how the logits become probabilities; the output "logits" stays as it is. Its threshold adds "accepted"
-            to serving_default. Default: the softmax, without a threshold.
-        unknown: adds "unknown_score", and to serving_default "unknown"; None leaves them out.
+        scoring: how the logits become probabilities; its threshold adds "accepted" to serving_default.
+        unknown: adds "unknown_score", and to serving_default "unknown".
     """
     scoring, preprocessing = scoring or Scoring(), preprocessing_of(model)
-    shape = (*preprocessing.image_size, preprocessing.channels)
-    images = tf.TensorSpec((None, *shape), tf.float32, name="image")
-    any_images = tf.TensorSpec(None, tf.float32, name="image")
-    any_pixels = tf.TensorSpec(None, tf.uint8, name="image")
-    any_files = tf.TensorSpec(None, tf.string, name="image_bytes")
-    any_examples = tf.TensorSpec(None, tf.string, name="inputs")
-
+    images = tf.TensorSpec((None, *preprocessing.image_size, preprocessing.channels), tf.float32, name="image")
     inner = intermediates(model, ["pre_logits"]).output
     network = _network(keras.Model(model.input, {"logits": model.output, **inner}), images, xla)
 
-    @tf.function(autograph=False, input_signature=[any_files])
+    @_of_files
     def decoded(image_bytes):
         return decode_batch(tf.ensure_shape(image_bytes, (None,)), preprocessing)
 
-    @tf.function(autograph=False, input_signature=[any_images])
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.float32, name="image")])
     def image_tensor(image):
-        inside = network(tf.ensure_shape(image, images.shape))
-        logits = inside["logits"]
-        activation = tf.sigmoid if scoring.is_multi_label else tf.nn.softmax
-        scores = {} if unknown is None else {"unknown_score": unknown.score(inside["pre_logits"], logits)}
-        return {"logits": logits, "probabilities": activation(logits / scoring.temperature), **scores}
+        return _scored(network(tf.ensure_shape(image, images.shape)), scoring, unknown)
 
-    @tf.function(autograph=False, input_signature=[any_pixels])
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.uint8, name="image")])
     def image_tensor_uint8(image):
         return image_tensor(preprocessing.normalize(tf.ensure_shape(image, images.shape)))
 
-    @tf.function(autograph=False, input_signature=[any_files])
-    def serving_default(image_bytes):
-        found = image_tensor(decoded(image_bytes))
-        probabilities = found["probabilities"]
-        scores, classes = tf.math.top_k(probabilities, min(TOP_K, labels.shape[0]))
-        names = tf.gather(labels, classes)
-        accepted = {} if scoring.threshold is None else {"accepted": scores[:, 0] >= scoring.threshold}
-        if unknown is not None:
-            score = found["unknown_score"]
-            accepted |= {"unknown_score": score, "unknown": score > unknown.threshold}
-        return {"probabilities": probabilities, "classes": classes, "labels": names, "scores": scores, **accepted}
-
-    @tf.function(autograph=False, input_signature=[any_files])
+    @_of_files
     def features(image_bytes):
         return {"features": network(decoded(image_bytes))["pre_logits"]}
 
-    @tf.function(autograph=False, input_signature=[any_examples])
-    def classify(inputs):
-        parsed = tf.io.parse_example(tf.ensure_shape(inputs, (None,)), {ENCODED: tf.io.FixedLenFeature((), tf.string)})
-        outputs = serving_default(parsed[ENCODED])
-        return {"classes": outputs["labels"], "scores": outputs["scores"]}
-
+    serving_default = _serving_default(lambda files: image_tensor(decoded(files)), labels, scoring, unknown)
     functions = {
         "serving_default": serving_default,
         "image_tensor": image_tensor,
         "image_tensor_uint8": image_tensor_uint8,
         "features": features,
-        "classify": classify,
+        "classify": _classify(serving_default),
     }
     if attention:
         attending = _network(intermediates(model, attention_names(model)), images, xla)
-        functions["attention"] = tf.function(
-            lambda image_bytes: attending(decoded(image_bytes)), autograph=False, input_signature=[any_files]
-        )
+        functions["attention"] = _of_files(lambda image_bytes: attending(decoded(image_bytes)))
     return {name: function.get_concrete_function() for name, function in functions.items()}
+
+
+def _scored(inside: dict[str, tf.Tensor], scoring: Scoring, unknown: UnknownScorer | None) -> dict[str, tf.Tensor]:
+    """Return logits, probabilities, and the score of unknown images from what the head reads and gives."""
+    logits = inside["logits"]
+    activation = tf.sigmoid if scoring.is_multi_label else tf.nn.softmax
+    scores = {} if unknown is None else {"unknown_score": unknown.score(inside["pre_logits"], logits)}
+    return {"logits": logits, "probabilities": activation(logits / scoring.temperature), **scores}
+
+
+def _serving_default(
+    classify_files: Callable, labels: tf.Tensor, scoring: Scoring, unknown: UnknownScorer | None
+) -> Callable:
+    """Return the signature of image files; `classify_files` gives their probabilities and scores."""
+
+    @_of_files
+    def serving_default(image_bytes):
+        found = classify_files(image_bytes)
+        scores, classes = tf.math.top_k(found["probabilities"], min(TOP_K, labels.shape[0]))
+        outputs = {
+            "probabilities": found["probabilities"],
+            "classes": classes,
+            "labels": tf.gather(labels, classes),
+            "scores": scores,
+        }
+        if scoring.threshold is not None:
+            outputs["accepted"] = scores[:, 0] >= scoring.threshold
+        if unknown is not None:
+            score = found["unknown_score"]
+            outputs |= {"unknown_score": score, "unknown": score > unknown.threshold}
+        return outputs
+
+    return serving_default
+
+
+def _classify(serving_default: Callable) -> Callable:
+    """Return the signature of the Classify API."""
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.string, name="inputs")])
+    def classify(inputs):
+        parsed = tf.io.parse_example(tf.ensure_shape(inputs, (None,)), {ENCODED: tf.io.FixedLenFeature((), tf.string)})
+        outputs = serving_default(parsed[ENCODED])
+        return {"classes": outputs["labels"], "scores": outputs["scores"]}
+
+    return classify
 
 
 def _network(model: keras.Model, images: tf.TensorSpec, xla: bool) -> Callable:
@@ -197,7 +215,7 @@ def write_embeddings(task: Task, path: pathlib.Path) -> None:
     def embed_tensor(image):
         return model(tf.ensure_shape(image, (None, *shape)), training=False)
 
-    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.string, name="image_bytes")])
+    @_of_files
     def embed(image_bytes):
         return embed_tensor(decode_batch(tf.ensure_shape(image_bytes, (None,)), preprocessing))
 

@@ -224,7 +224,7 @@ class GpuCheck:
 
 
 def sentences(rows: Mapping[Any, Mapping[str, Any]]) -> list[str]:
-    """What was checked in LiteRT's accelerator, for the report and the terminal; empty if nothing was to be.
+    """Return what was checked in LiteRT's accelerator, for the report and the terminal; empty if nothing was to be.
 
     rows: measurements by format, with the fields of `GpuCheck.facts`.
     """

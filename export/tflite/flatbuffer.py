@@ -187,7 +187,7 @@ def noisy_products(
 
 
 def _error(tensor: np.ndarray, ends: Mapping[str, np.ndarray]) -> np.ndarray:
-    """What rounding and clipping to a range takes from a tensor."""
+    """Return the loss of a tensor by rounding and clipping to a range."""
     low, high = min(float(np.min(ends["min"])), 0.0), max(float(np.max(ends["max"])), 0.0)
     step = max(high - low, 1e-30) / 255.0
     return tensor - np.clip(np.round(tensor / step) * step, low, high)
