@@ -119,13 +119,9 @@ def test_small_masks_and_scores_that_differ_are_not_kept():
     mask[0, 3, 3] = True
     right = {"masks": mask, "classes": np.zeros(1, int), "scores": scores}
     with pytest.raises(ParityError, match="0.0% of the pixels of the file"):
-        Segmentation(None).measure(
-            "file", Reference(None, None, outputs=[right]), [right | {"masks": np.roll(mask, 1, axis=1)}], exact=True
-        )
+        measure(right, right | {"masks": np.roll(mask, 1, axis=1)}, exact=True)
     with pytest.raises(ParityError, match="The scores of the file differ from the model's by up to 0.2"):
-        Segmentation(None).measure(
-            "file", Reference(None, None, outputs=[right]), [right | {"scores": scores - 0.2}], exact=True
-        )
+        measure(right, right | {"scores": scores - 0.2}, exact=True)
 
 
 @pytest.mark.slow
