@@ -17,7 +17,7 @@ from keras_vit.inspection.images import Image
 from keras_vit.models.complexity import costs
 from keras_vit.run_directory import Samples
 from tests.exports import saved_model_of, tflite_of
-from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
+from tests.support import FIXTURES, TINY, TINY_IMAGE, assert_equal_arrays, assert_equal_weights, randomize
 from training.loop.devices.cpu_kernels import with_cpu_kernels
 
 MODERN = FIXTURES / "modern"
@@ -78,9 +78,7 @@ def test_reading_and_writing_gives_the_same_arrays(name, tmp_path):
     )
     for arrays in (original, copy):  # unused outside of pretraining, not read; written where transformers misses it
         arrays.pop("embeddings.mask_token", None), arrays.pop("dinov2.embeddings.mask_token", None)
-    assert copy.keys() == original.keys()
-    for key, array in original.items():
-        np.testing.assert_array_equal(copy[key], array, err_msg=key)
+    assert_equal_arrays(copy, original)
     if layout == "huggingface":
         assert keras_vit.config_of(keras_vit.from_checkpoint(written)) == keras_vit.config_of(model)
 
@@ -118,8 +116,7 @@ def test_adapting_keeps_what_fits_and_replaces_the_head(name, tiny_images):
     assert other(np.zeros((1, 20, 18, 3), np.float32)).shape == (1, 3)
     for layer in other.layers:
         if layer.name not in ("Transformer.posembed_input", "head", "head_distillation"):
-            for one, two in zip(layer.get_weights(), model.get_layer(layer.name).get_weights(), strict=True):
-                np.testing.assert_array_equal(one, two)
+            assert_equal_weights(layer, model.get_layer(layer.name))
 
 
 @some_families
