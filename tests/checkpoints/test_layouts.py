@@ -21,26 +21,18 @@ from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, assert_equal_we
 
 # Files of every family, the settings that they do not contain, and their layout.
 FILES = {
-    "vit_token.npz": ({}, "npz"),
-    "vit_token_linen.npz": ({}, "npz-linen"),
-    "vit_token_rep.npz": ({}, "npz"),
-    "vit_gap.npz": ({}, "npz"),
-    "bv_vit_gap_sincos.npz": ({"image_size": 32}, "big_vision"),
-    "bv_vit_tok_learn.npz": ({}, "big_vision"),
-    "hybrid_stages2.npz": ({}, "npz"),
-    "hybrid_odd_sizes.npz": ({"stored_grid": (2, 3)}, "npz"),
-    "hf_vit": ({}, "huggingface"),
-    "hf_vit_in21k": ({}, "huggingface"),
-    "hf_bit": ({}, "huggingface"),
-    "hf_bit_bottleneck_same": ({}, "huggingface"),
-    "timm_vit.safetensors": ({"num_heads": 4}, "timm"),
-    "timm_vit_avg.safetensors": ({"num_heads": 4}, "timm"),
+    "vit_token.npz": ({}, "npz"), "vit_token_linen.npz": ({}, "npz-linen"), "vit_token_rep.npz": ({}, "npz"),
+    "vit_gap.npz": ({}, "npz"), "bv_vit_gap_sincos.npz": ({"image_size": 32}, "big_vision"),
+    "bv_vit_tok_learn.npz": ({}, "big_vision"), "hybrid_stages2.npz": ({}, "npz"),
+    "hybrid_odd_sizes.npz": ({"stored_grid": (2, 3)}, "npz"), "hf_vit": ({}, "huggingface"),
+    "hf_vit_in21k": ({}, "huggingface"), "hf_bit": ({}, "huggingface"), "hf_bit_bottleneck_same": ({}, "huggingface"),
+    "timm_vit.safetensors": ({"num_heads": 4}, "timm"), "timm_vit_avg.safetensors": ({"num_heads": 4}, "timm"),
     "timm_bit.safetensors": ({"num_groups": 8}, "timm"),
     "timm_hybrid.safetensors": ({"num_heads": 4, "num_groups": 8}, "timm"),
     "torchvision_vit.safetensors": ({"num_heads": 4}, "torchvision"),
     "torchvision_vit_rep.safetensors": ({"num_heads": 4}, "torchvision"),
     "torchvision_vit_convstem.safetensors": ({"num_heads": 4}, "torchvision"),
-}
+}  # fmt: skip
 # With 32 groups, the only number of most layouts.
 STEM = ResNetConfig((1, 2), 32, (128, 256), preactivation=False)
 SUFFIXES = {"huggingface": "", "timm": ".safetensors", "torchvision": ".safetensors"}

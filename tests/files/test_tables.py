@@ -29,14 +29,10 @@ def test_numbers_are_rounded_to_what_their_interval_allows(value, interval, expe
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("/home/anna/runs/birds", "birds"),
-        ("runs/birds/model.keras", "birds"),
-        ("C:\\runs\\birds", "birds"),
-        ("folder:/home/anna/pictures", "folder:pictures"),
-        ("digits", "digits"),
-        ("gs://bucket/runs/birds", "birds"),
+        ("/home/anna/runs/birds", "birds"), ("runs/birds/model.keras", "birds"), ("C:\\runs\\birds", "birds"),
+        ("folder:/home/anna/pictures", "folder:pictures"), ("digits", "digits"), ("gs://bucket/runs/birds", "birds"),
     ],
-)
+)  # fmt: skip
 def test_a_title_has_no_folders(path, expected):
     assert short_name(path) == expected
 

@@ -21,40 +21,22 @@ from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
 
 # vit_jax models_test.py and facts computed from the papers' tables: parameters at 224 pixels, 1000 and 21843 classes.
 OFFICIAL_COUNTS = {
-    "testing": (21_390, None),
-    "testing-unpooled": (21_370, None),
-    "ViT-Ti_16": (5_717_416, 9_740_115),
-    "ViT-S_16": (22_050_664, 30_075_219),
-    "ViT-S_32": (22_878_952, 30_903_507),
-    "ViT-S_16-gap-norep": (22_049_896, None),
-    "ViT-S_32-gap-norep": (22_878_184, None),
-    "ViT-B_8": (86_576_872, 102_605_139),
-    "ViT-B_16": (86_567_656, 102_595_923),
-    "ViT-B_32": (88_224_232, 104_252_499),
-    "ViT-B_16-gap-norep": (86_566_120, None),
-    "ViT-B_32-gap-norep": (88_222_696, None),
-    "ViT-L_16": (304_326_632, 325_690_707),
-    "ViT-L_32": (306_535_400, 327_899_475),
-    "ViT-H_14": (632_045_800, 658_745_683),
-    "ViT-g_14": (1_012_611_432, None),
-    "ViT-G_14": (1_844_440_680, None),
-    "R+ViT-Ti_16": (6_337_704, 10_360_403),
-    "R26+ViT-S_32": (36_431_912, 44_456_467),
-    "R26+ViT-B_32": (101_383_976, 117_412_243),
-    "R50+ViT-B_16": (98_659_112, 114_687_379),
-    "R50+ViT-B_32": (110_945_832, None),
-    "R50+ViT-L_16": (316_483_624, None),
-    "R50+ViT-L_32": (328_994_856, 350_358_931),
-    "BiT-R50x1": (25_549_352, 68_256_659),
-    "BiT-R50x2": (97_988_712, 183_382_483),
-    "BiT-R50x3": (217_319_080, 345_399_315),
-    "BiT-R101x1": (44_541_480, 87_248_787),
-    "BiT-R101x3": (387_934_888, 516_015_123),
-    "BiT-R152x1": (60_185_128, 102_892_435),
-    "BiT-R152x2": (236_335_208, 321_728_979),
-    "BiT-R152x4": (936_533_224, 1_107_299_923),
-    "BiT-R200x3": (568_633_000, 696_713_235),
-}
+    "testing": (21_390, None), "testing-unpooled": (21_370, None), "ViT-Ti_16": (5_717_416, 9_740_115),
+    "ViT-S_16": (22_050_664, 30_075_219), "ViT-S_32": (22_878_952, 30_903_507),
+    "ViT-S_16-gap-norep": (22_049_896, None), "ViT-S_32-gap-norep": (22_878_184, None),
+    "ViT-B_8": (86_576_872, 102_605_139), "ViT-B_16": (86_567_656, 102_595_923), "ViT-B_32": (88_224_232, 104_252_499),
+    "ViT-B_16-gap-norep": (86_566_120, None), "ViT-B_32-gap-norep": (88_222_696, None),
+    "ViT-L_16": (304_326_632, 325_690_707), "ViT-L_32": (306_535_400, 327_899_475),
+    "ViT-H_14": (632_045_800, 658_745_683), "ViT-g_14": (1_012_611_432, None), "ViT-G_14": (1_844_440_680, None),
+    "R+ViT-Ti_16": (6_337_704, 10_360_403), "R26+ViT-S_32": (36_431_912, 44_456_467),
+    "R26+ViT-B_32": (101_383_976, 117_412_243), "R50+ViT-B_16": (98_659_112, 114_687_379),
+    "R50+ViT-B_32": (110_945_832, None), "R50+ViT-L_16": (316_483_624, None),
+    "R50+ViT-L_32": (328_994_856, 350_358_931), "BiT-R50x1": (25_549_352, 68_256_659),
+    "BiT-R50x2": (97_988_712, 183_382_483), "BiT-R50x3": (217_319_080, 345_399_315),
+    "BiT-R101x1": (44_541_480, 87_248_787), "BiT-R101x3": (387_934_888, 516_015_123),
+    "BiT-R152x1": (60_185_128, 102_892_435), "BiT-R152x2": (236_335_208, 321_728_979),
+    "BiT-R152x4": (936_533_224, 1_107_299_923), "BiT-R200x3": (568_633_000, 696_713_235),
+}  # fmt: skip
 # Table 2 of "Early Convolutions Help Transformers See Better": millions, one digit.
 PUBLISHED_MILLIONS = {"ViT_C-1GF": 4.6, "ViT_C-4GF": 17.8, "ViT_C-18GF": 81.6, "ViT_C-36GF": 167.8}
 MAP_HEAD_COUNTS = {"ViT-Ti_16": 444_672, "ViT-S_16": 1_774_080, "ViT-B_16": 7_087_104}
@@ -200,20 +182,12 @@ def test_pre_logits_are_a_tanh_layer_that_ends_a_model_without_classes(tiny_imag
 @pytest.mark.parametrize(
     ("name", "first"),
     [
-        ("vit_b16", "ViT-B_16"),
-        ("vit-b/16-in21k", "ViT-B_16"),
-        ("vit_base_patch16_224", "ViT-B_16"),
-        ("ViT-H_16", "ViT-H_14"),
-        ("vit-large", "ViT-L_16"),
-        ("deit_tiny_patch16_224", "DeiT-Ti_16-distilled"),
-        ("vit_giant_patch14_dinov2", "DINOv2-g_14"),
-        ("siglip2-base", "SigLIP-B_16"),
-        ("clip-b32", "CLIP-B_32"),
-        ("flexivit_small", "FlexiViT-S_16"),
-        ("r50", "BiT-R50x1"),
-        ("mae_vit_base_patch16", "MAE-B_16"),
+        ("vit_b16", "ViT-B_16"), ("vit-b/16-in21k", "ViT-B_16"), ("vit_base_patch16_224", "ViT-B_16"),
+        ("ViT-H_16", "ViT-H_14"), ("vit-large", "ViT-L_16"), ("deit_tiny_patch16_224", "DeiT-Ti_16-distilled"),
+        ("vit_giant_patch14_dinov2", "DINOv2-g_14"), ("siglip2-base", "SigLIP-B_16"), ("clip-b32", "CLIP-B_32"),
+        ("flexivit_small", "FlexiViT-S_16"), ("r50", "BiT-R50x1"), ("mae_vit_base_patch16", "MAE-B_16"),
     ],
-)
+)  # fmt: skip
 def test_the_nearest_name_has_the_family_size_and_patch(name, first):
     assert nearest(name, keras_vit.MODELS).split(", ")[0] == first
 

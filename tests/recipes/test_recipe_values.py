@@ -15,14 +15,11 @@ from training.recipes.schedules import Schedule
 
 # Table 3 of "An Image is Worth 16x16 Words": epochs, peak learning rate, decay of the rate and of the weights, dropout.
 TABLE_3 = {
-    "vit-b16-jft": ("ViT-B_16", 7, 8e-4, "linear", 0.1, 0.0),
-    "vit-b32-jft": ("ViT-B_32", 7, 8e-4, "linear", 0.1, 0.0),
-    "vit-l32-jft": ("ViT-L_32", 7, 6e-4, "linear", 0.1, 0.0),
-    "vit-l16-jft": ("ViT-L_16", 7, 4e-4, "linear", 0.1, 0.0),
+    "vit-b16-jft": ("ViT-B_16", 7, 8e-4, "linear", 0.1, 0.0), "vit-b32-jft": ("ViT-B_32", 7, 8e-4, "linear", 0.1, 0.0),
+    "vit-l32-jft": ("ViT-L_32", 7, 6e-4, "linear", 0.1, 0.0), "vit-l16-jft": ("ViT-L_16", 7, 4e-4, "linear", 0.1, 0.0),
     "vit-l16-jft-14ep": ("ViT-L_16", 14, 4e-4, "linear", 0.1, 0.0),
     "vit-h14-jft": ("ViT-H_14", 14, 3e-4, "linear", 0.1, 0.0),
-    "r50x1-jft": ("BiT-R50x1", 7, 1e-3, "linear", 0.1, None),
-    "r50x2-jft": ("BiT-R50x2", 7, 1e-3, "linear", 0.1, None),
+    "r50x1-jft": ("BiT-R50x1", 7, 1e-3, "linear", 0.1, None), "r50x2-jft": ("BiT-R50x2", 7, 1e-3, "linear", 0.1, None),
     "r101x1-jft": ("BiT-R101x1", 7, 8e-4, "linear", 0.1, None),
     "r152x1-jft": ("BiT-R152x1", 7, 6e-4, "linear", 0.1, None),
     "r152x2-jft": ("BiT-R152x2", 7, 6e-4, "linear", 0.1, None),
@@ -41,7 +38,7 @@ TABLE_3 = {
     "vit-b32-i1k": ("ViT-B_32", 300, 3e-3, "cosine", 0.3, 0.1),
     "vit-l16-i1k": ("ViT-L_16", 300, 3e-3, "cosine", 0.3, 0.1),
     "vit-l32-i1k": ("ViT-L_32", 300, 3e-3, "cosine", 0.3, 0.1),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TABLE_3)
