@@ -11,6 +11,6 @@ from keras_vit.lazy_imports import public_names
 if TYPE_CHECKING:
     from export.from_keras import to_saved_model, to_tflite
 else:
-    __getattr__ = public_names(globals(), {"from_keras": ["to_saved_model", "to_tflite"]})
+    __getattr__, __dir__ = public_names(globals())
 
 __all__ = ["to_saved_model", "to_tflite"]

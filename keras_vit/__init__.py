@@ -64,39 +64,7 @@ if TYPE_CHECKING:
     from keras_vit.text.tower import text_tower
     from keras_vit.text.zero_shot import zero_shot
 else:
-    __getattr__ = public_names(
-        globals(),
-        {
-            "models.attention": ["chunk_attention"],
-            "checkpoints.from_checkpoint": ["adapt", "from_checkpoint"],
-            "checkpoints.load": ["LoadReport", "load_checkpoint"],
-            "checkpoints.describe": ["Description", "describe"],
-            "checkpoints.fetch.find": ["find_checkpoint"],
-            "published": ["list_models"],
-            "runs": ["load", "predict"],
-            "models.build": [
-                "build",
-                "classes_of",
-                "config_of",
-                "feature_map",
-                "feature_maps",
-                "get_layer",
-                "intermediates",
-                "preprocessing_of",
-                "set_classes",
-            ],
-            "models.weight_resizing": ["resize_position_embedding"],
-            "models.complexity": ["summary"],
-            "models.detection": ["query_embeddings", "with_classes", "with_queries"],
-            "checkpoints.task_models": ["detection_model", "segmentation_model"],
-            "models.tasks": ["task_of"],
-            "images.preprocessing": ["Preprocessing"],
-            "checkpoints.save": ["save_checkpoint"],
-            "text.tokenizer": ["tokenizer"],
-            "text.tower": ["text_tower"],
-            "text.zero_shot": ["zero_shot"],
-        },
-    )
+    __getattr__, __dir__ = public_names(globals())
 
 __version__ = "0.1.0"
 
@@ -144,10 +112,6 @@ __all__ = [
     "with_queries",
     "zero_shot",
 ]
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
 
 
 register_layers_with_keras()

@@ -4,10 +4,12 @@ Commands print their help and reject wrong options before that. Packages import 
 layers of this package are registered when Keras is imported.
 """
 
+import ast
 import importlib
+import pathlib
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from types import ModuleType
 
 # The modules with the layers of saved models.
@@ -24,27 +26,31 @@ _WITH_LAYERS = (
 )
 
 
-def public_names(module: dict, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
-    """Return the `__getattr__` of a module (PEP 562), which imports public names and submodules on first access.
+def public_names(module: dict) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package (PEP 562), which import public names and modules on first access.
+
+    The public names are those that the package imports for type checkers, in its block `if TYPE_CHECKING`.
 
     Args:
-        module: the `globals()` of the module.
-        homes: public names by the submodule that defines them.
+        module: the `globals()` of the package.
     """
     package = module["__package__"]
-    home = {name: neighbor for neighbor, names in homes.items() for name in names}
+    tree = ast.parse(pathlib.Path(module["__file__"]).read_text(encoding="utf-8"))
+    blocks = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
     parts = {part.name for part in pkgutil.iter_modules(module.get("__path__", ()))}
 
     def first_use(name: str):
-        if name in home:
-            module[name] = getattr(importlib.import_module(f"{package}.{home[name]}"), name)
+        if name in homes:
+            module[name] = getattr(importlib.import_module(homes[name]), name)
         elif name in parts:
             module[name] = importlib.import_module(f"{package}.{name}")
         else:
             raise AttributeError(f"module {module['__name__']!r} has no attribute {name!r}")
         return module[name]
 
-    return first_use
+    return first_use, lambda: sorted({*module, *homes})
 
 
 def register_layers_with_keras() -> None:

@@ -94,8 +94,12 @@ class Run:
         """
         if self.place.name == run_directory.MODEL:
             return self.place.parent
-        is_run = not is_web(self.name) and self.place.is_dir() and run_directory.is_ours(self.place)
-        return self.place if is_run else None
+        return self.place if not is_web(self.name) and self.place.is_dir() and self.is_ours else None
+
+    @functools.cached_property
+    def is_ours(self) -> bool:
+        """Whether it is a run directory or .keras file, and no published checkpoint."""
+        return self.place.suffix == ".keras" if is_web(self.name) else run_directory.is_ours(self.place)
 
     def file(self, name: str) -> pathlib.Path | None:
         """A file of the run directory; None if there is none."""
@@ -105,7 +109,7 @@ class Run:
     @functools.cached_property
     def checkpoint(self) -> pathlib.Path:
         """The local file or folder of the weights, downloaded if necessary; of a run in a bucket, its place."""
-        is_in_bucket = is_remote(self.name) and not is_web(self.name) and run_directory.is_ours(self.place)
+        is_in_bucket = is_remote(self.name) and not is_web(self.name) and self.is_ours
         return self.place if is_in_bucket else find_checkpoint(self.name)
 
     @functools.cached_property

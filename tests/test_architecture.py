@@ -70,7 +70,7 @@ FLOORS = (
     "training",  # the commands
 )
 # The one module of keras_vit that imports backends, inside its functions, because keras.ops has no gradients.
-GRADIENTS = ROOT / "keras_vit" / "inspection" / "gradients.py"
+GRADIENTS = ROOT / "keras_vit" / "inspection" / "relevance.py"
 # The one that reads buckets, through TensorFlow, which it imports in a function.
 REMOTE = ROOT / "keras_vit" / "files" / "remote.py"
 # Decodes JPEGs as training does, inside a function, where Keras runs on TensorFlow.

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from training.evaluation.evaluate import evaluate_model
     from training.input.keras_dataset import dataset
 else:
-    __getattr__ = public_names(
-        globals(), {"evaluation.evaluate": ["evaluate_model"], "input.keras_dataset": ["dataset"]}
-    )
+    __getattr__, __dir__ = public_names(globals())
 
 __all__ = ["dataset", "evaluate_model"]

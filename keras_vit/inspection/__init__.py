@@ -6,9 +6,12 @@
 index.html to a directory. The functions of `analysis` define each figure on NumPy arrays.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from keras_vit.lazy_imports import public_names
+
+Figure = Literal["filters", "positions", "distance", "rollout", "attention", "norms", "relevance", "queries"]
+FIGURES: tuple[Figure, ...] = get_args(Figure)
 
 if TYPE_CHECKING:
     from keras_vit.images.files import Image, decode
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
         attention_to_patches,
         class_relevance,
         mean_attention_distance,
+        neighbourhood,
         patch_distances,
         patch_tokens,
         position_similarity,
@@ -25,39 +29,14 @@ if TYPE_CHECKING:
         root_filters,
         token_norms,
         unfold_axial,
+        weight_per_pixel,
     )
     from keras_vit.inspection.compute import InspectionResult, available_figures, inspect
     from keras_vit.inspection.images import read_images
-    from keras_vit.inspection.locality import neighbourhood, weight_per_pixel
-    from keras_vit.inspection.options import FIGURES
     from keras_vit.inspection.relevance import features_and_gradients
     from keras_vit.inspection.report import write
 else:
-    __getattr__ = public_names(
-        globals(),
-        {
-            "analysis": [
-                "attention_rollout",
-                "attention_to_patches",
-                "class_relevance",
-                "mean_attention_distance",
-                "patch_distances",
-                "patch_tokens",
-                "position_similarity",
-                "principal_filters",
-                "resize_map",
-                "root_filters",
-                "token_norms",
-                "unfold_axial",
-            ],
-            "images": ["Image", "decode", "read_images"],
-            "locality": ["neighbourhood", "weight_per_pixel"],
-            "compute": ["InspectionResult", "available_figures", "inspect"],
-            "options": ["FIGURES"],
-            "relevance": ["features_and_gradients"],
-            "report": ["write"],
-        },
-    )
+    __getattr__, __dir__ = public_names(globals())
 
 __all__ = [
     "FIGURES",
@@ -84,7 +63,3 @@ __all__ = [
     "weight_per_pixel",
     "write",
 ]
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -6,39 +6,105 @@
 Writes the paper's figures as PNG, arrays.npz, measures.json, and index.html with everything in one report.
 """
 
+import dataclasses
+import pathlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from keras_vit.inspection.options import InspectionOptions
+from keras_vit.cli.options import Aliases, Count, MayLead
+from keras_vit.inspection import Figure
+
+if TYPE_CHECKING:
+    from keras_vit.runs import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class InspectionOptions:
+    """Plot the paper's figures for a model and write an HTML report."""
+
+    output: pathlib.Path
+    """Output directory."""
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
+    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
+    images: str | None = None
+    """Image file, folder of images, samples.npz, or a data set as --data of training takes it; default the run's
+    samples.npz."""
+    count: Count = 128
+    """Maximum number of images in the average of the attention distance."""
+    show: Count = 8
+    """Number of images with maps; the first ones are taken."""
+    figures: tuple[Figure, ...] | None = None
+    """Which of them; default all figures of the model."""
+    layers: tuple[int, ...] | None = None
+    """Blocks in the attention maps, from 0; default all."""
+    heads: tuple[int, ...] | None = None
+    """Heads in the attention maps, from 0; default all."""
+    labels: pathlib.Path | None = None
+    """Text file with one class name per line; default the run's labels.txt."""
+    image_size: tuple[int, int] | None = None
+    """Height and width of the input in pixels; position embeddings are resized. Default as stored."""
+    num_heads: int | None = None
+    """Number of attention heads, if the checkpoint does not contain it."""
+    num_groups: int | None = None
+    """Number of groups of GroupNorm, if the checkpoint does not contain it."""
+    data_dir: str | None = None
+    """Directory of prepared TFDS data sets; default is the TFDS default."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint FILE --output DIR`"""
     options = parser.parse(InspectionOptions, arguments, prog="keras-vit inspect", about=__doc__)
 
-    from keras_vit import run_directory
-    from keras_vit.inspection.source import image_source, open_run
+    from keras_vit import run_directory, runs
+    from keras_vit.inspection.images import image_source
 
-    run = open_run(options)
+    size, heads, groups = options.image_size, options.num_heads, options.num_groups
+    run = runs.open_run(options.run, image_size=size, num_heads=heads, num_groups=groups)
     if options.labels is not None:
         run.check_label_file(options.labels)
-    image_source(options, run)
+    source = image_source(options.images, run)
     run_directory.output_folder(options.output)
     cli.import_keras()
-
-    from keras_vit.inspection.run import run_inspection
-
-    run_inspection(run, options)
+    _inspect(run, source, options)
     if run.file(run_directory.CONFIG):
         cli.print_next(run.next_commands("inspect"))
         return
-    heads = () if options.num_heads is None else ("--num-heads", str(options.num_heads))
-    model, features = ("--run", run.name, *heads), ("--embeddings", "features", "--output", "features")
+    model = "--run", run.name, *(() if heads is None else ("--num-heads", str(heads)))
+    saved_model = "saved-model", *model
     if run.class_names:
-        cli.print_next([("predict", *model, "--serve"), ("saved-model", *model, "--output", "served")])
+        cli.print_next([("predict", *model, "--serve"), (*saved_model, "--output", "served")])
     else:
-        cli.print_next([("saved-model", *model, *features)])
+        cli.print_next([(*saved_model, "--embeddings", "features", "--output", "features")])
+
+
+def _inspect(run: "Run", source: str, options: InspectionOptions) -> None:
+    """Inspect the model of a run, write the report and print its summary."""
+    # lazy: importing Keras takes seconds
+    from keras_vit.files.labels import read_labels
+    from keras_vit.inspection.compute import inspect, mistakes_first
+    from keras_vit.inspection.images import read_images
+    from keras_vit.inspection.report import sentences, write
+
+    labels = read_labels(options.labels) if options.labels else run.class_names
+    images = read_images(source, options.count, labels, options.data_dir, run.preprocessing)
+    if not run.is_multi_label:
+        images = mistakes_first(run.model, images, labels, run.scoring(), options.show // 2)
+    result = inspect(
+        run.model,
+        images,
+        checkpoint=run.name,
+        labels=labels,
+        figures=options.figures,
+        shown=options.show,
+        layers=options.layers,
+        heads=options.heads,
+        scoring=run.scoring(),
+    )
+    names = write(result, options.output)
+    page = options.output / "index.html"
+    print(*sentences(result), f"{len(names)} files in {options.output}; open {page}.", sep="\n")
 
 
 if __name__ == "__main__":

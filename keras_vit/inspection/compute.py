@@ -1,11 +1,7 @@
 """Run a model on images and compute the arrays behind every figure."""
 
-import concurrent.futures
 import dataclasses
-import functools
-import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -15,18 +11,16 @@ from keras_vit.checkpoints.describe import official_name
 from keras_vit.errors import UserError
 from keras_vit.images.files import Image
 from keras_vit.images.preprocessing import Preprocessing
-from keras_vit.inspection import analysis, locality, relevance
-from keras_vit.inspection.options import FIGURES
-from keras_vit.models.build import config_of, intermediates, logits_model, preprocessing_of
+from keras_vit.inspection import FIGURES, analysis, relevance
+from keras_vit.inspection.attention import ATTENTION_FIGURES, Attention, as_float32
+from keras_vit.models.build import config_of, logits_model, preprocessing_of
 from keras_vit.models.config import ConvStem, ResNetConfig, SegmentationConfig, ShiftedPatches, ViTConfig
 from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
 from keras_vit.models.tasks import task_of
 from keras_vit.scores import RankedClasses, Scoring
 
-_OF_ATTENTION = ("distance", "rollout", "attention", "norms")
-
-# The largest batch, and the largest number of attention probabilities in memory at once, which limits the batch.
-_LARGEST_BATCH, _HELD = 64, 2**26
+# Images of one forward pass that ranks classes.
+_BATCH = 32
 # Queries of a picture that are shown, those that are surest of a class.
 _QUERIES = 4
 # Parameters below which a model without a name is called small.
@@ -66,7 +60,7 @@ class InspectionResult:
     queries: tuple[tuple[str, ...], ...]
     """Class and probability of each query in "queries", of each image."""
     measures: dict[str, Any]
-    """The numbers of `locality.py`, and the range of the attention distance in each layer."""
+    """The numbers of `neighbourhood` and `weight_per_pixel`, and the range of the attention distance in each layer."""
     scoring: Scoring = dataclasses.field(default_factory=Scoring)
     """How the classes follow from the logits."""
 
@@ -78,7 +72,7 @@ def available_figures(model: keras.Model) -> tuple[str, ...]:
     if isinstance(config, ViTConfig):
         exist |= {"positions"} if _position_layer(model) else set()
         # Where queries join, there are more tokens than those of the patches.
-        exist |= {"queries"} if segments else {*_OF_ATTENTION}
+        exist |= {"queries"} if segments else {*ATTENTION_FIGURES}
     if relevance.classifies(model):
         exist.add("relevance")
     return tuple(figure for figure in FIGURES if figure in exist)
@@ -100,79 +94,93 @@ def inspect(
 
     Args:
         model: a model built by `keras_vit.build`, with any weights.
-        images: images of any size. They are preprocessed as in evaluation. The attention distance is averaged over
-            all of them.
+        images: of any size, preprocessed as in evaluation. The attention distance is averaged over all of them.
         checkpoint: source of the weights, for titles.
         labels: class names. Defaults to the class numbers.
         figures: names from FIGURES. Defaults to all figures that exist for the model.
         shown: number of images with maps; the first ones are taken.
-        layers: indices of the layers in the attention maps. Defaults to all.
-        heads: indices of the heads in the attention maps. Defaults to all.
+        layers, heads: indices of those in the attention maps. Default to all.
         scoring: how the classes follow from the logits. Default: by the softmax, without a threshold.
 
-    Returns:
-        An `InspectionResult`.
-
-    Raises:
-        UserError: if an argument does not fit the model, or if the model's outputs are not finite.
+    Raises UserError if an argument does not fit the model, or if the model's outputs are not finite.
     """
-    scoring = scoring or Scoring()
-    model, figures = logits_model(model), _chosen_figures(model, figures)
-    config, preprocessing = config_of(model), preprocessing_of(model)
+    model, figures, scoring = logits_model(model), _chosen_figures(model, figures), scoring or Scoring()
     if not images or shown < 1:
         raise UserError(f"At least one image is required, but there are {len(images)} images with {shown} to show.")
-    found, measured = _of_weights(model, figures)
-    resized, inputs = model_inputs(images, preprocessing)
-    found["images"] = as_uint8(resized[:shown])
-    names: tuple[str, ...] = ()
-    places: list[int] = []
-    chosen_heads: tuple[int, ...] = ()
-    if {*figures} & {*_OF_ATTENTION}:
-        assert isinstance(config, ViTConfig)
-        names, places = _chosen_layers(config, layers)
-        chosen_heads = _chosen(heads, config.num_heads, "heads")
-        seen, also = _attend(model, inputs, resized, figures, shown, places, list(chosen_heads))
-        found, measured = found | seen, measured | also
-    elif layers is not None or heads is not None:
-        raise UserError(
-            "layers and heads select attention maps, but none of the requested figures has attention "
-            f"({', '.join(figures)}); leave them out."
-        )
-    queries: tuple[tuple[str, ...], ...] = ()
-    if "queries" in figures:
-        found["queries"], queries = _queries(model, inputs[:shown], labels)
-    predictions: tuple[RankedClasses, ...] = ()
-    if relevance.classifies(model):
-        if "relevance" in figures:
-            features, gradients, logits = relevance.features_and_gradients(model, inputs[:shown])
-            if isinstance(config, ViTConfig):
-                where = config.grid(preprocessing.image_size), config.num_prefix_tokens
-                features, gradients = (analysis.patch_tokens(tokens, *where) for tokens in (features, gradients))
-            found["relevance"] = analysis.class_relevance(features, gradients)
-            _check_finite({"logits": logits})
-        else:
-            logits = logits_of(model, inputs[:shown])
-        found["logits"] = logits
-        predictions = scoring.rank(logits, labels)
-    _check_finite(found)
+    attention = Attention.select(model, figures, shown, layers, heads)
+    arrays, measures = _of_weights(model, figures)
+    resized, inputs = model_inputs(images, preprocessing_of(model))
+    of_attention = attention.compute(inputs, resized)
+    of_outputs, queries = _of_outputs(model, figures, inputs[:shown], labels)
+    arrays |= {"images": as_uint8(resized[:shown]), **of_attention[0], **of_outputs}
+    _check_finite(arrays)
     return InspectionResult(
-        model=model_name(model),
-        architecture=_architecture(config),
+        **_described(model),
         checkpoint=checkpoint,
         images=tuple(images[:shown]),
-        predictions=predictions,
-        image_size=preprocessing.image_size,
-        grid=config.grid(preprocessing.image_size) if isinstance(config, ViTConfig) else None,
-        filters_are_components=_root_layer(config) is None,
+        predictions=scoring.rank(arrays["logits"], labels) if "logits" in arrays else (),
         num_averaged=len(inputs),
-        layers=names,
-        layer_numbers=tuple(places),
-        heads=chosen_heads,
-        arrays=found,
+        layers=attention.names,
+        layer_numbers=attention.layers,
+        heads=attention.heads,
+        arrays=arrays,
         queries=queries,
-        measures=measured,
+        measures=measures | of_attention[1],
         scoring=scoring,
     )
+
+
+def _described(model: keras.Model) -> dict[str, Any]:
+    """Fields of the result that tell the model."""
+    config, size = config_of(model), preprocessing_of(model).image_size
+    return {
+        "model": model_name(model),
+        "architecture": _architecture(config),
+        "image_size": size,
+        "grid": config.grid(size) if isinstance(config, ViTConfig) else None,
+        "filters_are_components": _root_layer(config) is None,
+    }
+
+
+def _of_outputs(
+    model: keras.Model, figures: Sequence[str], inputs: np.ndarray, labels: Sequence[str]
+) -> tuple[dict[str, np.ndarray], tuple[tuple[str, ...], ...]]:
+    """Arrays of what the model says of the images, and the titles of its queries."""
+    arrays: dict[str, np.ndarray] = {}
+    titles: tuple[tuple[str, ...], ...] = ()
+    if "queries" in figures:
+        arrays["queries"], titles = _queries(model, inputs, labels)
+    if "relevance" in figures:
+        features, gradients, logits = relevance.features_and_gradients(model, inputs)
+        config = config_of(model)
+        if isinstance(config, ViTConfig):
+            where = config.grid(preprocessing_of(model).image_size), config.num_prefix_tokens
+            features, gradients = (analysis.patch_tokens(tokens, *where) for tokens in (features, gradients))
+        arrays["relevance"] = analysis.class_relevance(features, gradients)
+        arrays["logits"] = checked_logits(logits)
+    elif relevance.classifies(model):
+        arrays["logits"] = logits_of(model, inputs)
+    return arrays, titles
+
+
+def is_mistake(label: str | None, ranked: RankedClasses | None) -> bool:
+    """Whether the likeliest class of an image is not its label, where both are known."""
+    return label is not None and ranked is not None and ranked.likeliest[0][0] != label
+
+
+def mistakes_first(
+    model: keras.Model, images: Sequence[Image], labels: Sequence[str], scoring: Scoring, count: int
+) -> list[Image]:
+    """The images, with up to `count` that the model takes for another class at the start, the surest mistakes first."""
+    model = logits_model(model)
+    if not relevance.classifies(model) or all(image.label is None for image in images):
+        return list(images)
+    inputs = model_inputs(images, preprocessing_of(model))[1]
+    logits = np.concatenate([logits_of(model, inputs[n : n + _BATCH]) for n in range(0, len(images), _BATCH)])
+    ranked = scoring.rank(logits, labels)
+    wrong = [n for n, image in enumerate(images) if is_mistake(image.label, ranked[n])]
+    wrong = sorted(wrong, key=lambda n: -ranked[n].likeliest[0][1])[:count]
+    return [images[n] for n in wrong] + [image for n, image in enumerate(images) if n not in wrong]
 
 
 def _queries(
@@ -180,9 +188,9 @@ def _queries(
 ) -> tuple[np.ndarray, tuple[tuple[str, ...], ...]]:
     """The masks (B, n, h, w) of the queries of a model that segments, as probabilities, and what each found."""
     outputs = model(inputs, training=False)
-    classes = _as_float32(keras.ops.softmax(outputs["class_logits"], axis=-1))[..., :-1]  # (B, Q, K)
+    classes = as_float32(keras.ops.softmax(outputs["class_logits"], axis=-1))[..., :-1]  # (B, Q, K)
     surest = np.argsort(-classes.max(axis=-1), axis=-1, kind="stable")[:, :_QUERIES]  # (B, n)
-    masks = np.moveaxis(_as_float32(keras.ops.sigmoid(outputs["mask_logits"])), -1, 1)  # (B, Q, h, w)
+    masks = np.moveaxis(as_float32(keras.ops.sigmoid(outputs["mask_logits"])), -1, 1)  # (B, Q, h, w)
     names = labels or [str(number) for number in range(classes.shape[-1])]
     titles = tuple(
         tuple(f"{names[classes[image, query].argmax()]}, {classes[image, query].max():.0%}" for query in chosen)
@@ -209,19 +217,14 @@ def logits_of(model: keras.Model, inputs: np.ndarray) -> np.ndarray:
 
 def checked_logits(logits) -> np.ndarray:
     """A tensor (B, K) as float32. Raises UserError if it is not finite."""
-    found = _as_float32(logits)
-    _check_finite({"logits": found})
-    return found
+    values = as_float32(logits)
+    _check_finite({"logits": values})
+    return values
 
 
-def _as_float32(tensor) -> np.ndarray:
-    """Cast to float32: NumPy cannot store every half precision dtype."""
-    return keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))
-
-
-def _check_finite(found: dict[str, np.ndarray]) -> None:
+def _check_finite(arrays: dict[str, np.ndarray]) -> None:
     """Raise UserError if any array is not finite. Plots would show these values as blank."""
-    for name, values in found.items():
+    for name, values in arrays.items():
         if not np.all(np.isfinite(values)):
             raise UserError(
                 f"{name!r} of the model is not finite; its weights are broken, or its activations overflow."
@@ -232,38 +235,18 @@ def _chosen_figures(model: keras.Model, figures: Sequence[str] | None) -> tuple[
     exist = available_figures(model)
     missing = [figure for figure in figures or () if figure not in exist]
     if missing:
-        without = "no attention" if {*missing} & {*_OF_ATTENTION} else "no layer for it"
+        without = "no attention" if {*missing} & {*ATTENTION_FIGURES} else "no layer for it"
         raise UserError(
             f"The model has no figure {missing[0]!r} because it has {without}; available figures: {', '.join(exist)}."
         )
     return exist if figures is None else tuple(figure for figure in exist if figure in figures)
 
 
-def _chosen(numbers: Sequence[int] | None, count: int, what: str) -> tuple[int, ...]:
-    if numbers is None:
-        return tuple(range(count))
-    outside = [number for number in numbers if not 0 <= number < count]
-    if outside or not numbers:
-        raise UserError(
-            f"The model has {count} {what}, numbered 0 to {count - 1}, but --{what} asks for "
-            f"{outside[0] if outside else 'none'}."
-        )
-    return tuple(numbers)
-
-
-def _chosen_layers(config: ViTConfig, layers: Sequence[int] | None) -> tuple[tuple[str, ...], list[int]]:
-    """Names of the selected attention layers and their indices among all; an axial block has two layers."""
-    chosen = _chosen(layers, config.num_layers, "layers")
-    axes = ("row", "column") if config.axial else ("",)
-    names = tuple(f"{layer} {axis}".strip() for layer in chosen for axis in axes)
-    return names, [layer * len(axes) + part for layer in chosen for part in range(len(axes))]
-
-
 def _of_weights(model: keras.Model, figures: Sequence[str]) -> tuple[dict, dict]:
     """Arrays and measures of the figures that depend only on the weights."""
     config = config_of(model)
-    found: dict[str, np.ndarray] = {}
-    measured: dict[str, Any] = {}
+    arrays: dict[str, np.ndarray] = {}
+    measures: dict[str, Any] = {}
     if "filters" in figures:
         root = _root_layer(config)
         kernel = keras.ops.convert_to_numpy(model.get_layer(root or "embedding").kernel)
@@ -271,15 +254,15 @@ def _of_weights(model: keras.Model, figures: Sequence[str]) -> tuple[dict, dict]
             size = config.stem.patch_size
             kernel = kernel.reshape(size, size, 5, -1, kernel.shape[-1])[:, :, 0]  # of the image itself
         _check_finite({"filters": kernel})  # an SVD fails on values that are not finite
-        found["filters"] = analysis.root_filters(kernel) if root else analysis.principal_filters(kernel)
+        arrays["filters"] = analysis.root_filters(kernel) if root else analysis.principal_filters(kernel)
     if "positions" in figures:
         assert isinstance(config, ViTConfig)
         table = _position_table(_position_layer(model), config)
-        found["position_similarity"] = analysis.position_similarity(table, config.num_prefix_positions)
+        arrays["position_similarity"] = analysis.position_similarity(table, config.num_prefix_positions)
         grid = config.grid(preprocessing_of(model).image_size)
         if grid != (1, 1):
-            measured["position_similarity"] = locality.neighbourhood(found["position_similarity"], grid)
-    return found, measured
+            measures["position_similarity"] = analysis.neighbourhood(arrays["position_similarity"], grid)
+    return arrays, measures
 
 
 def _root_layer(config: ViTConfig | ResNetConfig) -> str | None:
@@ -293,8 +276,8 @@ def _root_layer(config: ViTConfig | ResNetConfig) -> str | None:
 
 def _position_layer(model: keras.Model) -> keras.layers.Layer | None:
     """The first layer that adds position embeddings. A model with one in every block has more."""
-    kinds = (PositionEmbedding, PositionEmbedding2D, SinCosPositions)
-    return next((layer for layer in model.layers if isinstance(layer, kinds)), None)
+    classes = (PositionEmbedding, PositionEmbedding2D, SinCosPositions)
+    return next((layer for layer in model.layers if isinstance(layer, classes)), None)
 
 
 def _position_table(layer: keras.layers.Layer, config: ViTConfig) -> np.ndarray:
@@ -305,95 +288,16 @@ def _position_table(layer: keras.layers.Layer, config: ViTConfig) -> np.ndarray:
     return keras.ops.convert_to_numpy(layer(np.zeros((1, num_tokens, config.hidden_size), np.float32)))
 
 
-def _attend(model, inputs, resized, figures, shown, layers: list[int], heads: list[int]) -> tuple[dict, dict]:
-    """Arrays and measures of attention, batch by batch. Attention probabilities are not kept between batches."""
-    config = config_of(model)
-    assert isinstance(config, ViTConfig)
-    grid, prefix = config.grid(preprocessing_of(model).image_size), config.num_prefix_tokens
-    patch = tuple(side / count for side, count in zip(inputs.shape[1:3], grid, strict=True))
-    # Grayscale images with light ink on black have a known foreground: the bright pixels.
-    ink = "rollout" in figures and inputs.shape[-1] == 1 and config.stem is None
-    if not ink and "distance" not in figures:
-        inputs = inputs[:shown]
-    to_patches = functools.partial(
-        analysis.attention_to_patches, grid=grid, num_prefix_tokens=prefix, has_class_token=config.has_class_token
-    )
-    seen: dict[str, list] = {"distance": [], "renormalized": [], "rollout": [], "attention": [], "norms": []}
-    for first, attentions, blocks in _batches(model, config, inputs, "norms" in figures):
-        end = max(shown - first, 0)  # images of this batch that get maps
-        if "distance" in figures:
-            seen["distance"].append(_distances(attentions, grid, patch, prefix, renormalize=False))
-            seen["renormalized"].append(_distances(attentions, grid, patch, prefix, renormalize=True))
-        if "rollout" in figures and (ink or end):
-            rolled = analysis.attention_rollout(a if ink else a[:end] for a in attentions)
-            seen["rollout"].append(np.moveaxis(to_patches(rolled), 0, 1))
-        if "attention" in figures and end:
-            maps = [to_patches(attentions[layer][:end, heads]) for layer in layers]
-            seen["attention"].append(np.stack(maps, axis=1))  # (B, L, H, h, w)
-        if blocks and end:
-            norms = [analysis.token_norms(analysis.patch_tokens(tokens[:end], grid, prefix)) for tokens in blocks]
-            seen["norms"].append(np.stack(norms, axis=1))  # (B, L, h, w)
-    found = {name: np.concatenate(parts) for name, parts in seen.items() if parts}
-    measured: dict[str, Any] = {}
-    if "distance" in found:
-        for name, key in (("distance", "attention_distance"), ("renormalized", "attention_distance_renormalized")):
-            found[key] = found.pop(name).mean(axis=0)  # (L, H)
-        spread = found["attention_distance"]
-        measured["attention_distance"] = [
-            {"lowest": float(row.min()), "highest": float(row.max())} for row in spread
-        ]  # of the heads of each layer, in pixels
-    if ink:
-        drawn = resized[..., 0] > 127.5
-        drawn_on = drawn.any(axis=(1, 2)) & ~drawn.all(axis=(1, 2))
-        if drawn_on.any():
-            inside, outside = locality.weight_per_pixel(found["rollout"][drawn_on, -1], drawn[drawn_on])
-            measured["rollout"] = {"ink": inside, "background": outside, "images": int(drawn_on.sum())}
-        found["rollout"] = found["rollout"][:shown]
-    return found, measured
-
-
-def _distances(attentions: list[np.ndarray], grid, patch, num_prefix_tokens: int, *, renormalize: bool) -> np.ndarray:
-    """Mean attention distance of each image, layer and head, (B, L, H) in pixels, computed on all cores."""
-
-    def of_layer(probabilities: np.ndarray) -> np.ndarray:
-        return analysis.mean_attention_distance(probabilities, grid, patch, num_prefix_tokens, renormalize=renormalize)
-
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        return np.stack(list(pool.map(of_layer, attentions)), axis=1)
-
-
-def _batches(model, config, inputs, with_blocks: bool) -> Iterator[tuple[int, list[np.ndarray], list[np.ndarray]]]:
-    """Yield the first image index, attention (B, H, T, T) of each layer and, optionally, tokens of each block."""
-    grid = config.grid(preprocessing_of(model).image_size)
-    axes = ("row", "column") if config.axial else ("",)
-    names = [f"attention_{layer}_{axis}".rstrip("_") for layer in range(config.num_layers) for axis in axes]
-    blocks = [f"block_{layer}" for layer in range(config.num_layers)] if with_blocks else []
-    inside = intermediates(model, [*names, *blocks])
-    num_tokens = grid[0] * grid[1] + config.num_prefix_tokens
-    size = max(1, min(_LARGEST_BATCH, _HELD // (len(names) * config.num_heads * num_tokens**2)))
-    shows_progress = len(inputs) > size and sys.stdout.isatty()
-    progress = keras.utils.Progbar(len(inputs), unit_name="image") if shows_progress else None
-    for first in range(0, len(inputs), size):
-        outputs = inside(inputs[first : first + size], training=False)
-        outputs = {name: _as_float32(value) for name, value in outputs.items()}
-        attentions = [outputs[name] for name in names]
-        if config.axial:
-            attentions = [analysis.unfold_axial(a, grid, axes[layer % 2]) for layer, a in enumerate(attentions)]
-        yield first, attentions, [outputs[name] for name in blocks]
-        if progress:
-            progress.add(min(size, len(inputs) - first))
-
-
 def model_name(model: keras.Model) -> str:
     """What a model is: its official name, or its kind, and its size, as in "Small ResNet, 131,816 parameters"."""
     config, count = config_of(model), model.count_params()
-    kind = official_name(config)
-    if kind is None:
-        kind = "ResNet" if isinstance(config, ResNetConfig) else "Vision Transformer"
-        if isinstance(config, ViTConfig) and config.stem is not None:
-            kind = "Hybrid of convolutions and Transformer"
-        kind = f"Small {kind}" if count < _SMALL and not kind.startswith("Hybrid") else kind
-    return f"{kind}, {count:,} parameters"
+    name = official_name(config)
+    if name is None and isinstance(config, ViTConfig) and config.stem is not None:
+        name = "Hybrid of convolutions and Transformer"
+    elif name is None:
+        family = "ResNet" if isinstance(config, ResNetConfig) else "Vision Transformer"
+        name = f"Small {family}" if count < _SMALL else family
+    return f"{name}, {count:,} parameters"
 
 
 def _architecture(config: ViTConfig | ResNetConfig) -> str:

@@ -11,11 +11,34 @@ from keras_vit import run_directory
 from keras_vit.errors import UserError
 from keras_vit.files.remote import to_path
 from keras_vit.images.files import Image, decode, read_folder, read_image
-from keras_vit.inspection.source import check_images
 from keras_vit.run_directory import Samples
 
 if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
+    from keras_vit.runs import Run
+
+# How the name of a data set begins, as `--data` of the training commands takes it.
+_DATA_SETS = ("digits", "tfds:", "folder:", "csv:", "tfrecord:", "tar:")
+
+
+def image_source(source: str | None, run: "Run") -> str:
+    """Return --images or, without it, the samples of the run directory. Raises UserError unless it is there."""
+    if source:
+        _check(source)
+        return source
+    if (samples := run.file(run_directory.SAMPLES)) is None:
+        raise UserError(
+            f"{run.name} has no images of its own; give --images, an image, a folder of images, or a data set."
+        )
+    return str(samples)
+
+
+def _check(source: str) -> None:
+    if not to_path(source).exists() and not source.startswith(_DATA_SETS):
+        raise UserError(
+            f"There is no image or folder {source!r}; --images takes one of these, a run's samples.npz, digits, "
+            "tfds:NAME, folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB."
+        )
 
 
 def read_images(
@@ -40,7 +63,7 @@ def read_images(
         UserError: if there is no such image, folder or data set, or if an image, of a folder each image, cannot
             be decoded.
     """
-    check_images(str(source))
+    _check(str(source))
     path = to_path(source)
     if path.suffix == ".npz" and path.is_file():
         return _samples(path, count, labels)

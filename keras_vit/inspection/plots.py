@@ -3,6 +3,7 @@
 Maps use the cividis colormap and dots are blue and orange: both are readable with color vision deficiency and in print.
 """
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -15,7 +16,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from keras_vit.files.tables import short_name
 from keras_vit.inspection.analysis import resize_map
 from keras_vit.inspection.compute import InspectionResult
-from keras_vit.inspection.explanations import explanation
 
 COLORMAP = "cividis"
 _BLUE, _ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito's
@@ -24,6 +24,41 @@ _FILTER_COLUMNS, _FILTERS_SHOWN = 7, 70
 OF_PICTURES = ("rollout", "relevance", "norms", "queries")
 _TILES = 16  # of position embeddings, in each direction; more are not legible
 _DPI = 110
+# Up to so many patches, a map has too few values.
+_FEW_PATCHES = 16
+_OF_PATCHES = ("positions", "distance", "rollout", "relevance", "norms", "attention")
+
+# What each figure shows, for somebody who has not read the paper, and when it means nothing.
+_SENTENCES = {
+    "components": "What the first layer tells apart in a patch: the patterns that explain most of its weights. A "
+    "trained model has stripes, spots and colors; noise means that it learned little.",
+    "filters": "What the first layer looks for. A trained model has edges and colors; noise means that it learned "
+    "little.",
+    "positions": "Each tile belongs to one patch and shows which positions are similar to its own for the model: in a "
+    "trained model those nearby. Tiles that all look alike mean that the model learned no positions.",
+    "distance": "How far each head looks, in pixels: low dots look at neighbors, high dots across the picture. Dots at "
+    "one height mean that the heads look everywhere, as in an untrained model.",
+    "renormalized": "The same among the patches alone: what a head gives to the class token does not count.",
+    "rollout": "Attention rollout: how much each part of the picture reaches the result through all layers. It is the "
+    "same for every class, and an even map means nothing.",
+    "relevance": "Relevance (Grad-CAM): the parts that speak for the predicted class. Where the map is dark, nothing "
+    "speaks for it; a map that is dark everywhere means nothing.",
+    "norms": "Token norms: how strong the signal of each part is in the last layer. Single bright patches on the "
+    "background are not objects: large models keep other information there.",
+    "queries": "Queries: the parts that a query took for one thing, its class, and how sure it is. The four surest "
+    "queries are shown; those of a class with a low probability found nothing.",
+    "attention": "Where each head of each layer looks, from the output (the class token, or the mean of all tokens). "
+    "Each map is scaled separately, so a nearly even map may look lively.",
+}
+
+
+def explanation(figure: str, result: InspectionResult) -> str:
+    """The sentences under a figure: a name of `FIGURES`, components or renormalized."""
+    sentence = _SENTENCES[figure]
+    if figure in _OF_PATCHES and result.grid is not None and math.prod(result.grid) <= _FEW_PATCHES:
+        rows, columns = result.grid
+        sentence += f" This model has only {rows} x {columns} patches: too few values to mean much."
+    return sentence
 
 
 def draw_all(result: InspectionResult) -> Iterator[tuple[str, matplotlib.figure.Figure]]:
@@ -37,23 +72,23 @@ def draw_all(result: InspectionResult) -> Iterator[tuple[str, matplotlib.figure.
 
 def _figures(result: InspectionResult) -> Iterator[tuple[str, matplotlib.figure.Figure, Sequence[str]]]:
     """The file name, the figure and what is explained under it."""
-    found = result.arrays
+    arrays = result.arrays
     filters = "components" if result.filters_are_components else "filters"
-    if {"filters", "position_similarity", "attention_distance"} <= found.keys():
+    if {"filters", "position_similarity", "attention_distance"} <= arrays.keys():
         figure = _in_a_row(result, [draw_filters, draw_positions, draw_distances])
         yield "figure_07_inside.png", figure, (filters, "positions", "distance")
-    if "rollout" in found:
+    if "rollout" in arrays:
         yield "figure_06_attention.png", _beside_inputs(result), ("rollout",)
-    if "filters" in found:
+    if "filters" in arrays:
         yield "filters.png", _in_a_row(result, [draw_filters]), (filters,)
-    if "position_similarity" in found:
+    if "position_similarity" in arrays:
         yield "figure_10_positions.png", _in_a_row(result, [draw_positions]), ("positions",)
-    if "attention_distance" in found:
+    if "attention_distance" in arrays:
         panels = [draw_distances, draw_renormalized_distances]
         yield "figure_11_distances.png", _in_a_row(result, panels), ("distance", "renormalized")
     if image_maps(result, 0):
-        yield "maps.png", _maps(result), [name for name in OF_PICTURES if name in found]
-    for index in range(len(result.images) if "attention" in found else 0):
+        yield "maps.png", _maps(result), [name for name in OF_PICTURES if name in arrays]
+    for index in range(len(result.images) if "attention" in arrays else 0):
         yield f"heads_{index}.png", _heads(result, index), ("attention",)
 
 
@@ -210,11 +245,11 @@ def as_rgb(image: np.ndarray) -> np.ndarray:
 
 def _map_columns(result: InspectionResult) -> list[tuple[str, np.ndarray]]:
     """Titles and maps (n, h, w) to plot next to the inputs."""
-    found = result.arrays
-    columns = [("attention rollout", found["rollout"][:, -1])] if "rollout" in found else []
-    columns += [("relevance for the predicted class", found["relevance"])] if "relevance" in found else []
-    if "norms" in found:
-        norms = found["norms"][:, -1]
+    arrays = result.arrays
+    columns = [("attention rollout", arrays["rollout"][:, -1])] if "rollout" in arrays else []
+    columns += [("relevance for the predicted class", arrays["relevance"])] if "relevance" in arrays else []
+    if "norms" in arrays:
+        norms = arrays["norms"][:, -1]
         columns.append(("token norms", norms - norms.min(axis=(1, 2), keepdims=True)))
     return columns
 

@@ -1,11 +1,15 @@
-"""Gradients of a class logit with respect to the last feature map, on the active Keras backend."""
+"""Gradients of a class logit with respect to the last feature map, by the automatic differentiation of the backend.
+
+`keras.ops` has no gradient. Only this module of keras_vit names the backends. It imports the active one on first use.
+"""
+
+from collections.abc import Callable
 
 import keras
 import numpy as np
 from keras import ops
 
 from keras_vit.errors import UserError
-from keras_vit.inspection.gradients import gradient
 from keras_vit.models.build import classifier_head, config_of, logits_model
 from keras_vit.models.config import ResNetConfig, ViTConfig
 from keras_vit.models.layers import TokenDense
@@ -84,3 +88,41 @@ def _last_feature_map(model: keras.Model) -> list:
     block = f"Transformer.encoderblock_{config.num_layers - 1}{'.row' if config.axial else ''}"
     norm = model.get_layer(f"{block}.LayerNorm_0")
     return [norm.input, norm.output]
+
+
+def gradient(function: Callable, point: np.ndarray) -> np.ndarray:
+    """Compute the gradient of a scalar function at a point.
+
+    Args:
+        function: maps one tensor to a scalar tensor, with `keras.ops` and layers.
+        point: floating point array of any shape.
+
+    Returns:
+        An array of the same shape as `point`.
+
+    Raises:
+        UserError: if the backend is neither TensorFlow nor JAX.
+    """
+    of_backend = {"tensorflow": _with_tensorflow, "jax": _with_jax}
+    backend = keras.backend.backend()
+    if backend not in of_backend:
+        raise UserError(
+            f"Gradients require the Keras backend {' or '.join(of_backend)}, but the backend is {backend}; "
+            "set KERAS_BACKEND to one of them."
+        )
+    return keras.ops.convert_to_numpy(of_backend[backend](function, keras.ops.convert_to_tensor(point)))
+
+
+def _with_tensorflow(function: Callable, point):
+    import tensorflow as tf
+
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(point)
+        number = function(point)
+    return tape.gradient(number, point)
+
+
+def _with_jax(function: Callable, point):
+    import jax
+
+    return jax.grad(function)(point)

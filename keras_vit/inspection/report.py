@@ -17,9 +17,7 @@ from keras_vit.files.atomic import staged
 from keras_vit.files.npz import write_npz
 from keras_vit.files.tables import short_name
 from keras_vit.inspection import plots
-from keras_vit.inspection.compute import InspectionResult
-from keras_vit.inspection.explanations import explanation
-from keras_vit.scores import RankedClasses
+from keras_vit.inspection.compute import InspectionResult, is_mistake
 
 _MEASURES = "measures.json"
 # Longest side of an image in the report, in pixels. Larger images are subsampled.
@@ -69,10 +67,9 @@ def _figures_of(output: pathlib.Path) -> list[pathlib.Path]:
     """
     try:
         listed = json.loads((output / _MEASURES).read_text(encoding="utf-8"))["files"]
-        found = [path for path in output.glob("*.png") if path.name in listed and path.is_file()]
+        return [path for path in output.glob("*.png") if path.name in [*listed] and path.is_file()]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
-    return found if isinstance(listed, list) else []
 
 
 def html_report(result: InspectionResult) -> str:
@@ -90,7 +87,7 @@ def html_report(result: InspectionResult) -> str:
         has_classes=bool(result.predictions),
         mistakes=sum(card["is_mistake"] for card in cards),
         scoring=result.scoring,
-        legend=[explanation(name, result) for name in plots.OF_PICTURES if name in result.arrays],
+        legend=[plots.explanation(name, result) for name in plots.OF_PICTURES if name in result.arrays],
         colors=_COLORS,
         layers=_layers(result),
         panels=_panels(result),
@@ -133,11 +130,6 @@ def _images(number: int) -> str:
     return f"{number} image" if number == 1 else f"{number} images"
 
 
-def is_mistake(label: str | None, ranked: RankedClasses | None) -> bool:
-    """Whether the likeliest class of an image is not its label, where both are known."""
-    return label is not None and ranked is not None and ranked.likeliest[0][0] != label
-
-
 def _cards(result: InspectionResult) -> list[dict[str, Any]]:
     """Return the images with their classes and maps, as in Figures 6 and 14."""
     cards = []
@@ -165,7 +157,7 @@ def _panels(result: InspectionResult) -> list[dict[str, str]]:
             stream = io.BytesIO()
             plots.write_png(plots.panel(result, draw), stream)
             name = "components" if name == "filters" and result.filters_are_components else name
-            words = explanation(name, result)
+            words = plots.explanation(name, result)
             panels.append({"address": data_address(stream.getvalue()), "caption": caption, "words": words})
     return panels
 
@@ -182,19 +174,19 @@ def _layers(result: InspectionResult) -> dict[str, Any] | None:
         "width": result.grid[1],
         "height": result.grid[0],
     }
-    return {"words": explanation("attention", result), "columns": sheets[0][0], "data": data}
+    return {"words": plots.explanation("attention", result), "columns": sheets[0][0], "data": data}
 
 
 def _sheet(result: InspectionResult, index: int) -> tuple[list[str], np.ndarray]:
     """Return column names and a mosaic of maps, rows of layers and columns of heads: (L * h, columns * w)."""
-    found = result.arrays
+    arrays = result.arrays
     names = [f"head {head}" for head in result.heads]
-    maps = list(np.moveaxis(found["attention"][index], 1, 0))  # of (L, h, w) each
-    if "rollout" in found:
+    maps = list(np.moveaxis(arrays["attention"][index], 1, 0))  # of (L, h, w) each
+    if "rollout" in arrays:
         names.append("rollout")
-        maps.append(found["rollout"][index][list(result.layer_numbers)])
-    if "norms" in found:
-        norms = found["norms"][index][[int(layer.split()[0]) for layer in result.layers]]  # twice for axial blocks
+        maps.append(arrays["rollout"][index][list(result.layer_numbers)])
+    if "norms" in arrays:
+        norms = arrays["norms"][index][[int(layer.split()[0]) for layer in result.layers]]  # twice for axial blocks
         names.append("token norms")
         maps.append(norms - norms.min(axis=(1, 2), keepdims=True))
     scaled = [values / np.maximum(values.max(axis=(1, 2), keepdims=True), 1e-30) for values in maps]

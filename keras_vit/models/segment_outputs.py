@@ -1,7 +1,7 @@
 """From the outputs of a segmentation model to label maps, masks and segments, on keras.ops, for graphs too.
 
-As `keras_vit/models/segments.py`, whose maps and scores these are, but for a batch, and for pictures that the
-preprocessing of the model has placed in its input.
+As transformers' `EomtImageProcessor.post_process_semantic_segmentation`, `…instance_segmentation` and
+`…panoptic_segmentation`, but for a batch, and for images that the preprocessing of the model has placed in its input.
 
 Axes: B batch, Q queries, K classes, h and w rows and columns of the masks, H and W those of the picture.
 """

@@ -154,7 +154,7 @@ def test_calibration_is_stored_in_the_run_and_used_by_it(run, tmp_path, capsys):
     with pytest.raises(UserError, match="--value-range does not apply to --calibrate, which"):
         options = {"calibrate": True, "input": InputOptions(value_range=(0.0, 1.0))}
         evaluated(copy, output=str(tmp_path / "out"), **options)
-    with pytest.raises(UserError, match="--calibrate stores the temperature in a run directory"):
+    with pytest.raises(UserError, match="--calibrate is for a run directory"):
         shutil.copy(copy / "model.keras", tmp_path / "alone.keras")
         evaluated(tmp_path / "alone.keras", output=str(tmp_path), calibrate=True)
 

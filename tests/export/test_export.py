@@ -435,7 +435,7 @@ def not_an_image(path: pathlib.Path) -> None:
             lambda path: path.write_bytes(b"caf\xe9\n"),
             "labels.txt cannot be read as UTF-8 text with a class in each line",
         ),
-        ("labels.txt", lambda path: path.write_text(""), "output has shape .None, 7., but there are 0 labels"),
+        ("labels.txt", lambda path: path.write_text(""), "does not name its 7 classes"),
         ("model.keras", lambda path: flip_a_byte(path, 2), "model.keras cannot be read as a Keras model"),
         ("model.keras", lambda path: flip_a_byte(path, 50_000), r"bad checksum of 'model.weights.h5'\)"),
         ("model.keras", truncate, "model.keras is not a complete .keras file; copy it again, or train again"),

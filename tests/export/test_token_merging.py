@@ -140,7 +140,7 @@ def test_an_export_says_how_often_merged_tokens_give_the_same_class(tmp_path, dt
     ("options", "message"),
     [
         ({"merge_tokens": 0}, "--merge-tokens must be at least 1, but is 0"),
-        ({"merge_tokens": 8, "attention": True}, "all tokens"),
+        ({"merge_tokens": 8, "attention": True}, "--merge-tokens"),
     ],
 )
 def test_merging_nothing_and_merging_what_is_shown_are_refused(options, message):

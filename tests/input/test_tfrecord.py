@@ -190,7 +190,7 @@ def test_what_are_no_records_of_images_is_refused(tmp_path):
         with pytest.raises(UserError, match=words):
             open_source(DataOptions(f"tfrecord:{tmp_path}/{pattern}"))
 
-    opened(r"nothing\*' matches no file; give a pattern such as", "nothing*")
+    opened(r"nothing\*' matches none", "nothing*")
     write(tmp_path / "train.tfrecord", [(GOOD, 0)])
     opened("names begin with train and with eval, test or val, but gives train.tfrecord")
     write(tmp_path / "eval.tfrecord", [])

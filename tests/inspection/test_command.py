@@ -23,8 +23,8 @@ import training.samples
 from keras_vit import UserError, inspection
 from keras_vit.images.formats import format_list
 from keras_vit.inspection import __main__ as command
-from keras_vit.inspection import run as work
-from keras_vit.inspection.explanations import explanation
+from keras_vit.inspection import report
+from keras_vit.inspection.plots import explanation
 from keras_vit.inspection.report import html_report
 from keras_vit.run_directory import Samples
 from tests.images.test_opener import claiming
@@ -250,7 +250,7 @@ def test_run_is_inspected_with_its_samples(run, tmp_path, capsys):
 def _results(monkeypatch) -> list:
     """What the command would write."""
     results: list = []
-    monkeypatch.setattr(work, "write", lambda result, output: results.append(result) or [])
+    monkeypatch.setattr(report, "write", lambda result, output: results.append(result) or [])
     return results
 
 

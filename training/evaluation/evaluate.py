@@ -118,7 +118,7 @@ def _rules(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> R
 
 def check_same_classes(predictor: Predictor, source: DataSet) -> None:
     """Raise UserError unless the classes of the data are the model's, or as many where it does not name them."""
-    names, is_published = predictor.labels, not predictor.is_export and not run_directory.is_ours(predictor.run.place)
+    names, is_published = predictor.labels, not predictor.is_export and not predictor.run.is_ours
     # A published checkpoint may name the same classes by other words; those of one set must be in one order.
     if names and not (is_published and {*names} != {*source.labels}):
         check_classes(names, source.labels)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -82,7 +83,7 @@ def _keras_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions
             f"{run.name} has no head: it ends with features of shape {shape}; probe them by keras-vit fewshot."
         )
     own = run.preprocessing
-    if run_directory.is_ours(run.place):
+    if run.is_ours:
         _refuse_contradiction(overrides, own, _IMAGE_FIELDS, run)
     preprocessing, replicas = overrides.preprocessing(own), strategy.num_replicas_in_sync
 
@@ -187,56 +188,74 @@ def _tensor_specs(path: pathlib.Path, names) -> dict[str, tuple[dict[str, tf.Ten
     return {name: (specs(definitions[name].inputs), specs(definitions[name].outputs)) for name in names}
 
 
-def _saved_model(run: Run, path: pathlib.Path, overrides: InputOptions) -> Predictor:
-    """By the signature that takes encoded images, unless there is only one that takes numbers.
+class _Signature(NamedTuple):
+    """A signature of a SavedModel from images to logits or probabilities."""
 
-    `path` is the folder of the version.
-    """
+    function: Callable
+    input: str
+    spec: tf.TensorSpec
+    output: str
+    num_classes: int
+
+    def logits(self, images: tf.Tensor, *, multi_label: bool) -> np.ndarray:
+        """Images as the signature takes them -> (B, K)."""
+        value = self.function(**{self.input: images})[self.output]
+        if self.output == "probabilities":
+            # Of several classes, probabilities of float32 are rounded to 1 from a logit of 17 on.
+            value = tf.minimum(value, 1.0 - 2.0**-24) if multi_label else value
+            value = tf.math.log(value) - (tf.math.log1p(-value) if multi_label else 0.0)
+        return value.numpy()
+
+
+def _signatures(path: pathlib.Path) -> dict[str, _Signature]:
+    """The signatures that take encoded images, and float images: the first of each."""
     check_saved_model_path(path)
     with reading(path, "a SavedModel", OSError, KeyError, RuntimeError, tf.errors.OpError, advice="it may be damaged"):
         loaded = tf.saved_model.load(str(path))
-    found: dict[str, tuple] = {}
+    usable: dict[str, _Signature] = {}
     for signature, (inputs, outs) in _tensor_specs(path, loaded.signatures).items():
-        function = loaded.signatures[signature]
         output = next(
             (name for name in ("logits", "probabilities") if name in outs and outs[name].shape.rank == 2), None
         )
         if len(inputs) != 1 or output is None or outs[output].shape[1] is None:
             continue
         ((name, spec),) = inputs.items()
+        usual = _Signature(loaded.signatures[signature], name, spec, output, outs[output].shape[1])
         if spec.dtype == tf.string and spec.shape.rank == 1:
-            found.setdefault(_FROM_BYTES, (function, name, spec, output, outs[output].shape[1]))
+            usable.setdefault(_FROM_BYTES, usual)
         elif spec.dtype == tf.float32 and spec.shape.rank == 4 and None not in spec.shape[1:]:
-            found.setdefault(_FROM_TENSOR, (function, name, spec, output, outs[output].shape[1]))
-    if not found:
+            usable.setdefault(_FROM_TENSOR, usual)
+    if not usable:
         raise UserError(
             f"{path} has no signature from images to logits or probabilities, only "
             f"{', '.join(loaded.signatures) or 'none at all'}; export the model by keras-vit saved-model."
         )
-    kind = _FROM_BYTES if _FROM_BYTES in found else _FROM_TENSOR
-    function, name, spec, output, num_classes = found[kind]
+    return usable
 
-    def compute(multi_label: bool, images: tf.Tensor) -> np.ndarray:
-        value = function(**{name: images})[output]
-        if output == "probabilities":
-            # Of several classes, probabilities of float32 are rounded to 1 from a logit of 17 on.
-            value = tf.minimum(value, 1.0 - 2.0**-24) if multi_label else value
-            value = tf.math.log(value) - (tf.math.log1p(-value) if multi_label else 0.0)
-        return value.numpy()
 
+def _saved_model(run: Run, path: pathlib.Path, overrides: InputOptions) -> Predictor:
+    """By the signature that takes encoded images, unless there is only one that takes numbers.
+
+    `path` is the folder of the version.
+    """
+    usable = _signatures(path)
+    kind = _FROM_BYTES if _FROM_BYTES in usable else _FROM_TENSOR
+    signature = usable[kind]
+    num_classes, spec = signature.num_classes, signature.spec
     if kind == _FROM_BYTES:
         overrides.refuse(("resize", "crop_from", "value_range"), "a SavedModel that takes image files")
 
         def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-            return _of_files(functools.partial(compute, split.multi_label), split, batch_size)
+            compute = functools.partial(signature.logits, multi_label=split.multi_label)
+            return _of_files(compute, split, batch_size)
 
     else:
         print(_ON_WHITE)
         preprocessing = overrides.preprocessing(Preprocessing(tuple(spec.shape[1:3]), spec.shape[3]))
 
         def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-            part = functools.partial(compute, split.multi_label)
-            return outputs(part, split, preprocessing, num_classes=num_classes, batch_size=batch_size)
+            compute = functools.partial(signature.logits, multi_label=split.multi_label)
+            return outputs(compute, split, preprocessing, num_classes=num_classes, batch_size=batch_size)
 
     names, report = path / "assets" / LABELS, path / "report.json"
     labels = read_labels(names) if names.is_file() else ()
@@ -275,32 +294,69 @@ def _of_files(
 
 def _tflite(run: Run, overrides: InputOptions) -> Predictor:
     """A TFLite file of images, one at a time, float32 or, as 0..255, uint8; its output is taken for logits."""
+    path = local_copy(existing_file(run.place, "give the path of a .tflite file"))
+    content = path.read_bytes()
+    interpreter, taken, returned = _open_interpreter(run, path)
+    metadata, names = tflite_metadata.read_metadata(content), tflite_metadata.read_names(content, run.name)
+    in_bytes, num_classes = taken["dtype"] == np.uint8, int(returned["shape"][1])
+    preprocessing = _tflite_preprocessing(run, taken, metadata, overrides)
+    lows, highs = (np.asarray(end) for end in preprocessing.channel_ranges())
+
+    def compute(images: tf.Tensor) -> np.ndarray:
+        logits = []
+        for image in images.numpy():
+            values = image
+            if in_bytes:
+                values = np.round(255.0 * (image - lows) / (highs - lows)).astype(np.uint8)
+            interpreter.set_tensor(taken["index"], values[None])
+            interpreter.invoke()
+            logits.append(interpreter.get_tensor(returned["index"]))
+        return np.concatenate(logits)
+
+    def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        return outputs(compute, split, preprocessing, num_classes=num_classes, batch_size=batch_size)
+
+    is_multi_label = None if metadata is None else metadata.multi_label
+    return Predictor(run, "TFLite file", num_classes, run.labels if names is None else names, predict, is_multi_label)
+
+
+def _open_interpreter(run: Run, path: pathlib.Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """The interpreter of a TFLite file, and the details of the tensor that it takes and of its logits.
+
+    Raises UserError for a damaged file, and for one of other tensors.
+    """
     from ai_edge_litert.interpreter import Interpreter  # here, so that measuring a run needs no TFLite
 
-    path = existing_file(run.place, "give the path of a .tflite file")
     with (
-        reading(path, "a TFLite model", RuntimeError, advice="it may be damaged"),
+        reading(run.place, "a TFLite model", RuntimeError, advice="it may be damaged"),
         native_stderr_silenced(),  # it announces its delegate
     ):
-        interpreter = Interpreter(model_path=str(local_copy(path)), num_threads=2)
+        interpreter = Interpreter(model_path=str(path), num_threads=2)
         interpreter.allocate_tensors()
     taken, returned = interpreter.get_input_details(), interpreter.get_output_details()
     if len(returned) == 2:  # beside the logits, the unknown_score (1,)
         returned = [details for details in returned if len(details["shape"]) == 2]
     shapes = [tuple(int(side) for side in tensor["shape"]) for tensor in (*taken, *returned)]
     fits = len(taken) == len(returned) == 1 and len(shapes[0]) == 4 and shapes[0][0] == 1 and len(shapes[1]) == 2
-    kind = taken[0]["dtype"]
-    if not fits or kind not in (np.float32, np.uint8) or returned[0]["dtype"] != np.float32:
+    if not fits or taken[0]["dtype"] not in (np.float32, np.uint8) or returned[0]["dtype"] != np.float32:
         raise UserError(
-            f"{path} should take one image (1, H, W, C), float32 or uint8, and give float32 logits (1, K), but its "
+            f"{run.name} should take one image (1, H, W, C), float32 or uint8, and give float32 logits (1, K), but its "
             f"tensors have shapes {', '.join(map(str, shapes))}; export the model by keras-vit tflite."
         )
-    own = Preprocessing((shapes[0][1], shapes[0][2]), shapes[0][3])
-    content = local_copy(path).read_bytes()
-    metadata, names = tflite_metadata.read_metadata(content), tflite_metadata.read_names(content, str(path))
-    fields = []
+    return interpreter, taken[0], returned[0]
+
+
+def _tflite_preprocessing(
+    run: Run, taken: dict[str, Any], metadata: tflite_metadata.TFLiteMetadata | None, overrides: InputOptions
+) -> Preprocessing:
+    """What is done to the images of a TFLite file: as its metadata say, else as the overrides do.
+
+    Prints what the file does not tell. Raises UserError for overrides that contradict the file.
+    """
+    _, height, width, channels = map(int, taken["shape"])
+    own, fields = Preprocessing((height, width), channels), list[str]()
     resizing = {} if metadata is None else metadata.preprocessing
-    if kind == np.uint8:
+    if taken["dtype"] == np.uint8:
         overrides.refuse(("value_range",), "a TFLite file of uint8 images")
         own = dataclasses.replace(own, value_range=resizing.get("value_range", (0.0, 255.0)))
     elif metadata is not None and metadata.value_range is not None:
@@ -319,22 +375,4 @@ def _tflite(run: Run, overrides: InputOptions) -> Predictor:
         )
     if overrides.resize is None and not resizing:
         print("The TFLite file does not say how images are resized; here they are stretched, unless --resize is given.")
-    preprocessing = overrides.preprocessing(own)
-    lows, highs = (np.asarray(end) for end in preprocessing.channel_ranges())
-
-    def compute(images: tf.Tensor) -> np.ndarray:
-        found = []
-        for image in images.numpy():
-            values = image
-            if kind == np.uint8:
-                values = np.round(255.0 * (image - lows) / (highs - lows)).astype(np.uint8)
-            interpreter.set_tensor(taken[0]["index"], values[None])
-            interpreter.invoke()
-            found.append(interpreter.get_tensor(returned[0]["index"]))
-        return np.concatenate(found)
-
-    def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-        return outputs(compute, split, preprocessing, num_classes=shapes[1][1], batch_size=batch_size)
-
-    is_multi_label = None if metadata is None else metadata.multi_label
-    return Predictor(run, "TFLite file", shapes[1][1], run.labels if names is None else names, predict, is_multi_label)
+    return overrides.preprocessing(own)

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import Preprocessing, UserError, run_directory
+from keras_vit import Preprocessing, UserError
 from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import Rules, refuse_first
@@ -128,7 +128,7 @@ def describe_features(
     run: Run, options: EmbedOptions, labels: tuple[str, ...], splits: dict[str, int], checksum: int
 ) -> tuple[FeatureDescription, Extractor]:
     """What is to be written of pictures, and what makes it; for the arguments see `FeatureDescription`."""
-    has_texts = not run_directory.is_ours(run.checkpoint) and has_text_tower(run.checkpoint)
+    has_texts = not run.is_ours and has_text_tower(run.checkpoint)
     kind = options.features or ("joint" if has_texts else "pre_logits")
     own = run.preprocessing
     preprocessing = own if options.resize is None else own.with_resize(options.resize, None)

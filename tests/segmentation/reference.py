@@ -1,4 +1,4 @@
-"""From the outputs of a segmentation model to label maps and segments, in NumPy.
+"""The segments of one image in NumPy, to compare `keras_vit.models.segment_outputs` with.
 
 As transformers' `EomtImageProcessor.post_process_semantic_segmentation`, `…instance_segmentation` and
 `…panoptic_segmentation`.
@@ -10,8 +10,6 @@ import dataclasses
 from collections.abc import Collection
 
 import numpy as np
-
-from keras_vit.errors import UserError
 
 # Least probability of a pixel of a mask: transformers' mask_threshold.
 _LEAST_MASK = 0.5
@@ -30,17 +28,16 @@ class Segment:
 
 
 def semantic_scores(class_logits, mask_logits, image_size: tuple[int, int], target_size: tuple[int, int]) -> np.ndarray:
-    """How much each pixel of one picture is of each class: (height, width, K); the map of classes is its argmax.
+    """How much each pixel of one image is of each class: (height, width, K); the map of classes is its argmax.
 
     Args:
         class_logits: (Q, K + 1).
         mask_logits: (h, w, Q).
         image_size: height and width of the model's input.
-        target_size: height and width of the map, those of the picture, which was stretched to image_size.
+        target_size: height and width of the map, those of the image, which was stretched to image_size.
     """
-    class_logits, mask_logits = _checked(class_logits, mask_logits)
-    masks = _sigmoid(resized(mask_logits, image_size))
-    return resized(masks @ _softmax(class_logits)[:, :-1], target_size)
+    masks = _sigmoid(_resized(mask_logits, image_size))
+    return _resized(masks @ _softmax(class_logits)[:, :-1], target_size)
 
 
 def instance_segments(
@@ -50,16 +47,15 @@ def instance_segments(
     target_size: tuple[int, int],
     threshold: float = 0.8,
 ) -> tuple[np.ndarray, list[Segment]]:
-    """(map of segments (height, width) int32, -1 for none; the segments) of one picture; later ones hide earlier ones.
+    """(map of segments (height, width) int32, -1 for none; the segments) of one image; later ones hide earlier ones.
 
     Args:
         class_logits: (Q, K + 1).
         mask_logits: (h, w, Q).
-        image_size: height and width of the model's input, into which the picture was fitted with its upper left corner.
-        target_size: height and width of the picture.
+        image_size: height and width of the model's input, into which the image was fitted with its upper left corner.
+        target_size: height and width of the image.
         threshold: least probability of the class times mean probability of the mask inside of it.
     """
-    class_logits, mask_logits = _checked(class_logits, mask_logits)
     masks = _unpadded(mask_logits, image_size, target_size)  # (height, width, Q)
     classes = _softmax(class_logits)[:, :-1]
     inside = masks > 0
@@ -84,18 +80,17 @@ def panoptic_segments(
     least_visible: float = 0.8,
     stuff: Collection[int] = (),
 ) -> tuple[np.ndarray, list[Segment]]:
-    """(map of segments (height, width) int32, -1 for none; the segments) of one picture, which do not overlap.
+    """(map of segments (height, width) int32, -1 for none; the segments) of one image, which do not overlap.
 
     Args:
         class_logits: (Q, K + 1).
         mask_logits: (h, w, Q).
         image_size: see `instance_segments`.
-        target_size: height and width of the picture.
+        target_size: height and width of the image.
         threshold: the probability of the class must be above it.
         least_visible: share of a mask above which it must be visible among the others.
         stuff: classes all of whose masks are one segment.
     """
-    class_logits, mask_logits = _checked(class_logits, mask_logits)
     masks = _unpadded(mask_logits, image_size, target_size)
     probabilities = _softmax(class_logits)
     labels, scores = probabilities.argmax(axis=-1), probabilities.max(axis=-1)
@@ -122,7 +117,7 @@ def panoptic_segments(
     return found, segments
 
 
-def resized(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def _resized(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Maps (h, w, C) resized bilinearly to (height, width, C), without antialiasing, as torch's interpolate does."""
     rows, columns = (_weights(old, new) for old, new in zip(maps.shape[:2], size, strict=True))
     return np.einsum("yh,hwc,xw->yxc", rows, np.asarray(maps, np.float32), columns, optimize=True)
@@ -140,35 +135,25 @@ def _weights(old: int, new: int) -> np.ndarray:
 
 
 def _unpadded(mask_logits: np.ndarray, image_size: tuple[int, int], target_size: tuple[int, int]) -> np.ndarray:
-    """Mask logits (h, w, Q) of a picture in the upper left corner of the model's input -> (height, width, Q)."""
-    height, width = fitted_size(target_size, image_size)
-    return resized(resized(mask_logits, image_size)[:height, :width], target_size)
+    """Mask logits (h, w, Q) of an image in the upper left corner of the model's input -> (height, width, Q)."""
+    height, width = _fitted_size(target_size, image_size)
+    return _resized(_resized(mask_logits, image_size)[:height, :width], target_size)
 
 
-def fitted_size(picture: tuple[int, int], image_size: tuple[int, int]) -> tuple[int, int]:
-    """Height and width of a picture that is resized into image_size, keeping its aspect ratio, as transformers rounds.
+def _fitted_size(image: tuple[int, int], image_size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of an image that is resized into image_size, keeping its aspect ratio, as transformers rounds.
 
     The shorter side becomes image_size[0], or less, so that the longer one is at most image_size[1].
     """
-    small, large = min(picture), max(picture)
+    small, large = min(image), max(image)
     exact = float(image_size[0])
     if large / small * image_size[0] > image_size[1]:
         exact = image_size[1] * small / large
     side = round(exact)
     if small == side:
-        return picture
+        return image
     other = int(exact * large / small)
-    return (side, other) if picture[0] <= picture[1] else (other, side)
-
-
-def _checked(class_logits, mask_logits) -> tuple[np.ndarray, np.ndarray]:
-    class_logits, mask_logits = (np.asarray(logits, np.float32) for logits in (class_logits, mask_logits))
-    if class_logits.ndim != 2 or mask_logits.ndim != 3 or class_logits.shape[0] != mask_logits.shape[2]:
-        raise UserError(
-            f"The logits of one picture are (queries, classes + 1) and (rows, columns, queries), but are "
-            f"{class_logits.shape} and {mask_logits.shape}; give one picture of the batch."
-        )
-    return class_logits, mask_logits
+    return (side, other) if image[0] <= image[1] else (other, side)
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
