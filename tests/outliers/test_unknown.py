@@ -37,7 +37,7 @@ from training import evaluate, linear_probe, predict, unknown
 from training.input.sources import open_source
 from training.options.common import DataOptions
 from training.outliers.fit_unknown import Outputs, auroc_of_left_out_classes, fit_score, outputs_of
-from training.prediction import predict as prediction
+from training.prediction import classifier as prediction
 
 SHARED = pathlib.Path(os.environ.get("SHARED_DATA", pathlib.Path(__file__).parents[3] / "shared")) / "data" / "tfds"
 
@@ -117,7 +117,7 @@ def test_a_share_of_known_images_is_unknown_and_prediction_says_so(run, tmp_path
     assert scorer.threshold == report["threshold"]
     pictures = tmp_path / "pictures"
     pictures.mkdir()
-    for name, data in (("digit", Samples.load(run / run_directory.SAMPLES).encoded[0]),):
+    for name, data in (("digit", Samples.from_file(run / run_directory.SAMPLES).encoded[0]),):
         (pictures / f"{name}.png").write_bytes(data)
     PIL.Image.fromarray(np.tile(np.uint8([[255, 0], [0, 255]]), (4, 4))).save(pictures / "checks.png")
     predict.main(["--run", str(run), str(pictures), "--output", str(tmp_path / "out.json")])
