@@ -15,7 +15,7 @@ from training.detection.page import COLORS, DrawnBox, DrawnPicture, boxes_page
 from training.evaluation.average_precision import coco_document
 from training.input.dataset import check_some_read
 from training.options.detect import DetectPredictOptions
-from training.prediction.predict import batches_of_pictures
+from training.prediction.classifier import batches_of_pictures
 
 Found = list[tuple[Image, Objects]]
 
