@@ -163,6 +163,20 @@ def randomize(model: keras.Model) -> keras.Model:
     return model
 
 
+def assert_equal_weights(one, other) -> None:
+    """Two models, or lists of their weights, are equal bit for bit."""
+    both = (each.get_weights() if isinstance(each, keras.Model) else each for each in (one, other))
+    for here, there in zip(*both, strict=True):
+        np.testing.assert_array_equal(here, there)
+
+
+def assert_equal_arrays(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    """Two dicts have the same keys, and arrays that are equal bit for bit."""
+    assert one.keys() == other.keys()
+    for key, array in other.items():
+        np.testing.assert_array_equal(one[key], array, err_msg=key)
+
+
 def fetched(arrays: dict[str, LazyArray]) -> dict[str, np.ndarray]:
     """Read the arrays of a checkpoint."""
     return {name: array.fetch() for name, array in arrays.items()}

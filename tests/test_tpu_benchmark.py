@@ -67,12 +67,6 @@ def test_for_a_tpu_invalid_options_are_refused(options, words):
         tpu.main(options)
 
 
-def test_for_a_tpu_a_missing_compiler_is_named_with_its_requirements(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "libtpu", None)
-    with pytest.raises(UserError, match="libtpu is not installed; run pip install -r benchmarks/requirements-tpu.txt"):
-        tpu.main(["--output", str(tmp_path / "tpu")])
-
-
 def test_for_a_tpu_random_numbers_come_from_the_generator_of_the_chip():
     types = "(tensor<3xui64>) -> (tensor<3xui64>, tensor<4x9xui32>)"
     module = f"""

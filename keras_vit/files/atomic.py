@@ -133,8 +133,11 @@ def atomic_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     with explained(busy, filelock.Timeout), _stage(path.parent, path.name) as stage:
         _check_free(path)
         yield stage
-        _check_free(path)
-        os.rename(stage, path)
+        try:
+            os.rename(stage, path)
+        except OSError:
+            _check_free(path)
+            raise
 
 
 def _check_free(path: pathlib.Path) -> None:

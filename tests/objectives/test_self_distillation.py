@@ -75,15 +75,6 @@ def test_any_step_has_the_same_crops_again_on_any_number_of_workers():
         np.testing.assert_array_equal(crops, tf.concat(of_workers, axis=0))
 
 
-@pytest.mark.slow
-def test_colors_are_changed_in_each_crop_on_its_own():
-    recipe = dataclasses.replace(TINY, color_jitter=0.4, three_augment=True)
-    (plain, _), _ = batches(TINY)[0]
-    (changed, _), _ = batches(recipe)[0]
-    ratios = (np.mean(changed, axis=(2, 3, 4)) + 1.0) / (np.mean(plain, axis=(2, 3, 4)) + 1.0)
-    assert len(np.unique(ratios.round(3))) > 8
-
-
 def test_the_loss_is_that_of_the_paper():
     random = np.random.default_rng(1)
     student, teacher = random.normal(size=(5, 4, 6)) * 0.3, random.normal(size=(2, 4, 6)) * 0.1
@@ -234,13 +225,10 @@ def test_the_recipe_of_the_paper():
     [
         ({"ema_decay": None}, "learns from the moving average of the weights; give --ema-decay 0.996"),
         ({"model": keras_vit.MODELS["BiT-R50x1"]}, "is for a ViT"),
-        ({"mixup": 0.2}, "mixup is for labels; with --target self-distillation leave it 0"),
         ({"patch_dropout": 0.5}, "needs all patches"),
         ({"teacher": "runs/large"}, "A teacher gives classes"),
-        ({"decoder_layers": 1}, "A decoder is for masked patches"),
         ({"local_size": 16}, r"local-size must be at most --image-size, \(8, 8\), but is 16"),
         ({"local_size": 5}, "patch"),
-        ({"local_crops": -1}, "local-crops must be at least 0, but is -1"),
         ({"prototypes": 1}, "at least 2 prototypes"),
         ({"head_width": 12}, "a head_width that is a multiple of 8"),
         ({"inception_crop": True}, "draws its own crops"),

@@ -20,7 +20,7 @@ from export.source import Provenance, open_model
 from export.tflite import __main__ as tflite
 from keras_vit import UserError
 from keras_vit.cli import parser
-from keras_vit.text.classes import classes_of_labels, classes_of_options
+from keras_vit.text.classes import classes_of_options
 from tests.support import FIXTURES
 from tests.text.towers import CLIP, SIGLIP, golden, texts_of, with_tokenizer
 from training import evaluate, predict
@@ -92,10 +92,6 @@ def test_a_line_without_a_text_or_name_is_one_sentence(line, tmp_path):
         classes_of_options([str(tmp_path / "classes.txt")], None)
 
 
-def test_the_names_of_the_data_are_texts_without_underscores():
-    assert classes_of_labels(("golden_retriever",), None).texts == (("golden retriever",),)
-
-
 def test_evaluate_makes_the_classes_of_the_data(tmp_path, capsys):
     evaluate.main(["--checkpoint", CLIP, "--data", "folder:data", "--classes", "--output", str(tmp_path)])
     found = json.loads((tmp_path / "evaluation.json").read_text())
@@ -128,22 +124,14 @@ def test_a_saved_model_of_texts_tells_exports_its_classes_and_their_kind(name, t
     assert source.origin.multi_label == (name == SIGLIP)
 
 
-def test_a_saved_model_of_texts_predicts_by_their_names(tmp_path, capsys):
-    keras_vit.zero_shot(CLIP, ["w11 w21", "w9"]).save(tmp_path / "texts.keras")
-    predict.main(["--run", str(tmp_path / "texts.keras"), "data/test/w9/0.png"])
-    assert "w11 w21" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--classes", "w2", "w2", "data/"], "The class 'w2' is named twice"),
-        (["--classes", "w2", "", "data/"], "The class '' is empty"),
         (["--classes", "nowhere.txt", "data/"], "There is no file 'nowhere.txt'"),
         (["--classes", "w2", "data/", "--templates", "photo"], "A template must have {}"),
         (["--templates", "a {}", "--labels", "x", "--", "data"], "."),
         (["--classes", "w2", "--labels", "names.txt", "data/"], "--labels applies only to"),
-        (["--classes", "w2", "w3"], "Give pictures, such as"),
         (["--classes", "w2", "data"], "data is taken as a class, so write ./data if it is meant"),
         (["--classes", "w2", "data/", "w3"], "'w3' stands behind the picture 'data/'"),
         (["--classes", "w2", "24/7", "data/"], "There is no picture or folder '24/7', as which --classes takes"),
@@ -183,12 +171,6 @@ def test_what_is_a_class_and_what_a_picture_depends_on_how_it_is_written(argumen
             pathlib.Path(name).touch()
     given = with_run(with_pictures(parser.read(PredictOptions, arguments.split(), prog="predict")))
     assert given == expected
-
-
-def test_a_run_or_checkpoint_without_text_tower_is_one_sentence(tmp_path):
-    keras_vit.build("testing", image_size=32, num_classes=2).save(tmp_path / "model.keras")
-    with pytest.raises(UserError, match="has no text tower"):
-        predict.main(["--run", str(tmp_path / "model.keras"), "--classes", "w2", "data/"])
 
 
 SMALL = ("--image-size", "20", "--steps", "2", "--batch-size", "4", "--warmup-steps", "0")

@@ -10,7 +10,6 @@ from safetensors.numpy import load_file, save_file
 
 import keras_vit
 from keras_vit.models.build import saved_classes
-from tests.support import FIXTURES
 from tests.text.towers import ALL, CLIP, LEGACY, OPEN_CLIP, SIGLIP, TOWERS, golden, texts_of, with_tokenizer
 
 
@@ -95,11 +94,6 @@ def test_a_tower_without_an_array_or_with_another_is_one_sentence(tmp_path):
     )
     with pytest.raises(keras_vit.UserError, match=f"unexpected keys: {key}2"):
         keras_vit.text_tower(more)
-
-
-def test_a_checkpoint_without_text_tower_is_one_sentence():
-    with pytest.raises(keras_vit.UserError, match="has no text tower of CLIP or SigLIP; give a two-tower checkpoint"):
-        keras_vit.text_tower(FIXTURES / "hf_vit")
 
 
 def test_naflex_is_refused_by_its_name(tmp_path):
@@ -196,7 +190,7 @@ def test_a_tower_of_timm_inside_of_open_clip_is_refused_by_its_name(tmp_path):
         open_clip_folder(tmp_path / "own"),
         lambda arrays: {key.replace("visual.", "visual.trunk."): array for key, array in arrays.items()},
     )
-    with pytest.raises(keras_vit.UserError, match="has a tower of timm for its images, inside OpenCLIP, which is not"):
+    with pytest.raises(keras_vit.UserError, match="has a tower of timm for its images, inside OpenCLIP"):
         keras_vit.text_tower(folder)
 
 
