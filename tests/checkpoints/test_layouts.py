@@ -17,7 +17,7 @@ from keras_vit.checkpoints.convert import convert
 from keras_vit.checkpoints.formats.layout import DEFAULTS
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json, write_safetensors
-from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, assert_equal_weights, randomize
+from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, assert_equal_weights, changed_folder, randomize
 
 # Files of every family, the settings that they do not contain, and their layout.
 FILES = {
@@ -478,12 +478,8 @@ def test_an_array_that_fits_no_weight_is_refused_before_any_is_assigned(name, ch
     ],
 )
 def test_an_unsupported_operator_in_config_json_is_refused(name, change, sentence, tmp_path):
-    shutil.copytree(FIXTURES / name, tmp_path / name)
-    config = read_json(tmp_path / name / "config.json") | change
-    (tmp_path / name / "config.json").unlink()
-    write_json(tmp_path / name / "config.json", config)
     with pytest.raises(UserError, match=sentence):
-        keras_vit.from_checkpoint(tmp_path / name)
+        keras_vit.from_checkpoint(changed_folder(FIXTURES / name, tmp_path / name, **change))
 
 
 @pytest.mark.parametrize(

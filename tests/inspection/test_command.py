@@ -28,16 +28,9 @@ from keras_vit.inspection.plots import explanation
 from keras_vit.inspection.report import html_report
 from keras_vit.run_directory import Samples
 from tests.images.test_opener import claiming
-from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
+from tests.support import FIXTURES, TINY, TINY_IMAGE, encoded, randomize
 from training.input.dataset import decoded as decode_image
 from training.loop.callbacks import InspectEpochs
-
-
-def encoded(array: np.ndarray, form: str = "PNG", **options) -> bytes:
-    stream = io.BytesIO()
-    PIL.Image.fromarray(array).save(stream, form, **options)
-    return stream.getvalue()
-
 
 RNG = np.random.default_rng(0)
 COLOR = RNG.integers(0, 256, (9, 14, 3), dtype=np.uint8)

@@ -21,7 +21,7 @@ from keras_vit import UserError
 from keras_vit.cli import parser
 from keras_vit.text.classes import classes_of_options
 from tests.support import FIXTURES
-from tests.text.towers import CLIP, SIGLIP, golden, texts_of, with_tokenizer
+from tests.text.towers import CLIP, SIGLIP, golden, logits_of, texts_of, with_tokenizer
 from training import evaluate, predict
 from training import finetune as finetuning
 from training.evaluation import opening
@@ -179,10 +179,6 @@ def finetune(workdir, *options: str) -> keras.Model:
     """Fine-tune CLIP on the two classes for a few steps, and return the saved model."""
     finetuning.main(["--checkpoint", CLIP, "--data", "folder:data", "--workdir", str(workdir), *SMALL, *options])
     return keras_vit.run_directory.load_model(workdir)
-
-
-def logits_of(model, images) -> np.ndarray:
-    return keras.ops.convert_to_numpy(model(images, training=False))
 
 
 def test_finetuning_begins_with_the_texts_and_wise_ft_averages_with_them(handed_over, tmp_path):
