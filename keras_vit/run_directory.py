@@ -275,7 +275,7 @@ class Samples:
         write_npz(path, arrays)
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> "Samples":
+    def from_file(cls, path: str | os.PathLike) -> "Samples":
         """Read a file written by `save`."""
         arrays = read_npz(path)
         if not _are_samples(arrays):

@@ -62,6 +62,7 @@ class TrainingData:
         return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
 
+_SAVED_MODEL = "saved_model.pb"
 # Options of the data at their defaults.
 _USUAL_DATA = {"train_split": "train", "on_bad_image": "stop"}
 
@@ -150,9 +151,37 @@ class Run:
 
         return preprocessing_of(self.model)
 
+    @property
+    def classifier(self) -> "keras.Model":
+        """The model up to its logits (B, K).
+
+        Raises UserError for a model without a head, and where labels.txt names another number of classes.
+        """
+        from keras_vit.models.build import intermediates, logits_model
+
+        model = logits_model(self.model)
+        if self.labels:
+            run_directory.check_head(model, self.labels)
+        if len(model.output_shape) != 2 or "logits" not in intermediates(model).output:
+            raise UserError(
+                f"{self.name} has no head: it ends with features of shape {model.output_shape}; probe them by "
+                "keras-vit fewshot."
+            )
+        return model
+
+    @functools.cached_property
+    def saved_model(self) -> pathlib.Path | None:
+        """The folder of a SavedModel: this one, or its newest version 1, 2, …; None if it is none."""
+        if (self.place / _SAVED_MODEL).is_file():
+            return self.place
+        if not self.place.is_dir():
+            return None
+        versions = [path for path in self.place.iterdir() if path.name.isdecimal() and (path / _SAVED_MODEL).is_file()]
+        return max(versions, key=lambda path: int(path.name), default=None)
+
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
-        """The class names in the labels.txt of the run directory, or beside the file; empty without one.
+        """The class names in the labels.txt of the run directory, beside the file or in the SavedModel; empty without.
 
         Of texts, their names.
         """
@@ -161,6 +190,8 @@ class Run:
         if is_web(self.name) or not self.place.exists():
             return ()
         folder = self.place if self.place.is_dir() else self.place.parent
+        if not (folder / LABELS).is_file() and self.saved_model is not None:
+            folder = self.saved_model / "assets"
         return read_labels(folder / LABELS) if (folder / LABELS).is_file() else ()
 
     @functools.cached_property
@@ -171,7 +202,7 @@ class Run:
     @functools.cached_property
     def samples(self) -> Samples:
         """The sample images of the run directory. Raises UserError if it has none."""
-        return Samples.load(run_directory.find(self.directory or self.place, run_directory.SAMPLES))
+        return Samples.from_file(run_directory.find(self.directory or self.place, run_directory.SAMPLES))
 
     @functools.cached_property
     def temperature(self) -> float:

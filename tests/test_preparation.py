@@ -198,25 +198,17 @@ def test_a_jpeg_that_pillow_shows_and_training_refuses_is_broken(tmp_path):
 
 
 def test_names_stay_apart_and_fit_the_content(tmp_path):
-    table = prepared(
-        tmp_path,
-        **{
-            "a.png": encoded(PICTURE, "PNG"),
-            "a.bmp": encoded(PICTURE, "BMP"),
-            "b.bmp": encoded(PICTURE.rotate(180), "BMP"),
-            "b.gif": encoded(PICTURE, "GIF"),
-            "c": encoded(PICTURE, "JPEG"),
-            "d.png": encoded(PICTURE.rotate(180), "JPEG"),
-        },
-    )
-    assert {name: row[1] for name, row in table.items()} == {
-        "a.png": "a.png",
-        "a.bmp": "a.bmp.png",
-        "b.bmp": "b.png",
-        "b.gif": "b.gif.png",
-        "c": "c.jpg",
-        "d.png": "d.jpg",
+    turned = PICTURE.rotate(180)
+    files = {
+        "a.png": (PICTURE, "PNG", "a.png"),
+        "a.bmp": (PICTURE, "BMP", "a.bmp.png"),
+        "b.bmp": (turned, "BMP", "b.png"),
+        "b.gif": (PICTURE, "GIF", "b.gif.png"),
+        "c": (PICTURE, "JPEG", "c.jpg"),
+        "d.png": (turned, "JPEG", "d.jpg"),
     }
+    table = prepared(tmp_path, **{name: encoded(picture, kind) for name, (picture, kind, _) in files.items()})
+    assert {name: row[1] for name, row in table.items()} == {name: written for name, (*_, written) in files.items()}
 
 
 def test_heic_is_converted_or_the_package_for_it_is_named(tmp_path, capsys):

@@ -43,8 +43,8 @@ def main(arguments: Sequence[str]) -> None:
     if pipeline is not None:
         cli.require_tensorflow()
 
-        from training.beam.pictures import PictureList
-        from training.beam.predict import predict as predict_by_pipeline
+        from training.beam.classify import predict as predict_by_pipeline
+        from training.beam.picture_list import PictureList
 
         predict_by_pipeline(run, PictureList(options.pictures), options, pipeline)
         return
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     check_output(options.output)
     cli.require_tensorflow()
 
-    from training.prediction.predict import open_classifier, predict
+    from training.prediction.classifier import open_classifier, predict
 
     classifier = open_classifier(run, options.labels, threshold=options.threshold, explain=options.explain)
     if options.serve:

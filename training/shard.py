@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     if pipeline is not None:
-        from training.beam.pictures import PictureList
+        from training.beam.picture_list import PictureList
         from training.beam.shard import shard as shard_by_pipeline
 
         shard_by_pipeline(PictureList(table=table, evaluation="eval"), options, pipeline)

@@ -27,7 +27,7 @@ def read_calibration(run: Run, options: TFLiteOptions, labels: Sequence[str]) ->
     if options.calibration is not None:
         found, where = read_folder(options.calibration, labels, most=number), options.calibration
     elif stored is not None:
-        images = Samples.load(stored)
+        images = Samples.from_file(stored)
         found, where = Samples(images.encoded[:number], images.labels[:number]), f"{run.name}/{CALIBRATION}"
     elif run.directory is not None:
         raise UserError(

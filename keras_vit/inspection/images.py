@@ -75,7 +75,7 @@ def read_images(
 
 
 def _samples(path: pathlib.Path, count: int, labels: tuple[str, ...]) -> list[Image]:
-    samples = Samples.load(path)
+    samples = Samples.from_file(path)
     classes = dict(enumerate(labels))
     names = samples.names or tuple(f"image {index}" for index in range(len(samples.labels)))
     return [

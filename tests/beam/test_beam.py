@@ -168,14 +168,14 @@ def test_a_folder_of_other_predictions_and_a_table_of_one_split_are_one_sentence
     with pytest.raises(keras_vit.UserError, match="other is of another pipeline, which differs in model"):
         run("predict", "--run", "model.keras", "pictures/00001.png", "--output", str(tmp_path / "other"))
     (tmp_path / "one.csv").write_text("path,label,split\na.png,ant,train\nb.png,bee,train\n")
-    from training.beam.pictures import PictureList
+    from training.beam.picture_list import PictureList
 
     with pytest.raises(keras_vit.UserError, match="must have pictures of the split train and of one of test"):
         PictureList(table=str(tmp_path / "one.csv")).summary()
 
 
 def test_a_pattern_and_a_folder_are_listed_in_order_and_no_list_is_held(tmp_path):
-    from training.beam.pictures import PictureList, _in_bucket
+    from training.beam.picture_list import PictureList, _in_bucket
 
     for name in ("b/2.png", "b/1.png", "a.png", "b.txt", ".hidden.png", "c/d/3.jpg"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -673,14 +673,14 @@ def test_a_report_without_mistakes_has_no_gallery(made, figures, tmp_path):
 _IN_REPLICAS = """
 import sys, numpy as np
 from training.loop.devices.strategies import StrategyOptions
-from training.evaluation import report
+from training.evaluation import single_label
 from training.evaluation.evaluate import evaluate
 from training.evaluation.predictors import Predictor, open_predictor
 from training.input.sources import DataOptions, DataSet, array_split
 from training.evaluation import opening
 from training.options.evaluate import EvaluateOptions
 
-report.draw_confusion = report.draw_reliability = report.draw_mistakes = lambda *_: None
+single_label.draw_confusion = single_label.draw_reliability = single_label.draw_mistakes = lambda *_: None
 run, output = sys.argv[1:]
 for name, batch_size, devices in (
     ("three", 300, StrategyOptions("mirrored", 3)),  # first, for devices are divided before they are used

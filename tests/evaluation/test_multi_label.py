@@ -25,7 +25,7 @@ from tests.input.test_csv_targets import csv_file
 from tests.support import randomize
 from training import evaluate, predict, pretrain, soup
 from training.evaluation.multi_label import measure_multi_label, multi_label_intervals, write_multi_label_report
-from training.evaluation.report import Subject
+from training.evaluation.single_label import Subject
 from training.input.sources import DataSet, array_split
 from training.loop.build import compile_trainer
 from training.loop.run import RunDirectory

@@ -13,7 +13,7 @@ from tests.browser import open_browser
 from tests.features.places import picture_place
 from training import embed, review
 from training.features import findings
-from training.features.label_errors import confident_joint, suspicious_labels
+from training.features.findings import confident_joint, suspicious_labels
 from training.features.linear_head import out_of_fold_probabilities
 
 

@@ -15,8 +15,7 @@ from keras_vit import UserError
 from keras_vit.models.patch_memory import PatchMemory, distances_to
 from tests.support import randomize
 from training import anomaly
-from training.outliers.anomaly import open_anomaly_detector
-from training.outliers.coreset import k_center
+from training.outliers.anomaly import k_center, open_anomaly_detector
 
 BACKBONE = keras_vit.ViTConfig(patch_size=4, hidden_size=24, num_layers=2, num_heads=3, mlp_dim=32)
 SIZE = (32, 24)

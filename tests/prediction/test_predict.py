@@ -25,9 +25,9 @@ from tests.support import TINY, TINY_IMAGE, Terminal, answering, randomize, serv
 from training import predict as command
 from training.input.dataset import decoded as decode_image
 from training.loop.run import RunDirectory
-from training.prediction import predict as prediction
+from training.prediction import classifier as prediction
+from training.prediction.classifier import open_classifier
 from training.prediction.pictures import find_pictures
-from training.prediction.predict import open_classifier
 from training.prediction.server import open_server
 
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")

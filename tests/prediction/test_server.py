@@ -20,7 +20,7 @@ from keras_vit import UserError, inspection
 from keras_vit.images.formats import LARGEST_SERVED
 from keras_vit.runs import open_run
 from tests.support import TINY, TINY_IMAGE, answering, randomize
-from training.prediction.predict import open_classifier
+from training.prediction.classifier import open_classifier
 from training.prediction.server import _CONNECTIONS, open_server
 
 

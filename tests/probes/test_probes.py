@@ -27,7 +27,7 @@ from training.input.sources import DataOptions, DataSet, array_split, digits
 from training.loop.run import RunDirectory
 from training.options.common import FeatureOptions
 from training.options.probes import FewshotOptions, KnnOptions, LinearProbeOptions
-from training.probes import classifier, features, least_squares, logistic_regression, nearest_neighbors
+from training.probes import features, least_squares, linear_model, logistic_regression, nearest_neighbors
 from training.probes.features import Features
 from training.probes.least_squares import LeastSquares, few_shot, shots_of, shots_that_fit
 
@@ -345,7 +345,7 @@ def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp
     assert probe.preprocessing.resize == "pad"
     assert probe.data.data == "digits"
     assert len(probe.samples.labels) > 0
-    known = features.open_features(*opened, tmp_path)
+    known = features.open_features(*opened)
     fitted, _ = logistic_regression.fit_probe(known.train, (0.1,))
     expected = fitted.decision_function(known.train.values)
     logits = probe.model.predict(probe.preprocessing(list(images)), verbose=0)
@@ -361,7 +361,7 @@ def test_few_shots_with_a_workdir_are_a_run_with_their_scores(run, tmp_path, cap
     rows = least_squares.fewshot(*opened)
     assert "few holds the model of 5 shots and the first seed" in capsys.readouterr().out
     probe, data = open_run(workdir), digits()
-    known = features.open_features(*opened, tmp_path)
+    known = features.open_features(*opened)
     chosen = least_squares.shots_of(known.train.labels, 10, 5, seed=0)
     solution = least_squares.LeastSquares(known.train.values[chosen], known.train.labels[chosen], 10)
     images, labels = zip(*(data.evaluation.example(tf.constant(i)) for i in range(360)), strict=True)
@@ -423,4 +423,4 @@ def test_a_probe_of_a_changed_model_is_not_saved(run):
     model = run_directory.load_model(run.path)
     changed = keras.Model(model.input, model.get_layer("head")(2.0 * model.get_layer("head").input))
     with pytest.raises(UserError, match="was changed after keras_vit built it.*leave --workdir out"):
-        classifier.with_linear_head(changed, "pre_logits", Preprocessing((8, 8), 1), np.zeros((12, 2)), np.zeros(2))
+        linear_model.with_linear_head(changed, "pre_logits", Preprocessing((8, 8), 1), np.zeros((12, 2)), np.zeros(2))

@@ -13,7 +13,7 @@ from keras_vit.files.atomic import remove_temporary
 from keras_vit.files.file_contents import shown
 from keras_vit.files.remote import to_path
 from keras_vit.runs import Run, open_run
-from training.beam.pictures import Group, PictureList, paths_of
+from training.beam.picture_list import Group, PictureList, paths_of
 from training.beam.pipeline import GroupHandler, ListGroups, NotThere, counted, run_pipeline, write_problems
 from training.features.embed import Extractor, as_stored, describe_features, embed_rows, listing_of_files, start_folder
 from training.features.store import NO_SPLIT, PART, FeatureDescription, Part, part_file, write_part

@@ -19,7 +19,7 @@ from apache_beam.runners.runner import PipelineState
 
 from keras_vit import UserError
 from keras_vit.files.atomic import write_text
-from training.beam.pictures import Group, PictureList, Summary
+from training.beam.picture_list import Group, PictureList, Summary
 from training.loop.devices.strategies import CONTINUE_LATER
 from training.options.pipeline import PIPELINE, PROBLEMS, PipelineOptions
 

@@ -17,7 +17,7 @@ from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.files.atomic import atomic_write, remove_temporary, write_text
 from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import to_path
-from training.beam.pictures import PictureList, Summary
+from training.beam.picture_list import PictureList, Summary
 from training.beam.pipeline import counted, open_output, run_pipeline, write_problems
 from training.input import record_index
 from training.input.dataset import decoding_problem, error_reason

@@ -15,7 +15,7 @@ from training.evaluation.metrics import intervals, measure, measure_real, read_r
 from training.evaluation.multi_label import measure_multi_label, write_multi_label_report
 from training.evaluation.predictions import open_comparison
 from training.evaluation.predictors import Predictor, open_predictor
-from training.evaluation.report import Subject, calibration_sentence, write_report
+from training.evaluation.single_label import Subject, calibration_sentence, write_report
 from training.evaluation.temperature import calibration
 from training.input.checks import check_classes
 from training.input.known_images import check_evaluation_images, may_know_images

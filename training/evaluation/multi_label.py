@@ -21,7 +21,7 @@ from training.evaluation.html_report import Bar, Report, html_report, mistakes_o
 from training.evaluation.metrics import DRAWS, interval
 from training.evaluation.plots import save_figure
 from training.evaluation.predictions import PREDICTIONS, comparison_sentence, several_classes
-from training.evaluation.report import PAGE, Subject
+from training.evaluation.single_label import PAGE, Subject
 from training.input.sources import DataSet, Split
 
 _MEASURES = {

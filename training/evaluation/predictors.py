@@ -10,22 +10,18 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-import keras_vit
 from keras_vit import Preprocessing, UserError, run_directory
 from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import reading
 from keras_vit.files import tflite_metadata
-from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.remote import check_saved_model_path, existing_file, local_copy
-from keras_vit.models.build import logits_model
 from keras_vit.runs import Run
 from training.input.dataset import Split, bad_examples_reported, without_autograph
 from training.input.pipeline import evaluation_batches
 from training.loop.devices.strategies import open_strategy
 from training.options.common import InputOptions, StrategyOptions
 
-_SAVED_MODEL = "saved_model.pb"
 _ON_WHITE = "The model takes numbers and does not record a background for transparent images; white is used."
 # What a run or a .keras file says of its images, and a TFLite file may say.
 _IMAGE_FIELDS = ("resize", "crop_from", "value_range")
@@ -58,13 +54,12 @@ def open_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions) 
     The image size and the number of heads are those that the run was opened with. Raises UserError when it is none of
     these, or does not take the overrides or devices.
     """
-    exported = _saved_model_directory(run.place)
-    if exported is None and run.place.suffix != ".tflite":
+    if run.saved_model is None and run.place.suffix != ".tflite":
         return _keras_predictor(run, overrides, devices)
     if devices != StrategyOptions("single"):
         raise UserError("An exported model runs on this machine's CPU alone; leave --strategy and --replicas out.")
     overrides.refuse(("image_size", "num_heads"), "an exported model, which is of one size")
-    return _tflite(run, overrides) if exported is None else _saved_model(run, exported, overrides)
+    return _tflite(run, overrides) if run.saved_model is None else _saved_model(run, run.saved_model, overrides)
 
 
 # Keras models and checkpoints
@@ -73,16 +68,8 @@ def open_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions) 
 def _keras_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions) -> Predictor:
     strategy = _open_strategy(devices)
     with strategy.scope():
-        model = logits_model(run.model)
-    labels = run.class_names
-    if run.labels:
-        run_directory.check_head(model, run.labels)
-    shape = model.output_shape
-    if len(shape) != 2 or "logits" not in keras_vit.intermediates(model).output:
-        raise UserError(
-            f"{run.name} has no head: it ends with features of shape {shape}; probe them by keras-vit fewshot."
-        )
-    own = run.preprocessing
+        model = run.classifier
+    own, num_classes = run.preprocessing, model.output_shape[1]
     if run.is_ours:
         _refuse_contradiction(overrides, own, _IMAGE_FIELDS, run)
     preprocessing, replicas = overrides.preprocessing(own), strategy.num_replicas_in_sync
@@ -106,13 +93,13 @@ def _keras_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions
             compute if replicas == 1 else compute_by_replicas,
             split,
             preprocessing,
-            num_classes=shape[1],
+            num_classes=num_classes,
             batch_size=batch_size,
             multiple_of=replicas,
         )
 
-    is_multi_label = run.is_multi_label if run.file(run_directory.CONFIG) else None
-    return Predictor(run, "Keras model", shape[1], labels, predict, is_multi_label, is_export=False)
+    is_multi_label = run.is_multi_label if run.config else None
+    return Predictor(run, "Keras model", num_classes, run.class_names, predict, is_multi_label, is_export=False)
 
 
 def _refuse_contradiction(overrides: InputOptions, own: Preprocessing, fields: Collection[str], run: Run) -> None:
@@ -162,16 +149,6 @@ def outputs(
 
 
 # Exported models
-
-
-def _saved_model_directory(path: pathlib.Path) -> pathlib.Path | None:
-    """A SavedModel's directory: the path itself, or its newest version 1, 2, …"""
-    if (path / _SAVED_MODEL).is_file():
-        return path
-    if not path.is_dir():
-        return None
-    versions = [entry for entry in path.iterdir() if entry.name.isdecimal() and (entry / _SAVED_MODEL).is_file()]
-    return max(versions, key=lambda entry: int(entry.name), default=None)
 
 
 def _tensor_specs(path: pathlib.Path, names) -> dict[str, tuple[dict[str, tf.TensorSpec], dict[str, tf.TensorSpec]]]:
@@ -257,14 +234,13 @@ def _saved_model(run: Run, path: pathlib.Path, overrides: InputOptions) -> Predi
             compute = functools.partial(signature.logits, multi_label=split.multi_label)
             return outputs(compute, split, preprocessing, num_classes=num_classes, batch_size=batch_size)
 
-    names, report = path / "assets" / LABELS, path / "report.json"
-    labels = read_labels(names) if names.is_file() else ()
+    report = path / "report.json"
     is_multi_label = run_directory.read_config(report).get("multi_label") if report.is_file() else None
     return Predictor(
         run,
         f"SavedModel by {kind}",
         num_classes,
-        labels,
+        run.labels,
         predict,
         is_multi_label if isinstance(is_multi_label, bool) else None,
     )

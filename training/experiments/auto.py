@@ -27,8 +27,8 @@ from training.input.sources import DataSet, open_source
 from training.loop.build import rebuilt
 from training.options.auto import AutoOptions
 from training.options.probes import LinearProbeOptions
-from training.probes.classifier import save_probe
 from training.probes.features import features_of_split
+from training.probes.linear_model import save_probe
 from training.probes.logistic_regression import probe
 from training.recipes.auto import DataFacts, auto_finetune_recipe
 
@@ -232,7 +232,7 @@ def save_with_own_head(run: Run, model: keras.Model, source: DataSet, options: L
         batch_size=BATCH,
     )
     accuracy = float(np.mean(logits.argmax(axis=-1) == labels))
-    save_probe(to_path(options.workdir or ""), run, model, source, options, accuracy)
+    save_probe(run, model, source, options, accuracy)
 
 
 def _accuracy(run: Run, split: Split, preprocessing: Preprocessing) -> float | None:

@@ -15,8 +15,8 @@ from keras_vit.runs import Run, open_run
 from training.features.embed import Extractor, embed_rows, listing_of_files
 from training.features.extractors import extractor_of, fingerprint_of
 from training.features.neighbors import NeighborGraph, nearest_rows, unit_chunks, unit_length
-from training.features.pages import Thumbnails, file_address
 from training.features.store import NO_SPLIT, FeatureIndex, Pictures, check_same_model, open_index
+from training.features.thumbnails import Thumbnails, file_address
 from training.input.dataset import check_some_read
 from training.options.features import LookupOptions, SearchOptions, SimilarOptions
 

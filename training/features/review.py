@@ -9,8 +9,8 @@ from keras_vit.cli.pages import render
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.tables import CsvWriter
 from training.features.findings import Findings, Overlap, findings_of
-from training.features.pages import Thumbnails
 from training.features.store import FeatureIndex
+from training.features.thumbnails import Thumbnails
 from training.input.decisions import COLUMNS, Decision, read_decisions
 from training.options.features import ReviewOptions
 

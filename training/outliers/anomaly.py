@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import keras
 import numpy as np
+from sklearn.random_projection import SparseRandomProjection, johnson_lindenstrauss_min_dim
 
 from keras_vit import Preprocessing, UserError, ViTConfig, config_of, preprocessing_of, run_directory
 from keras_vit.cli.progress import tracked
@@ -23,11 +24,12 @@ from training.input.dataset import check_some_read
 from training.options.outliers import AnomalyFitOptions
 from training.outliers.anomaly_export import export_anomaly
 from training.outliers.anomaly_page import Finding, anomaly_page
-from training.outliers.coreset import k_center
 
 FACTS = "anomaly.json"
 # Most patches in memory; most numbers of all patches of good parts (2 GiB); every fifth good part is held out.
 _MOST_PATCHES, _MOST_NUMBERS, _HELD_OUT = 10_000, 2**29, 5
+# Distortion of distances by the random projection, as in PatchCore's code and anomalib.
+_EPSILON = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +170,26 @@ def _patches(
     patches = np.concatenate(found)
     check_finite(patches)
     return patches
+
+
+def k_center(vectors: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Return indices (count,) of vectors (n, D) that cover all of them, by greedy k-center selection as in PatchCore.
+
+    The first is a random one, each next the farthest from all before. The distances are those of a sparse random
+    projection, where that has fewer dimensions.
+    """
+    if johnson_lindenstrauss_min_dim(len(vectors), eps=_EPSILON) < vectors.shape[1]:
+        vectors = SparseRandomProjection(eps=_EPSILON, random_state=seed).fit_transform(vectors)
+    vectors = np.ascontiguousarray(vectors, np.float32)
+    squares = np.sum(np.square(vectors), axis=-1)
+    chosen = [int(np.random.default_rng(seed).integers(len(vectors)))]
+    distances = np.full(len(vectors), np.inf, np.float32)
+    for _ in tracked(range(1, count), "Choosing patches", unit="patches"):
+        last = chosen[-1]
+        np.minimum(distances, squares + squares[last] - 2.0 * (vectors @ vectors[last]), out=distances)
+        distances[last] = -np.inf
+        chosen.append(int(np.argmax(distances)))
+    return np.array(chosen)
 
 
 def _scores(detector: AnomalyDetector, files: Sequence[pathlib.Path]) -> tuple[np.ndarray, float]:

@@ -6,9 +6,11 @@ themselves, so that a file of another model, or of changed data, is never taken.
 
 import dataclasses
 import hashlib
+import json
 import os
 import pathlib
 import shutil
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -16,6 +18,8 @@ import numpy as np
 import keras_vit
 from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
 from keras_vit.checkpoints.fetch.find import CACHE_VARIABLE
+from keras_vit.files.atomic import staged
+from keras_vit.files.tables import markdown_table, short_name
 from keras_vit.runs import Run
 from training.features.embed import Extractor, Listing, check_finite, contents_of, write_features
 from training.features.extractors import (
@@ -28,6 +32,7 @@ from training.features.store import NO_SPLIT, FeatureDescription, FeatureIndex, 
 from training.input.dataset import DataSet, Split
 from training.input.known_images import check_evaluation_images
 from training.options.common import FeatureKind, FeatureOptions
+from training.options.probes import ProbeOptions
 from training.workdir import report_directory
 
 
@@ -56,12 +61,10 @@ class FeatureSet:
     """Directory for the report."""
 
 
-def open_features(run: Run, source: DataSet, options: FeatureOptions, output: pathlib.Path | None = None) -> FeatureSet:
-    """The features of a model for the images of a data set, from the index or the cache, or computed.
-
-    output: directory of the report. Default: that of the options, else the run directory.
-    """
-    output = output or report_directory(run, options.output)
+def open_features(run: Run, source: DataSet, options: FeatureOptions) -> FeatureSet:
+    """Return the features of a model for the images of a data set, from the index or the cache, or computed."""
+    new_run = options.directory if isinstance(options, ProbeOptions) and options.output is None else None
+    output = new_run or report_directory(run, options.output)
     check_several_classes(source)
     check_evaluation_images(run, options.source, source)
     model = _with_fresh_weights(run.model) if options.random_weights else run.model
@@ -81,6 +84,50 @@ def open_features(run: Run, source: DataSet, options: FeatureOptions, output: pa
     return FeatureSet(source.labels, train, evaluation, output)
 
 
+def write_report(
+    name: str,
+    title: str,
+    options: FeatureOptions,
+    features: FeatureSet,
+    rows: Sequence[dict[str, str]],
+    numbers: dict,
+) -> None:
+    """Write NAME.json and NAME.md and print the table.
+
+    Args:
+        name: of the files.
+        title: of the page.
+        options: of the command.
+        features: which were measured.
+        rows: of the table, texts by the name of their column; the first column is on the left, numbers on the right.
+        numbers: for the JSON, beside what was measured on what.
+    """
+    random = " with random weights" if options.random_weights else ""
+    train, evaluation = features.train, features.evaluation
+    document = {
+        "model": f"{options.run}{random}",
+        "data": options.source.data,
+        "classes": len(features.names),
+        "features": train.values.shape[1],
+        "kind": options.features,
+        "training_images": len(train.labels),
+        "evaluation_images": len(evaluation.labels),
+        "crop_from": options.crop_from,
+        **numbers,
+    }
+    sentence = (
+        f"{train.values.shape[1]} features of {len(train.labels):,} training and {len(evaluation.labels):,} evaluation "
+        f"images of {len(features.names)} classes"
+    )
+    table = markdown_table([*rows[0]], [[*row.values()] for row in rows])
+    where = f"{short_name(options.run)}{random} on {short_name(options.source.data)}"
+    with staged(features.output) as stage:
+        (stage / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        page = f"# {title}: {where}\n\n{sentence}.\n\n{table}\n"
+        (stage / f"{name}.md").write_text(page, encoding="utf-8")
+    print(f"{table}\n{sentence}; report in {features.output / f'{name}.md'}.")
+
+
 def check_several_classes(source: DataSet) -> None:
     """Raise UserError for data that leave nothing to tell apart."""
     if len(source.labels) < 2:
@@ -88,21 +135,20 @@ def check_several_classes(source: DataSet) -> None:
 
 
 def _of_index(index: FeatureIndex, source: DataSet) -> tuple[Features, Features]:
-    """The features of both splits. Raises UserError if the index is of other images."""
-    begin, found = 0, []
+    """Return the features of both splits. Raises UserError if the index is of other images."""
+    begin, features = 0, []
     for name, split in (("train", source.train), ("test", source.evaluation)):
         digests, labels = contents_of(split)
         rows = slice(begin, begin + index.description.splits.get(name, 0))
         begin = rows.stop
-        known = [f"{digest:016x}" for digest in digests.tolist()]
-        named = [source.labels[label] for label in labels]
-        if known != index.pictures.digests[rows] or named != index.pictures.labels[rows]:
+        same_images = [f"{digest:016x}" for digest in digests.tolist()] == index.pictures.digests[rows]
+        if not same_images or [source.labels[label] for label in labels] != index.pictures.labels[rows]:
             raise UserError(
                 f"{index.folder} has the features of other pictures, labels or splits than --data; run keras-vit embed "
                 "with this --data, or leave --index out."
             )
-        found.append(Features(index.embeddings([name]), labels))
-    return found[0], found[1]
+        features.append(Features(index.embeddings([name]), labels))
+    return features[0], features[1]
 
 
 def features_of(

@@ -1,7 +1,6 @@
 """Regularized least squares in closed form on features of a few images of each class; see training/fewshot.py."""
 
 import contextlib
-import pathlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,9 +10,8 @@ from keras_vit.runs import Run
 from training.evaluation.temperature import fit_temperature
 from training.input.sources import DataSet
 from training.options.probes import FewshotOptions
-from training.probes.classifier import save_probe, with_linear_head
-from training.probes.features import Features, FeatureSet, open_features, preprocessing_for
-from training.probes.report import write_report
+from training.probes.features import Features, FeatureSet, open_features, write_report
+from training.probes.linear_model import save_linear_model
 
 # So large that the bias is almost unregularized (big_vision).
 _BIAS_FEATURE = 100.0
@@ -153,8 +151,7 @@ def _held_out(train: Features, rows: np.ndarray, seed: int) -> Features:
 
 def fewshot(run: Run, source: DataSet, options: FewshotOptions) -> list[dict]:
     """Evaluate, write fewshot.json and fewshot.md, with a workdir also the run, and return the rows."""
-    workdir = options.directory
-    features = open_features(run, source, options, workdir if options.output is None else None)
+    features = open_features(run, source, options)
     rows = few_shot(
         features.train,
         features.evaluation,
@@ -163,24 +160,19 @@ def fewshot(run: Run, source: DataSet, options: FewshotOptions) -> list[dict]:
         seeds=options.seeds,
         strengths=SWEPT if options.sweep else (options.l2,),
     )
-    header = ("shots", *(f"seed {seed}" for seed in range(options.seeds)), "mean", "std", "L2")
     table = [
-        (
-            str(row["shots"]),
-            *(f"{value:.4f}" for value in (*row["accuracies"], row["mean"], row["std"])),
-            f"{row['l2']:g}",
-        )
+        {"shots": str(row["shots"])}
+        | {f"seed {seed}": f"{value:.4f}" for seed, value in enumerate(row["accuracies"])}
+        | {"mean": f"{row['mean']:.4f}", "std": f"{row['std']:.4f}", "L2": f"{row['l2']:g}"}
         for row in rows
     ]
-    if workdir is not None:
-        _save(workdir, run, source, options, features, rows[-1])
-    write_report("fewshot", "Few-shot linear accuracy", options, features, header, table, {"results": rows})
+    if options.workdir is not None:
+        _save(run, source, options, features, rows[-1])
+    write_report("fewshot", "Few-shot linear accuracy", options, features, table, {"results": rows})
     return rows
 
 
-def _save(
-    workdir: pathlib.Path, run: Run, source: DataSet, options: FewshotOptions, features: FeatureSet, row: dict
-) -> None:
+def _save(run: Run, source: DataSet, options: FewshotOptions, features: FeatureSet, row: dict) -> None:
     """Write the run directory of a row's model: the backbone with the solution of the first seed as its head.
 
     Its scores are near 1 and -1, so that their softmax would say little; they are divided by the temperature that fits
@@ -194,7 +186,5 @@ def _save(
     temperature = 1.0
     with contextlib.suppress(UserError):  # none left, or no mistake among them
         temperature = fit_temperature(solution.scores(train.values[rest], row["l2"]), train.labels[rest])
-    preprocessing = preprocessing_for(run.preprocessing, options)
-    model = with_linear_head(run.model, options.features, preprocessing, kernel / temperature, bias / temperature)
-    save_probe(workdir, run, model, source, options, row["accuracies"][0])
-    print(f"{workdir} holds the model of {row['shots']} shots and the first seed.")
+    save_linear_model(run, source, options, (kernel / temperature, bias / temperature), row["accuracies"][0])
+    print(f"{options.directory} holds the model of {row['shots']} shots and the first seed.")

@@ -12,13 +12,11 @@ from scipy import stats
 
 from keras_vit import UserError
 from keras_vit.runs import Run
-from training.features.extractors import preprocessing_for
 from training.features.linear_head import new_probe, one_thread
 from training.input.sources import DataSet
 from training.options.probes import LinearProbeOptions
-from training.probes.classifier import linear_head, save_probe, with_linear_head
-from training.probes.features import Features, FeatureSet, open_features
-from training.probes.report import write_report
+from training.probes.features import Features, FeatureSet, open_features, write_report
+from training.probes.linear_model import linear_head, save_linear_model
 
 _HELD_OUT = 0.1
 # A tenth of few images is a matter of luck, so several are drawn, but no more than that many images are fitted to.
@@ -98,24 +96,25 @@ def _fitted(
 
 def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
     """Evaluate, write linear_probe.json and linear_probe.md, with a workdir also the run, and return the results."""
-    workdir = options.directory
-    features = open_features(run, source, options, workdir if options.output is None else None)
+    features = open_features(run, source, options)
     fitted, how = fit_probe(features.train, options.c, options.max_iterations)
-    found = {"accuracy": float(fitted.score(features.evaluation.values, features.evaluation.labels)), **how}
-    if workdir is not None:
+    results = {"accuracy": float(fitted.score(features.evaluation.values, features.evaluation.labels)), **how}
+    if options.workdir is not None:
         _check_all_classes(features.train, source)
-        preprocessing = preprocessing_for(run.preprocessing, options)
-        model = with_linear_head(run.model, options.features, preprocessing, *linear_head(fitted))
-        save_probe(workdir, run, model, source, options, found["accuracy"])
+        save_linear_model(run, source, options, linear_head(fitted), results["accuracy"])
     if options.folds is not None:
-        found["cross_validation"] = cross_validated(features, how["c"], options.folds, _copies(source))
-    header = ("accuracy", "C", "iterations", "converged")
-    row = (f"{found['accuracy']:.4f}", f"{found['c']:g}", str(found["iterations"]), str(found["converged"]).lower())
-    write_report("linear_probe", "Logistic regression", options, features, header, [row], {"results": found})
+        results["cross_validation"] = cross_validated(features, how["c"], options.folds, _copies(source))
+    row = {
+        "accuracy": f"{results['accuracy']:.4f}",
+        "C": f"{results['c']:g}",
+        "iterations": str(results["iterations"]),
+        "converged": str(results["converged"]).lower(),
+    }
+    write_report("linear_probe", "Logistic regression", options, features, [row], {"results": results})
     if options.folds is not None:
-        mean, (low, high) = found["cross_validation"]["mean"], found["cross_validation"]["interval"]
+        mean, (low, high) = results["cross_validation"]["mean"], results["cross_validation"]["interval"]
         print(f"All images in {options.folds} folds: accuracy {mean:.1%}, 95 % interval {low:.1%} to {high:.1%}.")
-    return found
+    return results
 
 
 def _copies(source: DataSet) -> np.ndarray:

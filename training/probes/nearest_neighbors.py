@@ -8,8 +8,7 @@ import sklearn.neighbors
 from keras_vit.runs import Run
 from training.input.sources import DataSet
 from training.options.probes import KnnOptions
-from training.probes.features import Features, open_features
-from training.probes.report import write_report
+from training.probes.features import Features, open_features, write_report
 
 
 def nearest_neighbors(
@@ -29,12 +28,12 @@ def nearest_neighbors(
     distances, rows = index.kneighbors(evaluation.values)  # (n, most neighbors), the nearest first
     # The nearest has weight 1: exp(1 / temperature) itself may overflow.
     votes = np.exp((distances[:, :1] - distances) / temperature)
-    found = []
+    results = []
     for number in neighbors:
         scores = np.zeros((len(rows), num_classes))
         np.add.at(scores, (np.arange(len(rows))[:, None], train.labels[rows[:, :number]]), votes[:, :number])
-        found.append({"neighbors": number, "accuracy": float(np.mean(scores.argmax(-1) == evaluation.labels))})
-    return found
+        results.append({"neighbors": number, "accuracy": float(np.mean(scores.argmax(-1) == evaluation.labels))})
+    return results
 
 
 def _neighbors_that_fit(neighbors: Sequence[int], num_examples: int) -> list[int]:
@@ -55,7 +54,7 @@ def knn(run: Run, source: DataSet, options: KnnOptions) -> list[dict]:
         neighbors=options.neighbors,
         temperature=options.temperature,
     )
-    table = [(str(row["neighbors"]), f"{row['accuracy']:.4f}") for row in rows]
+    table = [{"neighbors": str(row["neighbors"]), "accuracy": f"{row['accuracy']:.4f}"} for row in rows]
     numbers = {"temperature": options.temperature, "results": rows}
-    write_report("knn", "Nearest neighbors", options, features, ("neighbors", "accuracy"), table, numbers)
+    write_report("knn", "Nearest neighbors", options, features, table, numbers)
     return rows

@@ -18,7 +18,7 @@ from keras_vit.models.config import SegmentationConfig
 from training.input.annotations.masks import OBJECTS
 from training.input.annotations.panoptic import write_panoptic_png
 from training.input.dataset import check_some_read
-from training.prediction.predict import as_utf8, batches_of_pictures
+from training.prediction.classifier import as_utf8, batches_of_pictures
 from training.segmentation.evaluation import mask_annotation, panel_of
 from training.segmentation.overlay import Panel, segments_page
 from training.segmentation.segmenter import FoundSegments, Segmenter, class_map, names_of

@@ -4,7 +4,6 @@ So whatever works on a run works on a probe: predict, evaluate, inspect, export,
 """
 
 import dataclasses
-import pathlib
 
 import keras
 import numpy as np
@@ -16,6 +15,7 @@ from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
 from keras_vit.models.config import ModelConfig
 from keras_vit.runs import Run
+from training.features.extractors import preprocessing_for
 from training.input.sources import DataSet
 from training.lock import locked
 from training.loop.run import RunDirectory
@@ -79,23 +79,29 @@ def _with_head_for(config: ModelConfig, kind: FeatureKind) -> ModelConfig:
     return dataclasses.replace(config, **changes)
 
 
-def save_probe(
-    workdir: pathlib.Path, run: Run, model: keras.Model, source: DataSet, options: ProbeOptions, accuracy: float
+def save_linear_model(
+    run: Run, source: DataSet, options: ProbeOptions, head: tuple[np.ndarray, np.ndarray], accuracy: float
 ) -> None:
+    """Write the run directory of a probe with this kernel and bias; for the other arguments see `save_probe`."""
+    model = with_linear_head(run.model, options.features, preprocessing_for(run.preprocessing, options), *head)
+    save_probe(run, model, source, options, accuracy)
+
+
+def save_probe(run: Run, model: keras.Model, source: DataSet, options: ProbeOptions, accuracy: float) -> None:
     """Write the run directory of a probe.
 
     Args:
-        workdir: of the new run.
         run: the backbone.
         model: with the head of the probe.
         source: the data that it was fitted to.
-        options: of the command.
+        options: of the command, with a workdir.
         accuracy: on the evaluation images.
     """
-    directory = RunDirectory(workdir)
+    assert options.directory is not None
+    directory = RunDirectory(options.directory)
     images = {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples}
     settings = {**options.settings(), "checkpoint": run.name, "images": images}
-    with locked(workdir):
+    with locked(directory.path):
         weights = {"checkpoint": run.name, "license": run.license}
         directory.start(settings, source.labels, weights, images=source.fingerprint)
         save_images(directory, source, keras_vit.preprocessing_of(model))

@@ -13,7 +13,7 @@ from keras_vit.files.remote import RemotePath, to_path
 from keras_vit.images.files import decode
 from keras_vit.runs import Run, open_run
 from keras_vit.text.classes import Classes
-from training.beam.pictures import Group, PictureList, paths_of
+from training.beam.picture_list import Group, PictureList, paths_of
 from training.beam.pipeline import (
     GroupHandler,
     ListGroups,
@@ -29,7 +29,7 @@ from training.input.dataset import check_some_read
 from training.lock import locked
 from training.options.pipeline import PROBLEMS, PipelineOptions
 from training.options.predict import PredictOptions
-from training.prediction.predict import (
+from training.prediction.classifier import (
     BATCH,
     Classifier,
     Picture,

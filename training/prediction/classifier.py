@@ -30,8 +30,8 @@ from keras_vit.scores import TOP_K, RankedClasses, Scoring
 from keras_vit.unknown_score import features_and_logits
 from training.input.dataset import check_some_read
 from training.options.predict import Explanation, PredictOptions
-from training.prediction.page import PICTURE_SIDE, PictureCard, groups_of, prediction_page
 from training.prediction.pictures import only_folder
+from training.prediction.prediction_page import PICTURE_SIDE, PictureCard, groups_of, prediction_page
 
 # Images of one forward pass; with relevance, their activations are kept for the gradient.
 BATCH = 8
