@@ -1,4 +1,4 @@
-"""The peers that are files of this project: SavedModel, ONNX, OpenVINO and TFLite, exported and opened again."""
+"""The peers that are files of this project: SavedModel, ONNX and TFLite, exported and opened again."""
 
 import contextlib
 import multiprocessing
@@ -24,20 +24,21 @@ def keras_vit_saved_model(case: Case) -> Call:
 
 def keras_vit_onnx(case: Case) -> Call:
     """The ONNX file in ONNX Runtime."""
-    return _exported_file(case, "onnx")
+    from export.onnx import onnx_file
+
+    with exported(export_file, case) as directory:
+        run = onnx_file.open_file(directory / onnx_file.FILE, case.threads)
+    images = random_images(case)
+    return lambda: run(images)["logits"]
 
 
 def keras_vit_openvino(case: Case) -> Call:
-    """The OpenVINO file."""
-    return _exported_file(case, "openvino")
+    """The ONNX file in OpenVINO."""
+    from export.fastest.runtime_process import openvino
 
-
-def _exported_file(case: Case, kind: str) -> Call:
-    from export.onnx import runtimes
-
-    with exported(export_file, case, kind) as directory:
-        run = runtimes.open_file(directory / runtimes.FILES[kind][0], kind, case.threads)
     images = random_images(case)
+    with exported(export_file, case) as directory:
+        run = openvino(str(directory / "model.onnx"), case.threads, images.shape)
     return lambda: run(images)
 
 
@@ -95,12 +96,12 @@ def export_saved_model(case: Case, directory: str) -> None:
     save_module(servable, pathlib.Path(directory) / "model", signatures(model, servable.labels))
 
 
-def export_file(case: Case, kind: str, directory: str) -> None:
-    """Write the files of an ONNX or OpenVINO model with random weights."""
-    from export.onnx import write
+def export_file(case: Case, directory: str) -> None:
+    """Write the ONNX file of a model with random weights."""
+    from export.onnx import onnx_file
 
-    labels = [str(number) for number in range(NUM_CLASSES)]
-    write.write_onnx(_inference_model(case, for_onnx=True), kind, pathlib.Path(directory), labels, about={})
+    labels, file = [str(number) for number in range(NUM_CLASSES)], pathlib.Path(directory) / onnx_file.FILE
+    onnx_file.write(_inference_model(case, for_onnx=True), file, labels, about={})
 
 
 def _export_tflite(case: Case, kind: str | None, directory: str) -> None:

@@ -1,4 +1,4 @@
-"""Exports models to SavedModel, TFLite, ONNX and OpenVINO, and verifies each export against the Keras model.
+"""Exports models to SavedModel, TFLite and ONNX, and verifies each export against the Keras model.
 
 `export.to_saved_model` and `export.to_tflite` are for scripts in Keras.
 """

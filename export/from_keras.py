@@ -8,11 +8,8 @@ import keras
 
 from export.options import Dtype, SavedModelOptions, SourceOptions, Target, TFLiteFormat, TFLiteOptions
 from export.run import export_folder
-from export.saved_model import task as saved_model_task
 from export.saved_model.export import export_saved_model
-from export.source import open_model
-from export.task_of_run import task_of_run
-from export.tflite import task as tflite_task
+from export.tasks import Classification, open_task
 from export.tflite.calibration import read_calibration
 from export.tflite.export import export_tflite
 from keras_vit.runs import Run, run_of
@@ -44,10 +41,8 @@ def to_saved_model(
     """
     run, source = _opened(model, images)
     options = SavedModelOptions(source, os.fspath(directory), dtype=dtype, threshold=threshold)
-    output = export_folder(options.output)
-    if (task := task_of_run(run, source, None)) is not None:
-        return saved_model_task.export_task(task, output)[0]
-    return export_saved_model(open_model(run, source), options)[0]
+    export_folder(options.output)
+    return export_saved_model(open_task(run, source), options)[0]
 
 
 def to_tflite(
@@ -78,10 +73,9 @@ def to_tflite(
     folder = None if calibration is None else os.fspath(calibration)
     options = TFLiteOptions(source, os.fspath(directory), tuple(formats), target=target, calibration=folder)
     export_folder(options.output)
-    if (task := task_of_run(run, source, None)) is not None:
-        return {name: path for name, (path, _) in tflite_task.export_task(task, options).items()}
-    exported = open_model(run, source)
-    written = export_tflite(exported, options, read_calibration(run, options, exported.labels))
+    task = open_task(run, source)
+    samples = read_calibration(run, options, task.exported.labels) if isinstance(task, Classification) else None
+    written = export_tflite(task, options, samples)
     return {name: path for name, (path, _) in written.items()}
 
 

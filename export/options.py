@@ -163,18 +163,13 @@ class TFLiteOptions:
         refuse_without_effect(self, [(_OF_CLASSES, False, f"models that classify, and this is an export of {noun}")])
 
 
-OnnxFormat = Literal["onnx", "openvino"]
-
-
 @dataclasses.dataclass(frozen=True)
 class OnnxOptions:
-    """Export a model as ONNX and OpenVINO files, and verify them."""
+    """Export a model as an ONNX file, and verify it."""
 
     source: SourceOptions
     output: str
-    """Directory for model.onnx, model.xml with model.bin, and labels.txt; new, or with exports of the same model."""
-    formats: tuple[OnnxFormat, ...] = ("onnx",)
-    """Formats to write."""
+    """Directory for model.onnx and labels.txt; new, or with exports of the same model."""
     web: bool = False
     """Also write classify.html, a page that classifies pictures with model.onnx in the browser, and classify.json."""
     embeddings: Embeddings | None = None
@@ -182,13 +177,7 @@ class OnnxOptions:
     features as they are, or divided by their length."""
 
     def __post_init__(self) -> None:
-        refuse_without_effect(
-            self,
-            [
-                (("web",), self.embeddings is None, "an export of classes, without --embeddings"),
-                (("web",), "onnx" in self.formats, "--formats onnx"),
-            ],
-        )
+        refuse_without_effect(self, [(("web",), self.embeddings is None, "an export of classes, without --embeddings")])
 
 
 FastestForm = Literal[

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -22,19 +23,24 @@ FLOAT_TOLERANCE = 1e-4
 # Largest batch, in images and in pixels: the activations of a large model take much more memory than its weights.
 _BATCH, _BATCH_PIXELS = 64, 200_000
 
+# The outputs of a model for one image, by name.
+Outputs = Mapping[str, np.ndarray]
+
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """Sample images and the logits of the Keras model."""
+    """Sample images and what the Keras model gives on them."""
 
     samples: Samples
     """Image files with their labels."""
     preprocessing: Preprocessing
     """Preprocessing of the model."""
-    logits: np.ndarray
-    """Logits (n, K) of the Keras model."""
+    logits: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    """Logits (n, K) of the Keras model; none of another task."""
     multi_label: bool = False
     """Whether an image may have several classes."""
+    outputs: Sequence[Outputs] = ()
+    """The outputs for each image, of tasks other than classification."""
 
     @property
     def tolerance(self) -> float:
@@ -49,6 +55,18 @@ class Reference:
     def batches(self, *, raw_pixels: bool = False) -> Iterator[tuple[tuple[bytes, ...], np.ndarray]]:
         """Batches of image files and of model inputs (B, h, w, C), float32, or uint8 with `raw_pixels`."""
         return _batches(self.samples, self.preprocessing, raw_pixels)
+
+    def outputs_of(
+        self, run: Callable[[np.ndarray], Mapping[str, Any]], *, raw_pixels: bool = False, doing: str = "verifying"
+    ) -> list[Outputs]:
+        """Return the outputs of an artifact for each image; `run` takes images (B, h, w, C)."""
+        found = list[Outputs]()
+        with Progress(doing, len(self.samples.encoded)) as progress:
+            for _, images in self.batches(raw_pixels=raw_pixels):
+                outputs = {name: np.asarray(value) for name, value in run(images).items()}
+                found += [{name: value[row] for name, value in outputs.items()} for row in range(len(images))]
+                progress.update(len(images))
+        return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ _MODES = {1: "L", 3: "RGB"}
 
 
 def preprocessing_section(preprocessing: Preprocessing, *, raw_pixels: bool) -> list[str]:
-    """What the caller of a file does to a picture, as lines of Markdown.
+    """Return what the caller of a file does to an image, as lines of Markdown.
 
     raw_pixels: whether the file takes pixels 0..255, uint8, and normalizes them itself.
     """

@@ -17,7 +17,7 @@ import tensorflow as tf
 from export import parity
 from export.preprocessing_code import preprocessing_section
 from export.source import Provenance
-from keras_vit.files.tables import markdown_table, markdown_text
+from keras_vit.files.tables import markdown_table, markdown_text, short_name
 
 # Heading, column names, and rows.
 Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
@@ -144,77 +144,79 @@ def write(
 
 
 @dataclasses.dataclass(frozen=True)
-class FormatsReport:
-    """The report of an export in several formats, and of what its caller does to a picture."""
+class Extra:
+    """What the report of one export has beside that of any."""
 
-    artifact: str
-    """Name of the export."""
-    title: str
-    """Of report.md and report.png."""
-    origin: Provenance
-    """Of the model."""
-    expected: parity.Reference
-    """Logits of the Keras model."""
-    formats: Mapping[Any, Mapping[str, Any]]
-    """Measurements of each format: those of `measurements`, and further ones."""
-    facts: Mapping[str, Any]
+    notes: Sequence[str] = ()
+    """Sentences of report.md, also in report.json."""
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Further content of report.json."""
-    columns: Mapping[str, Callable[[Mapping[str, Any]], object]]
+    columns: Mapping[str, Callable[[Mapping[str, Any]], object]] = dataclasses.field(default_factory=dict)
     """Further columns of the table of formats, each with a function from measurements to a cell."""
     tables: Sequence[Table] = ()
-    """Further tables."""
     panels: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
-    """Further panels."""
     raw_pixels: bool = False
     """Whether the files take pixels 0..255, uint8."""
+    takes_files: bool = False
+    """Whether it takes image files, which the caller does not prepare."""
 
-    def write(self, directory: pathlib.Path) -> None:
-        """Write report.json, report.md and report.png."""
-        origin, expected, formats, columns = self.origin, self.expected, self.formats, self.columns
-        if all("unknown_agreement" in row for row in formats.values()):
-            columns = {"unknown agreement": lambda row: f"{row['unknown_agreement']:.4f}", **columns}
-        header = (
-            "format", "bytes", "max diff", "mean diff", "agreement", "accuracy", "correct only in Keras",
-            "correct only here", "McNemar's p", "1 thread, ms", "2 threads, ms", "operators", *columns,
-        )  # fmt: skip
-        rows = [
-            (kind, f"{row['bytes']:,}", f"{row['max_abs_diff']:.3g}", f"{row['mean_abs_diff']:.3g}",
-             f"{row['agreement']:.4f}", _accuracy(row["accuracy"]), *_losses(row),
-             *(f"{ms:.3g}" for ms in row["latency_ms"].values()), sum(row["operators"].values()),
-             *(cell(row) for cell in columns.values()))
-            for kind, row in formats.items()
-        ]  # fmt: skip
-        heading = (
-            f"{len(expected.logits):,} {origin.images}; accuracy of the Keras model {_accuracy(expected.accuracy)}"
-        )
-        common = {
-            "artifact": self.artifact,
-            **origin.as_json(),
-            "images_from": origin.images,
-            "num_images": len(expected.logits),
-            "keras_accuracy": expected.accuracy,
-            "preprocessing": dataclasses.asdict(expected.preprocessing),
-            "formats": formats,
-        }
-        bars = {
-            "latency of one image on one thread, ms": {
-                kind: row["latency_ms"]["1_threads"] for kind, row in formats.items()
-            },
-            "megabytes": {kind: row["bytes"] / 1e6 for kind, row in formats.items()},
-        }
-        section = preprocessing_section(expected.preprocessing, raw_pixels=self.raw_pixels)
-        tables = [(heading, header, rows), *self.tables]
-        write(directory, self.title, {**common, **self.facts}, tables, {**bars, **self.panels}, section)
+
+def write_formats(
+    directory: pathlib.Path,
+    artifact: str,
+    origin: Provenance,
+    expected: parity.Reference,
+    formats: Mapping[Any, Mapping[str, Any]],
+    extra: Extra,
+) -> None:
+    """Write the report of a classifier in several formats, and of what its caller does to an image.
+
+    `formats` has the measurements of each format: those of `measurements`, and further ones.
+    """
+    columns = extra.columns
+    if all("unknown_agreement" in row for row in formats.values()):
+        columns = {"unknown agreement": lambda row: f"{row['unknown_agreement']:.4f}", **columns}
+    header = (
+        "format", "bytes", "max diff", "mean diff", "agreement", "accuracy", "correct only in Keras",
+        "correct only here", "McNemar's p", "1 thread, ms", "2 threads, ms", "operators", *columns,
+    )  # fmt: skip
+    rows = [
+        (name, f"{row['bytes']:,}", f"{row['max_abs_diff']:.3g}", f"{row['mean_abs_diff']:.3g}",
+         f"{row['agreement']:.4f}", _accuracy(row["accuracy"]), *_losses(row),
+         *(f"{ms:.3g}" for ms in row["latency_ms"].values()), sum(row["operators"].values()),
+         *(cell(row) for cell in columns.values()))
+        for name, row in formats.items()
+    ]  # fmt: skip
+    heading = f"{len(expected.logits):,} {origin.images}; accuracy of the Keras model {_accuracy(expected.accuracy)}"
+    facts = {
+        "artifact": artifact,
+        **origin.as_json(),
+        "images_from": origin.images,
+        "num_images": len(expected.logits),
+        "keras_accuracy": expected.accuracy,
+        "preprocessing": dataclasses.asdict(expected.preprocessing),
+        "formats": formats,
+        **extra.facts,
+        "notes": list(extra.notes),
+    }
+    latencies = {name: row["latency_ms"]["1_threads"] for name, row in formats.items()}
+    bars = {
+        "latency of one image on one thread, ms": latencies,
+        "megabytes": {name: row["bytes"] / 1e6 for name, row in formats.items()},
+    }
+    section = preprocessing_section(expected.preprocessing, raw_pixels=extra.raw_pixels)
+    title = f"{short_name(origin.name)} as {artifact}"
+    write(directory, title, facts, [(heading, header, rows), *extra.tables], {**bars, **extra.panels}, section)
 
 
 def measurements(
     size: int,
-    found: parity.Parity,
+    found: Mapping[str, Any],
     latency_of: Callable[[int], float],
     operators: Mapping[str, int],
     started: float,
 ) -> dict[str, Any]:
-    """What the report of any format has.
+    """Return the measurements that the report of any format has.
 
     Args:
         size: bytes of the files.
@@ -225,31 +227,27 @@ def measurements(
     """
     return {
         "bytes": size,
-        **parity.as_json(found),
+        **found,
         "latency_ms": {f"{threads}_threads": latency_of(threads) for threads in (1, 2)},
         "operators": operators,
         "export_seconds": round(time.perf_counter() - started, 1),
     }
 
 
-def format_table(
-    files: Mapping[Any, tuple[pathlib.Path, parity.Parity]], sizes: Mapping[Any, int], processor: str = ""
-) -> str:
-    """The file of each format and its differences from the Keras model, for the terminal.
+def format_table(files: Mapping[Any, tuple[pathlib.Path, Mapping[str, Any]]], processor: str = "") -> str:
+    """Return the file of each format and its differences from the Keras model, for the terminal.
 
     Args:
         files: path and differences by format.
-        sizes: bytes by format.
         processor: on which processors the files are right; "" for files of servers.
     """
-    last = [processor] if processor else []
     rows = [
-        (kind, str(path), f"{sizes[kind]:,}", f"{found.max_abs_diff:.2g}", f"{found.agreement:.4f}",
-         "" if np.isnan(found.accuracy) else f"{found.accuracy:.4f}", *last)
-        for kind, (path, found) in files.items()
+        (name, str(path), f"{path.stat().st_size:,}", f"{found['max_abs_diff']:.2g}", f"{found['agreement']:.4f}",
+         "" if found["accuracy"] is None else f"{found['accuracy']:.4f}", *([processor] if processor else []))
+        for name, (path, found) in files.items()
     ]  # fmt: skip
-    header = ("format", "file", "bytes", "max |logit diff|", "agreement", "accuracy", *["processor" for _ in last])
-    return parity.as_table(rows, header)
+    last = ["processor"] if processor else []
+    return parity.as_table(rows, ("format", "file", "bytes", "max |logit diff|", "agreement", "accuracy", *last))
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

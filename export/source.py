@@ -82,7 +82,7 @@ class ExportedModel:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What is done to the images of the model."""
+        """The preprocessing of the model."""
         return preprocessing_of(self.model)
 
     def with_logits(self) -> "ExportedModel":

@@ -1,50 +1,43 @@
-"""Models whose outputs are not the classes of a picture: what their exports write, and how these are verified."""
+"""The tasks of models: what an export of each gives, and how it is compared with the Keras model and reported."""
 
 import abc
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import keras
 import numpy as np
 
-from export import parity, report
+from export import fingerprint, parity, report
 from export.inference_model import in_dtype
+from export.options import LARGEST_DISAGREEMENT, Embeddings, SourceOptions
+from export.parity import Outputs, Reference
 from export.preprocessing_code import preprocessing_section
-from export.source import ExportedModel
+from export.source import ExportedModel, open_model, open_with_classes, open_without_classes
+from keras_vit import Preprocessing, UserError, intermediates, preprocessing_of
+from keras_vit.errors import ParityError
 from keras_vit.files.tables import short_name
+from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
+from keras_vit.inspection.relevance import classifies
+from keras_vit.models.boxes import overlaps, to_corners
+from keras_vit.models.build import classifier_head
+from keras_vit.models.config import DetectionConfig, LinearSegmentationConfig, SegmentationConfig, TaskConfig
+from keras_vit.models.segment_outputs import segment_outputs
+from keras_vit.models.tasks import task_of
+from keras_vit.runs import Run
 
-# Of one image, by name.
-Outputs = Mapping[str, np.ndarray]
 # What was measured on a file, by name.
 Measures = dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskReference:
-    """Sample images and what the Keras model gives on them."""
-
-    samples: parity.Reference
-    """Its logits are of no use."""
-    outputs: Sequence[Outputs]
-    """Of each image."""
-
-    def outputs_of(self, run: Callable[[np.ndarray], Mapping[str, Any]], *, batch: bool = True) -> list[Outputs]:
-        """The outputs of an artifact on each image.
-
-        run: takes images (B, h, w, C), or with batch False (1, h, w, C).
-        """
-        found = list[Outputs]()
-        for images in self.images(batch=batch):
-            outputs = {name: np.asarray(value) for name, value in run(images).items()}
-            found += [{name: value[row] for name, value in outputs.items()} for row in range(len(images))]
-        return found
-
-    def images(self, *, batch: bool = True) -> Iterator[np.ndarray]:
-        """The inputs of the model, in batches or one by one."""
-        for _, images in self.samples.batches():
-            yield from [images] if batch else np.split(images, len(images))
+# Of each image the likeliest patches, whose boxes a file of lower precision must keep: how many, what share of them,
+# and with which overlap (IoU).
+_LIKELIEST, _LEAST_AGREEMENT, _SAME_BOX = 20, 0.9, 0.9
+# Share of pixels that must be equal: rounding moves edges by a few, lower precision by more.
+_LEAST_EQUAL, _LEAST_ROUNDED = 0.999, 0.9
+# A score is a probability, of instance times the mean over a mask, whose edge may move by a pixel.
+_ROUNDED_SCORE = 1e-3
+# Smallest cosine of an embedding with rounded weights and that of the model.
+_LEAST_COSINE = 0.99
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +46,7 @@ class Task(abc.ABC):
 
     exported: ExportedModel
     noun: ClassVar[str]
-    """Names files and reports, such as "detector"."""
+    """Names reports, such as "detector"."""
     all_tokens: ClassVar[bool]
     """Whether the outputs depend on all tokens of the last block."""
     columns: ClassVar[Mapping[str, str]]
@@ -61,11 +54,11 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def network(self, model: keras.Model) -> keras.Model:
-        """The model up to the outputs of an export, a dict by name."""
+        """Return the model up to the outputs of an export, a dict by name."""
 
     @abc.abstractmethod
-    def measure(self, artifact: str, expected: Sequence[Outputs], found: Sequence[Outputs], *, exact: bool) -> Measures:
-        """The differences of an artifact from the Keras model, over all images.
+    def measure(self, artifact: str, expected: Reference, found: Sequence[Outputs], *, exact: bool) -> Measures:
+        """Return the differences of an artifact from the Keras model, over all images.
 
         Raises ParityError if they are more than rounding in float32 explains, or with exact False more than a useful
         file of lower precision has.
@@ -73,32 +66,56 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def sentence(self, measures: Measures) -> str:
-        """The differences for people: "boxes and logits within 1e-6 of the Keras model"."""
+        """Return the differences for people: "boxes and logits within 1e-6 of the Keras model"."""
 
-    def reference(self) -> TaskReference:
-        """What the Keras model in float32 gives on the sample images."""
+    @property
+    def stem(self) -> str:
+        """The beginning of the names of TFLite files."""
+        return self.noun
+
+    @property
+    def finish(self) -> Callable[[keras.Model], keras.Model] | None:
+        """Adds the rest of a TFLite file to the model; None for logits."""
+        return self.network
+
+    def prepared(self, largest_disagreement: float = LARGEST_DISAGREEMENT) -> "Task":
+        """Return the task of a model that can be exported. Raises UserError if it cannot.
+
+        largest_disagreement: largest share of images with another predicted class, for files with rounded weights.
+        """
+        return self
+
+    def identity(self, output: pathlib.Path) -> dict[str, str]:
+        """Return files that name the model, by name. Raises UserError if the output holds exports of another model."""
+        return {}
+
+    def reference(self, *, raw_pixels: bool = False) -> Reference:
+        """Run the Keras model in float32 on the sample images."""
         model = self.network(in_dtype(self.exported.model, "float32"))
-        samples = parity.Reference(self.exported.samples, self.exported.preprocessing, np.zeros(0))
-        reference = TaskReference(samples, [])
+        reference = Reference(self.exported.samples, self.exported.preprocessing)
         return dataclasses.replace(reference, outputs=reference.outputs_of(model.predict_on_batch))
+
+    def description(self, form: str) -> str:
+        """Return the description of a TFLite file."""
+        origin = self.exported.origin
+        return f"{self.noun} {short_name(origin.name)}, {form}; weights: {origin.weights}"
 
     def report(
         self,
         directory: pathlib.Path,
-        kind: str,
-        files: Mapping[str, Measures],
-        *,
-        of_pixels: bool,
-        notes: Sequence[str] = (),
+        artifact: str,
+        expected: Reference,
+        files: Mapping[Any, Measures],
+        extra: report.Extra,
     ) -> None:
         """Write the report of an export.
 
         Args:
             directory: for its files.
-            kind: of the export, such as "TFLite".
+            artifact: name of the export, such as "TFLite".
+            expected: outputs of the Keras model.
             files: what was measured on each, with its "bytes".
-            of_pixels: whether the files take pixels, so that the report says what the caller does to a picture.
-            notes: further sentences.
+            extra: what else it has.
         """
         origin = self.exported.origin
         rows = [
@@ -106,32 +123,246 @@ class Task(abc.ABC):
             for name, row in files.items()
         ]
         table = ("Differences from the Keras model", ("file", *self.columns.values(), "bytes"), rows)
+        section = () if extra.takes_files else preprocessing_section(expected.preprocessing, raw_pixels=False)
         report.write(
             directory,
-            f"{self.noun.capitalize()} {short_name(origin.name)} as {kind}",
-            {**origin.facts(f"{kind}: {self.noun}", files), "notes": list(notes)},
+            f"{self.noun.capitalize()} {short_name(origin.name)} as {artifact}",
+            {**origin.facts(f"{artifact}: {self.noun}", files), "notes": list(extra.notes)},
             [table],
             {"bytes": {name: row["bytes"] for name, row in files.items()}},
-            preprocessing_section(self.exported.preprocessing, raw_pixels=False) if of_pixels else (),
+            section,
         )
 
 
-def largest_difference(
-    artifact: str, expected: Sequence[Outputs], found: Sequence[Outputs], name: str, *, exact: bool
-) -> float:
-    """The largest difference of an output. Raises ParityError if it is not finite, or with `exact` more than rounding.
+@dataclasses.dataclass(frozen=True)
+class Classification(Task):
+    """A classifier. Output: logits (B, K)."""
 
-    Args:
-        artifact: its name.
-        expected: outputs of the Keras model.
-        found: outputs of the artifact.
-        name: of the output.
-        exact: whether the artifact computes in float32.
+    largest_disagreement: float = LARGEST_DISAGREEMENT
+    """See `prepared`."""
+    noun = "classifier"
+    stem = "model"
+    finish = None
+    all_tokens = False
+    columns: ClassVar = {}
+
+    def network(self, model: keras.Model) -> keras.Model:
+        return keras.Model(model.input, {"logits": model.output}, name=model.name)
+
+    def measure(self, artifact: str, expected: Reference, found: Sequence[Outputs], *, exact: bool) -> Measures:
+        compared = parity.compare(expected, np.stack([outputs["logits"] for outputs in found]))
+        if exact:
+            parity.require_equal(artifact, compared)
+        else:
+            parity.require_agreement(artifact, compared, self.largest_disagreement)
+        return parity.as_json(compared)
+
+    def sentence(self, measures: Measures) -> str:
+        accuracy = "" if measures["accuracy"] is None else f", accuracy {measures['accuracy']:.4f}"
+        return (
+            f"logits within {measures['max_abs_diff']:.2g} of the Keras model on {measures['num_images']:,} "
+            f"images{accuracy}"
+        )
+
+    def prepared(self, largest_disagreement: float = LARGEST_DISAGREEMENT) -> "Classification":
+        return Classification(self.exported.with_logits(), largest_disagreement)
+
+    def identity(self, output: pathlib.Path) -> dict[str, str]:
+        return fingerprint.identity_files(output, self.exported.model, self.exported.labels, self.exported.origin)
+
+    def reference(self, *, raw_pixels: bool = False) -> Reference:
+        exported = self.exported
+        return parity.reference(
+            in_dtype(exported.model, "float32"),
+            exported.preprocessing,
+            exported.samples,
+            multi_label=exported.origin.multi_label,
+            raw_pixels=raw_pixels,
+        )
+
+    def description(self, form: str) -> str:
+        origin = self.exported.origin
+        text = f"{short_name(origin.name)}, {form}; weights: {origin.weights}"
+        if origin.multi_label:
+            text += f"; {SEVERAL_CLASSES}"
+        return text if origin.temperature == 1.0 else text + calibration_text(origin.temperature)
+
+    def report(self, directory, artifact, expected, files, extra) -> None:
+        report.write_formats(directory, artifact, self.exported.origin, expected, files, extra)
+
+
+@dataclasses.dataclass(frozen=True)
+class Embedding(Task):
+    """What the head of a model reads, or the projection of CLIP. Output: embeddings (B, D)."""
+
+    normalize: bool = False
+    """Whether each embedding is divided by its length."""
+    noun = "embeddings"
+    all_tokens = False
+    columns: ClassVar = {"max_abs_diff": "largest difference", "least_cosine": "smallest cosine"}
+
+    def network(self, model: keras.Model) -> keras.Model:
+        output = keras.layers.UnitNormalization(name="unit_length")(model.output) if self.normalize else model.output
+        return keras.Model(model.input, {"embeddings": output}, name=model.name)
+
+    def measure(self, artifact: str, expected: Reference, found: Sequence[Outputs], *, exact: bool) -> Measures:
+        difference = _largest_difference(artifact, expected, found, "embeddings", exact=exact)
+        ours, theirs = (np.stack([outputs["embeddings"] for outputs in each]) for each in (expected.outputs, found))
+        products = np.sum(ours * theirs, axis=1, dtype=np.float64)
+        lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+        cosine = float(np.min(products / np.maximum(lengths, 1e-30)))
+        if not cosine >= _LEAST_COSINE:
+            raise ParityError(
+                f"An embedding of the {artifact} has the cosine {cosine:.4f} with that of the model, below "
+                f"{_LEAST_COSINE}, so it was not kept."
+            )
+        return {"max_abs_diff": difference, "least_cosine": cosine}
+
+    def sentence(self, measures: Measures) -> str:
+        return f"embeddings within {measures['max_abs_diff']:.2g} of the Keras model"
+
+
+@dataclasses.dataclass(frozen=True)
+class Detection(Task):
+    """A detector with classes.
+
+    Output: detections (B, N, 4 + K) float32. Columns 0 to 3 are centre x and y, width and height of a box as shares of
+    the input, the others the logits of the K classes, each of which is a probability by its sigmoid.
     """
-    ours, theirs = (np.stack([outputs[name] for outputs in each]) for each in (expected, found))
+
+    noun = "detector"
+    all_tokens = True
+    columns: ClassVar = {"max_abs_diff": "largest difference", "agreement": "equal boxes"}
+
+    def network(self, model: keras.Model) -> keras.Model:
+        parts = [model.output["boxes"], model.output["class_logits"]]
+        joined = keras.layers.Concatenate(dtype="float32", name="detections")(parts)
+        return keras.Model(model.input, {"detections": joined}, name=model.name)
+
+    def measure(self, artifact: str, expected: Reference, found: Sequence[Outputs], *, exact: bool) -> Measures:
+        difference = _largest_difference(artifact, expected, found, "detections", exact=exact)
+        pairs = [(a["detections"], b["detections"]) for a, b in zip(expected.outputs, found, strict=True)]
+        share = float(np.mean([agreement_of_boxes(*pair) for pair in pairs]))
+        if not share >= _LEAST_AGREEMENT:
+            raise ParityError(
+                f"The {artifact} keeps {share:.0%} of the likeliest boxes of the model, fewer than "
+                f"{_LEAST_AGREEMENT:.0%}, so it was not kept."
+            )
+        return {"max_abs_diff": difference, "agreement": share}
+
+    def sentence(self, measures: Measures) -> str:
+        return f"boxes and logits within {measures['max_abs_diff']:.2g} of the Keras model"
+
+
+class SegmentOutputs(keras.layers.Layer):
+    """`segment_outputs` of a model's outputs at the size of its input."""
+
+    def __init__(self, task: TaskConfig | None, preprocessing: Preprocessing, **kwargs):
+        super().__init__(dtype="float32", **kwargs)
+        self.task, self.preprocessing = task, preprocessing
+
+    def call(self, outputs):
+        outputs = segment_outputs(outputs, self.task, self.preprocessing)
+        if "masks" in outputs:  # some formats have no Boolean outputs
+            outputs["masks"] = keras.ops.cast(outputs["masks"], "int32")
+        return outputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Segmentation(Task):
+    """A model that segments. Outputs: those of `segment_outputs` at the size of its input."""
+
+    noun = "segmentation"
+    all_tokens = True
+    columns: ClassVar = {"equal_pixels": "equal pixels", "score_difference": "largest difference of a score"}
+
+    def network(self, model: keras.Model) -> keras.Model:
+        outputs = SegmentOutputs(task_of(model), preprocessing_of(model), name="segments")(model.output)
+        return keras.Model(model.input, outputs, name=model.name)
+
+    def measure(self, artifact: str, expected: Reference, found: Sequence[Outputs], *, exact: bool) -> Measures:
+        pairs = list(zip(expected.outputs, found, strict=True))
+        share = float(np.mean([equal_pixels(*pair) for pair in pairs]))
+        least = _LEAST_EQUAL if exact else _LEAST_ROUNDED
+        if not share >= least:
+            raise ParityError(
+                f"{share:.1%} of the pixels of the {artifact} are those of the model, fewer than {least:.1%}, so it "
+                "was not kept."
+            )
+        differences = [float(np.abs(a["scores"] - b["scores"]).max()) for a, b in pairs if "scores" in a]
+        difference = max(differences, default=0.0)
+        if exact:
+            parity.require_close(f"scores of the {artifact}", difference, _ROUNDED_SCORE)
+        return {"equal_pixels": share, "score_difference": difference}
+
+    def sentence(self, measures: Measures) -> str:
+        return f"{measures['equal_pixels']:.2%} of the pixels are those of the Keras model"
+
+
+def open_task(run: Run, options: SourceOptions, embeddings: Embeddings | None = None) -> Task:
+    """Open what a run or checkpoint does: classify, detect, segment, or give embeddings where these are asked for."""
+    if embeddings is not None:
+        return embedding_of(open_without_classes(run, options), normalize=embeddings == "unit-length")
+    task = task_of(run.model)
+    if isinstance(task, SegmentationConfig | LinearSegmentationConfig):
+        return Segmentation(open_with_classes(run, options, task.num_classes))
+    if isinstance(run.model.output, dict) and isinstance(task, DetectionConfig):
+        if "class_logits" not in run.model.output:
+            raise UserError(
+                f"{run.name} has no classes of its own; give it some by keras-vit detect predict --classes … "
+                "--save DIR, and export that directory."
+            )
+        return Detection(open_with_classes(run, options, run.model.output["class_logits"].shape[-1]))
+    return Classification(open_model(run, options))
+
+
+def embedding_of(exported: ExportedModel, *, normalize: bool = False) -> Embedding:
+    """Return the embeddings of a model with or without a head. Raises UserError if it ends with all tokens."""
+    model = exported.model
+    if classifier_head(model) is not None and classifies(model):
+        model = intermediates(model, "pre_logits")
+    if len(model.output_shape) != 2:
+        raise UserError(
+            f"The model ends with all tokens, of shape {model.output_shape}; an export of embeddings needs one vector "
+            "per image."
+        )
+    return Embedding(dataclasses.replace(exported, model=model), normalize)
+
+
+def _largest_difference(
+    artifact: str, expected: Reference, found: Sequence[Outputs], name: str, *, exact: bool
+) -> float:
+    """Return the largest difference of an output. Raises ParityError if it is not finite, or exact and not rounding."""
+    ours, theirs = (np.stack([outputs[name] for outputs in each]) for each in (expected.outputs, found))
     difference = float(np.abs(ours - theirs).max())
     tolerance = parity.FLOAT_TOLERANCE * max(1.0, float(np.abs(ours).max()))
     parity.require_close(
         f"{name} of the {artifact}", difference, tolerance if exact else float(np.finfo(np.float32).max)
     )
     return difference
+
+
+def agreement_of_boxes(expected: np.ndarray, found: np.ndarray) -> float:
+    """Return the share of the 20 likeliest patches of an image with the same class and a box that overlaps by 0.9.
+
+    Detections (N, 4 + K) of the Keras model and of a file.
+    """
+    likeliest = np.argsort(-expected[:, 4:].max(axis=-1))[:_LIKELIEST]
+    ours, theirs = expected[likeliest], found[likeliest]
+    ious, _ = overlaps(to_corners(ours[:, :4]), to_corners(theirs[:, :4]))
+    same = ours[:, 4:].argmax(axis=-1) == theirs[:, 4:].argmax(axis=-1)
+    return float(np.mean(same & (np.asarray(ious) >= _SAME_BOX)))
+
+
+def equal_pixels(expected: Outputs, found: Outputs) -> float:
+    """Return the share of the pixels of an image with the same class; of masks, of the pixels that are in one.
+
+    The latter leaves out what is in neither mask, most of an image, which would hide small masks that differ.
+    """
+    if "label_map" in expected:
+        return float(np.mean(expected["label_map"] == found["label_map"]))
+    if "masks" in expected:
+        ours, theirs = expected["masks"].astype(bool), found["masks"].astype(bool)
+        return 1.0 - float((ours != theirs).sum() / max((ours | theirs).sum(), 1))
+    ours, theirs = (np.append(each["classes"], -1)[each["segment_map"].astype(int)] for each in (expected, found))
+    return float(np.mean(ours == theirs))

@@ -23,7 +23,7 @@ from keras_vit.models.layers import PoolTokens, WeightedMean
 
 
 def merging_rules(model: keras.Model, merged: int) -> Rules:
-    """Of a model of which so many tokens can be merged in each block.
+    """Yield the rules of a model of which so many tokens can be merged in each block.
 
     It must be a ViT whose tokens keep no place after the input, and half of its patch tokens are the most.
     """

@@ -53,12 +53,6 @@ def _on_jax(name_backend) -> None:
     name_backend("jax")
 
 
-@pytest.fixture(name="counted")
-def _counted(monkeypatch) -> None:
-    """Operations of an image are otherwise counted in another process, which takes seconds."""
-    monkeypatch.setattr("benchmarks.comparison._multiply_adds", lambda model, size: 10**8)
-
-
 @pytest.fixture(name="handed_over")
 def _handed_over(monkeypatch) -> list[types.SimpleNamespace]:
     """What the commands hand over to training, which does not begin: options, setup, make_model and callbacks."""

@@ -7,9 +7,9 @@ import keras
 
 from export.onnx.export import export_onnx
 from export.options import OnnxOptions, SavedModelOptions, SourceOptions, TFLiteOptions
-from export.parity import Parity
 from export.saved_model.export import export_saved_model
 from export.source import ExportedModel, Provenance
+from export.tasks import Classification, Measures
 from export.tflite.export import export_tflite
 from keras_vit.run_directory import Samples
 
@@ -21,19 +21,19 @@ def exported_model(
     return ExportedModel(model, tuple(labels), samples, origin or Provenance())
 
 
-def saved_model_of(model, labels, samples, output, *, origin=None, **options) -> tuple[pathlib.Path, Parity]:
+def saved_model_of(model, labels, samples, output, *, origin=None, **options) -> tuple[pathlib.Path, Measures]:
     """Export it as a SavedModel."""
     chosen = SavedModelOptions(SourceOptions("a model"), str(output), **options)
-    return export_saved_model(exported_model(model, labels, samples, origin), chosen)
+    return export_saved_model(Classification(exported_model(model, labels, samples, origin)), chosen)
 
 
 def tflite_of(model, labels, samples, output, formats, *, origin=None, calibration=None, **options) -> dict:
     """Export it as TFLite files."""
     chosen = TFLiteOptions(SourceOptions("a model"), str(output), tuple(formats), **options)
-    return export_tflite(exported_model(model, labels, samples, origin), chosen, calibration)
+    return export_tflite(Classification(exported_model(model, labels, samples, origin)), chosen, calibration)
 
 
-def onnx_of(model, labels, samples, output, formats=("onnx",), *, origin=None, **options) -> dict:
-    """Export it as ONNX or OpenVINO files."""
-    chosen = OnnxOptions(SourceOptions("a model"), str(output), tuple(formats), **options)
-    return export_onnx(exported_model(model, labels, samples, origin), chosen)
+def onnx_of(model, labels, samples, output, *, origin=None, **options) -> tuple[pathlib.Path, Measures]:
+    """Export it as an ONNX file."""
+    chosen = OnnxOptions(SourceOptions("a model"), str(output), **options)
+    return export_onnx(Classification(exported_model(model, labels, samples, origin)), chosen)

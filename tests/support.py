@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,7 +17,9 @@ from typing import Any
 
 import keras
 import numpy as np
+import PIL.Image
 import pytest
+import safetensors.numpy
 
 from keras_vit import ResNetConfig, ViTConfig
 from keras_vit.cli import parser
@@ -161,6 +164,40 @@ def randomize(model: keras.Model) -> keras.Model:
     values = [rng.normal(0.0, 0.3, weight.shape) for weight in model.weights]
     model.set_weights([abs(v) if "variance" in w.path else v for w, v in zip(model.weights, values, strict=True)])
     return model
+
+
+def assert_equal_weights(one, other) -> None:
+    """Two models, or lists of their weights, are equal bit for bit."""
+    both = (each.get_weights() if isinstance(each, keras.Model) else each for each in (one, other))
+    for here, there in zip(*both, strict=True):
+        np.testing.assert_array_equal(here, there)
+
+
+def assert_equal_arrays(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    """Two dicts have the same keys, and arrays that are equal bit for bit."""
+    assert one.keys() == other.keys()
+    for key, array in other.items():
+        np.testing.assert_array_equal(one[key], array, err_msg=key)
+
+
+def changed_folder(source: pathlib.Path, target: pathlib.Path, without: str = "", **fields) -> pathlib.Path:
+    """A copy of a checkpoint folder with other fields in its config.json, or without an array."""
+    shutil.copytree(source, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | fields))
+    if without:
+        arrays = safetensors.numpy.load_file(target / "model.safetensors")
+        del arrays[without]
+        safetensors.numpy.save_file(arrays, target / "model.safetensors")
+    return target
+
+
+def encoded(image: np.ndarray | PIL.Image.Image, form: str = "PNG", **options) -> bytes:
+    """The content of an image file."""
+    stream = io.BytesIO()
+    image = PIL.Image.fromarray(image) if isinstance(image, np.ndarray) else image
+    image.save(stream, form, **options)
+    return stream.getvalue()
 
 
 def fetched(arrays: dict[str, LazyArray]) -> dict[str, np.ndarray]:

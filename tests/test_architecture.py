@@ -3,7 +3,6 @@
 import ast
 import graphlib
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -129,14 +128,6 @@ def test_no_module_reads_the_graph_of_a_keras_model(path):
     assert not names & {"_inbound_nodes", "_outbound_nodes", "_keras_history", "_nodes", "_operations"}
 
 
-@pytest.mark.parametrize("path", [GRADIENTS, REMOTE], ids=dotted)
-def test_importing_the_modules_that_use_a_backend_imports_none(path):
-    at_the_top = ast.Module(
-        [node for node in ast.parse(path.read_text()).body if not isinstance(node, ast.FunctionDef)], []
-    )
-    assert not {name.split(".")[0] for name in imported_by(at_the_top)} & {"tensorflow", "jax"}
-
-
 def test_modules_do_not_import_each_other_in_a_circle(graph):
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError with the circle
 
@@ -165,38 +156,6 @@ def test_packages_have_all_their_names_and_import_keras_only_for_them():
         assert {*package.__all__, "__builtins__"} == set(names[name])
         with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'nothing'"):
             package.nothing  # noqa: B018
-
-
-_FIRST = """
-import importlib, sys
-importlib.import_module(sys.argv[1])
-import keras
-for name in ("ShiftAndCut", "TokenDense", "ModelSpec", "DotProductAttention", "PositionEmbedding"):
-    assert keras.saving.get_registered_object(f"keras_vit>{name}"), name
-"""
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        "keras_vit.images",
-        "keras_vit.cli.pages",
-        *(
-            pytest.param(f"keras_vit.models.{name}", marks=pytest.mark.slow)
-            for name in ("attention", "layers", "positions", "stems")
-        ),
-        *(
-            pytest.param(f"keras_vit.{name}", marks=pytest.mark.slow)
-            for name in ("checkpoints.load", "inspection.compute")
-        ),
-    ],
-)
-def test_any_module_can_be_the_first_that_imports_keras(module):
-    environment = {**os.environ, "KERAS_BACKEND": "numpy"}
-    done = subprocess.run(
-        [sys.executable, "-c", _FIRST, module], capture_output=True, text=True, cwd=ROOT, env=environment
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

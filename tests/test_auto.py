@@ -104,10 +104,6 @@ def test_pictures_are_cropped_only_where_that_is_better_than_noise(
     assert ("within the noise" in capsys.readouterr().out) == (chosen == "pad")
 
 
-def test_a_step_on_this_machine_is_timed(backbone):
-    assert choices.step_seconds(open_run(str(backbone)).model, 2) > 0
-
-
 @pytest.fixture(name="offline")
 def _offline(tmp_path, monkeypatch) -> None:
     """The hub is not asked, and nothing of it is in the cache."""

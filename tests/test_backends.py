@@ -95,7 +95,7 @@ def test_inspection_and_every_kind_of_attention_run_on_jax_with_tensorflow_block
 
 def test_a_backend_on_which_no_model_can_be_built_is_refused_in_one_sentence(name_backend):
     name_backend("torch")
-    with pytest.raises(UserError, match="run on the TensorFlow and JAX backends of Keras, but this is torch; set KE"):
+    with pytest.raises(UserError, match="TensorFlow and JAX backends of Keras, but this is torch"):
         keras_vit.build("testing", image_size=32)
 
 

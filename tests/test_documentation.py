@@ -190,43 +190,6 @@ def test_every_path_and_name_of_the_documentation_exists(page):
     assert not [span for span in code_spans(page) if missing(span)]
 
 
-@pytest.mark.parametrize(
-    "span", ["keras_vit/gone.py", "training/gone/", "keras_vit/cli.py:gone", "python -m training.gone"]
-)
-def test_a_path_or_name_that_does_not_exist_is_noticed(span):
-    assert missing(span)
-
-
-# What a line with the file of another code, or of the user, has beside it.
-OTHER_CODE = re.compile(
-    "vit_jax|big_vision|big_transfer|facebookresearch|vit-pytorch|tome|tensorflow/tpu|transformers'|modeling_|with a"
-)
-
-
-def modules_without_a_file(line: str, folder: pathlib.Path) -> list[str]:
-    """The modules that a line of a file in `folder` names, but that are neither there nor at their path."""
-    if OTHER_CODE.search(line):
-        return []
-    named = re.findall(r"`([\w/]+\.py)`|\b((?:keras_vit|training|export|tests|benchmarks)/[\w/]+\.py)\b", line)
-    names = [first or second for first, second in named]
-    return [name for name in names if not any((place / name).is_file() for place in (ROOT, folder))]
-
-
-@pytest.mark.parametrize("package", ["keras_vit", "training", "export", "tests", "benchmarks"])
-def test_every_module_that_a_docstring_or_comment_names_exists(package):
-    for path in (ROOT / package).rglob("*.py"):
-        if path != pathlib.Path(__file__):
-            for line in path.read_text().splitlines():
-                assert not modules_without_a_file(line, path.parent), path
-
-
-def test_a_module_that_does_not_exist_is_noticed():
-    assert modules_without_a_file("# See `stems.py`, tests/test_gone.py.", ROOT / "keras_vit" / "models") == [
-        "tests/test_gone.py"
-    ]
-    assert modules_without_a_file("# See `resnet.py`.", ROOT / "keras_vit" / "models") == ["resnet.py"]
-
-
 def test_the_site_has_every_page():
     assert sorted(IN_ORDER) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
 
@@ -237,33 +200,9 @@ def test_every_documented_command_exists():
             assert name in {*COMMANDS, "models", "recipes"}, f"{page.name}: keras-vit {name}"
 
 
-def prose_of(page: pathlib.Path) -> list[str]:
-    """The paragraphs and the items of lists, without headings, tables and blocks of code."""
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    return [
-        part for part in re.split(r"\n\s*\n|\n(?=\s*(?:\*|\d+\.|-) )", text) if part.strip()[:1] not in ("#", "|", "")
-    ]
-
-
-def test_no_paragraph_is_longer_than_a_breath():
-    long = [f"{page.name}: {part[:60]}" for page in PAGES for part in prose_of(page) if len(part.split()) > 90]
-    assert not long
-
-
-def test_a_page_for_a_job_is_short_and_begins_with_its_command():
-    pages = [page for page in PAGES if page.parent.name == "how-to" and page.name != "index.md"]
-    for page in pages:
-        text = page.read_text()
-        assert len(text.split()) <= 800, page.name
-        before, block, _ = text.partition("```")
-        assert block, page.name
-        assert len(before.split()) <= 100, page.name
-
-
 def test_everything_that_the_reference_quotes_exists():
     """Mkdocstrings stops at a name that moved, but `make docs` is not a part of the tests."""
     quoted = re.findall(r"^::: ([\w.]+)$", "".join(page.read_text() for page in PAGES), re.MULTILINE)
-    assert len(quoted) > 40
     for name in quoted:
         parent, _, last = name.rpartition(".")
         place = parent.replace(".", "/")

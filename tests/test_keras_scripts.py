@@ -94,7 +94,6 @@ def test_predictions_and_measures_are_those_of_fit(pictures, model):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_cpp_loader")
 def test_exports_of_a_model_in_memory_know_its_classes(pictures, model, tmp_path):
     version = export.to_saved_model(model, tmp_path / "served", images=pictures)
     assert (version / "assets" / "labels.txt").read_text() == "bee\nant\n"
@@ -113,10 +112,8 @@ def test_pixels_of_another_range_are_warned_of_in_predict(model):
 @pytest.mark.parametrize(
     ("name", "layer"),
     [
-        ("patch_embedding", "embedding"),
         ("block_0", "Transformer.encoderblock_0"),
         ("attention_0", "Transformer.encoderblock_0.MultiHeadDotProductAttention_1"),
-        ("encoded", "Transformer.encoder_norm"),
         ("logits", "head"),
         ("pool", "pool"),
     ],

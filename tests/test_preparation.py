@@ -12,18 +12,13 @@ import pytest
 
 from keras_vit import UserError
 from keras_vit.images.formats import LARGEST_IMAGE, format_problem
+from tests.support import encoded
 from training import prepare as command
 from training.preparation import TABLE
 
 # Smooth colors: a JPEG changes them little. Height 12, width 20.
 COLORS = np.stack([np.add.outer(np.arange(12) * 9, np.arange(20) * k) for k in (7, 2, 5)], axis=-1).astype(np.uint8)
 PICTURE = PIL.Image.fromarray(COLORS)
-
-
-def encoded(picture: PIL.Image.Image, kind: str, **options) -> bytes:
-    stream = io.BytesIO()
-    picture.save(stream, kind, **options)
-    return stream.getvalue()
 
 
 def prepared(tmp_path: pathlib.Path, **files: bytes) -> dict[str, list[str]]:
@@ -142,12 +137,9 @@ def tiff(values: np.ndarray) -> bytes:
     ("kind", "low", "high", "note"),
     [
         ("int8", -128, 127, "signed 8 bits, scaled from -128 to 127"),
-        ("int8", -3, 60, "signed 8 bits, scaled from -3 to 60"),
         ("int16", -1024, 3071, "signed 16 bits, scaled from -1024 to 3071"),
-        ("int16", 0, 4000, "signed 16 bits, scaled since 12 are used"),
         ("int32", -(2**31), 2**31 - 1, "signed 32 bits, scaled from -2147483648 to 2147483647"),
         ("uint32", 0, 2**32 - 1, "32 bits"),
-        ("uint32", 0, 2**20 - 1, "32 bits, scaled since 20 are used"),
         ("uint16", 0, 2**16 - 1, "16 bits"),
     ],
 )
@@ -206,25 +198,17 @@ def test_a_jpeg_that_pillow_shows_and_training_refuses_is_broken(tmp_path):
 
 
 def test_names_stay_apart_and_fit_the_content(tmp_path):
-    table = prepared(
-        tmp_path,
-        **{
-            "a.png": encoded(PICTURE, "PNG"),
-            "a.bmp": encoded(PICTURE, "BMP"),
-            "b.bmp": encoded(PICTURE.rotate(180), "BMP"),
-            "b.gif": encoded(PICTURE, "GIF"),
-            "c": encoded(PICTURE, "JPEG"),
-            "d.png": encoded(PICTURE.rotate(180), "JPEG"),
-        },
-    )
-    assert {name: row[1] for name, row in table.items()} == {
-        "a.png": "a.png",
-        "a.bmp": "a.bmp.png",
-        "b.bmp": "b.png",
-        "b.gif": "b.gif.png",
-        "c": "c.jpg",
-        "d.png": "d.jpg",
+    turned = PICTURE.rotate(180)
+    files = {
+        "a.png": (PICTURE, "PNG", "a.png"),
+        "a.bmp": (PICTURE, "BMP", "a.bmp.png"),
+        "b.bmp": (turned, "BMP", "b.png"),
+        "b.gif": (PICTURE, "GIF", "b.gif.png"),
+        "c": (PICTURE, "JPEG", "c.jpg"),
+        "d.png": (turned, "JPEG", "d.jpg"),
     }
+    table = prepared(tmp_path, **{name: encoded(picture, kind) for name, (picture, kind, _) in files.items()})
+    assert {name: row[1] for name, row in table.items()} == {name: written for name, (*_, written) in files.items()}
 
 
 def test_heic_is_converted_or_the_package_for_it_is_named(tmp_path, capsys):

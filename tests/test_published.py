@@ -40,14 +40,6 @@ def test_the_parameters_are_those_of_the_built_models(counts):
         assert models[name].millions == pytest.approx(parameters / 1e6, abs=0.051), name
 
 
-def test_the_line_has_the_best_accuracy_and_the_license():
-    (model,) = find_models("ViT-B_16", pretrained=True)
-    assert (model.accuracy, model.license, model.pixels) == (84.6, "Apache-2.0", 224)
-    assert "augreg:B_16" in model.checkpoints
-    (without,) = find_models("ViT-M_16")
-    assert (without.accuracy, without.license, without.checkpoints) == (None, "", ())
-
-
 @pytest.mark.parametrize(
     ("model", "name"),
     [

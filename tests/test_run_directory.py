@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
 from keras_vit.files.atomic import write_text
 from training.lock import check_unlocked, locked
 from training.loop.run import RunDirectory
@@ -24,28 +24,6 @@ print(os.getpid(), "on", socket.gethostname(), file=stream, flush=True)
 print("locked", flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.mark.parametrize(
-    ("text", "labels"),
-    [
-        (b"", ()),
-        (b"ant\nbee\n", ("ant", "bee")),
-        (b"ant\nbee", ("ant", "bee")),
-        (b"ant\r\nbee\r\n", ("ant", "bee")),
-        (b"\xef\xbb\xbfant\nbee\n", ("ant", "bee")),
-        ("a\u2028b\n\nc\x0bd\n".encode(), ("a\u2028b", "", "c\x0bd")),
-    ],
-)
-def test_every_line_is_a_class(text, labels, tmp_path):
-    (tmp_path / "labels.txt").write_bytes(text)
-    assert run_directory.load_labels(tmp_path) == labels
-
-
-def test_labels_that_are_not_utf_8_are_refused(tmp_path):
-    (tmp_path / "labels.txt").write_bytes(b"caf\xe9\n")
-    with pytest.raises(UserError, match="cannot be read as UTF-8 text with a class in each line"):
-        run_directory.load_labels(tmp_path)
 
 
 @pytest.fixture(name="held")
@@ -109,9 +87,7 @@ def test_a_full_disk_leaves_no_part_of_a_model(tmp_path):
             path.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(
-        UserError, match="model could not be written to .* .No space left on device.; the last checkpoint is"
-    ):
+    with pytest.raises(UserError, match="model could not be written to .* .No space left on device"):
         RunDirectory(tmp_path).save_model(Model())
     assert list(tmp_path.iterdir()) == []
 

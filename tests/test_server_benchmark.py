@@ -7,11 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks.case import Case
 from benchmarks.server import __main__ as command
-from benchmarks.server.__main__ import summary, table
 from benchmarks.server.load import Server, measure
-from keras_vit import UserError
 
 FILES = [b"a", b"b", b"c", b"d"]
 
@@ -41,32 +38,6 @@ def test_an_error_of_the_server_ends_the_load():
 
     with pytest.raises(RuntimeError, match="out of memory"):
         measure(Server(lambda file: file, forward, 2), FILES, clients=3, seconds=60.0)
-
-
-def test_a_table_has_rates_latencies_and_batches_and_compares_with_the_first_server(counted):
-    case = Case("inference", "ViT-S_16", 1)
-    fast = {"seconds": 2.0, "latencies": [0.1] * 98 + [0.5] * 2}
-    slow = {"seconds": 4.0, "latencies": [0.2] * 100}
-    ours = summary("timm", [fast, fast], None)
-    assert ours == {"peer": "timm", "rates": [50.0, 50.0], "p50": 0.1, "p99": 0.5, "failure": None}
-    others = [summary("timm", [slow], None), summary("keras_vit_onnx", [], "no | onnxruntime")]
-    first, second, third = table(4, case, [ours, *others], limit=20e9)
-    assert first == "| 4 | timm | 50.0 (50.0 to 50.0) | 1.00x | 100 | 500 | 50% |"
-    assert second == "| 4 | timm | 25.0 (25.0 to 25.0) | 2.00x | 200 | 200 | 25% |"
-    assert third.startswith("| 4 | keras_vit_onnx | failed: no / onnxruntime |")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--model", "ViT-S_61"], "no model named 'ViT-S_61'"),
-        (["--clients", "4", "0"], "--clients.*0"),
-        (["--seconds", "0"], "--seconds.*0"),
-    ],
-)
-def test_invalid_options_are_refused(options, words):
-    with pytest.raises(UserError, match=words):
-        command.main(options)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What commands check of their options before TensorFlow is imported, which takes seconds."""
+"""Checks of options that commands make before TensorFlow is imported, which takes seconds."""
 
 import pathlib
 import socket

@@ -20,21 +20,21 @@ def demo(workdir: str, seed: int) -> dict:
     from export.parity import as_table
     from export.run import open_run
     from export.saved_model.export import export_saved_model
-    from export.source import open_model
+    from export.tasks import open_task
     from export.tflite.export import export_tflite
     from training.experiments.demo import Artifact, summary_rows, train_and_evaluate, write_summary
 
     run, accuracy = train_and_evaluate(workdir, seed)
     source = SourceOptions(run=str(run.path), verify_images=360)  # all test images
-    exported = open_model(open_run(source), source)
-    path, parity = export_saved_model(exported, SavedModelOptions(source, str(run.path / "saved_model")))
-    served = Artifact(path, directory_bytes(path), parity.max_abs_diff, parity.accuracy)
-    files = export_tflite(exported, TFLiteOptions(source, str(run.path / "tflite")))
+    task = open_task(open_run(source), source)
+    path, measures = export_saved_model(task, SavedModelOptions(source, str(run.path / "saved_model")))
+    served = Artifact(path, directory_bytes(path), measures["max_abs_diff"], measures["accuracy"])
+    files = export_tflite(task, TFLiteOptions(source, str(run.path / "tflite")))
     phone: dict[str, Artifact] = {
-        name: Artifact(path, path.stat().st_size, parity.max_abs_diff, parity.accuracy)
-        for name, (path, parity) in files.items()
+        name: Artifact(path, path.stat().st_size, measures["max_abs_diff"], measures["accuracy"])
+        for name, (path, measures) in files.items()
     }
-    summary = write_summary(run, exported.model.count_params(), accuracy, served, phone)
+    summary = write_summary(run, task.exported.model.count_params(), accuracy, served, phone)
     header, *rows = summary_rows(run, accuracy, served, phone)
     print(as_table(rows, header), f"\nAll files are in {run.path}.", sep="\n")
     return summary

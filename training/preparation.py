@@ -67,16 +67,16 @@ _WORDS_OF = {
 
 @dataclasses.dataclass(frozen=True)
 class _Outcome:
-    """What was done to a file."""
+    """The outcome for a file."""
 
     done: str
     """A key of _WORDS_OF."""
     note: str = ""
-    """What else is to be said, of a broken file the reason."""
+    """A remark; the reason if the file is broken."""
     format: str = ""
     """JPEG or PNG."""
     digest: bytes = b""
-    """Of the content."""
+    """The SHA-256 of the content."""
 
 
 def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
@@ -84,11 +84,7 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
 
     Raises UserError if no picture can be read. The new folder appears when it is complete.
     """
-    files, others = _found(folder)
-    if others:
-        print(others_line(others, str(folder)))
-    if not files:
-        raise UserError(f"{folder} holds no picture; give the folder with the pictures.")
+    files = _pictures(folder)
     with contextlib.suppress(ImportError):
         importlib.import_module("pillow_heif").register_heif_opener()
     counts: collections.Counter[str] = collections.Counter()
@@ -118,11 +114,8 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
             table.writerow((shown(str(name)), done, written, note))
         if not first:
             raise UserError(f"No picture of {folder} can be read: {'; '.join(broken)}{_advice(reasons, output)}")
-    print(
-        markdown_table(
-            ["", "files"], [[said, f"{counts[done]:,}"] for done, said in _WORDS_OF.items()], num_text_columns=1
-        )
-    )
+    rows = [[words, f"{counts[done]:,}"] for done, words in _WORDS_OF.items()]
+    print(markdown_table(["", "files"], rows, num_text_columns=1))
     if broken:
         print(f"Broken: {'; '.join(broken)}{'; …' if counts['broken'] > len(broken) else ''}{_advice(reasons, output)}")
     if moved:
@@ -140,8 +133,8 @@ def _advice(reasons: collections.Counter[str], output: pathlib.Path) -> str:
     return f"; for HEIC, pip install pillow-heif, remove {output} if it is there, and run the command again."
 
 
-def _found(folder: pathlib.Path) -> tuple[list[pathlib.Path], list[str]]:
-    """The files that are called pictures or hold one, those of a folder together, and the names of the others."""
+def _pictures(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return the files that are called pictures or hold one, those of a folder together; count the others in a line."""
     files, others = [], []
     for path in folder.rglob("*"):
         if any(map(is_hidden, path.relative_to(folder).parts)) or (path.is_dir() and not path.is_symlink()):
@@ -150,7 +143,11 @@ def _found(folder: pathlib.Path) -> tuple[list[pathlib.Path], list[str]]:
             files.append(path)
         else:
             others.append(path.name)
-    return sorted(files), others
+    if others:
+        print(others_line(others, str(folder)))
+    if not files:
+        raise UserError(f"{folder} holds no picture; give the folder with the pictures.")
+    return sorted(files)
 
 
 def _outcomes(

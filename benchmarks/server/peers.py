@@ -36,11 +36,11 @@ def keras_vit_saved_model(case: Case) -> Server:
 
 def keras_vit_onnx(case: Case) -> Server:
     """The ONNX file in ONNX Runtime."""
-    from export.onnx import runtimes
+    from export.onnx import onnx_file
 
-    with exported(export_file, case, "onnx") as directory:
-        run = runtimes.open_file(directory / runtimes.FILES["onnx"][0], "onnx", case.threads)
-    return _decoding(case, lambda images: _softmax(run(images)))
+    with exported(export_file, case) as directory:
+        run = onnx_file.open_file(directory / onnx_file.FILE, case.threads)
+    return _decoding(case, lambda images: _softmax(run(images)["logits"]))
 
 
 def timm(case: Case) -> Server:

@@ -16,12 +16,12 @@ import numpy as np
 from export import parity, report
 from export.fastest import runtime_process
 from export.inference_model import in_dtype
+from export.onnx import onnx_file
 from export.onnx.export import export_onnx
 from export.options import (
     Dtype,
     FastestForm,
     FastestOptions,
-    OnnxFormat,
     OnnxOptions,
     SavedModelOptions,
     TFLiteFormat,
@@ -29,6 +29,7 @@ from export.options import (
 )
 from export.saved_model.export import export_saved_model
 from export.source import ExportedModel
+from export.tasks import Classification
 from export.tflite.export import export_tflite
 from keras_vit import UserError
 from keras_vit.cli.progress import Progress, tracked
@@ -103,17 +104,18 @@ def _available_threads() -> int:
 
 def _write(exported: ExportedModel, form: FastestForm, options: FastestOptions) -> pathlib.Path:
     """Write one form. Returns the path that its runtime loads. Raises ParityError if it differs from the model."""
-    output = os.path.join(options.output, form)
+    task, source, output = Classification(exported), options.source, os.path.join(options.output, form)
     if form in ("saved-model", "saved-model-xla", "saved-model-bfloat16"):
         dtype: Dtype = "bfloat16" if form == "saved-model-bfloat16" else "float32"
-        chosen = SavedModelOptions(options.source, output, dtype=dtype, xla=form == "saved-model-xla")
-        return export_saved_model(exported, chosen)[0]
+        chosen = SavedModelOptions(source, output, dtype=dtype, xla=form == "saved-model-xla")
+        return export_saved_model(task, chosen)[0]
     if form in ("tflite", "tflite-int8-dynamic"):
-        kind: TFLiteFormat = "float32" if form == "tflite" else "int8-dynamic"
-        files = TFLiteOptions(options.source, output, (kind,), dynamic_batch=options.batch_size > 1)
-        return export_tflite(exported, files)[kind][0]
-    other: OnnxFormat = "onnx" if form == "onnx" else "openvino"
-    return export_onnx(exported, OnnxOptions(options.source, output, (other,)))[other][0]
+        name: TFLiteFormat = "float32" if form == "tflite" else "int8-dynamic"
+        files = TFLiteOptions(source, output, (name,), dynamic_batch=options.batch_size > 1)
+        return export_tflite(task, files)[name][0]
+    if form == "openvino":  # it reads the ONNX file
+        onnx_file.require_packages(("openvino",))
+    return export_onnx(task, OnnxOptions(source, output))[0]
 
 
 def _measure(
@@ -184,7 +186,7 @@ class _RuntimeProcess:
         self._process.communicate()
 
     def answer(self) -> Any:
-        """What it says next. Raises ParityError if it has ended."""
+        """Return its next answer. Raises ParityError if it has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

@@ -64,7 +64,7 @@ def onnx(path: str, threads: int, _: tuple[int, ...]) -> Runner:
 
 
 def openvino(path: str, threads: int, _: tuple[int, ...]) -> Runner:
-    """By OpenVINO in float32; its own default is bfloat16 where the processor supports it."""
+    """By OpenVINO, which reads the ONNX file, in float32; its default is bfloat16 where the processor supports it."""
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # it would report to Google Analytics
     import openvino
 

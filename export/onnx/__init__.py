@@ -1,1 +1,1 @@
-"""ONNX and OpenVINO files."""
+"""ONNX files, and a page that runs them in the browser."""

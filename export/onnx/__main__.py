@@ -1,10 +1,10 @@
-"""Exports a model as ONNX and OpenVINO files, and verifies them against the Keras model.
+"""Exports a model as an ONNX file, and verifies it against the Keras model.
 
-    keras-vit onnx --run runs/demo --output portable --formats onnx openvino
+    keras-vit onnx --run runs/demo --output portable
 
-Writes model.onnx, or model.xml with model.bin, with the exporters of Keras. Input: image (B, H, W, C) float32 in the
-value range of the model, with any batch size. Output: logits (B, K). All arithmetic is float32. Needs the packages of
-requirements-onnx.txt. With --web also a page that classifies pictures in the browser.
+Writes model.onnx with the exporter of Keras; ONNX Runtime and OpenVINO read it. Input: image (B, H, W, C) float32 in
+the value range of the model, with any batch size. Output: logits (B, K). All arithmetic is float32. Needs the packages
+of requirements-onnx.txt. With --web also a page that classifies pictures in the browser.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from keras_vit.cli import parser
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`--run DIR --output DIR --formats …`"""
+    """`--run DIR --output DIR`"""
     options = parser.parse(OnnxOptions, arguments, prog="keras-vit onnx", about=__doc__)
 
     from export.run import export_folder, open_run
@@ -24,22 +24,15 @@ def main(arguments: Sequence[str]) -> None:
     export_folder(options.output)
     cli.require_tensorflow()
 
-    from export.onnx import runtimes
+    from export.onnx import onnx_file
     from export.onnx.export import export_onnx, summary
-    from export.onnx.task import export_task
-    from export.source import open_model
-    from export.task_of_run import task_of_run
+    from export.tasks import open_task
 
-    runtimes.require_packages(options.formats)  # before a large model is loaded
-    if (task := task_of_run(run, options.source, options.embeddings)) is not None:
-        for path, measures in export_task(task, options):
-            print(f"{path}: {task.sentence(measures)}.")
-        kind = [] if options.embeddings is None else ["--embeddings", options.embeddings]
-        cli.print_next([("tflite", *options.source.arguments(), *kind, "--output", "phone")])
-        return
-    written = export_onnx(open_model(run, options.source), options)
-    print(summary(written))
-    cli.print_next([("tflite", *options.source.arguments(), "--output", "phone")])
+    onnx_file.require_packages()  # before a large model is loaded
+    task = open_task(run, options.source, options.embeddings)
+    print(summary(task, *export_onnx(task, options)))
+    embeddings = [] if options.embeddings is None else ["--embeddings", options.embeddings]
+    cli.print_next([("tflite", *options.source.arguments(), *embeddings, "--output", "phone")])
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """Exports a model as a SavedModel, and verifies it against the Keras model."""
 
 import errno
-import functools
 import gc
 import pathlib
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
@@ -17,13 +17,21 @@ from export import parity, report
 from export.files import directory_bytes, disk_errors, save_module
 from export.inference_model import in_dtype, inference_model
 from export.options import SavedModelOptions
-from export.saved_model import warmup
+from export.saved_model import objects, warmup
 from export.saved_model.model_card import model_card
-from export.saved_model.signatures import Servable, add_shapes, attention_names, signatures
-from export.source import ExportedModel, Provenance
+from export.saved_model.signatures import (
+    Servable,
+    add_shapes,
+    attention_names,
+    measure_embeddings,
+    signatures,
+    write_embeddings,
+)
+from export.source import ExportedModel
+from export.tasks import Classification, Detection, Embedding, Measures, Segmentation, Task
 from export.tflite.served import write_served_file
 from export.token_merging import merging_rules
-from keras_vit import preprocessing_of, run_directory
+from keras_vit import run_directory
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import refuse_first
 from keras_vit.files.atomic import staged, upload_folder
@@ -33,58 +41,77 @@ from keras_vit.files.tables import short_name
 from keras_vit.scores import Scoring
 
 
-def export_saved_model(exported: ExportedModel, options: SavedModelOptions) -> tuple[pathlib.Path, parity.Parity]:
+class _Served(NamedTuple):
+    """How a task other than classification is served."""
+
+    tensor: str
+    """Signature that takes images."""
+    write: Callable[[Task, pathlib.Path], None]
+    """Writes signatures, weights and labels."""
+    measure_files: Callable[[Task, parity.Reference, Mapping], Measures]
+    """Compares the signature that takes files with the Keras model."""
+
+
+_SERVED: dict[type[Task], _Served] = {
+    Embedding: _Served("embed_tensor", write_embeddings, measure_embeddings),
+    Detection: _Served("image_tensor", objects.write_detector, objects.measure_boxes),
+    Segmentation: _Served("image_tensor", objects.write_segmenter, objects.measure_segments),
+}
+
+
+def export_saved_model(task: Task, options: SavedModelOptions) -> tuple[pathlib.Path, Measures]:
     """Write the next version to `options.output`. Returns its path and its differences from the Keras model.
 
-    The SavedModel is loaded again and run on all samples. Raises ParityError, and writes nothing, if float32 differs
-    from the model by more than rounding, or if bfloat16 or merged tokens predict other classes for too many images.
-    `options.source` is not used.
+    The SavedModel is loaded again and run on all samples, as tensors and as files. Raises ParityError, and writes
+    nothing, if float32 differs from the model by more than rounding, or if bfloat16 or merged tokens predict other
+    classes for too many images. `options.source` is not used.
     """
-    output, dtype, merge_tokens = run_directory.output_folder(options.output), options.dtype, options.merge_tokens or 0
-    exported = exported.with_logits()
-    model, labels, origin = exported.model, exported.labels, exported.origin
+    output, started = run_directory.output_folder(options.output), time.perf_counter()
+    task = task.prepared(options.max_disagreement)
     if options.attention:
-        attention_names(model)
-    if merge_tokens:
-        refuse_first(merging_rules(model, merge_tokens))
-    started = time.perf_counter()
-    expected = parity.reference(
-        in_dtype(model, "float32"), exported.preprocessing, exported.samples, multi_label=origin.multi_label
-    )
-    with staged(output) as stage, tempfile.TemporaryDirectory() as assets, Progress("Writing the SavedModel"):
+        attention_names(task.exported.model)
+    if options.merge_tokens:
+        refuse_first(merging_rules(task.exported.model, options.merge_tokens))
+    expected = task.reference()
+    with staged(output) as stage, Progress("Writing the SavedModel"):
         version = stage / "version"
-        labels_file = pathlib.Path(assets) / run_directory.LABELS
-        labels_file.write_text(labels_text(labels), encoding="utf-8")
-        served = inference_model(
-            model, dtype, for_tensorflow=True, all_tokens=options.attention, merge_tokens=merge_tokens
-        )
-        _write(served, exported, options, labels_file, version)
-        del served
+        if isinstance(task, Classification):
+            _write(task.exported, options, version)
+        else:
+            _SERVED[type(task)].write(task, version)
         gc.collect()  # the traced graphs hold the weights in reference cycles, and the weights are loaded again next
         with disk_errors(version):
-            exact = dtype == "float32" and not merge_tokens
-            form = f"SavedModel with --merge-tokens {merge_tokens}" if merge_tokens else f"{dtype} SavedModel"
-            found, facts = _verify(version, expected, options.max_disagreement, origin, form, exact=exact)
-            if exported.unknown is not None:
-                facts |= _verify_unknown(version, expected, exported, exact=exact)
-            if options.tflite:
-                facts |= write_served_file(version, exported, expected)
-        facts = {
-            "artifact": "SavedModel",
-            **origin.as_json(),
-            "dtype": dtype,
-            "xla": options.xla,
-            "merge_tokens": merge_tokens,
-            "threshold": options.threshold,
-            "images_from": origin.images,
-            **facts,
-            "export_seconds": round(time.perf_counter() - started, 1),
-        }
-        card = model_card(model, labels, origin, facts, _interface(version))
-        (version / "README.md").write_text(card, encoding="utf-8")
-        report.write(version, f"{short_name(origin.name)} as SavedModel", facts)
-        path = put_as_next_version(version, output)
-    return path, found
+            if isinstance(task, Classification):
+                measures, facts = _verify(task, version, expected, options)
+            else:
+                measures = facts = _verify_outputs(task, version, expected)
+        if isinstance(task, Classification):
+            _report(task.exported, version, options, facts, started)
+        else:
+            files = {"SavedModel": {**measures, "bytes": directory_bytes(version)}}
+            task.report(version, "SavedModel", expected, files, report.Extra(takes_files=True))
+        return put_as_next_version(version, output), measures
+
+
+def _report(
+    exported: ExportedModel, version: pathlib.Path, options: SavedModelOptions, facts: Mapping, started: float
+) -> None:
+    """Write the report and the model card of a classifier."""
+    origin = exported.origin
+    facts = {
+        "artifact": "SavedModel",
+        **origin.as_json(),
+        "dtype": options.dtype,
+        "xla": options.xla,
+        "merge_tokens": options.merge_tokens or 0,
+        "threshold": options.threshold,
+        "images_from": origin.images,
+        **facts,
+        "export_seconds": round(time.perf_counter() - started, 1),
+    }
+    card = model_card(exported.model, exported.labels, origin, facts, _interface(version))
+    (version / "README.md").write_text(card, encoding="utf-8")
+    report.write(version, f"{short_name(origin.name)} as SavedModel", facts)
 
 
 def put_as_next_version(version: pathlib.Path, output: pathlib.Path) -> pathlib.Path:
@@ -102,86 +129,85 @@ def put_as_next_version(version: pathlib.Path, output: pathlib.Path) -> pathlib.
                 raise
 
 
-def _write(
-    model: keras.Model,
-    exported: ExportedModel,
-    options: SavedModelOptions,
-    labels_file: pathlib.Path,
-    path: pathlib.Path,
-) -> None:
-    """Write signatures, weights and labels of a model, which is `exported` as it is served."""
-    servable = Servable(model, exported.labels, str(labels_file))
-    scoring = Scoring(exported.origin.temperature, options.threshold, exported.origin.multi_label)
-    functions = signatures(
-        model,
-        servable.labels,
-        attention=options.attention,
-        xla=options.xla,
-        scoring=scoring,
-        unknown=exported.unknown,
+def _write(exported: ExportedModel, options: SavedModelOptions, path: pathlib.Path) -> None:
+    """Write signatures, weights and labels of a classifier."""
+    merge_tokens, preprocessing = options.merge_tokens or 0, exported.preprocessing
+    model = inference_model(
+        exported.model, options.dtype, for_tensorflow=True, all_tokens=options.attention, merge_tokens=merge_tokens
     )
-    servable.serve = tf.function(
-        lambda image: functions["image_tensor"](image=image)["logits"],
-        autograph=False,
-        input_signature=[tf.TensorSpec(None, tf.float32)],
-    )
-    save_module(servable, path, functions)
-    preprocessing = preprocessing_of(model)
+    with tempfile.TemporaryDirectory() as assets:
+        labels_file = pathlib.Path(assets) / run_directory.LABELS
+        labels_file.write_text(labels_text(exported.labels), encoding="utf-8")
+        servable = Servable(model, exported.labels, str(labels_file))
+        functions = signatures(
+            model,
+            servable.labels,
+            attention=options.attention,
+            xla=options.xla,
+            scoring=Scoring(exported.origin.temperature, options.threshold, exported.origin.multi_label),
+            unknown=exported.unknown,
+        )
+        servable.serve = tf.function(
+            lambda image: functions["image_tensor"](image=image)["logits"],
+            autograph=False,
+            input_signature=[tf.TensorSpec(None, tf.float32)],
+        )
+        save_module(servable, path, functions)
     add_shapes(path, (*preprocessing.image_size, preprocessing.channels))
 
 
+def _verify_outputs(task: Task, version: pathlib.Path, expected: parity.Reference) -> Measures:
+    """Load a SavedModel, and compare it with the Keras model on tensors and files."""
+    served, loaded = _SERVED[type(task)], tf.saved_model.load(version).signatures
+    found = expected.outputs_of(lambda images: loaded[served.tensor](image=tf.constant(images)))
+    measures = task.measure("SavedModel", expected, found, exact=True)
+    return measures | served.measure_files(task, expected, loaded)
+
+
 def _verify(
-    path: pathlib.Path,
-    expected: parity.Reference,
-    max_disagreement: float,
-    origin: Provenance,
-    form: str,
-    *,
-    exact: bool,
-) -> tuple[parity.Parity, dict]:
+    task: Classification, path: pathlib.Path, expected: parity.Reference, options: SavedModelOptions
+) -> tuple[Measures, dict]:
     """Load a SavedModel, warm it up, and compare it with the Keras model. Raises ParityError if they differ."""
+    origin, exact = task.exported.origin, options.dtype == "float32" and not options.merge_tokens
+    form = f"SavedModel with --merge-tokens {options.merge_tokens}" if options.merge_tokens else None
+    form = "SavedModel" if exact else form or f"{options.dtype} SavedModel"
     loaded = tf.saved_model.load(path)
     image_shape = (*expected.preprocessing.image_size, expected.preprocessing.channels)
     warmed_up = warmup.write_requests(path, loaded.signatures, expected.samples.encoded[0], image_shape)
-    logits, probabilities = [], []
+    logits, probabilities, scores = [], [], []
     with Progress("verifying", len(expected.logits)) as progress:
         for files, images in expected.batches():
-            logits.append(loaded.signatures["image_tensor"](image=tf.constant(images))["logits"])
-            probabilities.append(loaded.signatures["serving_default"](image_bytes=tf.constant(files))["probabilities"])
+            logits += [*loaded.signatures["image_tensor"](image=tf.constant(images))["logits"].numpy()]
+            answer = loaded.signatures["serving_default"](image_bytes=tf.constant(files))
+            probabilities.append(answer["probabilities"])
+            scores.append(answer.get("unknown_score"))
             progress.update(len(files))
-    found = parity.compare(expected, np.concatenate(logits))
+    measures = task.measure(form, expected, [{"logits": row} for row in logits], exact=exact)
     activation = tf.sigmoid if origin.multi_label else tf.nn.softmax
     difference = np.abs(np.concatenate(probabilities) - activation(expected.logits / origin.temperature)).max()
     if exact:
-        parity.require_equal("SavedModel", found)
         parity.require_close("SavedModel's probabilities of encoded images", difference, expected.tolerance)
     else:
-        parity.require_agreement(form, found, max_disagreement)
-        from_files = parity.compare(expected, _logits_of(np.concatenate(probabilities), multi_label=origin.multi_label))
-        parity.require_agreement(f"{form} with encoded images", from_files, max_disagreement)
-    call = functools.partial(loaded.signatures["image_tensor"], image=tf.constant(images[:1]))
-    latency = report.latency(call)
-    del loaded, call
+        from_files = _logits_of(np.concatenate(probabilities), multi_label=origin.multi_label)
+        task.measure(f"{form} with encoded images", expected, [{"logits": row} for row in from_files], exact=False)
+    first = next(images for _, images in expected.batches())[:1]
+    latency = report.latency(lambda: loaded.signatures["image_tensor"](image=tf.constant(first)))
     facts = {
         "bytes": directory_bytes(path),
-        **parity.as_json(found),
+        **measures,
         "keras_accuracy": expected.accuracy,
         "encoded_images_max_abs_diff": float(difference),
         "warm_up_requests": warmed_up,
         "latency_ms": {"all_threads": latency},
         "operators": _operators(path),
     }
-    return found, facts
-
-
-def _verify_unknown(path: pathlib.Path, expected: parity.Reference, exported: ExportedModel, *, exact: bool) -> dict:
-    """Compare the scores of unknown images with the Keras model's. Raises ParityError if `exact` and they differ."""
-    assert exported.unknown is not None
-    run = tf.saved_model.load(path).signatures["serving_default"]
-    model = in_dtype(exported.model, "float32")
-    scores = exported.unknown.scores(model, (images for _, images in expected.batches()))
-    found = [run(image_bytes=tf.constant(files))["unknown_score"] for files, _ in expected.batches()]
-    return parity.unknown_facts("SavedModel", exported.unknown, scores, np.concatenate(found), exact=exact)
+    if (unknown := task.exported.unknown) is not None:
+        model = in_dtype(task.exported.model, "float32")
+        ours = unknown.scores(model, (images for _, images in expected.batches()))
+        facts |= parity.unknown_facts("SavedModel", unknown, ours, np.concatenate(scores), exact=exact)
+    if options.tflite:
+        facts |= write_served_file(path, task.exported, expected)
+    return measures, facts
 
 
 def _logits_of(probabilities: np.ndarray, *, multi_label: bool) -> np.ndarray:
@@ -216,10 +242,7 @@ def _interface(path: pathlib.Path) -> list[tuple[str, str, str, str, str]]:
     return rows
 
 
-def summary(path: pathlib.Path, found: parity.Parity) -> str:
-    """The result of `export_saved_model` as a sentence for the terminal."""
-    accuracy = "" if np.isnan(found.accuracy) else f", accuracy {found.accuracy:.4f}"
-    return (
-        f"{path}: {directory_bytes(path):,} bytes; logits within {found.max_abs_diff:.2g} of the Keras model on "
-        f"{found.num_images:,} images{accuracy}; see {path / 'report.md'}."
-    )
+def summary(task: Task, path: pathlib.Path, measures: Measures) -> str:
+    """Return the result of `export_saved_model` as a sentence for the terminal."""
+    size = f"{directory_bytes(path):,} bytes; " if isinstance(task, Classification) else ""
+    return f"{path}: {size}{task.sentence(measures)}; see {path / 'report.md'}."

@@ -18,22 +18,36 @@ A tensor of another shape is INVALID_ARGUMENT with both shapes. Loaders do not c
 signature, and the convolution kernels of TensorFlow abort the process if the rank is wrong. So the graphs accept any
 shape and check it first (`tf.ensure_shape`). With shapes in the graph, the optimizer could remove this check as always
 true. So `add_shapes` writes the shapes only to the signatures.
+
+An export of embeddings has others:
+
+    embed         image_bytes (B,) image files of any size -> embeddings (B, D)
+    embed_tensor  image (B, h, w, C) float32 in the model's range -> embeddings (B, D)
 """
 
+import functools
 import pathlib
 from collections.abc import Callable, Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from export.saved_model.image_decoding import decode_batch
-from keras_vit import UserError, ViTConfig, config_of, intermediates, preprocessing_of
+from export.files import save_module
+from export.inference_model import inference_model
+from export.tasks import Reference, Task
+from keras_vit import Preprocessing, UserError, ViTConfig, config_of, intermediates, preprocessing_of
+from keras_vit.images.formats import LARGEST_SERVED, format_list
 from keras_vit.scores import TOP_K, Scoring
 from keras_vit.unknown_score import UnknownScorer
 
 # Feature of a tf.Example with the image file, as usual in TensorFlow datasets.
 ENCODED = "image/encoded"
+# Makes a function of a batch of image files.
+_of_files = functools.partial(
+    tf.function, autograph=False, input_signature=[tf.TensorSpec(None, tf.string, name="image_bytes")]
+)
 
 
 class Servable(tf.Module):
@@ -72,79 +86,92 @@ def signatures(
     scoring: Scoring | None = None,
     unknown: UnknownScorer | None = None,
 ) -> dict[str, Callable]:
-    """Concrete functions over the variables of the model; closures, because default arguments cannot be saved.
+    """Return concrete functions over the variables of a classifier, from `inference_model`.
 
     Args:
-        model: classifier, from `inference_model`.
-        labels: (K,) strings, tracked by the saved object.
         attention: whether to add the attention probabilities. Raises UserError if the model has none.
         xla: whether XLA compiles the network. Image files are decoded outside of it.
-        scoring: how the logits become probabilities; the output "logits" stays as it is. Its threshold adds "accepted"
-            to serving_default. Default: the softmax, without a threshold.
-        unknown: adds "unknown_score", and to serving_default "unknown"; None leaves them out.
+        scoring: how the logits become probabilities; its threshold adds "accepted" to serving_default.
+        unknown: adds "unknown_score", and to serving_default "unknown".
     """
     scoring, preprocessing = scoring or Scoring(), preprocessing_of(model)
-    shape = (*preprocessing.image_size, preprocessing.channels)
-    images = tf.TensorSpec((None, *shape), tf.float32, name="image")
-    any_images = tf.TensorSpec(None, tf.float32, name="image")
-    any_pixels = tf.TensorSpec(None, tf.uint8, name="image")
-    any_files = tf.TensorSpec(None, tf.string, name="image_bytes")
-    any_examples = tf.TensorSpec(None, tf.string, name="inputs")
-
+    images = tf.TensorSpec((None, *preprocessing.image_size, preprocessing.channels), tf.float32, name="image")
     inner = intermediates(model, ["pre_logits"]).output
     network = _network(keras.Model(model.input, {"logits": model.output, **inner}), images, xla)
 
-    @tf.function(autograph=False, input_signature=[any_files])
+    @_of_files
     def decoded(image_bytes):
         return decode_batch(tf.ensure_shape(image_bytes, (None,)), preprocessing)
 
-    @tf.function(autograph=False, input_signature=[any_images])
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.float32, name="image")])
     def image_tensor(image):
-        inside = network(tf.ensure_shape(image, images.shape))
-        logits = inside["logits"]
-        activation = tf.sigmoid if scoring.is_multi_label else tf.nn.softmax
-        scores = {} if unknown is None else {"unknown_score": unknown.score(inside["pre_logits"], logits)}
-        return {"logits": logits, "probabilities": activation(logits / scoring.temperature), **scores}
+        return _scored(network(tf.ensure_shape(image, images.shape)), scoring, unknown)
 
-    @tf.function(autograph=False, input_signature=[any_pixels])
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.uint8, name="image")])
     def image_tensor_uint8(image):
         return image_tensor(preprocessing.normalize(tf.ensure_shape(image, images.shape)))
 
-    @tf.function(autograph=False, input_signature=[any_files])
-    def serving_default(image_bytes):
-        found = image_tensor(decoded(image_bytes))
-        probabilities = found["probabilities"]
-        scores, classes = tf.math.top_k(probabilities, min(TOP_K, labels.shape[0]))
-        names = tf.gather(labels, classes)
-        accepted = {} if scoring.threshold is None else {"accepted": scores[:, 0] >= scoring.threshold}
-        if unknown is not None:
-            score = found["unknown_score"]
-            accepted |= {"unknown_score": score, "unknown": score > unknown.threshold}
-        return {"probabilities": probabilities, "classes": classes, "labels": names, "scores": scores, **accepted}
-
-    @tf.function(autograph=False, input_signature=[any_files])
+    @_of_files
     def features(image_bytes):
         return {"features": network(decoded(image_bytes))["pre_logits"]}
 
-    @tf.function(autograph=False, input_signature=[any_examples])
-    def classify(inputs):
-        parsed = tf.io.parse_example(tf.ensure_shape(inputs, (None,)), {ENCODED: tf.io.FixedLenFeature((), tf.string)})
-        outputs = serving_default(parsed[ENCODED])
-        return {"classes": outputs["labels"], "scores": outputs["scores"]}
-
+    serving_default = _serving_default(lambda files: image_tensor(decoded(files)), labels, scoring, unknown)
     functions = {
         "serving_default": serving_default,
         "image_tensor": image_tensor,
         "image_tensor_uint8": image_tensor_uint8,
         "features": features,
-        "classify": classify,
+        "classify": _classify(serving_default),
     }
     if attention:
         attending = _network(intermediates(model, attention_names(model)), images, xla)
-        functions["attention"] = tf.function(
-            lambda image_bytes: attending(decoded(image_bytes)), autograph=False, input_signature=[any_files]
-        )
+        functions["attention"] = _of_files(lambda image_bytes: attending(decoded(image_bytes)))
     return {name: function.get_concrete_function() for name, function in functions.items()}
+
+
+def _scored(inside: dict[str, tf.Tensor], scoring: Scoring, unknown: UnknownScorer | None) -> dict[str, tf.Tensor]:
+    """Return logits, probabilities, and the score of unknown images from what the head reads and gives."""
+    logits = inside["logits"]
+    activation = tf.sigmoid if scoring.is_multi_label else tf.nn.softmax
+    scores = {} if unknown is None else {"unknown_score": unknown.score(inside["pre_logits"], logits)}
+    return {"logits": logits, "probabilities": activation(logits / scoring.temperature), **scores}
+
+
+def _serving_default(
+    classify_files: Callable, labels: tf.Tensor, scoring: Scoring, unknown: UnknownScorer | None
+) -> Callable:
+    """Return the signature of image files; `classify_files` gives their probabilities and scores."""
+
+    @_of_files
+    def serving_default(image_bytes):
+        found = classify_files(image_bytes)
+        scores, classes = tf.math.top_k(found["probabilities"], min(TOP_K, labels.shape[0]))
+        outputs = {
+            "probabilities": found["probabilities"],
+            "classes": classes,
+            "labels": tf.gather(labels, classes),
+            "scores": scores,
+        }
+        if scoring.threshold is not None:
+            outputs["accepted"] = scores[:, 0] >= scoring.threshold
+        if unknown is not None:
+            score = found["unknown_score"]
+            outputs |= {"unknown_score": score, "unknown": score > unknown.threshold}
+        return outputs
+
+    return serving_default
+
+
+def _classify(serving_default: Callable) -> Callable:
+    """Return the signature of the Classify API."""
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.string, name="inputs")])
+    def classify(inputs):
+        parsed = tf.io.parse_example(tf.ensure_shape(inputs, (None,)), {ENCODED: tf.io.FixedLenFeature((), tf.string)})
+        outputs = serving_default(parsed[ENCODED])
+        return {"classes": outputs["labels"], "scores": outputs["scores"]}
+
+    return classify
 
 
 def _network(model: keras.Model, images: tf.TensorSpec, xla: bool) -> Callable:
@@ -176,3 +203,60 @@ def add_shapes(directory: pathlib.Path, image_shape: Sequence[int]) -> None:
                 shape = (None, *image_shape) if name == "image" else (None,)
                 info.tensor_shape.CopyFrom(tf.TensorShape(shape).as_proto())
     file.write_bytes(saved.SerializeToString(deterministic=True))
+
+
+def write_embeddings(task: Task, path: pathlib.Path) -> None:
+    """Write the signatures and weights of embeddings."""
+    preprocessing = task.exported.preprocessing
+    model = task.network(inference_model(task.exported.model, for_tensorflow=True))
+    shape = (*preprocessing.image_size, preprocessing.channels)
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.float32, name="image")])
+    def embed_tensor(image):
+        return model(tf.ensure_shape(image, (None, *shape)), training=False)
+
+    @_of_files
+    def embed(image_bytes):
+        return embed_tensor(decode_batch(tf.ensure_shape(image_bytes, (None,)), preprocessing))
+
+    module = tf.Module()
+    module.weights = [weight.value for weight in model.weights]
+    functions = {"embed": embed.get_concrete_function(), "embed_tensor": embed_tensor.get_concrete_function()}
+    save_module(module, path, functions)
+    add_shapes(path, shape)
+
+
+def measure_embeddings(task: Task, expected: Reference, signatures) -> dict:
+    """Return nothing to report. Raises ParityError unless files give the embeddings of the Keras model."""
+    files = (files for files, _ in expected.batches())
+    batches = [signatures["embed"](image_bytes=tf.constant(each))["embeddings"] for each in files]
+    found = [{"embeddings": row} for row in np.concatenate(batches)]
+    task.measure("SavedModel with encoded images", expected, found, exact=True)
+    return {}
+
+
+def decode_batch(image_bytes: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
+    """Decode image files (B,) in parallel to (B, height, width, channels) float32 in the value range of the model.
+
+    An element of another format, or with more than LARGEST_SERVED pixels, is INVALID_ARGUMENT with its index. The error
+    of a decoder does not name the element of the batch. So each file is an element of a tf.data pipeline: those that
+    fail are missing from the result, and the error of the request lists their indices.
+    """
+    shape = (*preprocessing.image_size, preprocessing.channels)
+    count = tf.size(image_bytes, out_type=tf.int64)
+
+    @tf.autograph.experimental.do_not_convert  # the rewriting takes longer than the tracing
+    def decode(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return index, tf.ensure_shape(
+            tf.cast(preprocessing.read(image_bytes[index], most_pixels=LARGEST_SERVED), tf.float32), shape
+        )
+
+    images = tf.data.Dataset.range(count).map(decode, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    images = images.ignore_errors()
+    end = tf.data.Dataset.from_tensors((tf.constant(-1, tf.int64), tf.zeros(shape)))  # for an empty batch
+    indices, pixels = images.concatenate(end).batch(count + 1).get_single_element()
+    missing = tf.sets.difference(tf.range(count)[None], indices[None, :-1]).values
+    limit = f"no whole {format_list()} of at most {LARGEST_SERVED // 10**6} megapixels"
+    message = tf.strings.format(f"image_bytes{{}}: {limit}", missing)  # image_bytes[3 5]: no whole …
+    with tf.control_dependencies([tf.debugging.Assert(tf.size(missing) == 0, [message])]):
+        return preprocessing.normalize(tf.ensure_shape(tf.identity(pixels[:-1]), (None, *shape)))

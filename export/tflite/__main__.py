@@ -7,10 +7,9 @@ Input: image (1, H, W, C) float32 in the value range of the model, or uint8 pixe
 stores its labels and its normalization as TFLite Metadata.
 """
 
-import pathlib
 from collections.abc import Sequence
 
-from export.options import PROCESSORS, TFLiteOptions
+from export.options import TFLiteOptions
 from keras_vit import cli
 from keras_vit.cli import parser
 
@@ -26,39 +25,26 @@ def main(arguments: Sequence[str]) -> None:
     output = export_folder(options.output)
     cli.require_tensorflow()
 
-    from export.source import open_model
-    from export.task_of_run import task_of_run
+    from export.tasks import Classification, open_task
     from export.tflite.calibration import read_calibration
     from export.tflite.export import export_tflite, summary
-    from export.tflite.task import export_task
+    from keras_vit.files.documents import read_json
 
-    source = options.source
-    if (task := task_of_run(run, source, options.embeddings)) is not None:
-        for path, measures in export_task(task, options).values():
-            print(f"{path}: {task.sentence(measures)}; {PROCESSORS[options.target]}.")
-        _print_gpu_check(output)
-        kind = [] if options.embeddings is None else ["--embeddings", options.embeddings]
-        cli.print_next([("saved-model", *source.arguments(), *kind, "--output", "served")])
-        return
-    exported = open_model(run, options.source)
-    written = export_tflite(exported, options, read_calibration(run, options, exported.labels))
-    print(summary(written, options.target))
-    _print_gpu_check(output)
-    artifacts = [str(path) for path, _ in written.values()] if run.data_options else []
+    task = open_task(run, options.source, options.embeddings)
+    is_classifier = isinstance(task, Classification)
+    calibration = read_calibration(run, options, task.exported.labels) if is_classifier else None
+    written = export_tflite(task, options, calibration)
+    print(summary(task, written, options.target))
+    for note in read_json(output / "report.json")["notes"]:
+        if "GPU accelerator" in note:
+            print(note)
+    artifacts = [str(path) for path, _ in written.values()] if run.data_options and is_classifier else []
     evaluations = [
         ("evaluate", "--run", file, *run.data_options, "--output", f"{file.removesuffix('.tflite')}-report")
         for file in artifacts[:2]
     ]
-    cli.print_next([*evaluations, ("saved-model", *options.source.arguments(), "--output", "served")])
-
-
-def _print_gpu_check(output: pathlib.Path) -> None:
-    """Print what the report of an export says of LiteRT's accelerator; nothing for other targets."""
-    from keras_vit.files.documents import read_json
-
-    for note in read_json(output / "report.json")["notes"]:
-        if "GPU accelerator" in note:
-            print(note)
+    embeddings = [] if options.embeddings is None else ["--embeddings", options.embeddings]
+    cli.print_next([*evaluations, ("saved-model", *options.source.arguments(), *embeddings, "--output", "served")])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """Runs TFLite files for GPUs in LiteRT's WebGPU accelerator, which needs a Vulkan driver but no GPU.
 
 The driver is that of VK_DRIVER_FILES, the system's, or SwiftShader, which Chromium brings and which computes on the
-CPU, in float32.
+CPU, in float32. Files are checked in it before they are kept, and have numbers with which an app repeats the check on a
+phone.
 """
 
+import dataclasses
+import json
 import os
 import pathlib
 import re
@@ -11,23 +14,34 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
 
-from export.tflite import accelerator_process
+from export.options import TFLiteFormat
+from export.tflite import accelerator_process, tflite_file
 from export.tflite.flatbuffer import Graph, Operator, pack, unpack
-from keras_vit.errors import ParityError
+from export.tflite.quantize import quantize
+from keras_vit.errors import ParityError, UserError
 
 # Seconds that a run may take.
 LONGEST = 600.0
 # Largest difference from the interpreter, relative to the largest output.
 TOLERANCE = 1e-4
+# Images of the check.
+NUM_IMAGES = 2
+# The page that compares in a browser.
+PAGE = "check.html"
 DRIVER_PACKAGE = "chromium"
 # Folders in which packages of Chromium put SwiftShader.
 _CHROMIUM = ("/usr/lib/chromium", "/usr/lib64/chromium-browser", "/usr/lib/chromium-browser", "/opt/google/chrome")
 _NO_DRIVER = "No adapters found"
+_NOT_SHOWN = (
+    "It computes in float32 and, without a GPU, on the CPU: it shows neither the rounding of float16, nor the kernels "
+    "of Mali and Adreno, nor NPUs, nor speed."
+)
 _REFUSED = re.compile(r"not supported by GPU delegate:\n(.*?)\n\d+ operations will run", re.DOTALL)
 
 # Outputs of several images (n, ...), by name.
@@ -164,3 +178,91 @@ def _first_operators(content: bytes, operators: Sequence[Operator]) -> bytes:
         end.name, end.tensorIndex = str(index), index
         signature.outputs.append(end)
     return pack(model)
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuCheck:
+    """Runs the files of an export in LiteRT's accelerator, or copies of them with two blocks, which take seconds."""
+
+    is_required: bool
+    """Whether a file that cannot be run is an error."""
+    images: np.ndarray
+    """Inputs (2, h, w, C) of the model."""
+    copy: bytes | None
+    """The float32 file with the first and the last block alone; None to check the files themselves."""
+    accept: Callable[[Outputs, Outputs], bool] = is_right
+    """Whether outputs of the accelerator are those of the interpreter."""
+
+    def facts(self, kind: TFLiteFormat, content: bytes) -> dict[str, Any]:
+        """Check a file. Returns the fields for report.json.
+
+        Raises ParityError if the accelerator refuses the file or computes it wrongly, and UserError if it has to be run
+        and cannot.
+        """
+        whole = self.copy is None
+        of = "the file" if whole else "a copy with its first and last block"
+        name = f"{kind} TFLite file" if whole else f"{kind} TFLite file, in a copy with its first and last block,"
+        try:
+            error = check(name, content if whole else self._copied(kind), self.images, self.accept)
+        except NotRunError as reason:
+            if self.is_required:
+                raise UserError(
+                    f"The {kind} TFLite file was not run in LiteRT's GPU accelerator: {reason}. Without "
+                    "--require-gpu-check it is written all the same."
+                ) from None
+            return {"gpu_check": f"not run: {reason}"}
+        return {"gpu_check": of, "gpu_check_error": error}
+
+    def _copied(self, kind: TFLiteFormat) -> bytes:
+        assert self.copy is not None
+        if kind == "float32":
+            return self.copy
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "float32.tflite"
+            file.write_bytes(self.copy)
+            return quantize(file, kind)
+
+
+def sentences(rows: Mapping[Any, Mapping[str, Any]]) -> list[str]:
+    """Return what was checked in LiteRT's accelerator, for the report and the terminal; empty if nothing was to be.
+
+    rows: measurements by format, with the fields of `GpuCheck.facts`.
+    """
+    found = {kind: row for kind, row in rows.items() if "gpu_check" in row}
+    right = [
+        f"{kind}: {row['gpu_check']}, within {row['gpu_check_error']:.1g} of the largest output"
+        for kind, row in found.items()
+        if "gpu_check_error" in row
+    ]
+    rest = [f"{kind}: {row['gpu_check']}" for kind, row in found.items() if "gpu_check_error" not in row]
+    return [
+        *(
+            [f"Right in LiteRT's GPU accelerator on {NUM_IMAGES} images ({'; '.join(right)}). {_NOT_SHOWN}"]
+            if right
+            else []
+        ),
+        *([f"LiteRT's GPU accelerator: {'; '.join(rest)}."] if rest else []),
+    ]
+
+
+def write_with_golden_numbers(file: pathlib.Path, content: bytes, images: np.ndarray) -> None:
+    """Write a file with metadata, and the golden numbers of its first images into it and beside it."""
+    golden = golden_numbers(content, images[:NUM_IMAGES])
+    file.write_bytes(tflite_file.with_golden_numbers(content, golden))
+    file.with_suffix(f".{tflite_file.GOLDEN}").write_bytes(golden)
+
+
+def write_page(directory: pathlib.Path, files: Sequence[str]) -> None:
+    """Write check.html, which runs these files in a browser and compares with the golden numbers beside them."""
+    page = pathlib.Path(__file__).with_name(PAGE).read_text(encoding="utf-8")
+    page = page.replace("const FILES = [];", f"const FILES = {json.dumps(list(files))};")
+    (directory / PAGE).write_text(page, encoding="utf-8")
+
+
+def golden_numbers(content: bytes, images: np.ndarray) -> bytes:
+    """Little-endian float32: of each image (h, w, C) its numbers, then those of each output, by the names' order."""
+    outputs = run_interpreter(content, images)
+    parts = [
+        part for row, image in enumerate(images) for part in (image, *(outputs[name][row] for name in sorted(outputs)))
+    ]
+    return b"".join(np.asarray(part, "<f4").tobytes() for part in parts)

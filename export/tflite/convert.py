@@ -25,18 +25,16 @@ _Function = Callable[[tf.Tensor], Mapping[str, tf.Tensor]]
 def to_tflite(
     model: keras.Model,
     *,
-    for_delegates: np.ndarray | None = None,
     uint8_input: bool = False,
     dynamic_batch: bool = False,
     all_tokens: bool = False,
     finish: Callable[[keras.Model], keras.Model] | None = None,
     unknown: UnknownScorer | None = None,
 ) -> bytes:
-    """Convert the `inference_model` of a model, with batch 1 or a dynamic batch, or its `delegate_model`.
+    """Convert the `inference_model` of a model, with batch 1 or a dynamic batch.
 
     Args:
         model: from `keras_vit.build`.
-        for_delegates: some inputs (n, h, w, C), for `to_delegate_tflite` instead.
         uint8_input: take pixels and normalize them.
         dynamic_batch: take any number of images.
         all_tokens: compute all tokens of the last block.
@@ -46,8 +44,6 @@ def to_tflite(
     Returns:
         The file, from image (B, h, w, C) to logits (B, K), or to the outputs of `finish`.
     """
-    if for_delegates is not None:
-        return to_delegate_tflite(model, for_delegates, all_tokens=all_tokens, finish=finish)
     preprocessing = preprocessing_of(model)
     network = inference_model(model, all_tokens=all_tokens)
     network = network if finish is None else finish(network)

@@ -1,4 +1,8 @@
-"""Exports a model as TFLite files, and verifies them against the Keras model."""
+"""Exports a model as TFLite files, and verifies them against the Keras model.
+
+Input: image (1, H, W, C) float32 in the value range of the model. Outputs: those of the task, by the names of the
+signature, see `export.tasks`; with --target gpu or npu they are all float32.
+"""
 
 import dataclasses
 import functools
@@ -12,11 +16,11 @@ import keras
 import numpy as np
 
 from export import fingerprint, parity, report
-from export.inference_model import in_dtype
+from export.inference_model import in_dtype, inner_blocks
 from export.options import CALIBRATED, PROCESSORS, Target, TFLiteFormat, TFLiteOptions
-from export.source import ExportedModel, Provenance
-from export.tflite import gpu_check, quantize, tflite_file
-from export.tflite.convert import to_tflite
+from export.tasks import Classification, Measures, Task
+from export.tflite import accelerator, quantize, tflite_file
+from export.tflite.convert import to_delegate_tflite, to_tflite
 from export.tflite.delegate_rules import require_rules
 from export.tflite.four_bits import DenseLayers
 from export.tflite.gptq import round_kernels
@@ -26,8 +30,6 @@ from keras_vit import UserError, run_directory
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
-from keras_vit.files.tables import short_name
-from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
 from keras_vit.run_directory import Samples
 from keras_vit.unknown_score import UNKNOWN_SCORE
 
@@ -38,159 +40,179 @@ _RECOMMENDED = (0.99, 0.005)
 
 
 def export_tflite(
-    exported: ExportedModel, options: TFLiteOptions, calibration: Samples | None = None
-) -> dict[TFLiteFormat, tuple[pathlib.Path, parity.Parity]]:
+    task: Task, options: TFLiteOptions, calibration: Samples | None = None
+) -> dict[TFLiteFormat, tuple[pathlib.Path, Measures]]:
     """Write one file per format. Returns its path and its differences from the Keras model.
 
     Each file is loaded again and run on all samples. Raises ParityError, and writes nothing, if float32 differs from
-    the model by more than rounding, or if another format predicts other classes for too many images. Raises UserError
-    if the output holds files of another model.
+    the model by more than rounding, or another format by more than its task allows. Raises UserError if the output
+    holds files of another model.
 
     Args:
-        exported: the model.
+        task: the model and what it does.
         options: of the command; `source` and `calibration` are not used.
         calibration: representative images; see `export.tflite.calibration.read_calibration`.
     """
     output = run_directory.output_folder(options.output)
-    if calibration is None and (calibrated := [kind for kind in options.formats if kind in CALIBRATED]):
-        raise UserError(f"{calibrated[0]} needs representative images for its calibration; pass --calibration FOLDER.")
-    if "int4-weights" in options.formats:
-        _check_dense(exported.model, options.target)
-    exported = exported.with_logits()
-    if options.target != "cpu":  # files for delegates have the logits alone
-        exported = dataclasses.replace(exported, unknown=None)
-    texts = fingerprint.identity_files(output, exported.model, exported.labels, exported.origin)
+    _check_formats(task, options, calibration)
+    task = task.prepared(options.max_disagreement)
+    texts = task.identity(output)
     with staged(output) as stage:
         with (
             tempfile.TemporaryDirectory(dir=stage) as temporary,
             Progress("TFLite", len(options.formats), "formats") as progress,
         ):
-            export = _Export(exported, options, calibration, stage, pathlib.Path(temporary))
-            for number, kind in enumerate(options.formats, 1):
-                progress.doing = f"{kind} ({number} of {len(options.formats)})"
-                export.write(kind)
+            export = _Export(task, options, calibration, stage, pathlib.Path(temporary))
+            for number, form in enumerate(options.formats, 1):
+                progress.doing = f"{form} ({number} of {len(options.formats)})"
+                export.write(form)
                 progress.update()
         if options.target == "gpu":
-            gpu_check.write_page(stage, [file.name for file, _ in export.written.values()])
+            accelerator.write_page(stage, [file.name for file, _ in export.written.values()])
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
-        export.report(fingerprint.note_on_earlier(output, stage)).write(stage)
-    return {kind: (output / file.name, found) for kind, (file, found) in export.written.items()}
+        export.report(fingerprint.note_on_earlier(output, stage) if texts else [])
+    return {form: (output / file.name, measures) for form, (file, measures) in export.written.items()}
+
+
+def _check_formats(task: Task, options: TFLiteOptions, calibration: Samples | None) -> None:
+    """Raise UserError for formats and options that the task does not have, or whose calibration has no images."""
+    if not isinstance(task, Classification):
+        quantize.refuse_calibrated(options.formats)
+        options.refuse_those_of_classes(task.noun)
+    elif calibration is None and (calibrated := [form for form in options.formats if form in CALIBRATED]):
+        raise UserError(f"{calibrated[0]} needs representative images for its calibration; pass --calibration FOLDER.")
+    if "int4-weights" in options.formats:
+        model = task.exported.model
+        dense = sum(layer.count_params() for layer in model.layers if isinstance(layer, keras.layers.Dense))
+        if options.target != "cpu" or dense < model.count_params() / 2:
+            raise UserError(
+                "int4-weights stores dense layers in 4 bits, but most weights here are those of convolutions; take "
+                "int8-weights."
+            )
 
 
 class _Export:
-    """The files of a classifier, while they are made.
+    """The files of a model, while they are made.
 
     Args:
-        exported: the model.
+        task: the model and what it does.
         options: of the command.
-        calibration: representative images.
+        calibration: representative images of a classifier.
         stage: folder for the files.
         temporary: folder for float32 files that others are made of.
     """
 
     def __init__(
         self,
-        exported: ExportedModel,
+        task: Task,
         options: TFLiteOptions,
         calibration: Samples | None,
         stage: pathlib.Path,
         temporary: pathlib.Path,
     ):
-        self._exported, self._options, self._stage, self._temporary = exported, options, stage, temporary
-        self.written: dict[TFLiteFormat, tuple[pathlib.Path, parity.Parity]] = {}
+        self._task, self._options, self._stage, self._temporary = task, options, stage, temporary
+        self._model = task.exported.model
+        # Files for delegates have the logits alone.
+        self._unknown = task.exported.unknown if options.target == "cpu" else None
+        self.written: dict[TFLiteFormat, tuple[pathlib.Path, Measures]] = {}
         self._rows = dict[TFLiteFormat, dict[str, Any]]()
         self._quantization = _Quantization()
-        self._expected = parity.reference(
-            in_dtype(exported.model, "float32"),
-            exported.preprocessing,
-            exported.samples,
-            multi_label=exported.origin.multi_label,
-            raw_pixels=options.uint8_input,
-        )
+        self._expected = task.reference(raw_pixels=options.uint8_input)
         self._representative, self._inputs = list[np.ndarray](), list[np.ndarray]()
         if calibration is not None:
-            reference = parity.Reference(calibration, exported.preprocessing, np.zeros(0))
+            reference = parity.Reference(calibration, task.exported.preprocessing)
             self._representative = [images for _, images in reference.batches()]
             raw = (images for _, images in reference.batches(raw_pixels=True))
             batches = raw if options.uint8_input else self._representative
             self._inputs = [image[None] for images in batches for image in images]
         self._float_file = functools.cache(self._make_float_file)
-        self._rounded = functools.cache(functools.partial(round_kernels, exported.model, self._representative))
+        self._rounded = functools.cache(functools.partial(round_kernels, self._model, self._representative))
 
-    def write(self, kind: TFLiteFormat) -> None:
+    def write(self, form: TFLiteFormat) -> None:
         """Write the file of a format, compare it with the model, and measure it."""
-        started, target = time.perf_counter(), self._options.target
-        content = self._content(kind)
-        checked = dict[str, Any]()
+        started, target, name = time.perf_counter(), self._options.target, f"{form} TFLite file"
+        content = self._content(form)
         if target != "cpu":
-            require_rules(f"{kind} TFLite file", content, target)
-        if target == "gpu":
-            checked = self._gpu_check.facts(kind, content)
-        file = self._stage / f"model-{kind}{self._ending}.tflite"
-        scores, threshold = self._score_facts(kind, content)
-        described = self._with_metadata(kind, content, threshold)
+            require_rules(name, content, target)
+        checked = self._gpu_check.facts(form, content) if target == "gpu" else {}
+        file = self._stage / f"{self._task.stem}-{form}{self._ending}.tflite"
+        scores, threshold = self._score_facts(form, content)
+        described = self._with_metadata(form, content, threshold)
         if target == "cpu":
             file.write_bytes(described)
         else:
-            gpu_check.write_with_golden_numbers(file, described, self._images)
-        unknown = self._exported.unknown
-        in_float = 0 if unknown is None else unknown.num_bytes
-        check_weights(file, 4 * self._exported.model.count_params(), WEIGHT_SHARE[kind], in_float)
-        found = parity.compare(self._expected, run_tflite(file, self._expected, self._options.uint8_input))
-        if kind == "float32":
-            parity.require_equal("float32 TFLite file", found)
-        else:
-            parity.require_agreement(f"{kind} TFLite file", found, self._options.max_disagreement)
-        self.written[kind] = (file, found)
-        self._rows[kind] = _measurements(file, found, started) | scores | checked
-        if target == "gpu":
-            half = parity.compare(self._expected, run_in_half(content, self._expected))
-            self._rows[kind] |= {"float16_agreement": half.agreement, "float16_max_abs_diff": half.max_abs_diff}
-        if kind == "int8":
-            self._quantization.errors[kind] = quantize.layer_errors(
-                self._float_file_of(kind), file, [image[None] for image in self._images], self._layers
-            )
+            accelerator.write_with_golden_numbers(file, described, self._images)
+        found = run_tflite(file, self._expected, self._options.uint8_input)
+        measures = self._task.measure(name, self._expected, found, exact=form == "float32")
+        self.written[form] = (file, measures)
+        self._rows[form] = {**measures, "bytes": file.stat().st_size, **checked}
+        if isinstance(self._task, Classification):
+            self._rows[form] = self._measure_classifier(form, started) | scores | checked
+            if target == "gpu":
+                half = parity.compare(self._expected, run_in_half(content, self._expected))
+                self._rows[form] |= {"float16_agreement": half.agreement, "float16_max_abs_diff": half.max_abs_diff}
 
-    def report(self, notes: Sequence[str]) -> report.FormatsReport:
-        """The report of all files."""
-        notes = [*gpu_check.sentences(self._rows), *notes]
-        return _report(self._exported.origin, self._expected, self._rows, self._quantization, notes, self._options)
+    def report(self, notes: Sequence[str]) -> None:
+        """Write the report of all files."""
+        notes = [*accelerator.sentences(self._rows), *notes]
+        extra = report.Extra(notes)
+        if isinstance(self._task, Classification):
+            extra = _extra(self._expected, self._rows, self._quantization, notes, self._options)
+        self._task.report(self._stage, "TFLite", self._expected, self._rows, extra)
 
-    def _content(self, kind: TFLiteFormat) -> bytes:
-        """The file of a format, without metadata."""
-        file, steps = self._float_file_of(kind), self._quantization.steps
-        if kind == "float32":
+    def _measure_classifier(self, form: TFLiteFormat, started: float) -> dict[str, Any]:
+        """Return size, speed and operators of a file. Raises ParityError if it does not have its weights."""
+        file, measures = self.written[form]
+        in_float = 0 if self._unknown is None else self._unknown.num_bytes
+        check_weights(file, 4 * self._model.count_params(), WEIGHT_SHARE[form], in_float)
+        latency = functools.partial(tflite_file.latency, file)
+        operators = tflite_file.operators(file)
+        measured = report.measurements(file.stat().st_size, measures, latency, operators, started)
+        if form == "int8":
+            images = [image[None] for image in self._images]
+            errors = quantize.layer_errors(self._float_file_of(form), file, images, self._layers)
+            self._quantization.errors[form] = errors
+        return {"file": file.name, **measured, "xnnpack_partitions": tflite_file.partitions(file)}
+
+    def _content(self, form: TFLiteFormat) -> bytes:
+        """Return the file of a format, without metadata."""
+        file, steps = self._float_file_of(form), self._quantization.steps
+        if form == "float32":
             return file.read_bytes()
-        if kind == "int8":
-            multi_label, at_run_time = self._exported.origin.multi_label, self._options.target == "cpu"
-            content, steps[kind] = quantize.quantize_static(
+        if form == "int8":
+            multi_label, at_run_time = self._task.exported.origin.multi_label, self._options.target == "cpu"
+            content, steps[form] = quantize.quantize_static(
                 file, self._inputs, multi_label=multi_label, at_run_time=at_run_time
             )
             return content
-        if kind == "int4-weights":
+        if form == "int4-weights":
             kept = self._quantization.in_eight_bits = quantize.kept_in_eight_bits(file, self._inputs)
             in_four_bits = quantize.in_four_bits(file, kept, self._layers)
             return quantize.quantize_four_bits(self._float_file(True, in_four_bits), kept)
-        return quantize.quantize(file, kind)
+        return quantize.quantize(file, form)
 
-    def _float_file_of(self, kind: TFLiteFormat) -> pathlib.Path:
-        """The float32 file that a format is made of, with rounded kernels where these are rounded to 8 bits."""
-        is_rounded = kind in EIGHT_BIT_WEIGHTS and bool(self._representative)
+    def _float_file_of(self, form: TFLiteFormat) -> pathlib.Path:
+        """Return the float32 file that a format is made of, its kernels rounded where these are rounded to 8 bits."""
+        is_rounded = form in EIGHT_BIT_WEIGHTS and bool(self._representative)
         # Ranges over all tokens are wider than those of the class tokens of a few images, and clip less.
-        return self._float_file(kind in CALIBRATED, frozenset() if is_rounded else None)
+        all_tokens = self._task.all_tokens or form in CALIBRATED
+        return self._float_file(all_tokens, frozenset() if is_rounded else None)
 
     def _make_float_file(self, all_tokens: bool, in_four_bits: frozenset[str] | None) -> pathlib.Path:
-        """A float32 file; its kernels are rounded, of some layers to 4 bits, unless that is None."""
-        network = self._exported.model if in_four_bits is None else self._rounded(in_four_bits)
-        content = to_tflite(
-            network,
-            for_delegates=None if self._options.target == "cpu" else self._images,
-            uint8_input=self._options.uint8_input,
-            dynamic_batch=self._options.dynamic_batch,
-            all_tokens=all_tokens,
-            unknown=self._exported.unknown,
-        )
+        """Write a float32 file; its kernels are rounded, of some layers to 4 bits, unless that is None."""
+        network, finish = self._model if in_four_bits is None else self._rounded(in_four_bits), self._task.finish
+        if self._options.target != "cpu":
+            content = to_delegate_tflite(network, self._images, all_tokens=all_tokens, finish=finish)
+        else:
+            content = to_tflite(
+                network,
+                uint8_input=self._options.uint8_input,
+                dynamic_batch=self._options.dynamic_batch,
+                all_tokens=all_tokens,
+                finish=finish,
+                unknown=self._unknown,
+            )
         names = "-".join(map(str, (all_tokens, in_four_bits is not None, bool(in_four_bits))))
         file = self._temporary / f"{names}.tflite"
         file.write_bytes(content)
@@ -199,58 +221,65 @@ class _Export:
     @functools.cached_property
     def _images(self) -> np.ndarray:
         """Some inputs of the files."""
-        return next(self._expected.batches(raw_pixels=self._options.uint8_input))[1][:_COMPARED]
+        count = _COMPARED if isinstance(self._task, Classification) else accelerator.NUM_IMAGES
+        batches = (images for _, images in self._expected.batches(raw_pixels=self._options.uint8_input))
+        images = next(batches)
+        if isinstance(self._task, Classification) or len(images) >= count:
+            return images[:count]
+        return np.concatenate([images, *batches])[:count]
 
     @functools.cached_property
     def _layers(self) -> list[str]:
-        return [layer.name for layer in self._exported.model.layers]
+        return [layer.name for layer in self._model.layers]
 
     @functools.cached_property
-    def _gpu_check(self) -> gpu_check.GpuCheck:
-        return gpu_check.GpuCheck.of(self._options, self._exported.model, self._images)
+    def _gpu_check(self) -> accelerator.GpuCheck:
+        task, copy = self._task, None
+        if self._options.check == "two-blocks" and inner_blocks(self._model):
+            form: dict[str, Any] = {"all_tokens": task.all_tokens, "finish": task.finish}
+            copy = to_delegate_tflite(self._model, self._images, first_and_last_block=True, **form)
+        accept = accelerator.is_right if isinstance(task, Classification) else functools.partial(_accepted, task)
+        images = self._images[: accelerator.NUM_IMAGES]
+        return accelerator.GpuCheck(self._options.require_gpu_check, images, copy, accept)
 
-    @functools.cached_property
+    @property
     def _ending(self) -> str:
-        """Of the names of the files."""
+        """The ending of the names of the files."""
         options = self._options
-        ending = "" if options.target == "cpu" else f"-{options.target}"
-        return (
-            ending
-            + ("-uint8-input" if options.uint8_input else "")
-            + ("-dynamic-batch" if options.dynamic_batch else "")
-        )
+        parts = [
+            "" if options.target == "cpu" else f"-{options.target}",
+            "-uint8-input" if options.uint8_input else "",
+            "-dynamic-batch" if options.dynamic_batch else "",
+        ]
+        return "".join(parts)
 
     @functools.cached_property
     def _expected_scores(self) -> np.ndarray:
-        """Of unknown images, by the Keras model."""
-        assert self._exported.unknown is not None
-        raw = self._options.uint8_input
+        """The scores of unknown images by the Keras model."""
+        assert self._unknown is not None
+        raw, normalize = self._options.uint8_input, self._task.exported.preprocessing.normalize
         batches = (images for _, images in self._expected.batches(raw_pixels=raw))
-        normalized = (np.asarray(self._exported.preprocessing.normalize(each)) if raw else each for each in batches)
-        return self._exported.unknown.scores(in_dtype(self._exported.model, "float32"), normalized)
+        normalized = (np.asarray(normalize(each)) if raw else each for each in batches)
+        return self._unknown.scores(in_dtype(self._model, "float32"), normalized)
 
-    def _score_facts(self, kind: TFLiteFormat, content: bytes) -> tuple[dict[str, object], float | None]:
-        """The measurements of the score of unknown images, and its threshold in a file."""
-        unknown = self._exported.unknown
+    def _score_facts(self, form: TFLiteFormat, content: bytes) -> tuple[dict[str, object], float | None]:
+        """Return the measurements of the score of unknown images, and its threshold in a file."""
+        unknown = self._unknown
         if unknown is None:
             return {}, None
-        file, threshold = self._temporary / "scored.tflite", unknown.threshold
+        file, threshold, exact = self._temporary / "scored.tflite", unknown.threshold, form == "float32"
         file.write_bytes(content)
-        scores = tflite_file.run_samples(file, self._expected, self._options.uint8_input, output=UNKNOWN_SCORE)
-        if kind != "float32":
+        outputs = tflite_file.run_samples(file, self._expected, self._options.uint8_input)
+        scores = np.stack([each[UNKNOWN_SCORE] for each in outputs])
+        if not exact:
             threshold = parity.matched_threshold(threshold, self._expected_scores, scores)
         facts = parity.unknown_facts(
-            f"{kind} TFLite file", unknown, self._expected_scores, scores, exact=kind == "float32", threshold=threshold
+            f"{form} TFLite file", unknown, self._expected_scores, scores, exact=exact, threshold=threshold
         )
         return facts, threshold
 
-    def _with_metadata(self, kind: TFLiteFormat, content: bytes, threshold: float | None) -> bytes:
-        exported, origin = self._exported, self._exported.origin
-        description = f"{short_name(origin.name)}, {kind}; weights: {origin.weights}"
-        if origin.multi_label:
-            description += f"; {SEVERAL_CLASSES}"
-        if origin.temperature != 1.0:
-            description += calibration_text(origin.temperature)
+    def _with_metadata(self, form: TFLiteFormat, content: bytes, threshold: float | None) -> bytes:
+        exported, description = self._task.exported, self._task.description(form)
         if threshold is not None:
             description += f"; unknown above the unknown_score {threshold:.9g}"
         return tflite_file.with_metadata(
@@ -260,8 +289,21 @@ class _Export:
             exported.labels,
             exported.preprocessing,
             self._options.uint8_input,
-            origin.license_text,
+            exported.origin.license_text,
         )
+
+
+def _accepted(task: Task, found: parity.Outputs, expected: parity.Outputs) -> bool:
+    """Return whether outputs (n, ...) of the accelerator are those of the interpreter, as the task compares them."""
+    ours, theirs = (
+        [dict(zip(each, row, strict=True)) for row in zip(*each.values(), strict=True)] for each in (expected, found)
+    )
+    reference = parity.Reference(task.exported.samples, task.exported.preprocessing, outputs=ours)
+    try:
+        task.measure("file in the accelerator", reference, theirs, exact=True)
+    except ParityError:
+        return False
+    return True
 
 
 @dataclasses.dataclass
@@ -301,16 +343,6 @@ class _Quantization:
         return {kind: dict(list(found.items())[:_LISTED]) for kind, found in self.errors.items()}
 
 
-def _check_dense(model: keras.Model, target: Target) -> None:
-    """Raise UserError unless most weights are those of dense layers, which int4-weights stores in 4 bits."""
-    dense = sum(layer.count_params() for layer in model.layers if isinstance(layer, keras.layers.Dense))
-    if target != "cpu" or dense < model.count_params() / 2:
-        raise UserError(
-            "int4-weights stores dense layers in 4 bits, but most weights here are those of convolutions; take "
-            "int8-weights."
-        )
-
-
 def check_weights(file: pathlib.Path, weight_bytes: int, share: float, in_float: int = 0) -> None:
     """Raise ParityError if a file is too small to hold the weights, or too large for quantized weights.
 
@@ -323,23 +355,9 @@ def check_weights(file: pathlib.Path, weight_bytes: int, share: float, in_float:
         raise ParityError(f"{file.name} has {size} bytes: its weights were not quantized, so it was not kept.")
 
 
-def run_tflite(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False) -> np.ndarray:
-    """Logits (n, K) of the sample images from a TFLite file."""
+def run_tflite(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False) -> list[parity.Outputs]:
+    """Return the outputs of a TFLite file for the sample images."""
     return tflite_file.run_samples(file, expected, raw_pixels)
-
-
-def _measurements(file: pathlib.Path, found: parity.Parity, started: float) -> dict[str, Any]:
-    return {
-        "file": file.name,
-        **report.measurements(
-            file.stat().st_size,
-            found,
-            lambda threads: tflite_file.latency(file, threads),
-            tflite_file.operators(file),
-            started,
-        ),
-        "xnnpack_partitions": tflite_file.partitions(file),
-    }
 
 
 def recommend(rows: Mapping[TFLiteFormat, Mapping[str, Any]], keras_accuracy: float | None) -> str:
@@ -366,36 +384,28 @@ def recommend(rows: Mapping[TFLiteFormat, Mapping[str, Any]], keras_accuracy: fl
     return sentence + (f" Not recommended for this model: {', '.join(poor)}." if poor and good else "")
 
 
-def _report(
-    origin: Provenance,
+def _extra(
     expected: parity.Reference,
     rows: Mapping[TFLiteFormat, Mapping[str, Any]],
     quantization: _Quantization,
     notes: Sequence[str],
     options: TFLiteOptions,
-) -> report.FormatsReport:
+) -> report.Extra:
+    """Return what the report of a classifier has beside what any has."""
     recommendation = recommend(rows, expected.accuracy)
-    half: dict[str, Callable[[Mapping[str, Any]], object]] = {}
+    columns: dict[str, Callable[[Mapping[str, Any]], object]] = {
+        "XNNPACK partitions": lambda row: row["xnnpack_partitions"]
+    }
     if any("float16_agreement" in row for row in rows.values()):
-        half = {
-            "agreement in float16": lambda row: f"{row['float16_agreement']:.4f}",
-            "max diff in float16": lambda row: f"{row['float16_max_abs_diff']:.3g}",
-        }
-    return report.FormatsReport(
-        "TFLite",
-        f"{short_name(origin.name)} as TFLite",
-        origin,
-        expected,
-        rows,
-        facts=quantization.facts() | {"recommendation": recommendation, "notes": [recommendation, *notes]},
-        columns={"XNNPACK partitions": lambda row: row["xnnpack_partitions"], **half},
-        tables=quantization.tables(),
-        panels={
-            "agreement with the Keras model": {kind: row["agreement"] for kind, row in rows.items()},
-            **{f"{kind}: noise / signal": found for kind, found in quantization.errors.items()},
-        },
-        raw_pixels=options.uint8_input,
-    )
+        columns["agreement in float16"] = lambda row: f"{row['float16_agreement']:.4f}"
+        columns["max diff in float16"] = lambda row: f"{row['float16_max_abs_diff']:.3g}"
+    panels: dict[str, Mapping[str, float]] = {
+        "agreement with the Keras model": {form: row["agreement"] for form, row in rows.items()},
+        **{f"{form}: noise / signal": found for form, found in quantization.errors.items()},
+    }
+    facts = quantization.facts() | {"recommendation": recommendation}
+    notes = [recommendation, *notes]
+    return report.Extra(notes, facts, columns, quantization.tables(), panels, raw_pixels=options.uint8_input)
 
 
 def _kept(in_eight_bits: Sequence[DenseLayers]) -> list[report.Table]:
@@ -422,7 +432,9 @@ def _gains(steps: Mapping[TFLiteFormat, Sequence[quantize.Step]]) -> list[report
     ]
 
 
-def summary(written: Mapping[TFLiteFormat, tuple[pathlib.Path, parity.Parity]], target: Target = "cpu") -> str:
-    """The result of `export_tflite` as a table for the terminal."""
-    sizes = {kind: path.stat().st_size for kind, (path, _) in written.items()}
-    return report.format_table(written, sizes, PROCESSORS[target])
+def summary(task: Task, written: Mapping[TFLiteFormat, tuple[pathlib.Path, Measures]], target: Target = "cpu") -> str:
+    """Return the result of `export_tflite` for the terminal: a table, of a classifier, or sentences."""
+    if isinstance(task, Classification):
+        return report.format_table(written, PROCESSORS[target])
+    sentences = [f"{path}: {task.sentence(measures)}" for path, measures in written.values()]
+    return "\n".join(f"{sentence}; {PROCESSORS[target]}." for sentence in sentences)

@@ -1,14 +1,23 @@
-"""The graph of a TFLite file: its operators and tensors, as Python objects."""
+"""The graph of a TFLite file: its operators and tensors, and its products with weights, as Python objects."""
 
 import dataclasses
 import functools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+from keras_vit.cli.progress import tracked
+from keras_vit.unknown_score import UNKNOWN_SCORE
 
 _NAMES = {number: name for name, number in vars(schema.BuiltinOperator).items() if isinstance(number, int)}
+
+_PRODUCTS = (schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.CONV_2D)
+# Noise of a product by its ranges, relative to the variance of its outputs, from which it is called noisy.
+_NOISY = 1e-3
 
 
 class _AlignedBuilder(flatbuffers.Builder):
@@ -101,3 +110,111 @@ class Graph:
             dtype=next(name for name, number in vars(schema.TensorType).items() if number == found.type),
             constant=None if data is None else np.asarray(data),
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A product of activations with weights in a float32 file."""
+
+    inputs: str
+    """Name of the tensor that it reads."""
+    outputs: str
+    """Name of the tensor that it makes."""
+    weights: np.ndarray
+    """(units, D), or (units, height, width, D) of a convolution."""
+
+
+def products(content: bytes) -> list[Product]:
+    """Return the products with weights, in order, without those of the score of unknown images."""
+    model = unpack(content)
+    [subgraph] = model.subgraphs
+    found = []
+    for operator in subgraph.operators:
+        if model.operatorCodes[operator.opcodeIndex].builtinCode not in _PRODUCTS:
+            continue
+        taken, weights = (subgraph.tensors[index] for index in operator.inputs[:2])
+        data = model.buffers[weights.buffer].data
+        made = subgraph.tensors[operator.outputs[0]].name.decode()
+        if data is not None and not made.startswith(f"{UNKNOWN_SCORE}/"):
+            values = np.frombuffer(np.asarray(data, np.uint8).tobytes(), np.float32).reshape(weights.shape)
+            found.append(Product(taken.name.decode(), made, values))
+    return found
+
+
+def with_weights(content: bytes, weights: Mapping[str, np.ndarray]) -> bytes:
+    """Return the file with other weights of some products, by the name of the tensor that a product makes."""
+    model = unpack(content)
+    [subgraph] = model.subgraphs
+    for operator in subgraph.operators:
+        new = weights.get(subgraph.tensors[operator.outputs[0]].name.decode())
+        if new is not None:
+            buffer = model.buffers[subgraph.tensors[operator.inputs[1]].buffer]
+            buffer.data = np.frombuffer(new.astype(np.float32).tobytes(), np.uint8)
+    return pack(model)
+
+
+def noisy_products(
+    content: bytes, ranges: Mapping[str, Mapping[str, np.ndarray]], images: Sequence[np.ndarray]
+) -> list[str]:
+    """Return the outputs of the products whose inputs and outputs lose most in their ranges in 8 bits, by tensor name.
+
+    Args:
+        content: the float32 file.
+        ranges: "min" and "max" of each tensor, by tensor name.
+        images: some inputs of the file.
+    """
+    found = {product.outputs: product for product in products(content)}
+    names = {name for product in found.values() for name in (product.inputs, product.outputs)}
+    noise = dict.fromkeys(found, 0.0)
+    outputs: dict[str, list[np.ndarray]] = {name: [] for name in found}  # mean and mean square of each unit
+    for tensors in activations(content, images, names):
+        errors = {name: _error(tensor, ranges[name]) for name, tensor in tensors.items() if name in ranges}
+        for name, product in found.items():
+            if product.inputs in errors and name in errors:
+                units = len(product.weights)
+                # The errors of the inputs are independent, so their power is multiplied by that of the weights.
+                noise[name] += np.mean(np.square(errors[product.inputs])) * np.sum(np.square(product.weights))
+                noise[name] += np.mean(np.square(errors[name])) * units
+                rows = tensors[name].reshape(-1, units).astype(np.float64)
+                outputs[name].append(np.stack([rows.mean(axis=0), np.square(rows).mean(axis=0)]))
+    noisy = []
+    for name, moments in outputs.items():
+        if moments:
+            mean, square = np.mean(moments, axis=0)
+            if noise[name] > _NOISY * len(moments) * np.sum(square - np.square(mean)):
+                noisy.append(name)
+    return noisy
+
+
+def _error(tensor: np.ndarray, ends: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the loss of a tensor by rounding and clipping to a range."""
+    low, high = min(float(np.min(ends["min"])), 0.0), max(float(np.max(ends["max"])), 0.0)
+    step = max(high - low, 1e-30) / 255.0
+    return tensor - np.clip(np.round(tensor / step) * step, low, high)
+
+
+def activations(
+    content: bytes, images: Sequence[np.ndarray], names: Collection[str]
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the tensors of these names for each image; constants are left out."""
+    interpreter = Interpreter(
+        model_content=content,
+        num_threads=2,
+        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+        experimental_preserve_all_tensors=True,  # otherwise tensors share memory
+    )
+    constants = {tensor.name.decode() for tensor in _constants(content)}
+    interpreter.allocate_tensors()
+    [taken] = interpreter.get_input_details()
+    details = interpreter.get_tensor_details()
+    numbers = {found["name"]: found["index"] for found in details if found["name"] in {*names} - constants}
+    for image in tracked(images, "measuring activations"):
+        interpreter.set_tensor(taken["index"], image)
+        interpreter.invoke()
+        yield {name: interpreter.get_tensor(number) for name, number in numbers.items()}
+
+
+def _constants(content: bytes) -> list[schema.TensorT]:
+    model = unpack(content)
+    [subgraph] = model.subgraphs
+    return [tensor for tensor in subgraph.tensors if model.buffers[tensor.buffer].data is not None]

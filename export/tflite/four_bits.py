@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from export.tflite.products import Product, products, with_weights
+from export.tflite.flatbuffer import Product, products, with_weights
 from keras_vit.cli.progress import tracked
 
 # Share of the weights of all dense layers that may stay in 8 bits.

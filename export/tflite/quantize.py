@@ -37,8 +37,7 @@ from ai_edge_quantizer.utils import qsv_utils, validation_utils
 from export import parity
 from export.options import CALIBRATED, TFLiteFormat
 from export.tflite import four_bits
-from export.tflite.flatbuffer import pack, unpack
-from export.tflite.products import noisy_products, products
+from export.tflite.flatbuffer import noisy_products, pack, products, unpack
 from keras_vit import UserError
 from keras_vit.cli.progress import tracked
 from keras_vit.unknown_score import UNKNOWN_SCORE
@@ -177,52 +176,57 @@ def quantize_static(
         multi_label: whether an image may have several classes.
         at_run_time: whether products may take ranges at run time, as those of int8-dynamic; delegates may not run them.
     """
-    content = float_file.read_bytes()
-    judges, measured = _spread(calibration, _JUDGES), _spread(calibration, _MEASURED)
-    expected = _logits(content, judges)
-    steps: list[Step] = []
-    dynamic: list[str] = []
-
-    def tried(name: str, in_float: Sequence[str] = ()) -> bytes:
-        with _silenced():
-            settings = _recipe("int8", in_float, dynamic=dynamic)
-            made = quantizer.Quantizer(str(float_file), settings).quantize(dict(ranges))
-        found = _with_signature(bytes(made.quantized_model))
-        logits = _logits(found, judges)
-        error = float(np.sqrt(np.mean(np.square(logits - expected))))
-        same = parity.agreement(expected, logits, multi_label=multi_label)
-        steps.append(Step(name, error, same, kept=not steps or error < best_step().error))
-        return found
-
-    def best_step() -> Step:
-        return [step for step in steps if step.kept][-1]
-
-    ranges = _ranges(float_file, _recipe("int8"), calibration)
-    best = tried("extremes as ranges")
-    if len(judges) < _FEWEST:
-        return best, steps
-    if at_run_time and (dynamic := noisy_products(content, ranges, _spread(calibration, _FEWEST))):
-        found = tried(f"ranges at run time for {len(dynamic)} products")
-        if steps[-1].kept:
-            best = found
-        else:
-            dynamic = []
-    in_float: list[str] = []
+    content, steps = float_file.read_bytes(), _Steps(float_file, calibration, multi_label)
+    steps.add("extremes as ranges")
+    if len(steps.judges) < _FEWEST:
+        return steps.best, steps.steps
+    dynamic = noisy_products(content, steps.ranges, _spread(calibration, _FEWEST)) if at_run_time else []
+    if dynamic and not steps.add(f"ranges at run time for {len(dynamic)} products", dynamic):
+        dynamic = []
+    in_float, measured = list[str](), _spread(calibration, _MEASURED)
     sizes = {found.outputs: found.weights.size for found in products(content)}
     budget = _FLOAT_SHARE * sum(sizes.values())
-    while best_step().agreement < _ENOUGH_AGREEMENT:
-        left = [name for name in _noisiest(float_file, best, measured) if name not in in_float and name in sizes]
-        fitting = [name for name in left if sizes[name] <= budget]
+    while steps.last_kept.agreement < _ENOUGH_AGREEMENT:
+        noisy = [name for name in _noisiest(float_file, steps.best, measured) if name not in in_float]
+        fitting = [name for name in noisy if name in sizes and sizes[name] <= budget]
         if not fitting:
             break
         in_float.append(fitting[0])
         budget -= sizes[fitting[0]]
-        found = tried(f"{layer_of(fitting[0])} in float32", in_float)
-        if steps[-1].kept:
-            best = found
-        else:
+        if not steps.add(f"{layer_of(fitting[0])} in float32", dynamic, in_float):
             break
-    return best, steps
+    return steps.best, steps.steps
+
+
+class _Steps:
+    """The steps of static quantization, judged by the logits of some calibration images."""
+
+    def __init__(self, float_file: pathlib.Path, calibration: Sequence[np.ndarray], multi_label: bool):
+        self._file, self._multi_label = float_file, multi_label
+        self.judges = _spread(calibration, _JUDGES)
+        self._expected = _logits(float_file.read_bytes(), self.judges)
+        self.ranges = _ranges(float_file, _recipe("int8"), calibration)
+        self.steps = list[Step]()
+        self.best = b""
+        """The file of the last step that was kept."""
+
+    @property
+    def last_kept(self) -> Step:
+        return [step for step in self.steps if step.kept][-1]
+
+    def add(self, name: str, dynamic: Sequence[str] = (), in_float: Sequence[str] = ()) -> bool:
+        """Quantize, and return whether the logits came nearer to those of the float32 file."""
+        with _silenced():
+            settings = _recipe("int8", in_float, dynamic=dynamic)
+            made = quantizer.Quantizer(str(self._file), settings).quantize(dict(self.ranges))
+        content = _with_signature(bytes(made.quantized_model))
+        logits = _logits(content, self.judges)
+        error = float(np.sqrt(np.mean(np.square(logits - self._expected))))
+        agreement = parity.agreement(self._expected, logits, multi_label=self._multi_label)
+        kept = not self.steps or error < self.last_kept.error
+        self.steps.append(Step(name, error, agreement, kept))
+        self.best = content if kept else self.best
+        return kept
 
 
 def _with_signature(content: bytes) -> bytes:

@@ -16,7 +16,6 @@ from export import parity, report
 from export.tflite.flatbuffer import pack, unpack
 from keras_vit import Preprocessing, run_directory
 from keras_vit.cli.native_stderr import native_stderr_silenced
-from keras_vit.cli.progress import Progress
 from keras_vit.files.labels import labels_text
 from keras_vit.files.tflite_metadata import preprocessing_text
 from keras_vit.unknown_score import UNKNOWN_SCORE
@@ -68,7 +67,7 @@ def with_metadata(
 
 
 def with_golden_numbers(content: bytes, golden: bytes) -> bytes:
-    """Add the associated file golden.bin to a file with metadata; see `export.tflite.gpu_check.golden_numbers`."""
+    """Add the associated file golden.bin to a file with metadata; see `export.tflite.accelerator.golden_numbers`."""
     stream = io.BytesIO(content)
     with zipfile.ZipFile(stream, "a") as archive:
         archive.writestr(zipfile.ZipInfo(GOLDEN), golden, zipfile.ZIP_DEFLATED)
@@ -143,36 +142,21 @@ def interpreter(file: pathlib.Path, threads: int) -> Interpreter:
     return made
 
 
-def run_samples(
-    file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False, output: str = "logits"
-) -> np.ndarray:
-    """Logits (n, K) of the sample images, or unknown_score (n,), one image at a time in parallel interpreters."""
-    count = len(expected.logits)
-    workers = min(_MOST_WORKERS, os.cpu_count() or 1, count)
-    is_score = output == UNKNOWN_SCORE
-    logits = np.empty(count if is_score else expected.logits.shape, np.float32)
-    interpreters = [interpreter(file, 1) for _ in range(workers)]
+def run_samples(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False) -> list[parity.Outputs]:
+    """Return the outputs for the sample images, one image at a time in parallel interpreters."""
+    workers = min(_MOST_WORKERS, os.cpu_count() or 1, len(expected.samples.encoded))
+    runners = [interpreter(file, 1).get_signature_runner() for _ in range(workers)]
 
-    def run_worker(worker: int, first: int, images: np.ndarray) -> None:
-        inputs, outputs = _ends(interpreters[worker])
-        (target,) = (details["index"] for details in outputs if (len(details["shape"]) == 1) == is_score)
-        source = inputs[0]["index"]
-        for index in range(worker, len(images), workers):
-            interpreters[worker].set_tensor(source, images[index : index + 1])
-            interpreters[worker].invoke()
-            logits[first + index] = interpreters[worker].get_tensor(target)[0]
+    def run_worker(worker: int, images: np.ndarray) -> list[parity.Outputs]:
+        return [runners[worker](image=image[None]) for image in images[worker::workers]]
 
-    first = 0
-    with Progress("verifying", count) as progress, concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        for _, images in expected.batches(raw_pixels=raw_pixels):
-            list(pool.map(lambda worker, first=first, images=images: run_worker(worker, first, images), range(workers)))
-            first += len(images)
-            progress.update(len(images))
-    return logits
+    def run(images: np.ndarray) -> parity.Outputs:
+        parts = list(pool.map(run_worker, range(workers), [images] * workers))
+        rows = [parts[index % workers][index // workers] for index in range(len(images))]
+        return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
-
-def _ends(of: Interpreter) -> tuple[list[dict], list[dict]]:
-    return of.get_input_details(), of.get_output_details()
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        return expected.outputs_of(run, raw_pixels=raw_pixels)
 
 
 def latency(file: pathlib.Path, threads: int) -> float:

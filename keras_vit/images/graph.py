@@ -413,25 +413,13 @@ def _first_gif_frame(data: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         flags = at(position)
         return tf.where(flags >= 128, 3 * tf.bitwise.left_shift(tf.constant(2, tf.int64), flags % 8), 0)
 
-    def skip_sub_blocks(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Position behind a run of equal sub-blocks and one other sub-block; whether their terminator came, too."""
-        stride = 1 + at(position)
-        lengths = tf.reshape(content[position : position + stride * _GIF_RUN : stride], (-1,))  # static rank
-        differs = tf.cast(lengths, tf.int64) != stride - 1
-        equal = tf.where(tf.reduce_any(differs), tf.argmax(differs), tf.size(lengths, out_type=tf.int64))
-        other = position + tf.where(stride > 1, equal * stride, 0)
-        after = other + 1 + at(other)
-        ends = tf.equal(at(other), 0)
-        ends_after = ~ends & tf.equal(at(after), 0)
-        return after + tf.cast(ends_after, tf.int64), ends | ends_after
-
     def step(position: tf.Tensor, inside: tf.Tensor, pixels: tf.Tensor, done: tf.Tensor, count: tf.Tensor):
         """One block, or several sub-blocks; `inside` tells whether sub-blocks follow."""
         kind = at(position)
         frame, extension = ~inside & tf.equal(kind, 0x2C), ~inside & tf.equal(kind, 0x21)
         after, ends = tf.cond(
             inside,
-            lambda: skip_sub_blocks(position),
+            lambda: _skip_sub_blocks(content, at, position),
             lambda: (tf.where(extension, position + 2, length), tf.constant(False)),
         )
         after = tf.where(frame, position + 11 + color_table(position + 9), after)
@@ -449,6 +437,19 @@ def _first_gif_frame(data: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     )
     # A file that ends within its first frame is left to the decoder, which refuses it.
     return tf.where(done | (end >= length), pixels, 0), tf.minimum(end, length)
+
+
+def _skip_sub_blocks(content: tf.Tensor, at: Callable, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Position behind a run of equal sub-blocks and one other sub-block; whether their terminator came, too."""
+    stride = 1 + at(position)
+    lengths = tf.reshape(content[position : position + stride * _GIF_RUN : stride], (-1,))  # static rank
+    differs = tf.cast(lengths, tf.int64) != stride - 1
+    equal = tf.where(tf.reduce_any(differs), tf.argmax(differs), tf.size(lengths, out_type=tf.int64))
+    other = position + tf.where(stride > 1, equal * stride, 0)
+    after = other + 1 + at(other)
+    ends = tf.equal(at(other), 0)
+    ends_after = ~ends & tf.equal(at(after), 0)
+    return after + tf.cast(ends_after, tf.int64), ends | ends_after
 
 
 def preprocessed_bytes(image: tf.Tensor, preprocessing) -> tf.Tensor:

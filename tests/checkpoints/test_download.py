@@ -5,7 +5,6 @@ import collections
 import contextlib
 import hashlib
 import http.server
-import io
 import json
 import pathlib
 import re
@@ -23,7 +22,7 @@ import pytest
 from keras_vit import UserError
 from keras_vit.checkpoints.fetch.find import best_upstream, find_checkpoint
 from keras_vit.files import transfer
-from tests.support import Terminal, without_pauses
+from tests.support import without_pauses
 
 STORAGE = "https://storage.googleapis.com"
 CONTENT = b"PK\x03\x04" + bytes(range(251)) * 13_007  # more than three reads, not a power of two
@@ -60,56 +59,44 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.close_connection = True
 
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
         self.server.requests[path] += 1
         self.server.times.append(time.monotonic())
         first = self.server.requests[path] == 1
         length = {"Content-Length": str(len(CONTENT))}
-        if path == "/complete/model.npz":
-            self.answer(200, CONTENT)
+        answers = {
+            "/complete/model.npz": (200, CONTENT), "/short-once.npz": (200, CONTENT), "/forbidden.npz": (403,),
+            "/busy-once.npz": (503, b"later") if first else (200, CONTENT),
+        }  # fmt: skip
+        redirects = {"/linked.npz": "/complete/model.npz", "/near.npz": "/complete/model.npz"}
+        redirects |= {"/far.npz": "http://example.com/model.npz"}
+        if path == "/short.npz" or (path == "/short-once.npz" and first):
+            self.answer(200, CONTENT[:1_500_000], **length)
+        elif path in answers:
+            self.answer(*answers[path])
+        elif path in redirects:
+            self.answer(302, Location=redirects[path], **({"X_Linked_Etag": query} if query else {}))
         elif path == "/together.npz":
             self.server.together.wait(10)
             self.answer(200, CONTENT)
-        elif path == "/short.npz" or (path == "/short-once.npz" and first):
-            self.answer(200, CONTENT[:1_500_000], **length)
-        elif path == "/short-once.npz":
-            self.answer(200, CONTENT)
-        elif path == "/silent.npz":
-            self.answer(200, b"begin", **length)
+        elif path in ("/silent.npz", "/interrupted.npz"):
+            self.answer(200, b"begin" if path == "/silent.npz" else CONTENT[:1_500_000], **length)
             self.wfile.flush()
+            if path == "/interrupted.npz":
+                self.server.interrupt()
             threading.Event().wait(2)
-        elif path == "/interrupted.npz":
-            self.answer(200, CONTENT[:1_500_000], **length)
-            self.wfile.flush()
-            self.server.interrupt()
-            threading.Event().wait(2)
-        elif path == "/busy-once.npz":
-            self.answer(*((503, b"later") if first else (200, CONTENT)))
         elif path.startswith("/hashed/"):  # the hashes stand in the query
-            self.answer(200, CONTENT, **dict(urllib.parse.parse_qsl(self.path.partition("?")[2])))
-        elif path == "/linked.npz":
-            self.answer(302, Location="/complete/model.npz", X_Linked_Etag=self.path.partition("?")[2])
-        elif path == "/near.npz":
-            self.answer(302, Location="/complete/model.npz")
-        elif path == "/far.npz":
-            self.answer(302, Location="http://example.com/model.npz")
-        elif path in ("/chunked.npz", "/chunked-short.npz"):
+            self.answer(200, CONTENT, **dict(urllib.parse.parse_qsl(query)))
+        elif path in ("/chunked.npz", "/chunked-short.npz", "/endless.npz"):
             chunk = b"%x\r\n%s\r\n" % (len(CONTENT), CONTENT)
             self.send_response(200)
-            self.send_header("Transfer-Encoding", "chunked")
+            self.send_header(*(("Connection", "close") if "endless" in path else ("Transfer-Encoding", "chunked")))
             self.end_headers()
-            self.wfile.write(chunk + b"0\r\n\r\n" if path == "/chunked.npz" else chunk[:1_500_000])
-            self.close_connection = True
-        elif path == "/endless.npz":
-            self.send_response(200)
-            self.send_header("Connection", "close")
-            self.end_headers()
-            self.wfile.write(CONTENT)
+            endings = {"/chunked.npz": chunk + b"0\r\n\r\n", "/chunked-short.npz": chunk[:1_500_000]}
+            self.wfile.write(endings.get(path, CONTENT))
             self.close_connection = True
         elif path.startswith("/page"):
             self.answer(200, b"\n<!DOCTYPE html><title>Sign in</title>")
-        elif path == "/forbidden.npz":
-            self.answer(403)
         else:
             self.answer(404, b"no such object")
 
@@ -188,18 +175,13 @@ FINE = f"{B_16}--imagenet2012-steps_20k-lr_0.03-res_384"
     ("name", "address"),
     [
         ("imagenet21k/ViT-B_16", "vit_models/imagenet21k/ViT-B_16.npz"),
-        ("imagenet21k/ViT-B_16.npz", "vit_models/imagenet21k/ViT-B_16.npz"),
         ("imagenet21k/R50+ViT-B_16", "vit_models/imagenet21k/R50%2BViT-B_16.npz"),
         ("imagenet21k+imagenet2012/ViT-B_16-224", "vit_models/imagenet21k%2Bimagenet2012/ViT-B_16-224.npz"),
-        ("imagenet21k+imagenet2012/ViT-L_16", "vit_models/imagenet21k%2Bimagenet2012/ViT-L_16.npz"),
-        ("imagenet21k+imagenet2012/ViT-L_16-224", "vit_models/imagenet21k%2Bimagenet2012/ViT-L_16-224.npz"),
         ("sam/ViT-B_16", "vit_models/sam/ViT-B_16.npz"),
         ("gsam/ViT-S_32", "vit_models/gsam/ViT-S_32.npz"),
         (f"augreg:{B_16}", f"vit_models/augreg/{B_16}.npz"),
         (f"augreg:{FINE}.npz", f"vit_models/augreg/{FINE}.npz"),
         ("bit:BiT-M-R50x1", "bit_models/BiT-M-R50x1.npz"),
-        ("bit:BiT-S-R152x4", "bit_models/BiT-S-R152x4.npz"),
-        ("bit:BiT-M-R50x1-ILSVRC2012", "bit_models/BiT-M-R50x1-ILSVRC2012.npz"),
         ("bit:vtab/BiT-M-R101x3-run2-dsprites-xpos", "bit_models/vtab/BiT-M-R101x3-run2-dsprites-xpos.npz"),
         ("bit:distill/R152x2_T_384", "bit_models/distill/R152x2_T_384.npz"),
         ("big_vision:vit_s16_i1k_300ep", "big_vision/vit_s16_i1k_300ep.npz"),
@@ -210,13 +192,6 @@ FINE = f"{B_16}--imagenet2012-steps_20k-lr_0.03-res_384"
 )
 def test_a_name_becomes_an_address(name, address):
     assert error_message(name).startswith(f"{STORAGE}/{address} cannot be downloaded (")
-
-
-def test_an_augreg_model_without_its_index_is_said_to_need_the_file_that_the_index_names_too():
-    assert error_message("augreg:R50_L_32").startswith(
-        "augreg:R50_L_32 needs AugReg's index.csv and the checkpoint file that it names (the full name of a file after "
-        f"augreg: needs no index), but {STORAGE}/vit_models/augreg/index.csv cannot be downloaded ("
-    )
 
 
 def test_equivalent_addresses_have_one_cache_path():
@@ -230,21 +205,13 @@ def test_equivalent_addresses_have_one_cache_path():
     [
         ("imagenet21k/ViT-B_61", "imagenet21k/ViT-B_16"),
         ("ViT-B_16", "like imagenet21k/ViT-B_16, imagenet21k+imagenet2012/ViT-B_16, sam/ViT-B_16, gsam/ViT-B_16."),
-        ("BiT-M-R50x1.npz", "like bit:BiT-M-R50x1."),
-        ("", "augreg:B_16"),
-        ("augreg:B16", "augreg:B_16"),
-        ("augreg:../../index.csv", "augreg:"),
-        (f"augreg:{B_16}/../x", "augreg:"),
+        ("BiT-M-R50x1.npz", "like bit:BiT-M-R50x1."), ("", "augreg:B_16"), ("augreg:../../index.csv", "augreg:"),
         ("bit:BiT-L-R50x1", "bit:BiT-M-R50x1"),
         ("bit:vtab/BiT-M-R152x2-run0-svhn", "bit:vtab/BiT-M-R152x4-run0-svhn"),
-        ("big_vision:vit_s16_i1k_30ep", "big_vision:vit_s16_i1k_300ep"),
-        ("xyzzy", "augreg:B_16"),
-        ("imagenet21/ViT-B_16", "imagenet21k/ViT-B_16"),
-        ("model\0.npz", ""),
-        ("model\udcff.npz", ""),
-        ("x" * 100_000, "augreg:B_16"),
+        ("big_vision:vit_s16_i1k_30ep", "big_vision:vit_s16_i1k_300ep"), ("xyzzy", "augreg:B_16"),
+        ("model\0.npz", ""), ("model\udcff.npz", ""), ("x" * 100_000, "augreg:B_16"),
     ],
-)
+)  # fmt: skip
 def test_an_unknown_name_is_refused_with_the_nearest_official_ones(name, near, cache):
     sentence = error_message(name)
     found, advice = sentence.split("; give an existing path, an https:// or gs:// address, ")
@@ -259,9 +226,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_official_ones(name, near, c
     ("name", "advice"),
     [
         ("runs/fin", "did you mean runs/fine?"),
-        ("runs/fin/", "did you mean runs/fine?"),
         ("run/", "did you mean runs?"),
-        ("./runs/fin", "did you mean runs/fine?"),
         ("runs/xyzzy", "check the path."),
         ("runs/fin\0", "did you mean runs/fine?"),
         ("/no/such/folder/of/mine.npz", "check the path."),
@@ -277,31 +242,14 @@ def test_a_path_that_does_not_exist_is_answered_with_its_nearest_neighbor(name, 
 @pytest.mark.parametrize(
     "name",
     [
-        "http://example.com/model.npz",
-        "http://127.0.0.1.example.com/model.npz",
-        "ftp://example.com/model.npz",
-        "file:///etc/passwd",
-        "s3://bucket/model.npz",
-        "https://",
-        "https:///model.npz",
-        "https://example.com",
-        "https://example.com/folder/",
-        "https://user:secret@example.com/model.npz",
-        "https://[example.com/model.npz",
-        "https://example.com/a/../b.npz",
-        "https://example.com/%2e%2e",
-        "https://example.com/model\0.npz",
-        "https://example.com/model\r\nHost: b.npz",
-        "https://example.com/\udcff.npz",
-        "gs://b/../../x",
-        "gs://../x",
-        "gs://b/./x",
-        "gs://bucket",
-        "gs://bucket/",
-        "gs:///x",
+        "http://example.com/model.npz", "ftp://example.com/model.npz", "file:///etc/passwd", "s3://bucket/model.npz",
+        "https://", "https://example.com", "https://user:secret@example.com/model.npz",
+        "https://[example.com/model.npz", "https://example.com/a/../b.npz", "https://example.com/%2e%2e",
+        "https://example.com/model\0.npz", "https://example.com/model\r\nHost: b.npz",
+        "https://example.com/\udcff.npz", "gs://b/../../x", "gs://../x", "gs://bucket", "gs:///x",
         "gs://b/model\0.npz",
     ],
-)
+)  # fmt: skip
 def test_an_address_that_is_not_safe_or_not_a_file_is_refused(name, cache):
     assert error_message(name).startswith("An address must be https://host/…/file or gs://bucket/…/file, without")
     assert not cache.exists()
@@ -444,12 +392,6 @@ def test_a_file_is_downloaded_once_with_metadata(server, cache):
     assert server.requests["/complete/model.npz"] == 1
 
 
-def test_equal_names_at_two_addresses_are_two_files(server):
-    first, second = (find_checkpoint(server.address(f"/complete/model.npz?{key}")) for key in "ab")
-    assert first.name == second.name
-    assert first != second
-
-
 @pytest.mark.parametrize("path", ["/short-once.npz", "/busy-once.npz"])
 def test_a_transfer_that_fails_once_is_repeated_after_a_pause(path, server, monkeypatch):
     monkeypatch.setattr(transfer, "PAUSES", (0.1, 60.0))
@@ -501,13 +443,10 @@ def test_an_interrupted_transfer_leaves_nothing(server, cache):
     assert cached_files(cache) == []
 
 
-def test_a_redirect_to_a_safe_address_is_followed(server):
-    path = find_checkpoint(server.address("/near.npz"))
-    assert (path.name, path.read_bytes()) == ("near.npz", CONTENT)
-
-
-def test_a_chunked_transfer_is_complete(server):
-    assert find_checkpoint(server.address("/chunked.npz")).read_bytes() == CONTENT
+@pytest.mark.parametrize("name", ["near.npz", "chunked.npz"])
+def test_a_redirect_to_a_safe_address_and_chunks_are_followed(name, server):
+    path = find_checkpoint(server.address(f"/{name}"))
+    assert (path.name, path.read_bytes()) == (name, CONTENT)
 
 
 SHA256, MD5 = hashlib.sha256(CONTENT).hexdigest(), base64.b64encode(hashlib.md5(CONTENT).digest()).decode()
@@ -569,15 +508,6 @@ def test_a_file_larger_than_the_free_space_is_refused(path, server, cache, monke
     assert (cached_files(cache), server.requests[path]) == ([], 1)
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_progress_is_shown_on_a_terminal_only(terminal, server, capsys):
-    with contextlib.redirect_stderr(Terminal() if terminal else io.StringIO()) as stream:
-        find_checkpoint(server.address("/complete/model.npz"))
-    err = stream.getvalue()
-    assert ("model.npz: 100%" in err, bool(err)) == (terminal, terminal)
-    assert capsys.readouterr().out == ""
-
-
 @pytest.mark.parametrize("name", ["page.npz", "page.safetensors", "page.csv", "page"])
 def test_an_html_page_is_not_kept_as_a_checkpoint(name, server, cache):
     sentence = error_message(server.address(f"/{name}"))
@@ -589,13 +519,6 @@ def test_an_html_page_is_not_kept_as_a_checkpoint(name, server, cache):
 # Without a network, and manually placed files
 
 
-def test_without_a_network_the_error_names_the_address_and_the_cache_path(cache):
-    sentence = error_message("imagenet21k/ViT-B_16")
-    assert sentence.startswith(f"{STORAGE}/vit_models/imagenet21k/ViT-B_16.npz cannot be downloaded ([Errno")
-    assert re.search(rf"put the file at {re.escape(str(cache))}/[0-9a-f]{{20}}/ViT-B_16\.npz\.$", sentence)
-    assert "\n" not in sentence
-
-
 def test_a_manually_placed_file_is_used_and_marked_as_such():
     path = place_manually("sam/ViT-B_16", CONTENT)
     assert find_checkpoint("sam/ViT-B_16") == path
@@ -604,25 +527,18 @@ def test_a_manually_placed_file_is_used_and_marked_as_such():
     assert (metadata["size"], metadata["sha256"]) == (len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
 
 
-def test_a_cached_file_of_another_size_is_refused_until_the_user_decides(server):
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"damaged", f"{len(CONTENT)} bytes, but is 7"), (CONTENT[:-1] + b"!", "the SHA-256")]
+)
+def test_a_damaged_file_of_the_cache_is_refused_until_the_user_decides(content, words, server):
     address = server.address("/complete/model.npz")
     path = find_checkpoint(address)
-    path.write_bytes(b"damaged")
-    sentence = error_message(address)
-    assert f"should be {len(CONTENT)} bytes, but is 7; delete it to download it again" in sentence
+    path.write_bytes(content)
+    assert words in error_message(address)
     path.with_name("model.npz.json").unlink()
-    assert find_checkpoint(address).read_bytes() == b"damaged"
+    assert find_checkpoint(address).read_bytes() == content
     path.unlink()
     assert find_checkpoint(address).read_bytes() == CONTENT
-
-
-def test_a_cached_file_with_another_hash_is_refused_until_the_user_decides(server):
-    address = server.address("/complete/model.npz")
-    path = find_checkpoint(address)
-    path.write_bytes(CONTENT[:-1] + b"!")
-    assert f"should have the SHA-256 {hashlib.sha256(CONTENT).hexdigest()}, but has" in error_message(address)
-    path.with_name("model.npz.json").unlink()
-    assert find_checkpoint(address) == path
 
 
 def test_metadata_of_a_deleted_file_is_not_used_for_the_next_one():

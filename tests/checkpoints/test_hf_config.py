@@ -17,7 +17,7 @@ from keras_vit.checkpoints.convert import convert
 from keras_vit.checkpoints.formats.timm_models import timm_model
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json
-from tests.support import FIXTURES, TINY, TINY_STEM, randomize
+from tests.support import FIXTURES, TINY, assert_equal_weights, randomize
 
 MODERN = FIXTURES / "modern"
 
@@ -66,11 +66,9 @@ def test_describe_needs_no_settings_that_are_not_in_the_file(tmp_path):
         ({"num_hidden_layers": 12}, "config.json says num_hidden_layers=12, but the arrays are of a model with 3"),
         ({"hidden_size": 64}, "config.json says hidden_size=64, but the arrays are of a model with 48"),
         ({"intermediate_size": 97}, "config.json says intermediate_size=97, but the arrays are of a model with 96"),
-        ({"image_size": 30}, r"says image_size=\(30, 30\), but the arrays hold position embeddings for 16 patches"),
-        ({"image_size": [64, 32]}, r"says image_size=\(64, 32\), but the arrays hold position embeddings for 16"),
+        ({"image_size": 30}, r"image_size=\(30, 30\), but the arrays hold .* 16 patches"),
         ({"patch_size": "x"}, "config.json should give 'patch_size' as one or two numbers of pixels, but gives 'x'"),
         ({"model_type": "swin"}, "says model_type='swin', but the arrays are those of vit"),
-        ({"model_type": "deit"}, "says model_type='deit', but the arrays are those of vit"),
         ({"model_type": "vit_mae"}, "says model_type='vit_mae', but the arrays are those of vit"),
         ({"model_type": "vit_msn", "hidden_act": "relu"}, "unsupported hidden_act='relu'"),
     ],
@@ -162,7 +160,7 @@ def test_the_processor_inside_processor_config_goes_first(tmp_path):
 
 def test_images_that_the_processor_gives_in_another_size_are_said(tmp_path):
     folder = with_config(tmp_path, "preprocessor_config.json", size={"height": 48, "width": 48}, resample=2)
-    with pytest.warns(UserWarning, match="gives its model images of 48x48 pixels, although .* pass image_size=48"):
+    with pytest.warns(UserWarning, match="images of 48x48 pixels, .* pass image_size=48"):
         keras_vit.from_checkpoint(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -223,28 +221,10 @@ def test_class_names_go_through_a_conversion(layout, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("processor", "sentence"),
-    [
-        ({"do_normalize": "no"}, "true or false for 'do_normalize', but gives 'no'"),
-    ],
-)
-def test_an_invalid_processor_is_refused(processor, sentence, tmp_path):
-    with pytest.raises(UserError, match=sentence):
-        keras_vit.from_checkpoint(with_config(tmp_path, "preprocessor_config.json", **processor))
-
-
-def test_black_has_the_value_of_torchvision():
-    model = keras_vit.from_checkpoint(FIXTURES / "torchvision_vit.safetensors", num_heads=4)
-    black = keras_vit.preprocessing_of(model)(np.zeros((32, 32, 3), np.uint8))[0, 0]
-    np.testing.assert_allclose(black, [-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225], rtol=1e-6)
-
-
-@pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
         ("hf_bit", {"patch_size": 8}, "patch_size does not apply to a ResNet"),
         ("hf_bit", {"num_heads": 4}, "num_heads=4 does not apply, because the file is of a ResNet; leave it out"),
-        ("hf_bit", {"dropout_rate": 0.1}, "dropout_rate=0.1 does not apply"),
         ("vit_token.npz", {"conv_stem_strides": (2, 2)}, "does not apply, because the file has no early convolutions"),
         ("vit_token.npz", {"position_embedding": "none"}, "does not apply, because the file has a table of them"),
         ("vit_token.npz", {"num_groups": 8}, "num_groups=8 does not apply, because the file has no GroupNorm"),
@@ -252,14 +232,13 @@ def test_black_has_the_value_of_torchvision():
         ("vit_token.npz", {"resampler": "cubic"}, "no resampler named 'cubic'; the nearest names are bicubic"),
         ("vit_token.npz", {"channel_rule": "sum"}, "channel_rule must be one of mean, repeat, but is 'sum'"),
         ("vit_gap.npz", {"classifier": "cls"}, "classifier must be one of token, gap"),
+        ("torchvision_vit_convstem.safetensors", {"conv_stem_strides": "222"}, "must be integers of at least 1"),
         ("vit_token.npz", {"gelu": "relu"}, "gelu must be one of tanh, erf"),
         ("vit_token.npz", {"keep_pre_logits": True}, "give num_classes with it"),
         ("vit_token.npz", {"stored_grid": 4}, "stored_grid must be two integers of at least 1, but is 4"),
-        ("vit_token.npz", {"stored_grid": (4, 0)}, r"stored_grid must be two integers .* but is \(4, 0\)"),
         ("vit_token.npz", {"num_heads": "4"}, "num_heads must be an integer of at least 1, but is '4'"),
         ("vit_token.npz", {"num_classes": 2.0}, "num_classes must be an integer of at least 0, but is 2.0"),
         ("vit_token.npz", {"patch_size": (8, 8, 8)}, "patch_size must be two integers"),
-        ("torchvision_vit_convstem.safetensors", {"conv_stem_strides": "222"}, "must be integers of at least 1"),
         ("torchvision_vit_convstem.safetensors", {"conv_stem_strides": (2, 2)}, "as many channels as kernel sizes"),
     ],
 )
@@ -295,21 +274,6 @@ def test_unsupported_models_are_refused_before_missing_settings(key, kind, tmp_p
     assert f"unexpected 1 arrays: {key}" in lines_of(keras_vit.describe(tmp_path))
 
 
-def test_official_names_are_accepted_like_paths(tmp_path, monkeypatch):
-    names = []
-
-    def found(name):
-        names.append(name)
-        return FIXTURES / "vit_token.npz"
-
-    for module in ("from_checkpoint", "load", "describe"):
-        monkeypatch.setattr(f"keras_vit.checkpoints.{module}.find_checkpoint", found)
-    model = keras_vit.from_checkpoint("augreg:B_16")
-    keras_vit.load_checkpoint(model, "gs://bucket/x.npz")
-    keras_vit.describe("sam/ViT-B_16")
-    assert names == ["augreg:B_16", "gs://bucket/x.npz", "sam/ViT-B_16"]
-
-
 @pytest.mark.parametrize(("channels", "strides"), [((4, 4, 6, 6), (2, 2, 2, 2)), ((4, 4, 6, 6, 8), (2, 1, 2, 1, 2))])
 def test_of_more_than_four_early_convolutions_those_that_widen_have_a_stride(channels, strides, tmp_path):
     stem = ConvStem(channels, (3,) * len(channels), strides)
@@ -317,14 +281,6 @@ def test_of_more_than_four_early_convolutions_those_that_widen_have_a_stride(cha
     with pytest.warns(UserWarning, match="GELU"):
         keras_vit.save_checkpoint(model, tmp_path / "x.safetensors", layout="torchvision")
     assert keras_vit.describe(tmp_path / "x.safetensors", num_heads=3).config.stem == stem
-
-
-@pytest.mark.parametrize("preactivation", [True, False])
-def test_a_saved_bit_has_the_padding_of_its_root(preactivation, tmp_path):
-    model = keras_vit.build(dataclasses.replace(TINY_STEM, preactivation=preactivation), image_size=32, num_classes=3)
-    keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
-    written = read_json(tmp_path / "hf" / "config.json")
-    assert written["embedding_dynamic_padding"] is not preactivation
 
 
 def test_damage_in_the_last_array_leaves_the_first_weight_unchanged(tmp_path):
@@ -336,8 +292,7 @@ def test_damage_in_the_last_array_leaves_the_first_weight_unchanged(tmp_path):
     before = model.get_weights()
     with pytest.raises(UserError, match=f"'{last}' has values that are not finite"):
         keras_vit.load_checkpoint(model, tmp_path / "x.npz")
-    for one, other in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_equal_weights(before, model)
 
 
 def test_a_header_of_safetensors_that_is_too_large_is_refused(tmp_path):
@@ -353,8 +308,7 @@ def test_arrays_in_fortran_order_are_the_same_weights(name, tmp_path):
     arrays = read_npz(FIXTURES / name)
     write_npz(tmp_path / "x.npz", {key: np.asfortranarray(array) for key, array in arrays.items()})
     expected = keras_vit.from_checkpoint(FIXTURES / name).get_weights()
-    for one, other in zip(keras_vit.from_checkpoint(tmp_path / "x.npz").get_weights(), expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_equal_weights(keras_vit.from_checkpoint(tmp_path / "x.npz"), expected)
 
 
 @pytest.mark.parametrize("shape", [(3, 700_001), (1, 2, 1_100_000), (2_000_003,), (5, 0), ()])
@@ -468,14 +422,12 @@ def test_an_ambiguous_timm_file_is_refused_and_described(tmp_path):
     arrays = safetensors.numpy.load_file(FIXTURES / "timm_vit_avg.safetensors")
     residual_post_norm = {key: array for key, array in arrays.items() if not key.endswith("qkv.bias")}
     safetensors.numpy.save_file(residual_post_norm, tmp_path / "rpn.safetensors")
-    with pytest.raises(UserError, match="put the config.json beside the file, which names the architecture"):
+    with pytest.raises(UserError, match="config.json beside the file, .* architecture"):
         keras_vit.from_checkpoint(tmp_path / "rpn.safetensors", num_heads=4)
     assert keras_vit.describe(tmp_path / "rpn.safetensors").ambiguous == ("block",)
     before = {key.replace("fc_norm", "norm"): array for key, array in arrays.items()}
     safetensors.numpy.save_file(before, tmp_path / "gap.safetensors")
-    with pytest.raises(
-        UserError, match="put the config.json beside the file, .* or give gelu to keras_vit.from_checkpoint"
-    ):
+    with pytest.raises(UserError, match="config.json beside the file, .* give gelu"):
         keras_vit.from_checkpoint(tmp_path / "gap.safetensors", num_heads=4)
     model = keras_vit.from_checkpoint(tmp_path / "gap.safetensors", num_heads=4, gelu="tanh")
     assert keras_vit.config_of(model).gelu == "tanh"
@@ -504,8 +456,7 @@ def test_a_bare_flexivit_resizes_positions_as_flexivit_does(tmp_path):
     config["model_args"]["img_size"] = size
     write_json(tmp_path / "named" / "config.json", config)
     named = keras_vit.from_checkpoint(tmp_path / "named", image_size=48)
-    for one, other in zip(bare.get_weights(), named.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_equal_weights(bare, named)
 
 
 def test_a_name_with_gap_means_the_mean_of_the_patches(tmp_path):
@@ -524,8 +475,7 @@ def test_msn_of_newer_transformers_has_a_prefix_on_some_keys_only(tmp_path):
     safetensors.numpy.save_file(mixed, tmp_path / "msn" / "model.safetensors")
     bare = keras_vit.from_checkpoint(tmp_path / "msn", num_heads=3, stored_grid=(3, 5))
     assert keras_vit.config_of(bare) == config
-    for one, other in zip(model.get_weights(), bare.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_equal_weights(model, bare)
     fields = read_json(tmp_path / "hf" / "config.json")
     write_json(tmp_path / "msn" / "config.json", fields | {"model_type": "vit_msn"})
     assert keras_vit.config_of(keras_vit.from_checkpoint(tmp_path / "msn")) == config
@@ -599,54 +549,6 @@ def test_missing_fields_of_a_bit_config_have_defaults(fixture, field, sentence, 
         keras_vit.from_checkpoint(folder)
 
 
-@pytest.mark.parametrize(
-    ("processor", "resize", "crop_from"),
-    [
-        ({"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}, "stretch", None),
-        ({"image_processor_type": "ViTFeatureExtractor", "size": 32, "resample": 2}, "stretch", None),
-        ({"size": {"height": 32, "width": 32}, "do_center_crop": True, "crop_size": 32}, "stretch", None),
-        ({"do_resize": False}, "stretch", None),
-        (
-            {
-                "image_processor_type": "BitImageProcessor",
-                "size": {"shortest_edge": 32},
-                "crop_size": {"height": 32, "width": 32},
-                "resample": 2,
-            },
-            "resize-small",
-            32,
-        ),
-        (
-            {"image_processor_type": "BitImageProcessorFast", "size": 40, "crop_size": 32, "resample": 4},
-            "resize-small",
-            40,
-        ),
-    ],
-)
-def test_images_are_resized_like_by_the_processor(processor, resize, crop_from, tmp_path):
-    folder = with_config(tmp_path, "preprocessor_config.json", **processor)
-    found = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder))
-    assert (found.resize, found.crop_from, found.image_size) == (resize, crop_from, (32, 32))
-
-
-@pytest.mark.parametrize(
-    "processor",
-    [
-        {"feature_extractor_type": "DeiTFeatureExtractor", "size": 40, "crop_size": 32, "resample": 3},
-        {
-            "image_processor_type": "DeiTImageProcessorFast",
-            "size": {"height": 40, "width": 40},
-            "crop_size": {"height": 32, "width": 32},
-        },
-    ],
-)
-def test_the_processor_of_deit_stretches_and_takes_the_center(processor, tmp_path):
-    folder = with_config(tmp_path, "preprocessor_config.json", **processor)
-    found = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder))
-    assert (found.resize, found.crop_from, found.image_size) == ("stretch", (40, 40), (32, 32))
-    assert found.interpolation == "bicubic"
-
-
 @pytest.mark.parametrize("image_size", [None, 24, 48])
 def test_a_processor_for_another_size_than_that_of_the_weights_shows_the_same_part(image_size, tmp_path):
     """DINOv2's weights are for 518 pixels, and its processor crops 224 of 256."""
@@ -670,10 +572,11 @@ def test_a_processor_for_another_size_than_that_of_the_weights_shows_the_same_pa
         ({"size": {"shortest_edge": 32}}, "size="),
         ({"size": {"longest_edge": 32}}, "size="),
         ({"image_processor_type": "ConvNextImageProcessor"}, "image_processor_type='ConvNext"),
+        ({"do_normalize": "no"}, "'do_normalize', but gives 'no'"),
     ],
 )
 def test_unsupported_processors_are_refused(processor, name, tmp_path):
-    with pytest.raises(UserError, match=f"preprocessor_config.json has the unsupported {name}"):
+    with pytest.raises(UserError, match=name):
         keras_vit.from_checkpoint(with_config(tmp_path, "preprocessor_config.json", **processor))
 
 
@@ -695,18 +598,13 @@ def test_a_saved_processor_makes_the_pixels_of_the_model(fields, tmp_path):
     assert keras_vit.preprocessing_of(keras_vit.from_checkpoint(tmp_path / "hf")) == preprocessing
 
 
-def test_a_rectangular_crop_cannot_be_saved_for_transformers(tmp_path):
-    preprocessing = keras_vit.Preprocessing((16, 24), resize="crop")
+@pytest.mark.parametrize(
+    ("size", "resize", "words"), [((16, 24), "crop", "'crop' to 16x24"), ((24, 24), "pad", "cannot resize by 'pad'")]
+)
+def test_what_transformers_cannot_resize_is_not_saved_for_it(size, resize, words, tmp_path):
+    preprocessing = keras_vit.Preprocessing(size, resize=resize)
     model = keras_vit.build(dataclasses.replace(TINY, patch_size=8), preprocessing=preprocessing, num_classes=3)
-    with pytest.raises(UserError, match="'crop' to 16x24"):
-        keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_padded_preprocessing_cannot_be_saved_for_transformers(tmp_path):
-    preprocessing = keras_vit.Preprocessing((24, 24), resize="pad")
-    model = keras_vit.build(dataclasses.replace(TINY, patch_size=8), preprocessing=preprocessing, num_classes=3)
-    with pytest.raises(UserError, match="cannot resize by 'pad'"):
+    with pytest.raises(UserError, match=words):
         keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
     assert list(tmp_path.iterdir()) == []
 
@@ -726,10 +624,6 @@ def test_a_long_list_of_keys_is_shortened(tmp_path):
     with pytest.raises(UserError, match="unexpected keys: .* and 1990 more") as caught:
         keras_vit.load_checkpoint(model, tmp_path / "x.npz")
     assert len(str(caught.value)) < 3000
-    assert "missing" not in str(caught.value)
-    write_npz(tmp_path / "y.npz", {key: array for key, array in arrays.items() if key != "cls"})
-    with pytest.raises(UserError, match="missing keys: cls.$"):
-        keras_vit.load_checkpoint(model, tmp_path / "y.npz")
 
 
 # transformers 5.23.0 and timm 1.0.31: logits were off by as much as their size.
@@ -749,19 +643,23 @@ def test_a_fifth_stage_is_refused_because_torch_dilates_it(layout, name, tmp_pat
     assert len(keras_vit.config_of(loaded).block_units) == 5
 
 
+SQUARE = {"height": 32, "width": 32}
+CROPPED = {"size": {"height": 40, "width": 40}, "crop_size": SQUARE}
+
+
 @pytest.mark.parametrize(
     ("processor", "resize", "crop_from", "interpolation"),
     [
         ({"resample": 3, "size": 32}, "stretch", None, "bicubic"),
         ({"resample": 0, "size": 32}, "stretch", None, "nearest"),
+        ({"do_resize": False}, "stretch", None, "bilinear"),
+        ({"image_processor_type": "ViTFeatureExtractor", "size": 32, "resample": 2}, "stretch", None, "bilinear"),
+        ({"size": 32, "do_center_crop": True, "crop_size": 32, "resample": 2}, "stretch", None, "bilinear"),
+        ({"feature_extractor_type": "DeiTFeatureExtractor", **CROPPED}, "stretch", (40, 40), "bicubic"),
+        ({"image_processor_type": "DeiTImageProcessorFast", **CROPPED}, "stretch", (40, 40), "bicubic"),
         ({"image_processor_type": "CLIPImageProcessor", "size": 32, "crop_size": 32}, "resize-small", 32, "bicubic"),
         ({"image_processor_type": "BitImageProcessor", "size": 37, "crop_size": 32}, "resize-small", 37, "bicubic"),
-        (
-            {"image_processor_type": "SiglipImageProcessor", "size": {"height": 32, "width": 32}},
-            "stretch",
-            None,
-            "bicubic",
-        ),
+        ({"image_processor_type": "SiglipImageProcessor", "size": SQUARE}, "stretch", None, "bicubic"),
     ],
 )
 def test_the_filter_mean_and_deviation_are_those_of_the_processor(
@@ -771,6 +669,7 @@ def test_the_filter_mean_and_deviation_are_those_of_the_processor(
     folder = with_config(tmp_path, "preprocessor_config.json", **mean_and_deviation, **processor)
     found = keras_vit.preprocessing_of(keras_vit.from_checkpoint(folder))
     assert (found.resize, found.crop_from, found.value_range) == (resize, crop_from, (-2.0, 2.0))
+    assert found.image_size == (32, 32)
     assert (found.interpolation, found.dtype, found.library) == (interpolation, "uint8", "transformers")
 
 
@@ -786,17 +685,12 @@ def test_the_filter_mean_and_deviation_are_those_of_the_processor(
     ],
 )
 def test_images_are_resized_as_pretrained_cfg_says(pretrained, fields, tmp_path):
-    shutil.copy(FIXTURES / "timm_vit.safetensors", tmp_path / "model.safetensors")
-    config = {"architecture": "vit_base_patch16_224", "model_args": {"num_heads": 4}, "pretrained_cfg": pretrained}
-    write_json(tmp_path / "config.json", config)
-    found = dataclasses.asdict(keras_vit.preprocessing_of(keras_vit.from_checkpoint(tmp_path, image_size=32)))
+    model = keras_vit.from_checkpoint(timm_vit(tmp_path, **pretrained), image_size=32)
+    found = dataclasses.asdict(keras_vit.preprocessing_of(model))
     assert {name: found[name] for name in fields} == fields
 
 
 @pytest.mark.parametrize("change", [{"interpolation": "hamming"}, {"crop_mode": "zoom"}, {"crop_pct": 2.0}])
 def test_another_resize_of_timm_is_refused(change, tmp_path):
-    shutil.copy(FIXTURES / "timm_vit.safetensors", tmp_path / "model.safetensors")
-    config = {"architecture": "vit_base_patch16_224", "model_args": {"num_heads": 4}, "pretrained_cfg": change}
-    write_json(tmp_path / "config.json", config)
     with pytest.raises(UserError, match=next(iter(change))):
-        keras_vit.from_checkpoint(tmp_path)
+        keras_vit.from_checkpoint(timm_vit(tmp_path, **change))

@@ -147,11 +147,6 @@ def test_a_repository_without_a_processor_is_complete_offline_too(hub, tmp_path)
     assert fetch("timm/vit_tiny.augreg", tmp_path, hub, HF_HUB_OFFLINE="1") == files
 
 
-def test_a_processor_of_transformers_5_is_downloaded_too(hub, tmp_path):
-    files = 'config.json={"model_type": "vit"}\nmodel.safetensors=weights\nprocessor_config.json={}\n'
-    assert fetch("hf:openai/clip", tmp_path, hub) == files
-
-
 def test_shards_are_found_by_their_index(hub, tmp_path):
     files = fetch("hf:facebook/sharded", tmp_path, hub).splitlines()
     assert [file.partition("=")[0] for file in files] == [

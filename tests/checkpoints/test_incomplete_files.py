@@ -2,16 +2,16 @@
 
 import json
 import pathlib
+import re
 import shutil
 
 import keras
-import numpy as np
 import pytest
 import safetensors.numpy
 
 import keras_vit
 from keras_vit import UserError
-from tests.support import FIXTURES
+from tests.support import FIXTURES, assert_equal_weights
 
 MODERN = FIXTURES / "modern"
 
@@ -66,9 +66,8 @@ def test_a_component_that_every_model_of_the_family_has_is_missed(name, part, wo
     folder = copy_without(name, part, tmp_path)
     if part == "visual_projection":
         change(folder, architectures=["CLIPVisionModelWithProjection"])
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=re.escape(words)):
         keras_vit.from_checkpoint(folder)
-    assert words in str(error.value)
 
 
 @pytest.mark.parametrize(("name", "architecture", "part", "words"), REMOVED_OF_TIMM)
@@ -82,9 +81,8 @@ def test_a_component_that_the_architecture_of_timm_has_is_missed(name, architect
     config = {"architecture": architecture, "model_args": arguments}
     config |= {"num_classes": arrays["head.weight"].shape[0]} if "head.weight" in arrays else {}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=re.escape(words)):
         keras_vit.from_checkpoint(tmp_path)
-    assert words in str(error.value)
 
 
 def change(folder: pathlib.Path, **fields) -> None:
@@ -110,7 +108,7 @@ def test_two_configs_of_a_tower_that_differ_are_refused_and_equal_ones_are_not(t
     change(folder, vision_config=tower)
     other = "gelu" if tower["hidden_act"] == "quick_gelu" else "quick_gelu"
     change(folder, vision_config_dict={"hidden_act": other})
-    with pytest.raises(UserError, match=f"in vision_config and '{other}' in vision_config_dict; remove the wrong one"):
+    with pytest.raises(UserError, match=f"in vision_config and '{other}' in vision_config_dict"):
         keras_vit.from_checkpoint(folder)
 
 
@@ -139,8 +137,7 @@ def test_a_dinov3_without_biases_of_its_attention_is_read_again(tmp_path):
     model = keras_vit.build(config, image_size=20, num_classes=0)
     keras_vit.save_checkpoint(model, tmp_path / "saved", layout="huggingface")
     again = keras_vit.from_checkpoint(tmp_path / "saved")
-    for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_equal_weights(model, again)
 
 
 def test_a_file_of_timm_alone_keeps_a_grid_whose_positions_are_a_square_number(tmp_path):
@@ -153,32 +150,26 @@ def test_a_file_of_timm_alone_keeps_a_grid_whose_positions_are_a_square_number(t
     assert keras_vit.config_of(larger).prefix_positions
 
 
-def shapes_of_timm(name: str) -> dict[str, tuple[int, ...]]:
-    arrays = safetensors.numpy.load_file(MODERN / f"{name}.safetensors")
-    return {key: array.shape for key, array in arrays.items()}
-
-
-CONTRADICTIONS = [
-    ({"mlp_ratio": 3.0}, "mlp_ratio and thus="),
-    ({"qkv_bias": False}, "qkv_bias=False"),
-    ({"in_chans": 1}, "in_chans=1, but 'patch_embed.proj.weight' has 3"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "words"), CONTRADICTIONS)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"mlp_ratio": 3.0}, "mlp_ratio and thus="),
+        ({"qkv_bias": False}, "qkv_bias=False"),
+        ({"in_chans": 1}, "in_chans=1, but 'patch_embed.proj.weight' has 3"),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:The original of")  # whose resizing the config does not say
 def test_an_argument_of_timm_that_the_arrays_contradict_is_refused(arguments, words, tmp_path):
     shutil.copyfile(MODERN / "timm_deit3.safetensors", tmp_path / "model.safetensors")
-    shapes = shapes_of_timm("timm_deit3")
-    width, hidden = shapes["patch_embed.proj.weight"][0], shapes["blocks.0.mlp.fc1.weight"][0]
+    arrays = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    width, hidden = (len(arrays[key]) for key in ("patch_embed.proj.weight", "blocks.0.mlp.fc1.weight"))
     right = {"embed_dim": width, "num_heads": 4, "mlp_ratio": hidden / width, "qkv_bias": True, "in_chans": 3}
     config = {"architecture": "deit3_small_patch16_224", "model_args": right}
     (tmp_path / "config.json").write_text(json.dumps(config))
     keras_vit.from_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_args": right | arguments}))
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=re.escape(words)):
         keras_vit.from_checkpoint(tmp_path)
-    assert words in str(error.value)
 
 
 def test_the_mlp_ratio_of_timms_packed_swiglu_counts_gate_and_value(tmp_path):
@@ -200,9 +191,8 @@ def test_a_config_of_transformers_with_other_classes_or_channels_is_refused(name
         ({"num_labels": None, "num_channels": 1}, "num_channels=1"),
     ):
         change(folder, **fields)
-        with pytest.raises(UserError) as error:
+        with pytest.raises(UserError, match=re.escape(words)):
             keras_vit.from_checkpoint(folder)
-        assert words in str(error.value)
 
 
 def test_a_gated_dinov2_whose_config_does_not_say_so_is_refused(tmp_path):
@@ -211,17 +201,3 @@ def test_a_gated_dinov2_whose_config_does_not_say_so_is_refused(tmp_path):
     change(folder, model_type=None, use_swiglu_ffn=None, mlp_ratio=None)
     with pytest.raises(UserError, match="says no use_swiglu_ffn and thus a gated MLP=False"):
         keras_vit.from_checkpoint(folder)
-
-
-def test_a_dinov3_without_registers_is_read_with_the_empty_array_of_transformers(tmp_path):
-    config = keras_vit.ViTConfig(4, 48, 2, 4, 96, position_embedding="rotary", layer_scale=0.1,
-                                 layer_norm_epsilon=1e-5, key_bias=False)  # fmt: skip
-    model = keras_vit.build(config, image_size=20, num_classes=0)
-    keras_vit.save_checkpoint(model, folder := tmp_path / "saved", layout="huggingface")
-    arrays = safetensors.numpy.load_file(folder / "model.safetensors")
-    arrays["embeddings.register_tokens"] = np.zeros((1, 0, 48), "float32")
-    safetensors.numpy.save_file(arrays, folder / "model.safetensors")
-    again = keras_vit.from_checkpoint(folder)
-    assert keras_vit.config_of(again).num_registers == 0
-    for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)

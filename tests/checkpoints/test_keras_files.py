@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 import shutil
 import zipfile
+from collections.abc import Callable
 
 import h5py
 import keras
@@ -12,7 +13,7 @@ import pytest
 
 import keras_vit
 from keras_vit import UserError
-from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
+from tests.support import TINY, TINY_IMAGE, TINY_STEM, assert_equal_weights, randomize
 
 HYBRID = dataclasses.replace(TINY, patch_size=1, stem=TINY_STEM, gated_mlp=True, layer_scale=0.1, num_registers=2)
 LARGER = (24, 60)
@@ -37,7 +38,7 @@ def test_a_keras_file_is_a_checkpoint(kind, model, tmp_path, tiny_images):
     changed = keras_vit.from_checkpoint(path, num_classes=3, dropout_rate=0.2, image_size=LARGER)
     assert changed.output_shape == (None, 3)
     assert keras_vit.config_of(changed).dropout_rate == 0.2
-    with pytest.raises(UserError, match="num_heads=4 does not apply, because a .keras file contains it; leave it out"):
+    with pytest.raises(UserError, match="num_heads=4 does not apply, .* .keras file"):
         keras_vit.from_checkpoint(path, num_heads=4)
     description = keras_vit.describe(path)
     assert (description.layout, description.config) == ("keras", keras_vit.config_of(model))
@@ -46,7 +47,7 @@ def test_a_keras_file_is_a_checkpoint(kind, model, tmp_path, tiny_images):
 
 def test_an_unfinished_run_says_how_to_finish_it(tmp_path):
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
-    with pytest.raises(UserError, match="is not a finished run: it has no model.keras; wait for its training, or re"):
+    with pytest.raises(UserError, match="is not a finished run: it has no model.keras"):
         keras_vit.from_checkpoint(tmp_path)
 
 
@@ -59,7 +60,7 @@ def test_a_keras_model_of_another_package_is_refused(tmp_path):
 def test_no_code_of_a_keras_file_runs(tmp_path):
     image = keras.Input((8, 8, 3))
     keras.Model(image, keras.layers.Lambda(lambda x: x + 1.0)(image)).save(tmp_path / "x.keras")
-    with pytest.raises(UserError, match="a layer of its author's code, Lambda, which is not run from a file"):
+    with pytest.raises(UserError, match="author's code, Lambda, which is not run"):
         keras_vit.from_checkpoint(tmp_path / "x.keras")
 
 
@@ -73,7 +74,7 @@ def test_a_keras_file_of_another_version_is_named_with_the_words_of_keras(tmp_pa
             for before, after in changes:
                 content = content.replace(before, after)
             new.writestr(name, content)
-    with pytest.raises(UserError, match=r"Dense: {'made_later': 1}.; Keras 9.8.7 saved it, and this is .*; install th"):
+    with pytest.raises(UserError, match=r"{'made_later': 1}.; Keras 9.8.7 saved it, and this is"):
         keras_vit.from_checkpoint(tmp_path / "x.keras")
 
 
@@ -108,7 +109,7 @@ def test_weights_are_loaded_at_another_size_and_without_their_head(model, tmp_pa
 
 def test_weights_alone_are_no_model(model, tmp_path):
     model.save_weights(tmp_path / "x.weights.h5")
-    with pytest.raises(UserError, match=r"x.weights.h5 holds the weights of a Keras model without its architecture"):
+    with pytest.raises(UserError, match=r"x.weights.h5 holds .* without its architecture"):
         keras_vit.from_checkpoint(tmp_path / "x.weights.h5")
 
 
@@ -117,34 +118,23 @@ def test_weights_of_another_model_are_refused_and_change_nothing(model, tmp_path
     before = model.get_weights()
     with pytest.raises(UserError, match="does not fit the model; missing keys: Transformer/"):
         keras_vit.load_checkpoint(model, tmp_path / "x.weights.h5")
-    for one, other in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_equal_weights(model, before)
 
 
 def truncate(path: pathlib.Path) -> None:
     path.write_bytes(path.read_bytes()[:-2000])
 
 
-def make_external(path: pathlib.Path) -> None:
-    (path.parent / "secret").write_bytes(bytes(48))
-    with h5py.File(path, "a") as file:
-        group = file["layers/conv2d/vars"]
-        del group["1"]
-        group.create_dataset("1", (12,), "f4", external=[(str(path.parent / "secret"), 0, 48)])
+def with_bias(**dataset) -> Callable[[pathlib.Path], None]:
+    """What puts another bias into the file."""
 
+    def damage(path: pathlib.Path) -> None:
+        with h5py.File(path, "a") as file:
+            group = file["layers/conv2d/vars"]
+            del group["1"]
+            group.create_dataset("1", **dataset)
 
-def make_integers(path: pathlib.Path) -> None:
-    with h5py.File(path, "a") as file:
-        group = file["layers/conv2d/vars"]
-        del group["1"]
-        group["1"] = np.zeros(48, np.int32)
-
-
-def make_huge(path: pathlib.Path) -> None:
-    with h5py.File(path, "a") as file:
-        group = file["layers/conv2d/vars"]
-        del group["1"]
-        group.create_dataset("1", (10**12,), "f4", chunks=(1000,))
+    return damage
 
 
 def link_elsewhere(path: pathlib.Path) -> None:
@@ -158,9 +148,9 @@ def link_elsewhere(path: pathlib.Path) -> None:
     ("damage", "words"),
     [
         (truncate, "cannot be read as Keras weights"),
-        (make_external, "is in another file"),
-        (make_integers, "has the type int32, but only floating-point weights can be read"),
-        (make_huge, "cannot be of this file; the file is damaged"),
+        (with_bias(shape=(12,), dtype="f4", external=[("/etc/hostname", 0, 48)]), "is in another file"),
+        (with_bias(data=np.zeros(48, np.int32)), "has the type int32"),
+        (with_bias(shape=(10**12,), dtype="f4", chunks=(1000,)), "cannot be of this file"),
         (link_elsewhere, "missing keys: embedding/bias, embedding/kernel"),
     ],
 )

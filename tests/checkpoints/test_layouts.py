@@ -17,30 +17,22 @@ from keras_vit.checkpoints.convert import convert
 from keras_vit.checkpoints.formats.layout import DEFAULTS
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json, write_safetensors
-from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
+from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, assert_equal_weights, changed_folder, randomize
 
 # Files of every family, the settings that they do not contain, and their layout.
 FILES = {
-    "vit_token.npz": ({}, "npz"),
-    "vit_token_linen.npz": ({}, "npz-linen"),
-    "vit_token_rep.npz": ({}, "npz"),
-    "vit_gap.npz": ({}, "npz"),
-    "bv_vit_gap_sincos.npz": ({"image_size": 32}, "big_vision"),
-    "bv_vit_tok_learn.npz": ({}, "big_vision"),
-    "hybrid_stages2.npz": ({}, "npz"),
-    "hybrid_odd_sizes.npz": ({"stored_grid": (2, 3)}, "npz"),
-    "hf_vit": ({}, "huggingface"),
-    "hf_vit_in21k": ({}, "huggingface"),
-    "hf_bit": ({}, "huggingface"),
-    "hf_bit_bottleneck_same": ({}, "huggingface"),
-    "timm_vit.safetensors": ({"num_heads": 4}, "timm"),
-    "timm_vit_avg.safetensors": ({"num_heads": 4}, "timm"),
+    "vit_token.npz": ({}, "npz"), "vit_token_linen.npz": ({}, "npz-linen"), "vit_token_rep.npz": ({}, "npz"),
+    "vit_gap.npz": ({}, "npz"), "bv_vit_gap_sincos.npz": ({"image_size": 32}, "big_vision"),
+    "bv_vit_tok_learn.npz": ({}, "big_vision"), "hybrid_stages2.npz": ({}, "npz"),
+    "hybrid_odd_sizes.npz": ({"stored_grid": (2, 3)}, "npz"), "hf_vit": ({}, "huggingface"),
+    "hf_vit_in21k": ({}, "huggingface"), "hf_bit": ({}, "huggingface"), "hf_bit_bottleneck_same": ({}, "huggingface"),
+    "timm_vit.safetensors": ({"num_heads": 4}, "timm"), "timm_vit_avg.safetensors": ({"num_heads": 4}, "timm"),
     "timm_bit.safetensors": ({"num_groups": 8}, "timm"),
     "timm_hybrid.safetensors": ({"num_heads": 4, "num_groups": 8}, "timm"),
     "torchvision_vit.safetensors": ({"num_heads": 4}, "torchvision"),
     "torchvision_vit_rep.safetensors": ({"num_heads": 4}, "torchvision"),
     "torchvision_vit_convstem.safetensors": ({"num_heads": 4}, "torchvision"),
-}
+}  # fmt: skip
 # With 32 groups, the only number of most layouts.
 STEM = ResNetConfig((1, 2), 32, (128, 256), preactivation=False)
 SUFFIXES = {"huggingface": "", "timm": ".safetensors", "torchvision": ".safetensors"}
@@ -53,7 +45,7 @@ def arrays_of(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_loading_and_saving_gives_the_same_keys_and_arrays(name, tmp_path, monkeypatch):
-    options, layout = FILES[name]
+    options, layout = dict(FILES[name][0]), FILES[name][1]
     monkeypatch.setattr(keras_vit.checkpoints.layouts, "NUM_GROUPS", options.get("num_groups", 32))
     model = keras_vit.from_checkpoint(FIXTURES / name, **options)
     written = tmp_path / f"written{SUFFIXES.get(layout, '.npz')}"
@@ -65,11 +57,8 @@ def test_loading_and_saving_gives_the_same_keys_and_arrays(name, tmp_path, monke
         array = array.reshape(-1) if array.shape[:3] == (1, 1, 1) and "gn" in key else array  # older flax
         np.testing.assert_array_equal(copy[key], array, err_msg=key)
         assert copy[key].dtype == array.dtype, key
-    assert keras_vit.describe(FIXTURES / name, **known_settings(options)).layout == layout
-
-
-def known_settings(options: dict) -> dict:
-    return {key: value for key, value in options.items() if key != "image_size"}
+    options.pop("image_size", None)
+    assert keras_vit.describe(FIXTURES / name, **options).layout == layout
 
 
 MODELS = {
@@ -138,8 +127,7 @@ def test_saving_and_loading_is_exact_or_refused(kind, layout, model_of, tmp_path
         {k: v for k, v in dataclasses.asdict(keras_vit.config_of(m)).items() if k not in same} for m in (model, again)
     )
     assert first == second
-    for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_equal_weights(model, again)
     assert [path.name for path in tmp_path.iterdir()] == [path.name]
 
 
@@ -148,7 +136,7 @@ def test_saving_and_loading_is_exact_or_refused(kind, layout, model_of, tmp_path
 def test_other_groups_than_32_are_refused_because_files_are_read_with_these(stem, layout, tmp_path):
     config = stem if stem.preactivation else dataclasses.replace(TINY, patch_size=1, stem=stem)
     model = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=3)
-    with pytest.raises(UserError, match=f"{layout} cannot express GroupNorm with 2 groups.*choose huggingface"):
+    with pytest.raises(UserError, match=f"{layout} .* with 2 groups.*choose huggingface"):
         keras_vit.save_checkpoint(model, tmp_path / f"x{SUFFIXES.get(layout, '.npz')}", layout=layout)
     if stem.preactivation:  # which npz-linen has no names for
         with pytest.raises(UserError, match="npz-linen cannot express this ResNet; huggingface can"):
@@ -160,7 +148,7 @@ def test_other_groups_than_32_are_refused_because_files_are_read_with_these(stem
 def test_writing_a_file_warns_of_an_epsilon_that_it_does_not_have(layout, tmp_path):
     config = dataclasses.replace(TINY, gelu="tanh" if layout == "npz" else "erf", layer_norm_epsilon=1e-3)
     model = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=3)
-    with pytest.warns(UserWarning, match=f"epsilon: 0.001 in this model, 1e-06 in the code of {layout}") as caught:
+    with pytest.warns(UserWarning, match=f"epsilon: 0.001 .* 1e-06 .* {layout}") as caught:
         keras_vit.save_checkpoint(model, tmp_path / f"x{SUFFIXES.get(layout, '.npz')}", layout=layout)
     assert sum(warning.category is UserWarning for warning in caught) == 1  # not of the GELU
 
@@ -169,8 +157,6 @@ def test_a_dot_in_the_name_of_a_folder_is_no_suffix(tmp_path):
     model = keras_vit.build(TIMM, image_size=TINY_IMAGE, num_classes=3)
     keras_vit.save_checkpoint(model, tmp_path / "vit_v1.5", layout="timm")
     assert (tmp_path / "vit_v1.5" / "config.json").is_file()
-    with pytest.raises(UserError, match=r"should end in .safetensors, but is 'x.pth'"):
-        keras_vit.save_checkpoint(model, tmp_path / "x.pth", layout="timm")
 
 
 def test_a_new_field_has_only_its_default_until_a_format_says_more():
@@ -252,8 +238,7 @@ def test_key_prefixes_are_removed_and_other_arrays_are_unused(prefix, tmp_path):
     write_npz(tmp_path / "x.npz", arrays)
     model = keras_vit.from_checkpoint(tmp_path / "x.npz")
     expected = keras_vit.from_checkpoint(FIXTURES / "vit_token.npz").get_weights()
-    for one, other in zip(model.get_weights(), expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_equal_weights(model, expected)
     assert keras_vit.load_checkpoint(model, tmp_path / "x.npz").dropped == ("opt/state/step",)
 
 
@@ -284,8 +269,7 @@ def test_a_scanned_encoder_is_unstacked(tmp_path):
         stacked[key.replace("encoderblock_0", "encoderblock")] = np.stack(layers)
     write_npz(tmp_path / "scan.npz", stacked)
     expected = keras_vit.from_checkpoint(FIXTURES / "bv_vit_tok_learn.npz").get_weights()
-    for one, other in zip(keras_vit.from_checkpoint(tmp_path / "scan.npz").get_weights(), expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_equal_weights(keras_vit.from_checkpoint(tmp_path / "scan.npz"), expected)
 
 
 def test_numbered_convolutions_of_bit_are_the_same_weights(tmp_path):
@@ -298,19 +282,10 @@ def test_numbered_convolutions_of_bit_are_the_same_weights(tmp_path):
     }
     write_npz(tmp_path / "numbered.npz", numbered)
     again = keras_vit.from_checkpoint(tmp_path / "numbered.npz")
-    for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_equal_weights(model, again)
     write_npz(tmp_path / "twice.npz", numbered | arrays)
     with pytest.raises(UserError, match="are the same weight; keep one of them"):
         keras_vit.from_checkpoint(tmp_path / "twice.npz")
-
-
-def test_a_linen_hybrid_is_loaded(tmp_path):
-    model = keras_vit.from_checkpoint(FIXTURES / "hybrid_stages2.npz")
-    keras_vit.save_checkpoint(model, tmp_path / "linen.npz", layout="npz-linen")
-    again = keras_vit.from_checkpoint(tmp_path / "linen.npz")
-    for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_shards_are_one_checkpoint_and_stay_in_their_folder(tmp_path):
@@ -322,8 +297,7 @@ def test_shards_are_one_checkpoint_and_stay_in_their_folder(tmp_path):
         safetensors.numpy.save_file(part, tmp_path / shard)
     write_json(tmp_path / "model.safetensors.index.json", {"weight_map": names})
     expected = keras_vit.from_checkpoint(FIXTURES / "hf_vit").get_weights()
-    for one, other in zip(keras_vit.from_checkpoint(tmp_path).get_weights(), expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_equal_weights(keras_vit.from_checkpoint(tmp_path), expected)
     for trick in ("../model-0.safetensors", "/etc/passwd", "model-0.bin"):
         write_json(tmp_path / "model.safetensors.index.json", {"weight_map": names | {"x": trick}})
         with pytest.raises(UserError, match="not a .safetensors file of that folder"):
@@ -344,14 +318,6 @@ def test_images_are_normalized_as_in_the_layout(tmp_path):
     write_json(tmp_path / "config.json", config)
     file_config = keras_vit.preprocessing_of(keras_vit.from_checkpoint(tmp_path))
     np.testing.assert_allclose(file_config(white)[0, 0], [1.0, 1.2, 1.4], rtol=1e-6)
-
-
-def test_a_rectangular_grid_is_read_from_config_json(tmp_path):
-    model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
-    keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
-    assert keras_vit.from_checkpoint(tmp_path / "hf").input_shape == (None, *TINY_IMAGE, 3)
-    wider = keras_vit.from_checkpoint(tmp_path / "hf", image_size=(12, 60))
-    assert wider.get_layer("Transformer.posembed_input").grid == (3, 10)
 
 
 @pytest.mark.parametrize(
@@ -398,20 +364,13 @@ def test_the_number_of_channels_can_be_changed(name):
 
 
 def test_an_unknown_number_of_heads_is_refused():
-    with pytest.raises(UserError, match="no official model is 48 wide with 3 layers and MLPs of 96; give num_heads"):
+    with pytest.raises(UserError, match="no official model is 48 wide .* give num_heads"):
         keras_vit.from_checkpoint(FIXTURES / "timm_vit.safetensors")
     with pytest.raises(UserError, match=r"The file has 4 heads .*, not 3"):
         keras_vit.from_checkpoint(FIXTURES / "vit_token.npz", num_heads=3)
-
-
-def test_a_model_with_another_number_of_heads_is_refused():
-    model = keras_vit.build(dataclasses.replace(config_of_golden(), num_heads=3), image_size=32, num_classes=7)
+    config = dataclasses.replace(keras_vit.describe(FIXTURES / "vit_token.npz").config, num_heads=3)
     with pytest.raises(UserError, match=r"The file has 4 heads .*, not 3"):
-        keras_vit.load_checkpoint(model, FIXTURES / "vit_token.npz")
-
-
-def config_of_golden():
-    return keras_vit.describe(FIXTURES / "vit_token.npz").config
+        keras_vit.load_checkpoint(keras_vit.build(config, image_size=32, num_classes=7), FIXTURES / "vit_token.npz")
 
 
 def test_early_convolutions_have_strides_of_two_by_default():
@@ -437,8 +396,7 @@ def test_an_adapted_model_equals_its_adapted_file(tmp_path):
     one = keras_vit.adapt(model, **changes)
     other = keras_vit.from_checkpoint(tmp_path / "x.npz", stored_grid=(3, 5), **changes)
     assert one.input_shape == other.input_shape == (None, 16, 36, 1)
-    for first, second in zip(one.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_array_equal(first, second)
+    assert_equal_weights(one, other)
 
 
 @pytest.mark.parametrize(
@@ -465,7 +423,7 @@ def test_a_value_range_per_channel_becomes_the_mean_for_another_number_of_channe
 
 @pytest.mark.parametrize(
     ("layout", "name", "suffix"),
-    [("npz", "x.safetensors", ".npz"), ("timm", "x.npz", ".safetensors"), ("torchvision", "x", ".safetensors")],
+    [("npz", "x.safetensors", ".npz"), ("timm", "x.pth", ".safetensors"), ("torchvision", "x", ".safetensors")],
 )
 def test_a_wrong_file_suffix_is_refused(layout, name, suffix, tmp_path):
     model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3)
@@ -480,8 +438,7 @@ def refused_and_untouched(name: str, path: pathlib.Path, sentence: str) -> None:
     before = model.get_weights()
     with pytest.raises(UserError, match=sentence):
         keras_vit.load_checkpoint(model, path)
-    for one, other in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_equal_weights(before, model)
     with pytest.raises(UserError, match=sentence):
         keras_vit.from_checkpoint(path, **FILES[name][0])
 
@@ -507,25 +464,13 @@ def test_an_array_that_fits_no_weight_is_refused_before_any_is_assigned(name, ch
     refused_and_untouched(name, path, sentence)
 
 
-def test_an_incomplete_block_is_refused_with_its_missing_keys(tmp_path):
-    arrays = read_npz(FIXTURES / "vit_token.npz")
-    del arrays[f"{ATTENTION}key/bias"]
-    write_npz(tmp_path / "x.npz", arrays)
-    with pytest.raises(UserError, match="incomplete; missing keys: Transformer/encoderblock_1/.*key/bias"):
-        keras_vit.from_checkpoint(tmp_path / "x.npz")
-
-
 @pytest.mark.parametrize(
     ("name", "change", "sentence"),
     [
         ("hf_bit", {"hidden_act": "gelu"}, "unsupported hidden_act='gelu'; supported: relu"),
         ("hf_bit", {"output_stride": 16}, "unsupported output_stride=16; supported: 32"),
         ("hf_bit", {"embedding_dynamic_padding": True}, "unsupported embedding_dynamic_padding=True; supported: False"),
-        (
-            "hf_bit_bottleneck_same",
-            {"embedding_dynamic_padding": False},
-            "embedding_dynamic_padding=False; supported: ",
-        ),
+        ("hf_bit_bottleneck_same", {"embedding_dynamic_padding": False}, "embedding_dynamic_padding=False"),
         ("hf_bit", {"global_padding": "same"}, "global_padding null, or 'bottleneck' with 'same'"),
         ("hf_vit_in21k", {"pooler_act": "relu"}, "unsupported pooler_act='relu'; supported: tanh"),
         ("hf_vit", {"hidden_act": "swish"}, "unsupported hidden_act='swish'; supported: "),
@@ -533,12 +478,8 @@ def test_an_incomplete_block_is_refused_with_its_missing_keys(tmp_path):
     ],
 )
 def test_an_unsupported_operator_in_config_json_is_refused(name, change, sentence, tmp_path):
-    shutil.copytree(FIXTURES / name, tmp_path / name)
-    config = read_json(tmp_path / name / "config.json") | change
-    (tmp_path / name / "config.json").unlink()
-    write_json(tmp_path / name / "config.json", config)
     with pytest.raises(UserError, match=sentence):
-        keras_vit.from_checkpoint(tmp_path / name)
+        keras_vit.from_checkpoint(changed_folder(FIXTURES / name, tmp_path / name, **change))
 
 
 @pytest.mark.parametrize(
@@ -593,7 +534,7 @@ def test_an_array_in_a_shard_that_does_not_list_it_is_refused(tmp_path):
     safetensors.numpy.save_file({"classifier.bias": arrays["classifier.bias"] + 1}, tmp_path / "b.safetensors")
     listed = dict.fromkeys(arrays, "a.safetensors") | {"other": "b.safetensors"}
     write_json(tmp_path / "model.safetensors.index.json", {"weight_map": listed})
-    with pytest.raises(UserError, match="b.safetensors should hold the same arrays, but 'classifier.bias' is only in"):
+    with pytest.raises(UserError, match="b.safetensors .* 'classifier.bias' is only in"):
         keras_vit.from_checkpoint(tmp_path)
 
 
@@ -603,6 +544,7 @@ def test_an_array_in_a_shard_that_does_not_list_it_is_refused(tmp_path):
         lambda: keras_vit.ResNetConfig((0,), 32),
         lambda: keras_vit.ResNetConfig((1,), 32, num_groups=0),
         lambda: keras_vit.ResNetConfig((1,), 2, (10,), num_groups=2),
+        lambda: keras_vit.ResNetConfig((1, 1), 64, (64,)),
         lambda: keras_vit.ResNetConfig((1,), 32, axial_heads=2),
         lambda: dataclasses.replace(TINY_STEM, axial_heads=3),
         lambda: keras_vit.ResNetConfig((1,), 32, variance_epsilon=float("nan")),

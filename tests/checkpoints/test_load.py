@@ -11,7 +11,7 @@ import pytest
 import keras_vit
 from keras_vit import UserError
 from keras_vit.files.npz import read_npz, write_npz
-from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
+from tests.support import FIXTURES, TINY, TINY_IMAGE, assert_equal_weights, randomize
 
 TOKEN = FIXTURES / "vit_token.npz"
 BLOCK = "Transformer/encoderblock_1/"
@@ -27,21 +27,6 @@ def saved(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> pathlib.Path:
     return path / "changed.npz"
 
 
-def test_the_architecture_is_inferred_from_the_file():
-    model = keras_vit.from_checkpoint(FIXTURES / "vit_token_rep.npz")
-    config = keras_vit.config_of(model)
-    assert (config.hidden_size, config.num_layers, config.num_heads, config.mlp_dim) == (48, 3, 4, 96)
-    assert (config.patch_size, config.classifier, config.representation_size) == (8, "token", 40)
-    assert keras_vit.preprocessing_of(model).image_size == (32, 32)
-    assert model.output_shape == (None, 7)
-
-
-def test_linen_and_pre_linen_keys_are_the_same_checkpoint():
-    models = [keras_vit.from_checkpoint(FIXTURES / name) for name in ("vit_token.npz", "vit_token_linen.npz")]
-    for first, second in zip(*(model.get_weights() for model in models), strict=True):
-        np.testing.assert_array_equal(first, second)
-
-
 def test_twelve_blocks_are_loaded_in_the_order_of_their_numbers(tmp_path, tiny_images):
     config = dataclasses.replace(TINY, num_layers=12)
     model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=3))
@@ -51,34 +36,17 @@ def test_twelve_blocks_are_loaded_in_the_order_of_their_numbers(tmp_path, tiny_i
 
 
 @pytest.mark.parametrize("layout", ["npz", "npz-linen"])
-@pytest.mark.parametrize("classifier", ["token", "gap", "map", "unpooled"])
-def test_saving_and_loading_is_exact(layout, classifier, tmp_path):
-    config = dataclasses.replace(TINY, classifier=classifier, representation_size=9)
+def test_a_model_without_pooling_is_saved_and_loaded_exactly(layout, tmp_path):
+    config = dataclasses.replace(TINY, classifier="unpooled", representation_size=9)
     model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7))
     keras_vit.save_checkpoint(model, tmp_path / "model.npz", layout=layout)
-    again = keras_vit.from_checkpoint(
-        tmp_path / "model.npz", image_size=TINY_IMAGE, classifier="unpooled" if classifier == "unpooled" else None
-    )
+    again = keras_vit.from_checkpoint(tmp_path / "model.npz", image_size=TINY_IMAGE, classifier="unpooled")
     assert keras_vit.config_of(again) == config
-    for first, second in zip(model.get_weights(), again.get_weights(), strict=True):
-        np.testing.assert_array_equal(first, second)
-
-
-@pytest.mark.parametrize("name", ["vit_token", "vit_token_linen", "vit_token_rep", "vit_gap"])
-def test_loading_and_saving_gives_the_same_keys_and_arrays(name, tmp_path):
-    original = read_npz(FIXTURES / f"{name}.npz")
-    model = keras_vit.from_checkpoint(FIXTURES / f"{name}.npz")
-    keras_vit.save_checkpoint(model, tmp_path / "x.npz", layout="npz-linen" if "linen" in name else "npz")
-    written = read_npz(tmp_path / "x.npz")
-    assert written.keys() == original.keys()
-    for key, array in original.items():
-        np.testing.assert_array_equal(written[key], array, err_msg=key)
+    assert_equal_weights(model, again)
 
 
 def test_an_unknown_layout_is_refused(tmp_path):
-    with pytest.raises(
-        UserError, match="layout must be one of npz, npz-linen, big_vision, huggingface, timm, torchvision, but is"
-    ):
+    with pytest.raises(UserError, match="layout must be one of npz, .* torchvision, but is 'h5'"):
         keras_vit.save_checkpoint(keras_vit.build(TINY, image_size=TINY_IMAGE), tmp_path / "x", layout="h5")
 
 
@@ -91,8 +59,7 @@ def test_missing_and_unexpected_keys_are_named_and_the_model_is_unchanged(tmp_pa
         keras_vit.load_checkpoint(model, saved(tmp_path, arrays))
     assert f"missing keys: {BLOCK}LayerNorm_2/scale" in str(caught.value)
     assert "unexpected keys: foreign/kernel" in str(caught.value)
-    for first, second in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(first, second)
+    assert_equal_weights(before, model)
 
 
 def test_a_checkpoint_of_another_shape_is_refused_by_key(tmp_path, arrays):
@@ -100,7 +67,7 @@ def test_a_checkpoint_of_another_shape_is_refused_by_key(tmp_path, arrays):
     model = keras_vit.build("testing", image_size=32)
     with pytest.raises(UserError, match="does not fit the model; unexpected keys: "):
         keras_vit.load_checkpoint(model, TOKEN)
-    with pytest.raises(UserError, match=r"'head/kernel' has shape \(48, 5\), but the model needs \(48, 7\)"):
+    with pytest.raises(UserError, match=r"'head/kernel' has shape \(48, 5\), .* \(48, 7\)"):
         keras_vit.from_checkpoint(saved(tmp_path, arrays))
 
 
@@ -128,24 +95,15 @@ def test_num_classes_gives_a_head_of_zeros_and_no_pre_logits():
     assert "pre_logits" not in [layer.name for layer in model.layers]
 
 
-def test_zero_classes_give_the_features():
-    assert keras_vit.from_checkpoint(TOKEN, num_classes=0).output_shape == (None, 48)
-
-
 def test_a_grid_that_is_not_square_needs_stored_grid():
-    with pytest.raises(
-        UserError,
-        match=r"24 patches, which is not square; put the config.json beside it, or give stored_grid=\(rows, columns\)",
-    ):
+    with pytest.raises(UserError, match="24 patches, which is not square; .* give stored_grid="):
         keras_vit.from_checkpoint(FIXTURES / "vit_nonsquare.npz")
     by_grid = keras_vit.from_checkpoint(FIXTURES / "vit_nonsquare.npz", stored_grid=(4, 6))
     assert keras_vit.preprocessing_of(by_grid).image_size == (32, 48)
 
 
 def test_another_model_is_refused(tmp_path):
-    with pytest.raises(
-        UserError, match="not a Vision Transformer, hybrid or BiT of a known layout: its 1 arrays begin with weights"
-    ):
+    with pytest.raises(UserError, match="known layout: its 1 arrays begin with weights"):
         keras_vit.from_checkpoint(saved(tmp_path, {"weights": np.zeros(3, np.float32)}))
 
 
@@ -157,12 +115,12 @@ def test_a_gap_in_the_blocks_is_refused(tmp_path, arrays):
 
 def test_integers_are_not_weights(tmp_path, arrays):
     arrays["head/bias"] = arrays["head/bias"].astype(np.int64)
-    with pytest.raises(UserError, match="'head/bias' should hold floating-point numbers, but holds int64"):
+    with pytest.raises(UserError, match="'head/bias' .* floating-point numbers, but holds int64"):
         keras_vit.from_checkpoint(saved(tmp_path, arrays))
 
 
 def test_a_missing_file_is_named():
-    with pytest.raises(UserError, match="There is no file, folder or official checkpoint .nowhere.npz."):
+    with pytest.raises(UserError, match="no file, .* official checkpoint .nowhere.npz."):
         keras_vit.from_checkpoint("nowhere.npz")
 
 
@@ -170,21 +128,13 @@ def test_a_missing_file_is_named():
 def test_a_truncated_file_is_refused(share, tmp_path):
     content = TOKEN.read_bytes()
     (tmp_path / "cut.npz").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(UserError, match=r"cut.npz (is empty|cannot be read as an .npz .*)[:;] download it again"):
+    with pytest.raises(UserError, match="cut.npz (is empty|cannot be read).* download it again"):
         keras_vit.from_checkpoint(tmp_path / "cut.npz")
-
-
-def test_a_flipped_bit_is_refused(tmp_path):
-    content = bytearray(TOKEN.read_bytes())
-    content[len(content) // 2] ^= 1
-    (tmp_path / "flipped.npz").write_bytes(content)
-    with pytest.raises(UserError, match="flipped.npz cannot be read"):
-        keras_vit.from_checkpoint(tmp_path / "flipped.npz")
 
 
 def test_pickled_objects_are_never_loaded(tmp_path):
     np.savez(tmp_path / "evil.npz", **{"embedding/kernel": np.array([print], dtype=object)})
-    with pytest.raises(UserError, match="'embedding/kernel.npy' holds pickled objects, which are never loaded"):
+    with pytest.raises(UserError, match="'embedding/kernel.npy' holds pickled objects"):
         keras_vit.from_checkpoint(tmp_path / "evil.npz")
 
 
@@ -213,12 +163,6 @@ def test_a_failed_write_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_single_prefix_to_drop_or_keep_can_be_a_string():
-    model = keras_vit.from_checkpoint(TOKEN, num_classes=5)
-    report = keras_vit.load_checkpoint(model, TOKEN, drop="head/", keep="head/")
-    assert report.dropped == report.kept == ("head/bias", "head/kernel")
-
-
 def test_a_duplicate_weight_is_refused(tmp_path, arrays):
     mixed = arrays | {f"{BLOCK}MlpBlock_0/Dense_0/kernel": arrays[f"{BLOCK}MlpBlock_3/Dense_0/kernel"] + 1}
     with pytest.raises(UserError, match=f"unexpected keys: {BLOCK}MlpBlock_0/Dense_0/kernel"):
@@ -237,8 +181,7 @@ def test_values_that_are_not_finite_are_refused_and_the_model_is_unchanged(value
     for load in (keras_vit.from_checkpoint, lambda path: keras_vit.load_checkpoint(model, path)):
         with pytest.raises(UserError, match="'head/kernel' has values that are not finite"):
             load(saved(tmp_path, arrays))
-    for first, second in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(first, second)
+    assert_equal_weights(before, model)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +215,7 @@ def test_damage_in_a_compressed_archive_is_refused(tmp_path, arrays):
 @pytest.mark.parametrize("name", ["x.pth", "x.bin", "x.ckpt"])
 def test_pickles_are_refused_with_the_way_to_convert_them(name, tmp_path):
     (tmp_path / name).write_bytes(b"PK")
-    with pytest.raises(UserError, match="is a pickle, which can run code .* safetensors.torch.save_file"):
+    with pytest.raises(UserError, match="is a pickle, .* safetensors.torch.save_file"):
         keras_vit.from_checkpoint(tmp_path / name)
 
 
@@ -299,5 +242,5 @@ def header_of(**arrays) -> bytes:
 )
 def test_incomplete_safetensors_are_refused(content, tmp_path):
     (tmp_path / "x.safetensors").write_bytes(content)
-    with pytest.raises(UserError, match=r"x.safetensors (cannot be read as a .safet|is empty|is a text file)"):
+    with pytest.raises(UserError, match=r"x.safetensors (cannot be read|is empty|is a text file)"):
         keras_vit.from_checkpoint(tmp_path / "x.safetensors")

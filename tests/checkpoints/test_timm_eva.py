@@ -9,8 +9,8 @@ import safetensors.numpy
 
 import keras_vit
 from keras_vit import UserError
-from keras_vit.files.safetensors import read_json, write_json
-from tests.support import FIXTURES
+from keras_vit.files.safetensors import read_json
+from tests.support import FIXTURES, assert_equal_arrays, changed_folder
 
 TASKS = FIXTURES / "tasks"
 GOLDEN = {
@@ -37,9 +37,7 @@ def test_reading_and_writing_gives_the_same_arrays_and_model(name, tmp_path):
     model = keras_vit.from_checkpoint(TASKS / name)
     keras_vit.save_checkpoint(model, tmp_path / name, layout="timm")
     original, copy = (safetensors.numpy.load_file(f / name / "model.safetensors") for f in (TASKS, tmp_path))
-    assert original.keys() == copy.keys()
-    for key, array in original.items():
-        np.testing.assert_array_equal(copy[key], array, err_msg=key)
+    assert_equal_arrays(copy, original)
     again = keras_vit.from_checkpoint(tmp_path / name)
     assert keras_vit.config_of(again) == keras_vit.config_of(model)
     assert read_json(tmp_path / name / "config.json")["architecture"] == GOLDEN_ARCHITECTURES[name]
@@ -65,7 +63,7 @@ def test_a_bare_file_asks_how_the_model_pools(tmp_path):
     shutil.copy(TASKS / "timm_dinov3" / "model.safetensors", tmp_path / "x.safetensors")
     with pytest.raises(UserError, match="or give classifier to keras_vit.from_checkpoint"):
         keras_vit.from_checkpoint(tmp_path / "x.safetensors", num_heads=4, image_size=20)
-    recorded = {name: np.load(TASKS / GOLDEN[name]["io"]) for name in ("timm_dinov3",)}["timm_dinov3"]
+    recorded = np.load(TASKS / GOLDEN["timm_dinov3"]["io"])
     for classifier, expected in (("gap", recorded["logits"]), ("token", recorded["features"][:, 0])):
         options = {"num_heads": 4, "image_size": 20, "classifier": classifier}
         model = keras_vit.from_checkpoint(tmp_path / "x.safetensors", **options)
@@ -85,23 +83,16 @@ def test_a_bare_file_asks_how_the_model_pools(tmp_path):
     ],
 )
 def test_a_config_that_contradicts_the_arrays_is_refused(architecture, arguments, sentence, tmp_path):
-    shutil.copytree(TASKS / "timm_dinov3", tmp_path / "x")
-    config = read_json(tmp_path / "x" / "config.json")
-    (tmp_path / "x" / "config.json").unlink()
-    fields = {"architecture": architecture, "model_args": config["model_args"] | arguments}
-    write_json(tmp_path / "x" / "config.json", config | fields)
+    given = read_json(TASKS / "timm_dinov3" / "config.json")["model_args"] | arguments
+    folder = changed_folder(TASKS / "timm_dinov3", tmp_path / "x", architecture=architecture, model_args=given)
     with pytest.raises(UserError, match=sentence):
-        keras_vit.from_checkpoint(tmp_path / "x")
+        keras_vit.from_checkpoint(folder)
 
 
 @pytest.mark.parametrize("key", ["blocks.1.attn.v_bias", "blocks.2.gamma_2", "norm.bias", "patch_embed.proj.bias"])
 def test_a_missing_array_is_named(key, tmp_path):
-    shutil.copytree(TASKS / "timm_dinov3_qkvb", tmp_path / "x")
-    arrays = safetensors.numpy.load_file(tmp_path / "x" / "model.safetensors")
-    del arrays[key]
-    safetensors.numpy.save_file(arrays, tmp_path / "x" / "model.safetensors")
     with pytest.raises(UserError, match="missing keys"):
-        keras_vit.from_checkpoint(tmp_path / "x")
+        keras_vit.from_checkpoint(changed_folder(TASKS / "timm_dinov3_qkvb", tmp_path / "x", without=key))
 
 
 @pytest.mark.parametrize(
@@ -114,10 +105,7 @@ def test_a_missing_array_is_named(key, tmp_path):
         (["patch_embed.proj.weight", "norm_pre.weight", "blocks.0.gamma_1"], "Perception Encoder"),
         (["patch_embed.proj.weight", "patch_embed.norm.weight"], "AIMv2"),
         (["patch_embed.proj.weight", "patch_embed.norm.weight", "layers.0.blocks.0.norm1.weight"], "Swin"),
-        (
-            ["patch_embed.proj.weight", "blocks.0.gamma_1", "blocks.0.attn.qkv.bias", "blocks_token_only.0.gamma_1"],
-            "CaiT",
-        ),
+        (["patch_embed.proj.weight", "blocks.0.gamma_1", "blocks_token_only.0.gamma_1"], "CaiT"),
         (["embeds.proj.weight", "embeds.pos_embed"], "NaFlex"),
         (["patch_embed.proj.weight", "blocks.0.gamma_1", "blocks.0.attn.qkv.bias"], "RoPE-ViT"),
     ],

@@ -1,18 +1,15 @@
 """COCO's metrics: equal to pycocotools' on files, with intervals; the page of misses and false alarms."""
 
-import contextlib
-import io
 import json
 import pathlib
 
 import numpy as np
 import PIL.Image
 import pytest
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
 import keras_vit
 from keras_vit import DetectionConfig, UserError, inspection
+from tests.segmentation.oracle import measured_by_pycocotools
 from tests.support import TINY, TINY_IMAGE, randomize
 from training import detect as command
 from training.detection.detector import Objects
@@ -60,12 +57,7 @@ def test_metrics_are_those_of_pycocotools_on_files(tmp_path):
     for name, objects in (("truth", truth), ("found", found)):
         document = found_document(LABELS, list(zip(images, objects, strict=True)))
         (tmp_path / name).write_text(json.dumps(document if name == "truth" else document["annotations"]))
-    with contextlib.redirect_stdout(io.StringIO()):
-        coco = COCO(str(tmp_path / "truth"))
-        expected = COCOeval(coco, coco.loadRes(str(tmp_path / "found")), "bbox")
-        expected.evaluate()
-        expected.accumulate()
-        expected.summarize()
+    expected = measured_by_pycocotools(tmp_path / "truth", json.loads((tmp_path / "found").read_text()), "bbox")
     names = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large", "ar")
     np.testing.assert_allclose([metrics[name] for name in names], expected.stats[[0, 1, 2, 3, 4, 5, 8]], atol=1e-6)
     of_cat = expected.eval["precision"][:, :, 0, 0, 2]
@@ -127,12 +119,7 @@ def check_against_pycocotools(images: pathlib.Path, seed: int) -> None:
             objects.corners.tolist(), objects.scores.tolist(), objects.classes.tolist(), strict=True
         )
     ]
-    with contextlib.redirect_stdout(io.StringIO()):
-        coco = COCO(str(images / "truth.json"))
-        expected = COCOeval(coco, coco.loadRes(guesses), "bbox")
-        expected.evaluate()
-        expected.accumulate()
-        expected.summarize()
+    expected = measured_by_pycocotools(images / "truth.json", guesses, "bbox")
     options = BoxesOptions(data=f"coco:{images / 'truth.json'}", images=str(images / "JPEGImages"))
     pictures = sorted(open_boxes(options).all, key=lambda picture: picture.file)
     metrics = measured([str(n) for n in sorted(categories)], pictures, found)

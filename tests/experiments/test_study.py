@@ -182,7 +182,6 @@ def test_intervals_are_student_s():
     [
         (["heads"], "There is no study named 'heads'; the nearest names are"),
         (["head", "--train-images", "100"], "--train-images does not apply to the study head"),
-        (["head", "--model", "nonsense"], "There is no option --model"),
         (["head", "--recipe", "digits"], "give --steps"),
         (["head", "--shots", "1000"], "has 139 training images, fewer than the 1000 shots"),
         (["data-size", "--train-images", "5"], "A subset must have from 128 images, a batch, to 1437"),

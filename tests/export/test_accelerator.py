@@ -11,18 +11,16 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from export.detection import Detection
-from export.embeddings import embedding_of
 from export.options import SourceOptions, TFLiteOptions
-from export.segmentation import Segmentation
+from export.parity import Reference
 from export.source import ExportedModel, random_images
+from export.tasks import Classification, Detection, Segmentation, embedding_of
 from export.tflite import accelerator, delegate_model
+from export.tflite.accelerator import GpuCheck, golden_numbers, sentences, write_page
 from export.tflite.convert import converted, to_delegate_tflite
 from export.tflite.delegate_rules import broken_rules
 from export.tflite.export import export_tflite
-from export.tflite.gpu_check import GpuCheck, golden_numbers, sentences, write_page
 from export.tflite.quantize import quantize
-from export.tflite.task import export_task
 from keras_vit import DetectionConfig
 from keras_vit.errors import ParityError, UserError
 from keras_vit.models.tasks import build_task
@@ -125,8 +123,10 @@ def test_every_task_is_right_in_the_accelerator(name, tmp_path):
     assert {name: value.shape for name, value in found.items()} == {
         name: value.shape for name, value in expected.items()
     }
-    rows = ([{name: value[row] for name, value in part.items()} for row in range(2)] for part in (expected, found))
-    task.measure("file", *rows, exact=True)
+    ours, theirs = (
+        [{name: value[row] for name, value in part.items()} for row in range(2)] for part in (expected, found)
+    )
+    task.measure("file", Reference(None, None, outputs=ours), theirs, exact=True)
     check(content, images, tmp_path)
 
 
@@ -202,7 +202,10 @@ def test_a_run_has_a_time_limit():
 def test_an_export_for_a_gpu_says_what_was_run_and_has_golden_numbers(tmp_path):
     model = randomize(keras_vit.build(dataclasses.replace(TINY, num_layers=4), image_size=TINY_IMAGE, num_classes=3))
     exported = ExportedModel(model, ("a", "b", "c"), random_images(keras_vit.preprocessing_of(model)))
-    export_tflite(exported, TFLiteOptions(SourceOptions("memory"), str(tmp_path), ("float32", "float16"), target="gpu"))
+    export_tflite(
+        Classification(exported),
+        TFLiteOptions(SourceOptions("memory"), str(tmp_path), ("float32", "float16"), target="gpu"),
+    )
     report = (tmp_path / "report.md").read_text()
     assert "accelerator on 2 images (float32: a copy with its first and last block, within" in report
     assert "float16: a copy" in report
@@ -238,7 +241,7 @@ def test_the_page_compares_in_a_browser(tmp_path):
 
 def test_an_export_of_a_task_for_a_gpu_is_run(tmp_path):
     options = TFLiteOptions(SourceOptions("memory"), str(tmp_path), ("float32", "float16"), target="gpu")
-    written = export_task(task_of_model("detector"), options)
+    written = export_tflite(task_of_model("detector"), options)
     assert [path.name for path, _ in written.values()] == ["detector-float32-gpu.tflite", "detector-float16-gpu.tflite"]
     assert "Right in LiteRT's GPU accelerator" in (tmp_path / "report.md").read_text()
 
@@ -252,19 +255,15 @@ def test_a_model_that_is_wrong_in_the_accelerator_is_not_exported(tmp_path, monk
     monkeypatch.setattr(delegate_model._FourAxesRotation, "call", split)
     config = dataclasses.replace(CONFORMANCE["rotary"], num_registers=0)
     model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=3))
-    check_of = GpuCheck.of(
-        TFLiteOptions(SourceOptions("memory"), str(tmp_path), ("float32",), target="gpu"), model, INPUTS
-    )
+    check_of = GpuCheck(False, INPUTS[:2], None)
     with pytest.raises(ParityError, match="computes the float32 TFLite file wrongly, by .* CONCATENATION"):
         check_of.facts("float32", to_delegate_tflite(model, INPUTS))
 
 
 def test_a_check_that_is_required_and_cannot_run_is_an_error(monkeypatch):
     monkeypatch.setattr(accelerator, "_drivers", lambda: iter(()))
-    options = TFLiteOptions(SourceOptions("memory"), "phone", ("float32",), target="gpu")
-    facts = GpuCheck(options, IMAGES, None).facts("float32", graph(tf.nn.relu))
+    facts = GpuCheck(False, IMAGES, None).facts("float32", graph(tf.nn.relu))
     [sentence] = sentences({"float32": facts})
     assert sentence.startswith("LiteRT's GPU accelerator: float32: not run: no Vulkan driver is here; the package")
-    options = dataclasses.replace(options, require_gpu_check=True)
     with pytest.raises(UserError, match="was not run in .*: no Vulkan driver is here; the package"):
-        GpuCheck(options, IMAGES, None).facts("float32", graph(tf.nn.relu))
+        GpuCheck(True, IMAGES, None).facts("float32", graph(tf.nn.relu))

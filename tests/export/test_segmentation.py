@@ -9,11 +9,12 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from export.options import OnnxOptions, SourceOptions, TFLiteOptions
-from export.saved_model.task import export_task as export_saved_model
-from export.segmentation import Segmentation, open_segmentation
+from export.options import OnnxOptions, SavedModelOptions, SourceOptions, TFLiteOptions
+from export.parity import Reference
+from export.saved_model.export import export_saved_model
 from export.source import random_images
-from export.tflite.task import export_task as export_tflite
+from export.tasks import Segmentation, open_task
+from export.tflite.export import export_tflite
 from keras_vit import SegmentationConfig
 from keras_vit.errors import ParityError
 from keras_vit.models.config import LinearSegmentationConfig
@@ -37,15 +38,24 @@ def exported(task: str):
     model = randomize(keras_vit.models.tasks.build_task(TINY, TASKS[task], PREPROCESSING))
     if task in ("instance", "panoptic"):  # segments that are likely
         model.get_layer("class_head").kernel.assign(3.0 * model.get_layer("class_head").kernel.numpy())
-    source = open_segmentation(run_of(model, labels=LABELS), SourceOptions(run="memory"))
+    source = open_task(run_of(model, labels=LABELS), SourceOptions(run="memory"))
     samples = random_images(PREPROCESSING)
     few = dataclasses.replace(samples, encoded=samples.encoded[:3], labels=samples.labels[:3])
     return Segmentation(dataclasses.replace(source.exported, labels=LABELS, samples=few))
 
 
+def served(place) -> SavedModelOptions:
+    return SavedModelOptions(SourceOptions("a model"), str(place / "served"))
+
+
+def measure(right, found, *, exact: bool) -> dict:
+    """The differences of the outputs for one image."""
+    return Segmentation(None).measure("file", Reference(None, None, outputs=[right]), [found], exact=exact)
+
+
 @pytest.mark.parametrize("task", ["panoptic", *(pytest.param(t, marks=pytest.mark.slow) for t in list(TASKS)[:3])])
 def test_a_saved_model_takes_files_and_gives_segments_at_the_size_of_the_picture(task, tmp_path):
-    path, measures = export_saved_model(exported(task), tmp_path / "served")
+    path, measures = export_saved_model(exported(task), served(tmp_path))
     assert min(measures["equal_pixels"], measures["equal_pixels_of_files"]) >= 0.999
     serve = tf.saved_model.load(path).signatures["serving_default"]
     data = tf.io.encode_png(np.random.default_rng(0).integers(0, 256, (51, 23, 3), np.uint8))
@@ -62,7 +72,7 @@ def test_a_saved_model_takes_files_and_gives_segments_at_the_size_of_the_picture
 
 @pytest.mark.slow
 def test_a_saved_model_answers_in_the_loader_of_c_plus_plus(tmp_path):
-    path, _ = export_saved_model(exported("semantic"), tmp_path / "served")
+    path, _ = export_saved_model(exported("semantic"), served(tmp_path))
     data = tf.io.encode_png(np.random.default_rng(0).integers(0, 256, (51, 23, 3), np.uint8)).numpy()
     expected = tf.saved_model.load(path).signatures["serving_default"](image_bytes=tf.constant(data))["label_map"]
     found = cpp_loader.run(path, "serving_default", "label_map", np.array(data, object)).view(np.int32)
@@ -86,22 +96,22 @@ def test_tflite_files_have_the_same_outputs_at_a_fixed_size(task, tmp_path):
 @pytest.mark.parametrize("task", TASKS)
 def test_onnx_files_have_the_same_outputs_at_a_fixed_size(task, tmp_path):
     pytest.importorskip("onnxruntime")
-    from export.onnx.task import export_task
+    from export.onnx.export import export_onnx
 
     options = OnnxOptions(SourceOptions(run="memory"), str(tmp_path / "portable"))
-    ((path, measures),) = export_task(exported(task), options)
+    path, measures = export_onnx(exported(task), options)
     assert path.is_file()
     assert measures["equal_pixels"] >= 0.999
 
 
 def test_an_export_with_other_pixels_is_not_kept():
     right, wrong = {"label_map": np.zeros((8, 8), int)}, {"label_map": np.eye(8, dtype=int)}
-    assert Segmentation(None).measure("file", [right], [right], exact=True) == {
+    assert measure(right, right, exact=True) == {
         "equal_pixels": 1.0,
         "score_difference": 0.0,
     }
     with pytest.raises(ParityError, match="87.5% of the pixels of the file are those of the model, fewer than 90.0%"):
-        Segmentation(None).measure("file", [right], [wrong], exact=False)
+        measure(right, wrong, exact=False)
 
 
 def test_small_masks_and_scores_that_differ_are_not_kept():
@@ -109,9 +119,9 @@ def test_small_masks_and_scores_that_differ_are_not_kept():
     mask[0, 3, 3] = True
     right = {"masks": mask, "classes": np.zeros(1, int), "scores": scores}
     with pytest.raises(ParityError, match="0.0% of the pixels of the file"):
-        Segmentation(None).measure("file", [right], [right | {"masks": np.roll(mask, 1, axis=1)}], exact=True)
+        measure(right, right | {"masks": np.roll(mask, 1, axis=1)}, exact=True)
     with pytest.raises(ParityError, match="The scores of the file differ from the model's by up to 0.2"):
-        Segmentation(None).measure("file", [right], [right | {"scores": scores - 0.2}], exact=True)
+        measure(right, right | {"scores": scores - 0.2}, exact=True)
 
 
 @pytest.mark.slow
@@ -119,7 +129,7 @@ def test_a_picture_without_any_object_is_served(tmp_path):
     source = exported("panoptic")
     head = source.exported.model.get_layer("class_head")
     head.bias.assign([0.0] * 4 + [50.0])  # the last is no object
-    path, _ = export_saved_model(source, tmp_path / "served")
+    path, _ = export_saved_model(source, served(tmp_path))
     serve = tf.saved_model.load(path).signatures["serving_default"]
     answer = serve(image_bytes=tf.io.encode_png(np.zeros((20, 30, 3), np.uint8)))
     assert answer["segment_map"].numpy().max() == -1

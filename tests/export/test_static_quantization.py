@@ -7,8 +7,7 @@ import pytest
 
 import keras_vit
 from export.tflite.convert import to_tflite
-from export.tflite.flatbuffer import Graph
-from export.tflite.products import activations, noisy_products, products
+from export.tflite.flatbuffer import Graph, activations, noisy_products, products
 from export.tflite.quantize import quantize_static
 from tests.support import TINY, TINY_IMAGE, randomize
 

@@ -23,9 +23,10 @@ import tensorflow as tf
 from PIL import Image, PngImagePlugin
 
 import keras_vit
-from export.onnx import __main__ as onnx
-from export.onnx import runtimes, web_page
-from export.source import Provenance, random_images
+from export.onnx import export, onnx_file
+from export.onnx.export import FACTS, PAGE, check_page, write_page
+from export.source import ExportedModel, Provenance, random_images
+from export.tasks import Classification, embedding_of
 from keras_vit import Preprocessing, UserError, preprocessing_of
 from keras_vit.images import pillow
 from tests.browser import Page, find_browser, open_browser
@@ -67,7 +68,7 @@ _FURTHER = {
         Preprocessing(SIZE, resize="resize-small", crop_from=(21, 30), interpolation="area"),
     )
 }  # fmt: skip
-_PAGE = pathlib.Path(web_page.__file__).with_name(web_page.PAGE)
+_PAGE = pathlib.Path(export.__file__).with_name(PAGE)
 # Where the page loads ONNX Runtime Web from, and its version.
 CDN, VERSION = re.findall(r'"(https://.*/onnxruntime-web@([\d.]+)/dist/)', _PAGE.read_text(encoding="utf-8"))[0]
 
@@ -119,7 +120,7 @@ def serve(directory: pathlib.Path):
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=directory)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/{web_page.PAGE}"
+        yield f"http://127.0.0.1:{server.server_address[1]}/{PAGE}"
         server.shutdown()
 
 
@@ -140,16 +141,18 @@ def classify(page: Page, file: pathlib.Path, *, drop: bool = False) -> str:
     return page.evaluate(said)
 
 
-def test_a_page_needs_the_onnx_file_and_pictures_that_a_browser_has():
-    with pytest.raises(UserError, match="--web applies only to --formats onnx"):
-        onnx.main(["--run", "nowhere", "--output", "x", "--formats", "openvino", "--web"])
-    with pytest.raises(UserError, match="a picture has 1 or 3 channels, but this model takes 4; leave --web out"):
-        web_page.check_page(Preprocessing(SIZE, 4))
+def test_a_page_needs_a_classifier_and_pictures_that_a_browser_has():
+    model = build(Preprocessing(SIZE, 4))
+    samples = random_images(RULES[0])
+    with pytest.raises(UserError, match="1 or 3 channels, but this model takes 4"):
+        check_page(Classification(ExportedModel(model, LABELS, samples)))
+    with pytest.raises(UserError, match="--web classifies pictures"):
+        check_page(embedding_of(ExportedModel(model, (), samples)))
 
 
 def test_the_page_is_written_with_what_it_needs_to_know(tmp_path):
     origin = Provenance(name="runs/birds", weights="augreg:B_16", license="Apache-2.0", temperature=1.5)
-    web_page.write_page(tmp_path, RULES[3], LABELS, origin)
+    write_page(tmp_path, RULES[3], LABELS, origin)
     assert {path.name for path in tmp_path.iterdir()} == {"classify.html", "classify.json"}
     facts = json.loads((tmp_path / "classify.json").read_text(encoding="utf-8"))
     assert Preprocessing(**facts.pop("preprocessing")) == RULES[3]
@@ -245,8 +248,8 @@ def _runtime() -> pathlib.Path:
 def test_the_page_has_the_numbers_of_keras_for_every_rule_of_resizing(channels, tmp_path):
     """Exact but for rounding where the browser decodes as TensorFlow does; JPEG is decoded a level of a pixel apart."""
     runtime, _ = _runtime(), find_browser()
-    for package in runtimes.PACKAGES["onnx"]:
-        pytest.importorskip(package, reason=f"{package} is not installed: pip install -r {runtimes.REQUIREMENTS}")
+    for package in onnx_file.PACKAGES:
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install -r {onnx_file.REQUIREMENTS}")
     rules = [rule for rule in RULES if rule.channels == channels]
     model, folder, origin = build(rules[0]), tmp_path / "portable", Provenance(temperature=2.0)
     onnx_of(model, LABELS, random_images(rules[0]), folder, web=True, origin=origin)
@@ -257,7 +260,7 @@ def test_the_page_has_the_numbers_of_keras_for_every_rule_of_resizing(channels, 
     with open_browser() as page, serve(folder) as address:
         page.served[CDN] = runtime
         for rule in rules:
-            web_page.write_page(folder, rule, LABELS, origin)
+            write_page(folder, rule, LABELS, origin)
             page.open(address, width=390)
             page.wait_for("!document.querySelector('input').disabled")
             for file, content in files.items():
@@ -275,12 +278,12 @@ def test_the_page_has_the_numbers_of_keras_for_every_rule_of_resizing(channels, 
 @pytest.mark.slow
 def test_the_page_says_what_it_cannot_do(tmp_path):
     find_browser()
-    web_page.write_page(tmp_path, RULES[0], LABELS, Provenance())
+    write_page(tmp_path, RULES[0], LABELS, Provenance())
     said = "document.getElementById('status').textContent"
     with open_browser() as page:
-        page.open((tmp_path / web_page.PAGE).as_uri())
+        page.open((tmp_path / PAGE).as_uri())
         page.wait_for(f"{said}.includes('run python -m http.server in this folder')")
         with serve(tmp_path) as address:
-            (tmp_path / web_page.FACTS).unlink()
+            (tmp_path / FACTS).unlink()
             page.open(address)
             page.wait_for(f"{said} == 'The model cannot be loaded: classify.json is not beside this page.'")

@@ -12,15 +12,14 @@ import safetensors.numpy
 import keras_vit
 from keras_vit import UserError
 from keras_vit.checkpoints.checkpoint import open_checkpoint
-from tests.support import FIXTURES, TINY, TINY_IMAGE
+from tests.support import FIXTURES, TINY, TINY_IMAGE, assert_equal_weights
 
 TIMM = FIXTURES / "timm_vit.safetensors"
 
 
 def assert_same(path: pathlib.Path, expected: pathlib.Path, **options) -> None:
     one, other = (keras_vit.from_checkpoint(file, **options).get_weights() for file in (path, expected))
-    for array, wanted in zip(one, other, strict=True):
-        np.testing.assert_array_equal(array, wanted)
+    assert_equal_weights(one, other)
 
 
 @pytest.mark.parametrize("name", ["x.pth", "x.npz", "x", "x.h5"])
@@ -29,15 +28,11 @@ def test_a_safetensors_file_of_any_name_is_read(name, tmp_path):
     assert_same(tmp_path / name, TIMM, num_heads=4)
 
 
-def test_an_npz_file_of_any_name_is_read(tmp_path):
-    shutil.copy(FIXTURES / "vit_token.npz", tmp_path / "x.safetensors")
-    assert_same(tmp_path / "x.safetensors", FIXTURES / "vit_token.npz")
-
-
-def test_a_keras_file_of_any_name_is_read(tmp_path):
+def test_npz_and_keras_files_of_any_name_are_read(tmp_path):
     keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7).save(tmp_path / "x.keras")
-    shutil.copy(tmp_path / "x.keras", tmp_path / "x.zip")
-    assert_same(tmp_path / "x.zip", tmp_path / "x.keras")
+    for file, name in ((FIXTURES / "vit_token.npz", "x.safetensors"), (tmp_path / "x.keras", "x.zip")):
+        shutil.copy(file, tmp_path / name)
+        assert_same(tmp_path / name, file)
 
 
 def torch_zip(path: pathlib.Path) -> None:
@@ -122,7 +117,7 @@ def test_an_index_a_shard_and_shards_without_their_index_are_the_folder(tmp_path
     with pytest.raises(UserError, match="holds 1 of the 2 shards of a model"):
         keras_vit.from_checkpoint(files[1])
     (tmp_path / "away").rename(index)
-    with pytest.raises(UserError, match="lists the shard model-00001-of-00002.safetensors, which the folder lacks"):
+    with pytest.raises(UserError, match="model-00001-of-00002.safetensors, which the folder lacks"):
         keras_vit.from_checkpoint(files[1])
 
 
@@ -131,18 +126,7 @@ def test_the_only_file_of_a_folder_is_its_model(tmp_path):
     assert_same(tmp_path, TIMM, num_heads=4)
 
 
-PREFIXES = [
-    "module.",
-    "_orig_mod.module.",
-    "model.",
-    "teacher.backbone.",
-    "base_model.model.",
-    "state_dict_ema.",
-    "net/",
-]
-
-
-@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("prefix", ["_orig_mod.module.", "model.", "teacher.backbone.", "state_dict_ema.", "net/"])
 def test_the_prefix_of_a_wrapper_is_left_out_and_said(prefix, tmp_path):
     arrays = {prefix + key: array for key, array in safetensors.numpy.load_file(TIMM).items()}
     arrays |= {"n_averaged": np.zeros((), np.int64), "epoch": np.zeros(1), "optimizer.0.exp_avg": np.zeros((2, 3))}
@@ -150,8 +134,7 @@ def test_the_prefix_of_a_wrapper_is_left_out_and_said(prefix, tmp_path):
     with pytest.warns(UserWarning, match=f"The keys of x.safetensors are read without '{prefix}'"):
         model = keras_vit.from_checkpoint(tmp_path / "x.safetensors", num_heads=4)
     expected = keras_vit.from_checkpoint(TIMM, num_heads=4)
-    for array, wanted in zip(model.get_weights(), expected.get_weights(), strict=True):
-        np.testing.assert_array_equal(array, wanted)
+    assert_equal_weights(model, expected)
 
 
 def test_what_training_keeps_beside_a_model_is_skipped_and_reported(tmp_path):
@@ -164,7 +147,7 @@ def test_what_training_keeps_beside_a_model_is_skipped_and_reported(tmp_path):
 def test_other_arrays_beside_the_prefix_of_a_model_are_named(tmp_path):
     arrays = {f"backbone.{key}": array for key, array in safetensors.numpy.load_file(TIMM).items()}
     safetensors.numpy.save_file(arrays | {"box_head.weight": np.zeros((3, 4))}, tmp_path / "x.safetensors")
-    with pytest.raises(UserError, match=r"a model under 'backbone\.' and other arrays beside it \(box_head\.weight\)"):
+    with pytest.raises(UserError, match=r"'backbone\.' and other arrays .*box_head\.weight"):
         keras_vit.describe(tmp_path / "x.safetensors", num_heads=4)
 
 

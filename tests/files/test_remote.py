@@ -45,13 +45,13 @@ def test_other_paths_are_local(name):
 
 def test_where_only_local_paths_are_taken_others_are_refused():
     assert local_path("runs/mine", "workdir") == pathlib.Path("runs/mine")
-    with pytest.raises(UserError, match="--workdir takes a directory of this machine, but is gs://b/r; give one"):
+    with pytest.raises(UserError, match="--workdir takes .* this machine, but is gs://b/r"):
         local_path("gs://b/r", "workdir")
 
 
 def test_a_bucket_needs_tensorflow(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(UserError, match="gs://b/r needs TensorFlow, which reads buckets; install it, or give a local"):
+    with pytest.raises(UserError, match="gs://b/r needs TensorFlow"):
         to_path("gs://b/r").exists()
 
 
@@ -107,7 +107,7 @@ def test_what_fails_for_a_moment_is_tried_again_and_what_lasts_is_not(folder, mo
     failures += [tf.errors.UnavailableError(None, None, "503"), OSError("connection reset")] * 2
     assert (folder / "a").stat().st_size == 7
     failures += [tf.errors.UnavailableError(None, None, "503")] * 5
-    with pytest.raises(UserError, match=r"/a cannot be read or written \(503\); check the name of the bucket, and"):
+    with pytest.raises(UserError, match=r"/a cannot be read or written \(503\)"):
         (folder / "a").is_file()
     failures += [tf.errors.PermissionDeniedError(None, None, "403")] * 2
     with pytest.raises(UserError, match=r"\(403\)"):

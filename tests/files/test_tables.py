@@ -5,7 +5,6 @@ import io
 
 import pytest
 
-from keras_vit.errors import printable
 from keras_vit.files.tables import CsvWriter, cell_of_csv, markdown_table, rounded_to, short_name
 
 
@@ -18,8 +17,6 @@ def test_cells_are_one_line_and_their_bars_are_escaped():
     ("value", "interval", "expected"),
     [
         (0.98333, (0.96944, 0.99444), ("0.983", "0.969 to 0.994")),
-        (0.66667, (0.4, 0.9), ("0.67", "0.40 to 0.90")),
-        (0.0661234, (0.0659, 0.0663), ("0.06612", "0.06590 to 0.06630")),
         (1.0, (1.0, 1.0), ("1.000", "1.000 to 1.000")),
         (52.31, (31.0, 74.9), ("52", "31 to 75")),
         (0.99444, (0.98611, 1.0), ("0.994", "0.986 to 1.000")),
@@ -32,18 +29,10 @@ def test_numbers_are_rounded_to_what_their_interval_allows(value, interval, expe
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("/home/anna/runs/birds", "birds"),
-        ("runs/birds/", "birds"),
-        ("runs/birds/model.keras", "birds"),
-        ("model.keras", "model.keras"),
-        ("C:\\runs\\birds", "birds"),
-        ("folder:/home/anna/pictures", "folder:pictures"),
-        ("tfds:mnist", "tfds:mnist"),
-        ("digits", "digits"),
-        ("augreg:B_16", "augreg:B_16"),
-        ("gs://bucket/runs/birds", "birds"),
+        ("/home/anna/runs/birds", "birds"), ("runs/birds/model.keras", "birds"), ("C:\\runs\\birds", "birds"),
+        ("folder:/home/anna/pictures", "folder:pictures"), ("digits", "digits"), ("gs://bucket/runs/birds", "birds"),
     ],
-)
+)  # fmt: skip
 def test_a_title_has_no_folders(path, expected):
     assert short_name(path) == expected
 
@@ -73,7 +62,3 @@ def test_a_table_in_markdown_has_no_html_links_or_control_characters():
     assert r"\[x](javascript:y)\|\`z\`" in table
     assert r"\x1b\[31m\\ \x07" in table
     assert "\x1b" not in table
-
-
-def test_control_characters_are_shown():
-    assert printable("a\x1b]0;x\x07\u202eb\x9b\x7f\n\té") == r"a\x1b]0;x\x07\u202eb\x9b\x7f" + "\n\té"

@@ -1,12 +1,10 @@
 """The decoder in a graph and the one with Pillow: the same pixels, orientations and verdicts."""
 
-import concurrent.futures
 import io
 import pathlib
 import struct
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import PIL.Image
@@ -38,31 +36,19 @@ orientation_in_graph = tf.function(graph.orientation, SIGNATURE, autograph=False
 keyed = tf.function(graph.has_color_key, SIGNATURE, autograph=False)
 ANIMATION = {"save_all": True, "append_images": [PIL.Image.fromarray(GRAY[::-1])]}
 FILES = {
-    "gray PNG": encoded("PNG"),
-    "gray PNG with a color key": encoded("PNG", transparency=3),
+    "gray PNG": encoded("PNG"), "gray PNG with a color key": encoded("PNG", transparency=3),
     "PNG with a color key": encoded("PNG", "RGB", transparency=(1, 2, 3)),
-    "PNG with a palette": encoded("PNG", "P", transparency=3),
-    "PNG with alpha": encoded("PNG", "RGBA"),
-    "GIF": encoded("GIF"),
-    "animated GIF": encoded("GIF", **ANIMATION),
-    "gray BMP": encoded("BMP"),
-    "BMP": encoded("BMP", "RGB"),
-    "BMP with alpha": encoded("BMP", "RGBA"),
-    "black and white BMP": encoded("BMP", "1"),
-    "WebP": encoded("WEBP", "RGB"),
-    "animated WebP": encoded("WEBP", "RGB", **ANIMATION),
-    "gray JPEG": encoded("JPEG"),
-    "JPEG": encoded("JPEG", "RGB"),
-    "JPEG of four inks": encoded("JPEG", "CMYK"),
+    "PNG with a palette": encoded("PNG", "P", transparency=3), "PNG with alpha": encoded("PNG", "RGBA"),
+    "GIF": encoded("GIF"), "animated GIF": encoded("GIF", **ANIMATION), "gray BMP": encoded("BMP"),
+    "BMP": encoded("BMP", "RGB"), "BMP with alpha": encoded("BMP", "RGBA"),
+    "black and white BMP": encoded("BMP", "1"), "WebP": encoded("WEBP", "RGB"),
+    "animated WebP": encoded("WEBP", "RGB", **ANIMATION), "gray JPEG": encoded("JPEG"),
+    "JPEG": encoded("JPEG", "RGB"), "JPEG of four inks": encoded("JPEG", "CMYK"),
     "progressive JPEG": encoded("JPEG", "RGB", progressive=True, subsampling=2),
-    "PNG with 16 bits": encoded("PNG", "I;16"),
-    "PNG with 1 bit": encoded("PNG", "1"),
-    "gray PNG with alpha": encoded("PNG", "LA"),
-    "lossless WebP with alpha": encoded("WEBP", "RGBA", lossless=True),
-    "TIFF": encoded("TIFF"),
-    "words": b"words",
-    "nothing": b"",
-}
+    "PNG with 16 bits": encoded("PNG", "I;16"), "PNG with 1 bit": encoded("PNG", "1"),
+    "gray PNG with alpha": encoded("PNG", "LA"), "lossless WebP with alpha": encoded("WEBP", "RGBA", lossless=True),
+    "TIFF": encoded("TIFF"), "words": b"words", "nothing": b"",
+}  # fmt: skip
 REFUSED = ("TIFF", "words", "nothing", "animated WebP", "black and white BMP")
 
 
@@ -178,14 +164,6 @@ def test_damaged_orientations_are_read_alike_and_stay_within_bounds(order):
             assert int(orientation_in_graph(tf.constant(file))) == orientation(file), damaged
 
 
-def test_images_of_many_sizes_are_turned_without_a_warning_of_retracing(caplog):
-    tf.get_logger().addHandler(caplog.handler)
-    for height in range(1, 9):
-        graph.turned(tf.zeros((height, 3, 3), tf.uint8), tf.constant(6))
-    tf.get_logger().removeHandler(caplog.handler)
-    assert not caplog.records
-
-
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "box", "nearest"])
 def test_an_image_that_is_resized_to_known_sides_has_them_before_the_graph_runs(interpolation):
     """Training needs them: patches are cut by numbers."""
@@ -221,29 +199,6 @@ def test_no_slice_of_the_graph_has_a_negative_stride():
         for node in nodes:
             strides = constants.get(node.input[3].split(":")[0]) if node.op == "StridedSlice" else None
             assert strides is None or (tf.make_ndarray(strides) > 0).all(), node.name
-
-
-@pytest.fixture(name="new_decoder")
-def _new_decoder() -> Iterator[None]:
-    forget = decode_module._decoder.cache_clear
-    forget()
-    yield
-    forget()
-
-
-def test_threads_share_the_graph_of_the_decoder(new_decoder, decode_with_graph, monkeypatch):
-    made = []
-
-    def slow_function(*args, **_) -> Callable[[bytes], np.ndarray]:
-        made.append(args)
-        time.sleep(0.1)
-        return lambda data: np.zeros((1, 1, 3), np.uint8)
-
-    monkeypatch.setattr(tf, "function", slow_function)
-    decode_with_graph(True)
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: decode_file(FILES["PNG with alpha"], "a", accurate=True, upright=True), range(4)))
-    assert len(made) == 1
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])

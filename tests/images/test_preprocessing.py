@@ -23,13 +23,6 @@ def test_official_values_are_those_of_vit_jax():
     np.testing.assert_array_equal(found, (values.astype(np.float32) - np.float32(127.5)) / np.float32(127.5))
 
 
-def test_other_value_ranges_map_their_ends():
-    found = np.asarray(
-        Preprocessing((1, 2), channels=1, value_range=(0.0, 1.0)).normalize(np.array([[[0.0], [255.0]]]))
-    )
-    np.testing.assert_array_equal(found.ravel(), [0.0, 1.0])
-
-
 def test_a_picture_of_the_right_size_stays_uint8_until_it_is_normalised():
     image = picture(6, 9, 3)
     fitted = Preprocessing((6, 9)).resized(image)
@@ -73,11 +66,6 @@ def test_padding_shows_the_whole_image_on_white(size):
     np.testing.assert_allclose(preprocessing.resized(image), expected, atol=1e-2)
     graph = tf.function(preprocessing.resized, input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
     np.testing.assert_allclose(graph(image), expected, atol=1e-2)
-
-
-def test_padding_needs_a_background():
-    with pytest.raises(UserError, match="resize pad fills what the image leaves free"):
-        Preprocessing((8, 8), resize="pad", background=None)
 
 
 @pytest.mark.parametrize("size", [(37, 50), (50, 33), (10, 8), (23, 13), (13, 13), (9, 11)])
@@ -135,34 +123,21 @@ def test_a_model_stored_before_there_was_a_background_goes_on_dropping_alpha():
     assert keras_vit.preprocessing_of(model).background is None
 
 
-def test_channels_unknown_until_the_graph_runs_are_converted():
-    @tf.function(input_signature=[tf.TensorSpec((None, None, None), tf.uint8)])
-    def fit(image):
-        return Preprocessing((4, 6)).resized(image)
-
-    for channels in (1, 3, 4):
-        image = picture(8, 5, channels)
-        np.testing.assert_allclose(fit(image), Preprocessing((4, 6)).resized(image), rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"image_size": (0, 4)}, r"image_size must be \(height, width\)"),
-        ({"image_size": (4, 4, 4)}, r"image_size must be \(height, width\)"),
         ({"channels": 0}, "channels must be an integer of at least 1, but is 0"),
-        ({"channels": 3.0}, "channels must be an integer of at least 1, but is 3.0"),
         ({"resize": "zoom"}, "resize must be one of stretch, crop, pad"),
         ({"resize": "resize-small"}, "crop_from is required for resize-small .*, but resize-small has crop_from None"),
         ({"resize": "crop", "crop_from": 9}, "crop_from .* does not apply to crop, but crop has crop_from 9"),
         ({"crop_from": (9, 3)}, r"crop_from must be at least both sides of \(4, 4\), but is \(9, 3\)"),
-        ({"crop_from": (9, 9, 9)}, r"crop_from must be two integers of at least 1, but is \(9, 9, 9\)"),
         ({"crop_from": (9,)}, r"crop_from must be two integers of at least 1, but is \(9,\)"),
         ({"interpolation": "hamming"}, "interpolation must be one of nearest, bilinear"),
-        ({"library": "pillow"}, "library must be one of tensorflow, transformers, timm"),
         ({"dtype": "int8"}, "dtype must be one of float32, uint8"),
-        ({"resize": "resize-small", "crop_from": 3}, r"crop_from must be at least both sides of \(4, 4\), but is 3"),
+        ({"library": "pillow"}, "library must be one of tensorflow, transformers, timm"),
         ({"value_range": (1.0, 1.0)}, "low below high"),
+        ({"resize": "pad", "background": None}, "resize pad fills what the image leaves free"),
     ],
 )
 def test_impossible_preprocessing_is_refused(fields, words):
@@ -222,7 +197,7 @@ def test_values_that_can_be_pixels_are_not_warned_of(image):
     ],
 )
 def test_a_filter_that_has_no_meaning_there_is_refused(fields):
-    with pytest.raises(UserError, match=f"interpolation {fields['interpolation']} is for resize-small of float32"):
+    with pytest.raises(UserError, match=f"{fields['interpolation']} is for resize-small of float32"):
         Preprocessing((4, 4), **fields)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -25,7 +26,10 @@ from training.input import sources
 from training.input.checks import check_classes, check_data
 from training.input.csv_file import listed_files
 from training.input.known_images import check_held_out, check_split, warn_of_known_images, warn_of_training_images
+from training.input.sample_images import write_samples
 from training.input.sources import DataOptions, DataSet, Split, bad_examples_reported, open_source
+from training.input.tfrecord import TFRecords
+from training.input.write_tfrecord import shard
 
 TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
 needs_mnist = pytest.mark.skipif(not (TFDS / "mnist").is_dir(), reason="no prepared MNIST beside the checkout")
@@ -49,48 +53,28 @@ def test_digits_are_all_there_once():
     assert len({image.tobytes() for image in images} & {image.tobytes() for image in train}) == 0
 
 
-def test_unknown_sources_are_refused():
-    for name in ("digit", "digits:x", "tfds:", "folder:", "imagenet"):
-        with pytest.raises(UserError, match=r"digits, tfds:NAME\[:CONFIG\], folder:PATH,"):
-            open_source(DataOptions(name))
-
-
 @pytest.mark.parametrize(
-    ("data", "option", "words"),
+    ("data", "options", "words"),
     [
-        ("digits", {"data_dir": "x"}, "--data-dir does not apply to --data digits; leave it out"),
+        *((name, {}, r"digits, tfds:NAME") for name in ("digit", "digits:x", "tfds:", "folder:", "imagenet")),
+        ("digits", {"data_dir": "x"}, "--data-dir does not apply to --data digits"),
         ("digits", {"on_bad_image": "skip"}, "--on-bad-image does not apply to --data digits"),
         ("folder:x", {"train_split": "train[:9]"}, "--train-split does not apply to --data folder"),
         ("folder:x", {"eval_split": "test"}, "--eval-split does not apply to --data folder"),
         ("tfds:mnist", {"on_bad_image": "skip"}, "--on-bad-image does not apply to --data tfds"),
+        *((f"tfds:{name}", {}, "tfds:NAME:CONFIG") for name in ("mnist/3.0.1", "../x", "mnist:", "a:b:c", "a b")),
+        ("tfds:mnist:x", {"data_dir": "."}, "no configuration 'x'; it has none: give tfds:mnist"),
+        ("tfds:cifar10_corrupted:fog_9", {"data_dir": "."}, "no configuration 'fog_9'; the nearest names are fog_"),
+        ("tfds:mnst", {}, "no data set 'mnst'; the nearest names are mnist"),
+        ("folder:nowhere", {}, "There is no folder"),
+        ("folder:.", {}, "at least two classes, but holds none"),
+        ("csv:gone.csv", {}, "There is no file .*gone.csv"),
     ],
 )
-def test_options_that_a_source_does_not_take_are_refused(data, option, words):
+def test_what_is_no_data_set_is_refused(data, options, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=words):
-        open_source(DataOptions(data, **option))
-
-
-@pytest.mark.parametrize("name", ["mnist/3.0.1", "../x", "mnist/", "mnist:", "mnist:a:b", "a b"])
-def test_what_is_no_name_of_a_data_set_is_refused(name):
-    with pytest.raises(UserError, match="--data takes tfds:NAME or tfds:NAME:CONFIG, as"):
-        open_source(DataOptions(f"tfds:{name}"))
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("mnist:x", "'mnist' has no configuration 'x'; it has none: give tfds:mnist"),
-        ("cifar10_corrupted:fog_9", "has no configuration 'fog_9'; the nearest names are fog_"),
-    ],
-)
-def test_an_unknown_configuration_is_refused(name, words, tmp_path):
-    with pytest.raises(UserError, match=words):
-        open_source(DataOptions(f"tfds:{name}", str(tmp_path)))
-
-
-def test_an_unknown_data_set_is_answered_with_the_nearest_names():
-    with pytest.raises(UserError, match="no data set 'mnst'; the nearest names are mnist"):
-        open_source(DataOptions("tfds:mnst"))
+        open_source(DataOptions(data, **options))
 
 
 class Network:
@@ -170,16 +154,17 @@ def test_records_read_by_position_are_those_of_tfds(hold_nothing):
 
 
 @needs_mnist
-def test_a_split_that_is_not_there_is_refused():
-    with pytest.raises(UserError, match="mnist has no split 'dev'; it has train, test, and"):
-        open_source(DataOptions("tfds:mnist", str(TFDS), eval_split="dev"))
-
-
-@needs_mnist
-@pytest.mark.parametrize("split", ["train[5:3]", "train[:0]"])
-def test_an_empty_split_is_refused(split):
-    with pytest.raises(UserError, match=r"The split 'train\[.*\]' of mnist is empty; give"):
-        open_source(DataOptions("tfds:mnist", str(TFDS), split))
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"eval_split": "dev"}, "no split 'dev'; it has train, test"),
+        ({"train_split": "train[5:3]"}, "'train.*' of mnist is empty"),
+        ({"train_split": "train[:0]"}, "'train.*' of mnist is empty"),
+    ],
+)
+def test_a_split_that_is_not_there_or_empty_is_refused(options, words):
+    with pytest.raises(UserError, match=words):
+        open_source(DataOptions("tfds:mnist", str(TFDS), **options))
 
 
 def test_truncated_records_are_refused(tmp_path):
@@ -187,10 +172,7 @@ def test_truncated_records_are_refused(tmp_path):
     with tf.io.TFRecordWriter(path) as writer:
         writer.write(b"one")
         writer.write(b"two and more")
-    content = pathlib.Path(path).read_bytes()
-    pathlib.Path(path).write_bytes(content[:-5])
-    from training.input.tfrecord import TFRecords
-
+    pathlib.Path(path).write_bytes(pathlib.Path(path).read_bytes()[:-5])
     with pytest.raises(UserError, match="ends within a record at byte 19; it is truncated"):
         TFRecords([(path, 0, 2)])
 
@@ -208,10 +190,7 @@ def test_a_label_outside_the_classes_is_named_when_it_is_read(hold_nothing):
     hold_nothing()
     split = sources._tfds_split(tfds.builder("mnist", data_dir=str(TFDS)), "train[:50]", ("zero", "one"))
     examples = tf.data.Dataset.range(50).map(split.example)
-    with (
-        pytest.raises(UserError, match=r"from 0, but one of the images read has the label"),
-        sources.bad_examples_reported(),
-    ):
+    with pytest.raises(UserError, match="the images read has the label"), bad_examples_reported():
         list(examples)
 
 
@@ -224,15 +203,14 @@ def test_a_class_folder_with_a_line_break_in_its_name_is_refused(folder):
 def write_image(path: pathlib.Path, value: int, size: tuple[int, int] = (9, 7), channels: int = 3) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     image = np.full((*size, channels), value, np.uint8)
-    encode = {".png": tf.io.encode_png, ".jpg": tf.io.encode_jpeg, ".JPEG": tf.io.encode_jpeg}.get(path.suffix)
-    path.write_bytes(encode(image).numpy() if encode else _pillow(image, path.suffix))
+    PIL.Image.fromarray(image[..., 0] if channels == 1 else image).save(path)
 
 
-def _pillow(image: np.ndarray, suffix: str) -> bytes:
-
-    stream = io.BytesIO()
-    PIL.Image.fromarray(image).save(stream, format={".gif": "GIF", ".bmp": "BMP"}[suffix])
-    return stream.getvalue()
+def write_images(folder: pathlib.Path, **counts: int) -> None:
+    """Write so many images of each class."""
+    for name, count in counts.items():
+        for number in range(count):
+            write_image(folder / name / f"{number}.png", number)
 
 
 @pytest.fixture(name="folder")
@@ -292,52 +270,33 @@ def _odd_folder(tmp_path) -> pathlib.Path:
     return tmp_path / "odd"
 
 
-def assert_warned_of_oddities(printed: str) -> None:
-    """Of training and evaluation images, each split by itself."""
+@pytest.mark.parametrize("form", ["folder", "samples", "records"])
+def test_dark_images_and_images_of_one_color_are_counted_and_named(form, odd_folder, tmp_path, capsys):
+    data = DataOptions(f"folder:{odd_folder}")
+    if form == "samples":
+        write_samples(data, tmp_path / "samples")
+    elif form == "records":
+        shard(data, str(tmp_path / "records"))
+        capsys.readouterr()
+        open_source(DataOptions(f"tfrecord:{tmp_path}/records/*.tfrecord"))
+    else:
+        open_source(data)
+    printed = capsys.readouterr().out
     dark = [line for line in printed.splitlines() if "of 16 bits and nearly black" in line]
     uniform = [line for line in printed.splitlines() if "of a single color" in line]
-    assert (len(dark), len(uniform)) == (2, 2)
+    assert (len(dark), len(uniform)) == (2, 2)  # of training and evaluation images, each split by itself
     assert all(line.startswith("Warning: 2 of 12 images") for line in dark)
     assert all(line.startswith("Warning: 4 of 12 images") for line in uniform)
-    for line in (*dark, *uniform):
-        assert not re.search("seen|upright|turned", line)
+    assert not any(re.search("seen|upright|turned", line) for line in (*dark, *uniform))
+    if form == "folder":
+        for file in ("dark.png (2", "clear.png", "one color.png"):
+            assert all(str(odd_folder / split / "ant" / file) in printed for split in ("train", "test"))
 
 
-def test_dark_images_and_images_of_one_color_are_counted_and_named(odd_folder, capsys):
-    open_source(DataOptions(f"folder:{odd_folder}"))
-    printed = capsys.readouterr().out
-    assert_warned_of_oddities(printed)
-    for kind in ("train", "test"):
-        for name in ("dark.png (2", "clear.png", "one color.png"):
-            assert str(odd_folder / kind / "ant" / name) in printed
-
-
-def test_samples_of_odd_images_are_written_with_the_same_warnings(odd_folder, tmp_path, capsys):
-    from training.input.sample_images import write_samples
-
-    write_samples(DataOptions(f"folder:{odd_folder}"), tmp_path / "samples")
-    assert_warned_of_oddities(capsys.readouterr().out)
-
-
-def test_odd_images_in_records_are_counted(odd_folder, tmp_path, capsys):
-    from training.input.write_tfrecord import shard
-
-    shard(DataOptions(f"folder:{odd_folder}"), str(tmp_path / "records"))
-    capsys.readouterr()
-    open_source(DataOptions(f"tfrecord:{tmp_path}/records/*.tfrecord"))
-    assert_warned_of_oddities(capsys.readouterr().out)
-
-
-def test_the_first_frame_of_an_animation_is_taken(tmp_path):
-
+def test_the_first_frame_of_an_animation_is_taken_and_a_palette_expanded(tmp_path):
     frames = [PIL.Image.fromarray(np.full((4, 5, 3), value, np.uint8)) for value in (30, 200)]
     frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
-    image = examples.decoded(tf.io.read_file(str(tmp_path / "x.gif"))).numpy()
-    np.testing.assert_array_equal(image, 30)
-
-
-def test_a_palette_is_expanded(tmp_path):
-
+    np.testing.assert_array_equal(examples.decoded(tf.io.read_file(str(tmp_path / "x.gif"))), 30)
     PIL.Image.fromarray(np.full((4, 5, 3), (250, 10, 80), np.uint8)).convert("P", palette=1).save(tmp_path / "x.png")
     image = examples.decoded(tf.io.read_file(str(tmp_path / "x.png"))).numpy()
     assert image.shape == (4, 5, 3)
@@ -345,42 +304,30 @@ def test_a_palette_is_expanded(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("train", "evaluation"),
-    [
-        ("train", "test"),
-        ("train", "val"),
-        ("train", "valid"),
-        ("train", "validation"),
-        ("Train", "Test"),
-        ("TRAIN", "Val"),
-        ("training", "testing"),
-        ("Training", "test"),
-    ],
+    "splits",
+    ["train test", "train val", "train valid", "train validation", "Train Test", "TRAIN Val", "training testing"],
 )
-def test_a_folder_with_splits_uses_them(tmp_path, train, evaluation):
-    for split, count in ((train, 3), (evaluation, 2)):
-        for label in ("a", "b"):
-            for number in range(count):
-                write_image(tmp_path / split / label / f"{number}.png", number)
+def test_a_folder_with_splits_uses_them(tmp_path, splits):
+    for split, count in zip(splits.split(), (3, 2), strict=True):
+        write_images(tmp_path / split, a=count, b=count)
     source = open_source(DataOptions(f"folder:{tmp_path}"))
     assert source.labels == ("a", "b")
     assert (source.train.num_examples, source.evaluation.num_examples) == (6, 4)
 
 
-@pytest.mark.parametrize("splits", [("train", "dev"), ("train", "Evaluation"), ("training", "dev"), ("train",)])
+@pytest.mark.parametrize("splits", ["train dev", "train Evaluation", "training dev", "train"])
 def test_a_split_without_its_other_is_no_class(tmp_path, splits):
-    for split in splits:
-        for label in ("a", "b"):
-            write_image(tmp_path / split / label / "0.png", 0)
+    for split in splits.split():
+        write_images(tmp_path / split, a=1, b=1)
     with pytest.raises(UserError, match="name them train and one of test, testing, val,"):
         open_source(DataOptions(f"folder:{tmp_path}"))
 
 
 @pytest.mark.parametrize("alike", [("images", "labels"), ("first", "second")])
 def test_class_folders_with_the_same_folders_and_no_pictures_are_refused(tmp_path, alike):
-    for path in (*(f"{folder}/{label}" for folder in alike for label in ("a", "b")), "other"):
-        for number in range(2):
-            write_image(tmp_path / path / f"{number}.png", 0)
+    for folder in alike:
+        write_images(tmp_path / folder, a=2, b=2)
+    write_images(tmp_path, other=2)
     one, other = (tmp_path / folder for folder in alike)
     with pytest.raises(UserError, match=f"^{one} and {other} should be class .* hold only"):
         check_data(DataOptions(f"folder:{tmp_path}"))
@@ -388,24 +335,24 @@ def test_class_folders_with_the_same_folders_and_no_pictures_are_refused(tmp_pat
     check_data(DataOptions(f"folder:{tmp_path}"))
 
 
-def test_the_pictures_of_a_class_may_lie_in_folders_of_other_names_or_of_one_name(tmp_path):
-    for number, path in enumerate(("ant/red", "ant/black", "bee/2021", "bee/2022", "cat/images", "dog/images")):
-        write_image(tmp_path / path / "0.png", number)
-        write_image(tmp_path / path / "1.png", 10 + number)
-    assert open_source(DataOptions(f"folder:{tmp_path}")).labels == ("ant", "bee", "cat", "dog")
-
-
-def test_a_class_may_be_called_train(tmp_path):
-    for label in ("bus", "train"):
-        for number in range(2):
-            write_image(tmp_path / label / f"{number}.png", number)
-    assert open_source(DataOptions(f"folder:{tmp_path}")).labels == ("bus", "train")
+@pytest.mark.parametrize(
+    ("folders", "labels"),
+    [
+        ("ant/red ant/black bee/2021 bee/2022 cat/images dog/images", "ant bee cat dog"),
+        ("bus train", "bus train"),
+    ],
+)
+def test_classes_may_have_folders_inside_and_be_called_train(folders, labels, tmp_path):
+    for number, path in enumerate(folders.split()):
+        for file in range(2):
+            write_image(tmp_path / path / f"{file}.png", 2 * number + file)
+    assert open_source(DataOptions(f"folder:{tmp_path}")).labels == tuple(labels.split())
 
 
 def test_splits_with_other_classes_are_refused(tmp_path):
-    for path in ("train/a", "train/b", "test/a", "test/c"):
-        write_image(tmp_path / path / "0.png", 0)
-    with pytest.raises(UserError, match="must have the same classes, but b, c are only in"):
+    write_images(tmp_path / "train", a=1, b=1)
+    write_images(tmp_path / "test", a=1, c=1)
+    with pytest.raises(UserError, match="same classes, but b, c are only in"):
         open_source(DataOptions(f"folder:{tmp_path}"))
 
 
@@ -494,57 +441,25 @@ def test_of_a_csv_file_with_test_and_validation_images_those_of_test_are_used_as
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (
-            ["name,kind", "a.png,ant"],
-            "must name the columns path and one of label",
-        ),
-        (
-            ["path,label", "a.png,ant", "b.png,"],
-            "Line 3 of .* the column label",
-        ),
-        (
-            ["path,label", "a.png,ant", "a.png,bee"],
-            "Line 2 of .* and Line 3 of .* the same image 'a.png'",
-        ),
-        (
-            ["path,label,split", "a.png,ant,train", "b.png,bee,test", "a.png,ant,test"],
-            "Line 2 of .* and Line 4 of .* the same image 'a.png'",
-        ),
-        (
-            ["path,label,split", "a.png,ant,train", "b.png,bee,train"],
-            "split of .* says only train",
-        ),
-        (
-            ["path,label,split", "a.png,ant,val", "b.png,bee,test"],
-            "split of .* says only val, test",
-        ),
-        (["path,label", "a.png,ant"], "at least two classes"),
-        (["path,label,split", "a.png,ant,train", "b.png,bee,later"], "Line 3 of .* has the split 'later'"),
-        (
-            ["path,label,split", "a.png,ant,train", "b.png,bee,test"],
-            "the same classes, but ant, bee are only",
-        ),
-        (
-            ["path,label,split", "a.png,ant,train", "b.png,ant,test", "c.png,eel,test"],
-            "the same classes, but eel is only in one of them; add images to the other",
-        ),
-        (
-            ["path,label", "a.png,ant", "gone.png,bee"],
-            "Of 2 files that .*, 1 cannot be found, first .*gone.png",
-        ),
-        (["path,label", "a.png,ant", "b.png,bee"], "The class 'ant' has one image, and needs two"),
+        ("name,kind a.png,ant", "must name the columns path and one of label"),
+        ("path,label a.png,ant b.png,", "Line 3 of .* the column label"),
+        ("path,label a.png,ant a.png,bee", "Line 2 of .* and Line 3 of .* image 'a.png'"),
+        ("path,label,split a.png,ant,train b.png,bee,test a.png,ant,test", "Line 2 of .* and Line 4 of .* 'a.png'"),
+        ("path,label,split a.png,ant,train b.png,bee,train", "split of .* says only train"),
+        ("path,label,split a.png,ant,val b.png,bee,test", "split of .* says only val, test"),
+        ("path,label a.png,ant", "at least two classes"),
+        ("path,label,split a.png,ant,train b.png,bee,later", "Line 3 of .* the split 'later'"),
+        ("path,label,split a.png,ant,train b.png,bee,test", "but ant, bee are only"),
+        ("path,label,split a.png,ant,train b.png,ant,test c.png,eel,test", "but eel is only in one"),
+        ("path,label a.png,ant gone.png,bee", "Of 2 files that .*, 1 cannot be found, first .*gone.png"),
+        ("path,label a.png,ant b.png,bee", "The class 'ant' has one image, and needs two"),
     ],
 )
 def test_a_wrong_line_of_a_csv_file_is_named(tmp_path, lines, words):
     for name in ("a.png", "b.png", "c.png"):
         write_image(tmp_path / name, 3)
     with pytest.raises(UserError, match=words):
-        open_source(csv_file(tmp_path, *lines))
-
-
-def test_a_missing_csv_file_is_refused(tmp_path):
-    with pytest.raises(UserError, match="There is no file .*gone.csv"):
-        open_source(DataOptions(f"csv:{tmp_path / 'gone.csv'}"))
+        open_source(csv_file(tmp_path, *lines.split()))
 
 
 def test_every_bad_image_is_named_and_stops(folder, capfd):
@@ -553,17 +468,22 @@ def test_every_bad_image_is_named_and_stops(folder, capfd):
     (folder / "ant" / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0")
     (folder / "ant" / "empty.png").write_bytes(b"")
     (folder / "ant" / "begun.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    with pytest.raises(UserError, match="^5 of 17 files in .* cannot be read as images: ") as caught:
+    with pytest.raises(UserError, match="^5 of 17 files in .* --on-bad-image skip") as caught:
         open_source(DataOptions(f"folder:{folder}"))
-    for name in ("broken.jpg", "words.png", "photo.heic", "empty.png"):
-        assert name in str(caught.value)
-    assert f"words.png (not {format_list()})" in str(caught.value)
-    assert f"begun.png (not a whole {format_list()}, or too large)" in str(caught.value)
-    assert "photo.heic (not JPEG" in str(caught.value)
-    assert "but a HEIC file; convert the folder by keras-vit prepare IN OUT)" in str(caught.value)
+    for words in (
+        f"words.png (not {format_list()})",
+        f"begun.png (not a whole {format_list()}, or too large)",
+        "photo.heic (not JPEG",
+        "but a HEIC file; convert the folder by keras-vit prepare",
+        "broken.jpg",
+        "empty.png",
+    ):
+        assert words in str(caught.value)
     assert "{{" not in str(caught.value)
-    assert "give --on-bad-image skip" in str(caught.value)
     assert capfd.readouterr().err == ""
+    source = open_source(DataOptions(f"folder:{folder}", on_bad_image="skip"))
+    assert (source.train.num_examples, source.evaluation.num_examples) == (10, 2)
+    assert "Skipped: 5 of 17 files" in capfd.readouterr().out
 
 
 def test_files_that_are_no_pictures_are_counted_in_a_line_and_ignored(folder, capsys):
@@ -585,15 +505,7 @@ def test_a_picture_without_an_ending_in_a_format_that_is_not_read_stops(folder):
         open_source(DataOptions(f"folder:{folder}"))
 
 
-def test_bad_images_are_skipped_and_counted_on_request(folder, capsys):
-    (folder / "zebra" / "words.png").write_text("no image")
-    source = open_source(DataOptions(f"folder:{folder}", on_bad_image="skip"))
-    assert (source.train.num_examples, source.evaluation.num_examples) == (10, 2)
-    assert "Skipped: 1 of 13 files" in capsys.readouterr().out
-
-
 def _bmp(mode: str, palette: list[int] | None = None) -> bytes:
-
     image = PIL.Image.fromarray(np.arange(63, dtype=np.uint8).reshape(9, 7)).convert(mode)
     if palette:
         image.putpalette(palette)
@@ -655,25 +567,14 @@ def test_links_to_folders_and_to_nothing_are_named(folder, tmp_path):
     assert "ant/lost.png (no file, or a link to none)" in str(caught.value)
 
 
-def test_an_empty_class_is_refused(folder):
+def test_an_empty_class_is_refused_and_one_of_a_single_image_before_all_are_decoded(folder):
     (folder / "bee").mkdir()
     with pytest.raises(UserError, match="class .bee. of .* has no image"):
         open_source(DataOptions(f"folder:{folder}"))
-
-
-def test_a_class_of_one_image_cannot_be_split_which_is_said_before_all_images_are_decoded(folder):
     for name in ("ant", "bee"):
-        (folder / name).mkdir(exist_ok=True)
         (folder / name / "0.png").write_bytes(b"broken")
     with pytest.raises(UserError, match="class 'bee' has one image, and needs two"):
         open_source(DataOptions(f"folder:{folder}"))
-
-
-def test_a_folder_that_is_missing_or_holds_no_classes_is_refused(tmp_path):
-    with pytest.raises(UserError, match="There is no folder"):
-        open_source(DataOptions(f"folder:{tmp_path / 'nowhere'}"))
-    with pytest.raises(UserError, match="at least two classes, but holds none"):
-        open_source(DataOptions(f"folder:{tmp_path}"))
 
 
 def test_of_many_unreadable_files_ten_are_named_and_a_file_lists_all(tmp_path):
@@ -695,14 +596,10 @@ def test_of_many_unreadable_files_ten_are_named_and_a_file_lists_all(tmp_path):
 
 
 def test_a_picture_that_vanishes_is_named(tmp_path):
-    for name in ("ant/1.png", "ant/2.png", "bee/1.png", "bee/2.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(tf.io.encode_png(np.full((5, 6, 3), 9, np.uint8)).numpy())
+    write_images(tmp_path, ant=2, bee=2)
     train = open_source(DataOptions(f"folder:{tmp_path}")).train
-    (tmp_path / "bee" / "2.png").unlink()
-    words = (
-        r"bee/2.png can no longer be read \(No such file or directory\); put it back, and the same command continues"
-    )
+    (tmp_path / "bee" / "1.png").unlink()
+    words = r"bee/1.png can no longer be read \(No such file or directory\)"
     with pytest.raises(UserError, match=words), bad_examples_reported(train):
         tf.function(lambda: next(iter(tf.data.Dataset.range(2).map(train.example).batch(2))))()
     with pytest.raises(UserError, match=words), bad_examples_reported(train):
@@ -732,12 +629,9 @@ def test_a_seed_draws_a_tenth_of_each_class_and_another_seed_draws_others(tmp_pa
         assert not names_of(source.train) & names_of(source.evaluation)
     printed = [line for line in capsys.readouterr().out.splitlines() if "of each class" in line]
     assert len(printed) == 4
-    assert printed[0] == (
-        "A tenth of each class, drawn with the seed 1, is kept for evaluation: 5 of 35 images, 1 to 3 of each class."
-    )
-    assert (
-        printed[-1] == "Every tenth image of each class is kept for evaluation: 5 of 35 images, 1 to 3 of each class."
-    )
+    assert printed[0].startswith("A tenth of each class, drawn with the seed 1, is")
+    assert printed[-1].startswith("Every tenth image of each class is")
+    assert all(line.endswith("kept for evaluation: 5 of 35 images, 1 to 3 of each class.") for line in printed)
 
 
 def test_a_drawn_split_is_the_same_forever_wherever_the_folder_is_and_in_a_csv_file(tmp_path):
@@ -823,13 +717,10 @@ def test_training_images_of_a_run_are_found_in_another_folder_where_a_rule_keeps
 
 @pytest.mark.parametrize("kind", ["folder", "csv"])
 def test_equal_files_in_two_classes_and_in_both_splits_are_warned_of(kind, tmp_path, capsys):
-    for split in ("train", "test"):
-        for number, name in enumerate(("ant", "bee")):
-            (tmp_path / split / name).mkdir(parents=True)
-            for index in range(2):
-                write_image(tmp_path / split / name / f"{index}.png", 9 * (split == "test") + 2 * number + index)
-    lines = [f"{split}/{name}/{index}.png,{name},{split}" for split in ("train", "test") for name in ("ant", "bee")
-             for index in (0, 1)]  # fmt: skip
+    lines = []
+    for split, name, index in itertools.product(("train", "test"), ("ant", "bee"), (0, 1)):
+        lines.append(f"{split}/{name}/{index}.png,{name},{split}")
+        write_image(tmp_path / split / name / f"{index}.png", len(lines))
     data = f"folder:{tmp_path}" if kind == "folder" else csv_file(tmp_path, "path,label,split", *lines).data
     before = open_source(DataOptions(data)).fingerprint
     assert "remove the copies" not in capsys.readouterr().out
@@ -855,10 +746,8 @@ def test_a_copy_under_another_label_is_not_said_to_raise_the_accuracy(tmp_path, 
 
 
 def test_two_images_that_changed_places_are_other_images(tmp_path):
-    for number, name in enumerate(("ant", "bee")):
-        (tmp_path / name).mkdir()
-        for index in range(2):
-            write_image(tmp_path / name / f"{index}.png", 2 * number + index)
+    for number, name in enumerate(("ant/0", "ant/1", "bee/0", "bee/1")):
+        write_image(tmp_path / f"{name}.png", number)
     before = open_source(DataOptions(f"folder:{tmp_path}")).fingerprint
     first, second = (tmp_path / name / "1.png" for name in ("ant", "bee"))
     content = first.read_bytes()
@@ -877,18 +766,16 @@ def test_pictures_and_folders_that_are_not_used_are_named(tmp_path, capsys):
     assert f"outside the class folders of {tmp_path / 'train'}: 1 picture, beside.PNG first." in printed
 
 
-def test_classes_that_differ_in_case_alone_are_named(tmp_path, capsys):
-    for name in ("cat/1", "cat/2", "Cat/1", "Cat/2", "dog/1", "dog/2"):
-        _save(tmp_path / f"{name}.png")
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [("cat Cat dog", "Cat and cat are different .* case count"), ("cat cat_ dog", "'cat' and 'cat ' .* spaces count")],
+)
+def test_classes_that_differ_in_case_or_spaces_alone_are_named(names, words, tmp_path, capsys):
+    for name in names.split():
+        for number in range(2):
+            _save(tmp_path / name.replace("_", " ") / f"{number}.png")
     open_source(DataOptions(f"folder:{tmp_path}"))
-    assert "Warning: Cat and cat are different classes, because upper and lower case count." in capsys.readouterr().out
-
-
-def test_classes_that_differ_in_spaces_alone_are_named(tmp_path, capsys):
-    for name in ("cat/1", "cat/2", "cat /1", "cat /2"):
-        _save(tmp_path / f"{name}.png")
-    open_source(DataOptions(f"folder:{tmp_path}"))
-    assert "Warning: 'cat' and 'cat ' are different classes, because spaces count." in capsys.readouterr().out
+    assert re.search(f"Warning: {words}", capsys.readouterr().out)
 
 
 def test_a_folder_whose_name_is_stored_decomposed_is_the_class_that_a_csv_file_names(tmp_path):
@@ -900,7 +787,7 @@ def test_a_folder_whose_name_is_stored_decomposed_is_the_class_that_a_csv_file_n
     check_classes((decomposed, "cafz"), (composed, "cafz"))
     for name in ("3", "4"):
         _save(tmp_path / composed / f"{name}.png")
-    with pytest.raises(UserError, match="are called 'caf.', in two forms of Unicode; move"):
+    with pytest.raises(UserError, match="are called 'caf.', in two forms"):
         open_source(DataOptions(f"folder:{tmp_path}"))
 
 
@@ -928,16 +815,11 @@ def test_another_split_of_the_folder_that_a_run_was_trained_on_is_refused(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("split_seed", "images", "fingerprint", "words"),
-    [
-        (3, (9, 1), 7, ""),
-        (4, (9, 1), 7, "was trained on another split of folder:pictures"),
-        (3, (10, 2), 7, "was trained on another split of folder:pictures"),
-        (3, (9, 1), 8, "was trained on another split of folder:pictures"),
-    ],
+    ("split_seed", "images", "fingerprint", "is_other"),
+    [(3, (9, 1), 7, False), (4, (9, 1), 7, True), (3, (10, 2), 7, True), (3, (9, 1), 8, True)],
 )
 def test_a_checkpoint_of_another_split_of_the_folder_is_warned_of(
-    split_seed, images, fingerprint, words, tmp_path, monkeypatch, capsys
+    split_seed, images, fingerprint, is_other, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
@@ -949,9 +831,8 @@ def test_a_checkpoint_of_another_split_of_the_folder_is_warned_of(
     (run / "config.json").write_text(
         json.dumps({"settings": stored, "images_fingerprint": made_up((9, 1), 7).fingerprint})
     )
-    for folder, expected in (("pictures", words), ("others", "")):
+    for folder, is_warned in (("pictures", is_other), ("others", False)):
         options = DataOptions(f"folder:{folder}", split_seed=split_seed)
         warn_of_known_images(Run(str(run)), options, made_up(images, fingerprint))
         printed = capsys.readouterr().out
-        assert expected in printed
-        assert bool(expected) == bool(printed)
+        assert ("was trained on another split of folder:pictures" in printed) == bool(printed) == is_warned

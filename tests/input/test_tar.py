@@ -54,11 +54,9 @@ def _digits(tmp_path_factory) -> pathlib.Path:
     path, source = tmp_path_factory.mktemp("tars"), open_source(DataOptions("digits"))
     for name, split in (("train", source.train), ("val", source.evaluation)):
         images = [split.read(tf.constant(index)) for index in range(120)]
-        members = [
-            member
-            for n, (image, label) in enumerate(images)
-            for member in ((f"{n}.png", tf.io.encode_png(image).numpy()), (f"{n}.cls", b"%d" % int(label)))
-        ]
+        members: list[Member] = []
+        for n, (image, label) in enumerate(images):
+            members += [(f"{n}.png", tf.io.encode_png(image).numpy()), (f"{n}.cls", b"%d" % int(label))]
         write(path / f"digits-{name}-000000.tar", members[:100])
         write(path / f"digits-{name}-000001.tar", members[100:])
     return path
@@ -68,21 +66,18 @@ def _digits(tmp_path_factory) -> pathlib.Path:
 def test_batches_are_those_of_the_same_images_in_memory(digits):
     tars, pixels = opened(digits), open_source(DataOptions("digits"))
     recipe = find_recipe("digits")
-    batches = [
-        (
-            list(
-                training_batches(
-                    train, recipe, recipe.preprocessing(1), num_classes=10, seed=3, first_step=7, num_steps=2
-                )
-            ),
-            list(evaluation_batches(evaluation, recipe.preprocessing(1), num_classes=10, batch_size=50)),
-        )
-        for train, evaluation in (
-            (tars.train, tars.evaluation),
-            (pixels.train.take(np.arange(120)), pixels.evaluation.take(np.arange(120))),
-        )
+    preprocessing, first = recipe.preprocessing(1), np.arange(120)
+    steps = {"seed": 3, "first_step": 7, "num_steps": 2}
+    trained = [
+        list(training_batches(split, recipe, preprocessing, num_classes=10, **steps))
+        for split in (tars.train, pixels.train.take(first))
     ]
-    tf.nest.map_structure(np.testing.assert_array_equal, *batches)
+    evaluated = [
+        list(evaluation_batches(split, preprocessing, num_classes=10, batch_size=50))
+        for split in (tars.evaluation, pixels.evaluation.take(first))
+    ]
+    tf.nest.map_structure(np.testing.assert_array_equal, *trained)
+    tf.nest.map_structure(np.testing.assert_array_equal, *evaluated)
     assert tars.labels == pixels.labels
     np.testing.assert_array_equal(tars.train.labels, pixels.train.labels[:120])
 
@@ -105,18 +100,11 @@ def test_long_absolute_and_foreign_names_are_names_and_nothing_is_unpacked(kind,
 
 
 def test_a_label_is_a_number_a_name_or_in_an_object(tmp_path):
-    write(
-        tmp_path / "all.tar",
-        [
-            member
-            for n in range(4)
-            for member in (
-                (f"{n}.txt", b"a caption that .json takes the place of"),
-                (f"{n}.jpg", png(n)),
-                (f"{n}.json", json.dumps({"label": n % 2, "width": 5}).encode()),
-            )
-        ],
-    )
+    members: list[Member] = []
+    for n in range(4):
+        label = json.dumps({"label": n % 2, "width": 5}).encode()
+        members += [(f"{n}.txt", b"a caption before .json"), (f"{n}.jpg", png(n)), (f"{n}.json", label)]
+    write(tmp_path / "all.tar", members)
     assert opened(tmp_path).labels == ("0", "1")
     (tmp_path / "labels.txt").write_text("ant\nbee\ncat\n")
     source = opened(tmp_path)
@@ -193,6 +181,7 @@ def member(name: str, **fields) -> bytes:
 
 
 END = bytes(1024)
+JPG = member("1.jpg", size=3) + bytes(512)
 CLS = member("1.cls", size=1) + b"0".ljust(512, b"\0")
 HOSTILE = {
     "a link": (member("1.jpg", type=tarfile.SYMTYPE, linkname="/etc/passwd") + CLS + END, "is a link or a device; "),
@@ -202,10 +191,8 @@ HOSTILE = {
     "an empty image": (member("1.jpg") + CLS + END, "1.jpg of .* should be an image, but has 0 bytes"),
     "a long name of a gigabyte": (member("x", type=b"L", size=2**30) + END, "claims 1073741824 bytes; it is truncated"),
     "a pax header that is none": (member("x", type=b"x", size=9) + b"99 path=a".ljust(512) + END, "is none; fetch"),
-    "a pax size": (
-        member("x", type=b"x", size=19) + b"19 size=1234567890\n".ljust(512, b"\0") + member("1.jpg") + END,
-        "which claims 1234567890 bytes; it is truncated",
-    ),
+    "a pax size": (member("x", type=b"x", size=19) + b"19 size=1234567890\n".ljust(512, b"\0") + member("1.jpg") + END,
+                   "which claims 1234567890 bytes"),
     "a sparse file": (member("1.jpg", type=tarfile.GNUTYPE_SPARSE) + END, "with holes left out; write it without"),
     "a text": (b"words " * 200, "is damaged, or not a tar file: at byte 0 there is no header"),
     "gzip": (b"\x1f\x8b" + bytes(2000), "but is compressed by gzip; unpack it"),
@@ -218,19 +205,10 @@ HOSTILE = {
     "a label alone": (CLS + END, "label 1.cls of .* should lie beside an image of the same name"),
     "no label": (member("1.jpg", size=3) + bytes(512) + END, "1.jpg of .* has no label; write name.cls, name.json"),
     "two images": (member("1.jpg") + member("1.png") + END, "have the same name; rename"),
-    "a long label": (
-        member("1.jpg", size=3) + bytes(512) + member("1.cls", size=2**20 + 1) + bytes(2**20 + 512) + END,
-        "1.cls of .* should hold one label, a number or a name, but does not",
-    ),
-    "a label that is no text": (
-        member("1.jpg", size=3) + bytes(512) + member("1.cls", size=2) + b"\xff\xfe".ljust(512, b"\0") + END,
-        "1.cls of .* should hold one label",
-    ),
-    "several labels": (
-        member("1.jpg", size=3) + bytes(512) + member("1.json", size=5) + b"[1,2]".ljust(512, b"\0") + END,
-        "1.json of .* should hold one label",
-    ),
-}
+    "a long label": (JPG + member("1.cls", size=2**20 + 1) + bytes(2**20 + 512) + END, "1.cls of .* one label"),
+    "a label that is no text": (JPG + member("1.cls", size=2) + b"\xff\xfe".ljust(512, b"\0") + END, "one label"),
+    "several labels": (JPG + member("1.json", size=5) + b"[1,2]".ljust(512, b"\0") + END, "1.json of .* one label"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", HOSTILE)
@@ -273,16 +251,10 @@ def test_a_file_that_changes_or_vanishes_while_it_is_read_is_named(tmp_path):
     write(tmp_path / "a.tar", labeled(range(20)))
     train = opened(tmp_path).train
     write(tmp_path / "a.tar", labeled(range(19, -1, -1)))
-    with (
-        pytest.raises(UserError, match=r"The index .*tars.npz does not fit .*a.tar; remove"),
-        bad_examples_reported(train),
-    ):
+    with pytest.raises(UserError, match=r"tars.npz does not fit .*a.tar; remove"), bad_examples_reported(train):
         contents(train)
     (tmp_path / "a.tar").unlink()
-    with (
-        pytest.raises(UserError, match="a.tar can no longer be read .No such file or"),
-        bad_examples_reported(train),
-    ):
+    with pytest.raises(UserError, match="a.tar can no longer be read"), bad_examples_reported(train):
         contents(train)
 
 

@@ -9,10 +9,8 @@ import os
 import pathlib
 import re
 import shutil
-import struct
 import subprocess
 import sys
-import zlib
 
 import keras
 import numpy as np
@@ -26,34 +24,22 @@ from keras_vit import UserError, inspection
 from keras_vit.images.formats import format_list
 from keras_vit.inspection import __main__ as command
 from keras_vit.inspection import report
-from keras_vit.inspection.compute import model_name
 from keras_vit.inspection.plots import explanation
 from keras_vit.inspection.report import html_report
-from keras_vit.models.layers import no_init_weights
 from keras_vit.run_directory import Samples
-from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
+from tests.images.test_opener import claiming
+from tests.support import FIXTURES, TINY, TINY_IMAGE, encoded, randomize
 from training.input.dataset import decoded as decode_image
 from training.loop.callbacks import InspectEpochs
-
-
-def encoded(array: np.ndarray, form: str = "PNG", **options) -> bytes:
-    stream = io.BytesIO()
-    PIL.Image.fromarray(array).save(stream, form, **options)
-    return stream.getvalue()
-
 
 RNG = np.random.default_rng(0)
 COLOR = RNG.integers(0, 256, (9, 14, 3), dtype=np.uint8)
 GRAY = RNG.integers(0, 256, (9, 14), dtype=np.uint8)
 FILES = {
-    "color.png": encoded(COLOR),
-    "alpha.png": encoded(np.dstack([COLOR, GRAY])),
-    "gray.png": encoded(GRAY),
-    "gray.bmp": encoded(GRAY, "BMP"),
-    "deep.png": encoded(GRAY.astype(np.uint16) * 257),
-    "photo.jpg": encoded(COLOR, "JPEG", quality=90),
-    "first.gif": encoded(GRAY, "GIF"),
-}
+    "color.png": encoded(COLOR), "alpha.png": encoded(np.dstack([COLOR, GRAY])), "gray.png": encoded(GRAY),
+    "gray.bmp": encoded(GRAY, "BMP"), "deep.png": encoded(GRAY.astype(np.uint16) * 257),
+    "photo.jpg": encoded(COLOR, "JPEG", quality=90), "first.gif": encoded(GRAY, "GIF"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -63,43 +49,20 @@ def test_a_file_becomes_the_pixels_that_training_sees(name):
     np.testing.assert_array_equal(pixels, expected)
 
 
-def claiming(width: int, height: int) -> bytes:
-    """A PNG that claims a size and holds no pixels."""
-    header = b"IHDR" + struct.pack(">II", width, height) + b"\x08\x02\x00\x00\x00"
-    chunks = (header, b"IDAT" + zlib.compress(bytes(1000)))
-    packed = (struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
-
-
 @pytest.mark.parametrize(
     ("data", "words"),
     [
         (b"", f"bad.png is not a readable picture: not {format_list()}; repair or remove it.$"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n", "bad.png is not a readable picture: "),
         (FILES["photo.jpg"][:-200], "bad.png is not a readable picture: "),
         (FILES["color.png"][:100], "bad.png is not a readable picture: "),
-        (
-            claiming(10_000, 10_000),
-            "^bad.png is too large: it has 100,000,000 pixels, and at most 89,478,485 are read; m",
-        ),
-        (claiming(60_000, 60_000), "bad.png is too large: it has 3,600,000,000 pixels, .* 89,478,485 .*; make it smal"),
+        (claiming(60_000, 60_000), "bad.png is too large: it has 3,600,000,000 pixels, .* 89,478,485"),
     ],
-    ids=["empty", "EPS", "cut JPEG", "cut PNG", "large", "bomb"],
+    ids=["empty", "cut JPEG", "cut PNG", "bomb"],
 )
 def test_a_file_that_is_no_image_or_far_too_large_is_one_sentence(data, words):
     with pytest.raises(UserError, match=words) as caught:
         inspection.decode(data, "bad.png")
     assert "\n" not in str(caught.value)
-
-
-def test_of_a_folder_evenly_spaced_images_are_taken_and_hidden_ones_left(tmp_path):
-    for index in range(10):
-        (tmp_path / f"class{index // 5}").mkdir(exist_ok=True)
-        (tmp_path / f"class{index // 5}" / f"{index}.png").write_bytes(FILES["gray.png"])
-    (tmp_path / ".hidden.png").write_bytes(b"")
-    (tmp_path / "notes.txt").touch()
-    names = [picture.name for picture in inspection.read_images(tmp_path, 4)]
-    assert names == ["class0/0.png", "class0/3.png", "class1/6.png", "class1/9.png"]
 
 
 def test_a_broken_image_of_a_folder_is_named_and_the_others_are_inspected(tmp_path, capsys):
@@ -117,53 +80,25 @@ def test_a_broken_image_of_a_folder_is_named_and_the_others_are_inspected(tmp_pa
 def test_a_folder_of_broken_images_alone_is_one_sentence(tmp_path):
     (tmp_path / "a.png").write_bytes(FILES["color.png"][:100])
     (tmp_path / "b.png").write_bytes(FILES["color.png"][:100])
-    with pytest.raises(UserError, match=f"^No image of the folder '{tmp_path}' can be read: a.png is not"):
+    with pytest.raises(UserError, match="^No image of the folder .* can be read: a.png"):
         inspection.read_images(tmp_path, 9)
 
 
 def test_a_dark_image_and_one_of_one_color_on_white_are_named_in_a_warning(tmp_path, capfd):
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
-    dark = (np.arange(70) * 14).astype(np.uint16).reshape(7, 10)
-    (tmp_path / "ant").mkdir()
-    (tmp_path / "bee").mkdir()
-    for folder in ("ant", "bee"):
-        (tmp_path / folder / "turned.jpg").write_bytes(encoded(COLOR, "JPEG", exif=exif))
-        (tmp_path / folder / "dark.png").write_bytes(encoded(dark))
-        (tmp_path / folder / "clear.png").write_bytes(encoded(np.dstack([COLOR, 0 * GRAY])))
-        (tmp_path / folder / "seen.png").write_bytes(FILES["alpha.png"])
-    images = inspection.read_images(tmp_path, 9)
-    assert (
-        next(image for image in images if image.name == "ant/turned.jpg").pixels.shape == COLOR.transpose(1, 0, 2).shape
-    )
-    inspection.read_images(tmp_path / "ant" / "clear.png", 1)
+    (tmp_path / "turned.jpg").write_bytes(encoded(COLOR, "JPEG", exif=exif))
+    (tmp_path / "dark.png").write_bytes(encoded((np.arange(70) * 14).astype(np.uint16).reshape(7, 10)))
+    (tmp_path / "clear.png").write_bytes(encoded(np.dstack([COLOR, 0 * GRAY])))
+    (tmp_path / "red.png").write_bytes(encoded(0 * COLOR + np.uint8(255)))
+    (tmp_path / "seen.png").write_bytes(FILES["alpha.png"])
+    images = {image.name: image for image in inspection.read_images(tmp_path, 9)}
+    assert images["turned.jpg"].pixels.shape == COLOR.transpose(1, 0, 2).shape
     printed = capfd.readouterr().out
-    assert printed.count("Warning: ant/dark.png has 16 bits and is nearly black, since its highest value is 966") == 1
-    assert "turned" not in printed
-    assert printed.count("clear.png has one color throughout; transparent images are put on white") == 3
-    assert "seen" not in printed
-
-
-@pytest.mark.parametrize("pixels", [COLOR, np.dstack([COLOR, 255 + 0 * GRAY])])
-def test_an_opaque_image_of_one_color_is_not_said_to_be_transparent(pixels, tmp_path, capfd):
-    (tmp_path / "red.png").write_bytes(encoded(0 * pixels + np.uint8(255)))
-    inspection.read_images(tmp_path / "red.png", 1)
-    assert capfd.readouterr().out == "Warning: red.png has one color throughout.\n"
-
-
-@pytest.mark.slow
-def test_what_the_training_sides_command_says_of_a_data_set_is_heard(tmp_path, capfd):
-    exif = PIL.Image.Exif()
-    exif[0x0112] = 6
-    for folder in ("ant", "bee"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "turned.jpg").write_bytes(encoded(COLOR, "JPEG", exif=exif))
-        (tmp_path / folder / "clear.png").write_bytes(encoded(np.dstack([COLOR, 0 * GRAY])))
-    inspection.read_images(f"folder:{tmp_path}", 9)
-    printed = capfd.readouterr().out
-    assert "of a single color" in printed
-    with pytest.raises(UserError, match="The data set 'tfds:a b' could not be read: --data takes tfds:NAME"):
-        inspection.read_images("tfds:a b", 9)
+    assert "dark.png has 16 bits and is nearly black, since its highest value is 966" in printed
+    assert "clear.png has one color throughout; transparent images are put on white" in printed
+    assert "red.png has one color throughout.\n" in printed
+    assert not any(name in printed for name in ("turned", "seen"))
 
 
 @pytest.mark.slow
@@ -212,15 +147,7 @@ def test_html_report_is_complete_and_needs_no_network():
     assert reader.open == []
     assert all(address.startswith("data:") for address in reader.addresses)
     assert not re.search(r"https?://|url\(|@import|<img src=x>|<b></small>", text)
-    for word in (
-        "<script>$x$ é 漢.png",
-        "label: <b>",
-        "<title>$c$",
-        "<img src=x>",
-        "Figure 7, left",
-        "head 2",
-        "mistake",
-    ):
+    for word in ("<script>$x$ é 漢.png", "label: <b>", "<title>$c$", "<img src=x>", "head 2", "mistake"):
         assert word in reader.text
     for predictions in result.predictions:
         for label, probability in predictions.likeliest:
@@ -240,23 +167,6 @@ def test_each_figure_says_what_it_shows_and_when_it_means_nothing():
     assert explanation("rollout", result).endswith(few)
     assert few not in explanation("components", result)
     assert few not in explanation("rollout", dataclasses.replace(result, grid=(4, 5)))
-
-
-def test_a_map_that_is_dark_is_said_to_mean_nothing():
-    result = tiny_result()
-    result.arrays["relevance"][0] = 0.0
-    assert (
-        html_report(result).count("relevance for the predicted class: dark, since nothing counts") == 2
-    )  # and its alt
-
-
-def test_a_model_is_called_what_it_is_and_how_large():
-    vit = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
-    assert model_name(vit) == f"Small Vision Transformer, {vit.count_params():,} parameters"
-    resnet = keras_vit.build(keras_vit.ResNetConfig((1, 1), 4, (8, 16), num_groups=2), image_size=16, num_classes=3)
-    assert model_name(resnet) == f"Small ResNet, {resnet.count_params():,} parameters"
-    with no_init_weights():
-        assert model_name(keras_vit.build("ViT-Ti_16")) == "ViT-Ti_16, 5,717,416 parameters"
 
 
 def _bytes(address: str) -> bytes:

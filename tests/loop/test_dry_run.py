@@ -3,7 +3,6 @@
 import dataclasses
 import re
 
-import numpy as np
 import pytest
 
 import keras_vit.models.complexity
@@ -11,7 +10,7 @@ from keras_vit import UserError
 from tests.support import FIXTURES
 from training import finetune, pretrain
 from training.input.sources import digits
-from training.loop import build, dry_run
+from training.loop import dry_run
 from training.loop.dry_run import Workload
 from training.loop.run import RunDirectory
 from training.options.common import Execution
@@ -115,22 +114,6 @@ def test_adapters_have_few_gradients_and_frozen_layers_none(tmp_path, capsys):
     assert (memory["weights"], memory["gradients"], memory["optimizer"]) == (4400, 400, 800)
 
 
-@pytest.mark.parametrize(
-    "name", ["bit-l-r50x1", "vit-c-1gf", pytest.param("r50-vit-b16-jft", marks=pytest.mark.slow), "augreg-ti16-i21k"]
-)
-def test_every_family_has_a_plan(name):
-    recipe = dataclasses.replace(find_recipe(name), batch_size=8, epochs=None, steps=20_000)
-    text = dry_run.describe_run(Workload(recipe.model, recipe, 10, 3), digits(), {})
-    assert "20,000 of 8 images, 160,000 in all" in text
-
-
-def test_the_curve_is_that_of_the_schedule():
-    recipe = find_recipe("bit-s-r50x1")
-    steps, rates = dry_run.learning_rates(recipe, 100_000, 91)
-    np.testing.assert_allclose(rates[[30, 31, 61, 81]], [0.48, 0.048, 0.0048, 0.00048], rtol=1e-6)
-    assert (steps[0], rates[0]) == (0, 0.0)
-
-
 SMALL = ["--model.num-layers", "1", "--model.hidden-size", "12", "--model.num-heads", "3", "--model.mlp-dim", "20"]
 
 
@@ -167,14 +150,3 @@ def test_a_dry_run_refuses_the_directory_of_another_run(tmp_path):
     RunDirectory(workdir).start({"command": "pretrain", "recipe_name": "digits"}, tuple("0123456789"))
     with pytest.raises(UserError, match="already holds another run, which differs in"):
         pretrain.main(["digits", "--data", "digits", "--workdir", str(workdir), *SMALL, "--dry-run"])
-
-
-def test_a_dry_run_makes_no_optimizer_and_no_random_weights(monkeypatch, tmp_path):
-    monkeypatch.setattr(build, "make_optimizer", lambda *_, **__: pytest.fail("an optimizer was made"))
-    networks, make = [], build._new_model
-    monkeypatch.setattr(build, "_new_model", lambda *given: networks.append(make(*given)) or networks[0])
-    workdir = ["--workdir", str(tmp_path / "run")]
-    pretrain.main(["digits", "--data", "digits", *workdir, *SMALL, "--ema-decay", "0.9", "--dry-run"])
-    dense = [weight for weight in networks[0].weights if weight.path.endswith("Dense_0/kernel")]
-    assert dense
-    assert not any(np.array(weight).any() for weight in dense)

@@ -104,14 +104,6 @@ def test_the_recipe_decides_how_images_are_resized_and_the_checkpoint_their_valu
     assert model.output_shape == (None, 10)
 
 
-@pytest.mark.slow
-def test_the_same_command_finds_its_run_finished(upstream, tmp_path, capsys):
-    command = [*COMMAND, "--checkpoint", str(upstream.path), "--workdir", str(tmp_path / "r"), "--image-size", "8", "8"]
-    finetune.main(command)
-    finetune.main(command)
-    assert "is finished: nothing to do" in capsys.readouterr().out
-
-
 def test_weights_of_keras_alone_are_those_of_a_named_model(untrained, tmp_path):
     saved = randomize(keras_vit.build("ViT-Ti_16", image_size=32, num_classes=3))
     saved.save_weights(tmp_path / "x.weights.h5")
@@ -132,7 +124,6 @@ def test_weights_of_keras_alone_are_those_of_a_named_model(untrained, tmp_path):
         (["--model", "ViT-B_17"], "no official model named 'ViT-B_17'; the nearest names are ViT-B_16"),
         (["--checkpoint", "nowhere.npz"], "nowhere.npz"),
         (["--recipe", "bit-hyperule"], "no recipe named 'bit-hyperule'; the nearest names are bit-hyperrule"),
-        (["--checkpoint", "x.npz", "--steps", "5", "--epochs", "2"], "A run has one duration"),
     ],
 )
 def test_what_cannot_be_started_from_is_refused_and_leaves_nothing(command, words, tmp_path, monkeypatch):
@@ -154,7 +145,7 @@ def test_layers_are_frozen_by_name(upstream, tmp_path):
     for path in old:
         frozen = path.startswith(("embedding", "Transformer.encoderblock_0"))
         assert np.array_equal(old[path], new[path]) == frozen, path
-    with pytest.raises(UserError, match="No layer to freeze is named 'encoder' or 'encoder.…'; the layers are"):
+    with pytest.raises(UserError, match="No layer to freeze is named 'encoder'"):
         finetune.main([*command, "--workdir", str(tmp_path / "other"), "--freeze", "encoder"])
     assert not (tmp_path / "other").exists()
 
@@ -186,12 +177,3 @@ def test_a_run_of_an_older_version_is_finetuned_and_exported(old_run, tmp_path):
     tflite.main(["--run", str(old_run), "--output", str(tmp_path / "phone"), "--formats", "float32"])
     assert run_directory.load_model(tmp_path / "new").input_shape == (None, 56, 56, 1)
     assert list((tmp_path / "phone").glob("*.tflite"))
-
-
-def test_a_layer_decay_for_a_resnet_is_refused_and_leaves_nothing(tmp_path):
-    config = keras_vit.ResNetConfig((1,), 4, (8,), num_groups=2)
-    keras_vit.build(config, image_size=8, channels=1, num_classes=3).save(tmp_path / "resnet.keras")
-    command = [*COMMAND, "--checkpoint", str(tmp_path / "resnet.keras"), "--layer-decay", "0.8"]
-    with pytest.raises(UserError, match="A ResNet has no encoder blocks, whose learning rates --layer-decay lowers"):
-        finetune.main([*command, "--workdir", str(tmp_path / "run")])
-    assert not (tmp_path / "run").exists()

@@ -219,7 +219,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_jax_does_not_support_is_refused_in_a_sentence(name):
     options = dataclasses.replace(OPTIONS, **REFUSED[name])
-    with pytest.raises(UserError, match=rf"^{name} is not supported with KERAS_BACKEND=jax \(.+\); leave it out, or"):
+    with pytest.raises(UserError, match=rf"^{name} is not supported with KERAS_BACKEND=jax"):
         check_jax(options)
 
 

@@ -46,11 +46,6 @@ def test_an_epoch_has_a_line(capsys):
     assert [line.split(",")[0] for line in lines] == ["Epoch 1/3", "Epoch 2/3", "Epoch 3/3"]
 
 
-def test_epochs_are_those_of_the_data_where_evaluations_are_rarer(capsys):
-    lines = logged(2, 25, 0.1, capsys, steps_per_epoch=10)
-    assert [line.partition(":")[0] for line in lines] == ["Epoch 3/5, step 25 of 50", "Epoch 5/5, step 50 of 50"]
-
-
 def test_a_long_epoch_has_a_line_every_half_minute(capsys):
     lines = logged(1, 1000, 1.0, capsys)
     assert len(lines) == 1000 // 30 + 1

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from keras_vit.files.npz import read_npz
-from tests.input.test_service import running, stop
 from tests.interruptions import after_checkpoints, killed_after
+from tests.loop.devices.test_service import running, stop
 from tests.support import fetched, replaced
 from training import pretrain
 from training.loop import checkpoints, train

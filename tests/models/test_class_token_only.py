@@ -53,6 +53,8 @@ def test_tokens_that_something_else_reads_are_computed():
     again = keras.layers.GlobalAveragePooling1D()(model.get_layer("head")(tokens))
     assert not class_token_only(keras.Model(model.input, again))
     assert not class_token_only(keras.Model(model.input, keras.layers.Add()([model.output, again])))
+    preprocessing = keras_vit.Preprocessing(TINY_IMAGE)
+    assert not class_token_only(masked_patch_model(TINY, preprocessing, outputs=3, corruption=0.5, name="masked"))
 
 
 def test_a_model_without_its_head_and_one_of_a_file_compute_no_more(tmp_path):
@@ -61,11 +63,6 @@ def test_a_model_without_its_head_and_one_of_a_file_compute_no_more(tmp_path):
     assert class_token_only(features) == class_token_only(model) != set()
     model.save(tmp_path / "model.keras")
     assert class_token_only(keras.models.load_model(tmp_path / "model.keras")) == class_token_only(model)
-
-
-def test_a_model_of_masked_patches_computes_all_tokens():
-    config, preprocessing = TINY, keras_vit.Preprocessing(TINY_IMAGE)
-    assert not class_token_only(masked_patch_model(config, preprocessing, outputs=3, corruption=0.5, name="masked"))
 
 
 @pytest.mark.parametrize("form", [inference_model, with_cpu_kernels])

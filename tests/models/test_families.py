@@ -17,7 +17,7 @@ from keras_vit.inspection.images import Image
 from keras_vit.models.complexity import costs
 from keras_vit.run_directory import Samples
 from tests.exports import saved_model_of, tflite_of
-from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
+from tests.support import FIXTURES, TINY, TINY_IMAGE, assert_equal_arrays, assert_equal_weights, randomize
 from training.loop.devices.cpu_kernels import with_cpu_kernels
 
 MODERN = FIXTURES / "modern"
@@ -29,13 +29,9 @@ OVERRIDES["timm_clip"] = {"num_heads": 4, "gelu": "quick", "position_embedding":
 # The names here of what other codes recorded. CLIP's last hidden state is before the last norm, as are all of timm's
 # features where that norm follows the pooling.
 SAME_THING = {
-    "pooler_output": "pre_logits",
-    "hidden_0": "embedded",
-    "hidden_last": "block_2",
-    "image_embeds": "logits",
-    "last_hidden_state": "encoded",
-    "features": "encoded",
-}
+    "pooler_output": "pre_logits", "hidden_0": "embedded", "hidden_last": "block_2", "image_embeds": "logits",
+    "last_hidden_state": "encoded", "features": "encoded",
+}  # fmt: skip
 BEFORE_THE_NORM = {"hf_clip": "last_hidden_state", "hf_clip_gelu": "last_hidden_state", "timm_reg_gap": "features"}
 
 
@@ -78,9 +74,7 @@ def test_reading_and_writing_gives_the_same_arrays(name, tmp_path):
     )
     for arrays in (original, copy):  # unused outside of pretraining, not read; written where transformers misses it
         arrays.pop("embeddings.mask_token", None), arrays.pop("dinov2.embeddings.mask_token", None)
-    assert copy.keys() == original.keys()
-    for key, array in original.items():
-        np.testing.assert_array_equal(copy[key], array, err_msg=key)
+    assert_equal_arrays(copy, original)
     if layout == "huggingface":
         assert keras_vit.config_of(keras_vit.from_checkpoint(written)) == keras_vit.config_of(model)
 
@@ -118,8 +112,7 @@ def test_adapting_keeps_what_fits_and_replaces_the_head(name, tiny_images):
     assert other(np.zeros((1, 20, 18, 3), np.float32)).shape == (1, 3)
     for layer in other.layers:
         if layer.name not in ("Transformer.posembed_input", "head", "head_distillation"):
-            for one, two in zip(layer.get_weights(), model.get_layer(layer.name).get_weights(), strict=True):
-                np.testing.assert_array_equal(one, two)
+            assert_equal_weights(layer, model.get_layer(layer.name))
 
 
 @some_families
@@ -201,43 +194,23 @@ def test_every_family_trains(name, tiny_images):
 # Parameters of timm 1.0.31 (DeiT, DeiT III, FlexiViT) and transformers 5.23 without the [mask] token:
 # (image size, classes or width of the projection, parameters).
 COUNTS = {
-    "DeiT-Ti_16-distilled": (224, 1000, 5_910_800),
-    "DeiT-S_16-distilled": (224, 1000, 22_436_432),
-    "DeiT-B_16-distilled": (224, 1000, 87_338_192),
-    "DeiT3-S_16": (224, 1000, 22_059_496),
-    "DeiT3-M_16": (224, 1000, 38_849_512),
-    "DeiT3-B_16": (224, 1000, 86_585_320),
-    "DeiT3-L_16": (224, 1000, 304_374_760),
-    "DeiT3-H_14": (224, 1000, 632_126_440),
-    "DINOv2-S_14": (518, 0, 22_056_192),
-    "DINOv2-S_14-reg4": (518, 0, 22_057_728),
-    "DINOv2-B_14": (518, 0, 86_579_712),
-    "DINOv2-B_14-reg4": (518, 0, 86_582_784),
-    "DINOv2-L_14": (518, 0, 304_367_616),
-    "DINOv2-L_14-reg4": (518, 0, 304_371_712),
-    "DINOv2-g_14": (518, 0, 1_136_479_232),
-    "DINOv2-g_14-reg4": (518, 0, 1_136_485_376),
-    "DINOv3-S_16": (224, 0, 21_596_160),
-    "DINOv3-S+_16": (224, 0, 28_692_480),
-    "DINOv3-B_16": (224, 0, 85_659_648),
-    "DINOv3-L_16": (224, 0, 303_128_576),
-    "DINOv3-H+_16": (224, 0, 840_591_360),
-    "CLIP-B_32": (224, 512, 87_849_216),
-    "CLIP-B_16": (224, 512, 86_192_640),
-    "CLIP-L_14": (224, 768, 303_966_208),
-    "OpenCLIP-H_14": (224, 1024, 632_076_800),
-    "OpenCLIP-g_14": (224, 1024, 1_012_645_632),
-    "OpenCLIP-G_14": (224, 1280, 1_844_907_264),
-    "SigLIP-B_16": (224, 0, 92_884_224),
-    "SigLIP-L_16": (224, 0, 315_894_784),
-    "SigLIP-So400m_14": (224, 0, 427_680_704),
-    "MAE-B_16": (224, 0, 85_798_656),
-    "MAE-L_16": (224, 0, 303_301_632),
-    "MAE-H_14": (224, 0, 630_764_800),
-    "FlexiViT-S_16": (240, 1000, 22_061_416),
-    "FlexiViT-B_16": (240, 1000, 86_589_160),
-    "FlexiViT-L_16": (240, 1000, 304_355_304),
-}
+    "DeiT-Ti_16-distilled": (224, 1000, 5_910_800), "DeiT-S_16-distilled": (224, 1000, 22_436_432),
+    "DeiT-B_16-distilled": (224, 1000, 87_338_192), "DeiT3-S_16": (224, 1000, 22_059_496),
+    "DeiT3-M_16": (224, 1000, 38_849_512), "DeiT3-B_16": (224, 1000, 86_585_320),
+    "DeiT3-L_16": (224, 1000, 304_374_760), "DeiT3-H_14": (224, 1000, 632_126_440),
+    "DINOv2-S_14": (518, 0, 22_056_192), "DINOv2-S_14-reg4": (518, 0, 22_057_728), "DINOv2-B_14": (518, 0, 86_579_712),
+    "DINOv2-B_14-reg4": (518, 0, 86_582_784), "DINOv2-L_14": (518, 0, 304_367_616),
+    "DINOv2-L_14-reg4": (518, 0, 304_371_712), "DINOv2-g_14": (518, 0, 1_136_479_232),
+    "DINOv2-g_14-reg4": (518, 0, 1_136_485_376), "DINOv3-S_16": (224, 0, 21_596_160),
+    "DINOv3-S+_16": (224, 0, 28_692_480), "DINOv3-B_16": (224, 0, 85_659_648), "DINOv3-L_16": (224, 0, 303_128_576),
+    "DINOv3-H+_16": (224, 0, 840_591_360), "CLIP-B_32": (224, 512, 87_849_216), "CLIP-B_16": (224, 512, 86_192_640),
+    "CLIP-L_14": (224, 768, 303_966_208), "OpenCLIP-H_14": (224, 1024, 632_076_800),
+    "OpenCLIP-g_14": (224, 1024, 1_012_645_632), "OpenCLIP-G_14": (224, 1280, 1_844_907_264),
+    "SigLIP-B_16": (224, 0, 92_884_224), "SigLIP-L_16": (224, 0, 315_894_784),
+    "SigLIP-So400m_14": (224, 0, 427_680_704), "MAE-B_16": (224, 0, 85_798_656), "MAE-L_16": (224, 0, 303_301_632),
+    "MAE-H_14": (224, 0, 630_764_800), "FlexiViT-S_16": (240, 1000, 22_061_416),
+    "FlexiViT-B_16": (240, 1000, 86_589_160), "FlexiViT-L_16": (240, 1000, 304_355_304),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COUNTS)

@@ -12,7 +12,6 @@ import keras_vit
 from keras_vit import Preprocessing, UserError
 from keras_vit.models.build import logits_model
 from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
-from training.recipes.pretrain import RECIPES
 
 
 def tiny(**options) -> keras.Model:
@@ -25,13 +24,6 @@ def test_drop_rates_are_arguments_of_build():
     assert keras_vit.config_of(model) == expected
     assert keras_vit.config_of(keras_vit.build("testing", image_size=32)).dropout_rate == 0.1
     assert keras_vit.config_of(keras_vit.build("testing", image_size=32, dropout_rate=0)).dropout_rate == 0
-
-
-def test_drop_rates_of_a_resnet_and_outside_of_their_range_are_refused():
-    with pytest.raises(UserError, match="stochastic_depth_rate do not apply to a ResNet"):
-        keras_vit.build("BiT-R26x1", stochastic_depth_rate=0.1)
-    with pytest.raises(UserError, match=r"dropout_rate must be in \[0, 1\)"):
-        tiny(dropout_rate=1.5)
 
 
 @pytest.mark.parametrize(
@@ -49,14 +41,31 @@ def test_a_classifier_activation_gives_probabilities_and_keeps_the_weights(activ
     keras_vit.load_checkpoint(tiny(), tmp_path / "model.npz")
 
 
-def test_an_adapted_model_keeps_its_classifier_activation():
-    model = keras_vit.adapt(tiny(classifier_activation="softmax"), num_classes=5)
-    assert (model.output_names, model.output_shape) == (["probabilities"], (None, 5))
+@pytest.mark.parametrize("options", [{"dtype": "mixed_bfloat16"}, {}])
+@pytest.mark.parametrize("config", [TINY, TINY_STEM], ids=["vit", "resnet"])
+def test_probabilities_are_float32_and_stay_in_an_adapted_model(config, options, tiny_images):
+    model = keras_vit.build(config, image_size=TINY_IMAGE, classifier_activation="softmax", num_classes=3, **options)
+    np.testing.assert_allclose(randomize(model).predict(tiny_images, verbose=0).sum(axis=1), 1.0, atol=1e-5)
+    adapted = keras_vit.adapt(model, num_classes=5)
+    assert (adapted.output_names, adapted.output_shape) == (["probabilities"], (None, 5))
 
 
-def test_a_classifier_activation_in_bfloat16_is_float32(tiny_images):
-    model = randomize(tiny(classifier_activation="softmax", dtype="mixed_bfloat16"))
-    np.testing.assert_allclose(model.predict(tiny_images, verbose=0).sum(axis=1), 1.0, atol=1e-5)
+@pytest.mark.parametrize(
+    ("config", "options", "words"),
+    [
+        ("BiT-R26x1", {"stochastic_depth_rate": 0.1}, "stochastic_depth_rate do not apply to a ResNet"),
+        (TINY, {"dropout_rate": 1.5}, r"dropout_rate must be in \[0, 1\)"),
+        (
+            TINY,
+            {"classifier_activation": "relu"},
+            "classifier_activation must be one of softmax, sigmoid, but is 'relu'",
+        ),
+        (TINY, {"num_classes": 0, "classifier_activation": "softmax"}, "is for a model with classes"),
+    ],
+)
+def test_wrong_arguments_of_build_are_refused(config, options, words):
+    with pytest.raises(UserError, match=words):
+        keras_vit.build(config, image_size=TINY_IMAGE, **options)
 
 
 def test_a_loss_by_its_name_fits_a_model_with_classifier_activation(tiny_images):
@@ -70,13 +79,6 @@ def test_a_loss_by_its_name_fits_a_model_with_classifier_activation(tiny_images)
         model.compile(loss=loss)
         losses.append(model.evaluate(tiny_images, labels, verbose=0))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-
-
-def test_a_wrong_classifier_activation_is_refused():
-    with pytest.raises(UserError, match="classifier_activation must be softmax, sigmoid or None, but is 'relu'"):
-        tiny(classifier_activation="relu")
-    with pytest.raises(UserError, match="classifier_activation is for a model with classes"):
-        tiny(num_classes=0, classifier_activation="softmax")
 
 
 def test_the_dtype_of_a_model_is_an_argument_and_the_global_policy_stays():
@@ -112,14 +114,6 @@ def test_one_name_gives_the_intermediate_itself(tiny_images):
         keras_vit.intermediates(model, "blok_0")
 
 
-def test_several_blocks_give_a_map_each_also_by_numpys_integers(tiny_images):
-    maps = keras_vit.feature_maps(randomize(tiny()), np.arange(2)).predict(tiny_images, verbose=0)
-    assert {name: value.shape for name, value in maps.items()} == {
-        "block_0": (5, 3, 5, TINY.hidden_size),
-        "block_1": (5, 3, 5, TINY.hidden_size),
-    }
-
-
 def test_numpys_integers_are_integers_everywhere(tmp_path):
     two = np.int64(2)
     config = keras_vit.ViTConfig(np.int32(4), np.int64(12), two, np.uint8(3), np.int16(20))
@@ -139,6 +133,7 @@ def test_numpys_integers_are_integers_everywhere(tmp_path):
     resized = keras_vit.resize_position_embedding(table, np.array([3, 3]), (two, two), num_prefix_tokens=np.int64(1))
     assert resized.shape == (1, 5, 12)
     assert keras_vit.feature_map(loaded, "block_1").output_shape == (None, 4, 4, 12)
+    assert keras_vit.feature_maps(loaded, np.arange(2)).output["block_0"].shape == (None, 4, 4, 12)
 
 
 @pytest.mark.parametrize(("size", "crop_from"), [(16, 20), ((48, 40), 60), (36, 45)])
@@ -152,15 +147,6 @@ def test_an_adapted_model_keeps_its_mixed_precision():
     model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3, dtype="mixed_bfloat16")
     adapted = keras_vit.adapt(model, num_classes=5)
     assert {layer.dtype_policy.name for layer in adapted.layers} == {layer.dtype_policy.name for layer in model.layers}
-
-
-def test_one_model_for_many_image_sizes_is_adapt_with_the_size(tiny_images):
-    model = randomize(tiny())
-    np.testing.assert_array_equal(
-        keras_vit.adapt(model, image_size=TINY_IMAGE).predict(tiny_images, verbose=0),
-        model.predict(tiny_images, verbose=0),
-    )
-    assert keras_vit.adapt(model, image_size=(24, 36)).input_shape == (None, 24, 36, 3)
 
 
 _RULES = {
@@ -224,12 +210,6 @@ def test_the_layer_is_float32_under_mixed_precision(pictures):
     finally:
         keras.config.set_dtype_policy("float32")
     np.testing.assert_array_equal(layer(pictures), preprocessing(pictures))
-    assert layer(pictures.astype(np.float32)).dtype == "float32"
-
-
-def test_a_resnet_has_an_activation_too(tiny_images):
-    model = randomize(keras_vit.build(TINY_STEM, image_size=TINY_IMAGE, num_classes=3, classifier_activation="softmax"))
-    np.testing.assert_allclose(model.predict(tiny_images, verbose=0).sum(axis=1), 1.0, atol=1e-5)
 
 
 def test_the_summary_tells_all_layers_apart(capsys):
@@ -240,12 +220,6 @@ def test_the_summary_tells_all_layers_apart(capsys):
     assert [row.split()[0] for row in rows] == [layer.name for layer in model.layers]
     assert len({len(row) for row in rows}) == 1
     assert total == f"birds: {model.count_params():,} parameters, {model.count_params():,} of them trainable"
-
-
-def test_the_summary_of_a_trained_resnet_does_not_call_it_a_vit(capsys):
-    recipe = dataclasses.replace(RECIPES["digits"], model=TINY_STEM)
-    keras_vit.summary(recipe.build(3))
-    assert capsys.readouterr().out.splitlines()[-1].startswith("resnet: ")
 
 
 def warnings_of_fit(model: keras.Model, images, labels=None, **options) -> list[str]:

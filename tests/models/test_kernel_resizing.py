@@ -89,31 +89,13 @@ def test_mean_keeps_the_embedding_of_a_grey_patch(height, width, channels, new_c
         np.testing.assert_array_equal(adapted, adapted[:, :, :1].repeat(new_channels, 2))
 
 
-@hypothesis.given(CHANNELS, st.integers(1, 4))
-def test_repeating_all_channels_keeps_the_embedding_of_a_grey_patch(channels, times):
-    kernel, gray = random(5, 3, channels, 2), random(5, 3, 1)
-    adapted = adapt_channels(kernel, channels * times, "repeat")
-    before, after = embed(gray.repeat(channels, 2), kernel), embed(gray.repeat(channels * times, 2), adapted)
-    np.testing.assert_allclose(after, before, atol=1e-12)
-
-
 @pytest.mark.parametrize(("channels", "taken"), [(1, [0]), (2, [0, 1]), (5, [0, 1, 2, 0, 1]), (7, [0, 1, 2] * 2 + [0])])
 def test_repeat_cycles_through_the_channels_and_scales_as_timm_does(channels, taken):
     kernel = random(5, 4, 3, 2)
     np.testing.assert_array_equal(adapt_channels(kernel, channels, "repeat"), kernel[:, :, taken] * (3 / channels))
 
 
-@pytest.mark.parametrize("how", ["mean", "repeat"])
-def test_a_kernel_that_has_the_channels_is_left_as_it_is(how):
-    kernel = random(5, 4, 3, 2)
-    np.testing.assert_array_equal(adapt_channels(kernel, 3, how), kernel)
-
-
-def test_an_unknown_rule_for_channels_is_refused():
-    with pytest.raises(UserError, match="how must be one of mean, repeat, but is 'sum'"):
-        adapt_channels(random(5, 4, 3, 2), 1, "sum")
-
-
-def test_no_channels_are_refused():
-    with pytest.raises(UserError, match="channels must be an integer of at least 1, but is 0"):
-        adapt_channels(random(5, 4, 3, 2), 0, "mean")
+@pytest.mark.parametrize(("channels", "how", "words"), [(0, "mean", "at least 1, but is 0"), (1, "sum", "is 'sum'")])
+def test_no_channels_and_an_unknown_rule_are_refused(channels, how, words):
+    with pytest.raises(UserError, match=words):
+        adapt_channels(random(5, 4, 3, 2), channels, how)

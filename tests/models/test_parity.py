@@ -16,21 +16,10 @@ STREAM = ("block", "encoded", "embedded", "patch", "resnet", "features", "hidden
 OVERRIDES = {name: {"num_heads": 4} for name in GOLDEN if name.startswith(("timm_vit", "torchvision"))}
 OVERRIDES |= {"timm_hybrid": {"num_heads": 4, "num_groups": 8}, "timm_bit": {"num_groups": 8}}
 # Other codes' names for what is inside; and what they recorded that has no name here.
-SAME_THING = {
-    "pooler_output": "pre_logits",
-    "with_posemb": "embedded",
-    "hidden_0": "embedded",
-    "hidden_last": "block_2",
-}
-SAME_THING |= {"last_hidden_state": "encoded", "features": "encoded"}
-NAMELESS = {
-    "images_lowcontrast",
-    "logits_lowcontrast",
-    "logits_float64",
-    "pooler_output_float64",
-    "head_input",
-    "sincos2d",
-}
+SAME_THING = {"pooler_output": "pre_logits", "with_posemb": "embedded", "hidden_0": "embedded"}
+SAME_THING |= {"hidden_last": "block_2", "last_hidden_state": "encoded", "features": "encoded"}
+NAMELESS = {"images_lowcontrast", "logits_lowcontrast", "logits_float64", "pooler_output_float64"}
+NAMELESS |= {"head_input", "sincos2d"}
 NAMELESS_HERE = {
     "hf_bit": "last_hidden_state", "hf_bit_bottleneck_same": "last_hidden_state", "timm_bit": "features",
     "timm_vit_avg": "features",

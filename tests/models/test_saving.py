@@ -170,19 +170,6 @@ def test_the_seed_alone_decides_the_initial_weights_in_every_process(tmp_path):
         np.testing.assert_array_equal(np.load(tmp_path / f"{index}.npy"), here)
 
 
-@pytest.mark.slow  # survives_saving holds as much, in one file
-@pytest.mark.parametrize("name", CONFORMANCE)
-def test_every_kind_is_rebuilt_from_its_config_and_weights(name, tmp_path, tiny_images):
-    model = tiny(name)
-    clone = keras.Model.from_config(model.get_config())
-    model.save_weights(tmp_path / "x.weights.h5")
-    clone.load_weights(tmp_path / "x.weights.h5")
-    np.testing.assert_array_equal(clone(tiny_images), model(tiny_images))
-    checked = keras_vit.build(CONFORMANCE[name], image_size=TINY_IMAGE, num_classes=7)
-    keras_vit.load_checkpoint(checked, tmp_path / "x.weights.h5")
-    np.testing.assert_array_equal(checked(tiny_images), model(tiny_images))
-
-
 @every_kind
 def test_every_kind_takes_a_gradient_to_every_weight(name, tiny_images):
     model = tiny(name)

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError, run_directory
+from tests.support import assert_equal_weights
 from training import finetune
 from training.input.sources import DataSet, array_split
 from training.input.unlabelled import semi_supervised_batches, with_pseudo_labels
@@ -126,8 +127,7 @@ def test_the_better_run_on_the_evaluation_images_is_kept_and_said(way, upstream,
     assert (model.output_shape, labels) == ((None, 2), ("bright", "dark"))
     kept = "labels" if "Kept: the labels alone" in printed else {"noisy-student": "round-1"}.get(way, way)
     expected = run_directory.load_model(tmp_path / f"run-{kept}")
-    for one, other in zip(model.get_weights(), expected.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_equal_weights(model, expected)
 
 
 @pytest.mark.parametrize(

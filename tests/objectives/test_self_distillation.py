@@ -26,20 +26,10 @@ from training.recipes.pretrain import RECIPES, PretrainRecipe
 from training.recipes.schedules import Schedule
 
 TINY = PretrainRecipe(
-    model=ViTConfig(patch_size=2, hidden_size=8, num_layers=2, num_heads=2, mlp_dim=16),
-    image_size=(8, 8),
-    channels=1,
-    target="self-distillation",
-    prototypes=12,
-    head_width=16,
-    local_crops=3,
-    local_size=4,
-    ema_decay=0.9,
-    steps=6,
-    batch_size=8,
-    learning_rate=1e-2,
-    flip=True,
-)
+    model=ViTConfig(patch_size=2, hidden_size=8, num_layers=2, num_heads=2, mlp_dim=16), image_size=(8, 8),
+    channels=1, target="self-distillation", prototypes=12, head_width=16, local_crops=3, local_size=4, ema_decay=0.9,
+    steps=6, batch_size=8, learning_rate=1e-2, flip=True,
+)  # fmt: skip
 
 
 def split(count: int = 16, size: int = 12) -> Split:
@@ -73,15 +63,6 @@ def test_any_step_has_the_same_crops_again_on_any_number_of_workers():
     parts = [batches(TINY, first_step=1, num_steps=1, part=(i, 2))[0][0] for i in range(2)]
     for crops, *of_workers in zip(whole, *parts, strict=True):
         np.testing.assert_array_equal(crops, tf.concat(of_workers, axis=0))
-
-
-@pytest.mark.slow
-def test_colors_are_changed_in_each_crop_on_its_own():
-    recipe = dataclasses.replace(TINY, color_jitter=0.4, three_augment=True)
-    (plain, _), _ = batches(TINY)[0]
-    (changed, _), _ = batches(recipe)[0]
-    ratios = (np.mean(changed, axis=(2, 3, 4)) + 1.0) / (np.mean(plain, axis=(2, 3, 4)) + 1.0)
-    assert len(np.unique(ratios.round(3))) > 8
 
 
 def test_the_loss_is_that_of_the_paper():
@@ -234,10 +215,8 @@ def test_the_recipe_of_the_paper():
     [
         ({"ema_decay": None}, "learns from the moving average of the weights; give --ema-decay 0.996"),
         ({"model": keras_vit.MODELS["BiT-R50x1"]}, "is for a ViT"),
-        ({"mixup": 0.2}, "mixup is for labels; with --target self-distillation leave it 0"),
         ({"patch_dropout": 0.5}, "needs all patches"),
         ({"teacher": "runs/large"}, "A teacher gives classes"),
-        ({"decoder_layers": 1}, "A decoder is for masked patches"),
         ({"local_size": 16}, r"local-size must be at most --image-size, \(8, 8\), but is 16"),
         ({"local_size": 5}, "patch"),
         ({"local_crops": -1}, "local-crops must be at least 0, but is -1"),

@@ -1,10 +1,15 @@
 """A segmenter that answers with given segments, and splits whose images tell it which."""
 
+import contextlib
 import dataclasses
+import io
+import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
 import keras_vit
 from keras_vit import SegmentationConfig
@@ -48,11 +53,20 @@ def segments_of(labels, numbers, *, objects=None, crowds=None) -> Segments:
     return Segments(np.array(labels, np.int32), objects, crowds, areas, np.asarray(numbers, np.int32))
 
 
+def measured_by_pycocotools(file: pathlib.Path, results: list[dict], kind: str) -> COCOeval:
+    """Evaluate the results for a file in COCO's format."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco = COCO(str(file))
+        evaluated = COCOeval(coco, coco.loadRes(results), kind)
+        evaluated.evaluate()
+        evaluated.accumulate()
+        evaluated.summarize()
+    return evaluated
+
+
 def split_of(truths: Sequence[Segments]) -> Split:
     """Images of these segments."""
     images = [np.full((*truth.map.shape, 3), number, np.uint8) for number, truth in enumerate(truths)]
     return Split(
-        len(truths),
-        lambda index: (tf.constant(images[int(index)]), tf.constant(-1)),
-        truth=lambda index: truths[index],
+        len(truths), lambda index: (tf.constant(images[int(index)]), tf.constant(-1)), truth=lambda index: truths[index]
     )

@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import pathlib
-import shutil
 import types
 
 import keras
@@ -20,9 +19,9 @@ from export.source import Provenance, open_model
 from export.tflite import __main__ as tflite
 from keras_vit import UserError
 from keras_vit.cli import parser
-from keras_vit.text.classes import classes_of_labels, classes_of_options
+from keras_vit.text.classes import classes_of_options
 from tests.support import FIXTURES
-from tests.text.towers import CLIP, SIGLIP, golden, texts_of, with_tokenizer
+from tests.text.towers import CLIP, SIGLIP, golden, logits_of, texts_of, with_tokenizer
 from training import evaluate, predict
 from training import finetune as finetuning
 from training.evaluation import opening
@@ -92,10 +91,6 @@ def test_a_line_without_a_text_or_name_is_one_sentence(line, tmp_path):
         classes_of_options([str(tmp_path / "classes.txt")], None)
 
 
-def test_the_names_of_the_data_are_texts_without_underscores():
-    assert classes_of_labels(("golden_retriever",), None).texts == (("golden retriever",),)
-
-
 def test_evaluate_makes_the_classes_of_the_data(tmp_path, capsys):
     evaluate.main(["--checkpoint", CLIP, "--data", "folder:data", "--classes", "--output", str(tmp_path)])
     found = json.loads((tmp_path / "evaluation.json").read_text())
@@ -128,22 +123,14 @@ def test_a_saved_model_of_texts_tells_exports_its_classes_and_their_kind(name, t
     assert source.origin.multi_label == (name == SIGLIP)
 
 
-def test_a_saved_model_of_texts_predicts_by_their_names(tmp_path, capsys):
-    keras_vit.zero_shot(CLIP, ["w11 w21", "w9"]).save(tmp_path / "texts.keras")
-    predict.main(["--run", str(tmp_path / "texts.keras"), "data/test/w9/0.png"])
-    assert "w11 w21" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--classes", "w2", "w2", "data/"], "The class 'w2' is named twice"),
-        (["--classes", "w2", "", "data/"], "The class '' is empty"),
         (["--classes", "nowhere.txt", "data/"], "There is no file 'nowhere.txt'"),
         (["--classes", "w2", "data/", "--templates", "photo"], "A template must have {}"),
         (["--templates", "a {}", "--labels", "x", "--", "data"], "."),
         (["--classes", "w2", "--labels", "names.txt", "data/"], "--labels applies only to"),
-        (["--classes", "w2", "w3"], "Give pictures, such as"),
         (["--classes", "w2", "data"], "data is taken as a class, so write ./data if it is meant"),
         (["--classes", "w2", "data/", "w3"], "'w3' stands behind the picture 'data/'"),
         (["--classes", "w2", "24/7", "data/"], "There is no picture or folder '24/7', as which --classes takes"),
@@ -185,12 +172,6 @@ def test_what_is_a_class_and_what_a_picture_depends_on_how_it_is_written(argumen
     assert given == expected
 
 
-def test_a_run_or_checkpoint_without_text_tower_is_one_sentence(tmp_path):
-    keras_vit.build("testing", image_size=32, num_classes=2).save(tmp_path / "model.keras")
-    with pytest.raises(UserError, match="has no text tower"):
-        predict.main(["--run", str(tmp_path / "model.keras"), "--classes", "w2", "data/"])
-
-
 SMALL = ("--image-size", "20", "--steps", "2", "--batch-size", "4", "--warmup-steps", "0")
 
 
@@ -198,10 +179,6 @@ def finetune(workdir, *options: str) -> keras.Model:
     """Fine-tune CLIP on the two classes for a few steps, and return the saved model."""
     finetuning.main(["--checkpoint", CLIP, "--data", "folder:data", "--workdir", str(workdir), *SMALL, *options])
     return keras_vit.run_directory.load_model(workdir)
-
-
-def logits_of(model, images) -> np.ndarray:
-    return keras.ops.convert_to_numpy(model(images, training=False))
 
 
 def test_finetuning_begins_with_the_texts_and_wise_ft_averages_with_them(handed_over, tmp_path):
@@ -278,15 +255,4 @@ def test_auto_tells_what_the_names_of_the_classes_reach_without_training(capsys)
     labels = [int(source.evaluation.read(index)[1]) for index in range(source.evaluation.num_examples)]
     assert accuracy == np.mean(np.equal(predicted, labels))
     assert f"reach {accuracy:.1%} of 6 evaluation images." in capsys.readouterr().out
-
-
-def test_a_checkpoint_without_texts_has_no_accuracy_without_training(tmp_path, capsys):
-    source = open_source(DataOptions("folder:data"))
-    shutil.copytree(CLIP, tmp_path / "towers")
-    for file in (tmp_path / "towers").glob("*token*"):
-        file.unlink()
-    for file in [*(tmp_path / "towers").glob("vocab*"), *(tmp_path / "towers").glob("merges*")]:
-        file.unlink()
-    assert zero_shot_accuracy(str(tmp_path / "towers"), source) is None
-    assert "No accuracy without training: " in capsys.readouterr().out
     assert zero_shot_accuracy(str(FIXTURES / "vit_token.npz"), source) is None

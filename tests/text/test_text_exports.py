@@ -49,7 +49,7 @@ def test_tflite_and_onnx_files_give_the_logits_of_both_towers(texts, tmp_path):
     name, folder = texts
     run = ["--checkpoint", str(folder / "texts.keras")]
     tflite.main([*run, "--output", str(tmp_path), "--formats", "float32"])
-    onnx_command.main([*run, "--output", str(tmp_path), "--formats", "onnx"])
+    onnx_command.main([*run, "--output", str(tmp_path)])
     io = golden(name)
     interpreter = Interpreter(str(tmp_path / "model-float32.tflite"))
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")

@@ -60,22 +60,10 @@ def test_tokens_are_those_that_openai_recorded(clip):
 
 def test_a_text_that_is_too_long_keeps_its_end_and_is_said(clip):
     tokenize = keras_vit.tokenizer(clip)
-    with pytest.warns(
-        UserWarning, match="1 of 2 texts is longer than the 77 tokens of the text tower and cut, such as"
-    ):
-        ids = tokenize(["cat", "cat dog " * 400])
+    with pytest.warns(UserWarning, match="1 of 2 texts is longer than the 77 tokens"):
+        ids = tokenize(["cat", "cat dog " * 100_000])  # cut before it is split
     assert ids[1, -1] == ids[0].max() == tokenize.end[0]
-
-
-def test_a_million_characters_are_cut_before_they_are_split(clip):
-    with pytest.warns(UserWarning, match="longer than"):
-        assert keras_vit.tokenizer(clip)("cat " * 250_000).shape == (1, 77)
-
-
-def test_one_text_is_a_batch_of_one_and_none_a_batch_of_none(clip):
-    tokenize = keras_vit.tokenizer(clip)
-    assert tokenize("cat").shape == (1, 77)
-    assert tokenize([]).shape == (0, 77)
+    assert (tokenize("cat").shape, tokenize([]).shape) == ((1, 77), (0, 77))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +196,6 @@ def sparse(path: pathlib.Path, size: int) -> None:
     [
         (lambda path: sparse(path, 400_000_000), "is 400,000,000 bytes, too large for a tokenizer"),
         (lambda path: path.write_text('{"a":' * 100_000), "cannot be read as a tokenizer"),
-        (lambda path: path.write_text("[" * 100_000), "cannot be read as a tokenizer"),
         (lambda path: path.write_text("{}"), "cannot be read as a tokenizer"),
         (lambda path: path.write_bytes(b"\xff\xfe"), "cannot be read as a tokenizer"),
     ],

@@ -27,7 +27,7 @@ _SAME_OBJECT = 0.3
 
 @dataclasses.dataclass(frozen=True)
 class Objects:
-    """What was found on one picture, the likeliest first."""
+    """The objects of one image, the likeliest first."""
 
     corners: np.ndarray
     """(n, 4) float32: left, top, right and bottom in pixels of the upright picture, cut at its edges."""
@@ -60,7 +60,7 @@ class Detector:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What is done to pictures: boxes are those of the upright one."""
+        """The preprocessing of the model, for upright images, whose boxes are given."""
         return dataclasses.replace(preprocessing_of(self.model), exif_orientation=True)
 
     def detect(self, images: Sequence[Image], top: int, threshold: float = 0.0) -> list[Objects]:
@@ -73,7 +73,7 @@ class Detector:
     def _objects(
         self, boxes: np.ndarray, logits: np.ndarray, size: tuple[int, int], top: int, threshold: float
     ) -> Objects:
-        """Of the boxes (N, 4) and logits (N, K) of one picture; each patch is of its likeliest class."""
+        """Return the objects of one image from boxes (N, 4) and logits (N, K); each patch is of its likeliest class."""
         scores = 1.0 / (1.0 + np.exp(-logits.max(axis=-1).astype(np.float64)))
         corners = self.preprocessing.boxes_in_picture(boxes, size)
         corners = np.clip(corners, 0, [size[1], size[0]] * 2).astype(np.float32)

@@ -22,23 +22,24 @@ Found = list[tuple[Image, Objects]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DetectionPage:
-    """What the page in the browser shows of a picture."""
+    """The answers of the page in the browser."""
 
     detector: Detector
     top: int
     threshold: float
 
     def answer(self, data: bytes, name: str) -> str:
-        """A page with the boxes on one picture. Raises UserError for bytes that are none."""
-        image = decode(data, name, preprocessing=self.detector.preprocessing, most_pixels=LARGEST_SERVED)
-        (objects,) = self.detector.detect([image], self.top, self.threshold)
-        return _page(self.detector, [(image, objects)], [])
+        """Return a page with the boxes on one image. Raises UserError for bytes that are none."""
+        return _page(self.detector, self._detect(data, name), [])
 
     def values(self, data: bytes, name: str) -> dict[str, Any]:
-        """The objects on one picture in COCO's format. Raises UserError for bytes that are none."""
+        """Return the objects on one image in COCO's format. Raises UserError for bytes that are none."""
+        return found_document(self.detector.labels, self._detect(data, name))
+
+    def _detect(self, data: bytes, name: str) -> Found:
         image = decode(data, name, preprocessing=self.detector.preprocessing, most_pixels=LARGEST_SERVED)
         (objects,) = self.detector.detect([image], self.top, self.threshold)
-        return found_document(self.detector.labels, [(image, objects)])
+        return [(image, objects)]
 
 
 def detect(detector: Detector, files: Sequence[pathlib.Path], options: DetectPredictOptions) -> None:
@@ -75,7 +76,7 @@ def detect(detector: Detector, files: Sequence[pathlib.Path], options: DetectPre
 
 
 def _rows(detector: Detector, found: Found) -> Iterator[tuple[str, str, float, list[float]]]:
-    """Of each object: path, class, score, and left, top, width and height."""
+    """Yield path, class, score, and left, top, width and height of each object."""
     for image, objects in found:
         for each in objects.annotations():
             yield image.name, detector.labels[each["category_id"] - 1], each["score"], each["bbox"]

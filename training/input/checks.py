@@ -1,4 +1,4 @@
-"""What can be checked of paths and names before TensorFlow is imported, which takes seconds."""
+"""Checks of paths and names that need no TensorFlow, whose import takes seconds."""
 
 import dataclasses
 import itertools

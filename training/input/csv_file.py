@@ -40,7 +40,7 @@ _ROUNDING = 0.02
 
 
 class ListedFiles(NamedTuple):
-    """What a CSV file says."""
+    """The contents of a CSV file."""
 
     column: str
     """The column of the classes."""
@@ -57,7 +57,7 @@ class Line(NamedTuple):
     """Its number and file, as a message begins."""
     image: str
     label: str
-    """What the column of the classes says; "" without one."""
+    """The value in the column of the classes; "" without one."""
     split: str
     """In lower case; "" without the column."""
 

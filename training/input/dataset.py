@@ -1,4 +1,4 @@
-"""What a data set is to training: two splits of examples that can be read by number, and what can be wrong with them.
+"""A data set: two splits of examples that can be read by number, and what can be wrong with them.
 
 An example is an image, as it is stored, and its label. Images stay encoded until they are needed, for of a JPEG a
 window can be decoded alone.
@@ -44,7 +44,7 @@ class Split:
     """int64 index -> (image, label int32); -1 for several classes. The image is uint8 (h, w, C), the bytes of an image
     file, or float32 (h, w, C) that is resized already, 0..255."""
     name: Callable[[int], str] = "number {}".format
-    """What to call an example where it is at fault."""
+    """The name of an example in messages."""
     explain_damage: Callable[[str], str | None] = lambda message: None
     """The message of an error of the graph -> the sentence about a damaged file behind it."""
     fingerprint: int = 0
@@ -147,7 +147,7 @@ def decoded(image: tf.Tensor, preprocessing: Preprocessing | None = None) -> tf.
 
 
 def typical_image(split: Split) -> tuple[tuple[int, int], int, bool]:
-    """Of up to 32 images of a split: (median (height, width), channels, whether most have transparent pixels).
+    """Look at up to 32 images: (median (height, width), channels, whether most have transparent pixels).
 
     channels: 1 if all are gray, with or without an alpha, else 3.
     """
@@ -386,6 +386,6 @@ def warn_about_images(*splits: Split) -> None:
 
 
 def error_reason(error: tf.errors.OpError) -> str:
-    """What went wrong, without the names of TensorFlow's operators."""
+    """Return the reason of an error, without the names of TensorFlow's operators."""
     reason = error.message.split("}} ")[-1].split("\n")[0].split(" [Op:")[0]
     return reason.removeprefix("assertion failed: ").removeprefix("[").removesuffix("]")

@@ -19,14 +19,14 @@ COLUMNS = ("path", "digest", "decision", "new_label", "reason")
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What to do with a picture."""
+    """A decision on an image."""
 
     path: str
     digest: str
-    """Of its content, 16 hexadecimal digits; see `FileContents`."""
+    """A hash of its content, 16 hexadecimal digits; see `FileContents`."""
     decision: Decided
     new_label: str
-    """Of relabel; of the others it has no effect."""
+    """Used by relabel alone."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -88,12 +88,7 @@ class DenseBatches:
         return moved, moved_target(split.target(index), geometry, preprocessing.image_size)
 
     def evaluation(
-        self,
-        split: Split,
-        preprocessing: Preprocessing,
-        *,
-        batch_size: int,
-        part: tuple[int, int] = (0, 1),
+        self, split: Split, preprocessing: Preprocessing, *, batch_size: int, part: tuple[int, int] = (0, 1)
     ) -> tf.data.Dataset:
         """Images, targets and weights (B,); see `evaluation_batches`, whose order and filling-up this is."""
         assert split.target is not None
@@ -148,7 +143,7 @@ def random_geometry(picture_size: tf.Tensor, seed: tf.Tensor, recipe: DenseRecip
 
 
 def model_geometry(picture_size: tf.Tensor, preprocessing: Preprocessing) -> Geometry:
-    """What the preprocessing of a model does: the part of the picture that its input shows, and where."""
+    """Return the geometry of a model's preprocessing: the part of the image that its input shows, and where."""
     sides = tf.unstack(tf.cast(picture_size, tf.float64))
     rows, columns = preprocessing.placements(sides, tf)
     lengths = [

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.errors import is_or_are, nearest, refuse_first
+from keras_vit.errors import is_or_are, nearest
 from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.remote import is_remote
 from keras_vit.images.formats import is_hidden, is_picture, is_picture_name, others_line
@@ -155,7 +155,7 @@ def _held_out(
 
 
 def _draw(file: str, root: pathlib.Path, seed: int) -> bytes:
-    """What the files are ordered by to draw some of them."""
+    """Return a hash that puts the files in a random order."""
     return hashlib.sha256(os.fsencode(f"{seed}/{os.path.relpath(file, root)}")).digest()
 
 
@@ -213,11 +213,7 @@ def _by_class(label_of: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _with_targets(
-    path: pathlib.Path,
-    column: str,
-    value_of: dict[str, dict[str, str]],
-    check: _FileCheck,
-    split_seed: int | None,
+    path: pathlib.Path, column: str, value_of: dict[str, dict[str, str]], check: _FileCheck, split_seed: int | None
 ) -> DataSet:
     """A source of images with several classes each, or with a share of each class."""
     shares = {file: class_shares(text, column) for files in value_of.values() for file, text in files.items()}
@@ -275,22 +271,10 @@ def _class_files(path: pathlib.Path, check: _FileCheck, *, least: int) -> dict[s
         print(f"Not used, because outside the class folders of {path}: {pictures}, {min(beside)} first.")
     names = sorted(map(composed, classes))
     # A line break would split a name in labels.txt; what is no UTF-8 is not printable either.
-    odd = [name for name in classes if not name.isprintable()]
-    twice = [name for name, following in itertools.pairwise(names) if name == following]
-    refuse_first(
-        [
-            (
-                odd,
-                f"The class folder {', '.join(map(repr, odd))} in {path} has unprintable characters in its name; "
-                "rename it.",
-            ),
-            (
-                twice,
-                f"Two class folders of {path} are called {', '.join(map(repr, twice))}, in two forms of Unicode; move "
-                "their images into one.",
-            ),
-        ]
-    )
+    if odd := [name for name in classes if not name.isprintable()]:
+        raise UserError(f"The class folder {odd[0]!r} in {path} has unprintable characters in its name; rename it.")
+    if twice := [name for name, following in itertools.pairwise(names) if name == following]:
+        raise UserError(f"Two folders of {path} are called {twice[0]!r}, in two forms of Unicode; join them.")
     of_name, others = {}, []
     for name in classes:
         of_name[composed(name)], beside = _entries(path / name)

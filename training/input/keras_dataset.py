@@ -1,7 +1,8 @@
 """A data set for `model.fit` and `model.evaluate`: the images and labels that the commands read."""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import keras
@@ -38,24 +39,23 @@ def dataset(
     """Read images as `keras-vit finetune` and `keras-vit evaluate` do.
 
     Args:
-        data: as `--data` of the commands takes it, such as "folder:pictures", "tfds:NAME" or "csv:FILE"; `DataOptions`
-            for its further options.
+        data: as `--data` of the commands takes it, such as "folder:pictures" or "tfds:NAME", or `DataOptions`.
         model: built by keras_vit, whose preprocessing is applied.
-        split: "train" is shuffled in each epoch, and its last images that fill no batch are left out; "evaluation" has
-            every image once, in order. Where the data have no splits, they are those of the commands: every tenth image
-            of each class is for evaluation.
+        split: "train" is shuffled in each epoch, and images that fill no batch are left out; "evaluation" has every
+            image once, in order. The splits are those of the commands.
         batch_size: images per batch.
-        augment: for "train", the options of the commands by the names of their fields, such as
-            {"inception_crop": True, "flip": True, "randaugment_layers": 2, "mixup": 0.2}. Default: the images as
-            evaluation and exports see them.
+        augment: for "train", options of the commands by the names of their fields, such as {"flip": True, "mixup":
+            0.2}. Default: the images as evaluation and exports see them.
         seed: of the order and the changes.
 
     Returns:
-        Batches of images (B, height, width, C) float32 in the model's value range, and labels (B, K) float32, one-hot
-        or mixed: for `keras.losses.CategoricalCrossentropy(from_logits=True)`. Its attribute `class_names` has the
-        names of the K classes: in the order of the model's classes if they are the same, else in that of the data.
+        Batches of images (B, height, width, C) float32 in the model's range, and labels (B, K) float32, one-hot or
+        mixed, for `keras.losses.CategoricalCrossentropy(from_logits=True)`. Its attribute `class_names` has the names
+        of the K classes: in the order of the model's classes if they are the same, else in that of the data.
     """
     check_choice("split", split, ("train", "evaluation"))
+    if augment is not None and split == "evaluation":
+        raise UserError("Images for evaluation are not changed; leave augment out, or give split='train'.")
     source = open_source(DataOptions(data) if isinstance(data, str) else data, multi_label=True)
     preprocessing, count = keras_vit.preprocessing_of(model), len(source.labels)
     names = keras_vit.classes_of(model) or ()
@@ -63,20 +63,11 @@ def dataset(
     is_same = len(order) == len(names) == count
     part: Split = source.train if split == "train" else source.evaluation
     if split == "train":
-        recipe = _recipe(augment, preprocessing.image_size, batch_size)
         steps = steps_per_epoch(part, batch_size)
-
-        def epoch(number: tf.Tensor) -> tf.data.Dataset:
-            first = number % _EPOCHS * steps
-            return training_batches(
-                part, recipe, preprocessing, num_classes=count, seed=seed, first_step=first, num_steps=steps
-            )
-
-        numbers = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1)
-        batches = numbers.flat_map(without_autograph(epoch))
+        recipe = _recipe(augment, preprocessing.image_size, batch_size)
+        make = functools.partial(training_batches, part, recipe, preprocessing, num_classes=count, seed=seed)
+        batches = _any_epoch(make, steps, seed)
     else:
-        if augment is not None:
-            raise UserError("Images for evaluation are not changed; leave augment out, or give split='train'.")
         steps = -(-part.num_examples // batch_size)
         batches = evaluation_batches(part, preprocessing, num_classes=count, batch_size=batch_size)
         batches = batches.map(without_autograph(_without_padding))
@@ -85,6 +76,16 @@ def dataset(
     batches = batches.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(tf.data.AUTOTUNE)
     batches.class_names = names if is_same else source.labels
     return batches
+
+
+def _any_epoch(make: Callable[..., tf.data.Dataset], steps: int, seed: int) -> tf.data.Dataset:
+    """Batches of an epoch of `training_batches` whose number is drawn anew in each iteration."""
+
+    def epoch(number: tf.Tensor) -> tf.data.Dataset:
+        return make(first_step=number % _EPOCHS * steps, num_steps=steps)
+
+    number = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1)
+    return number.flat_map(without_autograph(epoch))
 
 
 def _without_padding(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def training_data(options: DataOptions, source: "DataSet | None" = None) -> TrainingData:
-    """What a run on these data would say that it was trained on; without the opened data, what the options tell."""
+    """Describe the data as a run on them would; without the opened data, by the options alone."""
     if source is None:
         return TrainingData(options.data, options.split_seed)
     counts = source.train.num_examples, source.evaluation.num_examples
@@ -65,7 +65,7 @@ def check_held_out(run: Run, options: DataOptions, source: "DataSet") -> None:
 
 
 def _advice(run: Run, options: DataOptions) -> str:
-    """What to do about other evaluation images than those of a run."""
+    """Advise what to do about other evaluation images than those of a run."""
     exclude = run.settings["source"].get("exclude")
     if exclude == options.exclude:
         return "evaluate on images of another folder"

@@ -10,6 +10,7 @@ import itertools
 import os
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import TypeGuard
 
 import numpy as np
 import tensorflow as tf
@@ -60,16 +61,14 @@ def training_batches(
 ) -> tf.data.Dataset:
     """Batches from `first_step` on, `num_steps` of them or endless.
 
-    Images (B, h, w, C) in the model's range, labels (B, K) that sum to 1; of images with several classes, 1 for each.
-    For self-distillation the images are a tuple of large crops (B, 2, height, width, C) and small ones (B, n, h, w, C),
-    or the large ones alone if there are no small ones.
-
-    With `part` (i, n) only rows i * B / n to (i + 1) * B / n of the very same batches, for worker i of n.
+    Images (B, h, w, C) in the model's range, labels (B, K) that sum to 1, or are 1 for each of several classes. For
+    self-distillation the images are large crops (B, 2, height, width, C), or a tuple of them and of small ones (B, n,
+    h, w, C). With `part` (i, n) only rows i * B / n to (i + 1) * B / n of the very same batches, for worker i of n.
     """
     rows, partners = _rows_to_read(recipe, part)
     shuffled = training_order(split, recipe.batch_size, rows, seed)
-    recolored = bool(recipe.color_jitter or recipe.three_augment)
-    crops = recipe if isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation" else None
+    crops = recipe if _has_several_crops(recipe) else None
+    recolored = crops is None and bool(recipe.color_jitter or recipe.three_augment)
 
     @without_autograph
     def stored(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -86,30 +85,34 @@ def training_batches(
         return (image, label, color.color_draws(example_seed)) if recolored else (image, label)
 
     @without_autograph
-    def recolor(images: tf.Tensor, labels: tf.Tensor, draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        images = color.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
-        return images, labels
-
-    @without_autograph
     def batch(step: tf.Tensor, examples: tuple) -> tuple:
         images, labels = tf.nest.map_structure(preprocessing.normalize, examples[0]), examples[1]
         labels = labels if split.target else tf.one_hot(labels, num_classes)
         return _mixed(images, labels, partners, tf.stack([seed, step]), recipe)
 
-    numbers = example_numbers(len(rows), first_step, num_steps)
+    data, make = example_numbers(len(rows), first_step, num_steps), example
     if split.parallel_reads:
-        data = numbers.map(stored, num_parallel_calls=split.parallel_reads, deterministic=True)
-        data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        data = data.map(stored, num_parallel_calls=split.parallel_reads, deterministic=True)
     else:
-        both = without_autograph(lambda number: example(*stored(number)))
-        data = numbers.map(both, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    if recolored and crops is None:
-        data = data.batch(_COLOR_ROWS).map(recolor, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        data = data.rebatch(len(rows), drop_remainder=True)
-    else:
-        data = data.batch(len(rows), drop_remainder=True)
-    data = data.enumerate(first_step).map(batch)
-    return data.prefetch(tf.data.AUTOTUNE)
+        make = without_autograph(lambda number: example(*stored(number)))
+    data = data.map(make, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    group = _recolored(data, recipe).rebatch if recolored else data.batch
+    return group(len(rows), drop_remainder=True).enumerate(first_step).map(batch).prefetch(tf.data.AUTOTUNE)
+
+
+def _recolored(data: tf.data.Dataset, recipe: Recipe) -> tf.data.Dataset:
+    """Batches of examples (image, label, draws), without the draws, by which their colors are changed."""
+
+    @without_autograph
+    def recolor(images: tf.Tensor, labels: tf.Tensor, draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        images = color.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
+        return images, labels
+
+    return data.batch(_COLOR_ROWS).map(recolor, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _has_several_crops(recipe: Recipe) -> TypeGuard[PretrainRecipe]:
+    return isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation"
 
 
 def training_order(split: Split, batch_size: int, rows: np.ndarray, seed: int) -> Callable:
@@ -218,13 +221,8 @@ def _augmented(image: tf.Tensor, seeds: Sequence[tf.Tensor], recipe: Recipe, pre
 
 def _changes_bytes(recipe: Recipe) -> bool:
     """Whether the augmentation of a recipe has operations that are defined on bytes."""
-    return bool(
-        recipe.autoaugment
-        or recipe.randaugment_layers
-        or recipe.random_erasing
-        or recipe.color_jitter
-        or recipe.three_augment
-    )
+    erased_or_colored = recipe.random_erasing or recipe.color_jitter or recipe.three_augment
+    return bool(recipe.autoaugment or recipe.randaugment_layers or erased_or_colored)
 
 
 def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
@@ -279,9 +277,8 @@ def resized_once(
     if source.batches is not None:
         return source
     cropped = recipe.inception_crop or (recipe.crop_from is not None and recipe.resize == "resize-small")
-    several_crops = isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation"
     train, evaluation = source.train, source.evaluation
-    if epochs >= 2 and not cropped and not several_crops:
+    if epochs >= 2 and not cropped and not _has_several_crops(recipe):
         side = recipe.crop_from
         if side is None:
             train = _in_memory(train, preprocessing, preprocessing.resized, preprocessing.image_size)
@@ -416,5 +413,5 @@ def save_samples(split: Split, preprocessing: Preprocessing, path: str | os.Path
 
 
 def sample_name(split: Split, index: int) -> str:
-    """What to call an example beside a model: of a file its folder and name, without the other folders."""
+    """Name an example beside a model: a file by its folder and name, without the other folders."""
     return "/".join(pathlib.PurePath(split.name(index)).parts[-2:])

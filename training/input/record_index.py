@@ -58,7 +58,7 @@ def file_size(path: str) -> int:
 
 
 def read_index(index: str, parse: Callable[[Mapping[str, np.ndarray]], Parsed], what: str) -> Parsed | None:
-    """What `parse` makes of the arrays of an index; None if there is no intact one, so that `what` is indexed again."""
+    """Parse the arrays of an index; return None if there is no intact one, so that `what` is indexed again."""
     if not to_path(index).is_file():
         return None
     try:

@@ -45,7 +45,7 @@ class TarImages:
         return self._paths[int(np.searchsorted(self._ends, index, side="right"))], self._images[index]
 
     def name(self, index: int) -> str:
-        """What to call an image in a message: the beginning of its name in the tar file."""
+        """Name an image in a message: by the beginning of its name in the tar file."""
         path, image = self.place(index)
         header = read_places(path, lambda read: read(int(image["header"]), BLOCK))
         return f"{shown(os.fsdecode(header[:100].rstrip(bytes(1))))} of {os.path.basename(path)}"

@@ -17,7 +17,6 @@ import numpy as np
 
 from keras_vit import UserError
 from keras_vit.cli.progress import tracked
-from keras_vit.errors import refuse_first
 from keras_vit.files.file_contents import shown
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import read_places
@@ -124,7 +123,7 @@ class _Member:
     is_file: bool
     """Not a folder, a link or a device."""
     checksum: int
-    """Of the header."""
+    """The CRC-32 of the header."""
 
 
 def scan(path: str) -> tuple[np.ndarray, list[str]]:
@@ -223,7 +222,7 @@ def _number(text: str, default: int) -> int:
 
 
 def _extension(kind: bytes, data: bytes, path: str, position: int) -> dict[str, str]:
-    """What a header of GNU or pax says of the member behind it: "path", "size" and others by the names of pax."""
+    """Read a header of GNU or pax about the member behind it: "path", "size" and others by the names of pax."""
     if kind == tarfile.GNUTYPE_LONGNAME:
         return {"path": data.partition(b"\0")[0].decode("utf-8", "surrogateescape")}
     values: dict[str, str] = {}
@@ -269,19 +268,14 @@ def _image_of(members: Mapping[str, _Member], path: str) -> _Member | None:
             )
         return None
     image, name = images[0], shown(images[0].name)
-    refuse_first(
-        [
-            (len(images) > 1, f"{name} and {shown(images[-1].name)} of {path} have the same name; rename one."),
-            (
-                not image.is_file,
-                f"{name} of {path} should be a file, but is a link or a device; write the tar file with --dereference.",
-            ),
-            (
-                not 0 < image.size < 2**32,
-                f"{name} of {path} should be an image, but has {image.size} bytes; leave it out.",
-            ),
-        ]
-    )
+    if len(images) > 1:
+        raise UserError(f"{name} and {shown(images[-1].name)} of {path} have the same name; rename one.")
+    if not image.is_file:
+        raise UserError(
+            f"{name} of {path} should be a file, but is a link or a device; write the tar file with --dereference."
+        )
+    if not 0 < image.size < 2**32:
+        raise UserError(f"{name} of {path} should be an image, but has {image.size} bytes; leave it out.")
     return image
 
 

@@ -106,7 +106,7 @@ class TFRecords:
         return checksum
 
     def name(self, index: int) -> str:
-        """What to call a record in a message: its number in the file, from 0."""
+        """Name a record in a message: by its number in the file, from 0."""
         span = self._spans.of(index)
         number = self._spans.skipped[span] + index - self._spans.starts[span]
         return f"record {number} of {os.path.basename(self._spans.paths[span])}"

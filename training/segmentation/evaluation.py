@@ -43,12 +43,12 @@ Target = tuple[np.ndarray, np.ndarray]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What was measured, and where it went wrong."""
+    """The metrics, and how right each image is."""
 
     segmenter: Segmenter
     split: Split
     metrics: dict[str, Any]
-    """Of semantic: `mean_iou`, `pixel_accuracy`, `intervals`, `classes` with their IoU. Of instance: those of
+    """Semantic: `mean_iou`, `pixel_accuracy`, `intervals`, `classes` with their IoU. Instance: those of
     `average_precision`. Of panoptic: `pq`, `sq`, `rq`, `threshold`, `intervals`, `classes`. Always `task`, `pictures`
     and `ignored`, the share of the pixels that are not measured."""
     right: np.ndarray

@@ -49,7 +49,7 @@ class Segmenter:
 
     @property
     def kind(self) -> SegmentationTask:
-        """What it finds."""
+        """The task that it solves."""
         return self.task.task if isinstance(self.task, SegmentationConfig) else "semantic"
 
     def segment(self, pixels: np.ndarray, threshold: float = SEGMENT_THRESHOLD) -> FoundSegments:

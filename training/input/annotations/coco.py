@@ -15,7 +15,7 @@ from keras_vit import UserError
 from keras_vit.errors import shown
 from keras_vit.files.documents import LARGEST, read_json
 from keras_vit.files.schema import Schema, validated
-from training.input.annotations.boxes import Annotated, Box
+from training.input.annotations.boxes import Annotated, Annotations, Box
 from training.input.annotations.listed_images import number_of, upright_size
 from training.input.annotations.run_lengths import run_lengths
 from training.input.annotations.segments import NONE, Segments
@@ -58,7 +58,7 @@ class Coco:
     """A file in COCO's format."""
 
     names: Mapping[int, str]
-    """Of the categories, by id."""
+    """The names of the categories by id."""
     pictures: Sequence[CocoPicture]
 
     @property
@@ -84,9 +84,7 @@ def read_coco(file: pathlib.Path, folder: pathlib.Path, allow_outside: bool = Fa
     return Coco(names, [CocoPicture(path, size, objects[number], number) for (number, path), size in pictures])
 
 
-def read_coco_boxes(
-    file: pathlib.Path, folder: pathlib.Path, allow_outside: bool
-) -> tuple[tuple[str, ...], list[Annotated]]:
+def read_coco_boxes(file: pathlib.Path, folder: pathlib.Path, allow_outside: bool) -> Annotations:
     """An instances.json of COCO: `images`, `annotations` with a bbox, `categories`."""
     coco = read_coco(file, folder, allow_outside)
     pictures = []
@@ -103,7 +101,7 @@ def read_coco_boxes(
             boxes.append(Box(label, (x, y, w, h), area, each.is_crowd))
         size = upright_size(picture.file, picture.stated_size)
         pictures.append(Annotated(picture.file, size, boxes, picture.id))
-    return tuple(coco.names[number] for number in sorted(coco.names)), pictures
+    return Annotations(tuple(coco.names[number] for number in sorted(coco.names)), {"train": pictures})
 
 
 def coco_segments(picture: CocoPicture, numbers: Mapping[int, int], size: tuple[int, int]) -> Segments:

@@ -9,15 +9,13 @@ from keras_vit import UserError
 from keras_vit.errors import reading
 from keras_vit.files.documents import LARGEST, read_text
 from keras_vit.files.tables import cell_of_csv
-from training.input.annotations.boxes import Annotated, Box
+from training.input.annotations.boxes import Annotated, Annotations, Box, annotations_of
 from training.input.annotations.listed_images import number_of, own_labels, upright_size
 from training.input.listed_files import check_listed, listed_file
 from training.options.common import composed
 
 
-def read_csv_boxes(
-    file: pathlib.Path, folder: pathlib.Path, allow_outside: bool
-) -> tuple[tuple[str, ...], list[Annotated]]:
+def read_csv_boxes(file: pathlib.Path, folder: pathlib.Path, allow_outside: bool) -> Annotations:
     """A row for each box: path, x, y, w, h, label; one with a path alone for a picture without objects."""
     boxes: dict[pathlib.Path, list[Box]] = {}
     for number, row in _csv_rows(file):
@@ -31,24 +29,24 @@ def read_csv_boxes(
         x, y, w, h = (number_of(text, f"Each of x, y, w and h in line {number} of {file}") for text in texts)
         of_picture.append(Box(composed(row["label"]), (x, y, w, h)))
     check_listed(boxes, file, folder, allow_outside)
-    return own_labels(folder), [Annotated(image, upright_size(image), found) for image, found in boxes.items()]
+    images = [Annotated(image, upright_size(image), own) for image, own in boxes.items()]
+    return annotations_of(images, own_labels(folder))
 
 
 def _csv_rows(file: pathlib.Path) -> Iterator[tuple[int, Mapping[str, str]]]:
-    reader = csv.reader(io.StringIO(read_text(file, LARGEST), newline=""))
+    reader = csv.DictReader(io.StringIO(read_text(file, LARGEST), newline=""))
     needed = ("path", "x", "y", "w", "h", "label")
     with reading(file, "CSV", csv.Error):
-        header, *rows = [(reader.line_num, row) for row in reader] or [(1, [])]
-    names = [name.strip().lower() for name in header[1]]
+        names = [name.strip().lower() for name in reader.fieldnames or ()]
+        reader.fieldnames = names
+        rows = [(reader.line_num, row) for row in reader]
     if any(names.count(name) != 1 for name in needed):
         raise UserError(
             f"{file} should begin with the columns {','.join(needed)}, once each and with commas between them, but "
             f"begins with {','.join(names)!r:.60}; correct it."
         )
     for number, row in rows:
-        if any(row):
-            if len(row) != len(names):
-                raise UserError(
-                    f"Line {number} of {file} has {len(row)} values, but the header {len(names)}; correct it."
-                )
-            yield number, {name: cell_of_csv(text.strip()) for name, text in zip(names, row, strict=True)}
+        if any(row.values()):
+            if None in row or None in row.values():
+                raise UserError(f"Line {number} of {file} should have {len(names)} values, as the header; correct it.")
+            yield number, {name: cell_of_csv(text.strip()) for name, text in row.items()}

@@ -31,41 +31,34 @@ _SHARES = "with no value above 1, as if they were shares of the image instead of
 _PIXELS = f"with a value above {_LARGEST_SHARE}, as if they were pixels instead of shares of the image"
 
 
+_READERS = {"coco": read_coco_boxes, "csv": read_csv_boxes, "voc": read_voc_boxes, "yolo": read_yolo_boxes}
+
+
 def open_boxes(options: BoxesOptions) -> BoxData:
     """Read what `--data` names. Raises UserError for files that cannot be read, and for bad boxes unless clipped."""
     path, folder = options.path, pathlib.Path(options.images or options.path.parent)
-    allow, kind = options.allow_outside, options.kind
-    if kind == "yolo":
-        labels, splits = read_yolo_boxes(path, allow)
-    else:
-        read = {
-            "voc": lambda: read_voc_boxes(path, allow), "csv": lambda: read_csv_boxes(path, folder, allow),
-            "coco": lambda: read_coco_boxes(path, folder, allow),
-        }  # fmt: skip
-        labels, pictures = read[kind]()
-        splits = {"train": sorted(pictures, key=lambda picture: picture.file)}
-        if not labels and kind != "coco":
-            labels = tuple(sorted({str(box.label) for picture in pictures for box in picture.boxes}))
-    if kind in ("yolo", "csv"):
+    labels, splits = _READERS[options.kind](path, folder, options.allow_outside)
+    splits = {name: sorted(images, key=lambda image: image.file) for name, images in splits.items()}
+    if options.kind in ("yolo", "csv"):
         splits = _without_repeats(splits)
-    count = sum(len(picture.boxes) for each in splits.values() for picture in each)
-    if not labels or all(box.is_crowd for each in splits.values() for picture in each for box in picture.boxes):
-        missing = "categories" if count and not labels else "box"
+    every = [box for images in splits.values() for image in images for box in image.boxes]
+    if not labels or all(box.is_crowd for box in every):
+        missing = "categories" if every and not labels else "box"
         raise UserError(f"{path} has no {missing}, so there is nothing to find; annotate some of its images.")
     labels = distinct_names(labels, path)
     numbers: dict[str | int, int] = {name: number for number, name in enumerate(labels)}
     numbers |= {number: number for number in range(len(labels))}  # YOLO's
     wrong: dict[str, list[str]] = collections.defaultdict(list)
     checked = {
-        name: tuple(_picture(picture, numbers, wrong, kind) for picture in split) for name, split in splits.items()
+        name: tuple(_picture(image, numbers, wrong, options.kind) for image in images)
+        for name, images in splits.items()
     }
-    _report(wrong, options.bad_boxes, count)
-    if "val" in checked:
-        if both := {picture.file for picture in checked["train"]} & {picture.file for picture in checked["val"]}:
-            print(f"{len(both)} of the evaluation images are also trained on, which flatters the detector.")
-        return BoxData(labels, checked["train"], checked["val"], has_split=True, kind=kind)
-    train, evaluation = held_out(checked["train"], path)
-    return BoxData(labels, tuple(train), tuple(evaluation), has_split=False, kind=kind)
+    _report(wrong, options.bad_boxes, len(every))
+    has_split = "val" in checked
+    train, evaluation = (checked["train"], checked["val"]) if has_split else held_out(checked["train"], path)
+    if both := {image.file for image in train} & {image.file for image in evaluation}:
+        print(f"{len(both)} of the evaluation images are also trained on, which flatters the detector.")
+    return BoxData(labels, tuple(train), tuple(evaluation), has_split, options.kind)
 
 
 def _without_repeats(splits: Mapping[str, Sequence[Annotated]]) -> dict[str, list[Annotated]]:
@@ -114,7 +107,7 @@ def _picture(
 
 
 def _other_units(box: Box, size: tuple[int, int], kind: str) -> str | None:
-    """What is wrong with a box that is in shares of the image in a file of pixels, or the other way round."""
+    """Say what is wrong with a box in shares of the image in a file of pixels, or the other way round; else None."""
     left, top, width, height = box.bbox
     if kind == "yolo":
         shares = (left + width / 2) / size[1], (top + height / 2) / size[0], width / size[1], height / size[0]

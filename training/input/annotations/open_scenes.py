@@ -16,7 +16,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.errors import refuse_first
 from keras_vit.files.documents import LARGEST, read_text
 from keras_vit.files.labels import LABELS, distinct_names
 from keras_vit.images.formats import is_hidden, is_picture, others_line
@@ -64,16 +63,12 @@ class Scenes:
     """Whether the names are those of a labels.txt for the values of masks."""
 
     def converted(self, convert: Callable[[Segments], Segments]) -> "Scenes":
-        """The same with other segments."""
-        train, evaluation = (
-            [dataclasses.replace(scene, segments=_then(scene.segments, convert)) for scene in scenes]
-            for scenes in (self.train, self.evaluation)
-        )
-        return dataclasses.replace(self, train=train, evaluation=evaluation)
+        """Return the same images with other segments."""
 
+        def changed(scene: Scene) -> Scene:
+            return dataclasses.replace(scene, segments=lambda size: convert(scene.segments(size)))
 
-def _then(read: Callable[[tuple[int, int]], Segments], convert: Callable[[Segments], Segments]) -> Callable:
-    return lambda size: convert(read(size))
+        return dataclasses.replace(self, train=[*map(changed, self.train)], evaluation=[*map(changed, self.evaluation)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,25 +114,20 @@ def _check_contents(
 ) -> None:
     """Raise UserError for masks that a task cannot learn from."""
     masks, largest = f"masks of {options.path}", max(contents.classes, default=-1)
-    refuse_first(
-        [
-            (largest < 0, f"No pixel of the {masks} has a class, so there is nothing to learn; correct them."),
-            (
-                largest >= len(labels),
-                f"{options.path} names {len(labels)} classes, 0 to {len(labels) - 1}, but the masks have the class "
-                f"{largest}; add names, or correct the masks (255 is ignored).",
-            ),
-            (
-                task == "semantic" and len(labels) < 2,
-                f"The {masks} have 1 class; at least two are needed.",
-            ),
-            (
-                task != "semantic" and not contents.things,
-                f"The {masks} tell classes, but no objects of their own, which --task {task} needs; save objects as "
-                "16-bit PNGs with 1000 * class + number, or leave --task out.",
-            ),
-        ]
-    )
+    if largest < 0:
+        raise UserError(f"No pixel of the {masks} has a class, so there is nothing to learn; correct them.")
+    if largest >= len(labels):
+        raise UserError(
+            f"{options.path} names {len(labels)} classes, 0 to {len(labels) - 1}, but the masks have the class "
+            f"{largest}; add names, or correct the masks (255 is ignored)."
+        )
+    if task == "semantic" and len(labels) < 2:
+        raise UserError(f"The {masks} have 1 class; at least two are needed.")
+    if task != "semantic" and not contents.things:
+        raise UserError(
+            f"The {masks} tell classes, but no objects of their own, which --task {task} needs; save objects as 16-bit "
+            "PNGs with 1000 * class + number, or leave --task out."
+        )
 
 
 def _check_learned(scenes: Scenes, labels: Sequence[str], learned: Collection[int], path: pathlib.Path) -> None:
@@ -176,7 +166,7 @@ def _split(scenes: Sequence[Scene], task: SegmentationTask, contents: "_Contents
 
 
 class _Contents:
-    """What pictures and their segments hold, each read once."""
+    """The contents of images and masks, each read once."""
 
     def __init__(self, task: SegmentationTask) -> None:
         self._task = task
@@ -273,17 +263,13 @@ def _pairs(folder: pathlib.Path) -> list[Scene]:
     images, masks = _by_name(folder / "images"), _by_name(folder / "masks")
     unmatched = [f"the image {images[name].name} has no mask" for name in sorted(images.keys() - masks.keys())]
     unmatched += [f"the mask {masks[name].name} has no image" for name in sorted(masks.keys() - images.keys())]
-    shown = f"{'; '.join(unmatched[:10])}{' …' if len(unmatched) > 10 else ''}"
-    refuse_first(
-        [
-            (
-                unmatched,
-                f"In {folder}, {len(unmatched)} files have no counterpart of the same name: {shown}; add or remove "
-                "them.",
-            ),
-            (not images, f"{folder / 'images'} holds no picture; put them there."),
-        ]
-    )
+    if unmatched:
+        raise UserError(
+            f"In {folder}, {len(unmatched)} files have no counterpart of the same name: {'; '.join(unmatched[:10])}"
+            f"{' …' * (len(unmatched) > 10)}; add or remove them."
+        )
+    if not images:
+        raise UserError(f"{folder / 'images'} holds no picture; put them there.")
     return [Scene(images[name], functools.partial(segments_of_mask, masks[name])) for name in sorted(images)]
 
 

@@ -46,7 +46,7 @@ def of_task(segments: Segments, task: SegmentationTask) -> tuple[np.ndarray, np.
 
 
 def ignored_pixels(target: np.ndarray, task: SegmentationTask) -> np.ndarray:
-    """Of the map of a task's targets: all pixels, those ignored since nothing annotates them, those marked as ignored.
+    """Count pixels of the map of a task's targets: all, those that nothing annotates, those marked as ignored.
 
     Pixels outside of all objects are the background of instance.
     """

@@ -4,7 +4,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.errors import refuse_first
 from training.input.annotations.masks import IGNORED, segments_of_values, two_values
 from training.input.annotations.segments import UNCOUNTED, Segments, ignored_sentence
 from training.input.dataset import Split
@@ -38,19 +37,15 @@ def tfds_scenes(options: SceneOptions) -> tuple[tuple[str, ...], tuple[Split, Sp
     most = int(np.count_nonzero(both[:, classes], axis=1).max())
     largest = 1 if one is not None else max(classes, default=-1)
     labels = tuple(given or map(str, range(largest + 1)))
-    refuse_first(
-        [
-            (
-                largest >= len(labels),
-                f"The masks of {name} have the value {largest}, but it names {len(labels)} classes from 0 on; choose "
-                "another data set.",
-            ),
-            (
-                len(labels) < 2,
-                f"The masks of {name} have one class at most (255 is not counted), and two are needed; choose others.",
-            ),
-        ]
-    )
+    if largest >= len(labels):
+        raise UserError(
+            f"The masks of {name} have the value {largest}, but it names {len(labels)} classes from 0 on; choose "
+            "another data set."
+        )
+    if len(labels) < 2:
+        raise UserError(
+            f"The masks of {name} have one class at most (255 is not counted), and two are needed; choose others."
+        )
     train, evaluation = (_split(builder, split, *keys, len(labels), one) for split in names)
     for split, rows in zip(names, [] if one == IGNORED else counts, strict=False):
         if sentence := ignored_sentence(np.array([rows.sum(), 0, rows[:, IGNORED].sum()]), split):

@@ -8,7 +8,7 @@ from keras_vit import UserError
 from keras_vit.errors import is_or_are, shown
 from keras_vit.files.documents import read_xml
 from keras_vit.images.formats import is_picture_name
-from training.input.annotations.boxes import Annotated, Box
+from training.input.annotations.boxes import Annotated, Annotations, Box, annotations_of
 from training.input.annotations.listed_images import number_of, own_labels, upright_size
 from training.input.annotations.masks import IGNORED, read_mask, segments_of_mask, whole_segments
 from training.input.annotations.segments import NONE, UNCOUNTED, Segments
@@ -23,7 +23,7 @@ VOC_CLASSES = (
 _MOST_NAMED = 3
 
 
-def read_voc_boxes(folder: pathlib.Path, allow_outside: bool) -> tuple[tuple[str, ...], list[Annotated]]:
+def read_voc_boxes(folder: pathlib.Path, _: pathlib.Path, allow_outside: bool) -> Annotations:
     """Pascal VOC: Annotations/a.xml for JPEGImages/a.jpg or images/a.jpg, or both kinds of files side by side.
 
     Pixels count from 1, as in VOC. A picture without a file is not annotated, and is left out.
@@ -43,7 +43,7 @@ def read_voc_boxes(folder: pathlib.Path, allow_outside: bool) -> tuple[tuple[str
     if others := pictures.keys() - set(of_file.values()):
         print(f"Left out, since no .xml annotates them: {len(others)} pictures such as {pictures[min(others)].name}.")
     check_inside([*files, *map(pictures.__getitem__, of_file.values())], folder, folder, allow_outside)
-    return own_labels(folder), [_voc_picture(file, pictures[name]) for file, name in of_file.items()]
+    return annotations_of([_voc_picture(file, pictures[name]) for file, name in of_file.items()], own_labels(folder))
 
 
 def _voc_picture(file: pathlib.Path, picture: pathlib.Path) -> Annotated:

@@ -9,7 +9,7 @@ from keras_vit.errors import shown
 from keras_vit.files.documents import LARGEST, read_text, read_yaml
 from keras_vit.files.schema import validated
 from keras_vit.images.formats import is_picture, visible_files
-from training.input.annotations.boxes import Annotated, Box
+from training.input.annotations.boxes import Annotated, Annotations, Box
 from training.input.annotations.listed_images import number_of, upright_size
 from training.input.listed_files import check_inside, listed_file
 from training.options.common import composed
@@ -18,9 +18,7 @@ from training.options.common import composed
 _NO_VALUE: tuple = ("", "~", "null", "Null", "NULL", [], {})
 
 
-def read_yolo_boxes(
-    file: pathlib.Path, allow_outside: bool = False
-) -> tuple[tuple[str, ...], dict[str, list[Annotated]]]:
+def read_yolo_boxes(file: pathlib.Path, _: pathlib.Path, allow_outside: bool) -> Annotations:
     """A data.yaml of Ultralytics: `names`, `train`, perhaps `val` or `test`, whose pictures have labels beside them.
 
     The labels of images/a.jpg are in labels/a.txt: in each line a class number, the centre x and y, the width and the
@@ -44,9 +42,8 @@ def read_yolo_boxes(
     files = {split: _yolo_files(place, root, file, allow_outside) for split, place in places.items()}
     labels = {image: _yolo_labels(image) for images in files.values() for image in images}
     check_inside(filter(os.path.lexists, [*labels, *labels.values()]), file, file.parent, allow_outside)
-    return tuple(map(composed, listed)), {
-        split: [_yolo_picture(image, labels[image]) for image in images] for split, images in files.items()
-    }
+    splits = {split: [_yolo_picture(image, labels[image]) for image in images] for split, images in files.items()}
+    return Annotations(tuple(map(composed, listed)), splits)
 
 
 def _yolo_files(places: list[str], root: pathlib.Path, file: pathlib.Path, allow_outside: bool) -> list[pathlib.Path]:

@@ -53,31 +53,38 @@ def served_batches(
         return numbered(step).get_single_element()[1]
 
     def in_order() -> Iterator[Any]:
-        arrived: queue.Queue = queue.Queue(_ARRIVED)
-        stopped = threading.Event()
-        threading.Thread(target=_receive, args=(address, data, arrived, stopped), daemon=True).start()
-        early: dict[int, Any] = {}
-        patience = _PATIENCE
-        try:
-            for step in range(first_step, int(end)):
-                while step not in early and len(early) < _EARLY:
-                    try:
-                        number, batch = arrived.get(timeout=patience)
-                    except queue.Empty:
-                        if patience:
-                            _warn(address, f"gave no batch for {_PATIENCE:.0f} seconds")
-                        patience = 0.0
-                        break
-                    if number is None:
-                        _warn(address, f"failed ({batch})")
-                        patience = 0.0
-                    elif number >= step:
-                        early[number], patience = batch, _PATIENCE
-                yield early.pop(step) if step in early else made_here(tf.constant(step, tf.int64))
-        finally:
-            stopped.set()
+        yield from _in_order(address, data, range(first_step, int(end)), made_here)
 
     return tf.data.Dataset.from_generator(in_order, output_signature=data.element_spec[1]).prefetch(tf.data.AUTOTUNE)
+
+
+def _in_order(
+    address: str, data: tf.data.Dataset, steps: range, made_here: Callable[[tf.Tensor], Any]
+) -> Iterator[Any]:
+    """Yield the batch of each step, from the service or, where it is late or fails, made here."""
+    arrived: queue.Queue = queue.Queue(_ARRIVED)
+    stopped = threading.Event()
+    threading.Thread(target=_receive, args=(address, data, arrived, stopped), daemon=True).start()
+    early: dict[int, Any] = {}
+    patience = _PATIENCE
+    try:
+        for step in steps:
+            while step not in early and len(early) < _EARLY:
+                try:
+                    number, batch = arrived.get(timeout=patience)
+                except queue.Empty:
+                    if patience:
+                        _warn(address, f"gave no batch for {_PATIENCE:.0f} seconds")
+                    patience = 0.0
+                    break
+                if number is None:
+                    _warn(address, f"failed ({batch})")
+                    patience = 0.0
+                elif number >= step:
+                    early[number], patience = batch, _PATIENCE
+            yield early.pop(step) if step in early else made_here(tf.constant(step, tf.int64))
+    finally:
+        stopped.set()
 
 
 def _receive(address: str, data: tf.data.Dataset, arrived: queue.Queue, stopped: threading.Event) -> None:
