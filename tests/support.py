@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,7 +17,9 @@ from typing import Any
 
 import keras
 import numpy as np
+import PIL.Image
 import pytest
+import safetensors.numpy
 
 from keras_vit import ResNetConfig, ViTConfig
 from keras_vit.cli import parser
@@ -175,6 +178,26 @@ def assert_equal_arrays(one: dict[str, np.ndarray], other: dict[str, np.ndarray]
     assert one.keys() == other.keys()
     for key, array in other.items():
         np.testing.assert_array_equal(one[key], array, err_msg=key)
+
+
+def changed_folder(source: pathlib.Path, target: pathlib.Path, without: str = "", **fields) -> pathlib.Path:
+    """A copy of a checkpoint folder with other fields in its config.json, or without an array."""
+    shutil.copytree(source, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | fields))
+    if without:
+        arrays = safetensors.numpy.load_file(target / "model.safetensors")
+        del arrays[without]
+        safetensors.numpy.save_file(arrays, target / "model.safetensors")
+    return target
+
+
+def encoded(image: np.ndarray | PIL.Image.Image, form: str = "PNG", **options) -> bytes:
+    """The content of an image file."""
+    stream = io.BytesIO()
+    image = PIL.Image.fromarray(image) if isinstance(image, np.ndarray) else image
+    image.save(stream, form, **options)
+    return stream.getvalue()
 
 
 def fetched(arrays: dict[str, LazyArray]) -> dict[str, np.ndarray]:

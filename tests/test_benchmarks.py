@@ -101,28 +101,6 @@ def test_on_a_gpu_a_batch_that_does_not_fit_is_halved(compare_by):
 
 
 @pytest.mark.slow
-def test_on_a_gpu_rates_are_compared_between_different_batches(tmp_path, compare_by, monkeypatch, capsys):
-    def compare_one(case, peers, rounds):
-        if peers[0] == "transformers_compiled":
-            return [Result(peers[0], (), 0.0, 0.0, 0, "OutOfMemory")]
-        return [
-            Result(peers[0], (case.batch / {"keras_vit_jax": 3000, "timm_compiled": 2000}.get(peers[0], 1),), 1, 1, 0)
-        ]
-
-    compare_by(compare_one)
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho H100\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    options = ["--models", "ViT-S_16", "--sizes", "224", "--tasks", "inference", "--output", str(tmp_path / "gpu")]
-    gpu.main(options)
-    text = (tmp_path / "gpu/results.md").read_text()
-    assert "| keras_vit_jax | 2048 | 3,000 (3,000 to 3,000) | 1.00x |" in text
-    assert "| timm_compiled | 2048 | 2,000 (2,000 to 2,000) | 1.50x |" in text
-    assert "| transformers_compiled | | failed: OutOfMemory |" in text
-    assert text.strip().endswith(capsys.readouterr().out.strip().splitlines()[-1])
-
-
-@pytest.mark.slow
 def test_an_input_pipeline_without_its_library_is_named_and_ours_are_timed():
     peers = ["keras_vit", "keras_vit_tfrecord", "minimal_loop", "grain"]
     rows = [line.split("|") for line in inputs.compare(peers, rounds=1, batches=1, images=80).splitlines()[2:]]

@@ -190,29 +190,6 @@ def test_every_path_and_name_of_the_documentation_exists(page):
     assert not [span for span in code_spans(page) if missing(span)]
 
 
-# What a line with the file of another code, or of the user, has beside it.
-OTHER_CODE = re.compile(
-    "vit_jax|big_vision|big_transfer|facebookresearch|vit-pytorch|tome|tensorflow/tpu|transformers'|modeling_|with a"
-)
-
-
-def modules_without_a_file(line: str, folder: pathlib.Path) -> list[str]:
-    """The modules that a line of a file in `folder` names, but that are neither there nor at their path."""
-    if OTHER_CODE.search(line):
-        return []
-    named = re.findall(r"`([\w/]+\.py)`|\b((?:keras_vit|training|export|tests|benchmarks)/[\w/]+\.py)\b", line)
-    names = [first or second for first, second in named]
-    return [name for name in names if not any((place / name).is_file() for place in (ROOT, folder))]
-
-
-@pytest.mark.parametrize("package", ["keras_vit", "training", "export", "tests", "benchmarks"])
-def test_every_module_that_a_docstring_or_comment_names_exists(package):
-    for path in (ROOT / package).rglob("*.py"):
-        if path != pathlib.Path(__file__):
-            for line in path.read_text().splitlines():
-                assert not modules_without_a_file(line, path.parent), path
-
-
 def test_the_site_has_every_page():
     assert sorted(IN_ORDER) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
 

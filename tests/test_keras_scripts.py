@@ -112,10 +112,8 @@ def test_pixels_of_another_range_are_warned_of_in_predict(model):
 @pytest.mark.parametrize(
     ("name", "layer"),
     [
-        ("patch_embedding", "embedding"),
         ("block_0", "Transformer.encoderblock_0"),
         ("attention_0", "Transformer.encoderblock_0.MultiHeadDotProductAttention_1"),
-        ("encoded", "Transformer.encoder_norm"),
         ("logits", "head"),
         ("pool", "pool"),
     ],

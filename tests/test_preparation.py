@@ -12,18 +12,13 @@ import pytest
 
 from keras_vit import UserError
 from keras_vit.images.formats import LARGEST_IMAGE, format_problem
+from tests.support import encoded
 from training import prepare as command
 from training.preparation import TABLE
 
 # Smooth colors: a JPEG changes them little. Height 12, width 20.
 COLORS = np.stack([np.add.outer(np.arange(12) * 9, np.arange(20) * k) for k in (7, 2, 5)], axis=-1).astype(np.uint8)
 PICTURE = PIL.Image.fromarray(COLORS)
-
-
-def encoded(picture: PIL.Image.Image, kind: str, **options) -> bytes:
-    stream = io.BytesIO()
-    picture.save(stream, kind, **options)
-    return stream.getvalue()
 
 
 def prepared(tmp_path: pathlib.Path, **files: bytes) -> dict[str, list[str]]:

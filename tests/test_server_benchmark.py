@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.server import __main__ as command
 from benchmarks.server.load import Server, measure
-from keras_vit import UserError
 
 FILES = [b"a", b"b", b"c", b"d"]
 
@@ -39,18 +38,6 @@ def test_an_error_of_the_server_ends_the_load():
 
     with pytest.raises(RuntimeError, match="out of memory"):
         measure(Server(lambda file: file, forward, 2), FILES, clients=3, seconds=60.0)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--model", "ViT-S_61"], "no model named 'ViT-S_61'"),
-        (["--clients", "4", "0"], "--clients.*0"),
-    ],
-)
-def test_invalid_options_are_refused(options, words):
-    with pytest.raises(UserError, match=words):
-        command.main(options)
 
 
 @pytest.mark.slow

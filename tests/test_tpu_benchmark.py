@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks import tpu, tpu_compile
-from keras_vit import UserError
 
 
 def _compiled(case: tpu.TPUCase, gigabytes: float) -> dict:
@@ -52,19 +51,6 @@ def test_for_a_tpu_an_interrupted_run_continues(tmp_path, compile_by, capsys):
     ]  # fmt: skip
     assert "no: Error: a / b" in text
     assert text.strip() in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--recipes", "digitz"], "no recipe named 'digitz'"),
-        (["--batches", "0"], "--batches.*0"),
-        (["--minutes", "0"], "--minutes.*0"),
-    ],
-)
-def test_for_a_tpu_invalid_options_are_refused(options, words):
-    with pytest.raises(UserError, match=words):
-        tpu.main(options)
 
 
 def test_for_a_tpu_random_numbers_come_from_the_generator_of_the_chip():

@@ -43,8 +43,23 @@ def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, option
         warnings.simplefilter("always")
         save_checkpoint(model, target, layout=layout)
     written = open_checkpoint(target)
+    changed = _report_weights(model, checkpoint, written, options)
+    print(f"{len(written.weights)} weights, {model.count_params():,} parameters, in {target}", end="")
+    print("; verified, all are equal bit for bit." if not changed else f"; changed: {', '.join(changed)}.")
+    saved = written_model(model)
+    sentences = settings_to_set(saved, layout, target.is_dir())
+    sentences += [str(warning.message) for warning in caught if warning.category is UserWarning]
+    for sentence in dict.fromkeys((*sentences, *format_for(saved, layout)[1].notes)):
+        print(sentence)
+    _report_preprocessing(model, written)
+
+
+def _report_weights(
+    model: keras.Model, checkpoint: Checkpoint | None, written: Checkpoint, options: LoadOptions
+) -> list[str]:
+    """Print where each array went, and return the keys of those that differ from the model's weights."""
     old_weights = {} if checkpoint is None else checkpoint.weights
-    changed = []
+    changed: list[str] = []
     variables = weights_by_key(model)
     for key, weight in written.weights.items():
         if key not in variables:  # of training alone
@@ -61,14 +76,7 @@ def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, option
         print(f"{name}  ->  {weight.source.key}  {weight.source.shape}  {', '.join(notes)}".rstrip())
     for name in [] if checkpoint is None else _dropped(checkpoint, written):
         print(f"{name}  ->  dropped")
-    print(f"{len(written.weights)} weights, {model.count_params():,} parameters, in {target}", end="")
-    print("; verified, all are equal bit for bit." if not changed else f"; changed: {', '.join(changed)}.")
-    saved = written_model(model)
-    sentences = settings_to_set(saved, layout, target.is_dir())
-    sentences += [str(warning.message) for warning in caught if warning.category is UserWarning]
-    for sentence in dict.fromkeys((*sentences, *format_for(saved, layout)[1].notes)):
-        print(sentence)
-    _report_preprocessing(model, written)
+    return changed
 
 
 def _dropped(source: Checkpoint, written: Checkpoint) -> list[str]:

@@ -463,26 +463,9 @@ def _build_and_fill(
         config.check_image_size(preprocessing.image_size)
         weights = _with_patch(weights, config.patch)
     if options.channels is not None:
-        if isinstance(config, ViTConfig) and isinstance(config.stem, ShiftedPatches):
-            raise UserError(
-                "Shifted patches are normalized over all channels; keep their number, and leave channels out."
-            )
-        weights = _with_channels(weights, options.channels, options.channel_rule)
+        weights = _with_channels(config, weights, options.channels, options.channel_rule)
         preprocessing = preprocessing.for_channels(options.channels)
-    if isinstance(task, SegmentationConfig) and num_classes:
-        task = dataclasses.replace(task, num_classes=num_classes)
-    with no_init_weights():
-        if task is not None and isinstance(config, ViTConfig):
-            model = build_task(config, task, preprocessing, dtype=options.dtype, name=options.name)
-        else:
-            model = build(
-                config,
-                preprocessing=preprocessing,
-                num_classes=num_classes,
-                classifier_activation=options.classifier_activation,
-                dtype=options.dtype,
-                name=options.name,
-            )
+    model = _built(config, preprocessing, num_classes, options, task)
     keep = () if not new_head else HEADS if task is None else ("class_head/",)
     drop = (*keep, "pre_logits/") if drops_pre_logits else keep
     checkpoint = dataclasses.replace(checkpoint, weights=weights)
@@ -490,6 +473,29 @@ def _build_and_fill(
     if classes is not None and len(classes.labels) in numbers_of_classes(model):
         set_classes(model, classes)
     return model
+
+
+def _built(
+    config: ModelConfig,
+    preprocessing: Preprocessing,
+    num_classes: int | None,
+    options: LoadOptions,
+    task: TaskConfig | None,
+) -> keras.Model:
+    """The model without its weights."""
+    with no_init_weights():
+        if task is not None and isinstance(config, ViTConfig):
+            if isinstance(task, SegmentationConfig) and num_classes:
+                task = dataclasses.replace(task, num_classes=num_classes)
+            return build_task(config, task, preprocessing, dtype=options.dtype, name=options.name)
+        return build(
+            config,
+            preprocessing=preprocessing,
+            num_classes=num_classes,
+            classifier_activation=options.classifier_activation,
+            dtype=options.dtype,
+            name=options.name,
+        )
 
 
 def _with_rows(weights: Mapping[str, Weight], rows: Sequence[int | None]) -> Mapping[str, Weight]:
@@ -521,7 +527,11 @@ def _with_patch(weights: Mapping[str, Weight], patch: tuple[int, int]) -> dict[s
     return {**weights, "embedding/kernel": resized}
 
 
-def _with_channels(weights: Mapping[str, Weight], channels: int, rule: ChannelRule) -> dict[str, Weight]:
+def _with_channels(
+    config: ModelConfig, weights: Mapping[str, Weight], channels: int, rule: ChannelRule
+) -> dict[str, Weight]:
+    if isinstance(config, ViTConfig) and isinstance(config.stem, ShiftedPatches):
+        raise UserError("Shifted patches are normalized over all channels; keep their number, and leave channels out.")
     key, kernel = _first_kernel(weights)
     shape = (*kernel.shape[:2], channels, kernel.shape[3])
     adapted = Weight(kernel.source, shape, lambda array: adapt_channels(kernel.convert(array), channels, rule))

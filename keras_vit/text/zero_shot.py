@@ -65,10 +65,10 @@ def zero_shot(
         UserError: if the checkpoint has no text tower or tokenizer, if a class is empty or there twice, or if a
             template has no {}.
     """
-    found = text_classes(classes, templates)
+    checked = text_classes(classes, templates)
     text = open_text(path)
-    embeddings = _class_embeddings(text, open_tokenizer(path, text), found)
-    return with_text_head(path, text, embeddings, found, image_size)
+    embeddings = _class_embeddings(text, open_tokenizer(path, text), checked)
+    return with_text_head(path, text, embeddings, checked, image_size)
 
 
 def class_embeddings(path: str | os.PathLike, classes: Classes) -> np.ndarray:

@@ -59,56 +59,44 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.close_connection = True
 
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
         self.server.requests[path] += 1
         self.server.times.append(time.monotonic())
         first = self.server.requests[path] == 1
         length = {"Content-Length": str(len(CONTENT))}
-        if path == "/complete/model.npz":
-            self.answer(200, CONTENT)
+        answers = {
+            "/complete/model.npz": (200, CONTENT), "/short-once.npz": (200, CONTENT), "/forbidden.npz": (403,),
+            "/busy-once.npz": (503, b"later") if first else (200, CONTENT),
+        }  # fmt: skip
+        redirects = {"/linked.npz": "/complete/model.npz", "/near.npz": "/complete/model.npz"}
+        redirects |= {"/far.npz": "http://example.com/model.npz"}
+        if path == "/short.npz" or (path == "/short-once.npz" and first):
+            self.answer(200, CONTENT[:1_500_000], **length)
+        elif path in answers:
+            self.answer(*answers[path])
+        elif path in redirects:
+            self.answer(302, Location=redirects[path], **({"X_Linked_Etag": query} if query else {}))
         elif path == "/together.npz":
             self.server.together.wait(10)
             self.answer(200, CONTENT)
-        elif path == "/short.npz" or (path == "/short-once.npz" and first):
-            self.answer(200, CONTENT[:1_500_000], **length)
-        elif path == "/short-once.npz":
-            self.answer(200, CONTENT)
-        elif path == "/silent.npz":
-            self.answer(200, b"begin", **length)
+        elif path in ("/silent.npz", "/interrupted.npz"):
+            self.answer(200, b"begin" if path == "/silent.npz" else CONTENT[:1_500_000], **length)
             self.wfile.flush()
+            if path == "/interrupted.npz":
+                self.server.interrupt()
             threading.Event().wait(2)
-        elif path == "/interrupted.npz":
-            self.answer(200, CONTENT[:1_500_000], **length)
-            self.wfile.flush()
-            self.server.interrupt()
-            threading.Event().wait(2)
-        elif path == "/busy-once.npz":
-            self.answer(*((503, b"later") if first else (200, CONTENT)))
         elif path.startswith("/hashed/"):  # the hashes stand in the query
-            self.answer(200, CONTENT, **dict(urllib.parse.parse_qsl(self.path.partition("?")[2])))
-        elif path == "/linked.npz":
-            self.answer(302, Location="/complete/model.npz", X_Linked_Etag=self.path.partition("?")[2])
-        elif path == "/near.npz":
-            self.answer(302, Location="/complete/model.npz")
-        elif path == "/far.npz":
-            self.answer(302, Location="http://example.com/model.npz")
-        elif path in ("/chunked.npz", "/chunked-short.npz"):
+            self.answer(200, CONTENT, **dict(urllib.parse.parse_qsl(query)))
+        elif path in ("/chunked.npz", "/chunked-short.npz", "/endless.npz"):
             chunk = b"%x\r\n%s\r\n" % (len(CONTENT), CONTENT)
             self.send_response(200)
-            self.send_header("Transfer-Encoding", "chunked")
+            self.send_header(*(("Connection", "close") if "endless" in path else ("Transfer-Encoding", "chunked")))
             self.end_headers()
-            self.wfile.write(chunk + b"0\r\n\r\n" if path == "/chunked.npz" else chunk[:1_500_000])
-            self.close_connection = True
-        elif path == "/endless.npz":
-            self.send_response(200)
-            self.send_header("Connection", "close")
-            self.end_headers()
-            self.wfile.write(CONTENT)
+            endings = {"/chunked.npz": chunk + b"0\r\n\r\n", "/chunked-short.npz": chunk[:1_500_000]}
+            self.wfile.write(endings.get(path, CONTENT))
             self.close_connection = True
         elif path.startswith("/page"):
             self.answer(200, b"\n<!DOCTYPE html><title>Sign in</title>")
-        elif path == "/forbidden.npz":
-            self.answer(403)
         else:
             self.answer(404, b"no such object")
 
@@ -217,18 +205,13 @@ def test_equivalent_addresses_have_one_cache_path():
     [
         ("imagenet21k/ViT-B_61", "imagenet21k/ViT-B_16"),
         ("ViT-B_16", "like imagenet21k/ViT-B_16, imagenet21k+imagenet2012/ViT-B_16, sam/ViT-B_16, gsam/ViT-B_16."),
-        ("BiT-M-R50x1.npz", "like bit:BiT-M-R50x1."),
-        ("", "augreg:B_16"),
-        ("augreg:../../index.csv", "augreg:"),
+        ("BiT-M-R50x1.npz", "like bit:BiT-M-R50x1."), ("", "augreg:B_16"), ("augreg:../../index.csv", "augreg:"),
         ("bit:BiT-L-R50x1", "bit:BiT-M-R50x1"),
         ("bit:vtab/BiT-M-R152x2-run0-svhn", "bit:vtab/BiT-M-R152x4-run0-svhn"),
-        ("big_vision:vit_s16_i1k_30ep", "big_vision:vit_s16_i1k_300ep"),
-        ("xyzzy", "augreg:B_16"),
-        ("model\0.npz", ""),
-        ("model\udcff.npz", ""),
-        ("x" * 100_000, "augreg:B_16"),
+        ("big_vision:vit_s16_i1k_30ep", "big_vision:vit_s16_i1k_300ep"), ("xyzzy", "augreg:B_16"),
+        ("model\0.npz", ""), ("model\udcff.npz", ""), ("x" * 100_000, "augreg:B_16"),
     ],
-)
+)  # fmt: skip
 def test_an_unknown_name_is_refused_with_the_nearest_official_ones(name, near, cache):
     sentence = error_message(name)
     found, advice = sentence.split("; give an existing path, an https:// or gs:// address, ")

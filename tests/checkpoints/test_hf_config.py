@@ -231,6 +231,8 @@ def test_class_names_go_through_a_conversion(layout, tmp_path):
         ("bv_vit_gap_sincos.npz", {"stored_grid": (4, 4)}, "because the file has no table of position embeddings"),
         ("vit_token.npz", {"resampler": "cubic"}, "no resampler named 'cubic'; the nearest names are bicubic"),
         ("vit_token.npz", {"channel_rule": "sum"}, "channel_rule must be one of mean, repeat, but is 'sum'"),
+        ("vit_gap.npz", {"classifier": "cls"}, "classifier must be one of token, gap"),
+        ("torchvision_vit_convstem.safetensors", {"conv_stem_strides": "222"}, "must be integers of at least 1"),
         ("vit_token.npz", {"gelu": "relu"}, "gelu must be one of tanh, erf"),
         ("vit_token.npz", {"keep_pre_logits": True}, "give num_classes with it"),
         ("vit_token.npz", {"stored_grid": 4}, "stored_grid must be two integers of at least 1, but is 4"),

@@ -1,5 +1,6 @@
 """The grid of stored position embeddings, and their resizing as in the code that wrote the file."""
 
+import dataclasses
 import pathlib
 import shutil
 
@@ -108,11 +109,7 @@ def test_the_input_size_of_a_timm_folder_decides_where_it_agrees_with_a_square_t
 
 def test_rotary_positions_are_not_loaded_into_a_model_without_them():
     config = keras_vit.config_of(keras_vit.from_checkpoint(MODERN / "hf_dinov3"))
-    fields = {name: getattr(config, name) for name in ("patch_size", "hidden_size", "num_layers", "num_heads")}
-    fields |= {name: getattr(config, name) for name in ("mlp_dim", "gelu", "layer_norm_epsilon", "key_bias")}
-    other = ViTConfig(
-        **fields, position_embedding="none", layer_scale=config.layer_scale, num_registers=config.num_registers
-    )
+    other = dataclasses.replace(config, position_embedding="none")
     model = keras_vit.build(other, image_size=20, num_classes=0)
     with pytest.raises(UserError, match="position_embedding='rotary', but this one has 'none'"):
         keras_vit.load_checkpoint(model, MODERN / "hf_dinov3")

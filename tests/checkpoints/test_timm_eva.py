@@ -9,8 +9,8 @@ import safetensors.numpy
 
 import keras_vit
 from keras_vit import UserError
-from keras_vit.files.safetensors import read_json, write_json
-from tests.support import FIXTURES, assert_equal_arrays
+from keras_vit.files.safetensors import read_json
+from tests.support import FIXTURES, assert_equal_arrays, changed_folder
 
 TASKS = FIXTURES / "tasks"
 GOLDEN = {
@@ -83,23 +83,16 @@ def test_a_bare_file_asks_how_the_model_pools(tmp_path):
     ],
 )
 def test_a_config_that_contradicts_the_arrays_is_refused(architecture, arguments, sentence, tmp_path):
-    shutil.copytree(TASKS / "timm_dinov3", tmp_path / "x")
-    config = read_json(tmp_path / "x" / "config.json")
-    (tmp_path / "x" / "config.json").unlink()
-    fields = {"architecture": architecture, "model_args": config["model_args"] | arguments}
-    write_json(tmp_path / "x" / "config.json", config | fields)
+    given = read_json(TASKS / "timm_dinov3" / "config.json")["model_args"] | arguments
+    folder = changed_folder(TASKS / "timm_dinov3", tmp_path / "x", architecture=architecture, model_args=given)
     with pytest.raises(UserError, match=sentence):
-        keras_vit.from_checkpoint(tmp_path / "x")
+        keras_vit.from_checkpoint(folder)
 
 
 @pytest.mark.parametrize("key", ["blocks.1.attn.v_bias", "blocks.2.gamma_2", "norm.bias", "patch_embed.proj.bias"])
 def test_a_missing_array_is_named(key, tmp_path):
-    shutil.copytree(TASKS / "timm_dinov3_qkvb", tmp_path / "x")
-    arrays = safetensors.numpy.load_file(tmp_path / "x" / "model.safetensors")
-    del arrays[key]
-    safetensors.numpy.save_file(arrays, tmp_path / "x" / "model.safetensors")
     with pytest.raises(UserError, match="missing keys"):
-        keras_vit.from_checkpoint(tmp_path / "x")
+        keras_vit.from_checkpoint(changed_folder(TASKS / "timm_dinov3_qkvb", tmp_path / "x", without=key))
 
 
 @pytest.mark.parametrize(

@@ -1,34 +1,29 @@
 """Which files of a folder are images."""
 
-import io
-
 import PIL.Image
 
 from keras_vit.images.formats import format_list, format_problem, image_files, is_picture
+from tests.support import encoded
 
-
-def encoded(kind: str) -> bytes:
-    stream = io.BytesIO()
-    PIL.Image.new("RGB", (4, 3)).save(stream, kind)
-    return stream.getvalue()
+PICTURE = PIL.Image.new("RGB", (4, 3))
 
 
 def test_images_are_found_by_content_in_all_visible_subfolders(tmp_path):
     for name in ("b.png", "a/no_ending", "a/b/c.PNG", ".hidden.png", ".cache/d.png", "a/.b/e.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(encoded("PNG"))
+        (tmp_path / name).write_bytes(encoded(PICTURE, "PNG"))
     (tmp_path / "a" / "notes.png").write_text("no image")
     (tmp_path / "empty.png").touch()
-    (tmp_path / "z.tif").write_bytes(encoded("TIFF"))
+    (tmp_path / "z.tif").write_bytes(encoded(PICTURE, "TIFF"))
     (tmp_path / "folder.png").mkdir()
     assert [str(path.relative_to(tmp_path)) for path in image_files(tmp_path)] == ["a/b/c.PNG", "a/no_ending", "b.png"]
 
 
 def test_a_format_that_people_have_is_named_with_what_to_do():
     for kind in ("TIFF", "AVIF", "PPM"):
-        assert format_problem(encoded(kind)).endswith(f"{kind} file; convert the folder by keras-vit prepare IN OUT")
+        assert f"{kind} file; convert the folder by keras-vit prepare" in format_problem(encoded(PICTURE, kind))
     assert "but a HEIC file; convert" in format_problem(b"\0\0\0\x18ftypheic\0\0")
-    assert format_problem(encoded("PDF")).endswith(", but a PDF file; save it as JPEG")
+    assert format_problem(encoded(PICTURE, "PDF")).endswith(", but a PDF file; save it as JPEG")
     for data in (b"notes", b"", b"\0\0\0\x18ftypisom"):
         assert format_problem(data) == f"not {format_list()}"
 
@@ -37,12 +32,12 @@ def test_of_files_with_other_endings_only_the_first_bytes_decide(tmp_path):
     for name, content, picture in (
         ("a.txt", b"BMW and other cars", False),
         ("b.txt", b"GIF8 is a beginning", False),
-        ("c.dat", encoded("BMP"), True),
-        ("d.php", encoded("GIF"), True),
+        ("c.dat", encoded(PICTURE, "BMP"), True),
+        ("d.php", encoded(PICTURE, "GIF"), True),
         ("e.ogg", b"OggS" + bytes(40), False),
         ("f.png", b"", True),
-        ("g", encoded("TIFF"), True),
-        ("h.dng", encoded("TIFF"), False),
+        ("g", encoded(PICTURE, "TIFF"), True),
+        ("h.dng", encoded(PICTURE, "TIFF"), False),
     ):
         (tmp_path / name).write_bytes(content)
         assert is_picture(tmp_path / name) is picture, name

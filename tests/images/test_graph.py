@@ -36,31 +36,19 @@ orientation_in_graph = tf.function(graph.orientation, SIGNATURE, autograph=False
 keyed = tf.function(graph.has_color_key, SIGNATURE, autograph=False)
 ANIMATION = {"save_all": True, "append_images": [PIL.Image.fromarray(GRAY[::-1])]}
 FILES = {
-    "gray PNG": encoded("PNG"),
-    "gray PNG with a color key": encoded("PNG", transparency=3),
+    "gray PNG": encoded("PNG"), "gray PNG with a color key": encoded("PNG", transparency=3),
     "PNG with a color key": encoded("PNG", "RGB", transparency=(1, 2, 3)),
-    "PNG with a palette": encoded("PNG", "P", transparency=3),
-    "PNG with alpha": encoded("PNG", "RGBA"),
-    "GIF": encoded("GIF"),
-    "animated GIF": encoded("GIF", **ANIMATION),
-    "gray BMP": encoded("BMP"),
-    "BMP": encoded("BMP", "RGB"),
-    "BMP with alpha": encoded("BMP", "RGBA"),
-    "black and white BMP": encoded("BMP", "1"),
-    "WebP": encoded("WEBP", "RGB"),
-    "animated WebP": encoded("WEBP", "RGB", **ANIMATION),
-    "gray JPEG": encoded("JPEG"),
-    "JPEG": encoded("JPEG", "RGB"),
-    "JPEG of four inks": encoded("JPEG", "CMYK"),
+    "PNG with a palette": encoded("PNG", "P", transparency=3), "PNG with alpha": encoded("PNG", "RGBA"),
+    "GIF": encoded("GIF"), "animated GIF": encoded("GIF", **ANIMATION), "gray BMP": encoded("BMP"),
+    "BMP": encoded("BMP", "RGB"), "BMP with alpha": encoded("BMP", "RGBA"),
+    "black and white BMP": encoded("BMP", "1"), "WebP": encoded("WEBP", "RGB"),
+    "animated WebP": encoded("WEBP", "RGB", **ANIMATION), "gray JPEG": encoded("JPEG"),
+    "JPEG": encoded("JPEG", "RGB"), "JPEG of four inks": encoded("JPEG", "CMYK"),
     "progressive JPEG": encoded("JPEG", "RGB", progressive=True, subsampling=2),
-    "PNG with 16 bits": encoded("PNG", "I;16"),
-    "PNG with 1 bit": encoded("PNG", "1"),
-    "gray PNG with alpha": encoded("PNG", "LA"),
-    "lossless WebP with alpha": encoded("WEBP", "RGBA", lossless=True),
-    "TIFF": encoded("TIFF"),
-    "words": b"words",
-    "nothing": b"",
-}
+    "PNG with 16 bits": encoded("PNG", "I;16"), "PNG with 1 bit": encoded("PNG", "1"),
+    "gray PNG with alpha": encoded("PNG", "LA"), "lossless WebP with alpha": encoded("WEBP", "RGBA", lossless=True),
+    "TIFF": encoded("TIFF"), "words": b"words", "nothing": b"",
+}  # fmt: skip
 REFUSED = ("TIFF", "words", "nothing", "animated WebP", "black and white BMP")
 
 

@@ -134,6 +134,7 @@ def test_a_model_stored_before_there_was_a_background_goes_on_dropping_alpha():
         ({"crop_from": (9, 3)}, r"crop_from must be at least both sides of \(4, 4\), but is \(9, 3\)"),
         ({"crop_from": (9,)}, r"crop_from must be two integers of at least 1, but is \(9,\)"),
         ({"interpolation": "hamming"}, "interpolation must be one of nearest, bilinear"),
+        ({"dtype": "int8"}, "dtype must be one of float32, uint8"),
         ({"library": "pillow"}, "library must be one of tensorflow, transformers, timm"),
         ({"value_range": (1.0, 1.0)}, "low below high"),
         ({"resize": "pad", "background": None}, "resize pad fills what the image leaves free"),

@@ -28,29 +28,18 @@ from keras_vit.inspection.plots import explanation
 from keras_vit.inspection.report import html_report
 from keras_vit.run_directory import Samples
 from tests.images.test_opener import claiming
-from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
+from tests.support import FIXTURES, TINY, TINY_IMAGE, encoded, randomize
 from training.input.dataset import decoded as decode_image
 from training.loop.callbacks import InspectEpochs
-
-
-def encoded(array: np.ndarray, form: str = "PNG", **options) -> bytes:
-    stream = io.BytesIO()
-    PIL.Image.fromarray(array).save(stream, form, **options)
-    return stream.getvalue()
-
 
 RNG = np.random.default_rng(0)
 COLOR = RNG.integers(0, 256, (9, 14, 3), dtype=np.uint8)
 GRAY = RNG.integers(0, 256, (9, 14), dtype=np.uint8)
 FILES = {
-    "color.png": encoded(COLOR),
-    "alpha.png": encoded(np.dstack([COLOR, GRAY])),
-    "gray.png": encoded(GRAY),
-    "gray.bmp": encoded(GRAY, "BMP"),
-    "deep.png": encoded(GRAY.astype(np.uint16) * 257),
-    "photo.jpg": encoded(COLOR, "JPEG", quality=90),
-    "first.gif": encoded(GRAY, "GIF"),
-}
+    "color.png": encoded(COLOR), "alpha.png": encoded(np.dstack([COLOR, GRAY])), "gray.png": encoded(GRAY),
+    "gray.bmp": encoded(GRAY, "BMP"), "deep.png": encoded(GRAY.astype(np.uint16) * 257),
+    "photo.jpg": encoded(COLOR, "JPEG", quality=90), "first.gif": encoded(GRAY, "GIF"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)

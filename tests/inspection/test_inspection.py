@@ -90,17 +90,6 @@ def test_rollout_puts_the_later_layer_on_the_left():
     assert not np.allclose(expected, (0.5 * first + half) @ (0.5 * swap + half))
 
 
-def test_rollout_of_uniform_attention_is_constant_and_every_row_sums_to_one():
-    uniform = np.full((4, 16, 16), 1 / 16)
-    rollout = inspection.attention_rollout([uniform] * 3)
-    np.testing.assert_allclose(np.ptp(inspection.attention_to_patches(rollout, (3, 5), 1), axis=(1, 2)), 0, atol=1e-15)
-    probabilities = np.random.default_rng(1).dirichlet(np.ones(16), (5, 2, 3, 16))
-    rollout = inspection.attention_rollout(probabilities)
-    np.testing.assert_allclose(rollout.sum(axis=-1), 1.0)
-    assert rollout.shape == (5, 2, 16, 16)
-    assert rollout.min() >= 0.0
-
-
 def test_without_a_class_token_the_mean_of_all_rows_stands_for_it():
     matrix = np.random.default_rng(2).dirichlet(np.ones(15), (2, 15))
     found = inspection.attention_to_patches(matrix, (3, 5), 0)

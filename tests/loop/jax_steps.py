@@ -21,16 +21,10 @@ from training.recipes.schedules import Schedule
 
 STEPS, BATCH = 20, 48
 ADAMW = dataclasses.replace(
-    RECIPES["digits"],
-    model=ViTConfig(patch_size=4, hidden_size=24, num_layers=2, num_heads=3, mlp_dim=48),
-    batch_size=BATCH,
-    learning_rate=3e-3,
-    schedule=Schedule(warmup_steps=5),
-    optimizer="adamw",
-    weight_decay=0.1,
-    clip_norm=0.5,
-    ema_decay=0.9,
-)
+    RECIPES["digits"], model=ViTConfig(patch_size=4, hidden_size=24, num_layers=2, num_heads=3, mlp_dim=48),
+    batch_size=BATCH, learning_rate=3e-3, schedule=Schedule(warmup_steps=5), optimizer="adamw", weight_decay=0.1,
+    clip_norm=0.5, ema_decay=0.9,
+)  # fmt: skip
 SGD = dataclasses.replace(ADAMW, optimizer="sgd", loss="sigmoid", learning_rate=0.05, accumulation=2, layer_decay=0.8)
 MUON = dataclasses.replace(ADAMW, optimizer="muon")
 CASES = {

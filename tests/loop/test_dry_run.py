@@ -114,15 +114,6 @@ def test_adapters_have_few_gradients_and_frozen_layers_none(tmp_path, capsys):
     assert (memory["weights"], memory["gradients"], memory["optimizer"]) == (4400, 400, 800)
 
 
-@pytest.mark.parametrize(
-    "name", ["bit-l-r50x1", "vit-c-1gf", pytest.param("r50-vit-b16-jft", marks=pytest.mark.slow), "augreg-ti16-i21k"]
-)
-def test_every_family_has_a_plan(name):
-    recipe = dataclasses.replace(find_recipe(name), batch_size=8, epochs=None, steps=20_000)
-    text = dry_run.describe_run(Workload(recipe.model, recipe, 10, 3), digits(), {})
-    assert "20,000 of 8 images, 160,000 in all" in text
-
-
 SMALL = ["--model.num-layers", "1", "--model.hidden-size", "12", "--model.num-heads", "3", "--model.mlp-dim", "20"]
 
 

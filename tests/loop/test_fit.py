@@ -3,11 +3,8 @@
 import csv
 import dataclasses
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -445,24 +442,6 @@ def test_every_recipe_builds_its_model(name):
     with no_init_weights():
         model = keras_vit.build(config, image_size=recipe.image_size, channels=recipe.channels, num_classes=10)
     assert model.output_shape == (None, 10)
-
-
-_LOADED = """
-import sys
-import keras, keras_vit
-model = keras.models.load_model(sys.argv[1])
-assert not model.compiled
-assert keras_vit.config_of(model).hidden_size == 12
-assert not {name for name in sys.modules if name.split(".")[0] == "training"}
-"""
-
-
-@pytest.mark.slow
-def test_the_model_of_a_run_is_loaded_with_keras_vit_alone(tmp_path):
-    run = pretraining.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, epochs=1)), "tiny")
-    root = pathlib.Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    subprocess.run([sys.executable, "-c", _LOADED, str(run.model_file)], check=True, env=environment)
 
 
 def test_a_warmup_that_is_longer_than_the_run_is_shortened_and_said(tmp_path, capsys):

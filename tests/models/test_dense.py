@@ -39,14 +39,6 @@ def _adapted(tiny_images):
     return model
 
 
-@pytest.mark.slow
-def test_lora_is_fitted_saved_and_loaded(adapted, tiny_images, tmp_path):
-    adapted.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(loaded(tiny_images), adapted(tiny_images), rtol=1e-5, atol=1e-5)
-    assert {layer.lora_rank for layer in _dense_layers(loaded)} == {4}
-
-
 @pytest.mark.parametrize(
     "form",
     [

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import shutil
 
 import keras
 import numpy as np
@@ -13,13 +12,12 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import DetectionConfig, Preprocessing, UserError
-from keras_vit.files.safetensors import read_json, write_json
+from keras_vit.files.safetensors import read_json
 from keras_vit.models import detection
 from keras_vit.models.boxes import overlaps, to_corners
-from keras_vit.models.losses import detection_losses, match_boxes
-from keras_vit.models.matching import matched_queries
+from keras_vit.models.losses import detection_losses, match_boxes, matched_queries
 from keras_vit.text.zero_shot import with_text_head
-from tests.support import FIXTURES, TINY, TINY_IMAGE, assert_equal_weights
+from tests.support import FIXTURES, TINY, TINY_IMAGE, assert_equal_weights, changed_folder
 
 TASKS = FIXTURES / "tasks"
 INDEX = json.loads((TASKS / "index.json").read_text())["fixtures"]
@@ -155,14 +153,10 @@ def test_the_image_side_of_a_detector_is_written_as_it_was_read(name, tmp_path):
     ],
 )
 def test_a_config_of_another_detector_is_refused(change, sentence, tmp_path):
-    shutil.copytree(TASKS / "hf_owlv2", tmp_path / "x")
-    config = read_json(tmp_path / "x" / "config.json")
-    for name, value in change.items():
-        config[name] = config[name] | value if isinstance(value, dict) else value
-    (tmp_path / "x" / "config.json").unlink()
-    write_json(tmp_path / "x" / "config.json", config)
+    config = read_json(TASKS / "hf_owlv2" / "config.json")
+    fields = {n: config[n] | value if isinstance(value, dict) else value for n, value in change.items()}
     with pytest.raises(UserError, match=sentence):
-        keras_vit.from_checkpoint(tmp_path / "x")
+        keras_vit.from_checkpoint(changed_folder(TASKS / "hf_owlv2", tmp_path / "x", **fields))
 
 
 @pytest.mark.parametrize(
@@ -170,12 +164,8 @@ def test_a_config_of_another_detector_is_refused(change, sentence, tmp_path):
     ["class_head.logit_shift.bias", "box_head.dense1.weight", "objectness_head.dense2.bias", "layer_norm.weight"],
 )
 def test_an_incomplete_detector_is_refused(key, tmp_path):
-    shutil.copytree(TASKS / "hf_owlv2", tmp_path / "x")
-    arrays = safetensors.numpy.load_file(tmp_path / "x" / "model.safetensors")
-    del arrays[key]
-    safetensors.numpy.save_file(arrays, tmp_path / "x" / "model.safetensors")
     with pytest.raises(UserError, match="missing keys"):
-        keras_vit.from_checkpoint(tmp_path / "x")
+        keras_vit.from_checkpoint(changed_folder(TASKS / "hf_owlv2", tmp_path / "x", without=key))
 
 
 def test_texts_as_classes_of_images_are_refused_for_a_detector(tmp_path):

@@ -29,13 +29,9 @@ OVERRIDES["timm_clip"] = {"num_heads": 4, "gelu": "quick", "position_embedding":
 # The names here of what other codes recorded. CLIP's last hidden state is before the last norm, as are all of timm's
 # features where that norm follows the pooling.
 SAME_THING = {
-    "pooler_output": "pre_logits",
-    "hidden_0": "embedded",
-    "hidden_last": "block_2",
-    "image_embeds": "logits",
-    "last_hidden_state": "encoded",
-    "features": "encoded",
-}
+    "pooler_output": "pre_logits", "hidden_0": "embedded", "hidden_last": "block_2", "image_embeds": "logits",
+    "last_hidden_state": "encoded", "features": "encoded",
+}  # fmt: skip
 BEFORE_THE_NORM = {"hf_clip": "last_hidden_state", "hf_clip_gelu": "last_hidden_state", "timm_reg_gap": "features"}
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import shutil
 import subprocess
 import sys
 
@@ -15,11 +14,11 @@ import safetensors.numpy
 import keras_vit
 from keras_vit import SegmentationConfig, UserError
 from keras_vit.checkpoints.convert import convert
-from keras_vit.files.safetensors import read_json, write_json
+from keras_vit.files.safetensors import read_json
 from keras_vit.models.losses import match_masks, matched_masks, segmentation_losses, uncertain_points
 from keras_vit.models.segmentation import block_predictions
 from tests.segmentation.reference import instance_segments, panoptic_segments, semantic_scores
-from tests.support import FIXTURES, TINY, TINY_IMAGE, assert_equal_arrays, assert_equal_weights
+from tests.support import FIXTURES, TINY, TINY_IMAGE, assert_equal_arrays, assert_equal_weights, changed_folder
 
 TASKS = FIXTURES / "tasks"
 INDEX = json.loads((TASKS / "index.json").read_text())["fixtures"]
@@ -213,19 +212,8 @@ def test_predictions_before_masked_blocks_are_outputs_for_the_loss(tmp_path):
     ],
 )
 def test_a_config_of_another_segmentation_model_is_refused(change, sentence, tmp_path):
-    shutil.copytree(TASKS / "hf_eomt", tmp_path / "x")
-    config = read_json(tmp_path / "x" / "config.json")
-    (tmp_path / "x" / "config.json").unlink()
-    write_json(tmp_path / "x" / "config.json", config | change)
     with pytest.raises(UserError, match=sentence):
-        keras_vit.from_checkpoint(tmp_path / "x")
-
-
-def _with_arrays(folder, name, change):
-    shutil.copytree(TASKS / name, folder / "x")
-    arrays = safetensors.numpy.load_file(folder / "x" / "model.safetensors")
-    safetensors.numpy.save_file(change(arrays), folder / "x" / "model.safetensors")
-    return folder / "x"
+        keras_vit.from_checkpoint(changed_folder(TASKS / "hf_eomt", tmp_path / "x", **change))
 
 
 @pytest.mark.parametrize(
@@ -236,13 +224,14 @@ def _with_arrays(folder, name, change):
     ],
 )
 def test_an_incomplete_segmentation_model_is_refused(key, tmp_path):
-    folder = _with_arrays(tmp_path, "hf_eomt", lambda arrays: {k: a for k, a in arrays.items() if k != key})
     with pytest.raises(UserError, match="missing keys|thus positions=learned"):
-        keras_vit.from_checkpoint(folder)
+        keras_vit.from_checkpoint(changed_folder(TASKS / "hf_eomt", tmp_path / "x", without=key))
 
 
 def test_differences_from_dinov3_are_refused_with_the_way_out(tmp_path):
-    folder = _with_arrays(tmp_path, "hf_eomt_dinov3", lambda arrays: {k: a * 1e-3 for k, a in arrays.items()})
+    folder = changed_folder(TASKS / "hf_eomt_dinov3", tmp_path / "x")
+    arrays = safetensors.numpy.load_file(folder / "model.safetensors")
+    safetensors.numpy.save_file({key: 1e-3 * array for key, array in arrays.items()}, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"differences of an EoMT .* add the weights of that DINOv3"):
         keras_vit.from_checkpoint(folder)
     original = {

@@ -26,20 +26,10 @@ from training.recipes.pretrain import RECIPES, PretrainRecipe
 from training.recipes.schedules import Schedule
 
 TINY = PretrainRecipe(
-    model=ViTConfig(patch_size=2, hidden_size=8, num_layers=2, num_heads=2, mlp_dim=16),
-    image_size=(8, 8),
-    channels=1,
-    target="self-distillation",
-    prototypes=12,
-    head_width=16,
-    local_crops=3,
-    local_size=4,
-    ema_decay=0.9,
-    steps=6,
-    batch_size=8,
-    learning_rate=1e-2,
-    flip=True,
-)
+    model=ViTConfig(patch_size=2, hidden_size=8, num_layers=2, num_heads=2, mlp_dim=16), image_size=(8, 8),
+    channels=1, target="self-distillation", prototypes=12, head_width=16, local_crops=3, local_size=4, ema_decay=0.9,
+    steps=6, batch_size=8, learning_rate=1e-2, flip=True,
+)  # fmt: skip
 
 
 def split(count: int = 16, size: int = 12) -> Split:
@@ -229,6 +219,7 @@ def test_the_recipe_of_the_paper():
         ({"teacher": "runs/large"}, "A teacher gives classes"),
         ({"local_size": 16}, r"local-size must be at most --image-size, \(8, 8\), but is 16"),
         ({"local_size": 5}, "patch"),
+        ({"local_crops": -1}, "local-crops must be at least 0, but is -1"),
         ({"prototypes": 1}, "at least 2 prototypes"),
         ({"head_width": 12}, "a head_width that is a multiple of 8"),
         ({"inception_crop": True}, "draws its own crops"),

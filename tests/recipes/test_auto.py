@@ -37,14 +37,10 @@ def test_a_few_hundred_small_images_get_a_small_resnet():
 @pytest.mark.parametrize(
     ("number", "size", "side"),
     [
-        (708, (28, 28), 32),
-        (708, (500, 375), 64),
-        (70_800, (500, 375), 128),
-        (70_800, (110, 100), 96),
-        (708, (70, 60), 48),
-        (708, (5, 9000), 32),
+        (708, (28, 28), 32), (708, (500, 375), 64), (70_800, (500, 375), 128), (70_800, (110, 100), 96),
+        (708, (70, 60), 48), (708, (5, 9000), 32),
     ],
-)
+)  # fmt: skip
 def test_the_input_is_no_larger_than_the_images_need_and_so_few_are_good_for(number, size, side):
     recipe = auto_recipe(facts := DataFacts(number, size))
     assert recipe.image_size == (side, side)

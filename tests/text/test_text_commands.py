@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import pathlib
-import shutil
 import types
 
 import keras
@@ -22,7 +21,7 @@ from keras_vit import UserError
 from keras_vit.cli import parser
 from keras_vit.text.classes import classes_of_options
 from tests.support import FIXTURES
-from tests.text.towers import CLIP, SIGLIP, golden, texts_of, with_tokenizer
+from tests.text.towers import CLIP, SIGLIP, golden, logits_of, texts_of, with_tokenizer
 from training import evaluate, predict
 from training import finetune as finetuning
 from training.evaluation import opening
@@ -182,10 +181,6 @@ def finetune(workdir, *options: str) -> keras.Model:
     return keras_vit.run_directory.load_model(workdir)
 
 
-def logits_of(model, images) -> np.ndarray:
-    return keras.ops.convert_to_numpy(model(images, training=False))
-
-
 def test_finetuning_begins_with_the_texts_and_wise_ft_averages_with_them(handed_over, tmp_path):
     options = ("--zero-shot-head", "--templates", "w3 {}", "--wise-ft", "0.25")
     with contextlib.suppress(UserError):  # there is no run to go on with
@@ -260,15 +255,4 @@ def test_auto_tells_what_the_names_of_the_classes_reach_without_training(capsys)
     labels = [int(source.evaluation.read(index)[1]) for index in range(source.evaluation.num_examples)]
     assert accuracy == np.mean(np.equal(predicted, labels))
     assert f"reach {accuracy:.1%} of 6 evaluation images." in capsys.readouterr().out
-
-
-def test_a_checkpoint_without_texts_has_no_accuracy_without_training(tmp_path, capsys):
-    source = open_source(DataOptions("folder:data"))
-    shutil.copytree(CLIP, tmp_path / "towers")
-    for file in (tmp_path / "towers").glob("*token*"):
-        file.unlink()
-    for file in [*(tmp_path / "towers").glob("vocab*"), *(tmp_path / "towers").glob("merges*")]:
-        file.unlink()
-    assert zero_shot_accuracy(str(tmp_path / "towers"), source) is None
-    assert "No accuracy without training: " in capsys.readouterr().out
     assert zero_shot_accuracy(str(FIXTURES / "vit_token.npz"), source) is None

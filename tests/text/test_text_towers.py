@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import keras_vit
 from keras_vit.models.build import saved_classes
-from tests.text.towers import ALL, CLIP, LEGACY, OPEN_CLIP, SIGLIP, TOWERS, golden, texts_of, with_tokenizer
+from tests.text.towers import ALL, CLIP, LEGACY, OPEN_CLIP, SIGLIP, TOWERS, golden, logits_of, texts_of, with_tokenizer
 
 
 def embed(model: keras.Model, ids: np.ndarray) -> np.ndarray:
@@ -177,12 +177,8 @@ def test_open_clip_with_a_text_tower_of_its_own_and_the_bias_of_siglip_is_read(t
     folder, io = with_arrays(open_clip_folder(tmp_path / "own"), edit), golden(OPEN_CLIP)
     shutil.copy(with_tokenizer(OPEN_CLIP, tmp_path / "tokens") / "tokenizer.json", folder)
     model = keras_vit.zero_shot(folder, texts_of(OPEN_CLIP))
-    np.testing.assert_allclose(embed_images(model, io), io["logits_per_image"] - 3.0, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits_of(model, io["images"]), io["logits_per_image"] - 3.0, rtol=0, atol=1e-5)
     assert saved_classes(model).multi_label
-
-
-def embed_images(model, io):
-    return keras.ops.convert_to_numpy(model(io["images"], training=False))
 
 
 def test_a_tower_of_timm_inside_of_open_clip_is_refused_by_its_name(tmp_path):
@@ -263,7 +259,7 @@ def test_both_towers_of_big_vision_make_a_model_of_texts_but_not_with_a_head_of_
         np.savez(folder / "siglip.npz", **texts, **images)
         if message is None:
             model = keras_vit.zero_shot(folder / "siglip.npz", texts_of(SIGLIP))
-            np.testing.assert_allclose(embed_images(model, io), io["logits_per_image"], rtol=0, atol=1e-5)
+            np.testing.assert_allclose(logits_of(model, io["images"]), io["logits_per_image"], rtol=0, atol=1e-5)
         else:
             with pytest.raises(keras_vit.UserError, match=message):
                 keras_vit.zero_shot(folder / "siglip.npz", texts_of(SIGLIP))

@@ -11,11 +11,7 @@ import keras_vit
 from keras_vit.models.build import saved_classes
 from keras_vit.text.templates import TEMPLATES
 from tests.support import FIXTURES
-from tests.text.towers import ALL, CLIP, SIGLIP, TOWERS, golden, texts_of, with_tokenizer
-
-
-def logits_of(model: keras.Model, images: np.ndarray) -> np.ndarray:
-    return keras.ops.convert_to_numpy(model(images, training=False))
+from tests.text.towers import ALL, CLIP, SIGLIP, TOWERS, golden, logits_of, texts_of, with_tokenizer
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -4,6 +4,7 @@ import json
 import pathlib
 import shutil
 
+import keras
 import numpy as np
 
 from tests.support import FIXTURES
@@ -20,6 +21,10 @@ NUM_TOKENS = 50
 def golden(name: str) -> dict[str, np.ndarray]:
     """The inputs and outputs of the original code."""
     return dict(np.load(TOWERS / f"{name}.io.npz"))
+
+
+def logits_of(model: keras.Model, images: np.ndarray) -> np.ndarray:
+    return keras.ops.convert_to_numpy(model(images, training=False))
 
 
 def tokenizer_json(vocabulary: dict[str, int], **fields) -> dict:
