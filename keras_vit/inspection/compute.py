@@ -292,7 +292,7 @@ def _position_table(layer: keras.layers.Layer, config: ViTConfig) -> np.ndarray:
 
 
 def model_name(model: keras.Model) -> str:
-    """What a model is: its official name, or its kind, and its size, as in "Small ResNet, 131,816 parameters"."""
+    """Describe a model by its official name, or its kind, and its size: "Small ResNet, 131,816 parameters"."""
     config, count = config_of(model), model.count_params()
     name = official_name(config)
     if name is None and isinstance(config, ViTConfig) and config.stem is not None:

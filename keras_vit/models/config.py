@@ -440,7 +440,7 @@ SEGMENT_THRESHOLD = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class SegmentationConfig:
-    """What turns a Vision Transformer into an encoder-only mask transformer (EoMT), see `segmentation_model`."""
+    """The parts of an encoder-only mask transformer (EoMT) beside its Vision Transformer, see `segmentation_model`."""
 
     num_classes: int
     """Number of classes K; the class head has one more output, for "no object"."""
@@ -472,7 +472,7 @@ class SegmentationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LinearSegmentationConfig:
-    """What turns a Vision Transformer into a linear classifier of its patches, see `segmentation_model`."""
+    """A linear classifier of the patches of a Vision Transformer, see `segmentation_model`."""
 
     num_classes: int
     """Number of classes K."""
@@ -486,7 +486,7 @@ class LinearSegmentationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DetectionConfig:
-    """What turns a Vision Transformer into an open-vocabulary detector (OWL-ViT, OWLv2), see `detection_model`."""
+    """The parts of an open-vocabulary detector (OWL-ViT, OWLv2) beside its encoder, see `detection_model`."""
 
     embedding_size: int
     """Width of the class embeddings, which are compared with those of texts or images."""

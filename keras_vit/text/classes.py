@@ -1,4 +1,4 @@
-"""What the classes of a model of texts are: checked before Keras is imported."""
+"""The classes of a model of texts, checked before Keras is imported."""
 
 import collections
 import os

@@ -1,4 +1,4 @@
-"""What a text tower is: a frozen dataclass."""
+"""The configuration of a text tower: a frozen dataclass."""
 
 import dataclasses
 from typing import Literal
