@@ -246,8 +246,8 @@ def _exif_chunk(data: tf.Tensor) -> tf.Tensor:
 
     start = tf.where(is_png, tf.constant(8, tf.int64), 12)
     position = tf.while_loop(goes_on, step, [tf.constant(0), start])[1]
-    length, _, found = chunk(tf.minimum(position, end))
-    length = tf.where(found & (position + 8 <= end), tf.minimum(length, 2**16), 0)
+    length, _, is_exif = chunk(tf.minimum(position, end))
+    length = tf.where(is_exif & (position + 8 <= end), tf.minimum(length, 2**16), 0)
     block = _bytes_at(data, tf.cast(tf.minimum(position, end), tf.int32) + 8, tf.cast(length, tf.int32))
     return tf.where(begins(block, b"Exif\0\0"), _bytes_at(block, 6, 2**16), block)
 
@@ -318,12 +318,12 @@ def has_color_key(data: tf.Tensor) -> tf.Tensor:
     def behind(position: tf.Tensor) -> tuple[tf.Tensor]:
         return (position + 12 + chunk(position)[0],)
 
-    def found() -> tf.Tensor:
+    def has_key() -> tf.Tensor:
         # Positions may pass the length by one chunk of 2**30 at most, so they stay below 2**31 for files of a gigabyte.
         return is_key(tf.while_loop(goes_on, behind, [tf.constant(8)])[0])
 
     key_bytes = tf.where(tf.equal(_bytes_at(data, 25, 1), b"\0"), 2, 6)
-    return tf.cond(_is_png(data) & _may_have_color_key(data), found, lambda: tf.constant(False))
+    return tf.cond(_is_png(data) & _may_have_color_key(data), has_key, lambda: tf.constant(False))
 
 
 def _numbers(data: tf.Tensor) -> tf.Tensor:
@@ -608,7 +608,7 @@ def _pillow_coefficients(side: tf.Tensor, length: tf.Tensor, interpolation: str)
     first = tf.maximum(tf.cast(center - support + 0.5, tf.int32), 0)
     last = tf.minimum(tf.cast(center + support + 0.5, tf.int32), side)
     pixel = first[:, None] + tf.range(tf.reduce_max(last - first))
-    found = kernel(interpolation, (tf.cast(pixel, tf.float64) - center[:, None] + 0.5) / scale, tf)
-    found = tf.where(pixel < last[:, None], found, 0.0)
-    found *= 2.0**_PRECISION / tf.reduce_sum(found, axis=1, keepdims=True)
-    return first, tf.cast(tf.where(found < 0.0, found - 0.5, found + 0.5), tf.int32)
+    weights = kernel(interpolation, (tf.cast(pixel, tf.float64) - center[:, None] + 0.5) / scale, tf)
+    weights = tf.where(pixel < last[:, None], weights, 0.0)
+    weights *= 2.0**_PRECISION / tf.reduce_sum(weights, axis=1, keepdims=True)
+    return first, tf.cast(tf.where(weights < 0.0, weights - 0.5, weights + 0.5), tf.int32)
