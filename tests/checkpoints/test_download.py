@@ -205,7 +205,7 @@ def test_equivalent_addresses_have_one_cache_path():
     [
         ("imagenet21k/ViT-B_61", "imagenet21k/ViT-B_16"),
         ("ViT-B_16", "like imagenet21k/ViT-B_16, imagenet21k+imagenet2012/ViT-B_16, sam/ViT-B_16, gsam/ViT-B_16."),
-        ("BiT-M-R50x1.npz", "like bit:BiT-M-R50x1."), ("", "augreg:B_16"), ("augreg:../../index.csv", "augreg:"),
+        ("BiT-M-R50x1.npz", "like bit:BiT-M-R50x1."), ("", "augreg:B_16"), ("augreg:../../index.csv", "augreg:"), (f"augreg:{B_16}/../x", "augreg:"),
         ("bit:BiT-L-R50x1", "bit:BiT-M-R50x1"),
         ("bit:vtab/BiT-M-R152x2-run0-svhn", "bit:vtab/BiT-M-R152x4-run0-svhn"),
         ("big_vision:vit_s16_i1k_30ep", "big_vision:vit_s16_i1k_300ep"), ("xyzzy", "augreg:B_16"),
@@ -243,7 +243,8 @@ def test_a_path_that_does_not_exist_is_answered_with_its_nearest_neighbor(name, 
     "name",
     [
         "http://example.com/model.npz", "ftp://example.com/model.npz", "file:///etc/passwd", "s3://bucket/model.npz",
-        "https://", "https://example.com", "https://user:secret@example.com/model.npz",
+        "http://127.0.0.1.example.com/model.npz", "https:///model.npz", "https://example.com/folder/", "gs://b/./x",
+        "gs://bucket/", "https://", "https://example.com", "https://user:secret@example.com/model.npz",
         "https://[example.com/model.npz", "https://example.com/a/../b.npz", "https://example.com/%2e%2e",
         "https://example.com/model\0.npz", "https://example.com/model\r\nHost: b.npz",
         "https://example.com/\udcff.npz", "gs://b/../../x", "gs://../x", "gs://bucket", "gs:///x",
