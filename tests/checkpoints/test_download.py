@@ -205,7 +205,8 @@ def test_equivalent_addresses_have_one_cache_path():
     [
         ("imagenet21k/ViT-B_61", "imagenet21k/ViT-B_16"),
         ("ViT-B_16", "like imagenet21k/ViT-B_16, imagenet21k+imagenet2012/ViT-B_16, sam/ViT-B_16, gsam/ViT-B_16."),
-        ("BiT-M-R50x1.npz", "like bit:BiT-M-R50x1."), ("", "augreg:B_16"), ("augreg:../../index.csv", "augreg:"), (f"augreg:{B_16}/../x", "augreg:"),
+        ("BiT-M-R50x1.npz", "like bit:BiT-M-R50x1."), ("", "augreg:B_16"),
+        ("augreg:../../index.csv", "augreg:"), (f"augreg:{B_16}/../x", "augreg:"),
         ("bit:BiT-L-R50x1", "bit:BiT-M-R50x1"),
         ("bit:vtab/BiT-M-R152x2-run0-svhn", "bit:vtab/BiT-M-R152x4-run0-svhn"),
         ("big_vision:vit_s16_i1k_30ep", "big_vision:vit_s16_i1k_300ep"), ("xyzzy", "augreg:B_16"),
