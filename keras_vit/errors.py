@@ -75,21 +75,21 @@ def near_path(path: str | os.PathLike, is_meant: Callable[[str], bool] = os.path
     """
     if os.path.lexists(path):
         return ""
-    found, parts = "", os.path.normpath(path).split(os.sep)
+    existing, parts = "", os.path.normpath(path).split(os.sep)
     for number, part in enumerate(parts, 1):
-        here = os.path.join(found, part) if found else part or os.sep
+        here = os.path.join(existing, part) if existing else part or os.sep
         if not os.path.exists(here):
             fits = is_meant if number == len(parts) else os.path.isdir
             try:
-                names = [name for name in os.listdir(found or os.curdir) if fits(os.path.join(found, name))]
+                names = [name for name in os.listdir(existing or os.curdir) if fits(os.path.join(existing, name))]
             except OSError:  # a file, or not to be read
                 names = []
             close = difflib.get_close_matches(part, names, 1, _LEAST_LIKE)
             if not close:
                 return ""
-            here = os.path.join(found, close[0])
-        found = here
-    return f"; did you mean {found}?"
+            here = os.path.join(existing, close[0])
+        existing = here
+    return f"; did you mean {existing}?"
 
 
 def _parts(name: str) -> frozenset[str]:

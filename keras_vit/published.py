@@ -128,17 +128,17 @@ def find_models(wildcard: str = "*", *, pretrained: bool = False) -> list[Publis
         by_model.setdefault(_model_of(checkpoint), []).append(checkpoint)
     for name, checkpoint in _HUB.items():
         by_model.setdefault(name, []).append(checkpoint)
-    found = []
+    models = []
     for name in fitting(MODELS, wildcard):
         checkpoints = tuple(by_model.get(name, ()))
         if checkpoints or not pretrained:
             pixels, purpose, terms = next(
                 values for pattern, values in _FAMILIES.items() if fnmatch.fnmatchcase(name, pattern)
             )
-            found.append(
+            models.append(
                 PublishedModel(name, pixels, _MILLIONS[name], purpose, checkpoints, terms if checkpoints else "")
             )
-    return found
+    return models
 
 
 def fitting(names: Iterable[str], wildcard: str) -> list[str]:
@@ -166,12 +166,18 @@ def upstream_checkpoint(model: str) -> str:
 
     Raises UserError if none is published.
     """
-    found = {each.name: each.checkpoints for each in find_models()}
-    upstream = {name: checkpoints[0] for name in found if (checkpoints := [*filter(_is_upstream, found[name])])}
+    checkpoints_of = {each.name: each.checkpoints for each in find_models()}
+    upstream = {
+        name: checkpoints[0]
+        for name in checkpoints_of
+        if (checkpoints := [*filter(_is_upstream, checkpoints_of[name])])
+    }
     if model in upstream:
         return upstream[model]
     near = f"the nearest models that have one are {nearest(model, upstream)}"
-    advice = f"give --checkpoint {found[model][0]}, or another model: {near}" if found[model] else near
+    advice = (
+        f"give --checkpoint {checkpoints_of[model][0]}, or another model: {near}" if checkpoints_of[model] else near
+    )
     raise UserError(f"The official model {model!r} has no published ImageNet-21k checkpoint; {advice}.")
 
 

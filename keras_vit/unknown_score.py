@@ -90,11 +90,11 @@ class UnknownScorer:
         """The scores (n,) of batches of a model's inputs (B, h, w, C)."""
         from keras import ops
 
-        network, found = features_and_logits(model), []
+        network, scores = features_and_logits(model), []
         for images in batches:
             inside = network.predict_on_batch(images)
-            found.append(ops.convert_to_numpy(self.score(inside["pre_logits"], inside["logits"])))
-        return np.concatenate(found)
+            scores.append(ops.convert_to_numpy(self.score(inside["pre_logits"], inside["logits"])))
+        return np.concatenate(scores)
 
     @property
     def num_bytes(self) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from keras_vit.checkpoints.fetch.find import find_checkpoint
-from keras_vit.checkpoints.from_checkpoint import load_with
+from keras_vit.checkpoints.from_checkpoint import open_source
 from keras_vit.checkpoints.infer_config import original_preprocessing
 from keras_vit.checkpoints.layouts import HEADS, check_new, format_for
 from keras_vit.checkpoints.load import weights_by_key
@@ -37,14 +37,29 @@ def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, option
     """
     check_new(target, layout)
     source = find_checkpoint(source)
-    model = load_with(source, options)
+    model = open_source(source, options.stored_grid).build(options)
     checkpoint = None if is_keras_model(source) else open_checkpoint(source, options.stored_grid)
     with warnings.catch_warnings(record=True) as caught:  # printed below
         warnings.simplefilter("always")
         save_checkpoint(model, target, layout=layout)
     written = open_checkpoint(target)
+    changed = _report_weights(model, checkpoint, written, options)
+    print(f"{len(written.weights)} weights, {model.count_params():,} parameters, in {target}", end="")
+    print("; verified, all are equal bit for bit." if not changed else f"; changed: {', '.join(changed)}.")
+    saved = written_model(model)
+    sentences = settings_to_set(saved, layout, target.is_dir())
+    sentences += [str(warning.message) for warning in caught if warning.category is UserWarning]
+    for sentence in dict.fromkeys((*sentences, *format_for(saved, layout)[1].notes)):
+        print(sentence)
+    _report_preprocessing(model, written)
+
+
+def _report_weights(
+    model: keras.Model, checkpoint: Checkpoint | None, written: Checkpoint, options: LoadOptions
+) -> list[str]:
+    """Print where each array went, and return the keys of those that differ from the model's weights."""
     old_weights = {} if checkpoint is None else checkpoint.weights
-    changed = []
+    changed: list[str] = []
     variables = weights_by_key(model)
     for key, weight in written.weights.items():
         if key not in variables:  # of training alone
@@ -61,14 +76,7 @@ def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, option
         print(f"{name}  ->  {weight.source.key}  {weight.source.shape}  {', '.join(notes)}".rstrip())
     for name in [] if checkpoint is None else _dropped(checkpoint, written):
         print(f"{name}  ->  dropped")
-    print(f"{len(written.weights)} weights, {model.count_params():,} parameters, in {target}", end="")
-    print("; verified, all are equal bit for bit." if not changed else f"; changed: {', '.join(changed)}.")
-    saved = written_model(model)
-    sentences = settings_to_set(saved, layout, target.is_dir())
-    sentences += [str(warning.message) for warning in caught if warning.category is UserWarning]
-    for sentence in dict.fromkeys((*sentences, *format_for(saved, layout)[1].notes)):
-        print(sentence)
-    _report_preprocessing(model, written)
+    return changed
 
 
 def _dropped(source: Checkpoint, written: Checkpoint) -> list[str]:

@@ -94,6 +94,17 @@ class Description:
         }
         for field, value in self.fields.items():
             lines[field] = str(value)
+        lines |= self._unknown()
+        if self.unexpected_keys:
+            lines["unexpected"] = f"{len(self.unexpected_keys)} arrays: {', '.join(self.unexpected_keys[:4])}"
+        if self.unused:
+            lines["unused"] = f"{len(self.unused)} arrays: {', '.join(self.unused[:4])}"
+        width = max(map(len, lines)) + 2
+        return "\n".join(f"{name:{width}}{value}" for name, value in lines.items())
+
+    def _unknown(self) -> dict[str, str]:
+        """Settings that the file does not tell, with their defaults."""
+        lines = {}
         if self.fields.get("num_heads", 0) is None:
             official = self.config.num_heads if isinstance(self.config, ViTConfig) else None
             assumed = official and f"; default: the {official} of the official model of this width"
@@ -106,12 +117,7 @@ class Description:
             lines["gelu"] = f"{_NOT_IN_FILE}; timm has models with these arrays and either form"
         if "position_embedding" in self.ambiguous:
             lines["position_embedding"] = f"{_NOT_IN_FILE}: learned (CLIP), or also rotary (timm's Perception Encoder)"
-        if self.unexpected_keys:
-            lines["unexpected"] = f"{len(self.unexpected_keys)} arrays: {', '.join(self.unexpected_keys[:4])}"
-        if self.unused:
-            lines["unused"] = f"{len(self.unused)} arrays: {', '.join(self.unused[:4])}"
-        width = max(map(len, lines)) + 2
-        return "\n".join(f"{name:{width}}{value}" for name, value in lines.items())
+        return lines
 
 
 _NOT_IN_FILE = "not in the file"

@@ -163,47 +163,80 @@ def from_checkpoint(
         dtype=dtype,
         name=name,
     )
-    return load_with(path, options)
+    return open_source(path, stored_grid).build(options)
 
 
-# What the config and the weights of a classifier become before it is built.
+# Changes the config and the weights of a classifier before it is built.
 Edit = Callable[[ModelConfig, Mapping[str, Weight]], tuple[ModelConfig, Mapping[str, Weight]]]
 
 
-def load_with(path: str | os.PathLike, options: LoadOptions, edit: Edit | None = None) -> keras.Model:
-    """`from_checkpoint` with its keywords as one object.
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpenedModel:
+    """A .keras file or a run, opened."""
 
-    edit: changes the config and the weights of a classifier before its model is built, such as to give it another head;
-        not called for another task.
+    model: keras.Model
+
+    def build(self, options: LoadOptions, edit: Edit | None = None) -> keras.Model:
+        """Return the model, changed as the options say; `edit` does not apply."""
+        return _from_keras_model(self.model, options)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpenedCheckpoint:
+    """A checkpoint of arrays, opened: its headers are read, and the model can be inferred and built."""
+
+    checkpoint: Checkpoint
+    origin: str
+    """The path, address or official name that the caller gave."""
+
+    def config(self, options: LoadOptions) -> ModelConfig:
+        """Infer the configuration. Raises UserError where the file is ambiguous, or an option does not apply."""
+        checkpoint = self.checkpoint
+        config = infer_config(checkpoint, options)
+        refuse_ambiguous_settings(checkpoint, options)
+        options.refuse(_inapplicable(checkpoint, config, options))
+        if isinstance(config, ViTConfig):
+            config = dataclasses.replace(config, **options.rates)
+            if options.size is not None and options.size != checkpoint.file_config.image_size:
+                options.with_patch(config).check_image_size(options.size)
+        return config
+
+    def build(self, options: LoadOptions, edit: Edit | None = None) -> keras.Model:
+        """Build the model and load the weights.
+
+        edit: changes the config and the weights of a classifier first, such as to give it another head; not called for
+            another task.
+        """
+        options = dataclasses.replace(options, name=options.name or _name_of(self.origin))
+        checkpoint, config = self.checkpoint, self.config(options)
+        if (task := infer_task(checkpoint)) is not None:
+            options.refuse(_of_classifiers(task, options))
+            if isinstance(task, SegmentationConfig):
+                refuse_differences(checkpoint)
+        grid = options.stored_grid or file_config_grid(checkpoint, config)
+        size = options.size or known_image_size(checkpoint, config, grid) or _default_image_size(checkpoint, config)
+        num_channels = _first_kernel(checkpoint.weights)[1].shape[2]
+        _warn_of_images(checkpoint, self.origin, None if options.size else size, num_channels)
+        preprocessing = original_preprocessing(checkpoint, size, num_channels)
+        if assumed := _assumed(checkpoint, config, options, preprocessing):
+            print(f"Not in the files of {checkpoint.path}, and assumed: {'; '.join(assumed)}.")
+        if edit is not None and task is None:
+            config, weights = edit(config, checkpoint.weights)
+            checkpoint = dataclasses.replace(checkpoint, weights=weights)
+        return _build_and_fill(checkpoint, config, preprocessing, grid, options, task)
+
+
+def open_source(path: str | os.PathLike, stored_grid: tuple[int, int] | None = None) -> OpenedModel | OpenedCheckpoint:
+    """Open a file, folder, run, address or official name. Raises UserError for what is no checkpoint.
+
+    stored_grid: (rows, columns) of the stored position embeddings, if they are not square.
     """
     file = find_checkpoint(path)
     if is_keras_model(file):
-        return _from_keras_model(load_named_model(file), options)
-    options = dataclasses.replace(options, name=options.name or _name_of(path))
-    checkpoint = open_checkpoint(file, options.stored_grid)
+        return OpenedModel(load_named_model(file))
+    checkpoint = open_checkpoint(file, stored_grid)
     refuse_unexpected_keys(checkpoint)
-    config = infer_config(checkpoint, options)
-    refuse_ambiguous_settings(checkpoint, options)
-    options.refuse(_inapplicable(checkpoint, config, options))
-    if isinstance(config, ViTConfig):
-        config = dataclasses.replace(config, **options.rates)
-        if options.size is not None and options.size != checkpoint.file_config.image_size:
-            options.with_patch(config).check_image_size(options.size)
-    if (task := infer_task(checkpoint)) is not None:
-        options.refuse(_of_classifiers(task, options))
-        if isinstance(task, SegmentationConfig):
-            refuse_differences(checkpoint)
-    grid = options.stored_grid or file_config_grid(checkpoint, config)
-    size = options.size or known_image_size(checkpoint, config, grid) or _default_image_size(checkpoint, config)
-    num_channels = _first_kernel(checkpoint.weights)[1].shape[2]
-    _warn_of_images(checkpoint, os.fspath(path), None if options.size else size, num_channels)
-    preprocessing = original_preprocessing(checkpoint, size, num_channels)
-    if assumed := _assumed(checkpoint, config, options, preprocessing):
-        print(f"Not in the files of {checkpoint.path}, and assumed: {'; '.join(assumed)}.")
-    if edit is not None and task is None:
-        config, weights = edit(config, checkpoint.weights)
-        checkpoint = dataclasses.replace(checkpoint, weights=weights)
-    return _build_and_fill(checkpoint, config, preprocessing, grid, options, task)
+    return OpenedCheckpoint(checkpoint, os.fspath(path))
 
 
 def load_named_model(path: pathlib.Path) -> keras.Model:
@@ -430,26 +463,9 @@ def _build_and_fill(
         config.check_image_size(preprocessing.image_size)
         weights = _with_patch(weights, config.patch)
     if options.channels is not None:
-        if isinstance(config, ViTConfig) and isinstance(config.stem, ShiftedPatches):
-            raise UserError(
-                "Shifted patches are normalized over all channels; keep their number, and leave channels out."
-            )
-        weights = _with_channels(weights, options.channels, options.channel_rule)
+        weights = _with_channels(config, weights, options.channels, options.channel_rule)
         preprocessing = preprocessing.for_channels(options.channels)
-    if isinstance(task, SegmentationConfig) and num_classes:
-        task = dataclasses.replace(task, num_classes=num_classes)
-    with no_init_weights():
-        if task is not None and isinstance(config, ViTConfig):
-            model = build_task(config, task, preprocessing, dtype=options.dtype, name=options.name)
-        else:
-            model = build(
-                config,
-                preprocessing=preprocessing,
-                num_classes=num_classes,
-                classifier_activation=options.classifier_activation,
-                dtype=options.dtype,
-                name=options.name,
-            )
+    model = _built(config, preprocessing, num_classes, options, task)
     keep = () if not new_head else HEADS if task is None else ("class_head/",)
     drop = (*keep, "pre_logits/") if drops_pre_logits else keep
     checkpoint = dataclasses.replace(checkpoint, weights=weights)
@@ -457,6 +473,29 @@ def _build_and_fill(
     if classes is not None and len(classes.labels) in numbers_of_classes(model):
         set_classes(model, classes)
     return model
+
+
+def _built(
+    config: ModelConfig,
+    preprocessing: Preprocessing,
+    num_classes: int | None,
+    options: LoadOptions,
+    task: TaskConfig | None,
+) -> keras.Model:
+    """The model without its weights."""
+    with no_init_weights():
+        if task is not None and isinstance(config, ViTConfig):
+            if isinstance(task, SegmentationConfig) and num_classes:
+                task = dataclasses.replace(task, num_classes=num_classes)
+            return build_task(config, task, preprocessing, dtype=options.dtype, name=options.name)
+        return build(
+            config,
+            preprocessing=preprocessing,
+            num_classes=num_classes,
+            classifier_activation=options.classifier_activation,
+            dtype=options.dtype,
+            name=options.name,
+        )
 
 
 def _with_rows(weights: Mapping[str, Weight], rows: Sequence[int | None]) -> Mapping[str, Weight]:
@@ -488,7 +527,11 @@ def _with_patch(weights: Mapping[str, Weight], patch: tuple[int, int]) -> dict[s
     return {**weights, "embedding/kernel": resized}
 
 
-def _with_channels(weights: Mapping[str, Weight], channels: int, rule: ChannelRule) -> dict[str, Weight]:
+def _with_channels(
+    config: ModelConfig, weights: Mapping[str, Weight], channels: int, rule: ChannelRule
+) -> dict[str, Weight]:
+    if isinstance(config, ViTConfig) and isinstance(config.stem, ShiftedPatches):
+        raise UserError("Shifted patches are normalized over all channels; keep their number, and leave channels out.")
     key, kernel = _first_kernel(weights)
     shape = (*kernel.shape[:2], channels, kernel.shape[3])
     adapted = Weight(kernel.source, shape, lambda array: adapt_channels(kernel.convert(array), channels, rule))

@@ -167,77 +167,91 @@ def _other_widths(weights: Mapping[str, Weight], file_config: FileConfig) -> Rul
 
 
 def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOptions) -> ViTConfig:
-    weights, layout = checkpoint.weights, checkpoint.layout
-    classifier, position_embedding = options.classifier, options.position_embedding
+    weights, layout, position_embedding = checkpoint.weights, checkpoint.layout, options.position_embedding
     blocks = {int(match[1]) for key in weights if (match := re.match(r"Transformer/encoderblock_(\d+)/", key))}
     check_numbered("encoder blocks", blocks)
     _refuse_missing(_missing_in_blocks(weights, r"(Transformer/encoderblock_\d+/)(.*)"))
     first = "Transformer/encoderblock_0/"
     patch = _shape(checkpoint, "embedding/kernel", 4)
-    hidden_size = patch[3]
     _shape(checkpoint, f"{_FIRST_QUERY}/kernel", 2)
-    in_weights: Classifier | None = "token" if "cls" in weights else "map" if "MAPHead_0/probe" in weights else None
-    in_weights = layout.settings.get("classifier", in_weights)
     norm = weights.get("Transformer/encoder_norm/scale")
     norm_after_pooling = norm is not None and norm.source.key.endswith("fc_norm.weight")
     norm_after_pooling &= file_config.classifier != "token"  # of one token it is the same before
-    averages = norm_after_pooling or file_config.classifier == "gap"
-    averages |= classifier == "gap" and "classifier" in layout.ambiguous
-    if in_weights == "token" and averages:
-        in_weights = "gap"
-    given, classifier = classifier, in_weights or classifier or "gap"
+    classifier = _infer_classifier(checkpoint, file_config, options.classifier, norm_after_pooling)
     if POSITIONS in weights:
         _shape(checkpoint, POSITIONS, 3)
         position_embedding = "learned"
     has_scale = f"{first}LayerScale_0/scale" in weights
-    missing = [head for head in file_config.heads if f"{head}/kernel" not in weights]
-    missing += ["layer scale"] if file_config.layer_scale is not None and not has_scale else []
-    refuse_first(
-        [
-            (
-                in_weights and given not in (None, in_weights),
-                f"The file has the weights of classifier={in_weights!r}, but {given!r} was given.",
-            ),
-            (
-                file_config.classifier not in (None, classifier),
-                f"config.json has the classifier {file_config.classifier!r}, but the arrays are those of "
-                f"{classifier!r}.",
-            ),
-            (
-                missing,
-                f"config.json is of a model with the {', '.join(missing)}, which the arrays lack; use the complete "
-                "file.",
-            ),
-        ]
-    )
-    key_bias = f"{first}MultiHeadDotProductAttention_1/key/bias" in weights
-    registers = _shape(checkpoint, "registers/tokens", 3)[1] if "registers/tokens" in weights else 0
+    _refuse_missing_parts(checkpoint, file_config, has_scale)
     mlp_dim = _shape(checkpoint, f"{first}MlpBlock_3/Dense_0/kernel", 2)[1]
     return ViTConfig(
         patch_size=patch[0] if patch[0] == patch[1] else (patch[0], patch[1]),
-        hidden_size=hidden_size,
+        hidden_size=patch[3],
         num_layers=len(blocks),
-        num_heads=_num_heads(checkpoint, options, (hidden_size, mlp_dim, len(blocks))),
+        num_heads=_num_heads(checkpoint, options, (patch[3], mlp_dim, len(blocks))),
         mlp_dim=mlp_dim,
         classifier=classifier,
-        representation_size=_shape(checkpoint, "pre_logits/kernel", 2)[1] if "pre_logits/kernel" in weights else None,
+        representation_size=_optional_size(checkpoint, "pre_logits/kernel", 2),
         gelu=file_config.gelu or layout.gelu,
         layer_norm_epsilon=file_config.layer_norm_epsilon or layout.layer_norm_epsilon,
         stem=_infer_stem(checkpoint, file_config, options.conv_stem_strides),
         position_embedding=position_embedding or layout.settings.get("position_embedding") or layout.default_positions,
-        qkv_bias=f"{_FIRST_QUERY}/bias" in weights,
         norm_after_pooling=norm_after_pooling,
         final_norm=layout.settings.get("final_norm", True),
-        key_bias=key_bias or f"{_FIRST_QUERY}/bias" not in weights,
-        patch_bias="embedding/bias" in weights,
-        head_bias="head/bias" in weights or "head/kernel" not in weights,
+        **_biases(weights),
         pre_norm="Transformer/pre_norm/scale" in weights,
         gated_mlp=f"{first}MlpBlock_3/gate/kernel" in weights,
         layer_scale=min(file_config.layer_scale or _LAYER_SCALE, 1.0) if has_scale else None,
-        num_registers=registers,
+        num_registers=_optional_size(checkpoint, "registers/tokens", 3) or 0,
         distillation=_distillation(checkpoint),
         with_class_token="cls" in weights and classifier in ("gap", "none"),
     )
+
+
+def _refuse_missing_parts(checkpoint: Checkpoint, file_config: FileConfig, has_scale: bool) -> None:
+    missing = [head for head in file_config.heads if f"{head}/kernel" not in checkpoint.weights]
+    missing += ["layer scale"] if file_config.layer_scale is not None and not has_scale else []
+    if missing:
+        raise UserError(
+            f"config.json is of a model with the {', '.join(missing)}, which the arrays lack; use the complete file."
+        )
+
+
+def _infer_classifier(
+    checkpoint: Checkpoint, file_config: FileConfig, given: Classifier | None, norm_after_pooling: bool
+) -> Classifier:
+    """The classifier of the arrays, else the given one. Raises UserError where they or config.json differ."""
+    weights, layout = checkpoint.weights, checkpoint.layout
+    in_weights: Classifier | None = "token" if "cls" in weights else "map" if "MAPHead_0/probe" in weights else None
+    in_weights = layout.settings.get("classifier", in_weights)
+    averages = norm_after_pooling or file_config.classifier == "gap"
+    averages |= given == "gap" and "classifier" in layout.ambiguous
+    if in_weights == "token" and averages:
+        in_weights = "gap"
+    if in_weights and given not in (None, in_weights):
+        raise UserError(f"The file has the weights of classifier={in_weights!r}, but {given!r} was given.")
+    classifier = in_weights or given or "gap"
+    if file_config.classifier not in (None, classifier):
+        raise UserError(
+            f"config.json has the classifier {file_config.classifier!r}, but the arrays are those of {classifier!r}."
+        )
+    return classifier
+
+
+def _biases(weights: Mapping[str, Weight]) -> dict[str, Any]:
+    """Which biases the arrays have, by field of ViTConfig."""
+    qkv_bias = f"{_FIRST_QUERY}/bias" in weights
+    return {
+        "qkv_bias": qkv_bias,
+        "key_bias": not qkv_bias or f"{_FIRST_QUERY.removesuffix('query')}key/bias" in weights,
+        "patch_bias": "embedding/bias" in weights,
+        "head_bias": "head/bias" in weights or "head/kernel" not in weights,
+    }
+
+
+def _optional_size(checkpoint: Checkpoint, name: str, rank: int) -> int | None:
+    """The second axis of an array; None if there is no such array."""
+    return _shape(checkpoint, name, rank)[1] if name in checkpoint.weights else None
 
 
 def _missing_biases(checkpoint: Checkpoint) -> list[str]:
@@ -262,29 +276,19 @@ def _with_prefix_positions(checkpoint: Checkpoint, config: ViTConfig, options: L
     rows. If neither is known, a square number of rows is that of the patches alone. The images that the model is wanted
     for, and those of config.json where they may be older than the table, decide only where no number of rows is square.
     """
-    if checkpoint.layout.prefix_positions is not None or POSITIONS not in checkpoint.weights:
-        return config
-    if not config.has_class_token:
-        return config
-    if config.stem is not None:  # all hybrids of timm have them
+    is_known = checkpoint.layout.prefix_positions is not None or POSITIONS not in checkpoint.weights
+    if is_known or not config.has_class_token or config.stem is not None:  # all hybrids of timm have them
         return config
     rows, file_config = checkpoint.weights[POSITIONS].shape[1], checkpoint.file_config
     possible = (rows, rows - config.num_class_tokens)
-
-    def patches(size: tuple[int, int] | None) -> int | None:
-        if size is None:
-            return None
-        number = math.prod(side // stride for side, stride in zip(size, config.patch, strict=True))
-        return number if number in possible else None
-
-    stated = patches(file_config.image_size)
+    stated = _num_patches(file_config.image_size, config.patch, possible)
     square = next((number for number in possible if square_grid(number) is not None), None)
     known = None if options.stored_grid is None else math.prod(options.stored_grid)
     if known not in possible and (file_config.image_size_is_exact or stated == square):
         known = stated
     if known in possible:
         return dataclasses.replace(config, prefix_positions=known != rows)
-    wanted = patches(options.size) or stated
+    wanted = _num_patches(options.size, config.patch, possible) or stated
     if None not in (square, wanted) and wanted != square:
         raise UserError(
             f"The {rows} rows of {checkpoint.weights[POSITIONS].source.key!r} may be for {square} or for {wanted} "
@@ -292,6 +296,12 @@ def _with_prefix_positions(checkpoint: Checkpoint, config: ViTConfig, options: L
             "file that has img_size."
         )
     return dataclasses.replace(config, prefix_positions=(square or wanted) != rows)
+
+
+def _num_patches(size: tuple[int, int] | None, patch: tuple[int, int], possible: tuple[int, int]) -> int | None:
+    """The patches of an image of this size; None if it is unknown, or the number is not among the possible ones."""
+    number = None if size is None else (size[0] // patch[0]) * (size[1] // patch[1])
+    return number if number in possible else None
 
 
 def _missing_in_blocks(weights: Mapping[str, Weight], pattern: str) -> list[str]:

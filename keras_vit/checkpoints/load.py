@@ -33,7 +33,7 @@ from keras_vit.models.build import (
     has_own_call,
     preprocessing_of,
 )
-from keras_vit.models.config import ViTConfig
+from keras_vit.models.config import ModelConfig, ViTConfig
 from keras_vit.models.layers import ModelSpec, TokenDense, no_init_weights, zero_copy
 from keras_vit.models.positions import PositionEmbedding
 from keras_vit.models.tasks import build_task, task_of
@@ -44,7 +44,7 @@ _NOT_COMPUTED = ("dtype", "lora_alpha", "lora_rank", "quantization_config", "see
 _FOR_TRAINING = ("_constraint", "_initializer", "_regularizer")
 _NUM_IMAGES = 3
 # Weights in files of models that do not have them any more, because training annealed them away.
-_OF_TRAINING = ("mask_attention/probabilities",)
+_OF_TRAINING = {"mask_attention/probabilities"}
 # Largest difference that rounding explains, relative to the largest output, by the dtype of the computation.
 _TOLERANCES = {"float32": 1e-5, "float64": 1e-5}
 _HALF_TOLERANCE = 2e-2
@@ -174,26 +174,18 @@ def match_weights(
 ) -> Match:
     """Check every array against every weight; nothing is read or assigned yet."""
     weights = weights_by_key(model)
-    matched = {
-        key: weight
-        for key, weight in checkpoint.weights.items()
-        if not _has_prefix(drop, key, weight) and (key in weights or key not in _OF_TRAINING)
-    }
+    left_out = {key for key, weight in checkpoint.weights.items() if _has_prefix(drop, key, weight)}
+    left_out |= _OF_TRAINING - weights.keys()
+    matched = {key: weight for key, weight in checkpoint.weights.items() if key not in left_out}
     dropped = {
         *checkpoint.weights.keys() - matched.keys(),
         *(key for key in checkpoint.unexpected_keys if key.startswith(drop)),
     }
     kept = {key for key in weights.keys() - matched.keys() if key.startswith(keep)}
-    missing = sorted(weights.keys() - matched.keys() - kept)
-    unknown = set(checkpoint.unexpected_keys) - dropped
-    unexpected = sorted(unknown | {matched[key].source.key for key in matched.keys() - weights.keys()})
-    if missing or unexpected:
-        problems = {
-            "missing keys": sorted(key_of(key, checkpoint.layout.rules) for key in missing),
-            "unexpected keys": unexpected,
-        }
-        found = "; ".join(f"{problem}: {join_keys(keys)}" for problem, keys in problems.items() if keys)
-        raise UserError(f"The checkpoint does not fit the model; {found}.")
+    missing = weights.keys() - matched.keys() - kept
+    unexpected = set(checkpoint.unexpected_keys) - dropped
+    unexpected |= {matched[key].source.key for key in matched.keys() - weights.keys()}
+    _refuse_keys({key_of(key, checkpoint.layout.rules) for key in missing}, unexpected)
     resized: tuple[str, ...] = ()
     config = config_of(model)
     if checkpoint.format is not None and isinstance(config, ViTConfig):
@@ -205,6 +197,20 @@ def match_weights(
         fitted = _fit_positions(checkpoint, layer, resampler, stored_grid)
         resized = (POSITIONS,) if fitted is not matched[POSITIONS] else ()
         matched[POSITIONS] = fitted
+    _check_shapes(matched, weights, config)
+    loaded = {key: weight.source.key for key, weight in sorted(matched.items())}
+    report = LoadReport(loaded, resized, tuple(sorted((*dropped, *checkpoint.unused))), tuple(sorted(kept)))
+    return Match(matched, report)
+
+
+def _refuse_keys(missing: set[str], unexpected: set[str]) -> None:
+    problems = {"missing keys": sorted(missing), "unexpected keys": sorted(unexpected)}
+    if sentences := [f"{problem}: {join_keys(keys)}" for problem, keys in problems.items() if keys]:
+        raise UserError(f"The checkpoint does not fit the model; {'; '.join(sentences)}.")
+
+
+def _check_shapes(matched: Mapping[str, Weight], weights: Mapping[str, keras.Variable], config: ModelConfig) -> None:
+    """Raise UserError unless the arrays have the shapes of the weights, and the heads of the config."""
     for key, weight in matched.items():
         if weight.shape != (needed := tuple(weights[key].shape)):
             read_as = "" if weight.shape == weight.source.shape else f", read as {weight.shape}"
@@ -214,9 +220,6 @@ def match_weights(
             )
         if isinstance(config, ViTConfig):
             check_heads(weight, heads_in(key, weight), config.num_heads)
-    loaded = {key: weight.source.key for key, weight in sorted(matched.items())}
-    report = LoadReport(loaded, resized, tuple(sorted((*dropped, *checkpoint.unused))), tuple(sorted(kept)))
-    return Match(matched, report)
 
 
 def _check_settings(checkpoint: Checkpoint, config: ViTConfig) -> None:

@@ -14,6 +14,7 @@ from keras_vit.checkpoints.key_mapping import untranslate
 from keras_vit.checkpoints.layouts import check_new
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_folder
+from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.safetensors import overwrite
 from keras_vit.models.config import ModelConfig, ViTConfig
 
@@ -56,6 +57,21 @@ def write_image_tower(
     heads = config.num_heads if isinstance(config, ViTConfig) else 1
     arrays = untranslate(weights, checkpoint.layout.rules, heads)
     stored = {weight.source.key: weight.source for weight in checkpoint.weights.values()}
+    _check_arrays(source, arrays, stored)
+    if rounded := sorted({array.dtype.str for array in stored.values() if array.dtype.itemsize < 4}):
+        warnings.warn(f"The weights of {source} have 16 bits ({', '.join(rounded)}), so the new ones do.", stacklevel=3)
+    check_new(folder, "huggingface")
+    with atomic_folder(folder) as temporary:
+        for file in sorted(origin.iterdir()):
+            if file.is_file() and file.suffix in _COPIED:
+                shutil.copyfile(file, temporary / file.name)
+        written = [key for file in temporary.glob("*.safetensors") for key in overwrite(file, arrays)]
+        if missing := sorted(arrays.keys() - set(written)):
+            raise UserError(f"{source} has no .safetensors file with {join_keys(missing)}; download it again.")
+
+
+def _check_arrays(source: str, arrays: Mapping[str, np.ndarray], stored: Mapping[str, LazyArray]) -> None:
+    """Raise UserError unless the arrays have the keys and shapes of the stored ones."""
     if different := sorted(arrays.keys() ^ stored.keys()):
         raise UserError(
             f"The model is another image tower than that of {source}; one of both lacks {join_keys(different)}. A head "
@@ -67,13 +83,3 @@ def write_image_tower(
                 f"{key!r} of {source} has shape {stored[key].shape}, but that of the model {array.shape}; adapt the "
                 "model to the image size of the checkpoint first."
             )
-    if rounded := sorted({array.dtype.str for array in stored.values() if array.dtype.itemsize < 4}):
-        warnings.warn(f"The weights of {source} have 16 bits ({', '.join(rounded)}), so the new ones do.", stacklevel=3)
-    check_new(folder, "huggingface")
-    with atomic_folder(folder) as temporary:
-        for file in sorted(origin.iterdir()):
-            if file.is_file() and file.suffix in _COPIED:
-                shutil.copyfile(file, temporary / file.name)
-        written = [key for file in temporary.glob("*.safetensors") for key in overwrite(file, arrays)]
-        if missing := sorted(arrays.keys() - set(written)):
-            raise UserError(f"{source} has no .safetensors file with {join_keys(missing)}; download it again.")

@@ -44,17 +44,17 @@ def weights(side, resized, begin, length: int, interpolation: Interpolation, ant
     inside = (row >= 0.0) & (row < resized)
     if interpolation == "area":
         covered = ops.minimum(pixel + 1.0, (row + 1.0) * step) - ops.maximum(pixel, row * step)
-        found = ops.maximum(covered, 0.0)
+        matrix = ops.maximum(covered, 0.0)
     elif interpolation == "gaussian":
-        found = _blurred(row, side, step, antialias, ops)
+        matrix = _blurred(row, side, step, antialias, ops)
     elif interpolation == "nearest":
-        found = ops.where(ops.equal(ops.floor((row + 0.5) * step), pixel), ops.ones_like(pixel), 0.0 * pixel)
+        matrix = ops.where(ops.equal(ops.floor((row + 0.5) * step), pixel), ops.ones_like(pixel), 0.0 * pixel)
     else:
         scale = ops.maximum(step, 1.0) if antialias else 1.0
-        found = kernel(interpolation, (pixel + 0.5 - (row + 0.5) * step) / scale, ops)
-    found = ops.where(inside, found, 0.0 * found)
-    total = ops.sum(found, axis=1, keepdims=True)
-    return found / ops.where(ops.abs(total) < 1e-6, ops.ones_like(total), total)
+        matrix = kernel(interpolation, (pixel + 0.5 - (row + 0.5) * step) / scale, ops)
+    matrix = ops.where(inside, matrix, 0.0 * matrix)
+    total = ops.sum(matrix, axis=1, keepdims=True)
+    return matrix / ops.where(ops.abs(total) < 1e-6, ops.ones_like(total), total)
 
 
 def _blurred(row, side, step, antialias: bool, ops: Any):
@@ -73,16 +73,16 @@ def _blurred(row, side, step, antialias: bool, ops: Any):
 
     place = _mirrored((row + 0.5) * step - 0.5, side, ops)
     near = ops.floor(place)
-    found = (1.0 - (place - near)) * gaussian(taps) + (place - near) * gaussian(taps - 1.0)  # (length, T)
+    shares = (1.0 - (place - near)) * gaussian(taps) + (place - near) * gaussian(taps - 1.0)  # (length, T)
     pixel = _mirrored(near + taps, side, ops)
     if ops is np:
         dense = np.zeros((len(row), int(side)))
-        np.add.at(dense, (np.arange(len(row))[:, None], pixel.astype(int)), found)
+        np.add.at(dense, (np.arange(len(row))[:, None], pixel.astype(int)), shares)
         return dense
     pixel = ops.cast(pixel, "int32")
     rows = ops.arange(row.shape[0], dtype="int32")[:, None] + ops.zeros_like(pixel)
     shape = (row.shape[0], ops.cast(side, "int32"))
-    return ops.scatter(ops.stack([rows, pixel], axis=-1), ops.cast(found, "float32"), shape)
+    return ops.scatter(ops.stack([rows, pixel], axis=-1), ops.cast(shares, "float32"), shape)
 
 
 def _mirrored(place, side, ops: Any):
@@ -101,10 +101,10 @@ def kernel(interpolation: str, x, ops: Any):
     if interpolation == "bicubic":  # Keys 1981 with a = -0.5
         near = (1.5 * x - 2.5) * x * x + 1.0
         far = (((x - 5.0) * x + 8.0) * x - 4.0) * -0.5
-        found = ops.where(x < 1.0, near, far)
+        values = ops.where(x < 1.0, near, far)
     else:  # lanczos3
-        found = _sinc(x, ops) * _sinc(x / 3.0, ops)
-    return ops.where(x < SUPPORT[interpolation], found, 0.0 * x)
+        values = _sinc(x, ops) * _sinc(x / 3.0, ops)
+    return ops.where(x < SUPPORT[interpolation], values, 0.0 * x)
 
 
 def _sinc(x, ops):

@@ -173,8 +173,8 @@ def color_key(data: bytes) -> tuple[int, ...] | None:
     if image_format(data) != "PNG" or len(data) < 26 or data[25] not in (0, 2):
         return None
     numbers = 1 if data[25] == 0 else 3
-    found = (part for kind, part in _png_chunks(data) if kind == b"tRNS" and len(part) >= 2 * numbers)
-    return next((struct.unpack_from(f">{numbers}H", part) for part in found), None)
+    keys = (part for kind, part in _png_chunks(data) if kind == b"tRNS" and len(part) >= 2 * numbers)
+    return next((struct.unpack_from(f">{numbers}H", part) for part in keys), None)
 
 
 def orientation(data: bytes) -> int:

@@ -60,7 +60,7 @@ def placements(
         padding: see `Preprocessing`.
     """
     firsts: tuple[Any, Any] = 0.0 * sides[0], 0.0 * sides[1]
-    windows, target = sides, size if crop_from is None else crop_from
+    windows = sides
     if resize == "crop":  # as keras.ops.image.resize(crop_to_aspect_ratio=True)
         height, width = size
         shape = xp.floor(sides[1] * height / width), xp.floor(sides[0] * width / height)
@@ -68,17 +68,7 @@ def placements(
             xp.maximum(xp.minimum(side, other), 1.0 + 0.0 * side) for side, other in zip(sides, shape, strict=True)
         )
         firsts = tuple(xp.floor((side - window) / 2.0) for side, window in zip(sides, windows, strict=True))
-    if resize == "resize-small" and isinstance(target, int):
-        small = xp.minimum(*sides)
-        # The product first: for the smaller side it is exact. big_vision rounds, the PyTorch libraries truncate.
-        rounded = xp.round if library == "tensorflow" else xp.floor
-        resized = [rounded(target * side / small) for side in sides]
-    elif resize in ("resize-small", "pad"):
-        ratios = [side / length for side, length in zip(sides, _pair(target), strict=True)]
-        ratio = xp.maximum(*ratios) if resize == "pad" else xp.minimum(*ratios)
-        resized = [xp.maximum(xp.round(side / ratio), 1.0 + 0.0 * side) for side in sides]
-    else:
-        resized = [0.0 * side + length for side, length in zip(sides, _pair(target), strict=True)]
+    resized = _resized(sides, size if crop_from is None else crop_from, resize, library, xp)
     # timm crops with torchvision, which rounds half to even.
     rounded = xp.round if library == "timm" else xp.floor
     return [
@@ -91,6 +81,22 @@ def placements(
         )
         for first, window, result, length in zip(firsts, windows, resized, size, strict=True)
     ]
+
+
+def _resized(
+    sides: tuple[Any, Any], target: int | tuple[int, int], resize: Resize, library: Library, xp: Any
+) -> list[Any]:
+    """Pixels to which height and width are resized before the crop or the padding."""
+    if resize == "resize-small" and isinstance(target, int):
+        small = xp.minimum(*sides)
+        # The product first: for the smaller side it is exact. big_vision rounds, the PyTorch libraries truncate.
+        rounded = xp.round if library == "tensorflow" else xp.floor
+        return [rounded(target * side / small) for side in sides]
+    if resize in ("resize-small", "pad"):
+        ratios = [side / length for side, length in zip(sides, _pair(target), strict=True)]
+        ratio = xp.maximum(*ratios) if resize == "pad" else xp.minimum(*ratios)
+        return [xp.maximum(xp.round(side / ratio), 1.0 + 0.0 * side) for side in sides]
+    return [0.0 * side + length for side, length in zip(sides, _pair(target), strict=True)]
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:

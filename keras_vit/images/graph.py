@@ -246,8 +246,8 @@ def _exif_chunk(data: tf.Tensor) -> tf.Tensor:
 
     start = tf.where(is_png, tf.constant(8, tf.int64), 12)
     position = tf.while_loop(goes_on, step, [tf.constant(0), start])[1]
-    length, _, found = chunk(tf.minimum(position, end))
-    length = tf.where(found & (position + 8 <= end), tf.minimum(length, 2**16), 0)
+    length, _, is_exif = chunk(tf.minimum(position, end))
+    length = tf.where(is_exif & (position + 8 <= end), tf.minimum(length, 2**16), 0)
     block = _bytes_at(data, tf.cast(tf.minimum(position, end), tf.int32) + 8, tf.cast(length, tf.int32))
     return tf.where(begins(block, b"Exif\0\0"), _bytes_at(block, 6, 2**16), block)
 
@@ -318,12 +318,12 @@ def has_color_key(data: tf.Tensor) -> tf.Tensor:
     def behind(position: tf.Tensor) -> tuple[tf.Tensor]:
         return (position + 12 + chunk(position)[0],)
 
-    def found() -> tf.Tensor:
+    def has_key() -> tf.Tensor:
         # Positions may pass the length by one chunk of 2**30 at most, so they stay below 2**31 for files of a gigabyte.
         return is_key(tf.while_loop(goes_on, behind, [tf.constant(8)])[0])
 
     key_bytes = tf.where(tf.equal(_bytes_at(data, 25, 1), b"\0"), 2, 6)
-    return tf.cond(_is_png(data) & _may_have_color_key(data), found, lambda: tf.constant(False))
+    return tf.cond(_is_png(data) & _may_have_color_key(data), has_key, lambda: tf.constant(False))
 
 
 def _numbers(data: tf.Tensor) -> tf.Tensor:
@@ -413,25 +413,13 @@ def _first_gif_frame(data: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         flags = at(position)
         return tf.where(flags >= 128, 3 * tf.bitwise.left_shift(tf.constant(2, tf.int64), flags % 8), 0)
 
-    def skip_sub_blocks(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Position behind a run of equal sub-blocks and one other sub-block; whether their terminator came, too."""
-        stride = 1 + at(position)
-        lengths = tf.reshape(content[position : position + stride * _GIF_RUN : stride], (-1,))  # static rank
-        differs = tf.cast(lengths, tf.int64) != stride - 1
-        equal = tf.where(tf.reduce_any(differs), tf.argmax(differs), tf.size(lengths, out_type=tf.int64))
-        other = position + tf.where(stride > 1, equal * stride, 0)
-        after = other + 1 + at(other)
-        ends = tf.equal(at(other), 0)
-        ends_after = ~ends & tf.equal(at(after), 0)
-        return after + tf.cast(ends_after, tf.int64), ends | ends_after
-
     def step(position: tf.Tensor, inside: tf.Tensor, pixels: tf.Tensor, done: tf.Tensor, count: tf.Tensor):
         """One block, or several sub-blocks; `inside` tells whether sub-blocks follow."""
         kind = at(position)
         frame, extension = ~inside & tf.equal(kind, 0x2C), ~inside & tf.equal(kind, 0x21)
         after, ends = tf.cond(
             inside,
-            lambda: skip_sub_blocks(position),
+            lambda: _skip_sub_blocks(content, at, position),
             lambda: (tf.where(extension, position + 2, length), tf.constant(False)),
         )
         after = tf.where(frame, position + 11 + color_table(position + 9), after)
@@ -449,6 +437,19 @@ def _first_gif_frame(data: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     )
     # A file that ends within its first frame is left to the decoder, which refuses it.
     return tf.where(done | (end >= length), pixels, 0), tf.minimum(end, length)
+
+
+def _skip_sub_blocks(content: tf.Tensor, at: Callable, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Position behind a run of equal sub-blocks and one other sub-block; whether their terminator came, too."""
+    stride = 1 + at(position)
+    lengths = tf.reshape(content[position : position + stride * _GIF_RUN : stride], (-1,))  # static rank
+    differs = tf.cast(lengths, tf.int64) != stride - 1
+    equal = tf.where(tf.reduce_any(differs), tf.argmax(differs), tf.size(lengths, out_type=tf.int64))
+    other = position + tf.where(stride > 1, equal * stride, 0)
+    after = other + 1 + at(other)
+    ends = tf.equal(at(other), 0)
+    ends_after = ~ends & tf.equal(at(after), 0)
+    return after + tf.cast(ends_after, tf.int64), ends | ends_after
 
 
 def preprocessed_bytes(image: tf.Tensor, preprocessing) -> tf.Tensor:
@@ -607,7 +608,7 @@ def _pillow_coefficients(side: tf.Tensor, length: tf.Tensor, interpolation: str)
     first = tf.maximum(tf.cast(center - support + 0.5, tf.int32), 0)
     last = tf.minimum(tf.cast(center + support + 0.5, tf.int32), side)
     pixel = first[:, None] + tf.range(tf.reduce_max(last - first))
-    found = kernel(interpolation, (tf.cast(pixel, tf.float64) - center[:, None] + 0.5) / scale, tf)
-    found = tf.where(pixel < last[:, None], found, 0.0)
-    found *= 2.0**_PRECISION / tf.reduce_sum(found, axis=1, keepdims=True)
-    return first, tf.cast(tf.where(found < 0.0, found - 0.5, found + 0.5), tf.int32)
+    weights = kernel(interpolation, (tf.cast(pixel, tf.float64) - center[:, None] + 0.5) / scale, tf)
+    weights = tf.where(pixel < last[:, None], weights, 0.0)
+    weights *= 2.0**_PRECISION / tf.reduce_sum(weights, axis=1, keepdims=True)
+    return first, tf.cast(tf.where(weights < 0.0, weights - 0.5, weights + 0.5), tf.int32)

@@ -54,8 +54,8 @@ def open_image(file: str | os.PathLike | bytes, *, formats: Collection[str] = ()
             warnings.simplefilter("error", bombs[0])
             image = PIL.Image.open(io.BytesIO(data), formats=[name for name in names if name in PIL.Image.OPEN])
     except bombs as error:
-        found = re.search(r"\d+", str(error))  # Pillow states the number of pixels in its message alone
-        raise _too_many(int(found[0]) if found else LARGEST_IMAGE + 1, most_pixels) from error
+        digits = re.search(r"\d+", str(error))  # Pillow states the number of pixels in its message alone
+        raise _too_many(int(digits[0]) if digits else LARGEST_IMAGE + 1, most_pixels) from error
     except PIL.UnidentifiedImageError as error:
         raise PIL.UnidentifiedImageError(f"not a readable {' or '.join(names)} file") from error
     except Exception as error:  # damaged headers raise many types

@@ -340,7 +340,23 @@ class Preprocessing:
         return filled
 
     def _resampled(self, image):
-        """Images (..., h, w, C) -> (..., height, width, C) on any backend: a product for each axis.
+        """Images (..., h, w, C) -> (..., height, width, C) on any backend: a product for each axis."""
+        matrices = self._matrices(image)
+        fill = ops.convert_to_tensor(np.array(self.fill(), np.float32)) if self.resize == "pad" else None
+        pixels = ops.cast(image, "float32")
+        rounds = self.dtype == "uint8"
+        if fill is None or rounds:
+            result = filters.resample(pixels, *matrices, round_bytes=rounds, ops=ops)
+            if fill is not None:
+                inside = [ops.cast(ops.sum(matrix, axis=1) > 0.5, "float32") for matrix in matrices]
+                result = result + (1.0 - inside[0][:, None, None] * inside[1][None, :, None]) * fill
+        else:
+            # Where the weights are 0, the fill remains.
+            result = fill + filters.resample(pixels - fill, *matrices, round_bytes=False, ops=ops)
+        return ops.cast(result, "uint8") if rounds else result
+
+    def _matrices(self, image):
+        """The weights (height, h) of rows and (width, w) of columns of images (..., h, w, C).
 
         Sides may be unknown before a graph runs. It takes no memory for a padded square of a long image.
         """
@@ -368,18 +384,7 @@ class Preprocessing:
                 floats = (ops.cast(number, "float64" if blurs else "float32") for number in numbers)
                 matrix = filters.weights(*floats, length, *kernel, ops=ops)[:, : ops.cast(side, "int32")]
             matrices.append(ops.cast(ops.convert_to_tensor(matrix), "float32"))
-        fill = ops.convert_to_tensor(np.array(self.fill(), np.float32)) if self.resize == "pad" else None
-        pixels = ops.cast(image, "float32")
-        rounds = self.dtype == "uint8"
-        if fill is None or rounds:
-            result = filters.resample(pixels, *matrices, round_bytes=rounds, ops=ops)
-            if fill is not None:
-                inside = [ops.cast(ops.sum(matrix, axis=1) > 0.5, "float32") for matrix in matrices]
-                result = result + (1.0 - inside[0][:, None, None] * inside[1][None, :, None]) * fill
-        else:
-            # Where the weights are 0, the fill remains.
-            result = fill + filters.resample(pixels - fill, *matrices, round_bytes=False, ops=ops)
-        return ops.cast(result, "uint8") if rounds else result
+        return matrices
 
     def fill(self) -> tuple[float, ...]:
         """The color beside a padded image for each channel, 0..255."""

@@ -39,27 +39,8 @@ else:
     __getattr__, __dir__ = public_names(globals())
 
 __all__ = [
-    "FIGURES",
-    "Image",
-    "InspectionResult",
-    "attention_rollout",
-    "attention_to_patches",
-    "available_figures",
-    "class_relevance",
-    "decode",
-    "features_and_gradients",
-    "inspect",
-    "mean_attention_distance",
-    "neighbourhood",
-    "patch_distances",
-    "patch_tokens",
-    "position_similarity",
-    "principal_filters",
-    "read_images",
-    "resize_map",
-    "root_filters",
-    "token_norms",
-    "unfold_axial",
-    "weight_per_pixel",
-    "write",
-]
+    "FIGURES", "Image", "InspectionResult", "attention_rollout", "attention_to_patches", "available_figures",
+    "class_relevance", "decode", "features_and_gradients", "inspect", "mean_attention_distance", "neighbourhood",
+    "patch_distances", "patch_tokens", "position_similarity", "principal_filters", "read_images", "resize_map",
+    "root_filters", "token_norms", "unfold_axial", "weight_per_pixel", "write",
+]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_vit.errors import UserError, check_integers, nearest, refuse_first
+from keras_vit.errors import UserError, check_choice, check_integers, nearest
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import AttentionProbabilities
 from keras_vit.models.bit import big_transfer
@@ -51,8 +51,7 @@ def build(
             in vit_jax.
         dropout_rate: of the residual branches and the embedding of a Vision Transformer, in [0, 1). Default: that of
             the configuration.
-        attention_dropout_rate: of the attention probabilities, likewise.
-        stochastic_depth_rate: of whole residual branches, likewise.
+        attention_dropout_rate, stochastic_depth_rate: of attention probabilities and whole residual branches, likewise.
         classifier_activation: "softmax" or "sigmoid" for probabilities; None for logits.
         dtype: a Keras dtype policy, such as "mixed_bfloat16". Default: Keras' global policy.
         name: name of the keras.Model. Defaults to the name of the model, or "model" for a configuration.
@@ -67,31 +66,33 @@ def build(
     """
     rates = {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate}
     config = _with_rates(model_config(model), {**rates, "stochastic_depth_rate": stochastic_depth_rate})
-    if preprocessing is None:
-        preprocessing = Preprocessing(image_size, channels)  # type: ignore[arg-type]  # an int means a square
-        if isinstance(config, ViTConfig):
-            config.check_image_size(preprocessing.image_size)
+    preprocessing = preprocessing or _default_preprocessing(config, image_size, channels)
     num_classes = python_numbers(num_classes)
     check_integers("num_classes", num_classes, least=0)
-    refuse_first(
-        [
-            (
-                classifier_activation not in (None, *_ACTIVATIONS),
-                f"classifier_activation must be {', '.join(_ACTIVATIONS)} or None, but is {classifier_activation!r}.",
-            ),
-            (
-                classifier_activation and not num_classes,
-                "classifier_activation is for a model with classes; give num_classes, or leave it out.",
-            ),
-        ]
-    )
+    _check_activation(classifier_activation, num_classes)
     default_name = model.replace("+", "_") if isinstance(model, str) else "model"
     with dtype_policy(dtype):
-        built = _network(config, preprocessing, num_classes, name or default_name)
-        if classifier_activation is None:
-            return built
-        activation = keras.layers.Activation(classifier_activation, dtype="float32", name=_PROBABILITIES)
-        return ImageModel(built.input, activation(built.output), name=built.name)
+        network = _network(config, preprocessing, num_classes, name or default_name)
+        return network if classifier_activation is None else _with_activation(network, classifier_activation)
+
+
+def _default_preprocessing(config: ModelConfig, image_size: int | tuple[int, int], channels: int) -> Preprocessing:
+    preprocessing = Preprocessing(image_size, channels)  # type: ignore[arg-type]  # an int means a square
+    if isinstance(config, ViTConfig):
+        config.check_image_size(preprocessing.image_size)
+    return preprocessing
+
+
+def _check_activation(name: str | None, num_classes: int | None) -> None:
+    if name is not None:
+        check_choice("classifier_activation", name, _ACTIVATIONS)
+        if not num_classes:
+            raise UserError("classifier_activation is for a model with classes; give num_classes, or leave it out.")
+
+
+def _with_activation(network: keras.Model, name: str) -> keras.Model:
+    activation = keras.layers.Activation(name, dtype="float32", name=_PROBABILITIES)
+    return ImageModel(network.input, activation(network.output), name=network.name)
 
 
 def _with_rates(config: ModelConfig, rates: dict[str, float | None]) -> ModelConfig:
@@ -281,6 +282,22 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
         return frozenset()
     if len(model.outputs) != 1 or not any(model.outputs[0] is layers[end].output for end in ends if end in layers):
         return frozenset()
+    inside = layers.keys() & _behind_attention(config, layers)
+    try:
+        calls = {layer["name"]: layer["inbound_nodes"] for layer in model.get_config()["layers"]}
+    except NotImplementedError:  # a layer of the user's without get_config
+        return frozenset()
+    for name, arguments in calls.items():  # a layer of the user's, or a block that is called again, may read all tokens
+        if name not in (*inside, "pool") and not inside.isdisjoint(_layers_read(arguments)):
+            return frozenset()
+    return frozenset(inside)
+
+
+def _behind_attention(config: ViTConfig, layers: Collection[str]) -> set[str]:
+    """Names of the layers of the last block, and of the norm behind it, that need no other token than the one read.
+
+    A user may have left some of them out.
+    """
     block = f"Transformer.encoderblock_{config.num_layers - 1}"
     attention = f"{block}.MultiHeadDotProductAttention_1"
     of_all = {f"{block}.posembed_input", f"{block}.LayerNorm_0", *(f"{attention}.{part}" for part in ("key", "value"))}
@@ -290,15 +307,7 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
     if config.position_embedding == "rotary":
         of_all |= {f"{attention}.{part}" for part in ("query", "rotated_query", "rotated_key")}
     last = {name for name in layers if name.startswith(f"{block}.")} | {block, "Transformer.encoder_norm"}
-    inside = last & layers.keys() - of_all  # a user may have left out a block, or the norm
-    try:
-        calls = {layer["name"]: layer["inbound_nodes"] for layer in model.get_config()["layers"]}
-    except NotImplementedError:  # a layer of the user's without get_config
-        return frozenset()
-    for name, arguments in calls.items():  # a layer of the user's, or a block that is called again, may read all tokens
-        if name not in (*inside, "pool") and not inside.isdisjoint(_layers_read(arguments)):
-            return frozenset()
-    return frozenset(inside)
+    return last - of_all
 
 
 def _layers_read(arguments: object) -> Iterator[str]:
@@ -421,18 +430,10 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
         raise UserError("A ResNet has no blocks of tokens; take feature_map with the name of a stage.")
     count = config.num_layers
     whole = all(isinstance(b, numbers.Integral) and not isinstance(b, bool) for b in blocks)
-    refuse_first(
-        [
-            (
-                not len(blocks) or not whole or not all(-count <= block < count for block in blocks),
-                f"blocks must be numbers from {-count} to {count - 1}, but are {list(blocks)}.",
-            ),
-            (
-                norm and config.norm_after_pooling,
-                "The last LayerNorm of this model is for the mean of the tokens; give norm=False.",
-            ),
-        ]
-    )
+    if not len(blocks) or not whole or not all(-count <= block < count for block in blocks):
+        raise UserError(f"blocks must be numbers from {-count} to {count - 1}, but are {list(blocks)}.")
+    if norm and config.norm_after_pooling:
+        raise UserError("The last LayerNorm of this model is for the mean of the tokens; give norm=False.")
     tokens = intermediates(model, [f"block_{block % count}" for block in blocks]).output
     last_norm = model.get_layer("Transformer.encoder_norm") if norm and config.final_norm else None
     grid = keras.layers.Reshape((*config.grid(preprocessing_of(model).image_size), config.hidden_size))

@@ -1,6 +1,7 @@
 """Model configurations: frozen dataclasses, and what they are in JSON."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -289,10 +290,10 @@ class ViTConfig:
         check_below_one(self, "dropout_rate", "attention_dropout_rate", "stochastic_depth_rate")
         for field, kind in _CHOICES.items():
             check_choice(field, getattr(self, field), get_args(kind))
-        refuse_first(self._rules())
+        refuse_first(itertools.chain(self._encoder_rules(), self._token_rules(), self._head_rules()))
 
-    def _rules(self) -> Rules:
-        """Which values do not go together, and what is said of them."""
+    def _encoder_rules(self) -> Rules:
+        """Rules of sizes, positions and attention."""
         epsilon, scale, width, heads = self.layer_norm_epsilon, self.layer_scale, self.hidden_size, self.num_heads
         yield width % heads, f"hidden_size must be a multiple of num_heads, but {width} is not one of {heads}."
         yield not 0.0 < epsilon < 1.0, f"layer_norm_epsilon must be between 0 and 1, but is {epsilon}."
@@ -328,6 +329,9 @@ class ViTConfig:
             isinstance(self.stem, ShiftedPatches) and self.patch != (1, 1),
             f"Shifted patches have their own size; give patch_size 1 instead of {self.patch_size}.",
         )
+
+    def _token_rules(self) -> Rules:
+        """Rules of class token, distillation token and registers."""
         classifier = self.classifier
         yield (
             self.num_registers and classifier in ("map", "sequence"),
@@ -351,9 +355,13 @@ class ViTConfig:
             "Without a class token there is no position to leave out; leave prefix_positions out.",
         )
         yield (
-            in_every_layer and (self.num_registers or not self.prefix_positions),
+            self.position_injection != "input" and (self.num_registers or not self.prefix_positions),
             "Positions that are added in every layer are of all tokens; leave num_registers out.",
         )
+
+    def _head_rules(self) -> Rules:
+        """Rules of what follows the last block, and of the stem."""
+        classifier = self.classifier
         yield (
             self.norm_after_pooling and classifier != "gap",
             f"norm_after_pooling belongs to the classifier 'gap', not {classifier!r}.",

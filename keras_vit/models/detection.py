@@ -316,10 +316,10 @@ def query_embeddings(model: keras.Model, images, boxes=None) -> tuple[np.ndarray
     inner = {"embeddings": model.get_layer("class_head.Dense_0").output, "boxes": model.output["boxes"]}
     if "objectness" in model.output:
         inner["objectness"] = model.output["objectness"]
-    found = {name: ops.convert_to_numpy(x) for name, x in keras.Model(model.input, inner)(images).items()}
-    embeddings = np.asarray(found["embeddings"], np.float32)
-    if boxes is None and "objectness" in found:
-        best = found["objectness"].argmax(axis=-1)
+    outputs = {name: ops.convert_to_numpy(x) for name, x in keras.Model(model.input, inner)(images).items()}
+    embeddings = np.asarray(outputs["embeddings"], np.float32)
+    if boxes is None and "objectness" in outputs:
+        best = outputs["objectness"].argmax(axis=-1)
         return embeddings[np.arange(len(best)), best], best
     if boxes is None:
         boxes = np.tile([0.5, 0.5, 1.0, 1.0], (len(embeddings), 1))
@@ -327,7 +327,7 @@ def query_embeddings(model: keras.Model, images, boxes=None) -> tuple[np.ndarray
     if boxes.shape != (len(embeddings), 4):
         raise UserError(f"boxes must be (images, 4), one for each image, but are {boxes.shape}.")
     shares = overlaps(
-        to_corners(ops.convert_to_tensor(found["boxes"])), to_corners(ops.convert_to_tensor(boxes[:, None]))
+        to_corners(ops.convert_to_tensor(outputs["boxes"])), to_corners(ops.convert_to_tensor(boxes[:, None]))
     )
     ious, generalised = (ops.convert_to_numpy(share) for share in shares)  # (B, N)
     ious = np.where((ious == 0.0).all(axis=-1, keepdims=True), generalised, ious)

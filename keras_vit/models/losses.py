@@ -2,7 +2,7 @@
 
 Segmentation: transformers' `EomtLoss`, which is that of Mask2Former (arXiv 2112.01527). Detection: transformers'
 `DeformableDetrImageLoss` (arXiv 2010.04159). Targets are padded to one number T for each image of a batch: a label of
--1 fills it. Matching runs on the host (`keras_vit/models/matching.py`) and has no gradient.
+-1 fills it. Matching runs on the host (`matched_queries`) and has no gradient.
 
 Axes: B batch, Q queries or patches, T targets, K classes, P points.
 """
@@ -12,9 +12,9 @@ import dataclasses
 import keras
 import numpy as np
 from keras import ops
+from scipy.optimize import linear_sum_assignment
 
 from keras_vit.models.boxes import overlaps, to_corners
-from keras_vit.models.matching import matched_queries
 
 # Added before a logarithm in the matching cost of the original.
 _LOG_EPSILON = 1e-8
@@ -74,6 +74,28 @@ def sampled(masks, points):
 def _shape(tensor) -> tuple:
     dynamic = ops.shape(tensor)
     return tuple(dynamic[axis] if side is None else side for axis, side in enumerate(tensor.shape))
+
+
+def matched_queries(costs: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """The query of each target by bipartite matching on the host, as in DETR (arXiv 2005.12872).
+
+    The sum of the costs is least; each query has at most one target.
+
+    Args:
+        costs: (B, Q, T), of every query for every target. A cost that is not finite is chosen last.
+        present: (B, T), whether there is such a target, or it only fills the batch.
+
+    Returns:
+        (B, T) int32: the number of the query; -1 for a target that is not present, or for which no query is left.
+    """
+    costs, present = np.asarray(costs, np.float64), np.asarray(present, bool)
+    worst = float(np.finfo(np.float32).max)
+    matched = np.full(present.shape, -1, np.int32)
+    for cost, targets, row in zip(costs, present, matched, strict=True):
+        numbers = np.flatnonzero(targets)
+        queries, columns = linear_sum_assignment(np.nan_to_num(cost[:, numbers], nan=worst, posinf=worst, neginf=worst))
+        row[numbers[columns]] = queries
+    return matched
 
 
 def match_masks(
@@ -276,9 +298,9 @@ def detection_sums(
     if alpha is not None:
         surprise = surprise * (alpha * classes + (1.0 - alpha) * (1.0 - classes))
     counts = ops.cast(matched >= 0, "float32")
-    found = ops.einsum("bqc,btq->btc", boxes, chosen)  # (B, T, 4)
-    distance = ops.sum(ops.abs(found - target_boxes), axis=-1)
-    _, generalised = overlaps(to_corners(found), to_corners(target_boxes))
+    matched_boxes = ops.einsum("bqc,btq->btc", boxes, chosen)  # (B, T, 4)
+    distance = ops.sum(ops.abs(matched_boxes - target_boxes), axis=-1)
+    _, generalised = overlaps(to_corners(matched_boxes), to_corners(target_boxes))
     return {
         "classes": ops.sum(surprise, axis=(1, 2)),
         "boxes": ops.sum(counts * distance, axis=-1),

@@ -72,12 +72,7 @@ def segment_outputs(
         return {"label_map": _largest(in_picture(scores))}
     masks = in_picture(masks)
     if task.task == "instance":
-        inside = masks > 0.0
-        sums = ops.sum(ops.where(inside, ops.sigmoid(masks), 0.0), axis=(1, 2))
-        mean = sums / (ops.sum(ops.cast(inside, "float32"), axis=(1, 2)) + 1e-6)
-        classes = probabilities[..., :-1]
-        found = {"classes": _largest(classes), "scores": ops.max(classes, axis=-1) * mean}
-        return {"masks": ops.transpose(inside, (0, 3, 1, 2)), **found}
+        return _instances(probabilities, masks)
     return _panoptic(probabilities, masks, task, threshold)
 
 
@@ -99,6 +94,15 @@ def shown_part(preprocessing: Preprocessing, picture_size) -> tuple[slice, slice
     return rows, columns
 
 
+def _instances(probabilities, masks) -> dict[str, Any]:
+    inside = masks > 0.0
+    sums = ops.sum(ops.where(inside, ops.sigmoid(masks), 0.0), axis=(1, 2))
+    mean = sums / (ops.sum(ops.cast(inside, "float32"), axis=(1, 2)) + 1e-6)
+    classes = probabilities[..., :-1]
+    scores = ops.max(classes, axis=-1) * mean
+    return {"masks": ops.transpose(inside, (0, 3, 1, 2)), "classes": _largest(classes), "scores": scores}
+
+
 def _panoptic(probabilities, masks, task: SegmentationConfig, threshold: float) -> dict[str, Any]:
     labels, scores = _largest(probabilities), ops.max(probabilities, axis=-1)  # (B, Q)
     queries, nothing = ops.arange(ops.shape(labels)[1], dtype="int32"), probabilities.shape[-1] - 1
@@ -118,8 +122,8 @@ def _panoptic(probabilities, masks, task: SegmentationConfig, threshold: float) 
     for number in task.stuff:
         is_stuff = ops.logical_or(is_stuff, labels == number)
     numbers = ops.where(is_stuff, first, queries)
-    found = ops.max(ops.where(seen, numbers[:, None, None], -1), axis=-1)
-    return {"segment_map": found, "classes": labels, "scores": ops.where(valid, scores, 0.0)}
+    segment_map = ops.max(ops.where(seen, numbers[:, None, None], -1), axis=-1)
+    return {"segment_map": segment_map, "classes": labels, "scores": ops.where(valid, scores, 0.0)}
 
 
 def _largest(scores):

@@ -130,9 +130,7 @@ def masked_autoencoder(
     x = embedded_tokens(patches, config, add_positions)
     visible, masked, places = RandomMasking(corruption, name="masking")(x[:, prefix:] if prefix else x)
     x = keras.layers.Concatenate(axis=1, name="visible_tokens")([x[:, :prefix], visible]) if prefix else visible
-    x = encoder_blocks(x, config, grid, add_positions)  # (B, prefix + n, D)
-    x = last_norm(x, config)
-
+    x = last_norm(encoder_blocks(x, config, grid, add_positions), config)  # (B, prefix + n, D)
     decoder = ViTConfig(
         patch_size=config.patch_size,
         hidden_size=decoder_width,

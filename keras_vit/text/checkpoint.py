@@ -49,14 +49,14 @@ class TextCheckpoint:
     def load_into(self, model: keras.Model) -> None:
         """Assign the weights to the model of this config. Raises UserError for missing and for other arrays."""
         expected = {name: tuple(weight.shape) for name, weight in weights_by_key(model).items()}
-        found = {name: weight.shape for name, weight in self.weights.items()}
-        if missing := sorted(expected.keys() - found.keys()):
+        stored = {name: weight.shape for name, weight in self.weights.items()}
+        if missing := sorted(expected.keys() - stored.keys()):
             raise UserError(f"The text tower is incomplete; missing keys: {join_keys(missing)}.")
-        _refuse_unexpected(sorted(self.weights[name].source.key for name in found.keys() - expected.keys()))
+        _refuse_unexpected(sorted(self.weights[name].source.key for name in stored.keys() - expected.keys()))
         for name, shape in expected.items():
-            if found[name] != shape:
+            if stored[name] != shape:
                 key = self.weights[name].source.key
-                raise UserError(f"The array {key!r} is read as {found[name]}, but the text tower needs {shape}.")
+                raise UserError(f"The array {key!r} is read as {stored[name]}, but the text tower needs {shape}.")
         check_all({weight.source.key: weight.source for weight in self.weights.values()}.values())
         assign(model, self.weights)
 

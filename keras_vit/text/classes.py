@@ -52,13 +52,13 @@ def templates_of(templates: str | Sequence[str] | None) -> tuple[str, ...]:
     """The templates, of a name, a sentence or several. Raises UserError for one without {}."""
     if templates is None:
         return _PLAIN
-    found = TEMPLATES.get(templates, (templates,)) if isinstance(templates, str) else tuple(templates)
-    if wrong := [template for template in found or ("",) if not isinstance(template, str) or "{}" not in template]:
+    sentences = TEMPLATES.get(templates, (templates,)) if isinstance(templates, str) else tuple(templates)
+    if wrong := [template for template in sentences or ("",) if not isinstance(template, str) or "{}" not in template]:
         raise UserError(
             "A template must have {} where the class goes, such as 'a photo of a {}.', or be one of "
             f"{', '.join(TEMPLATES)}, but is {wrong[0]!r:.80}."
         )
-    return found
+    return sentences
 
 
 def is_text_file(values: Sequence[str]) -> bool:

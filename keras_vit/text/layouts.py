@@ -6,12 +6,12 @@ transformers: `CLIPModel` and `SiglipModel`. open_clip: `CLIP`, whose config is 
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from keras_vit.checkpoints.formats import open_clip
 from keras_vit.checkpoints.formats.file_config import number
-from keras_vit.checkpoints.formats.transformers.clip import tower_config
+from keras_vit.checkpoints.formats.transformers import clip
 from keras_vit.checkpoints.formats.transformers.config_json import gelu_of
 from keras_vit.checkpoints.infer_config import check_numbered
 from keras_vit.checkpoints.key_mapping import (
@@ -22,7 +22,6 @@ from keras_vit.checkpoints.key_mapping import (
     Rule,
     Transform,
     dense,
-    fused,
     norm,
 )
 from keras_vit.errors import UserError
@@ -92,27 +91,21 @@ def identify_text(arrays: Arrays) -> TextLayout | None:
     return _BIG_VISION_LAYOUT if "params/txt/Embed_0/embedding" in arrays else None
 
 
-def _transformers_rules(*, clip: bool) -> tuple[Rule, ...]:
-    layer = "text_model.encoder.layers.{i}."
-    projections = zip((*QKV, "out"), ("q_proj", "k_proj", "v_proj", "out_proj"), strict=True)
+def _transformers_rules(head: Iterable[Rule]) -> tuple[Rule, ...]:
     return (
         Rule(("embedding/tokens",), "text_model.embeddings.token_embedding.weight"),
         Rule(("embedding/positions",), "text_model.embeddings.position_embedding.weight"),
         Rule((), "text_model.embeddings.position_ids"),
-        *norm(f"{_BLOCK}LayerNorm_0", f"{layer}layer_norm1"),
-        *(rule for part, key in projections for rule in dense(f"{_ATTENTION}{part}", f"{layer}self_attn.{key}")),
-        *norm(f"{_BLOCK}LayerNorm_2", f"{layer}layer_norm2"),
-        *dense(f"{_BLOCK}MlpBlock_3/Dense_0", f"{layer}mlp.fc1"),
-        *dense(f"{_BLOCK}MlpBlock_3/Dense_1", f"{layer}mlp.fc2"),
+        *clip.block_rules(_BLOCK, "text_model.encoder.layers.{i}."),
         *norm("encoder_norm", "text_model.final_layer_norm"),
-        *(dense("head", "text_projection")[:1] if clip else dense("head", "text_model.head")),
+        *head,
     )
 
 
 def _text_fields(config: dict) -> dict:
     """The fields of the text tower; those of old versions of transformers go first."""
     older = config.get("text_config_dict")
-    return tower_config(config, "text_config") | (older if isinstance(older, dict) else {})
+    return clip.tower_config(config, "text_config") | (older if isinstance(older, dict) else {})
 
 
 def _of_clip(config: dict, sizes: dict[str, Any]) -> TextConfig:
@@ -149,19 +142,11 @@ def _of_transformers(fields: dict, sizes: dict[str, Any], **own: Any) -> TextCon
 
 
 def _open_clip_rules() -> tuple[Rule, ...]:
-    layer = "transformer.resblocks.{i}."
     return (
         Rule(("embedding/tokens",), "token_embedding.weight"),
         Rule(("embedding/positions",), "positional_embedding"),
         Rule((), "attn_mask"),
-        *norm(f"{_BLOCK}LayerNorm_0", f"{layer}ln_1"),
-        *fused(
-            tuple(f"{_ATTENTION}{part}" for part in QKV), f"{layer}attn.in_proj_weight", f"{layer}attn.in_proj_bias"
-        ),
-        *dense(f"{_ATTENTION}out", f"{layer}attn.out_proj"),
-        *norm(f"{_BLOCK}LayerNorm_2", f"{layer}ln_2"),
-        *dense(f"{_BLOCK}MlpBlock_3/Dense_0", f"{layer}mlp.c_fc"),
-        *dense(f"{_BLOCK}MlpBlock_3/Dense_1", f"{layer}mlp.c_proj"),
+        *open_clip.block_rules(_BLOCK, "transformer.resblocks.{i}."),
         *norm("encoder_norm", "ln_final"),
         Rule(("head/kernel",), "text_projection", SAME),
     )
@@ -204,10 +189,21 @@ def _of_big_vision(config: dict, sizes: dict[str, Any]) -> TextConfig:
 
 
 _CLIP_LAYOUT = TextLayout(
-    "CLIP", _transformers_rules(clip=True), "config.json", _of_clip, "logit_scale", prefix="text_model."
+    "CLIP",
+    _transformers_rules(dense("head", "text_projection")[:1]),
+    "config.json",
+    _of_clip,
+    "logit_scale",
+    prefix="text_model.",
 )
 _SIGLIP_LAYOUT = TextLayout(
-    "SigLIP", _transformers_rules(clip=False), "config.json", _of_siglip, "logit_scale", "logit_bias", "text_model."
+    "SigLIP",
+    _transformers_rules(dense("head", "text_model.head")),
+    "config.json",
+    _of_siglip,
+    "logit_scale",
+    "logit_bias",
+    "text_model.",
 )
 _OPEN_CLIP_LAYOUT = TextLayout(
     "OpenCLIP",

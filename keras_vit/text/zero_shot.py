@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from keras_vit.checkpoints.checkpoint import join_keys
-from keras_vit.checkpoints.from_checkpoint import load_with, weight_of
+from keras_vit.checkpoints.from_checkpoint import open_source, weight_of
 from keras_vit.checkpoints.key_mapping import Weight
 from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.cli.progress import Progress
@@ -65,10 +65,10 @@ def zero_shot(
         UserError: if the checkpoint has no text tower or tokenizer, if a class is empty or there twice, or if a
             template has no {}.
     """
-    found = text_classes(classes, templates)
+    checked = text_classes(classes, templates)
     text = open_text(path)
-    embeddings = _class_embeddings(text, open_tokenizer(path, text), found)
-    return with_text_head(path, text, embeddings, found, image_size)
+    embeddings = _class_embeddings(text, open_tokenizer(path, text), checked)
+    return with_text_head(path, text, embeddings, checked, image_size)
 
 
 def class_embeddings(path: str | os.PathLike, classes: Classes) -> np.ndarray:
@@ -92,7 +92,7 @@ def with_text_head(
     def with_head(config: ModelConfig, weights: Mapping[str, Weight]) -> tuple[ModelConfig, Mapping[str, Weight]]:
         return _with_head(config, weights, embeddings, text, os.fspath(path))
 
-    model = load_with(path, LoadOptions(image_size=image_size, dtype="float32"), with_head)
+    model = open_source(path).build(LoadOptions(image_size=image_size, dtype="float32"), with_head)
     if task_of(model) is not None:
         raise UserError(
             f"{os.fspath(path)} is a detector, whose texts are for boxes; give the embeddings of "

@@ -14,7 +14,7 @@ from keras_vit import Preprocessing, UserError
 from tests.browser import open_browser
 from tests.support import TINY, randomize
 from training import evaluate as command
-from training.evaluation.html_report import Bar, Report, html_report, mistakes_of, mistakes_of_several
+from training.evaluation.html_report import Report, html_report, mistakes_of, mistakes_of_several
 from training.evaluation.metrics import share_interval
 from training.evaluation.predictions import Comparison, comparison_sentence, one_class, several_classes
 from training.input.dataset import Split
@@ -35,11 +35,15 @@ def split_of(files: tuple[str, ...] = FILES, *, broken: int | None = None) -> Sp
 
 
 def report_of(names=NAMES, confusion=None) -> Report:
-    bars = [Bar(name, 2, (None if n == 1 else 0.5, 1.0)) for n, name in enumerate(names)]
-    confusion = np.array([[1, 1, 0], [0, 0, 0], [0, 1, 1]]) if confusion is None else confusion
-    return Report(
-        "a <title>", "Accuracy 50 %", [("accuracy", "0.5", "0.2 to 0.8")], bars, ("found", "right"), confusion
-    )
+    metrics = {
+        "accuracy": 0.5,
+        "intervals": {"accuracy": [0.2, 0.8]},
+        "classes": {
+            name: {"num_examples": 2 * (n != 1), "recall": 0.5, "precision": 1.0} for n, name in enumerate(names)
+        },
+        "confusion": [[1, 1, 0], [0, 0, 0], [0, 1, 1]] if confusion is None else confusion,
+    }
+    return Report("a <title>", "Accuracy 50 %", metrics, {"accuracy": "accuracy"})
 
 
 def test_the_page_begins_with_the_mistakes_as_pictures_and_needs_no_network():

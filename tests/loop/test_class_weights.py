@@ -110,7 +110,7 @@ def test_a_run_says_its_weights_and_evaluates_without_them(uneven, tmp_path, cap
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--balance"], "--balance and --class-weights both make up for small classes; give one of them"),
+        (["--balance"], "--balance and --class-weights both make up"),
         (["--teacher", "x.keras"], "so --class-weights has no effect; give one"),
         (["--target", "patch-pixels"], "--class-weights is for labels; with --target patch-pixels leave it out"),
     ],

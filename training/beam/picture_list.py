@@ -44,7 +44,7 @@ class Group(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What a list holds, after it was read once."""
+    """The content of a list, after it was read once."""
 
     splits: dict[str, str]
     """What the list calls a split -> its name in the output; of those that are used."""

@@ -1,4 +1,4 @@
-"""What the pipelines share: their start, the groups of pictures, files that are there already, and the model."""
+"""Shared by the pipelines: their start, the groups of pictures, files that are there already, and the model."""
 
 import collections
 import json

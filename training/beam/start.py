@@ -1,4 +1,4 @@
-"""What must be right before a pipeline starts. Imports neither Beam nor TensorFlow."""
+"""Check what must be right before a pipeline starts. Imports neither Beam nor TensorFlow."""
 
 import importlib.util
 import pathlib

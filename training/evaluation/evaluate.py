@@ -6,7 +6,6 @@ import keras
 import numpy as np
 
 from keras_vit import UserError, run_directory
-from keras_vit.errors import Rules, refuse_first
 from keras_vit.files.atomic import write_text
 from keras_vit.files.tables import short_name
 from keras_vit.runs import run_of
@@ -32,19 +31,9 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
     """
     run, split = predictor.run, source.evaluation
     directory = report_directory(run, options.output)
-    check_same_classes(predictor, source)
-    known = check_evaluation_images(run, options.source, source)
-    if not known and may_know_images(run, source, is_export=predictor.is_export):
-        print(
-            f"Whether some of these images were among the training images of {run.name} is not known; if so, the "
-            "accuracy is too high."
-        )
-    if predictor.is_multi_label is None and source.multi_label:
-        print(f"{run.name} does not say whether an image may have several classes; it is taken for such a model.")
-    refuse_first(_rules(predictor, source, options))
-    accepted = None
-    if options.real_labels is not None:
-        accepted = read_real_labels(options.real_labels, split, len(source.labels))
+    _check(predictor, source, options)
+    real_labels = options.real_labels
+    accepted = None if real_labels is None else read_real_labels(real_labels, split, len(source.labels))
     comparison = None
     if options.compare is not None:
         comparison = open_comparison(options.compare)
@@ -101,19 +90,29 @@ def evaluate_model(model: keras.Model, data: str | DataOptions, *, batch_size: i
     return (measure_multi_label if source.multi_label else measure)(logits, labels, source.labels)
 
 
-def _rules(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> Rules:
-    """Model, data and options agree on whether an image may have several classes."""
-    name, of_model, kinds = predictor.run.name, predictor.is_multi_label, ("one class each", "several classes each")
-    yield (
-        of_model is not None and of_model != source.multi_label,
-        f"{name} was trained on images of {kinds[not source.multi_label]}, but these have {kinds[source.multi_label]}; "
-        "evaluate on the same kind.",
-    )
-    for option, is_given in (("real-labels", options.real_labels is not None), ("calibrate", options.calibrate)):
-        yield (
-            source.multi_label and is_given,
-            f"--{option} is for images of one class each, but these have several; leave it out.",
+def _check(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> None:
+    """Raise UserError unless model, data and options have the same classes, and agree on how many an image may have.
+
+    Print what is not known of the images.
+    """
+    run, of_model, classes = predictor.run, predictor.is_multi_label, ("one class each", "several classes each")
+    check_same_classes(predictor, source)
+    known = check_evaluation_images(run, options.source, source)
+    if not known and may_know_images(run, source, is_export=predictor.is_export):
+        print(
+            f"Whether some of these images were among the training images of {run.name} is not known; if so, the "
+            "accuracy is too high."
         )
+    if of_model is None and source.multi_label:
+        print(f"{run.name} does not say whether an image may have several classes; it is taken for such a model.")
+    if of_model not in (None, source.multi_label):
+        raise UserError(
+            f"{run.name} was trained on images of {classes[not source.multi_label]}, but these have "
+            f"{classes[source.multi_label]}; evaluate on the same kind."
+        )
+    for option, is_given in (("real-labels", options.real_labels is not None), ("calibrate", options.calibrate)):
+        if source.multi_label and is_given:
+            raise UserError(f"--{option} is for images of one class each, but these have several; leave it out.")
 
 
 def check_same_classes(predictor: Predictor, source: DataSet) -> None:

@@ -4,13 +4,14 @@ It begins with the mistakes as pictures; then come the classes as bars, and whic
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_vit.cli.pages import render, thumbnail_address
+from keras_vit.files.tables import rounded_to
 from training.evaluation.plots import LEGIBLE_CLASSES, most_confused
 from training.input.dataset import Split
 
@@ -72,31 +73,25 @@ def mistakes_of_several(probabilities: np.ndarray, truth: np.ndarray, names: Seq
 
 
 @dataclasses.dataclass(frozen=True)
-class Bar:
-    """The score of a class."""
-
-    name: str
-    num_images: int
-    values: tuple[float | None, float]
-    """The two scores, 0 to 1; None where the class has no image."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Report:
     """The content of the page beside the images."""
 
     title: str
     headline: str
     """The result in a sentence."""
-    facts: Sequence[tuple[str, str, str]]
-    """Measures in words, with their values and intervals."""
-    bars: Sequence[Bar]
-    bar_titles: tuple[str, str]
-    """Names of the two scores of a bar."""
-    confusion: np.ndarray | None
-    """(K, K): images by label and predicted class; None for images of several classes."""
+    metrics: dict[str, Any]
+    """Those of evaluation.json."""
+    measures: Mapping[str, str]
+    """The names of the metrics of all images, and what to call them."""
     notes: Sequence[str] = ()
     """Sentences below the headline."""
+
+    @property
+    def facts(self) -> list[tuple[str, str, str]]:
+        """Measures in words, with their values and intervals, of those that the metrics have."""
+        intervals = self.metrics["intervals"]
+        known = [(name, words) for name, words in self.measures.items() if self.metrics.get(name) is not None]
+        return [(words, *rounded_to(self.metrics[name], intervals[name])) for name, words in known]
 
 
 def html_report(report: Report, split: Split, mistakes: Sequence[Mistake], root: str) -> str:
@@ -108,10 +103,18 @@ def html_report(report: Report, split: Split, mistakes: Sequence[Mistake], root:
         mistakes: the worst first; so many are shown as a page can hold.
         root: folder of the images, which is left out of their names.
     """
-    names = [bar.name for bar in report.bars]
-    shown = mistakes[:_PICTURES]
+    classes, facts = report.metrics["classes"], report.facts
+    names, shown = list(classes), mistakes[:_PICTURES]
     legible = len(names) <= LEGIBLE_CLASSES
-    matrix = report.confusion
+    matrix = np.array(report.metrics["confusion"]) if "confusion" in report.metrics else None
+    bars = [
+        {
+            "name": name,
+            "num_images": row["num_examples"],
+            "scores": (row["recall"] if row["num_examples"] else None, row["precision"]),
+        }
+        for name, row in classes.items()
+    ]
     return render(
         "evaluation",
         title=report.title,
@@ -120,12 +123,12 @@ def html_report(report: Report, split: Split, mistakes: Sequence[Mistake], root:
         num_mistakes=len(mistakes),
         cards=[_card(split, mistake, root) for mistake in shown],
         classes=sorted({name for mistake in shown for name in (*mistake.label, *mistake.predicted)}),
-        bars=sorted(report.bars, key=lambda bar: 2.0 if bar.values[0] is None else bar.values[0]),
-        bar_titles=list(report.bar_titles),
+        bars=sorted(bars, key=lambda bar: 2.0 if bar["scores"][0] is None else bar["scores"][0]),
+        bar_titles=["found (recall)", "right if said (precision)"],
         matrix=_matrix(matrix, names) if matrix is not None and legible else None,
         pairs=_pairs(matrix, names) if matrix is not None and not legible else None,
-        facts=report.facts,
-        meanings=" ".join(text for name, text in _MEANINGS.items() if any(name in words for words, *_ in report.facts)),
+        facts=facts,
+        meanings=" ".join(text for name, text in _MEANINGS.items() if any(name in words for words, *_ in facts)),
     )
 
 

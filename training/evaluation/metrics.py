@@ -77,7 +77,7 @@ def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray) ->
 
 
 def reliability(probabilities: np.ndarray, labels: np.ndarray) -> list[dict]:
-    """Of each bin of confidence that holds images: its `low` and `high`, `num_examples`, `confidence`, `accuracy`.
+    """Return for each bin with images its `low` and `high`, `num_examples`, `confidence`, `accuracy`.
 
     The confidence is the highest probability; a bin holds its upper end.
     """

@@ -4,7 +4,6 @@ A class is predicted where its probability, the sigmoid of its logit, is at leas
 threshold: "The PASCAL Visual Object Classes Challenge" as scikit-learn computes it, without interpolation.
 """
 
-import json
 import pathlib
 import warnings
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import sklearn.metrics
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import markdown_table, markdown_text, rounded_to
 from keras_vit.scores import sigmoid
-from training.evaluation.html_report import Bar, Report, html_report, mistakes_of_several
+from training.evaluation.html_report import Report, html_report, mistakes_of_several
 from training.evaluation.metrics import DRAWS, interval
 from training.evaluation.plots import save_figure
 from training.evaluation.predictions import PREDICTIONS, comparison_sentence, several_classes
@@ -151,15 +150,12 @@ def write_multi_label_report(subject: Subject, source: DataSet, logits: np.ndarr
     if subject.comparison is not None:
         metrics["comparison"] = subject.comparison.measure(predictions)
     mistakes = mistakes_of_several(sigmoid(logits), truth, names)
-    page = html_report(_html_report(subject.title, metrics), split, mistakes, subject.root)
+    report = _report(subject.title, metrics)
+    page = html_report(report, split, mistakes, subject.root)
     with staged(directory) as stage:
-        content = {**subject.description, "multi_label": True, **metrics}
-        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-        (stage / "evaluation.json").write_text(text, encoding="utf-8")
-        (stage / "evaluation.md").write_text(_report(subject.title, metrics), encoding="utf-8")
+        subject.stage_numbers(stage, {"multi_label": True, **metrics}, _markdown(report), logits, targets)
         if average is not None:
             _draw_curves(logits, truth, names, stage / _CURVES)
-        subject.stage_predictions(stage, logits, targets)
         predictions.write(stage / PREDICTIONS)
         (stage / PAGE).write_text(page, encoding="utf-8")
     subject.remove_others()
@@ -174,26 +170,16 @@ def write_multi_label_report(subject: Subject, source: DataSet, logits: np.ndarr
     return metrics
 
 
-def _html_report(title: str, metrics: dict) -> Report:
-    """The page of the metrics, but for its pictures."""
-    found = metrics["intervals"]
+def _report(title: str, metrics: dict) -> Report:
+    """Return the page of the metrics, but for its images."""
     notes = ["An image may have several classes; a class is predicted if its probability is at least 50 %."]
     if "comparison" in metrics:
         notes.append(comparison_sentence(metrics["comparison"]))
     return Report(
         title,
         f"All classes are right for {100 * metrics['exact_match']:.1f} % of {metrics['num_examples']:,} pictures.",
-        [
-            (words, *rounded_to(metrics[name], found[name]))
-            for name, words in _MEASURES.items()
-            if metrics[name] is not None
-        ],
-        [
-            Bar(name, row["num_examples"], (row["recall"] if row["num_examples"] else None, row["precision"]))
-            for name, row in metrics["classes"].items()
-        ],
-        ("found (recall)", "right if said (precision)"),
-        None,
+        metrics,
+        _MEASURES,
         notes,
     )
 
@@ -214,17 +200,13 @@ def _worst_decisions(split: Split, logits: np.ndarray, truth: np.ndarray, names:
     ]
 
 
-def _report(title: str, metrics: dict) -> str:
-    found = metrics["intervals"]
-    totals = [("images", f"{metrics['num_examples']:,}", "")]
-    totals += [
-        (words, *rounded_to(metrics[name], found[name]))
-        for name, words in _MEASURES.items()
-        if metrics[name] is not None
-    ]
+def _markdown(report: Report) -> str:
+    """Return the metrics in Markdown."""
+    metrics = report.metrics
+    totals = [("images", f"{metrics['num_examples']:,}", ""), *report.facts]
     rows = []
     for name, row in metrics["classes"].items():
-        own = found["classes"][name]
+        own = metrics["intervals"]["classes"][name]
         average = ("", "")
         if row["average_precision"] is not None:
             average = rounded_to(row["average_precision"], own["average_precision"])
@@ -232,7 +214,7 @@ def _report(title: str, metrics: dict) -> str:
         rows.append((name, f"{row['num_examples']:,}", *average, *others))
     header = ("class", "images", "average precision", "95 % interval", "precision", "recall", "F1")
     lines = [
-        f"# {markdown_text(title)}",
+        f"# {markdown_text(report.title)}",
         "",
         "An image may have several classes; a class is predicted if its probability is at least 0.5.",
         "",

@@ -1,4 +1,4 @@
-"""What a model said of each evaluation image: predictions.csv, and whether two models differ by more than chance."""
+"""Predictions of each evaluation image, predictions.csv, and whether two models differ by more than chance."""
 
 import csv
 import dataclasses
@@ -128,15 +128,15 @@ def open_comparison(directory: str) -> Comparison:
     return Comparison(directory, {cell_of_csv(row["file"]): row["correct"] == "True" for row in rows})
 
 
-def comparison_sentence(found: dict[str, Any]) -> str:
-    """What `Comparison.measure` found, for people."""
+def comparison_sentence(compared: dict[str, Any]) -> str:
+    """Return the numbers of `Comparison.measure` in words."""
     verdict = (
         "the difference is within the noise"
-        if found["within_noise"]
-        else f"the difference is more than noise (p = {found['p_value']:.2g})"
+        if compared["within_noise"]
+        else f"the difference is more than noise (p = {compared['p_value']:.2g})"
     )
     return (
-        f"Compared with {found['with']}: {100 * found['difference']:+.1f} points of accuracy. Only this model is right "
-        f"on {found['only_now_right']:,} images, only the other one on {found['only_then_right']:,}: {verdict} "
-        "(McNemar's exact test)."
+        f"Compared with {compared['with']}: {100 * compared['difference']:+.1f} points of accuracy. Only this model "
+        f"is right on {compared['only_now_right']:,} images, only the other one on {compared['only_then_right']:,}: "
+        f"{verdict} (McNemar's exact test)."
     )

@@ -130,29 +130,28 @@ def outputs(
     batch_size: int,
     multiple_of: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What `compute` gives for the images (B, h, w, C) of every example, (n, …) float32, and their labels, in order.
+    """Return what `compute` gives for the images (B, h, w, C) of all examples, (n, …) float32, and labels (n,).
 
-    The labels are (n,), or (n, K) of 0 and 1 where an image may have several classes.
-
-    Every batch has the same B: at most `batch_size`, rounded up to a multiple of `multiple_of`.
+    The labels are (n, K) of 0 and 1 where an image may have several classes. Every batch has the same B: at
+    most `batch_size`, rounded up to a multiple of `multiple_of`.
     """
-    found, labels = [], []
+    computed, labels = [], []
     batch_size = -(-min(batch_size, split.num_examples) // multiple_of) * multiple_of
     batches = evaluation_batches(split, preprocessing, num_classes=num_classes, batch_size=batch_size)
     with bad_examples_reported(split), Progress("Running the model", split.num_examples) as progress:
         for images, one_hot, weights in batches:
             real = weights.numpy() > 0.0
-            found.append(compute(images)[real].astype(np.float32))
+            computed.append(compute(images)[real].astype(np.float32))
             labels.append((one_hot.numpy() if split.multi_label else np.argmax(one_hot, axis=-1))[real])
             progress.update(int(real.sum()))
-    return np.concatenate(found), np.concatenate(labels)
+    return np.concatenate(computed), np.concatenate(labels)
 
 
 # Exported models
 
 
 def _tensor_specs(path: pathlib.Path, names) -> dict[str, tuple[dict[str, tf.TensorSpec], dict[str, tf.TensorSpec]]]:
-    """Inputs and outputs of each signature as the file states them; its graph may take any shape and check it then."""
+    """Return each signature's inputs and outputs as the file states; its graph may take any shape and check it then."""
     saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
 
     def specs(tensors) -> dict[str, tf.TensorSpec]:
@@ -258,14 +257,14 @@ def _of_files(
             label = split.target(index)
         return image if image.dtype == tf.string else tf.io.encode_png(image), label
 
-    found, labels = [], []
+    computed, labels = [], []
     data = tf.data.Dataset.range(split.num_examples).map(file, num_parallel_calls=tf.data.AUTOTUNE).batch(batch_size)
     with bad_examples_reported(split), Progress("Running the export", split.num_examples) as progress:
         for images, numbers in data.prefetch(tf.data.AUTOTUNE):
-            found.append(compute(images))
+            computed.append(compute(images))
             labels.append(numbers.numpy())
             progress.update(len(images))
-    return np.concatenate(found), np.concatenate(labels)
+    return np.concatenate(computed), np.concatenate(labels)
 
 
 def _tflite(run: Run, overrides: InputOptions) -> Predictor:
@@ -325,7 +324,7 @@ def _open_interpreter(run: Run, path: pathlib.Path) -> tuple[Any, dict[str, Any]
 def _tflite_preprocessing(
     run: Run, taken: dict[str, Any], metadata: tflite_metadata.TFLiteMetadata | None, overrides: InputOptions
 ) -> Preprocessing:
-    """What is done to the images of a TFLite file: as its metadata say, else as the overrides do.
+    """Return the preprocessing of a TFLite file: as its metadata say, else as the overrides do.
 
     Prints what the file does not tell. Raises UserError for overrides that contradict the file.
     """

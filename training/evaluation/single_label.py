@@ -12,7 +12,7 @@ from keras_vit.files.atomic import staged
 from keras_vit.files.npz import write_npz
 from keras_vit.files.tables import markdown_table, markdown_text, rounded_to
 from keras_vit.scores import softmax
-from training.evaluation.html_report import Bar, Report, html_report, mistakes_of
+from training.evaluation.html_report import Report, html_report, mistakes_of
 from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, most_confused, worst_mistakes
 from training.evaluation.predictions import PREDICTIONS, Comparison, comparison_sentence, one_class
 from training.evaluation.predictors import Predictor
@@ -40,7 +40,7 @@ _PLOTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What was evaluated on what."""
+    """A model, its evaluation images, and where to write the report."""
 
     title: str
     """Of the report."""
@@ -55,8 +55,11 @@ class Subject:
     comparison: Comparison | None = None
     """An earlier evaluation on the same images."""
 
-    def stage_predictions(self, stage: pathlib.Path, logits: np.ndarray, labels: np.ndarray) -> None:
-        """Write predictions.npz if it is wanted, with the labels (n,) or (n, K)."""
+    def stage_numbers(self, stage: pathlib.Path, metrics: dict, markdown: str, logits: np.ndarray, labels: np.ndarray):
+        """Write evaluation.json, evaluation.md and, if it is wanted, predictions.npz with the labels (n,) or (n, K)."""
+        text = json.dumps(self.description | metrics, indent=2, allow_nan=False) + "\n"
+        (stage / "evaluation.json").write_text(text, encoding="utf-8")
+        (stage / "evaluation.md").write_text(markdown, encoding="utf-8")
         if self.save_predictions:
             write_npz(stage / "predictions.npz", {"logits": logits, "labels": labels.astype(np.int64)})
 
@@ -85,24 +88,12 @@ def write_report(
     if subject.comparison is not None:
         metrics = metrics | {"comparison": subject.comparison.measure(predictions)}
     mistakes = worst_mistakes(probabilities, labels)
-    metrics = metrics | {
-        "worst_mistakes": [
-            {
-                "image": split.name(int(index)),
-                "label": names[labels[index]],
-                "predicted": names[np.argmax(probabilities[index])],
-                "label_probability": float(probabilities[index, labels[index]]),
-                "predicted_probability": float(probabilities[index].max()),
-            }
-            for index in mistakes
-        ]
-    }
+    worst = ((split.name(int(n)), labels[n], probabilities[n]) for n in mistakes)
+    metrics = metrics | {"worst_mistakes": [_described(*mistake, names) for mistake in worst]}
+    report = _report(subject.title, predictor, metrics)
     # Write the metrics before the plots, so that a plot that fails does not lose them.
     with staged(directory) as stage:
-        text = json.dumps(subject.description | metrics, indent=2) + "\n"
-        (stage / "evaluation.json").write_text(text, encoding="utf-8")
-        (stage / "evaluation.md").write_text(_page(subject.title, predictor, metrics), encoding="utf-8")
-        subject.stage_predictions(stage, logits, labels)
+        subject.stage_numbers(stage, metrics, _page(report, predictor), logits, labels)
         predictions.write(stage / PREDICTIONS)
     plots = {
         "confusion.png": lambda path: draw_confusion(np.array(metrics["confusion"]), names, path),
@@ -110,12 +101,10 @@ def write_report(
     }
     if len(mistakes):
         plots["mistakes.png"] = lambda path: draw_mistakes(split, mistakes, probabilities, labels, names, path)
-    page = html_report(
-        _report(subject.title, predictor, metrics), split, mistakes_of(probabilities, labels, names), subject.root
-    )
+    page = html_report(report, split, mistakes_of(probabilities, labels, names), subject.root)
     with staged(directory) as stage:
         drawn = [name for name, draw in plots.items() if _is_drawn(draw, stage / name)]
-        (stage / "evaluation.md").write_text(_page(subject.title, predictor, metrics, drawn), encoding="utf-8")
+        (stage / "evaluation.md").write_text(_page(report, predictor, drawn), encoding="utf-8")
         (stage / PAGE).write_text(page, encoding="utf-8")
     subject.remove_others(_PLOTS.keys() - set(drawn))
     low, high = metrics["intervals"]["accuracy"]
@@ -127,6 +116,17 @@ def write_report(
     if "comparison" in metrics:
         print(comparison_sentence(metrics["comparison"]))
     return metrics
+
+
+def _described(image: str, label: int, probabilities: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    """Return a mistake for evaluation.json."""
+    return {
+        "image": image,
+        "label": names[label],
+        "predicted": names[int(np.argmax(probabilities))],
+        "label_probability": float(probabilities[label]),
+        "predicted_probability": float(probabilities.max()),
+    }
 
 
 def _report(title: str, predictor: Predictor, metrics: dict) -> Report:
@@ -141,17 +141,8 @@ def _report(title: str, predictor: Predictor, metrics: dict) -> Report:
         title,
         f"Accuracy {100 * metrics['accuracy']:.1f} % (95 % interval {100 * low:.1f} to {100 * high:.1f} %): "
         f"{metrics['num_correct']:,} of {metrics['num_examples']:,} pictures are right.",
-        [
-            (words, *rounded_to(metrics[name], metrics["intervals"][name]))
-            for name, words in _MEASURES.items()
-            if name in metrics
-        ],
-        [
-            Bar(name, row["num_examples"], (row["recall"] if row["num_examples"] else None, row["precision"]))
-            for name, row in metrics["classes"].items()
-        ],
-        ("found (recall)", "right if said (precision)"),
-        np.array(metrics["confusion"]),
+        metrics,
+        _MEASURES,
         notes,
     )
 
@@ -167,17 +158,16 @@ def _is_drawn(draw: Callable[[pathlib.Path], None], path: pathlib.Path) -> bool:
     return True
 
 
-def _page(title: str, predictor: Predictor, metrics: dict, plots: Sequence[str] = ()) -> str:
-    """The metrics in Markdown, with the plots of these file names."""
-    found = metrics["intervals"]
-    totals = [(words, f"{metrics[name]:,}", "") for name, words in _COUNTS.items()]
-    totals += [(words, *rounded_to(metrics[name], found[name])) for name, words in _MEASURES.items() if name in metrics]
+def _page(report: Report, predictor: Predictor, plots: Sequence[str] = ()) -> str:
+    """Return the metrics in Markdown, with the plots of these file names."""
+    metrics, intervals = report.metrics, report.metrics["intervals"]
+    totals = [(words, f"{metrics[name]:,}", "") for name, words in _COUNTS.items()] + report.facts
     classes = []
     for name, row in metrics["classes"].items():
-        scores = [rounded_to(row[score], found["classes"][name][score]) for score in ("precision", "recall", "f1")]
+        scores = [rounded_to(row[score], intervals["classes"][name][score]) for score in ("precision", "recall", "f1")]
         classes.append((name, f"{row['num_examples']:,}", *(value for value, _ in scores), scores[-1][1]))
     lines = [
-        f"# {markdown_text(title)}",
+        f"# {markdown_text(report.title)}",
         "",
         markdown_table(("measure", "value", "95 % interval"), totals, num_text_columns=1),
     ]
@@ -217,13 +207,13 @@ def _page(title: str, predictor: Predictor, metrics: dict, plots: Sequence[str] 
     return "\n".join([*lines, *(f"![{_PLOTS[name]}]({name})\n" for name in plots)])
 
 
-def calibration_sentence(found: dict) -> str:
-    """What the temperature of `calibration` changes."""
-    before, after = found["before"], found["after"]
-    useless = found["temperature"] > 0.99 * HIGHEST_TEMPERATURE
+def calibration_sentence(fitted: dict) -> str:
+    """Return what the temperature of `calibration` changes."""
+    before, after = fitted["before"], fitted["after"]
+    useless = fitted["temperature"] > 0.99 * HIGHEST_TEMPERATURE
     return (
         f"{'The probabilities on these images are no better than equal ones for all classes. ' * useless}"
-        f"Temperature {found['temperature']:.3g}: with it the log loss is {after['log_loss']:.3g} instead of "
+        f"Temperature {fitted['temperature']:.3g}: with it the log loss is {after['log_loss']:.3g} instead of "
         f"{before['log_loss']:.3g} and the expected calibration error {after['ece']:.3g} instead of "
         f"{before['ece']:.3g}, on the images that it was fitted to. All other numbers here are without it; "
         "keras-vit predict and exports use it."

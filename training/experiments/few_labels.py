@@ -137,7 +137,7 @@ def _with_steps(recipe: Recipe, num_steps: int) -> Recipe:
 
 
 def _probabilities(teacher: RunDirectory, setup: Setup, unlabelled: Split) -> np.ndarray:
-    """Of each class for each picture (n, K), by the temperature that fits the evaluation images best, if one does."""
+    """Return probabilities (n, K), by the temperature that fits the evaluation images best, if one does."""
     model, source = run_directory.load_model(teacher.path), setup.source
     compute = functools.partial(
         outputs,

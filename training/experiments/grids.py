@@ -56,7 +56,7 @@ def data_size(recipe: PretrainRecipe, num_examples: int, sizes: Sequence[int] | 
 
 
 def small_data(recipe: PretrainRecipe, num_examples: int, sizes: Sequence[int] | None = None) -> list[Point]:
-    """What is proposed for a ViT on few images, each on random subsets, all for the same number of steps."""
+    """Return the proposals for a ViT on few images, each on random subsets, all for the same number of steps."""
     base = _vit_of(recipe)
     models = {
         "ViT": base,

@@ -62,7 +62,7 @@ def study(name: str, options: StudyOptions) -> list[dict]:
 
 
 def _measured(trials: list[Trial], jobs: int | None) -> list[dict]:
-    """Of every trial what was measured, before or now."""
+    """Return the measurements of every trial, made before or now."""
     known = {trial.folder: found for trial in trials if (found := trial.measured())}
     missing = [trial for trial in trials if trial.folder not in known]
     if known:

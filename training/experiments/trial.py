@@ -50,12 +50,12 @@ class Trial:
 
     @property
     def settings(self) -> dict:
-        """What decides its numbers, as read from JSON."""
+        """Return the settings that decide its numbers, as read from JSON."""
         settings = {name: value for name, value in dataclasses.asdict(self).items() if name != "folder"}
         return json.loads(json.dumps(settings | {"data": self.data.settings()}))
 
     def measured(self) -> dict | None:
-        """What was measured, or None where it is yet to be. Raises UserError where it is that of another trial."""
+        """Return the measurements, or None where there are none yet. Raises UserError for those of another trial."""
         file = self.folder / MEASURED
         if not file.is_file():
             return None

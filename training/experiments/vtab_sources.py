@@ -41,7 +41,7 @@ def _closest_object(example: dict) -> tf.Tensor:
 
 
 def _closest_vehicle(example: dict) -> tf.Tensor:
-    """Of cars, vans and trucks, the first three types; the last class is none."""
+    """Return the class of the closest car, van or truck, the first three types; the last class is none."""
     distances = example["objects"]["location"][:, 2]  # meters
     vehicles = tf.boolean_mask(distances, example["objects"]["type"] < 3)
     return _bin(tf.reduce_min(tf.concat([vehicles, [1000.0]], axis=0)), (-100.0, 8.0, 20.0, 999.0))

@@ -67,7 +67,7 @@ class Listing:
 
 @dataclasses.dataclass(frozen=True)
 class Extractor:
-    """What makes a feature of a picture."""
+    """Makes the features of images."""
 
     model: keras.Model
     """Images (B, h, w, C) -> (B, D)."""
@@ -127,7 +127,7 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
 def describe_features(
     run: Run, options: EmbedOptions, labels: tuple[str, ...], splits: dict[str, int], checksum: int
 ) -> tuple[FeatureDescription, Extractor]:
-    """What is to be written of pictures, and what makes it; for the arguments see `FeatureDescription`."""
+    """Return the description of the features to write, and their extractor; for arguments see `FeatureDescription`."""
     has_texts = not run.is_ours and has_text_tower(run.checkpoint)
     kind = options.features or ("joint" if has_texts else "pre_logits")
     own = run.preprocessing

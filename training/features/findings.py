@@ -145,7 +145,7 @@ def _copies(same: np.ndarray, linked: np.ndarray) -> list[list[int]]:
 
 
 def _rank(group: list[int], splits: Sequence[str], labels: np.ndarray) -> tuple:
-    """What is worse comes first: copies in two splits, then those with two labels."""
+    """Return the sort key of a group: copies in two splits come first, then those with two labels."""
     return len({splits[row] for row in group}) == 1, len({*labels[group].tolist()}) == 1, group[0]
 
 

@@ -25,7 +25,7 @@ _BATCH = 16
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What was found for one picture or text."""
+    """The results for one picture or text."""
 
     query: str
     cosines: np.ndarray
@@ -73,7 +73,7 @@ def _run_of(index: FeatureIndex, options: LookupOptions) -> Run:
 
 
 def _extractor(index: FeatureIndex, run: Run) -> Extractor:
-    """What makes the features of an index. Raises UserError if the model is another one now."""
+    """Return the extractor of the features of an index. Raises UserError if the model is another one now."""
     description, preprocessing = index.description, run.preprocessing
     if (resize := description.settings["resize"]) is not None:
         preprocessing = preprocessing.with_resize(resize, None)

@@ -44,7 +44,7 @@ _FIELDS = {"model": str, "fingerprint": str, "features": str, "width": int, "dty
 
 @dataclasses.dataclass(frozen=True)
 class FeatureDescription:
-    """What features.json says."""
+    """The content of features.json."""
 
     model: str
     """Run or checkpoint, as it was given."""
@@ -146,7 +146,7 @@ class FeatureIndex:
         return found
 
     def contents(self, split: str, number: int) -> tuple[dict[str, str], dict[str, str]]:
-        """Of a file of features: path -> digest of the image, and path -> why it cannot be read."""
+        """Return for a file of features path -> digest of the image, and path -> why it cannot be read."""
         file = part_file(self.folder, split, number)
         table = self._table(file, ("path", "digest"))
         digests = dict(zip(table["path"].to_pylist(), table["digest"].to_pylist(), strict=True))

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from keras_vit.models.matching import matched_queries
+from keras_vit.models.losses import matched_queries
 from training.objectives.objective import Objective
 
 

@@ -1,1 +1,1 @@
-"""What does not belong: images of none of a model's classes, and defects on parts of which only good ones are known."""
+"""Outliers: images of none of a model's classes, and defects on parts of which only good ones are known."""

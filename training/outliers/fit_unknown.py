@@ -28,7 +28,7 @@ REPORT = "unknown.json"
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """What a model computes of the images of a split."""
+    """Features and logits of the images of a split."""
 
     features: np.ndarray
     """(n, D) float32."""

@@ -203,7 +203,7 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], options: Pred
 
 
 def classified(classifier: Classifier, batch: Sequence[Picture]) -> tuple[list[Prediction], list[PictureCard]]:
-    """What is written of each picture of a batch, and the cards of those that can be read."""
+    """Return the prediction for each picture of a batch, and the cards of those that can be read."""
     good = [image for _, image, _ in batch if image is not None]
     cards = classifier.classify(good) if good else []
     ranked, predictions = (card.ranked for card in cards), []

@@ -31,7 +31,7 @@ _REASONS = {200: "OK", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allo
 
 
 class PictureAnswerer(Protocol):
-    """What the page shows of a picture."""
+    """Answers for a picture that is dropped on the page."""
 
     def answer(self, data: bytes, name: str) -> str:
         """HTML text for the bytes of a picture. Raises UserError if they are none."""

@@ -38,7 +38,7 @@ from training.workdir import report_directory
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """Of every image of a split, in its order."""
+    """The features of every image of a split, in its order."""
 
     values: np.ndarray
     """(n, D) float32."""
@@ -51,7 +51,7 @@ class Features:
 
 @dataclasses.dataclass(frozen=True)
 class FeatureSet:
-    """What a probe of frozen features works on."""
+    """The features of a data set, for a probe."""
 
     names: tuple[str, ...]
     """Of the classes."""
@@ -173,7 +173,7 @@ def features_of(
 
 
 def features_of_split(run: Run, split: Split, preprocessing: Preprocessing, batch_size: int) -> Features:
-    """What the head of a run reads of the images of one split, from the usual cache or computed and put there."""
+    """Return the features that the head of a run reads for the images of a split, from the cache or computed."""
     fingerprint = fingerprint_of(run.model, preprocessing, "pre_logits")
     extractor = Extractor(feature_extractor(run.model), preprocessing, min(batch_size, split.num_examples))
     return _features_of_split(split, extractor, fingerprint, "pre_logits", _cache(None))

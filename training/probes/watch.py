@@ -46,13 +46,13 @@ class WatchFeatures(keras.callbacks.Callback):
             for split, most in zip((source.train, source.evaluation), _MOST_IMAGES, strict=True)
         ]
         self._file, self._best_file = run.path / "knn.json", run.path / "best_features.npz"
-        self._found: list[dict] = []
+        self._measurements: list[dict] = []
 
     def on_train_begin(self, logs=None):
         step = int(np.array(self.model.step))
         if self._file.is_file():  # what was measured behind the checkpoint is measured again
-            self._found = [row for row in json.loads(self._file.read_text()) if row["step"] <= step]
-        if not self._found:
+            self._measurements = [row for row in json.loads(self._file.read_text()) if row["step"] <= step]
+        if not self._measurements:
             self._measure("before")
 
     def on_epoch_end(self, epoch, logs=None):
@@ -63,9 +63,9 @@ class WatchFeatures(keras.callbacks.Callback):
                 self.model.stop_training = True
 
     def on_train_end(self, logs=None):
-        if self._found[-1]["step"] != int(np.array(self.model.step)):
+        if self._measurements[-1]["step"] != int(np.array(self.model.step)):
             self._measure("after")
-        before, last = self._found[0], self._found[-1]
+        before, last = self._measurements[0], self._measurements[-1]
         if self._is_worse():
             best = self._best()
             if self._best_file.is_file():
@@ -82,23 +82,23 @@ class WatchFeatures(keras.callbacks.Callback):
         train, evaluation = (self._features(model, split) for split in self._splits)
         (row,) = nearest_neighbors(train, evaluation, self._classes, neighbors=[min(_NEIGHBORS, len(train.labels))])
         row |= {"step": int(np.array(self.model.step)), "when": when}
-        self._found.append(row)
+        self._measurements.append(row)
         print(f"Features {when}: {row['accuracy']:.1%} by {row['neighbors']} nearest neighbors.")
         if self._best() is row:
             write_npz(self._best_file, {f"{i:05d}": np.array(v) for i, v in enumerate(self._variables())})
-        write_text(self._file, json.dumps(self._found, indent=2) + "\n")
+        write_text(self._file, json.dumps(self._measurements, indent=2) + "\n")
 
     def _features(self, model: keras.Model, split: Split) -> Features:
         compute, preprocessing = feature_extractor(model).predict_on_batch, preprocessing_of(model)
         return Features(*outputs(compute, split, preprocessing, num_classes=self._classes, batch_size=_BATCH))
 
     def _best(self) -> dict:
-        return max(self._found, key=lambda row: row["accuracy"])
+        return max(self._measurements, key=lambda row: row["accuracy"])
 
     def _is_worse(self) -> bool:
-        best, last = self._best()["accuracy"], self._found[-1]["accuracy"]
+        best, last = self._best()["accuracy"], self._measurements[-1]["accuracy"]
         return best - last > _WORSE * math.sqrt(best * (1.0 - best) / self._splits[1].num_examples)
 
     def _variables(self) -> list[keras.Variable]:
-        """What `trained_model` saves: the weights, and their averages if there are some."""
+        """Return the variables that `trained_model` saves: the weights, and their averages if there are some."""
         return [*self.model.network.trainable_variables, *self.model.ema]

@@ -13,7 +13,6 @@ from keras_vit.checkpoints.formats.file_config import FileConfig, number, pair
 from keras_vit.checkpoints.formats.images import ImageProcessing, value_range_of
 from keras_vit.checkpoints.formats.layout import QUERY_BIAS, Layout
 from keras_vit.checkpoints.key_mapping import (
-    ATTENTION,
     BLOCK,
     CONV,
     LINEAR,
@@ -80,19 +79,26 @@ def _layout_of_timm(arrays: Mapping[str, LazyArray]) -> Layout:
     )
 
 
+def block_rules(block: str, layer: str) -> tuple[Rule, ...]:
+    """Rules of an encoder block of a tower of images or texts; where its weights and the keys of the file begin."""
+    attention = f"{block}MultiHeadDotProductAttention_1/"
+    return (
+        *norm(f"{block}LayerNorm_0", f"{layer}ln_1"),
+        *fused(tuple(f"{attention}{part}" for part in QKV), f"{layer}attn.in_proj_weight", f"{layer}attn.in_proj_bias"),
+        *dense(f"{attention}out", f"{layer}attn.out_proj"),
+        *norm(f"{block}LayerNorm_2", f"{layer}ln_2"),
+        *dense(f"{block}MlpBlock_3/Dense_0", f"{layer}mlp.c_fc"),
+        *dense(f"{block}MlpBlock_3/Dense_1", f"{layer}mlp.c_proj"),
+    )
+
+
 def _rules() -> tuple[Rule, ...]:
-    layer = "visual.transformer.resblocks.{i}."
     return (
         Rule(("cls",), "visual.class_embedding", TOKEN),
         Rule((POSITIONS,), "visual.positional_embedding", TABLE),
         *dense("embedding", "visual.conv1", CONV),
         *norm("Transformer/pre_norm", "visual.ln_pre"),
-        *norm(f"{BLOCK}LayerNorm_0", f"{layer}ln_1"),
-        *fused(tuple(f"{ATTENTION}{part}" for part in QKV), f"{layer}attn.in_proj_weight", f"{layer}attn.in_proj_bias"),
-        *dense(f"{ATTENTION}out", f"{layer}attn.out_proj"),
-        *norm(f"{BLOCK}LayerNorm_2", f"{layer}ln_2"),
-        *dense(f"{BLOCK}MlpBlock_3/Dense_0", f"{layer}mlp.c_fc"),
-        *dense(f"{BLOCK}MlpBlock_3/Dense_1", f"{layer}mlp.c_proj"),
+        *block_rules(BLOCK, "visual.transformer.resblocks.{i}."),
         *norm("Transformer/encoder_norm", "visual.ln_post"),
         Rule(("head/kernel",), "visual.proj", SAME),
     )

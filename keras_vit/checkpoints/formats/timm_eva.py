@@ -92,7 +92,7 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     for key, name in _OTHERS:
         if key in arrays:
             _refuse(name)
-    if "norm_pre.weight" in arrays and ("blocks.0.gamma_1" in arrays or "attn_pool.latent" in arrays):
+    if "norm_pre.weight" in arrays and not arrays.keys().isdisjoint(("blocks.0.gamma_1", "attn_pool.latent")):
         _refuse("Perception Encoder")
     if "blocks.0.attn.q_bias" in arrays and "pos_embed" in arrays:
         _refuse("EVA or EVA-02")
@@ -190,13 +190,8 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         "num_registers": ("num_reg_tokens", arguments.get("num_reg_tokens", 4)),
         "has_class_token": ("class_token", True),
     }
-    ratio, width = number(arguments, "mlp_ratio", float), number(arguments, "embed_dim")
-    if ratio is not None and width is not None:
-        given, default = arguments.get("swiglu_align_to"), model.align if model.gated_mlp else 1
-        align = (default if given is None else given or 1) if sizes["gated_mlp"][1] else 1
-        hidden = int(width * ratio)
-        if isinstance(align, int):
-            sizes["mlp_dim"] = "mlp_ratio and thus", -(-hidden // align) * align
+    default_align = model.align if model.gated_mlp else 1
+    sizes |= _mlp_dim(arguments, default_align if sizes["gated_mlp"][1] else None)
     found = timm_config.common_fields(config, arguments)
     return dataclasses.replace(
         found,
@@ -207,6 +202,16 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         layer_scale=number(arguments, "init_values", float) or 1e-5,
         sizes={**found.sizes, **sizes},
     )
+
+
+def _mlp_dim(arguments: dict, default_align: int | None) -> Sizes:
+    """The width of the MLP, if the arguments tell; None for an MLP without gate, whose width is not aligned."""
+    ratio, width = number(arguments, "mlp_ratio", float), number(arguments, "embed_dim")
+    given = arguments.get("swiglu_align_to")
+    align = 1 if default_align is None else default_align if given is None else given or 1
+    if ratio is None or width is None or not isinstance(align, int):
+        return {}
+    return {"mlp_dim": ("mlp_ratio and thus", -(-int(width * ratio) // align) * align)}
 
 
 def write_config(model: WrittenModel) -> dict[str, dict]:

@@ -17,7 +17,6 @@ from keras_vit.checkpoints.formats.transformers.config_json import (
     written,
 )
 from keras_vit.checkpoints.key_mapping import (
-    ATTENTION,
     BLOCK,
     CONV,
     POSITIONS,
@@ -47,7 +46,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     for name in names
     for kind in (f"{name}_vision_model", name)
 }
-_MLP = f"{BLOCK}MlpBlock_3/"
 
 
 def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
@@ -86,30 +84,7 @@ def _layout(prefix: str, *, clip: bool, classifies: bool = False) -> Layout:
     """`classifies`: SiglipForImageClassification, which averages the tokens and leaves the pooling head unused, or
     CLIPForImageClassification, which averages the patches and leaves the last norm unused.
     """
-    layer, head = f"{prefix}encoder.layers.{{i}}.", f"{prefix}head."
-    projections = zip((*QKV, "out"), ("q_proj", "k_proj", "v_proj", "out_proj"), strict=True)
-    pooling, attention = "MAPHead_0/", "MAPHead_0/MultiHeadDotProductAttention_0/"
-    in_projection = tuple(f"{attention}{part}" for part in QKV)
-    rules = (
-        Rule(("cls",), f"{prefix}embeddings.class_embedding", TOKEN),
-        Rule((POSITIONS,), f"{prefix}embeddings.position_embedding.weight", TABLE),
-        Rule((), f"{prefix}embeddings.position_ids"),
-        *dense("embedding", f"{prefix}embeddings.patch_embedding", CONV),
-        *norm("Transformer/pre_norm", f"{prefix}pre_layrnorm"),
-        *norm(f"{BLOCK}LayerNorm_0", f"{layer}layer_norm1"),
-        *(rule for part, key in projections for rule in dense(f"{ATTENTION}{part}", f"{layer}self_attn.{key}")),
-        *norm(f"{BLOCK}LayerNorm_2", f"{layer}layer_norm2"),
-        *dense(f"{_MLP}Dense_0", f"{layer}mlp.fc1"),
-        *dense(f"{_MLP}Dense_1", f"{layer}mlp.fc2"),
-        *norm("Transformer/encoder_norm", f"{prefix}post_layernorm"),
-        Rule((f"{pooling}probe",), f"{head}probe", SAME),
-        *fused(in_projection, f"{head}attention.in_proj_weight", f"{head}attention.in_proj_bias"),
-        *dense(f"{attention}out", f"{head}attention.out_proj"),
-        *norm(f"{pooling}LayerNorm_0", f"{head}layernorm"),
-        *dense(f"{pooling}MlpBlock_0/Dense_0", f"{head}mlp.fc1"),
-        *dense(f"{pooling}MlpBlock_0/Dense_1", f"{head}mlp.fc2"),
-        *dense("head", "visual_projection"),
-    )
+    head, rules = f"{prefix}head.", _rules(prefix)
     if classifies:
         unused = f"{prefix}post_layernorm." if clip else head
         rules = (*(rule for rule in rules if not rule.key.startswith(unused)), *dense("head", "classifier"))
@@ -120,10 +95,45 @@ def _layout(prefix: str, *, clip: bool, classifies: bool = False) -> Layout:
         biases=(QUERY_BIAS,) if clip and not classifies else (*HEAD_BIASES, QUERY_BIAS),  # or CLIP's projection
         resampler="bicubic",
         ambiguous=("gelu",) if clip else (),  # OpenCLIP has another one
-        model_types=tuple(kind for kind, fields in _DEFAULTS.items() if fields is (_CLIP if clip else _SIGLIP)),
+        model_types=tuple(name for name, fields in _DEFAULTS.items() if fields is (_CLIP if clip else _SIGLIP)),
         settings={"classifier": "gap", "final_norm": not clip} if classifies else {},
         ignored=("text_model.", "text_projection.", "logit_scale", "logit_bias", f"{prefix}embeddings.position_ids")
         + ((f"{prefix}post_layernorm." if clip else head,) if classifies else ()),
+    )
+
+
+def block_rules(block: str, layer: str) -> tuple[Rule, ...]:
+    """Rules of an encoder block of a tower of images or texts; where its weights and the keys of the file begin."""
+    attention = f"{block}MultiHeadDotProductAttention_1/"
+    projections = zip((*QKV, "out"), ("q_proj", "k_proj", "v_proj", "out_proj"), strict=True)
+    return (
+        *norm(f"{block}LayerNorm_0", f"{layer}layer_norm1"),
+        *(rule for part, key in projections for rule in dense(f"{attention}{part}", f"{layer}self_attn.{key}")),
+        *norm(f"{block}LayerNorm_2", f"{layer}layer_norm2"),
+        *dense(f"{block}MlpBlock_3/Dense_0", f"{layer}mlp.fc1"),
+        *dense(f"{block}MlpBlock_3/Dense_1", f"{layer}mlp.fc2"),
+    )
+
+
+def _rules(prefix: str) -> tuple[Rule, ...]:
+    head = f"{prefix}head."
+    pooling, attention = "MAPHead_0/", "MAPHead_0/MultiHeadDotProductAttention_0/"
+    in_projection = tuple(f"{attention}{part}" for part in QKV)
+    return (
+        Rule(("cls",), f"{prefix}embeddings.class_embedding", TOKEN),
+        Rule((POSITIONS,), f"{prefix}embeddings.position_embedding.weight", TABLE),
+        Rule((), f"{prefix}embeddings.position_ids"),
+        *dense("embedding", f"{prefix}embeddings.patch_embedding", CONV),
+        *norm("Transformer/pre_norm", f"{prefix}pre_layrnorm"),
+        *block_rules(BLOCK, f"{prefix}encoder.layers.{{i}}."),
+        *norm("Transformer/encoder_norm", f"{prefix}post_layernorm"),
+        Rule((f"{pooling}probe",), f"{head}probe", SAME),
+        *fused(in_projection, f"{head}attention.in_proj_weight", f"{head}attention.in_proj_bias"),
+        *dense(f"{attention}out", f"{head}attention.out_proj"),
+        *norm(f"{pooling}LayerNorm_0", f"{head}layernorm"),
+        *dense(f"{pooling}MlpBlock_0/Dense_0", f"{head}mlp.fc1"),
+        *dense(f"{pooling}MlpBlock_0/Dense_1", f"{head}mlp.fc2"),
+        *dense("head", "visual_projection"),
     )
 
 

@@ -168,14 +168,7 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     activation = gelu_of(config["hidden_act"]) if config.get("hidden_act") else None
     if layout.model_types == ("eomt_dinov3",):
         del sizes["position_embedding"]
-        refuse_other_values(config, {"proj_bias": True, "mlp_bias": True})
-        rope = config.get("rope_parameters") or {}
-        if not isinstance(rope, dict) or rope.get("rope_theta", 100.0) != 100.0:
-            raise UserError(f"config.json has the unsupported rope_parameters={rope!r:.80}; supported is theta 100.")
-        refuse_one_bias(config)
-        for name, field in (("use_gated_mlp", "gated_mlp"), ("query_bias", "qkv_bias"), ("key_bias", "key_bias")):
-            if name in config and (name != "key_bias" or config.get("query_bias")):
-                sizes[field] = name, config[name]
+        sizes |= _dinov3_biases(config)
     else:
         gated, ratio, width = (config.get(name) for name in ("use_swiglu_ffn", "mlp_ratio", "hidden_size"))
         sizes["gated_mlp"] = "use_swiglu_ffn", bool(gated)
@@ -190,12 +183,20 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         task["num_upscale_blocks"] = "num_upscale_blocks", config["num_upscale_blocks"]
     if (labels := num_labels(config)) is not None:
         task["num_classes"] = labels
-    own |= {
-        "task_sizes": task,
-        "task_settings": {"gelu": activation},
-        "num_classes": None,
-    }
+    own |= {"task_sizes": task, "task_settings": {"gelu": activation}, "num_classes": None}
     return read_vit(files, config, layout, sizes, **own)
+
+
+def _dinov3_biases(config: dict) -> Sizes:
+    """Fields that only DINOv3 has. Raises UserError for unsupported values."""
+    refuse_other_values(config, {"proj_bias": True, "mlp_bias": True})
+    rope = config.get("rope_parameters") or {}
+    if not isinstance(rope, dict) or rope.get("rope_theta", 100.0) != 100.0:
+        raise UserError(f"config.json has the unsupported rope_parameters={rope!r:.80}; supported is theta 100.")
+    refuse_one_bias(config)
+    fields = {"use_gated_mlp": "gated_mlp", "query_bias": "qkv_bias"}
+    fields |= {"key_bias": "key_bias"} if config.get("query_bias") else {}
+    return {field: (name, config[name]) for name, field in fields.items() if name in config}
 
 
 def write_config(model: WrittenModel) -> dict[str, dict]:

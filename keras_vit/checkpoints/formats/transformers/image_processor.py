@@ -162,10 +162,30 @@ def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
     fields: dict[str, Any] = {"library": "transformers", "background": None, "dtype": processor[_DTYPE]}
     if processor.get(_FILL):
         fields |= {"resize": "pad", "padding": "after", "background": processor[_FILL]}
+    resizes, is_whole = _flag(processor, "do_resize"), _is_resized_whole(processor)
+    sides, crop = (_sides(processor[field]) or () for field in ("size", "crop_size"))
+    _refuse_unsupported(processor)
+    if not resizes:
+        return fields, None
+    fields["interpolation"] = processor.get(_FILTER, _FILTERS[processor["resample"]])
+    if is_whole:
+        return fields, (sides[0], sides[1])
+    if len(sides) == 1:
+        fields |= {"resize": "resize-small", "crop_from": sides[0]}
+    elif sides != crop:
+        fields["crop_from"] = sides
+    return fields, (crop[0], crop[1])
+
+
+def _is_resized_whole(processor: dict) -> bool:
+    return len(_sides(processor["size"]) or ()) == 2 and not _flag(processor, "do_center_crop")
+
+
+def _refuse_unsupported(processor: dict) -> None:
     resizes, crops = _flag(processor, "do_resize"), _flag(processor, "do_center_crop")
     size, crop_size, resample = (processor[field] for field in ("size", "crop_size", "resample"))
     sides, crop = (_sides(each) or () for each in (size, crop_size))
-    is_whole = len(sides) == 2 and not crops
+    is_whole = _is_resized_whole(processor)
     is_inside = len(crop) == 2 and not any(map(operator.lt, sides * (3 - len(sides)), crop))
     for field, value, is_unsupported in (
         *((field, True, _flag(processor, field, default=False)) for field in ("do_flip_channel_order", "do_pad")),
@@ -176,16 +196,6 @@ def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
     ):
         if is_unsupported:
             raise _unsupported(field, value)
-    if not resizes:
-        return fields, None
-    fields["interpolation"] = processor.get(_FILTER, _FILTERS[resample])
-    if is_whole:
-        return fields, (sides[0], sides[1])
-    if len(sides) == 1:
-        fields |= {"resize": "resize-small", "crop_from": sides[0]}
-    elif sides != crop:
-        fields["crop_from"] = sides
-    return fields, (crop[0], crop[1])
 
 
 def whole_picture_config(preprocessing: "Preprocessing", kind: str) -> dict:
@@ -231,27 +241,9 @@ def preprocessor_config(preprocessing: "Preprocessing") -> dict:
     Raises UserError for a resize that no processor has.
     """
     height, width = preprocessing.image_size
-    crop_from = preprocessing.crop_from
     lows, highs = preprocessing.channel_ranges()
     std = [1 / (high - low) for low, high in zip(lows, highs, strict=True)]
-    resize = preprocessing.resize
-    if (
-        resize == "pad"
-        or (resize == "resize-small" and not isinstance(crop_from, int))
-        or (resize == "crop" and height != width)
-    ):
-        raise UserError(
-            f"The processors of transformers for these models cannot resize by {resize!r} to {height}x{width}; adapt "
-            "the model to another preprocessing or, to crop, to square images, or choose another layout."
-        )
-    size: dict[str, int] = {"height": height, "width": width}
-    if preprocessing.resize != "stretch":
-        kind, size = "Bit", {"shortest_edge": crop_from if isinstance(crop_from, int) else height}
-    elif crop_from is not None:
-        full = (crop_from, crop_from) if isinstance(crop_from, int) else crop_from
-        kind, size = "DeiT", {"height": full[0], "width": full[1]}
-    else:
-        kind = "DINOv3ViT" if preprocessing.library == "transformers" and preprocessing.dtype == "float32" else "ViT"
+    kind, size = _kind_and_size(preprocessing)
     interpolation = "box" if preprocessing.interpolation == "area" else preprocessing.interpolation
     if interpolation == "box":
         warnings.warn(
@@ -272,6 +264,27 @@ def preprocessor_config(preprocessing: "Preprocessing") -> dict:
         "image_mean": [-low * deviation for low, deviation in zip(lows, std, strict=True)],
         "image_std": std,
     }
+
+
+def _kind_and_size(preprocessing: "Preprocessing") -> tuple[str, dict[str, int]]:
+    """Name of the image processor and its field size."""
+    (height, width), crop_from, resize = preprocessing.image_size, preprocessing.crop_from, preprocessing.resize
+    if (
+        resize == "pad"
+        or (resize == "resize-small" and not isinstance(crop_from, int))
+        or (resize == "crop" and height != width)
+    ):
+        raise UserError(
+            f"The processors of transformers for these models cannot resize by {resize!r} to {height}x{width}; adapt "
+            "the model to another preprocessing or, to crop, to square images, or choose another layout."
+        )
+    if resize != "stretch":
+        return "Bit", {"shortest_edge": crop_from if isinstance(crop_from, int) else height}
+    if crop_from is not None:
+        full = (crop_from, crop_from) if isinstance(crop_from, int) else crop_from
+        return "DeiT", {"height": full[0], "width": full[1]}
+    is_dinov3 = preprocessing.library == "transformers" and preprocessing.dtype == "float32"
+    return "DINOv3ViT" if is_dinov3 else "ViT", {"height": height, "width": width}
 
 
 def _number(interpolation: Interpolation | None) -> int:
