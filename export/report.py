@@ -145,7 +145,7 @@ def write(
 
 @dataclasses.dataclass(frozen=True)
 class Extra:
-    """What the report of one export has beside that of any."""
+    """Parts of the report of one export beside those of any."""
 
     notes: Sequence[str] = ()
     """Sentences of report.md, also in report.json."""

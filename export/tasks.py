@@ -193,7 +193,7 @@ class Classification(Task):
 
 @dataclasses.dataclass(frozen=True)
 class Embedding(Task):
-    """What the head of a model reads, or the projection of CLIP. Output: embeddings (B, D)."""
+    """The features that the head of a model reads, or the projection of CLIP. Output: embeddings (B, D)."""
 
     normalize: bool = False
     """Whether each embedding is divided by its length."""

@@ -156,7 +156,7 @@ def printable(text: str) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """What an exception says, in one line of at most 200 characters; its type if it says nothing."""
+    """Return the message of an exception in one line of at most 200 characters; its type if it has none."""
     words = getattr(error, "strerror", None) or getattr(error, "message", None) or error
     return " ".join(str(words).split())[:200] or type(error).__name__
 

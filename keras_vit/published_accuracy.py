@@ -9,7 +9,7 @@ from keras_vit.images.geometry import Resize
 
 @dataclasses.dataclass(frozen=True)
 class PublishedAccuracy:
-    """What was published of a checkpoint."""
+    """A published accuracy of a checkpoint."""
 
     top1: float
     """Percent of ImageNet's validation images."""

@@ -152,7 +152,7 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
 
 
 def _words(error: Exception) -> str:
-    """What an error says in one line; of Keras, which repeats the config of each layer around, the innermost."""
+    """Return the message of an error in one line; of nested ones of Keras, the innermost."""
     words = " ".join(str(error).rsplit("Exception encountered: ", 1)[-1].split())
     return words.rstrip(".")[:200] or type(error).__name__
 

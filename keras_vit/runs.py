@@ -146,7 +146,7 @@ class Run:
 
     @property
     def preprocessing(self) -> "Preprocessing":
-        """What is done to the images of the model."""
+        """The preprocessing of the model."""
         from keras_vit.models.build import preprocessing_of
 
         return preprocessing_of(self.model)
@@ -263,7 +263,7 @@ class Run:
 
     @functools.cached_property
     def data(self) -> TrainingData | None:
-        """What the run was trained on; None if it is of no training command."""
+        """The training data of the run; None if it is of no training command."""
         try:
             source, images = self.settings["source"], self.settings.get("images")
             counts = (images["train"], images["evaluation"]) if images else None
@@ -291,7 +291,7 @@ class Run:
         return [text for name, value in changed.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 
     def next_commands(self, done: str) -> list[tuple[str, ...]]:
-        """What `keras_vit.cli.print_next` shows after the command `done`: up to three that take this run directory."""
+        """Return up to three commands to go on with after the command `done`."""
         data, name = self.data_options, self.name.removesuffix(run_directory.MODEL).rstrip("/") or "."
         model, served = ("--run", name), f"{name}/saved_model"
         recipe = self.settings.get("recipe")

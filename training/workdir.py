@@ -1,4 +1,4 @@
-"""What a directory to train into may hold: nothing, or a run of the same settings. No TensorFlow or Keras."""
+"""Checks of a directory to train into: empty, or a run of the same settings. No TensorFlow or Keras."""
 
 import dataclasses
 import json

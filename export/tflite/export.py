@@ -308,7 +308,7 @@ def _accepted(task: Task, found: parity.Outputs, expected: parity.Outputs) -> bo
 
 @dataclasses.dataclass
 class _Quantization:
-    """What the quantization to the formats of an export did, and what it lost."""
+    """The steps of the quantization of an export, and their losses."""
 
     steps: dict[TFLiteFormat, Sequence[quantize.Step]] = dataclasses.field(default_factory=dict)
     """By format, what each step gained."""

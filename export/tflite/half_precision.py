@@ -1,4 +1,4 @@
-"""What a GPU in float16 computes of a TFLite file, simulated: every tensor is rounded to float16 and back.
+"""A simulation of a GPU in float16: every tensor of a TFLite file is rounded to float16 and back.
 
 GPUs of phones store tensors in float16. Sums inside an operator are computed in float32 here; some GPUs sum in float16,
 which no simulation of a file can know.

@@ -68,7 +68,7 @@ _SIGNATURE, _INPUT = "serving_default", "image"
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a step of static quantization gained on some calibration images."""
+    """The gain of a step of static quantization on some calibration images."""
 
     name: str
     error: float

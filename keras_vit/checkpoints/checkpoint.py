@@ -188,7 +188,7 @@ def normalize_keys(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray
 
 
 def _wrapper(arrays: Mapping[str, LazyArray]) -> str:
-    """What all keys begin with, such as "module.", if it is not of the layout: that of a wrapper of the model.
+    """Return what all keys begin with, such as "module.", if a wrapper of the model has added it.
 
     Counters, such as that of an averaged model, may lie beside it.
     """

@@ -291,7 +291,7 @@ def _name_of(path: str | os.PathLike) -> str | None:
 def _assumed(
     checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions, preprocessing: Preprocessing
 ) -> list[str]:
-    """What the files of a checkpoint do not tell, although models of this format differ in it."""
+    """Return the settings that the files do not contain, although models of this format differ in them."""
     if checkpoint.format is None or not checkpoint.format.CONFIG_FILES:
         return []
     file_config, assumed = checkpoint.file_config, list[str]()

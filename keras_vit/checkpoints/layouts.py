@@ -43,7 +43,7 @@ class Format(Protocol):
         """Is a file with these arrays of this format? Then the rules of its keys, and the numerics of its code."""
 
     def read_config(self, files: Mapping[str, dict], layout: Layout, /) -> FileConfig:
-        """What its configs say, by name of the file. Raises UserError for unsupported settings."""
+        """Read its configs, by name of the file. Raises UserError for unsupported settings."""
 
 
 class WrittenFormat(Format, Protocol):

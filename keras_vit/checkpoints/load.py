@@ -52,7 +52,7 @@ _HALF_TOLERANCE = 2e-2
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """What happened to every array of a checkpoint and every weight of a model.
+    """The use of every array of a checkpoint and of every weight of a model.
 
     Weights have the keys of the released files: vit_jax's pre-Linen keys, for BiT big_transfer's.
     """
@@ -366,7 +366,7 @@ def _was_set(layer: keras.layers.Layer, built: keras.layers.Layer) -> bool:
 
 
 def _computation(layer: Mapping[str, Any]) -> object:
-    """What a layer in the config of a model computes, and of which tensors."""
+    """Return the computation of a layer in the config of a model, and its input tensors."""
     config = {} if layer["class_name"] == ModelSpec.__name__ else layer["config"]
     settings = {
         name: value for name, value in config.items() if name not in _NOT_COMPUTED and not name.endswith(_FOR_TRAINING)

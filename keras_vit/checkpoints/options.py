@@ -15,7 +15,7 @@ RATES = ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate")
 
 @dataclasses.dataclass(frozen=True)
 class LoadOptions:
-    """What the caller of `from_checkpoint` gives, which has the docs; None: as the file says."""
+    """The arguments of `from_checkpoint`, which documents them; None: as the file says."""
 
     image_size: int | tuple[int, int] | None = None
     num_classes: int | None = None

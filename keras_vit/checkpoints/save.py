@@ -76,7 +76,7 @@ def save_checkpoint(
 
 
 def written_model(model: keras.Model, labels: Sequence[str] = ()) -> WrittenModel:
-    """What a format knows of a model."""
+    """Describe a model for the writer of a format."""
     task = task_of(model)
     num_classes = task.num_classes if isinstance(task, SegmentationConfig) else num_classes_of(values_by_key(model))
     return WrittenModel(config_of(model), preprocessing_of(model), num_classes, tuple(labels), task)

@@ -57,7 +57,7 @@ def print_next(commands: Sequence[Sequence[str]]) -> None:
 
 
 def _program() -> str:
-    """What starts a command in this shell: the script or, where there is none, Python with this package."""
+    """Return how a command starts in this shell: by the script or, without one, by Python with this package."""
     if _is_script():
         return _script()
     return _SCRIPT if shutil.which(_SCRIPT) else f"{shlex.quote(sys.orig_argv[0])} -m {_MODULE}"

@@ -1,4 +1,4 @@
-"""What the files of a data set contain: a fingerprint of them, and files of equal content."""
+"""Contents of the files of a data set: their fingerprint, and files of equal content."""
 
 import collections
 import hashlib

@@ -1,4 +1,4 @@
-"""What a file with a model is, by its first bytes; its name decides only where these say nothing."""
+"""The kind of a file with a model, by its first bytes; its name decides only where these say nothing."""
 
 import pathlib
 import re
@@ -43,7 +43,7 @@ _OTHERS = {
 
 
 def kind_of(path: pathlib.Path) -> Kind:
-    """What a file is. One in a bucket is not opened for it."""
+    """Return the kind of a file. One in a bucket is not opened for it."""
     named = _BY_NAME.get(path.suffix, "unknown")
     if is_remote(path):
         return named
@@ -65,7 +65,7 @@ def kind_of(path: pathlib.Path) -> Kind:
 
 
 def readable_kind(path: pathlib.Path) -> Kind:
-    """What a file is. Raises UserError, with the way out, for one that is not read here."""
+    """Return the kind of a file. Raises UserError, with the way out, for one that is not read here."""
     kind = kind_of(path)
     refuse_first(_unreadable(path, kind))
     return kind
@@ -103,7 +103,7 @@ def _unreadable(path: pathlib.Path, kind: Kind) -> Rules:
 
 
 def _other_format(start: bytes) -> tuple[str, str] | None:
-    """What a file that begins so is, and what to do; None if that is not known."""
+    """Name the kind of a file that begins so, and what to do; None if that is not known."""
     return next((found for pattern, found in _OTHERS.items() if re.match(pattern, start, re.DOTALL)), None)
 
 

@@ -1,4 +1,4 @@
-"""What a file of another program must hold, written as a value of the same form with types in place of values."""
+"""The required content of a file of another program, as a value of the same form with types in place of values."""
 
 from typing import Any
 

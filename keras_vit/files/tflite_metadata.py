@@ -1,4 +1,4 @@
-"""What the metadata in a TFLite file say of its model: its input, its classes, and whether images have several.
+"""The metadata in a TFLite file: input, classes, and whether images have several.
 
 TFLite Metadata: https://www.tensorflow.org/lite/models/convert/metadata, `metadata_schema.fbs`.
 """

@@ -1,4 +1,4 @@
-"""What an image is: its formats, its decoders (a TensorFlow graph, and Pillow), and the preprocessing of a model."""
+"""Images: formats, decoders (a TensorFlow graph, and Pillow), and the preprocessing of a model."""
 
 from keras_vit.images.pillow import TooManyPixels, open_image
 

@@ -207,7 +207,7 @@ class Preprocessing:
         return dataclasses.replace(self, image_size=new, crop_from=crop_from)
 
     def summary(self) -> str:
-        """What is done to an image, in words."""
+        """Describe the preprocessing in words."""
         height, width = self.image_size
         to, full = f"to {height} x {width}", self.crop_from
         before = full if isinstance(full, int) or full is None else f"{full[0]} x {full[1]}"
@@ -309,7 +309,7 @@ class Preprocessing:
         return np.stack(box, -1).astype("float32")
 
     def axes(self, sides, xp: Any = np) -> list[tuple[Any, Any]]:
-        """Of rows and columns: pixels of the picture for each of the input, and where in it the input begins.
+        """Return, for rows and columns, the image pixels for each input pixel, and where the input begins.
 
         Args:
             sides: height and width of the picture, float64.

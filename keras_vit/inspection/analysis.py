@@ -1,4 +1,4 @@
-"""What the papers' figures show, as numbers: NumPy in, NumPy out, float64, one definition each.
+"""The papers' figures as numbers: NumPy in, NumPy out, float64, one definition each.
 
 "An Image is Worth 16x16 Words" (arXiv 2010.11929), sections 4.5, D.7 and D.8, whose code was never published; what it
 leaves open is decided as the snippet its authors passed on does (Keras example "Investigating Vision Transformer

@@ -64,6 +64,9 @@ class InspectionResult:
     scoring: Scoring = dataclasses.field(default_factory=Scoring)
     """How the classes follow from the logits."""
 
+    def __post_init__(self) -> None:
+        _check_finite(self.arrays)
+
 
 def available_figures(model: keras.Model) -> tuple[str, ...]:
     """Return the figures that exist for a model, in the order of FIGURES."""
@@ -99,7 +102,8 @@ def inspect(
         labels: class names. Defaults to the class numbers.
         figures: names from FIGURES. Defaults to all figures that exist for the model.
         shown: number of images with maps; the first ones are taken.
-        layers, heads: indices of those in the attention maps. Default to all.
+        layers: indices of the layers in the attention maps. Defaults to all.
+        heads: indices of the heads, likewise.
         scoring: how the classes follow from the logits. Default: by the softmax, without a threshold.
 
     Raises UserError if an argument does not fit the model, or if the model's outputs are not finite.
@@ -113,7 +117,6 @@ def inspect(
     of_attention = attention.compute(inputs, resized)
     of_outputs, queries = _of_outputs(model, figures, inputs[:shown], labels)
     arrays |= {"images": as_uint8(resized[:shown]), **of_attention[0], **of_outputs}
-    _check_finite(arrays)
     return InspectionResult(
         **_described(model),
         checkpoint=checkpoint,
@@ -289,7 +292,7 @@ def _position_table(layer: keras.layers.Layer, config: ViTConfig) -> np.ndarray:
 
 
 def model_name(model: keras.Model) -> str:
-    """What a model is: its official name, or its kind, and its size, as in "Small ResNet, 131,816 parameters"."""
+    """Describe a model by its official name, or its kind, and its size: "Small ResNet, 131,816 parameters"."""
     config, count = config_of(model), model.count_params()
     name = official_name(config)
     if name is None and isinstance(config, ViTConfig) and config.stem is not None:

@@ -9,7 +9,7 @@ import contextlib
 import keras
 from keras import ops
 
-from keras_vit.errors import UserError, check_integers, refuse_first
+from keras_vit.errors import UserError, check_integers
 from keras_vit.models.layers import CHANNELS_LAST, PACKAGE, TokenDense, initial, small_normal
 from keras_vit.models.positions import RotaryPositions
 
@@ -89,20 +89,15 @@ def chunk_attention(model: keras.Model, queries: int | None) -> None:
     """
     check_integers("queries", queries)
     layers = [layer for layer in model.layers if isinstance(layer, DotProductAttention)]
-    refuse_first(
-        [
-            (not layers, f"The model {model.name!r} has no attention to compute in chunks; leave chunk_attention out."),
-            (
-                any(isinstance(layer, RelativePositions | NoSelfAttention | MaskAttention) for layer in model.layers),
-                "Relative positions are logits of all tokens at once, as the masks of locality self-attention and of "
-                "mask attention are; leave chunk_attention out.",
-            ),
-            (
-                any(layer.dropout_rate for layer in layers),
-                "Dropout would drop the same of every chunk; build the model without attention dropout.",
-            ),
-        ]
-    )
+    if not layers:
+        raise UserError(f"The model {model.name!r} has no attention to compute in chunks; leave chunk_attention out.")
+    if any(isinstance(layer, RelativePositions | NoSelfAttention | MaskAttention) for layer in model.layers):
+        raise UserError(
+            "Relative positions are logits of all tokens at once, as the masks of locality self-attention and of mask "
+            "attention are; leave chunk_attention out."
+        )
+    if any(layer.dropout_rate for layer in layers):
+        raise UserError("Dropout would drop the same of every chunk; build the model without attention dropout.")
     for layer in layers:
         layer.queries_at_a_time = queries
 

@@ -51,7 +51,8 @@ def build(
             in vit_jax.
         dropout_rate: of the residual branches and the embedding of a Vision Transformer, in [0, 1). Default: that of
             the configuration.
-        attention_dropout_rate, stochastic_depth_rate: of attention probabilities and whole residual branches, likewise.
+        attention_dropout_rate: of the attention probabilities, likewise.
+        stochastic_depth_rate: of whole residual branches, likewise.
         classifier_activation: "softmax" or "sigmoid" for probabilities; None for logits.
         dtype: a Keras dtype policy, such as "mixed_bfloat16". Default: Keras' global policy.
         name: name of the keras.Model. Defaults to the name of the model, or "model" for a configuration.

@@ -83,7 +83,7 @@ def costs(
 
 
 def _of_call(layer: keras.layers.Layer, inputs: list, outputs) -> Costs:
-    """What a call of a layer adds; the parameters are the layer's."""
+    """Return the costs of a call of a layer; the parameters are the layer's."""
     if isinstance(layer, (ModelSpec, keras.layers.Reshape)):
         return Costs(0, 0, 0)
     size, products, kept, normalization = math.prod(outputs.shape), 0, 0, 0

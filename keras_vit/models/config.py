@@ -31,11 +31,9 @@ def convert_fields(config) -> None:
 
 def check_below_one(config, *fields: str) -> None:
     """Raise UserError unless the values of the fields are in [0, 1)."""
-    refuse_first(
-        (not 0.0 <= value < 1.0, f"{field} must be in [0, 1), but is {value}.")
-        for field in fields
-        for value in [getattr(config, field)]
-    )
+    for field in fields:
+        if not 0.0 <= (value := getattr(config, field)) < 1.0:
+            raise UserError(f"{field} must be in [0, 1), but is {value}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,19 +142,13 @@ class ConvStem:
         convert_fields(self)
         for field in ("channels", "kernel_sizes", "strides"):
             check_integers(field, getattr(self, field), length=0)
-        refuse_first(
-            [
-                (
-                    not len(self.channels) == len(self.kernel_sizes) == len(self.strides) > 0,
-                    "A convolutional stem needs as many channels as kernel sizes and strides, but has "
-                    f"{self.channels}, {self.kernel_sizes} and {self.strides}.",
-                ),
-                (
-                    not all(size % 2 for size in self.kernel_sizes),
-                    f"A convolutional stem needs odd kernels, but has {self.kernel_sizes}.",
-                ),
-            ]
-        )
+        if not len(self.channels) == len(self.kernel_sizes) == len(self.strides) > 0:
+            raise UserError(
+                "A convolutional stem needs as many channels as kernel sizes and strides, but has "
+                f"{self.channels}, {self.kernel_sizes} and {self.strides}."
+            )
+        if not all(size % 2 for size in self.kernel_sizes):
+            raise UserError(f"A convolutional stem needs odd kernels, but has {self.kernel_sizes}.")
 
     @property
     def total_stride(self) -> int:
@@ -448,7 +440,7 @@ SEGMENT_THRESHOLD = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class SegmentationConfig:
-    """What turns a Vision Transformer into an encoder-only mask transformer (EoMT), see `segmentation_model`."""
+    """The parts of an encoder-only mask transformer (EoMT) beside its Vision Transformer, see `segmentation_model`."""
 
     num_classes: int
     """Number of classes K; the class head has one more output, for "no object"."""
@@ -480,7 +472,7 @@ class SegmentationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LinearSegmentationConfig:
-    """What turns a Vision Transformer into a linear classifier of its patches, see `segmentation_model`."""
+    """A linear classifier of the patches of a Vision Transformer, see `segmentation_model`."""
 
     num_classes: int
     """Number of classes K."""
@@ -494,7 +486,7 @@ class LinearSegmentationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DetectionConfig:
-    """What turns a Vision Transformer into an open-vocabulary detector (OWL-ViT, OWLv2), see `detection_model`."""
+    """The parts of an open-vocabulary detector (OWL-ViT, OWLv2) beside its encoder, see `detection_model`."""
 
     embedding_size: int
     """Width of the class embeddings, which are compared with those of texts or images."""

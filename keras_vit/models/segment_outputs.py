@@ -35,7 +35,7 @@ def segment_outputs(
     threshold: float = 0.0,
     resize: Callable = resize_maps,
 ) -> dict[str, Any]:
-    """What a model sees on pictures of one size.
+    """Return label maps, masks or segments on images of one size.
 
     Args:
         outputs: of the model: "pixel_logits" (B, h, w, K), or "class_logits" (B, Q, K + 1) and "mask_logits" (B, h, w,

@@ -1,4 +1,4 @@
-"""What can precede the patches: a post-activation ResNet (hybrids, AxialResNet), convolutions, shifted patches.
+"""Stems before the patches: a post-activation ResNet (hybrids, AxialResNet), convolutions, shifted patches.
 
 ResNet: "An Image is Worth 16x16 Words" (arXiv 2010.11929), section 4.1. Agrees with vit_jax `models_resnet.py`. It is
 not the BiT network (`bit.py`): norms follow the convolutions, padding is TensorFlow's "same", asymmetric at stride 2,

@@ -66,7 +66,7 @@ def resize_position_embedding(
 
 
 def resampling_matrix(old: int, new: int, resampler: Resampler) -> np.ndarray:
-    """What each of `new` samples takes of each of `old`: (new, old), float64, rows that sum to one.
+    """Return the weights of the `old` samples in each of `new`: (new, old), float64, rows that sum to one.
 
     Beyond the border the outermost sample is repeated; only the antialiased filter is cut off there and scaled back to
     a sum of one (torch `UpSample.h`, `UpSampleKernel.cpp`).

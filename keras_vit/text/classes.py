@@ -1,10 +1,10 @@
-"""What the classes of a model of texts are: checked before Keras is imported."""
+"""The classes of a model of texts, checked before Keras is imported."""
 
 import collections
 import os
 from collections.abc import Mapping, Sequence
 
-from keras_vit.errors import UserError, refuse_first
+from keras_vit.errors import UserError
 from keras_vit.files.labels import read_labels
 from keras_vit.files.remote import existing_file
 from keras_vit.models.config import Classes
@@ -29,16 +29,11 @@ def text_classes(
         _refuse_twice(names)
         classes = {name: name for name in names}
     texts = {name: tuple(each) if isinstance(each, list | tuple) else (each,) for name, each in classes.items()}
-    empty = [
-        (not several or not all(isinstance(text, str) and text.strip() for text in (name, *several)), name)
-        for name, several in texts.items()
-    ]
-    refuse_first(
-        [
-            (not classes, "There is no class; give at least one text."),
-            *((wrong, f"The class {name!r:.80} is empty, or has an empty text; give it one.") for wrong, name in empty),
-        ]
-    )
+    if not classes:
+        raise UserError("There is no class; give at least one text.")
+    for name, several in texts.items():
+        if not several or not all(isinstance(text, str) and text.strip() for text in (name, *several)):
+            raise UserError(f"The class {name!r:.80} is empty, or has an empty text; give it one.")
     return Classes(tuple(texts), tuple(texts.values()), templates_of(templates))
 
 

@@ -1,9 +1,9 @@
-"""What a text tower is: a frozen dataclass."""
+"""The configuration of a text tower: a frozen dataclass."""
 
 import dataclasses
 from typing import Literal
 
-from keras_vit.errors import check_integers, refuse_first
+from keras_vit.errors import UserError, check_integers
 from keras_vit.models.config import Gelu
 
 Pooling = Literal["first-end", "largest", "last"]
@@ -47,22 +47,18 @@ class TextConfig:
         for field in ("vocab_size", "length", "hidden_size", "num_layers", "num_heads", "mlp_dim", "output_size"):
             check_integers(field, getattr(self, field))
         tokens, end, width = self.vocab_size, self.end_token, self.hidden_size
-        refuse_first(
-            [
-                (
-                    width % self.num_heads,
-                    f"The width of the text tower must be a multiple of its heads, but {width} is not one of "
-                    f"{self.num_heads}.",
-                ),
-                (
-                    tokens > _MOST_TOKENS or self.length > _MOST_LENGTH,
-                    f"A text tower has at most {_MOST_TOKENS:,} tokens and {_MOST_LENGTH:,} positions, but the file "
-                    f"says {tokens:,} and {self.length:,}.",
-                ),
-                (
-                    self.pooling == "first-end" and (end is None or not 0 <= end < tokens),
-                    f"The id of the token behind a text must be below {tokens}, but is {end}; correct eos_token_id in "
-                    "config.json.",
-                ),
-            ]
-        )
+        if width % self.num_heads:
+            raise UserError(
+                f"The width of the text tower must be a multiple of its heads, but {width} is not one of "
+                f"{self.num_heads}."
+            )
+        if tokens > _MOST_TOKENS or self.length > _MOST_LENGTH:
+            raise UserError(
+                f"A text tower has at most {_MOST_TOKENS:,} tokens and {_MOST_LENGTH:,} positions, but the file says "
+                f"{tokens:,} and {self.length:,}."
+            )
+        if self.pooling == "first-end" and (end is None or not 0 <= end < tokens):
+            raise UserError(
+                f"The id of the token behind a text must be below {tokens}, but is {end}; correct eos_token_id in "
+                "config.json."
+            )

@@ -63,7 +63,7 @@ class Vocabulary:
         return self._answer(token=token)["id"]
 
     def _answer(self, **request: Any) -> dict[str, Any]:
-        """What the process answers. Raises UserError if it fails, ends, or takes long."""
+        """Return the answer of the process. Raises UserError if it fails, ends, or takes long."""
         with self._lock:
             answer = self._exchanged(json.dumps(request).encode() + b"\n")
         if "error" in answer:

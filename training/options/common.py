@@ -65,12 +65,12 @@ class DataOptions:
 
     @property
     def kind(self) -> str:
-        """What is before the colon: digits, tfds, folder, csv, tfrecord or tar."""
+        """The part before the colon: digits, tfds, folder, csv, tfrecord or tar."""
         return self.data.partition(":")[0]
 
     @property
     def path(self) -> pathlib.Path:
-        """Of a folder or file, where it is."""
+        """The path of a folder or file."""
         return to_path(self.data.partition(":")[2])
 
     def arguments(self) -> list[str]:
@@ -100,12 +100,12 @@ class AnnotatedData:
 
     @property
     def kind(self) -> str:
-        """What is before the colon."""
+        """The part before the colon."""
         return self.data.partition(":")[0]
 
     @property
     def path(self) -> pathlib.Path:
-        """What is behind it."""
+        """The part after the colon."""
         return pathlib.Path(self.data.partition(":")[2])
 
 

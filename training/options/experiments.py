@@ -68,7 +68,7 @@ class VtabOptions:
     execution: Execution = dataclasses.field(default_factory=lambda: Execution(checkpoint_every=500))
 
     def recipe(self) -> Recipe:
-        """Of all runs, before its learning rate and steps are chosen."""
+        """Return the recipe of all runs, before its learning rate and steps are chosen."""
         named = FINETUNE_RECIPES[RECIPE_NAME]
         schedule = dataclasses.replace(named.schedule, warmup_steps=self.warmup_steps)
         return dataclasses.replace(named, image_size=self.image_size, batch_size=self.batch_size, schedule=schedule)

@@ -88,7 +88,7 @@ class EmbedOptions:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What changes the features beside the model."""
+        """The settings that change the features beside the model."""
         return {"image_size": self.image_size, "num_heads": self.num_heads, "resize": self.resize}
 
 

@@ -27,7 +27,7 @@ class ProbeOptions(FeatureOptions):
         return None if self.workdir is None else to_path(self.workdir)
 
     def settings(self) -> dict[str, Any]:
-        """What config.json of the run says of the probe."""
+        """The settings of the probe for config.json of the run."""
         names = ("features", "image_size", "resize", "crop_from")
         return {"source": self.source.settings(), **{name: getattr(self, name) for name in names}}
 

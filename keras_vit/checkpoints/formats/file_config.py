@@ -1,4 +1,4 @@
-"""What the configs beside the weights say, in the terms of the models here."""
+"""The configs beside the weights, in the terms of the models here."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping

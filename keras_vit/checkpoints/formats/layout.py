@@ -1,4 +1,4 @@
-"""What the modules of the formats take and give: keys of weights, numerics of a code, a model to write."""
+"""Types that the modules of the formats share: keys of weights, numerics of a code, a model to write."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -79,7 +79,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class WrittenModel:
-    """What a format knows of a model that is written."""
+    """A model to write, as a format sees it."""
 
     config: ModelConfig
     preprocessing: "Preprocessing"

@@ -115,5 +115,5 @@ def _num_heads(arrays: Mapping[str, LazyArray]) -> int | None:
 
 
 def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    """What the arrays say of the heads; there are no configs."""
+    """Read the number of heads from the arrays; there are no configs."""
     return FileConfig(num_heads=layout.settings.get("num_heads"))

@@ -121,7 +121,7 @@ _LAYOUT = Layout(
 
 
 def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    """What open_clip_config.json says. Raises UserError for unsupported values."""
+    """Read open_clip_config.json. Raises UserError for unsupported values."""
     if CONFIG not in files:
         return FileConfig()
     model = _part(files[CONFIG], "model_cfg")
@@ -142,7 +142,7 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
 
 
 def _config_of_timm(tower: dict, config: dict, layout: Layout) -> FileConfig:
-    """What timm's config.json would say of an image tower.
+    """Return what timm's config.json would say of an image tower.
 
     The defaults are those of CLIPVisionCfg (open_clip/model.py). Pooling that is changed after the model of timm was
     made leaves the last norm where it is (TimmModel), so the arrays say whether it is behind the mean.

@@ -53,7 +53,7 @@ _SETTINGS |= {"qkv_bias": "qkv_bias", "fc_norm": "norm_after_pooling"}
 
 
 def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    """What config.json says. Raises UserError for an architecture or argument that is not supported."""
+    """Read config.json. Raises UserError for an architecture or argument that is not supported."""
     config = files.get(CONFIG)
     if config is None:
         return FileConfig()
@@ -89,7 +89,7 @@ def _pretrained_of(config: dict) -> dict:
 
 
 def common_fields(config: dict, arguments: dict) -> FileConfig:
-    """What does not depend on the architecture, from config.json and its model_args."""
+    """Read the fields that do not depend on the architecture from config.json and its model_args."""
     pool = arguments.get("global_pool", config.get("global_pool"))
     size, pretrained = pair(arguments, "img_size"), _pretrained_of(config)
     pools: dict[str | None, Classifier] = {"token": "token", "avg": "gap", "map": "map"}
@@ -108,7 +108,7 @@ def common_fields(config: dict, arguments: dict) -> FileConfig:
 
 
 def _settings(architecture: str, arguments: dict) -> Sizes:
-    """What the architecture's name and model_args say of the arrays: ViTConfig field -> (name, value)."""
+    """Return what name and model_args say of the arrays: ViTConfig field -> (name, value)."""
     settings: Sizes = {}
     for field, (name, value) in components_of(architecture).items():
         if name not in arguments:

@@ -44,7 +44,7 @@ _OTHERS = (
 
 @dataclasses.dataclass(frozen=True)
 class _Architecture:
-    """What the name of an architecture says; the fields of `ViTConfig` of this name."""
+    """The fields of `ViTConfig` that the name of an architecture decides."""
 
     num_heads: int
     qkv_bias: bool
@@ -169,7 +169,7 @@ def _layout(*, gated: bool, packed: bool = False) -> Layout:
 
 
 def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    """What config.json says. Raises UserError for an architecture or argument that is not supported."""
+    """Read config.json. Raises UserError for an architecture or argument that is not supported."""
     config = files.get(timm_config.CONFIG)
     if config is None:
         return FileConfig()

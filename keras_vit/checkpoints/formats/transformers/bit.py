@@ -76,7 +76,7 @@ def resnet_rules(prefix: str) -> tuple[Rule, ...]:
 
 
 def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    """What config.json says. Raises UserError for unsupported values."""
+    """Read config.json. Raises UserError for unsupported values."""
     if CONFIG not in files:
         if any(name.startswith("conv_root") for rule in layout.rules for name in rule.names):
             raise UserError(

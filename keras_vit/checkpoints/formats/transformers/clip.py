@@ -138,7 +138,7 @@ def _rules(prefix: str) -> tuple[Rule, ...]:
 
 
 def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    """What config.json says. Raises UserError for unsupported values."""
+    """Read config.json. Raises UserError for unsupported values."""
     if CONFIG not in files:
         return FileConfig()
     config = completed(_vision_config(files[CONFIG]), layout, _DEFAULTS)

@@ -1,4 +1,4 @@
-"""What all families of transformers have in common in config.json, read and written."""
+"""Fields of config.json that all families of transformers share, read and written."""
 
 from collections.abc import Mapping
 from typing import Any

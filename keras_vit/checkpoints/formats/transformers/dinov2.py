@@ -128,7 +128,7 @@ def layer_scales(layer: str) -> tuple[Rule, ...]:
 
 
 def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    """What config.json says. Raises UserError for unsupported values."""
+    """Read config.json. Raises UserError for unsupported values."""
     if CONFIG not in files:
         return FileConfig()
     config = completed(files[CONFIG], layout, _DEFAULTS)

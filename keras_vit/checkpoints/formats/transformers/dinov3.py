@@ -99,7 +99,7 @@ def _layout(prefix: str, *, gated: bool) -> Layout:
 
 
 def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    """What config.json says. Raises UserError for unsupported values."""
+    """Read config.json. Raises UserError for unsupported values."""
     if CONFIG not in files:
         return FileConfig()
     config = completed(files[CONFIG], layout, {"dinov3_vit": _DEFAULTS})

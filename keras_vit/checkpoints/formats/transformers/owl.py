@@ -112,7 +112,7 @@ def _layout(kind: str) -> Layout:
 
 
 def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    """What config.json says. Raises UserError for unsupported values."""
+    """Read config.json. Raises UserError for unsupported values."""
     if CONFIG not in files:
         return FileConfig()
     fields, kind = files[CONFIG], layout.model_types[0]
