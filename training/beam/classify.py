@@ -5,7 +5,6 @@ import functools
 from collections.abc import Iterator
 
 import apache_beam
-from apache_beam.ml.inference.base import RunInference
 
 from keras_vit import UserError, run_directory
 from keras_vit.files.atomic import atomic_write, remove_temporary
@@ -16,18 +15,16 @@ from keras_vit.text.classes import Classes
 from training.beam.picture_list import Group, PictureList, paths_of
 from training.beam.pipeline import (
     GroupHandler,
-    ListGroups,
-    NotThere,
     counted,
+    infer,
     open_output,
-    run_pipeline,
+    print_counts,
     write_problems,
 )
 from training.features.extractors import fingerprint_of
-from training.features.store import PART, part_file
-from training.input.dataset import check_some_read
+from training.features.store import part_file
 from training.lock import locked
-from training.options.pipeline import PROBLEMS, PipelineOptions
+from training.options.pipeline import PipelineOptions
 from training.options.predict import PredictOptions
 from training.prediction.classifier import (
     BATCH,
@@ -62,28 +59,13 @@ def predict(run: Run, pictures: PictureList, options: PredictOptions, pipeline: 
         "pictures": sum(summary.counts.values()),
         "checksum": summary.checksum,
     }
-
-    def build(root: apache_beam.Pipeline) -> None:
-        (
-            root
-            | apache_beam.Create([None])
-            | "List" >> apache_beam.ParDo(ListGroups(pictures, summary, PART))
-            | apache_beam.Reshuffle()
-            | "Missing" >> apache_beam.ParDo(NotThere(functools.partial(part_file, folder)))
-            | RunInference(GroupHandler(functools.partial(_load, options, run.texts), _predictions))
-            | "Write" >> apache_beam.ParDo(_Write(output))
-        )
+    handler = GroupHandler(functools.partial(_load, options, run.texts), _predictions)
 
     with locked(folder):
         remove_temporary(folder)
         open_output(folder, settings)
-        counts = run_pipeline(pipeline, build)
-    check_some_read(sum(summary.counts.values()) - counts["problems"])
-    print(
-        f"{options.output} has the classes of {settings['pictures']:,} pictures, {counts['kept']:,} of them from an "
-        "earlier pipeline"
-        + (f"; {counts['problems']:,} cannot be read, see {folder / PROBLEMS}." if counts["problems"] else ".")
-    )
+        counts = infer(pipeline, (pictures, summary), folder, handler, _Write(output))
+    print_counts(f"{output} has the classes of", folder, sum(summary.counts.values()), counts)
 
 
 def _load(options: PredictOptions, texts: Classes | None) -> Classifier:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import apache_beam
 import numpy as np
-from apache_beam.ml.inference.base import RunInference
 
 from keras_vit import UserError
 from keras_vit.files.atomic import remove_temporary
@@ -14,13 +13,12 @@ from keras_vit.files.file_contents import shown
 from keras_vit.files.remote import to_path
 from keras_vit.runs import Run, open_run
 from training.beam.picture_list import Group, PictureList, paths_of
-from training.beam.pipeline import GroupHandler, ListGroups, NotThere, counted, run_pipeline, write_problems
+from training.beam.pipeline import GroupHandler, counted, infer, print_counts, write_problems
 from training.features.embed import Extractor, as_stored, describe_features, embed_rows, listing_of_files, start_folder
-from training.features.store import NO_SPLIT, PART, FeatureDescription, Part, part_file, write_part
-from training.input.dataset import check_some_read
+from training.features.store import NO_SPLIT, FeatureDescription, Part, part_file, write_part
 from training.lock import locked
 from training.options.features import EmbedOptions
-from training.options.pipeline import PROBLEMS, PipelineOptions
+from training.options.pipeline import PipelineOptions
 
 
 def embed(run: Run, pictures: PictureList, options: EmbedOptions, pipeline: PipelineOptions) -> str:
@@ -30,29 +28,14 @@ def embed(run: Run, pictures: PictureList, options: EmbedOptions, pipeline: Pipe
     """
     summary, folder = pictures.summary(), options.folder
     description, _ = describe_features(run, options, summary.labels, summary.counts, summary.checksum)
-
-    def build(root: apache_beam.Pipeline) -> None:
-        load = functools.partial(_load, options, description)
-        (
-            root
-            | apache_beam.Create([None])
-            | "List" >> apache_beam.ParDo(ListGroups(pictures, summary, PART))
-            | apache_beam.Reshuffle()
-            | "Missing" >> apache_beam.ParDo(NotThere(functools.partial(part_file, folder)))
-            | RunInference(GroupHandler(load, _part))
-            | "Write" >> apache_beam.ParDo(_Write(options.output, description))
-        )
+    handler = GroupHandler(functools.partial(_load, options, description), _part)
 
     with locked(folder):
         remove_temporary(folder)
         start_folder(folder, description)
-        counts = run_pipeline(pipeline, build)
-    check_some_read(sum(summary.counts.values()) - counts["problems"])
-    print(
-        f"{options.output} has {description.width} features ({description.features}, {description.dtype}) of "
-        f"{sum(summary.counts.values()):,} pictures, {counts['kept']:,} of them from an earlier pipeline"
-        + (f"; {counts['problems']:,} cannot be read, see {folder / PROBLEMS}." if counts["problems"] else ".")
-    )
+        counts = infer(pipeline, (pictures, summary), folder, handler, _Write(options.output, description))
+    features = f"{description.width} features ({description.features}, {description.dtype})"
+    print_counts(f"{options.output} has {features} of", folder, sum(summary.counts.values()), counts)
     return summary.first
 
 

@@ -1,6 +1,7 @@
 """Shared by the pipelines: their start, the groups of pictures, files that are there already, and the model."""
 
 import collections
+import functools
 import json
 import logging
 import os
@@ -13,13 +14,15 @@ from typing import Any
 
 import apache_beam
 from apache_beam.metrics import Metrics, MetricsFilter
-from apache_beam.ml.inference.base import ModelHandler
+from apache_beam.ml.inference.base import ModelHandler, RunInference
 from apache_beam.options.pipeline_options import PipelineOptions as BeamOptions
 from apache_beam.runners.runner import PipelineState
 
 from keras_vit import UserError
 from keras_vit.files.atomic import write_text
 from training.beam.picture_list import Group, PictureList, Summary
+from training.features.store import PART, part_file
+from training.input.dataset import check_some_read
 from training.loop.devices.strategies import CONTINUE_LATER
 from training.options.pipeline import PIPELINE, PROBLEMS, PipelineOptions
 
@@ -83,6 +86,38 @@ class GroupHandler(ModelHandler):
     def get_num_bytes(self, batch: Sequence[Group]) -> int:
         """Size of the paths."""
         return sum(len(row.path) for group in batch for row in group.rows)
+
+
+def infer(
+    pipeline: PipelineOptions,
+    pictures: tuple[PictureList, Summary],
+    folder: pathlib.Path,
+    handler: GroupHandler,
+    write: apache_beam.DoFn,
+) -> collections.Counter[str]:
+    """Run a model on the groups of a list whose files are not in the folder yet; see `run_pipeline`."""
+
+    def build(root: apache_beam.Pipeline) -> None:
+        (
+            root
+            | apache_beam.Create([None])
+            | "List" >> apache_beam.ParDo(ListGroups(*pictures, PART))
+            | apache_beam.Reshuffle()
+            | "Missing" >> apache_beam.ParDo(NotThere(functools.partial(part_file, folder)))
+            | RunInference(handler)
+            | "Write" >> apache_beam.ParDo(write)
+        )
+
+    return run_pipeline(pipeline, build)
+
+
+def print_counts(result: str, folder: pathlib.Path, total: int, counts: Mapping[str, int]) -> None:
+    """Print what `infer` has written of all pictures. Raises UserError if none can be read."""
+    check_some_read(total - counts["problems"])
+    print(
+        f"{result} {total:,} pictures, {counts['kept']:,} of them from an earlier pipeline"
+        + (f"; {counts['problems']:,} cannot be read, see {folder / PROBLEMS}." if counts["problems"] else ".")
+    )
 
 
 def write_problems(folder: pathlib.Path, name: str, problems: Mapping[str, str]) -> None:

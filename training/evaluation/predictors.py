@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
@@ -145,6 +146,15 @@ def outputs(
             labels.append((one_hot.numpy() if split.multi_label else np.argmax(one_hot, axis=-1))[real])
             progress.update(int(real.sum()))
     return np.concatenate(computed), np.concatenate(labels)
+
+
+def accuracy(
+    model: keras.Model, split: Split, preprocessing: Preprocessing, *, num_classes: int, batch_size: int
+) -> float:
+    """Return the share of the images of a split whose highest logit is that of their label."""
+    compute = model.predict_on_batch
+    logits, labels = outputs(compute, split, preprocessing, num_classes=num_classes, batch_size=batch_size)
+    return float(np.mean(logits.argmax(axis=-1) == labels))
 
 
 # Exported models

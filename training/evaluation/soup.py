@@ -16,7 +16,7 @@ from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.errors import refuse_first
 from keras_vit.runs import Run
-from training.evaluation.predictors import outputs
+from training.evaluation.predictors import accuracy
 from training.input.known_images import check_held_out
 from training.input.sources import DataSet, open_source
 from training.lock import locked
@@ -138,28 +138,17 @@ def _source_of(runs: Sequence[Run]) -> DataSet:
 
 def _greedy(model: keras.Model, runs: Sequence[Run], source: DataSet) -> list[dict]:
     """Leave the greedy average in the model, and return one record for each run that was tried."""
-    preprocessing = preprocessing_of(model)
-
-    def accuracy() -> float:
-        logits, labels = outputs(
-            model.predict_on_batch,
-            source.evaluation,
-            preprocessing,
-            num_classes=len(source.labels),
-            batch_size=_BATCH,
-        )
-        return float(np.mean(logits.argmax(-1) == labels))
-
+    preprocessing, num_classes = preprocessing_of(model), len(source.labels)
     total: Mapping[str, np.ndarray] = {}
     count, best, records = 0, -1.0, []
     for run in sorted(runs, key=lambda each: _accuracy_at_end(each) or 0.0, reverse=True):
         tried = _added(total, _weights(run))
         _assign(model, tried, count + 1)
-        found = accuracy()
-        records.append({"run": run.name, "val_accuracy": found, "kept": found >= best})
-        print(f"{'Kept' if found >= best else 'Left out'} {run.name}: accuracy {found:.4f} with it.")
-        if found >= best:
-            total, count, best = tried, count + 1, found
+        reached = accuracy(model, source.evaluation, preprocessing, num_classes=num_classes, batch_size=_BATCH)
+        records.append({"run": run.name, "val_accuracy": reached, "kept": reached >= best})
+        print(f"{'Kept' if reached >= best else 'Left out'} {run.name}: accuracy {reached:.4f} with it.")
+        if reached >= best:
+            total, count, best = tried, count + 1, reached
     _assign(model, total, count)
     return records
 

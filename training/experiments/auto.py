@@ -19,7 +19,7 @@ from keras_vit.models.build import logits_model
 from keras_vit.runs import Run, open_run
 from keras_vit.text.checkpoint import has_text_tower
 from keras_vit.text.classes import classes_of_labels
-from training.evaluation.predictors import outputs
+from training.evaluation.predictors import accuracy
 from training.experiments import finetuning, pretraining
 from training.features.linear_head import new_probe, one_thread
 from training.input.dataset import Split, random_subset, typical_image
@@ -91,15 +91,12 @@ def zero_shot_accuracy(checkpoint: str, source: DataSet) -> float | None:
         print(f"No accuracy without training: {error}")
         return None
     count = len(source.labels)
-    logits, labels = outputs(
-        model.predict_on_batch, source.evaluation, preprocessing, num_classes=count, batch_size=BATCH
-    )
-    accuracy = float(np.mean(logits.argmax(axis=-1) == labels))
+    share = accuracy(model, source.evaluation, preprocessing, num_classes=count, batch_size=BATCH)
     print(
-        f"Without any training, the names of the {count} classes as texts ({_TEMPLATE!r}) reach {accuracy:.1%} of "
-        f"{len(labels):,} evaluation images."
+        f"Without any training, the names of the {count} classes as texts ({_TEMPLATE!r}) reach {share:.1%} of "
+        f"{source.evaluation.num_examples:,} evaluation images."
     )
-    return accuracy
+    return share
 
 
 def finetuning_epochs(run: Run, source: DataSet, minutes: float | None, resize: Resize | None = None) -> int:
@@ -212,11 +209,11 @@ def with_own_head(run: Run, source: DataSet, given: Resize | None, of_probe: Res
     )
     model = logits_model(keras_vit.adapt(run.model, classes=source.labels))
     count = len(source.labels)
-    logits, labels = outputs(model.predict_on_batch, some, preprocessing, num_classes=count, batch_size=BATCH)
-    accuracy, probed = float(np.mean(logits.argmax(axis=-1) == labels)), _accuracy(run, some, probed_with) or 0.0
-    is_kept = accuracy >= probed
+    kept = accuracy(model, some, preprocessing, num_classes=count, batch_size=BATCH)
+    probed = _accuracy(run, some, probed_with) or 0.0
+    is_kept = kept >= probed
     print(
-        f"On {some.num_examples} training images this head reaches {accuracy:.1%}, and a new one {probed:.1%} "
+        f"On {some.num_examples} training images this head reaches {kept:.1%}, and a new one {probed:.1%} "
         f"({_FOLDS}-fold cross-validation), so {'this one stays' if is_kept else 'a new one is fitted'}."
     )
     return rebuilt(model, preprocessing) if is_kept else None
@@ -224,15 +221,9 @@ def with_own_head(run: Run, source: DataSet, given: Resize | None, of_probe: Res
 
 def save_with_own_head(run: Run, model: keras.Model, source: DataSet, options: LinearProbeOptions) -> None:
     """Write the run directory of a model that keeps its head, with the accuracy on the evaluation images."""
-    logits, labels = outputs(
-        model.predict_on_batch,
-        source.evaluation,
-        keras_vit.preprocessing_of(model),
-        num_classes=len(source.labels),
-        batch_size=BATCH,
-    )
-    accuracy = float(np.mean(logits.argmax(axis=-1) == labels))
-    save_probe(run, model, source, options, accuracy)
+    own, count = keras_vit.preprocessing_of(model), len(source.labels)
+    share = accuracy(model, source.evaluation, own, num_classes=count, batch_size=BATCH)
+    save_probe(run, model, source, options, share)
 
 
 def _accuracy(run: Run, split: Split, preprocessing: Preprocessing) -> float | None:

@@ -164,7 +164,7 @@ def _patches(
     """The patches (n, D) float32 of all pictures."""
     found = []
     for begin in tracked(range(0, len(files), batch_size), "Patches", unit="batches"):
-        images = [_read(file, preprocessing) for file in files[begin : begin + batch_size]]
+        images = [read_image(file, preprocessing) for file in files[begin : begin + batch_size]]
         features = extractor.predict_on_batch(model_inputs(images, preprocessing)[1]).astype(np.float32)
         found.append(features.reshape(-1, features.shape[-1]))
     patches = np.concatenate(found)
@@ -197,13 +197,9 @@ def _scores(detector: AnomalyDetector, files: Sequence[pathlib.Path]) -> tuple[n
     scores, seconds = [], []
     for file in files:
         started = time.perf_counter()
-        scores.append(float(detector.inspect([_read(file, detector.preprocessing)])[0][0]))
+        scores.append(float(detector.inspect([read_image(file, detector.preprocessing)])[0][0]))
         seconds.append(time.perf_counter() - started)
     return np.array(scores), float(np.mean(seconds[1:] or seconds))
-
-
-def _read(file: pathlib.Path, preprocessing: Preprocessing) -> Image:
-    return read_image(file, preprocessing)
 
 
 def _write_csv(path: pathlib.Path, findings: Sequence[Finding], problems: dict[str, str], *, raw: bool) -> None:
