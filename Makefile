@@ -44,7 +44,7 @@ test-slow: setup
 # The core of the suite with the versions of a Cloud TPU VM, but tensorflow-cpu instead of tensorflow-tpu, and without
 # JAX.
 TPU_TESTS = tests/checkpoints/test_layouts.py tests/checkpoints/test_load.py tests/loop/devices \
-  tests/export/test_saved_model.py tests/input tests/loop tests/models tests/recipes
+  tests/export/test_saved_model.py tests/data tests/loop tests/models tests/recipes
 test-tpu-env .venv-tpu/installed: BIN = .venv-tpu/bin
 test-tpu-env: .venv-tpu/installed
 	@failed=$$(mktemp -d); \

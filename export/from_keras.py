@@ -61,7 +61,7 @@ def to_tflite(
         directory: new, or with exports of the same model.
         formats: of the files, see `keras-vit tflite --help`.
         images: as for `to_saved_model`.
-        calibration: folder of representative images, which int4-weights, int8 and int16x8 need.
+        calibration: folder of representative images, which int4-weights and int8 need.
         target: processor of the phone, "cpu", "gpu" or "npu".
 
     Returns:

@@ -45,7 +45,7 @@ FLOORS = (
     "training.lock",
     "training.workdir",
     "training.checks",
-    "training.input",
+    "training.data",
     "training.loop.devices",
     "training.objectives",
     "training.loop",

@@ -16,8 +16,8 @@ from keras_vit.cli.progress import duration
 from keras_vit.runs import open_run
 from tests.support import FIXTURES, randomize
 from training import auto
+from training.data.sources import DataOptions, open_source
 from training.experiments import auto as choices
-from training.input.sources import DataOptions, open_source
 
 CONFIG = ViTConfig(patch_size=8, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 

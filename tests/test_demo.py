@@ -12,7 +12,7 @@ from export.saved_model import __main__ as saved_model
 from export.tflite import __main__ as tflite
 from tests.support import run_demo
 from training import evaluate
-from training.input.sources import digits
+from training.data.sources import digits
 from training.recipes.pretrain import find_recipe
 
 

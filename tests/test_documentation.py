@@ -12,6 +12,7 @@ import pathlib
 import re
 import runpy
 import shlex
+import shutil
 import sys
 import types
 
@@ -22,8 +23,7 @@ import tensorflow as tf
 
 import keras_vit.inspection
 from keras_vit.cli.commands import COMMANDS
-from tests.test_architecture import FLOORS
-from training.input.sources import digits
+from training.data.sources import digits
 
 ROOT = pathlib.Path(__file__).parent.parent
 # As the site's navigation orders them.
@@ -37,10 +37,14 @@ BLOCKS = [
 ]
 # Commands with tests of their own, or with data that are not on every machine.
 SKIPPED = ("tfds:", "make demo", "keras-vit launch")
-# Shorter runs, which show as well that training works.
+FIXTURES = ROOT / "tests" / "fixtures"
+# Tiny files stand for those of the hub, and shorter runs show as well that training works.
 SHORTER = {
-    "--epochs 20": "--epochs 6",
-    "photos-small --data": "photos-small --model.num-layers 2 --data",
+    "hf:facebook/dinov2-small": str(FIXTURES / "modern" / "hf_dinov2"),
+    "augreg:S_16": str(FIXTURES / "hf_vit"),
+    "keras-vit auto --data": f"keras-vit auto --checkpoint {FIXTURES / 'modern' / 'hf_dinov2'} --data",
+    "finetune --checkpoint": "finetune --steps 4 --warmup-steps 1 --batch-size 16 --checkpoint",
+    "photos-small --data": "photos-small --model.num-layers 2 --epochs 6 --warmup-steps 20 --batch-size 16 --data",
     "pretrain auto --data": "pretrain auto --epochs 2 --warmup-steps 2 --data",
     '"ViT-Ti_16"': '"testing"',
     # int8 has tests of its own: this demo is trained for a tenth of its epochs.
@@ -50,13 +54,16 @@ SHORTER = {
 
 @pytest.fixture(name="directory", scope="module")
 def _directory(demo_place) -> pathlib.Path:
-    """The directory of the demo, with a folder of images in two classes."""
+    """The directory of the demo, with the images of a reader: two classes, new ones, and photographs."""
     images = digits().train
     for number in range(160):
         image, label = images.example(tf.constant(number, tf.int64))
         file = demo_place / "pictures" / ("even" if label % 2 == 0 else "odd") / f"{number}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(tf.io.encode_png(tf.repeat(image, 3, -1)).numpy())
+    for folder in ("new", "photographs"):
+        shutil.copytree(FIXTURES / "pixels" / "pictures", demo_place / folder)
+    shutil.copy(demo_place / "new" / "square.jpg", demo_place / "new" / "1.jpg")
     return demo_place
 
 
@@ -217,11 +224,3 @@ def test_everything_that_the_reference_quotes_exists():
 def test_the_reference_has_every_public_name(package, page):
     text = (ROOT / "docs" / "api" / page).read_text()
     assert not [name for name in package.__all__ if not re.search(rf"\b{name}$|`\w+\.{name}`", text, re.MULTILINE)]
-
-
-def test_the_map_has_every_folder_and_the_floors_are_those_of_the_imports():
-    text = CONTRIBUTING.read_text()
-    packages = {path.parent for room in ("keras_vit", "training", "export") for path in (ROOT / room).rglob("*.py")}
-    in_map = set(re.findall(r"^\| `([\w/]+)/` \|", text, re.MULTILINE))
-    assert in_map == {str(path.relative_to(ROOT)) for path in packages} | {"tests", "benchmarks", "docs"}
-    assert tuple(re.search(r"```text\n(keras_vit.*?)```", text, re.DOTALL)[1].split()) == FLOORS

@@ -13,8 +13,8 @@ import keras_vit
 import training
 from keras_vit import UserError, ViTConfig
 from tests.support import FIXTURES, randomize
-from training.input.pipeline import evaluation_batches
-from training.input.sources import DataOptions, open_source
+from training.data.pipeline import evaluation_batches
+from training.data.sources import DataOptions, open_source
 
 CONFIG = ViTConfig(patch_size=8, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 

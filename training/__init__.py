@@ -9,8 +9,8 @@ import keras_vit  # noqa: F401  (lets Keras know the layers as soon as it is imp
 from keras_vit.lazy_imports import public_names
 
 if TYPE_CHECKING:
+    from training.data.keras_dataset import dataset
     from training.evaluation.evaluate import evaluate_model
-    from training.input.keras_dataset import dataset
 else:
     __getattr__, __dir__ = public_names(globals())
 

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(AutoOptions, arguments, prog="keras-vit auto", about=__doc__)
 
     from keras_vit.runs import open_run
-    from training.input.checks import check_data, unlabelled_path
+    from training.data.checks import check_data, unlabelled_path
     from training.workdir import check_new_workdir, check_outside
 
     check_data(options.source)
@@ -31,10 +31,10 @@ def main(arguments: Sequence[str]) -> None:
         open_run(options.checkpoint)
     cli.require_tensorflow()
 
+    from training.data.sources import open_source
     from training.evaluation.evaluate import evaluate
     from training.evaluation.predictors import open_predictor
     from training.experiments.auto import train, usable_checkpoint
-    from training.input.sources import open_source
 
     checkpoint = usable_checkpoint(options.checkpoint)
     source, baseline = train(options, checkpoint)

@@ -72,7 +72,7 @@ def _fit(arguments: Sequence[str]) -> None:
     options = parser.parse(DetectFitOptions, arguments, prog=f"{_PROG} fit", about=__doc__, usual=USUAL)
 
     from training.checks import check_checkpoint
-    from training.input.annotations.open_boxes import open_boxes
+    from training.data.annotations.open_boxes import open_boxes
     from training.workdir import check_workdir_of
 
     check_checkpoint(options.checkpoint)
@@ -98,7 +98,7 @@ def _evaluate(arguments: Sequence[str]) -> None:
 
     from keras_vit import run_directory
     from keras_vit.runs import open_run
-    from training.input.annotations.open_boxes import open_boxes
+    from training.data.annotations.open_boxes import open_boxes
 
     run = open_run(options.run, image_size=options.image_size)
     output = run_directory.output_folder(options.output)

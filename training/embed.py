@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> None:
     from keras_vit import run_directory
     from keras_vit.runs import open_run
     from training.beam.start import pipeline_options, table_path
-    from training.input.checks import check_data
+    from training.data.checks import check_data
     from training.prediction.arguments import with_run
     from training.prediction.pictures import find_pictures
 
@@ -50,8 +50,8 @@ def main(arguments: Sequence[str]) -> None:
     files = [str(file) for file in find_pictures(options.pictures)]
     cli.require_tensorflow()
 
+    from training.data.sources import open_source
     from training.features.embed import embed, listing_of_data, listing_of_files
-    from training.input.sources import open_source
 
     listing = listing_of_files(files) if source is None else listing_of_data(open_source(source))
     [first] = embed(run, listing, options).some([0]).paths

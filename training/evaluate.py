@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.input.checks import check_classes, check_data, listed_classes
+from training.data.checks import check_classes, check_data, listed_classes
 from training.options.evaluate import EvaluateOptions
 from training.workdir import report_directory
 
@@ -25,8 +25,8 @@ def main(arguments: Sequence[str]) -> None:
     given = parser.read(EvaluateOptions, arguments, prog=_PROG, about=__doc__)
 
     from keras_vit.text.classes import classes_of_labels
+    from training.data.known_images import check_split
     from training.evaluation.opening import next_commands, open_run, with_data
-    from training.input.known_images import check_split
     from training.loop.devices.tpu import prepare_tpu
 
     options = parser.options_from(EvaluateOptions, with_data(given), prog=_PROG)
@@ -39,9 +39,9 @@ def main(arguments: Sequence[str]) -> None:
     prepare_tpu(options.devices)
     cli.require_tensorflow()
 
+    from training.data.sources import open_source
     from training.evaluation.evaluate import evaluate
     from training.evaluation.predictors import open_predictor
-    from training.input.sources import open_source
 
     if options.classes == ():  # the names of the data's classes are the texts
         source = open_source(options.source, multi_label=True)

@@ -19,8 +19,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(FewshotOptions, arguments, prog="keras-vit fewshot", about=__doc__)
 
     from keras_vit.runs import Run, open_run
-    from training.input.checks import check_data
-    from training.input.known_images import check_split
+    from training.data.checks import check_data
+    from training.data.known_images import check_split
     from training.workdir import check_probe_workdir
 
     check_data(options.source)
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> None:
     check_split(run, options.source)
     cli.require_tensorflow()
 
-    from training.input.sources import open_source
+    from training.data.sources import open_source
     from training.probes.least_squares import fewshot
 
     fewshot(run, open_source(options.source), options)

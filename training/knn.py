@@ -18,8 +18,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(KnnOptions, arguments, prog="keras-vit knn", about=__doc__)
 
     from keras_vit.runs import open_run
-    from training.input.checks import check_data
-    from training.input.known_images import check_split
+    from training.data.checks import check_data
+    from training.data.known_images import check_split
     from training.workdir import report_directory
 
     check_data(options.source)
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> None:
     check_split(run, options.source)
     cli.require_tensorflow()
 
-    from training.input.sources import open_source
+    from training.data.sources import open_source
     from training.probes.nearest_neighbors import knn
 
     knn(run, open_source(options.source), options)

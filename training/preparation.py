@@ -37,7 +37,7 @@ from keras_vit.images.formats import (
     others_line,
 )
 from keras_vit.images.pillow import check_png, open_image, turned
-from training.input.dataset import decoding_problem
+from training.data.dataset import decoding_problem
 
 # What was done to each picture, in the new folder.
 TABLE = "prepared.csv"

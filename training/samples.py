@@ -17,14 +17,14 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(SamplesOptions, arguments, prog="keras-vit samples", about=__doc__)
 
     from keras_vit.run_directory import CONFIG, SAMPLES
-    from training.input.checks import check_data
+    from training.data.checks import check_data
 
     check_data(options.source)
     if (options.output / CONFIG).is_file():
         raise UserError(f"{options.output} is a run directory; give --output a folder of its own.")
     cli.require_tensorflow()
 
-    from training.input.sample_images import write_samples
+    from training.data.sample_images import write_samples
 
     write_samples(**vars(options))
     images = ("--images", str(options.output / SAMPLES), "--output", "inspection")

@@ -42,7 +42,7 @@ def _fit(arguments: Sequence[str]) -> None:
     check_workdir_of(options, "segment", options.recipe.head, is_final=True)
     prepare_backend(options)
 
-    from training.input.annotations.open_scenes import open_scenes
+    from training.data.annotations.open_scenes import open_scenes
     from training.loop.setup import open_setup
     from training.loop.signals import report_interruption
     from training.segmentation.fit import fit
@@ -66,13 +66,13 @@ def _evaluate(arguments: Sequence[str]) -> None:
 
     from keras_vit import run_directory
     from keras_vit.runs import open_run
-    from training.input.checks import check_classes
+    from training.data.checks import check_classes
 
     run = open_run(options.run)
     output = run_directory.output_folder(options.output)
     cli.require_tensorflow()
 
-    from training.input.annotations.open_scenes import open_scenes
+    from training.data.annotations.open_scenes import open_scenes
     from training.segmentation.evaluation import evaluate, write_report
     from training.segmentation.segmenter import open_segmenter
 

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.beam.start import pipeline_options, table_path
     from training.checks import check_shards
-    from training.input.checks import check_data
+    from training.data.checks import check_data
 
     table = table_path(options.source.data) if options.runner else None
     pipeline = pipeline_options(options.runner, behind, None, (table, options.output))
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> None:
 
         shard_by_pipeline(PictureList(table=table, evaluation="eval"), options, pipeline)
     else:
-        from training.input.write_tfrecord import shard
+        from training.data.write_tfrecord import shard
 
         shard(options.source, options.output, shards=options.shards)
     cli.print_next([("auto", "--data", f"tfrecord:{options.output}/*.tfrecord", "--workdir", "runs/auto")])

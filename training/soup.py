@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(SoupOptions, arguments, prog="keras-vit soup", about=__doc__)
 
     from keras_vit.runs import open_run_directory
-    from training.input.known_images import check_soup
+    from training.data.known_images import check_soup
 
     runs = [open_run_directory(name) for name in options.runs]
     check_soup(runs)

@@ -19,8 +19,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(UnknownOptions, arguments, prog="keras-vit unknown", about=__doc__)
 
     from keras_vit.runs import open_run_directory
-    from training.input.checks import check_data
-    from training.input.known_images import check_split
+    from training.data.checks import check_data
+    from training.data.known_images import check_split
 
     check_data(options.source)
     run = open_run_directory(options.run)
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> None:
     check_split(run, options.source)
     cli.require_tensorflow()
 
-    from training.input.sources import open_source
+    from training.data.sources import open_source
     from training.outliers.fit_unknown import unknown
 
     unknown(run, open_source(options.source), options)

@@ -42,7 +42,7 @@ def keras_vit_folder(folder: pathlib.Path, workers: int) -> Iterator:
 
 def keras_vit_tfrecord(folder: pathlib.Path, workers: int) -> Iterator:
     """The same of TFRecord files, read in shuffled order, each record by its position."""
-    from training.input.write_tfrecord import shard
+    from training.data.write_tfrecord import shard
     from training.options.common import DataOptions
 
     shards = folder.with_name(f"{folder.name}-shards")
@@ -53,8 +53,8 @@ def keras_vit_tfrecord(folder: pathlib.Path, workers: int) -> Iterator:
 
 def _ours(data: str, **augmentation) -> Iterator:
     from keras_vit import Preprocessing
-    from training.input.pipeline import training_batches
-    from training.input.sources import open_source
+    from training.data.pipeline import training_batches
+    from training.data.sources import open_source
     from training.options.common import DataOptions
     from training.recipes.recipe import Recipe
 

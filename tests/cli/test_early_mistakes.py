@@ -14,7 +14,7 @@ import pytest
 from keras_vit import UserError
 from training import finetune, predict, pretrain, samples, shard, study
 from training.checks import check_shards
-from training.input.checks import check_data
+from training.data.checks import check_data
 from training.lock import locked
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions

@@ -12,12 +12,12 @@ from keras_vit import DetectionConfig, UserError, inspection
 from tests.segmentation.oracle import measured_by_pycocotools
 from tests.support import TINY, TINY_IMAGE, randomize
 from training import detect as command
+from training.data.annotations.boxes import Box, Picture
+from training.data.annotations.open_boxes import open_boxes
 from training.detection.detector import Objects
 from training.detection.evaluation import measured, mistakes
 from training.detection.predict import found_document
 from training.evaluation.average_precision import STATS
-from training.input.annotations.boxes import Box, Picture
-from training.input.annotations.open_boxes import open_boxes
 from training.options.detect import BoxesOptions
 
 LABELS = ("cat", "dog", "eel")

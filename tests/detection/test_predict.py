@@ -17,9 +17,9 @@ from tests.browser import open_browser
 from tests.support import TINY, TINY_IMAGE, answering, randomize, serving
 from tests.text.towers import with_tokenizer
 from training import detect as command
+from training.data.annotations.open_boxes import open_boxes
 from training.detection.detector import open_detector
 from training.detection.predict import DetectionPage
-from training.input.annotations.open_boxes import open_boxes
 from training.options.detect import BoxesOptions
 from training.prediction.server import open_server
 

@@ -9,8 +9,8 @@ import keras_vit
 from keras_vit import DetectionConfig, Preprocessing
 from keras_vit.models.losses import DetectionWeights
 from tests.support import FIXTURES
+from training.data.annotations.boxes import Box, BoxData, Picture
 from training.detection.data import box_data_set
-from training.input.annotations.boxes import Box, BoxData, Picture
 from training.objectives.detection import BoxSetPrediction
 from training.recipes.detect import DetectRecipe
 

@@ -24,13 +24,13 @@ from keras_vit.runs import open_run
 from tests.exports import saved_model_of, tflite_of
 from tests.support import full_disk, randomize, serving
 from training import evaluate as evaluate_command
+from training.data.dataset import Split
+from training.data.sources import DataOptions, DataSet, array_split, digits
 from training.evaluation import opening
 from training.evaluation.evaluate import evaluate
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels
 from training.evaluation.plots import draw_mistakes, draw_reliability
 from training.evaluation.predictors import Predictor, open_predictor
-from training.input.dataset import Split
-from training.input.sources import DataOptions, DataSet, array_split, digits
 from training.loop.devices.strategies import StrategyOptions
 from training.loop.run import RunDirectory
 from training.options.common import InputOptions
@@ -526,7 +526,7 @@ def test_options_that_contradict_what_a_model_says_of_its_images_are_refused(nam
 
 def test_a_checkpoint_at_an_address_is_downloaded_and_evaluated(made, few_digits, tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("training.input.sources.open_source", lambda arguments, **_: few_digits)
+    monkeypatch.setattr("training.data.sources.open_source", lambda arguments, **_: few_digits)
     monkeypatch.chdir(tmp_path)
     options = ["--data", "digits", "--output", "report"]
     heads = ["--num-heads", "3", "--resize", "resize-small", "--crop-from", "10"]
@@ -676,7 +676,7 @@ from training.loop.devices.strategies import StrategyOptions
 from training.evaluation import single_label
 from training.evaluation.evaluate import evaluate
 from training.evaluation.predictors import Predictor, open_predictor
-from training.input.sources import DataOptions, DataSet, array_split
+from training.data.sources import DataOptions, DataSet, array_split
 from training.evaluation import opening
 from training.options.evaluate import EvaluateOptions
 

@@ -14,10 +14,10 @@ from keras_vit import Preprocessing, UserError
 from tests.browser import open_browser
 from tests.support import TINY, randomize
 from training import evaluate as command
+from training.data.dataset import Split
 from training.evaluation.html_report import Report, html_report, mistakes_of, mistakes_of_several
 from training.evaluation.metrics import share_interval
 from training.evaluation.predictions import Comparison, comparison_sentence, one_class, several_classes
-from training.input.dataset import Split
 from training.loop.run import RunDirectory
 
 NAMES = ("ant", "bee", "<b>cat")

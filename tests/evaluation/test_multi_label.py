@@ -21,12 +21,12 @@ from export.source import open_model
 from export.tflite import __main__ as tflite
 from keras_vit import UserError, run_directory
 from keras_vit.runs import open_run
-from tests.input.test_csv_targets import csv_file
+from tests.data.test_csv_targets import csv_file
 from tests.support import randomize
 from training import evaluate, predict, pretrain, soup
+from training.data.sources import DataSet, array_split
 from training.evaluation.multi_label import measure_multi_label, multi_label_intervals, write_multi_label_report
 from training.evaluation.single_label import Subject
-from training.input.sources import DataSet, array_split
 from training.loop.build import compile_trainer
 from training.loop.run import RunDirectory
 from training.objectives.classification import Classification

@@ -13,7 +13,7 @@ from keras_vit import UserError, run_directory
 from keras_vit.runs import open_run
 from tests.support import randomize
 from training import evaluate, soup
-from training.input.known_images import check_split
+from training.data.known_images import check_split
 from training.loop.run import RunDirectory
 from training.options.common import DataOptions
 

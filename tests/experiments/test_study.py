@@ -18,10 +18,10 @@ import keras_vit
 from keras_vit import ConvStem, ResNetConfig, ShiftedPatches, UserError
 from keras_vit.models.complexity import costs
 from training import lock, study
+from training.data.dataset import Split, random_subset
+from training.data.sources import digits
 from training.experiments import runner, trial
 from training.experiments.grids import STUDIES, data_size
-from training.input.dataset import Split, random_subset
-from training.input.sources import digits
 from training.probes import least_squares
 from training.probes.features import features_of
 from training.recipes.pretrain import RECIPES

@@ -11,9 +11,9 @@ import tensorflow_datasets as tfds
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig
 from tests.support import randomize
+from training.data.dataset import Split
 from training.experiments import vtab_runs
 from training.experiments.vtab_sources import RULES, open_builder, task_source
-from training.input.dataset import Split
 from training.options.experiments import VtabOptions
 from training.recipes.finetune import FINETUNE_RECIPES
 from training.recipes.vtab_tasks import RECIPE_NAME, TASKS

@@ -34,9 +34,9 @@ from keras_vit.run_directory import Samples
 from tests.export import cpp_loader
 from tests.exports import saved_model_of
 from tests.support import official, randomize
-from training.input.dataset import Split
-from training.input.pipeline import evaluation_batches, training_batches
-from training.input.sources import open_source
+from training.data.dataset import Split
+from training.data.pipeline import evaluation_batches, training_batches
+from training.data.sources import open_source
 from training.options.common import DataOptions
 from training.recipes.recipe import Recipe
 

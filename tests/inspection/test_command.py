@@ -29,7 +29,7 @@ from keras_vit.inspection.report import html_report
 from keras_vit.run_directory import Samples
 from tests.images.test_opener import claiming
 from tests.support import FIXTURES, TINY, TINY_IMAGE, encoded, randomize
-from training.input.dataset import decoded as decode_image
+from training.data.dataset import decoded as decode_image
 from training.loop.callbacks import InspectEpochs
 
 RNG = np.random.default_rng(0)

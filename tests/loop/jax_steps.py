@@ -11,8 +11,8 @@ import keras
 import numpy as np
 
 from keras_vit import ViTConfig, preprocessing_of
-from training.input.pipeline import evaluation_batches, training_batches
-from training.input.sources import digits
+from training.data.pipeline import evaluation_batches, training_batches
+from training.data.sources import digits
 from training.loop.build import build_trainer
 from training.loop.devices.strategies import distributed, open_strategy
 from training.options.common import Execution, StrategyOptions

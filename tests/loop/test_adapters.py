@@ -11,8 +11,8 @@ import tensorflow as tf
 import keras_vit
 from keras_vit.models.layers import TokenDense
 from keras_vit.run_directory import load_model
-from training.input.pipeline import evaluation_batches
-from training.input.sources import DataOptions, open_source
+from training.data.pipeline import evaluation_batches
+from training.data.sources import DataOptions, open_source
 from training.loop.build import compile_trainer, trained_model
 from training.loop.pretrain import pretrain
 from training.options.common import Execution

@@ -16,8 +16,8 @@ from keras_vit.files.transfer import TransferError
 from tests.interruptions import killed_after
 from tests.support import fetched, without_pauses
 from training import evaluate, pretrain, shard
-from training.input.record_index import record_lengths
-from training.input.sources import open_source
+from training.data.record_index import record_lengths
+from training.data.sources import open_source
 from training.lock import locked
 from training.loop import checkpoints
 from training.loop.run import RunDirectory

@@ -14,8 +14,8 @@ from keras_vit import UserError
 from tests.loop.test_trainer import TINY, batches, flat, trainer
 from tests.support import randomize, replaced
 from training import pretrain
-from training.input.dataset import Split, class_weights
-from training.input.sources import array_split, open_source
+from training.data.dataset import Split, class_weights
+from training.data.sources import array_split, open_source
 from training.objectives.classification import Classification
 from training.options.common import DataOptions
 

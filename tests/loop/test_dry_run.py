@@ -9,7 +9,7 @@ import keras_vit.models.complexity
 from keras_vit import UserError
 from tests.support import FIXTURES
 from training import finetune, pretrain
-from training.input.sources import digits
+from training.data.sources import digits
 from training.loop import dry_run
 from training.loop.dry_run import Workload
 from training.loop.run import RunDirectory

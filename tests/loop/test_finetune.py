@@ -15,7 +15,7 @@ import keras_vit
 from keras_vit import UserError, run_directory
 from tests.support import FIXTURES, randomize, replaced
 from training import evaluate, finetune
-from training.input.sources import DataOptions
+from training.data.sources import DataOptions
 from training.loop import pretrain as pretraining
 from training.loop.run import RunDirectory
 from training.options.train import PretrainOptions

@@ -17,8 +17,8 @@ from keras_vit import UserError, ViTConfig
 from keras_vit.models.layers import no_init_weights
 from tests.interruptions import Interrupted
 from tests.support import fetched, randomize
-from training.input.pipeline import training_batches
-from training.input.sources import DataOptions, array_split
+from training.data.pipeline import training_batches
+from training.data.sources import DataOptions, array_split
 from training.loop import build, checkpoints
 from training.loop import pretrain as pretraining
 from training.loop.run import RunDirectory

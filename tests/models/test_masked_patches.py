@@ -12,7 +12,7 @@ import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
 from keras_vit.models.self_supervised import CorruptPatches, RandomMasking, masked_autoencoder, masked_patch_model
 from training import finetune
-from training.input.sources import DataOptions
+from training.data.sources import DataOptions
 from training.loop import pretrain as pretraining
 from training.loop.run import RunDirectory
 from training.objectives.masked_patches import MaskedPatches

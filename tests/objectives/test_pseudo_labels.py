@@ -11,8 +11,8 @@ import tensorflow as tf
 from keras_vit import UserError, run_directory
 from tests.support import assert_equal_weights
 from training import finetune
-from training.input.sources import DataSet, array_split
-from training.input.unlabelled import semi_supervised_batches, with_pseudo_labels
+from training.data.sources import DataSet, array_split
+from training.data.unlabelled import semi_supervised_batches, with_pseudo_labels
 from training.objectives.pseudo_labels import PseudoLabels, probabilistic_mixup
 from training.recipes.finetune import FINETUNE_RECIPES
 from training.recipes.recipe import PseudoLabelRecipe

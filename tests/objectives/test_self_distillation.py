@@ -13,9 +13,9 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import UserError, ViTConfig, run_directory
 from keras_vit.models.self_supervised import Center
-from training.input.dataset import Split
-from training.input.pipeline import training_batches
-from training.input.sources import array_split
+from training.data.dataset import Split
+from training.data.pipeline import training_batches
+from training.data.sources import array_split
 from training.loop import pretrain as pretraining
 from training.loop.build import compile_trainer, rebuilt
 from training.objectives.resized import Resized

@@ -34,7 +34,7 @@ from keras_vit.runs import open_run
 from keras_vit.unknown_score import KINDS, UNKNOWN, UnknownKind, features_and_logits, threshold_of
 from tests.support import randomize
 from training import evaluate, linear_probe, predict, unknown
-from training.input.sources import open_source
+from training.data.sources import open_source
 from training.options.common import DataOptions
 from training.outliers.fit_unknown import Outputs, auroc_of_left_out_classes, fit_score, outputs_of
 from training.prediction import classifier as prediction

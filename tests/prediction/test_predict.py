@@ -23,7 +23,7 @@ from keras_vit.runs import open_run
 from tests.browser import open_browser
 from tests.support import TINY, TINY_IMAGE, Terminal, answering, randomize, serving
 from training import predict as command
-from training.input.dataset import decoded as decode_image
+from training.data.dataset import decoded as decode_image
 from training.loop.run import RunDirectory
 from training.prediction import classifier as prediction
 from training.prediction.classifier import open_classifier

@@ -23,7 +23,7 @@ from keras_vit.cli import commands
 from keras_vit.runs import open_run
 from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
 from training import knn, linear_probe
-from training.input.sources import DataOptions, DataSet, array_split, digits
+from training.data.sources import DataOptions, DataSet, array_split, digits
 from training.loop.run import RunDirectory
 from training.options.common import FeatureOptions
 from training.options.probes import FewshotOptions, KnnOptions, LinearProbeOptions

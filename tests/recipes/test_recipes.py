@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from training import evaluate
-from training.input.sources import DataOptions
+from training.data.sources import DataOptions
 from training.loop import pretrain as pretraining
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe

@@ -13,8 +13,8 @@ from pycocotools.cocoeval import COCOeval
 
 import keras_vit
 from keras_vit import SegmentationConfig
-from training.input.annotations.segments import Segments
-from training.input.dataset import Split
+from training.data.annotations.segments import Segments
+from training.data.dataset import Split
 from training.segmentation.segmenter import FoundSegments, Segmenter
 
 

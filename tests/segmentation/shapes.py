@@ -8,8 +8,8 @@ import PIL.Image
 import tensorflow as tf
 from pycocotools import mask as rle
 
-from training.input.dataset import DataSet, Split
-from training.input.dense import DenseBatches
+from training.data.dataset import DataSet, Split
+from training.data.dense import DenseBatches
 
 LABELS = ("ground", "square", "disc", "cross")
 SIDE, MOST = 48, 4

@@ -10,16 +10,16 @@ from pycocotools import mask as rle
 from pycocotools.coco import COCO
 
 from tests.segmentation.oracle import found_of, oracle
-from training.input.annotations.coco import coco_segments, read_coco
-from training.input.annotations.masks import segments_of_mask
-from training.input.annotations.panoptic import (
+from training.data.annotations.coco import coco_segments, read_coco
+from training.data.annotations.masks import segments_of_mask
+from training.data.annotations.panoptic import (
     PanopticPicture,
     PanopticSegment,
     read_panoptic,
     segments_of_png,
     write_panoptic_png,
 )
-from training.input.annotations.segments import NONE
+from training.data.annotations.segments import NONE
 from training.segmentation.predict import MaskWriter, predict
 from training.segmentation.segmenter import class_map
 

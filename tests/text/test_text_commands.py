@@ -24,9 +24,9 @@ from tests.support import FIXTURES
 from tests.text.towers import CLIP, SIGLIP, golden, logits_of, texts_of, with_tokenizer
 from training import evaluate, predict
 from training import finetune as finetuning
+from training.data.sources import DataOptions, open_source
 from training.evaluation import opening
 from training.experiments.auto import zero_shot_accuracy
-from training.input.sources import DataOptions, open_source
 from training.options.evaluate import EvaluateOptions
 from training.options.predict import PredictOptions
 from training.prediction.arguments import with_pictures, with_run

@@ -196,6 +196,7 @@ def sparse(path: pathlib.Path, size: int) -> None:
     [
         (lambda path: sparse(path, 400_000_000), "is 400,000,000 bytes, too large for a tokenizer"),
         (lambda path: path.write_text('{"a":' * 100_000), "cannot be read as a tokenizer"),
+        (lambda path: path.write_text("[" * 100_000), "cannot be read as a tokenizer"),
         (lambda path: path.write_text("{}"), "cannot be read as a tokenizer"),
         (lambda path: path.write_bytes(b"\xff\xfe"), "cannot be read as a tokenizer"),
     ],

@@ -19,8 +19,8 @@ from apache_beam.io.filesystems import FileSystems
 from keras_vit import UserError
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.images.formats import is_hidden, is_picture, is_picture_name
+from training.data.csv_file import ONE_CLASS, read_lines
 from training.features.store import NO_SPLIT
-from training.input.csv_file import ONE_CLASS, read_lines
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES
 
 
@@ -140,7 +140,7 @@ class PictureList:
 
 
 def _table(path: str, *, labelled: bool) -> Iterator[Row]:
-    """The rows of a CSV file in UTF-8 (`training/input/csv_file.py`), line by line."""
+    """The rows of a CSV file in UTF-8 (`training/data/csv_file.py`), line by line."""
     with io.TextIOWrapper(FileSystems.open(path), "utf-8-sig", newline="") as stream:
         place_of, lines = read_lines(stream, path)
         wanted = ("path", ONE_CLASS, "split") if labelled else ("path",)

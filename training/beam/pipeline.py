@@ -21,8 +21,8 @@ from apache_beam.runners.runner import PipelineState
 from keras_vit import UserError
 from keras_vit.files.atomic import write_text
 from training.beam.picture_list import Group, PictureList, Summary
+from training.data.dataset import check_some_read
 from training.features.store import PART, part_file
-from training.input.dataset import check_some_read
 from training.loop.devices.strategies import CONTINUE_LATER
 from training.options.pipeline import PIPELINE, PROBLEMS, PipelineOptions
 

@@ -19,10 +19,10 @@ from keras_vit.files.labels import labels_text
 from keras_vit.files.remote import to_path
 from training.beam.picture_list import PictureList, Summary
 from training.beam.pipeline import counted, open_output, run_pipeline, write_problems
-from training.input import record_index
-from training.input.dataset import decoding_problem, error_reason
-from training.input.tfrecord import shard_name
-from training.input.write_tfrecord import check_shards, print_written, record
+from training.data import record_index
+from training.data.dataset import decoding_problem, error_reason
+from training.data.tfrecord import shard_name
+from training.data.write_tfrecord import check_shards, print_written, record
 from training.lock import locked
 from training.options.data import ShardOptions
 from training.options.pipeline import PROBLEMS, PipelineOptions

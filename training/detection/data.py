@@ -8,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
-from training.input.annotations.boxes import BoxData, Picture
-from training.input.dataset import DataSet, Split, decoding_problem, problems_of, summarize_problems
-from training.input.dense import DenseBatches
+from training.data.annotations.boxes import BoxData, Picture
+from training.data.dataset import DataSet, Split, decoding_problem, problems_of, summarize_problems
+from training.data.dense import DenseBatches
 from training.recipes.dense import DenseRecipe
 from training.recipes.detect import DetectRecipe
 

@@ -19,7 +19,7 @@ from keras_vit.run_directory import MODEL
 from keras_vit.runs import Run
 from keras_vit.text.classes import classes_of_labels
 from keras_vit.text.zero_shot import class_embeddings
-from training.input.checks import check_classes
+from training.data.checks import check_classes
 
 # Overlap (IoU) from which the less likely of two boxes is left out, for an example: as OWL-ViT's original.
 _SAME_OBJECT = 0.3

@@ -13,6 +13,7 @@ from keras_vit import UserError
 from keras_vit.cli.progress import Progress
 from keras_vit.files.tables import markdown_table, with_interval
 from keras_vit.images.files import Image, read_image
+from training.data.annotations.boxes import Box, Picture
 from training.detection.detector import Detector, Objects
 from training.detection.page import DrawnBox, DrawnPicture, boxes_page
 from training.detection.voc import voc_average_precision
@@ -23,7 +24,6 @@ from training.evaluation.average_precision import (
     coco_evaluation,
     write_measured,
 )
-from training.input.annotations.boxes import Box, Picture
 
 # Objects of a picture that count, as in COCO; pictures of one forward pass.
 _TOP, _BATCH = 100, 8

@@ -16,9 +16,9 @@ from keras_vit.run_directory import MODEL
 from keras_vit.runs import Run, open_run
 from keras_vit.text.classes import classes_of_labels
 from keras_vit.text.zero_shot import class_embeddings
+from training.data.annotations.boxes import BoxData
 from training.detection.detector import open_detector
 from training.detection.evaluation import evaluate
-from training.input.annotations.boxes import BoxData
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup
 from training.loop.train import run_training

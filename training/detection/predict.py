@@ -10,10 +10,10 @@ from keras_vit.files.atomic import atomic_write
 from keras_vit.files.tables import CsvWriter, markdown_table, short_name
 from keras_vit.images.files import Image, decode
 from keras_vit.images.formats import LARGEST_SERVED
+from training.data.dataset import check_some_read
 from training.detection.detector import Detector, Objects
 from training.detection.page import COLORS, DrawnBox, DrawnPicture, boxes_page
 from training.evaluation.average_precision import coco_document
-from training.input.dataset import check_some_read
 from training.options.detect import DetectPredictOptions
 from training.prediction.classifier import batches_of_pictures
 

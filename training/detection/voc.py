@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from training.data.annotations.boxes import Picture
 from training.detection.detector import Objects
-from training.input.annotations.boxes import Picture
 
 _LEAST_OVERLAP = 0.5
 

@@ -10,15 +10,15 @@ from keras_vit.files.atomic import write_text
 from keras_vit.files.tables import short_name
 from keras_vit.runs import run_of
 from keras_vit.unknown_score import KINDS
+from training.data.checks import check_classes
+from training.data.known_images import check_evaluation_images, may_know_images
+from training.data.sources import DataSet, open_source
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels
 from training.evaluation.multi_label import measure_multi_label, write_multi_label_report
 from training.evaluation.predictions import open_comparison
 from training.evaluation.predictors import Predictor, open_predictor
 from training.evaluation.single_label import Subject, calibration_sentence, write_report
 from training.evaluation.temperature import calibration
-from training.input.checks import check_classes
-from training.input.known_images import check_evaluation_images, may_know_images
-from training.input.sources import DataSet, open_source
 from training.options.common import DataOptions, InputOptions, StrategyOptions
 from training.options.evaluate import EvaluateOptions
 from training.workdir import report_directory

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from keras_vit.cli.pages import render, thumbnail_address
 from keras_vit.files.tables import rounded_to
+from training.data.dataset import Split
 from training.evaluation.plots import LEGIBLE_CLASSES, most_confused
-from training.input.dataset import Split
 
 # Mistakes with a picture; each is about 5 kB of the page.
 _PICTURES = 200

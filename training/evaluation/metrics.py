@@ -18,7 +18,7 @@ from keras_vit import UserError
 from keras_vit.errors import reading
 from keras_vit.files.remote import existing_file
 from keras_vit.scores import TOP_K, softmax
-from training.input.dataset import Split
+from training.data.dataset import Split
 
 BINS = 15  # of confidence, of equal width
 DRAWS = 1000  # of the bootstrap

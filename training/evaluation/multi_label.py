@@ -16,12 +16,12 @@ import sklearn.metrics
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import markdown_table, markdown_text, rounded_to
 from keras_vit.scores import sigmoid
+from training.data.sources import DataSet, Split
 from training.evaluation.html_report import Report, html_report, mistakes_of_several
 from training.evaluation.metrics import DRAWS, interval
 from training.evaluation.plots import save_figure
 from training.evaluation.predictions import PREDICTIONS, comparison_sentence, several_classes
 from training.evaluation.single_label import PAGE, Subject
-from training.input.sources import DataSet, Split
 
 _MEASURES = {
     "mean_average_precision": "mean average precision",

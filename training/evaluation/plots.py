@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit.files.tables import short_name
+from training.data.dataset import Split
 from training.evaluation.metrics import BINS
-from training.input.dataset import Split
 
 # More classes than these are not legible as numbers in a confusion matrix.
 LEGIBLE_CLASSES = 30

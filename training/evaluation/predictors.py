@@ -18,8 +18,8 @@ from keras_vit.errors import reading
 from keras_vit.files import tflite_metadata
 from keras_vit.files.remote import check_saved_model_path
 from keras_vit.runs import Run
-from training.input.dataset import Split, bad_examples_reported, without_autograph
-from training.input.pipeline import evaluation_batches
+from training.data.dataset import Split, bad_examples_reported, without_autograph
+from training.data.pipeline import evaluation_batches
 from training.loop.devices.strategies import open_strategy
 from training.options.common import InputOptions, StrategyOptions
 

@@ -12,12 +12,12 @@ from keras_vit.files.atomic import staged
 from keras_vit.files.npz import write_npz
 from keras_vit.files.tables import markdown_table, markdown_text, rounded_to
 from keras_vit.scores import softmax
+from training.data.sources import DataSet
 from training.evaluation.html_report import Report, html_report, mistakes_of
 from training.evaluation.plots import draw_confusion, draw_mistakes, draw_reliability, most_confused, worst_mistakes
 from training.evaluation.predictions import PREDICTIONS, Comparison, comparison_sentence, one_class
 from training.evaluation.predictors import Predictor
 from training.evaluation.temperature import HIGHEST_TEMPERATURE
-from training.input.sources import DataSet
 
 _COUNTS = {"num_examples": "images", "num_correct": "correctly classified"}
 _MEASURES = {

@@ -16,9 +16,9 @@ from keras_vit import UserError, preprocessing_of, run_directory
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.errors import refuse_first
 from keras_vit.runs import Run
+from training.data.known_images import check_held_out
+from training.data.sources import DataSet, open_source
 from training.evaluation.predictors import accuracy
-from training.input.known_images import check_held_out
-from training.input.sources import DataSet, open_source
 from training.lock import locked
 from training.loop import run as run_to_write
 from training.options.common import DataOptions

@@ -11,11 +11,11 @@ import tensorflow as tf
 import keras_vit
 from keras_vit.published_accuracy import ACCURACY
 from keras_vit.runs import open_run
+from training.data.checks import split_folders
+from training.data.dataset import Split
+from training.data.sources import DataSet, open_source
 from training.evaluation.evaluate import check_logits, check_same_classes
 from training.evaluation.predictors import open_predictor
-from training.input.checks import split_folders
-from training.input.dataset import Split
-from training.input.sources import DataSet, open_source
 from training.options.common import DataOptions, InputOptions
 from training.options.evaluate import VerifyOfficialOptions
 

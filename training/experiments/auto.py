@@ -19,11 +19,11 @@ from keras_vit.models.build import logits_model
 from keras_vit.runs import Run, open_run
 from keras_vit.text.checkpoint import has_text_tower
 from keras_vit.text.classes import classes_of_labels
+from training.data.dataset import Split, random_subset, typical_image
+from training.data.sources import DataSet, open_source
 from training.evaluation.predictors import accuracy
 from training.experiments import finetuning, pretraining
 from training.features.linear_head import new_probe, one_thread
-from training.input.dataset import Split, random_subset, typical_image
-from training.input.sources import DataSet, open_source
 from training.loop.build import rebuilt
 from training.options.auto import AutoOptions
 from training.options.probes import LinearProbeOptions

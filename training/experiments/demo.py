@@ -4,10 +4,10 @@ import dataclasses
 import json
 import pathlib
 
+from training.data.sources import digits
 from training.evaluation.evaluate import evaluate
 from training.evaluation.opening import open_run
 from training.evaluation.predictors import open_predictor
-from training.input.sources import digits
 from training.loop.pretrain import pretrain
 from training.loop.run import RunDirectory, write_text
 from training.options.common import DataOptions, Execution

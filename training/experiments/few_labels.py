@@ -21,10 +21,10 @@ from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.tables import markdown_table
 from keras_vit.runs import open_run
 from keras_vit.scores import softmax
+from training.data.dataset import Split
+from training.data.unlabelled import open_unlabelled, strong, with_pseudo_labels
 from training.evaluation.predictors import outputs
 from training.evaluation.temperature import fit_temperature
-from training.input.dataset import Split
-from training.input.unlabelled import open_unlabelled, strong, with_pseudo_labels
 from training.loop.build import rebuilt
 from training.loop.finetune import finetune
 from training.loop.run import RunDirectory

@@ -46,7 +46,7 @@ def _check(options: FinetuneOptions, name: str) -> None:
     from keras_vit.models.named_models import MODELS
     from keras_vit.published import upstream_checkpoint
     from training.checks import check_checkpoint, check_data_service
-    from training.input.checks import check_data, unlabelled_path
+    from training.data.checks import check_data, unlabelled_path
     from training.workdir import check_new_workdir, check_outside, check_workdir_of
 
     check_data(options.source)
@@ -67,8 +67,8 @@ def _check(options: FinetuneOptions, name: str) -> None:
 
 def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | None:
     """Open devices and data, and train."""
+    from training.data.dataset import typical_image
     from training.experiments.few_labels import finetune_with_unlabelled
-    from training.input.dataset import typical_image
     from training.loop.devices.strategies import is_chief, several_workers
     from training.loop.finetune import finetune, patch_and_side
     from training.loop.setup import open_setup

@@ -34,7 +34,7 @@ def train(arguments: Sequence[str], about: str = "") -> str | None:
     given = parser.read(PretrainOptions, rest, prog=prog, about=_about(about, name), usual=USUAL, recipe=named)
 
     from training.checks import check_checkpoint, check_data_service
-    from training.input.checks import check_data
+    from training.data.checks import check_data
     from training.loop.devices.backend import prepare_backend
     from training.workdir import check_workdir_of
 
@@ -63,7 +63,7 @@ def _named(name: str, facts: DataFacts, steps: int | None = None) -> PretrainRec
 def _pretrain(request: Request, name: str, options: PretrainOptions, named: PretrainRecipe) -> str | None:
     """Open devices, data and checkpoint, and train."""
     from keras_vit.checkpoints.describe import describe
-    from training.input.dataset import typical_image
+    from training.data.dataset import typical_image
     from training.loop.devices.strategies import is_chief
     from training.loop.pretrain import pretrain
     from training.loop.run import RunDirectory

@@ -17,11 +17,11 @@ from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import reading
 from keras_vit.files.atomic import write_text
 from keras_vit.runs import open_run_directory
+from training.data.dataset import DataSet, Split, random_subset
+from training.data.sources import open_source
 from training.evaluation.predictors import outputs
 from training.experiments.grids import Point
 from training.features.extractors import feature_extractor
-from training.input.dataset import DataSet, Split, random_subset
-from training.input.sources import open_source
 from training.loop.devices.strategies import open_strategy
 from training.loop.pretrain import pretrain
 from training.loop.setup import Setup

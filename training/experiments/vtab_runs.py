@@ -15,8 +15,8 @@ from keras_vit.errors import check_known
 from keras_vit.files.atomic import write_text
 from keras_vit.files.remote import to_path
 from keras_vit.files.tables import markdown_table
+from training.data.sources import DataSet, Split
 from training.experiments.vtab_sources import open_builder, task_source
-from training.input.sources import DataSet, Split
 from training.loop.devices.strategies import open_strategy
 from training.loop.finetune import finetune
 from training.loop.setup import Setup

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from training.input.dataset import DataSet, Split
-from training.input.tfrecord import TFRecords
+from training.data.dataset import DataSet, Split
+from training.data.tfrecord import TFRecords
 from training.recipes.vtab_tasks import NUM_TRAIN, NUM_VAL, Part, VtabTask
 
 

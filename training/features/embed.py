@@ -19,6 +19,17 @@ from keras_vit.files.atomic import remove_temporary
 from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.runs import Run
 from keras_vit.text.checkpoint import has_text_tower
+from training.data.dataset import (
+    DataSet,
+    ImageWarnings,
+    Split,
+    bad_examples_reported,
+    check_some_read,
+    typical_image,
+    without_autograph,
+)
+from training.data.image_folder import file_problem
+from training.data.pipeline import evaluation_batches
 from training.features.extractors import extractor_of, fingerprint_of
 from training.features.store import (
     NO_SPLIT,
@@ -31,17 +42,6 @@ from training.features.store import (
     write_description,
     write_part,
 )
-from training.input.dataset import (
-    DataSet,
-    ImageWarnings,
-    Split,
-    bad_examples_reported,
-    check_some_read,
-    typical_image,
-    without_autograph,
-)
-from training.input.image_folder import file_problem
-from training.input.pipeline import evaluation_batches
 from training.lock import locked
 from training.options.features import DESCRIPTION, EmbedOptions
 

@@ -12,12 +12,12 @@ from keras_vit.cli.pages import render
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.tables import CsvWriter, markdown_table
 from keras_vit.runs import Run, open_run
+from training.data.dataset import check_some_read
 from training.features.embed import Extractor, embed_rows, listing_of_files
 from training.features.extractors import extractor_of, fingerprint_of
 from training.features.neighbors import NeighborGraph, nearest_rows, unit_chunks, unit_length
 from training.features.store import NO_SPLIT, FeatureIndex, Pictures, check_same_model, open_index
 from training.features.thumbnails import Thumbnails, file_address
-from training.input.dataset import check_some_read
 from training.options.features import LookupOptions, SearchOptions, SimilarOptions
 
 _BATCH = 16

@@ -9,9 +9,9 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.cli.pages import thumbnail_address
 from keras_vit.images.pillow import decode
+from training.data.dataset import DataSet
+from training.data.sources import open_source
 from training.features.store import FeatureIndex
-from training.input.dataset import DataSet
-from training.input.sources import open_source
 from training.options.common import DataOptions
 
 # Longest side of a small picture, in pixels.

@@ -10,7 +10,7 @@ import re
 
 from keras_vit import UserError
 from keras_vit.models.complexity import costs
-from training.input.checks import check_data
+from training.data.checks import check_data
 from training.loop.dry_run import Workload, estimate_memory
 from training.loop.setup import open_setup
 from training.options.common import Execution

@@ -13,7 +13,7 @@ from keras_vit import ViTConfig, config_of, preprocessing_of
 from keras_vit.files.atomic import atomic_write
 from keras_vit.models.complexity import costs
 from keras_vit.models.config import ModelConfig
-from training.input.sources import DataSet
+from training.data.sources import DataSet
 from training.loop.build import network_to_train
 from training.loop.learning_rate import LearningRate
 from training.loop.plan import Plan

@@ -16,8 +16,8 @@ from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.published import upstream_checkpoint
 from keras_vit.runs import Run
 from keras_vit.text.classes import classes_of_labels
-from training.input.dataset import typical_image
-from training.input.known_images import warn_of_known_images, warn_of_training_images
+from training.data.dataset import typical_image
+from training.data.known_images import warn_of_known_images, warn_of_training_images
 from training.loop.build import rebuilt
 from training.loop.devices.strategies import on_this_host
 from training.loop.run import RunDirectory

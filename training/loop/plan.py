@@ -12,10 +12,10 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.errors import Rules, refuse_first
 from keras_vit.runs import Run
-from training.input.checks import check_classes
-from training.input.dataset import balanced, class_weights
-from training.input.pipeline import steps_per_epoch
-from training.input.sources import DataSet
+from training.data.checks import check_classes
+from training.data.dataset import balanced, class_weights
+from training.data.pipeline import steps_per_epoch
+from training.data.sources import DataSet
 from training.loop.setup import Setup
 from training.options.common import FOR_SEVERAL_CLASSES, Execution, TrainingOptions
 from training.recipes.recipe import Recipe

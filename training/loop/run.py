@@ -28,7 +28,7 @@ from keras_vit.files.labels import labels_text, read_labels
 from keras_vit.files.remote import RemoteError
 from keras_vit.models.build import numbers_of_classes, set_classes
 from keras_vit.models.config import Classes
-from training.input.checks import check_classes
+from training.data.checks import check_classes
 from training.workdir import check_settings, check_workdir
 
 

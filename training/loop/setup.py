@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.files.remote import is_remote
-from training.input.sources import DataSet, open_source
+from training.data.sources import DataSet, open_source
 from training.loop.devices.jax_devices import JaxDevices
 from training.loop.devices.strategies import open_strategy
 from training.options.common import TrainingOptions

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.describe import license_of
-from training.input.pipeline import evaluation_batches, resized_once, training_batches
-from training.input.sources import bad_examples_reported
-from training.input.unlabelled import semi_supervised_batches
+from training.data.pipeline import evaluation_batches, resized_once, training_batches
+from training.data.sources import bad_examples_reported
+from training.data.unlabelled import semi_supervised_batches
 from training.lock import locked
 from training.loop import checkpoints
 from training.loop.build import build_trainer, trained_model

@@ -19,8 +19,8 @@ from keras_vit.inspection.compute import model_inputs
 from keras_vit.models.patch_memory import anomaly_model, local_features
 from keras_vit.runs import Run
 from keras_vit.unknown_score import threshold_of
+from training.data.dataset import check_some_read
 from training.features.embed import check_finite
-from training.input.dataset import check_some_read
 from training.options.outliers import AnomalyFitOptions
 from training.outliers.anomaly_export import export_anomaly
 from training.outliers.anomaly_page import Finding, anomaly_page

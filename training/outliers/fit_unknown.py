@@ -12,11 +12,11 @@ from keras_vit.files.atomic import write_text
 from keras_vit.files.tables import markdown_table
 from keras_vit.runs import Run
 from keras_vit.unknown_score import KINDS, UNKNOWN, UnknownKind, UnknownScorer, features_and_logits, threshold_of
+from training.data.checks import check_classes
+from training.data.dataset import DataSet, Split
+from training.data.known_images import check_evaluation_images
 from training.evaluation.predictors import outputs
 from training.features.embed import check_finite
-from training.input.checks import check_classes
-from training.input.dataset import DataSet, Split
-from training.input.known_images import check_evaluation_images
 from training.options.outliers import UnknownOptions
 
 # Groups into which the classes are divided, each left out once, and training images that knn keeps.

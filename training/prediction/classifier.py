@@ -28,7 +28,7 @@ from keras_vit.models.build import logits_model
 from keras_vit.runs import Run
 from keras_vit.scores import TOP_K, RankedClasses, Scoring
 from keras_vit.unknown_score import features_and_logits
-from training.input.dataset import check_some_read
+from training.data.dataset import check_some_read
 from training.options.predict import Explanation, PredictOptions
 from training.prediction.pictures import only_folder
 from training.prediction.prediction_page import PICTURE_SIDE, PictureCard, groups_of, prediction_page

@@ -21,6 +21,8 @@ from keras_vit.checkpoints.fetch.find import CACHE_VARIABLE
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import markdown_table, short_name
 from keras_vit.runs import Run
+from training.data.dataset import DataSet, Split
+from training.data.known_images import check_evaluation_images
 from training.features.embed import Extractor, Listing, check_finite, contents_of, write_features
 from training.features.extractors import (
     feature_extractor,
@@ -29,8 +31,6 @@ from training.features.extractors import (
     token_extractor,
 )
 from training.features.store import NO_SPLIT, FeatureDescription, FeatureIndex, check_same_model, open_index
-from training.input.dataset import DataSet, Split
-from training.input.known_images import check_evaluation_images
 from training.options.common import FeatureKind, FeatureOptions
 from training.options.probes import ProbeOptions
 from training.workdir import report_directory

@@ -15,8 +15,8 @@ from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
 from keras_vit.models.config import ModelConfig
 from keras_vit.runs import Run
+from training.data.sources import DataSet
 from training.features.extractors import preprocessing_for
-from training.input.sources import DataSet
 from training.lock import locked
 from training.loop.run import RunDirectory
 from training.loop.summary import save_images

@@ -6,7 +6,7 @@ import numpy as np
 import sklearn.neighbors
 
 from keras_vit.runs import Run
-from training.input.sources import DataSet
+from training.data.sources import DataSet
 from training.options.probes import KnnOptions
 from training.probes.features import Features, open_features, write_report
 

@@ -9,9 +9,9 @@ import numpy as np
 from keras_vit import preprocessing_of
 from keras_vit.files.atomic import write_text
 from keras_vit.files.npz import read_npz, write_npz
+from training.data.dataset import Split, random_subset
+from training.data.sources import DataSet
 from training.evaluation.predictors import outputs
-from training.input.dataset import Split, random_subset
-from training.input.sources import DataSet
 from training.loop.build import trained_model
 from training.loop.run import RunDirectory
 from training.probes.features import Features, check_several_classes, feature_extractor

@@ -17,9 +17,8 @@ from pycocotools import mask as rle
 from keras_vit import UserError, preprocessing_of
 from keras_vit.files.tables import markdown_table, with_interval
 from keras_vit.models.config import SEGMENT_THRESHOLD, SegmentationTask
-from training.evaluation.average_precision import STATS, average_precision, coco_document, write_measured
-from training.input.annotations.run_lengths import RunLengths
-from training.input.annotations.segments import (
+from training.data.annotations.run_lengths import RunLengths
+from training.data.annotations.segments import (
     MUCH_IGNORED,
     NONE,
     UNCOUNTED,
@@ -28,7 +27,8 @@ from training.input.annotations.segments import (
     ignored_sentence,
     of_task,
 )
-from training.input.dataset import Split, decoded
+from training.data.dataset import Split, decoded
+from training.evaluation.average_precision import STATS, average_precision, coco_document, write_measured
 from training.segmentation.overlay import Panel, segments_page
 from training.segmentation.segmenter import FoundSegments, Segmenter, class_map
 

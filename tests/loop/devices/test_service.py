@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from keras_vit import Preprocessing
 from tests.support import assert_equal_weights
-from training.input.pipeline import training_batches
-from training.input.sources import array_split
+from training.data.pipeline import training_batches
+from training.data.sources import array_split
 from training.loop.devices import service
 from training.loop.devices.service import served_batches
 from training.recipes.pretrain import RECIPES

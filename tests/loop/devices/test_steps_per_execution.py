@@ -16,7 +16,7 @@ import dataclasses, pathlib, sys
 import keras, numpy as np, tensorflow as tf
 import keras_vit
 from training.loop.devices.strategies import StrategyOptions, open_strategy
-from training.input.sources import DataSet, array_split
+from training.data.sources import DataSet, array_split
 from training.loop.build import build_trainer
 from training.loop.plan import resolve
 from training.loop.run import RunDirectory

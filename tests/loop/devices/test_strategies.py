@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError
-from training.input.sources import open_source
+from training.data.sources import open_source
 from training.loop.devices import rendezvous
 from training.loop.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy, report_lost_workers
 from training.loop.plan import resolve
@@ -39,7 +39,7 @@ from training.loop.setup import Setup
 from training.loop.train import Training
 from training.recipes.pretrain import RECIPES
 from training.recipes.schedules import Schedule
-from training.input.sources import DataSet, array_split
+from training.data.sources import DataSet, array_split
 from training.loop.devices.strategies import StrategyOptions, is_chief, open_strategy
 from training.options.common import DataOptions, Execution
 from training.options.train import PretrainOptions

@@ -1,0 +1,125 @@
+"""Files of masks: PNGs with classes or with objects. No file is trusted."""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Collection, Iterator
+
+import numpy as np
+import PIL.Image
+
+from keras_vit import UserError
+from keras_vit.errors import explained
+from keras_vit.images import open_image
+from training.data.annotations.segments import UNCOUNTED, Segments
+
+# The pixels of a mask with this value are ignored; in 16 bits with this one.
+IGNORED, _IGNORED_16 = 255, 65_535
+# Of 16-bit masks: values below it are classes, others 1000 * class + number of the object, as Cityscapes' instanceIds.
+OBJECTS = 1000
+# Formats that keep values, and those that may not.
+_FORMATS, _LOSSY_FORMATS = ("PNG", "BMP", "GIF", "TIFF"), ("JPEG", "MPO", "WEBP")
+# By which Pillow multiplies gray samples of 2 and 4 bits.
+_SCALES = {2: 85, 4: 17}
+# Tags of TIFF: bits of a sample; what the values mean, and those of inverted gray. Its compressions that lose values.
+_TIFF_BITS, _TIFF_MEANING, _INVERTED, _LOSSY = 258, 262, 0, ("jpeg", "tiff_jpeg", "webp")
+
+
+@contextlib.contextmanager
+def open_mask(path: pathlib.Path, size: tuple[int, int] | None, formats: Collection[str]) -> Iterator[PIL.Image.Image]:
+    """Yield the image of a mask, which is decoded when its pixels are read.
+
+    Raises UserError for a file that cannot be read, and one whose height and width, by its header, are not `size`.
+    """
+    unreadable = explained(lambda reason: f"its mask {path.name} cannot be read ({reason})", Exception)
+    with unreadable, open_image(path, formats=formats) as image:  # decoders raise exceptions of many types
+        if size is not None and image.size != size[::-1]:
+            raise UserError(
+                f"its mask {path.name} has {image.height}x{image.width} pixels, but the image {size[0]}x{size[1]}"
+            )
+        yield image
+
+
+def png_samples(path: pathlib.Path) -> tuple[int, int]:
+    """The bits of a sample and the color type (0 gray, 2 RGB, 3 palette) in the header of a PNG file."""
+    with path.open("rb") as file:
+        header = file.read(26)
+    return header[24], header[25]
+
+
+def read_mask(path: str | os.PathLike, size: tuple[int, int] | None = None) -> np.ndarray:
+    """The samples of a mask: (h, w) uint8 or uint16, of a palette its indices. Raises UserError if it is no mask.
+
+    size: height and width that it must have, compared before it is decoded.
+    """
+    path = pathlib.Path(path)
+    with open_mask(path, size, (*_FORMATS, *_LOSSY_FORMATS)) as image:
+        if image.format in _LOSSY_FORMATS:
+            raise UserError(f"its mask {path.name} is a {image.format}, which changes class numbers; save it as PNG")
+        scale = _scale(image, path)
+        values = np.asarray(image)
+    if values.ndim != 2 or values.dtype.kind == "f" or values.min() < 0 or values.max() > _IGNORED_16:
+        raise UserError(
+            f"its mask {path.name} should have one channel with class numbers, but has the shape {values.shape} and "
+            f"{values.dtype} values up to {values.max()}; convert colors or fractions to numbers"
+        )
+    return values.astype(np.uint8 if values.dtype.itemsize == 1 else np.uint16) // scale
+
+
+def _scale(image: PIL.Image.Image, path: pathlib.Path) -> int:
+    """By which Pillow multiplies the samples of an image. Raises UserError where it changes them in other ways."""
+    if image.format == "PNG":
+        bits, color = png_samples(path)
+        return _SCALES.get(bits, 1) if color == 0 else 1
+    tags = getattr(image, "tag_v2", {})
+    is_scaled = tags.get(_TIFF_BITS, (8,))[0] in _SCALES or tags.get(_TIFF_MEANING) == _INVERTED
+    if image.format == "TIFF" and (is_scaled or image.info.get("compression") in _LOSSY):
+        raise UserError(f"its mask {path.name} is a TIFF of 2 or 4 bits, inverted or lossy; save it as PNG")
+    return 1
+
+
+def segments_of_mask(path: pathlib.Path, size: tuple[int, int] | None = None) -> Segments:
+    """The segments of a mask with classes or, in 16 bits, objects; see `read_mask`."""
+    return segments_of_values(read_mask(path, size))
+
+
+def segments_of_values(mask: np.ndarray) -> Segments:
+    """The segments of a mask (h, w) uint8 or uint16; see `segments_of_mask`."""
+    counts = np.bincount(mask.ravel(), minlength=_IGNORED_16 + 1)
+    counts[IGNORED if mask.dtype == np.uint8 else _IGNORED_16] = 0
+    values = np.flatnonzero(counts).astype(np.int32)
+    table = np.full(len(counts), UNCOUNTED, np.int32)
+    table[values] = np.arange(len(values))
+    objects = values >= OBJECTS
+    return whole_segments(np.where(objects, values // OBJECTS, values), objects, counts[values], table[mask])
+
+
+def whole_segments(labels: np.ndarray, objects: np.ndarray, areas: np.ndarray, numbers: np.ndarray) -> Segments:
+    """Segments that are no crowds."""
+    return Segments(labels.astype(np.int32), objects, np.zeros(len(labels), bool), areas.astype(np.float64), numbers)
+
+
+def two_values(values: Collection[int], num_names: int) -> int | None:
+    """The value of class 1 in masks of two classes that are not 0 and 1, such as 0 and 255; None in other masks.
+
+    values: classes of all masks, and UNCOUNTED if any pixel is marked as ignored.
+    num_names: of the classes; 0 if none is named.
+    """
+    if set(values) == {0, UNCOUNTED} and num_names in (0, 2):
+        return UNCOUNTED
+    classes = sorted(set(values) - {UNCOUNTED})
+    return classes[1] if len(classes) == 2 and classes[0] == 0 and classes[1] > 1 and num_names == 2 else None
+
+
+def two_classes(segments: Segments, value: int) -> Segments:
+    """Segments in which the class of a value, see `two_values`, is 1."""
+    if value != UNCOUNTED:
+        return segments._replace(labels=np.where(segments.labels == value, 1, segments.labels).astype(np.int32))
+    inside = segments.map == UNCOUNTED
+    if not inside.any():
+        return segments
+    numbers = np.where(inside, len(segments.labels), segments.map).astype(np.int32)
+    return whole_segments(
+        np.append(segments.labels, 1), np.append(segments.objects, False), np.append(segments.areas, inside.sum()),
+        numbers,
+    )  # fmt: skip

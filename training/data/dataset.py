@@ -1,0 +1,391 @@
+"""A data set: two splits of examples that can be read by number, and what can be wrong with them.
+
+An example is an image, as it is stored, and its label. Images stay encoded until they are needed, for of a JPEG a
+window can be decoded alone.
+"""
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import itertools
+import re
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from keras_vit import Preprocessing, UserError
+from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.cli.progress import tracked
+from keras_vit.errors import is_or_are
+from keras_vit.images import formats, graph, pillow
+from keras_vit.images.preprocessing import is_uniform
+
+# TensorFlow's errors of a file that cannot be read any more.
+_LOST = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError)
+# How a graph says that a stored label is no class; `bad_examples_reported` makes a UserError of it.
+_LABEL_OUTSIDE = "Labels must be numbers of the classes, from 0, but one of the images read has the label"
+# Of images at fault, how many are named in a message, and how many different reasons are counted.
+_MOST_NAMED, _REASONS = 10, 5
+# Images of each split that are checked for a warning if not all of them are read beforehand.
+_LOOKED_AT = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Examples that can be read by number."""
+
+    num_examples: int
+    read: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+    """int64 index -> (image, label int32); -1 for several classes. The image is uint8 (h, w, C), the bytes of an image
+    file, or float32 (h, w, C) that is resized already, 0..255."""
+    name: Callable[[int], str] = "number {}".format
+    """The name of an example in messages."""
+    explain_damage: Callable[[str], str | None] = lambda message: None
+    """The message of an error of the graph -> the sentence about a damaged file behind it."""
+    fingerprint: int = 0
+    """The same for the same examples; compared between workers."""
+    digests: np.ndarray | None = dataclasses.field(default=None, compare=False)
+    """A digest of the content of each example's file, uint64 (n,); None where the examples are no files."""
+    parallel_reads: int | None = None
+    """Reads at the same time, for examples in a bucket, where each read mostly waits."""
+    labels: np.ndarray | None = dataclasses.field(default=None, compare=False)
+    """The label of each example, where they are known without reading the examples."""
+    target: Callable[[tf.Tensor], Any] | None = None
+    """int64 index -> float32 (K,): the share of each class, or 1 for each class of an image that may have several; of a
+    data set with `batches` of its own, what these take; None where the label says all."""
+    multi_label: bool = False
+    """Whether an image may have any number of classes; else the shares of its target sum to 1."""
+    truth: Callable[[int], Any] | None = None
+    """Index -> all that the annotations say, for evaluation, where `target` has only what training needs."""
+
+    def example(self, index: tf.Tensor, preprocessing: Preprocessing | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """int64 index -> (image uint8 (h, w, C), label int32); C is unknown before it runs for encoded images.
+
+        preprocessing: of the model that the image is for; it says how files are decoded.
+        """
+        image, label = self.read(index)
+        return decoded(image, preprocessing), label
+
+    def take(self, indices: np.ndarray) -> "Split":
+        """Return a split of the examples at `indices`, in this order, with their names."""
+        chosen, target, truth = tf.constant(indices, tf.int64), self.target, self.truth
+        return Split(
+            len(indices),
+            lambda index: self.read(chosen[index]),
+            lambda index: self.name(int(indices[index])),
+            self.explain_damage,
+            zlib.crc32(np.asarray(indices, np.int64).tobytes(), self.fingerprint),
+            None if self.digests is None else self.digests[indices],
+            self.parallel_reads,
+            None if self.labels is None else self.labels[indices],
+            (lambda index: target(chosen[index])) if target else None,
+            self.multi_label,
+            (lambda index: truth(int(indices[index]))) if truth else None,
+        )
+
+
+class Batches(Protocol):
+    """How batches of a data set are made whose targets are no classes of whole images, but masks or boxes.
+
+    The order and the arguments but num_classes are those of `training_batches` and `evaluation_batches` of
+    `training/data/pipeline.py`.
+    The targets are a dict of arrays (B, ...), among them "labels" (B, T): the class of each target, -1 for none.
+    """
+
+    @property
+    def training(self) -> Callable[..., tf.data.Dataset]:
+        """Makes batches of (images, targets)."""
+
+    @property
+    def evaluation(self) -> Callable[..., tf.data.Dataset]:
+        """Makes batches of (images, targets, weights)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+    """A data set: the names of its classes and its two splits."""
+
+    labels: tuple[str, ...]
+    train: Split
+    evaluation: Split
+    unlabelled: Split | None = None
+    """Pictures without labels to train on, beside those of `train`; their labels mean nothing."""
+    held_out: bool = False
+    """Whether the evaluation images are a part that a rule chose, so that a new image may change which they are."""
+    batches: Batches | None = dataclasses.field(default=None, compare=False)
+    """How its batches are made, where the targets are masks or boxes; None for classes."""
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether an image may have any number of classes."""
+        return self.train.multi_label
+
+    @property
+    def fingerprint(self) -> int:
+        """The same for the same examples in all splits."""
+        labeled = zlib.crc32(b"%d" % self.train.fingerprint, self.evaluation.fingerprint)
+        return labeled if self.unlabelled is None else zlib.crc32(b"%d" % self.unlabelled.fingerprint, labeled)
+
+
+# For functions of `tf.data.Dataset.map`. AutoGraph takes longer to rewrite them than TensorFlow to trace them, and they
+# have no statement that depends on a tensor.
+without_autograph = tf.autograph.experimental.do_not_convert
+
+
+def decoded(image: tf.Tensor, preprocessing: Preprocessing | None = None) -> tf.Tensor:
+    """An image as it is stored, the bytes of a file or pixels -> its pixels (h, w, C); see `Split.example`."""
+    if image.dtype != tf.string:
+        return image
+    return (
+        graph.decode_image(image, accurate=True, upright=True) if preprocessing is None else preprocessing.decode(image)
+    )
+
+
+def typical_image(split: Split) -> tuple[tuple[int, int], int, bool]:
+    """Look at up to 32 images: (median (height, width), channels, whether most have transparent pixels).
+
+    channels: 1 if all are gray, with or without an alpha, else 3.
+    """
+    chosen = np.unique(np.linspace(0, split.num_examples - 1, 32).astype(np.int64))
+    images = [split.example(tf.constant(index))[0].numpy() for index in chosen]
+    heights, widths, channels = np.array([image.shape for image in images]).T
+    # Many pictures have an alpha that is opaque throughout.
+    transparent = [image.shape[-1] % 2 == 0 and image[..., -1].min() < 255 for image in images]
+    return (
+        (int(np.median(heights)), int(np.median(widths))),
+        1 if np.all(channels < 3) else 3,
+        bool(np.mean(transparent) > 0.5),
+    )
+
+
+def random_subset(split: Split, num_examples: int, seed: int) -> Split:
+    """Return `num_examples` random examples. A smaller subset with the same seed is part of a larger one."""
+    if num_examples == split.num_examples:
+        return split
+    return split.take(np.random.default_rng(seed).permutation(split.num_examples)[:num_examples])
+
+
+def balanced(split: Split) -> Split:
+    """Return a split in which all classes have as many examples as the largest: theirs, repeated in turn.
+
+    Raises UserError if the labels are not known without reading the examples.
+    """
+    labels = _known_labels(split, "--balance repeats the images of small classes")
+    of_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    most = max(map(len, of_class))
+    return split.take(np.concatenate([np.resize(indices, most) for indices in of_class]))
+
+
+def class_weights(split: Split, num_classes: int) -> np.ndarray:
+    """Return the weight of each class (K,) float32: one over its number of examples, with the mean 1 over the examples.
+
+    That is scikit-learn's "balanced"; a class without examples has the weight 0. Raises UserError if the labels are not
+    known without reading the examples.
+    """
+    labels = _known_labels(split, "--class-weights weights the images of small classes")
+    counts = np.bincount(labels, minlength=num_classes)
+    weights = len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))
+    return np.where(counts > 0, weights, 0.0).astype(np.float32)
+
+
+def _known_labels(split: Split, what: str) -> np.ndarray:
+    """The label of each example (n,). Raises UserError where there is none, for an option that does `what`."""
+    if split.multi_label:
+        raise UserError(f"{what}, but these images have several classes; leave it out.")
+    if split.labels is None:
+        option = what.partition(" ")[0]
+        raise UserError(f"{option} needs --data digits, folder:PATH or csv:FILE, whose labels are known; leave it out.")
+    return split.labels
+
+
+def checked_label(label: tf.Tensor, names: tuple[str, ...]) -> tf.Tensor:
+    """A stored label as int32. The graph fails, in a way that `bad_examples_reported` knows, where it is no class."""
+    label = tf.cast(label, tf.int32)
+    inside = tf.debugging.Assert((label >= 0) & (label < len(names)), [_LABEL_OUTSIDE, label])
+    with tf.control_dependencies([inside]):
+        return tf.identity(label)
+
+
+@contextlib.contextmanager
+def bad_examples_reported(*splits: Split) -> Iterator[None]:
+    """Turns the graph error of a label outside the classes, met while examples are read, into a UserError.
+
+    Also that of an image which cannot be decoded: all such images of the splits are then looked for and named. And that
+    of a file which cannot be read any more, or of a damaged record.
+    """
+    try:
+        yield
+    except (*_LOST, tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
+        is_lost = isinstance(error, _LOST)
+        sentence = _lost_file(error.message) if is_lost else _bad_example(error.message, splits)
+        if not sentence:
+            raise
+        raise UserError(sentence) from error
+
+
+def _lost_file(message: str) -> str | None:
+    """The sentence on a file that a graph could not read: its path and the reason stand before the operator."""
+    reader = r"(?:ReadFile|DatasetToSingleElement)"
+    found = re.search(rf"(?:\}}\}} |: |^)([^\n{{}}]+?)\s*\[(?:\[\{{\{{node [\w/]*{reader}|Op:{reader})", message, re.M)
+    if not found:
+        return None
+    path, _, why = found[1].strip().rpartition("; ")
+    return f"{path} can no longer be read ({why}); put it back, and the same command continues."
+
+
+def _bad_example(message: str, splits: Sequence[Split]) -> str | None:
+    """The sentence on what a graph refused: a damaged record, a label, or images, for which all are read again."""
+    if sentence := next(filter(None, (split.explain_damage(message) for split in splits)), None):
+        return sentence
+    if found := re.search(rf"{_LABEL_OUTSIDE}\W*(-?\d+)", message):
+        return f"{_LABEL_OUTSIDE} {found[1]}; correct the data, or give splits without it."
+    for split in splits:
+        if bad := _undecodable(split):
+            return f"{_bad_images(split, bad)}; repair or remove them."
+    return None
+
+
+def skip_undecodable(split: Split) -> Split:
+    """The split without what cannot be decoded, which is named."""
+    bad = _undecodable(split)
+    if not bad:
+        return split
+    print(f"Skipped: {_bad_images(split, bad)}.")
+    good = np.setdiff1d(np.arange(split.num_examples), list(bad))
+    check_some_read(len(good))
+    return split.take(good)
+
+
+def check_some_read(count: int) -> None:
+    """Raise UserError if none of the pictures could be read."""
+    if not count:
+        raise UserError("None of the pictures could be read; convert them, or give others.")
+
+
+def check_classes_of_splits(train: Iterable[str], evaluation: Iterable[str], where: object) -> None:
+    """Raise UserError unless the images to train and to evaluate on have the same classes."""
+    if only := sorted({*train} ^ {*evaluation}):
+        few = ", ".join(only[:5]) + (", …" if only[5:] else "")
+        raise UserError(
+            f"Both splits of {where} must have the same classes, but {few} {is_or_are(len(only))} only in one of them; "
+            "add images to the other, or remove the class."
+        )
+
+
+def _undecodable(split: Split) -> dict[int, str]:
+    """Numbers of the examples that cannot be decoded, each with the reason. Reads all of them."""
+
+    def problem(index: int) -> str | None:
+        try:
+            image, _ = split.read(tf.constant(index, tf.int64))
+        except tf.errors.DataLossError as error:
+            return split.explain_damage(error.message) or error_reason(error)
+        return decoding_problem(image) if image.dtype == tf.string else None
+
+    return problems_of(range(split.num_examples), problem)
+
+
+def _bad_images(split: Split, bad: dict[int, str]) -> str:
+    named = summarize_problems({split.name(index): why for index, why in bad.items()})
+    return f"{len(bad)} of {split.num_examples} images cannot be decoded: {named}"
+
+
+def summarize_problems(problems: Mapping[str, str]) -> str:
+    """Names with their problems, for a message: a few of them, how many have which, and a file that holds all."""
+    shown = "; ".join(f"{name} ({why})" for name, why in itertools.islice(problems.items(), _MOST_NAMED))
+    if len(problems) <= _MOST_NAMED:
+        return shown
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", prefix="keras_vit-images-", suffix=".txt", delete=False
+    ) as file:
+        file.writelines(f"{name}\t{why}\n" for name, why in problems.items())
+    counts = collections.Counter(problems.values())
+    reasons = ", ".join(f"{count} times {why[:200]}" for why, count in counts.most_common(_REASONS))
+    rest = f", and {len(counts) - _REASONS} reasons more" if len(counts) > _REASONS else ""
+    return f"{shown}; and {len(problems) - _MOST_NAMED} more (in all {reasons}{rest}), which are listed in {file.name}"
+
+
+def problems_of(examples: Sequence, problem: Callable) -> dict:
+    """Those of the examples for which `problem` finds one, each with it. Looks at every one of them once."""
+    # On stdout, beside Keras' progress, since what libjpeg prints of broken files on stderr is kept away.
+    with native_stderr_silenced(), concurrent.futures.ThreadPoolExecutor() as pool:
+        found = pool.map(problem, examples)
+        progress = tracked(found, "Checking images", len(examples))
+        return {example: why for example, why in zip(examples, progress, strict=True) if why}
+
+
+def decoding_problem(data: tf.Tensor, image_warnings: "ImageWarnings | None" = None, name: str = "") -> str | None:
+    """Why the bytes of a file are no image that we read, or None; `image_warnings` notes what else is odd about it."""
+    content = data.numpy()
+    if problem := formats.format_problem(content):
+        return problem
+    try:
+        image = _decode(data)
+    except tf.errors.OpError as error:
+        return error_reason(error)
+    if image_warnings is not None:
+        image_warnings.note(name, image, content)
+    return None
+
+
+# In a graph, which walks through a header a hundred times as fast as eager operations do. One for all threads: a cached
+# function that makes it would make one in each.
+_decode = tf.function(
+    lambda data: graph.decode_image(data, accurate=True, upright=False),
+    input_signature=[tf.TensorSpec((), tf.string)],
+    autograph=False,
+)
+
+
+@dataclasses.dataclass
+class ImageWarnings:
+    """Images that can be read, but look different to the model than to their author."""
+
+    uniform: list[str] = dataclasses.field(default_factory=list)
+    """Names of those of a single color, once they are on white."""
+    dark: list[str] = dataclasses.field(default_factory=list)
+    """Names of those of 16 bits that use so few of them that 8 bits are nearly black, each with its highest value."""
+
+    def note(self, name: str, image: tf.Tensor, content: bytes | None = None) -> None:
+        """Look at an image (h, w, C) uint8, and at the bytes of its file."""
+        if content is not None and (highest := pillow.highest_of_unused_bits(content)) is not None:
+            self.dark.append(f"{name} ({highest})")  # or even all black
+        elif is_uniform(image.numpy()):
+            self.uniform.append(name)
+
+    def warn(self, looked_at: str) -> None:
+        """Print a sentence for each kind. looked_at: how many images, and which."""
+        for names, what in (
+            (self.uniform, "of a single color (transparent pictures are put on white)"),
+            (self.dark, f"of 16 bits and nearly black, since the highest value is below 4,096; {formats.SCALE_BITS}"),
+        ):
+            if names:
+                shown = ", ".join(sorted(names)[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
+                print(f"Warning: {len(names):,} of {looked_at} {is_or_are(len(names))} {what}: {shown}")
+
+
+def warn_about_images(*splits: Split) -> None:
+    """Look at some images of each split, evenly spaced, and warn of what is odd about them."""
+    for split in splits:
+        chosen = np.unique(np.linspace(0, split.num_examples - 1, _LOOKED_AT).astype(np.int64))
+        image_warnings = ImageWarnings()
+        for index in chosen:
+            with contextlib.suppress(tf.errors.OpError, UserError):  # reported where it is needed
+                data, _ = split.read(tf.constant(index))
+                if data.dtype != tf.string:
+                    return  # pixels without files
+                decoding_problem(data, image_warnings, split.name(int(index)))
+        image_warnings.warn(
+            f"{len(chosen)} images looked at" if len(chosen) < split.num_examples else f"{len(chosen)} images"
+        )
+
+
+def error_reason(error: tf.errors.OpError) -> str:
+    """Return the reason of an error, without the names of TensorFlow's operators."""
+    reason = error.message.split("}} ")[-1].split("\n")[0].split(" [Op:")[0]
+    return reason.removeprefix("assertion failed: ").removeprefix("[").removesuffix("]")

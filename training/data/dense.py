@@ -1,0 +1,210 @@
+"""Pictures with masks or boxes -> tf.data. One random transform of the places moves picture, masks and boxes alike.
+
+The order of the examples is that of `training/data/pipeline.py`, and so is their randomness: the transform of an
+example is drawn from the run's seed and the number of the example in the run.
+
+What `Split.target` gives for an index, of a picture (h, w), seen upright: "labels" (n,) int32, the classes of its
+targets; "segments" (h, w) int32, the number of the target that each pixel belongs to, negative for none; or "boxes"
+(n, 4) float32: left, top, right and bottom in pixels. The targets of a batch: "labels" (B, T), -1 for none;
+"segments" (B, height, width); or "boxes" (B, T, 4): centre x and y, width and height as shares of the model's input.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from keras_vit import Preprocessing
+from keras_vit.images import graph
+from training.data import color
+from training.data.dataset import Split, decoded, without_autograph
+from training.data.pipeline import example_numbers, rows_of_part, training_order
+from training.recipes.dense import DenseRecipe
+
+# Share of a box that must stay visible in a window for it to remain a target.
+_LEAST_VISIBLE = 0.25
+
+
+class Geometry(NamedTuple):
+    """Where the pixels of a picture go in the model's input: a window is resized, perhaps flipped, and placed."""
+
+    window: tf.Tensor
+    """(4,) int32: top, left, height and width in the picture."""
+    size: tf.Tensor
+    """(2,) int32: height and width of the resized window."""
+    corner: tf.Tensor
+    """(2,) int32: its first row and column in the input."""
+    flip: tf.Tensor
+    """bool: whether left and right of the window are exchanged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseBatches:
+    """Batches of pictures with masks or boxes; see `training.data.dataset.Batches`."""
+
+    num_targets: int
+    """T, to which the targets of each picture are filled up."""
+
+    def training(
+        self,
+        split: Split,
+        recipe: DenseRecipe,
+        preprocessing: Preprocessing,
+        *,
+        seed: int,
+        first_step: int,
+        num_steps: int | None = None,
+        part: tuple[int, int] = (0, 1),
+    ) -> tf.data.Dataset:
+        """Images (B, height, width, C) in the model's range and targets; see `training_batches` for the arguments."""
+        rows = rows_of_part(recipe.batch_size, part)
+        shuffled = training_order(split, recipe.batch_size, rows, seed)
+
+        @without_autograph
+        def example(number: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor], tf.Tensor]:
+            index, position = shuffled(number)
+            example_seed = tf.stack([seed, position])
+            image, target = self.example(split, recipe, preprocessing, index, example_seed)
+            return image, self.filled(target), color.color_draws(example_seed)
+
+        @without_autograph
+        def batch(images: tf.Tensor, targets: dict[str, tf.Tensor], draws: tf.Tensor) -> tuple:
+            if recipe.color_jitter or recipe.three_augment:
+                images = color.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
+            return preprocessing.normalize(images), targets
+
+        data = example_numbers(len(rows), first_step, num_steps)
+        data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return data.batch(len(rows), drop_remainder=True).map(batch).prefetch(tf.data.AUTOTUNE)
+
+    def example(
+        self, split: Split, recipe: DenseRecipe, preprocessing: Preprocessing, index: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """One augmented example: (height, width, C) float32, 0..255, and its target, not filled up."""
+        assert split.target is not None
+        image = preprocessing.to_channels(decoded(split.read(index)[0], preprocessing))
+        geometry = random_geometry(tf.shape(image)[:2], seed, recipe)
+        moved = moved_image(image, geometry, preprocessing)
+        return moved, moved_target(split.target(index), geometry, preprocessing.image_size)
+
+    def evaluation(
+        self, split: Split, preprocessing: Preprocessing, *, batch_size: int, part: tuple[int, int] = (0, 1)
+    ) -> tf.data.Dataset:
+        """Images, targets and weights (B,); see `evaluation_batches`, whose order and filling-up this is."""
+        assert split.target is not None
+        target_of, rows = split.target, rows_of_part(batch_size, part)
+
+        @without_autograph
+        def example(number: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor], tf.Tensor]:
+            index = number // len(rows) * batch_size + tf.constant(rows)[number % len(rows)]
+            is_real = index < split.num_examples
+            index = tf.minimum(index, split.num_examples - 1)
+            image = decoded(split.read(index)[0], preprocessing)
+            geometry = model_geometry(tf.shape(image)[:2], preprocessing)
+            target = self.filled(moved_target(target_of(index), geometry, preprocessing.image_size))
+            target["labels"] = tf.where(is_real, target["labels"], -1)
+            fitted = tf.ensure_shape(preprocessing.resized(image), (*preprocessing.image_size, preprocessing.channels))
+            return preprocessing.normalize(fitted), target, tf.cast(is_real, tf.float32)
+
+        data = tf.data.Dataset.range(-(-split.num_examples // batch_size) * len(rows))
+        data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return data.batch(len(rows), drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+    def filled(self, target: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """The targets of an example, as many as each has."""
+        missing = self.num_targets - tf.shape(target["labels"])[0]
+        labels = tf.pad(target["labels"], [[0, missing]], constant_values=-1)
+        filled = {**target, "labels": tf.ensure_shape(labels, (self.num_targets,))}
+        if "boxes" in target:
+            boxes = tf.pad(target["boxes"], [[0, missing], [0, 0]])
+            filled["boxes"] = tf.ensure_shape(boxes, (self.num_targets, 4))
+        return filled
+
+
+def random_geometry(picture_size: tf.Tensor, seed: tf.Tensor, recipe: DenseRecipe) -> Geometry:
+    """Large-scale jitter ("Simple Copy-Paste", arXiv 2012.07177), a random window of it, and a flip.
+
+    picture_size: height and width, (2,) int32.
+    """
+    scale_seed, place_seed, flip_seed = tf.unstack(tf.random.split(seed, 3))
+    picture, target = tf.cast(picture_size, tf.float32), tf.constant(recipe.image_size, tf.float32)
+    low, high = recipe.scale_jitter
+    scale = tf.reduce_min(target / picture) * tf.random.stateless_uniform((), scale_seed, low, high)
+    size = tf.maximum(tf.round(tf.minimum(picture * scale, target)), 1.0)
+    window = tf.clip_by_value(tf.round(size / scale), 1.0, picture)
+    place = tf.random.stateless_uniform((2,), place_seed)
+    begin = tf.floor(place * (picture - window + 1.0))
+    flip = tf.constant(False)
+    if recipe.flip:
+        flip = tf.random.stateless_uniform((), flip_seed) < 0.5
+    return Geometry(
+        tf.cast(tf.concat([begin, window], axis=0), tf.int32), tf.cast(size, tf.int32), tf.zeros(2, tf.int32), flip
+    )
+
+
+def model_geometry(picture_size: tf.Tensor, preprocessing: Preprocessing) -> Geometry:
+    """Return the geometry of a model's preprocessing: the part of the image that its input shows, and where."""
+    sides = tf.unstack(tf.cast(picture_size, tf.float64))
+    rows, columns = preprocessing.placements(sides, tf)
+    lengths = [
+        tf.minimum(p.resized - p.begin, float(n))
+        for p, n in zip((rows, columns), preprocessing.image_size, strict=True)
+    ]
+    # The pixels of the picture behind the crop of the resized window.
+    firsts = [tf.round(p.first + p.begin * p.window / p.resized) for p in (rows, columns)]
+    windows = [tf.round(n * p.window / p.resized) for p, n in zip((rows, columns), lengths, strict=True)]
+    window = tf.cast(tf.stack([*firsts, *windows]), tf.int32)
+    corner = tf.cast(tf.stack([rows.before, columns.before]), tf.int32)
+    return Geometry(window, tf.cast(tf.stack(lengths), tf.int32), corner, tf.constant(False))
+
+
+def moved_image(image: tf.Tensor, geometry: Geometry, preprocessing: Preprocessing) -> tf.Tensor:
+    """A picture (h, w, C), 0..255 -> (height, width, C) float32, 0..255, beside it the fill of the preprocessing."""
+    top, left, height, width = tf.unstack(geometry.window)
+    window = image[top : top + height, left : left + width]
+    resized = tf.cast(graph.resize(window, geometry.size, preprocessing), tf.float32)
+    fill = tf.constant(preprocessing.fill(), tf.float32)
+    placed = _placed(resized - fill, geometry, preprocessing.image_size, 0.0) + fill
+    return tf.ensure_shape(placed, (*preprocessing.image_size, preprocessing.channels))
+
+
+def moved_target(target: dict[str, tf.Tensor], geometry: Geometry, size: tuple[int, int]) -> dict[str, tf.Tensor]:
+    """The target of a picture -> that of the model's input of a size.
+
+    Of segments that it does not show, none is left; boxes that it does not show have label -1.
+    """
+    labels = target["labels"]
+    if "segments" in target:
+        top, left, height, width = tf.unstack(geometry.window)
+        window = target["segments"][top : top + height, left : left + width, None]
+        segments = tf.maximum(tf.image.resize(window, geometry.size, "nearest"), -1)
+        segments = tf.ensure_shape(_placed(segments, geometry, size, -1)[..., 0], size)
+        counts = tf.math.bincount(tf.reshape(segments, [-1]) + 1, minlength=tf.shape(labels)[0] + 1)
+        seen = counts[1:] > 0
+        numbers = tf.concat([[-1], tf.cumsum(tf.cast(seen, tf.int32)) - 1], axis=0)
+        return {"labels": labels[seen], "segments": tf.gather(numbers, segments + 1)}
+    return _moved_boxes(labels, target["boxes"], geometry, size)
+
+
+def _moved_boxes(labels: tf.Tensor, boxes: tf.Tensor, geometry: Geometry, size: tuple[int, int]):
+    window, resized = tf.cast(geometry.window, tf.float32), tf.cast(geometry.size, tf.float32)
+    origin, scale = tf.reverse(window[:2], [0]), tf.reverse(resized / window[2:], [0])  # of x and y
+    moved = (tf.reshape(boxes, (-1, 2, 2)) - origin) * scale  # (n, corner, x and y)
+    x = moved[..., 0]
+    x = tf.where(geometry.flip, resized[1] - tf.reverse(x, [1]), x)
+    moved = tf.stack([x, moved[..., 1]], axis=-1)
+    seen = tf.clip_by_value(moved, 0.0, tf.reverse(resized, [0]))
+    area, seen_area = (tf.reduce_prod(box[:, 1] - box[:, 0], axis=-1) for box in (moved, seen))
+    visible = seen_area > _LEAST_VISIBLE * area
+    seen += tf.cast(tf.reverse(geometry.corner, [0]), tf.float32)
+    shares = seen / tf.constant(size[::-1], tf.float32)
+    boxes = tf.concat([(shares[:, 0] + shares[:, 1]) / 2.0, shares[:, 1] - shares[:, 0]], axis=-1)
+    return {"labels": tf.where(visible, labels, -1), "boxes": tf.where(visible[:, None], boxes, 0.0)}
+
+
+def _placed(window: tf.Tensor, geometry: Geometry, size: tuple[int, int], fill) -> tf.Tensor:
+    """A resized window (h, w, C), flipped and filled up to (height, width, C)."""
+    window = tf.cond(geometry.flip, lambda: tf.reverse(window, [1]), lambda: window)
+    after = tf.constant(size) - geometry.corner - geometry.size
+    paddings = tf.concat([tf.stack([geometry.corner, after], axis=1), [[0, 0]]], axis=0)
+    return tf.pad(window, paddings, constant_values=tf.cast(fill, window.dtype))

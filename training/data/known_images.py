@@ -1,0 +1,140 @@
+"""Whether images to evaluate a model on were among those that it was trained on. Imports no TensorFlow."""
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keras_vit import UserError
+from keras_vit.errors import is_or_are
+from keras_vit.files.remote import is_remote, to_path
+from keras_vit.runs import Run, TrainingData
+from training.data.checks import split_folders
+from training.data.csv_file import listed_files
+from training.options.common import DataOptions
+
+if TYPE_CHECKING:
+    from training.data.dataset import DataSet
+
+
+def training_data(options: DataOptions, source: "DataSet | None" = None) -> TrainingData:
+    """Describe the data as a run on them would; without the opened data, by the options alone."""
+    if source is None:
+        return TrainingData(options.data, options.split_seed)
+    counts = source.train.num_examples, source.evaluation.num_examples
+    return TrainingData(options.data, options.split_seed, counts, source.fingerprint)
+
+
+def check_split(run: Run, options: DataOptions) -> None:
+    """Raise UserError if a run was trained on another split of the same data: it knows images that would test it."""
+    known = run.data
+    if known is None or not known.is_other_split(training_data(options)):
+        return
+    advice = "leave --split-seed out" if known.split_seed is None else f"give --split-seed {known.split_seed}"
+    raise UserError(
+        f"{run.name} was trained on another split of {known.data}, so it was trained on images that this split "
+        f"evaluates on; {advice}."
+    )
+
+
+def check_evaluation_images(run: Run, options: DataOptions, source: "DataSet") -> bool:
+    """Raise UserError where a rule keeps other images of the same data for evaluation than when a run was trained.
+
+    Warns of evaluation images that are training images of the run, wherever their files are now. Returns whether that
+    is known.
+    """
+    check_held_out(run, options, source)
+    return warn_of_training_images(run, source)
+
+
+def check_held_out(run: Run, options: DataOptions, source: "DataSet") -> None:
+    """Raise UserError if a rule keeps other images for evaluation now than when a run was trained on the same data."""
+    known, now = run.data, training_data(options, source)
+    if not source.held_out or known is None or known.counts is None:
+        return
+    if known.place != now.place or not known.has_other_images(now):
+        return
+    then = f"{sum(known.counts):,} images, and now {sum(now.counts or ()):,}"
+    if known.counts == now.counts:
+        then = "other images, or the same under other names or classes"
+    raise UserError(
+        f"{run.name} was trained when {known.data} had {then}, so that others are kept for evaluation now, and the run "
+        f"may have been trained on them; {_advice(run, options)}."
+    )
+
+
+def _advice(run: Run, options: DataOptions) -> str:
+    """Advise what to do about other evaluation images than those of a run."""
+    exclude = run.settings["source"].get("exclude")
+    if exclude == options.exclude:
+        return "evaluate on images of another folder"
+    return "leave --exclude out" if exclude is None else f"give --exclude {exclude}, as in training"
+
+
+def warn_of_training_images(run: Run, source: "DataSet") -> bool:
+    """Print a sentence if a run was trained on some of the evaluation images. Returns whether that is known."""
+    digests, known = source.evaluation.digests, run.training_images
+    if digests is None or known is None:
+        return False
+    seen = np.flatnonzero(np.isin(digests, known))
+    if len(seen):
+        print(
+            f"Warning: {len(seen):,} of the {len(digests):,} evaluation images {is_or_are(len(seen))} among the "
+            f"training images of {run.name}, such as {source.evaluation.name(int(seen[0]))}, so the accuracy is not "
+            "that on new images; evaluate on others."
+        )
+    return True
+
+
+def may_know_images(run: Run, source: "DataSet", *, is_export: bool) -> bool:
+    """Whether images to evaluate on may be training images of a model: a rule made the split, or they are records.
+
+    Of published checkpoints nothing is asked, and the splits of a run on the same data are those of the run.
+    """
+    if run.data is None:
+        return source.held_out and is_export
+    records = run.data.place[0] in ("tfrecord", "tar")
+    if source.held_out:
+        return records or is_export
+    return source.evaluation.digests is None and not records and run.training_images is not None
+
+
+def warn_of_known_images(run: Run, options: DataOptions, source: "DataSet") -> None:
+    """Print a sentence if the run to start from was trained on another split of the same data, which a rule made."""
+    known, now = run.data, training_data(options, source)
+    if known is not None and known.place == now.place and (known.is_other_split(now) or known.has_other_images(now)):
+        print(
+            f"Warning: {run.name} was trained on another split of {known.data}, so it may have been trained on "
+            "images that this run is evaluated on, and the accuracy may be too high; evaluate on images of "
+            "another folder."
+        )
+
+
+def check_soup(runs: Sequence[Run]) -> None:
+    """Raise UserError unless there are two different runs, of one split of a folder or list where a rule made it.
+
+    The average of others would know the evaluation images of each of them.
+    """
+    places = {run.place if is_remote(run.name) else run.place.resolve() for run in runs}
+    if len(places) < max(len(runs), 2):
+        raise UserError(f"A soup takes two different runs or more, but was given {', '.join(r.name for r in runs)}.")
+    trained_on = [(run.name, run.data) for run in runs if run.data is not None]
+    for (name, one), (other, two) in itertools.combinations(trained_on, 2):
+        differ = one.place == two.place and (one.is_other_split(two) or one.has_other_images(two))
+        if differ and one.place[0] in ("folder", "csv") and not _has_splits(*one.place):
+            raise UserError(
+                f"{name} and {other} were trained on different splits of {one.data}, so each may have been "
+                "trained on images that the other is evaluated on; average runs of one split."
+            )
+
+
+def _has_splits(kind: str, path: str) -> bool:
+    """Whether a folder or list has splits of its own; False where it is no longer there, so that a rule is assumed."""
+    root = to_path(path)
+    try:
+        if kind == "csv":
+            return "" not in listed_files(root).value_of
+        return split_folders(root) is not None
+    except (OSError, UserError):
+        return False

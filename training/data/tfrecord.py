@@ -1,0 +1,219 @@
+"""TFRecord files as a data set: any record is read by its number, by TensorFlow operations alone.
+
+The lengths of all records (training/data/record_index.py) give the place of each. TensorFlow's own reader begins
+there, compares the checksums, and ends after one record. So a remote TPU host, which runs no Python, can read, too.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import re
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from keras_vit import UserError
+from keras_vit.files.labels import distinct_names, read_labels
+from keras_vit.files.remote import is_remote, matching, to_path
+from keras_vit.run_directory import LABELS
+from training.data.checks import files_of
+from training.data.dataset import DataSet, Split, bad_examples_reported, checked_label, skip_undecodable
+from training.data.record_index import FOOTER, HEADER, NAME, file_size, record_lengths, scan
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, OnBadImage
+
+# The features of a record that is an image with its class, and what the files of a split are called.
+IMAGE, LABEL = "image/encoded", "image/class/label"
+# Records of a bucket that are read at the same time: at 50 ms for each, 256 are 5,000 a second.
+PARALLEL_READS = 256
+SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.tfrecord$")
+
+
+def shard_name(split: str, number: int, count: int) -> str:
+    """The name of file `number`, from 0, of `count`."""
+    return f"{split}-{number:05d}-of-{count:05d}.tfrecord"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Spans:
+    """Which records of which files come one after the other."""
+
+    paths: list[str]
+    skipped: np.ndarray
+    """Records before the first of each (spans,)."""
+    starts: np.ndarray
+    """The number of the first record of each, and of all (spans + 1,)."""
+    edges: np.ndarray
+    """Where the beginning of the first record of each stands among all edges of records (spans,)."""
+
+    def of(self, index: int) -> int:
+        """The span of record number `index`."""
+        return int(np.searchsorted(self.starts, index, side="right")) - 1
+
+    def records_at(self, edges: np.ndarray) -> np.ndarray:
+        """The numbers of the records that begin at these edges (n,), as far as they are in a span."""
+        numbers = [edges - edge + start for edge, start in zip(self.edges, self.starts, strict=False)]
+        return np.concatenate(
+            [
+                found[(found >= start) & (found < end)]
+                for found, (start, end) in zip(numbers, itertools.pairwise(self.starts), strict=True)
+            ]
+        )
+
+
+class TFRecords:
+    """The records of several files in a row, by number."""
+
+    def __init__(self, spans: Sequence[tuple[str, int, int]]):
+        """`spans`: (path, records to skip, records to take) of each file, in order."""
+        lengths = record_lengths([path for path, _, _ in spans])
+        # 0 and the end of every record in its file, header and footer included, one file after the other. There may be
+        # many millions of records, so of each only this one number is kept.
+        edges = np.zeros(sum(map(len, lengths.values())) + len(lengths), np.int64)
+        self._of_file: dict[str, slice] = {}
+        place = 0
+        for path, in_file in lengths.items():
+            self._of_file[path] = slice(place, place + len(in_file) + 1)
+            np.cumsum(in_file + (HEADER + FOOTER), out=edges[place + 1 : place + 1 + len(in_file)])
+            place += len(in_file) + 1
+        counts = [len(range(len(lengths[path]))[skip : skip + take]) for path, skip, take in spans]
+        self._spans = _Spans(
+            [path for path, _, _ in spans],
+            np.array([skip for _, skip, _ in spans], np.int64),
+            np.cumsum([0, *counts]),
+            np.array([self._of_file[path].start + skip for path, skip, _ in spans], np.int64),
+        )
+        self._in_graph = tf.constant(edges)
+        self._edges = self._in_graph.numpy()  # the same memory
+
+    def __len__(self) -> int:
+        return int(self._spans.starts[-1])
+
+    @property
+    def fingerprint(self) -> int:
+        """The same for the same records in files of the same names, wherever they lie."""
+        names = json.dumps([os.path.basename(path) for path in self._spans.paths])
+        checksum = zlib.crc32(names.encode())
+        counts = np.diff(self._spans.starts)
+        for number, count in enumerate(counts):
+            checksum = zlib.crc32(np.full(count, number).tobytes(), checksum)
+        for shift in (0, 1):  # where records begin and end
+            for edge, count in zip(self._spans.edges + shift, counts, strict=True):
+                checksum = zlib.crc32(self._edges[edge : edge + count].tobytes(), checksum)
+        return checksum
+
+    def name(self, index: int) -> str:
+        """Name a record in a message: by its number in the file, from 0."""
+        span = self._spans.of(index)
+        number = self._spans.skipped[span] + index - self._spans.starts[span]
+        return f"record {number} of {os.path.basename(self._spans.paths[span])}"
+
+    def read(self, index: tf.Tensor) -> tf.Tensor:
+        """The record number `index` (an int64 scalar) as a scalar string; usable in a tf.data map."""
+        span = tf.searchsorted(self._spans.starts, index[None], side="right")[0] - 1
+        edge = tf.gather(self._spans.edges - self._spans.starts[:-1], span) + index
+        begin, end = tf.unstack(self._in_graph[edge : edge + 2], num=2)
+        # The raw operations, since tf.data.TFRecordDataset cannot begin within a file.
+        records = tf.raw_ops.TFRecordDatasetV2(
+            filenames=tf.gather(self._spans.paths, span)[None],
+            compression_type="",
+            buffer_size=end - begin,  # one read, after that of a byte to skip to the record
+            byte_offsets=begin[None],
+        )
+        string = {"output_types": [tf.string], "output_shapes": [()]}
+        first = tf.raw_ops.TakeDataset(input_dataset=records, count=tf.constant(1, tf.int64), **string)
+        return tf.raw_ops.DatasetToSingleElement(dataset=first, **string)[0]
+
+    def split(self, read: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]) -> Split:
+        """The records as examples, which `read` makes of their numbers."""
+        parallel_reads = PARALLEL_READS if any(map(is_remote, self._spans.paths)) else None
+        return Split(len(self), read, self.name, self.explain_damage, self.fingerprint, parallel_reads=parallel_reads)
+
+    def explain_damage(self, message: str) -> str | None:
+        """The record that the reader's message is about, in a sentence; None if it is about none of these."""
+        for path, place in self._of_file.items():
+            if "Dataset was empty" in message and file_size(path) != self._edges[place][-1]:
+                return f"The file {path} was changed while it was read; the same command continues."
+        found = re.search(r"(?:corrupted|truncated) record at (\d+)", message)
+        if not found:
+            return None
+        edges = np.flatnonzero(np.isin(self._edges, [int(found[1]), int(found[1]) - HEADER]))
+        for index in self._spans.records_at(edges):
+            try:
+                self.read(tf.constant(index, tf.int64))
+            except tf.errors.DataLossError:
+                path = self._spans.paths[self._spans.of(index)]
+                folder = os.path.dirname(path) or "."
+                if not np.array_equal(scan(path) + (HEADER + FOOTER), np.diff(self._edges[self._of_file[path]])):
+                    return f"The index {os.path.join(folder, NAME)} does not fit {path}; remove it, and start again."
+                return (
+                    f"The {self.name(int(index))}, in {folder}, is damaged: its bytes do not fit their checksum; "
+                    "fetch or write the file again."
+                )
+        return None
+
+
+def tfrecord(pattern: str, on_bad_image: OnBadImage) -> DataSet:
+    """TFRecord files as `keras-vit shard` writes them: train-*, eval-* (or test, val) and, beside them, labels.txt.
+
+    Each record is a tf.train.Example with image/encoded, the bytes of a file, and image/class/label, a line of
+    labels.txt from 0.
+    """
+    files = files_of("tfrecord", pattern, matching(pattern))
+    splits = [[file for file in files if _shard_kind(file) == kind] for kind in ("train", "evaluation")]
+    if not all(splits):
+        raise UserError(
+            f"{pattern!r} must give files whose names begin with train and with eval, test or val, but gives "
+            f"{', '.join(os.path.basename(file) for file in files[:5])}."
+        )
+    for split in splits:
+        _check_shards(split)
+    folders = sorted({os.path.dirname(file) for file in files})
+    names_file = os.path.join(folders[0], LABELS)
+    if len(folders) > 1 or not to_path(names_file).is_file():
+        raise UserError(
+            f"The TFRecord files must lie in one folder with {LABELS}, a class in each line, but "
+            + (f"there is no {names_file}." if len(folders) == 1 else f"they lie in {', '.join(folders)}.")
+        )
+    names = distinct_names(read_labels(names_file), names_file)
+    train, evaluation = (_record_split(split, names, on_bad_image) for split in splits)
+    return DataSet(names, train, evaluation)
+
+
+def _shard_kind(file: str) -> str | None:
+    name = re.split(r"[-_.]", os.path.basename(file).lower())[0]
+    return "train" if name in TRAINING_NAMES else "evaluation" if name in ("eval", *EVALUATION_NAMES) else None
+
+
+def _check_shards(files: list[str]) -> None:
+    """Raises UserError when some of the shards that the names speak of are not there."""
+    counts = {int(match[2]) for file in files if (match := SHARD.search(file))}
+    if counts and (len(counts) > 1 or len(files) != max(counts)):
+        raise UserError(
+            f"The names of the TFRecord files speak of {' and of '.join(map(str, sorted(counts)))} shards, but "
+            f"{len(files)} are there, {os.path.basename(files[0])} first; give those of one complete set."
+        )
+
+
+def _record_split(files: list[str], names: tuple[str, ...], on_bad_image: OnBadImage) -> Split:
+    records = TFRecords([(file, 0, sys.maxsize) for file in files])
+    if not len(records):
+        raise UserError(f"The TFRecord files {', '.join(map(os.path.basename, files[:5]))} hold no record.")
+
+    def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        features = {key: tf.io.FixedLenFeature((), kind) for key, kind in ((IMAGE, tf.string), (LABEL, tf.int64))}
+        parsed = tf.io.parse_single_example(records.read(index), features)
+        return parsed[IMAGE], checked_label(parsed[LABEL], names)
+
+    split = records.split(read)
+    with bad_examples_reported(split):
+        try:
+            read(tf.constant(0, tf.int64))
+        except tf.errors.InvalidArgumentError as error:
+            if IMAGE not in str(error) and LABEL not in str(error) and "parse" not in str(error):
+                raise
+            raise UserError(f"The records of {files[0]} must be tf.train.Examples with {IMAGE} and {LABEL}.") from error
+    return split if on_bad_image == "stop" else skip_undecodable(split)

@@ -1,0 +1,91 @@
+"""Write a data set as TFRecord files."""
+
+import contextlib
+import os
+import pathlib
+import shlex
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from keras_vit import UserError, run_directory
+from keras_vit.cli.progress import tracked
+from keras_vit.files.atomic import staged
+from keras_vit.files.labels import labels_text
+from training.data import record_index
+from training.data.dataset import Split
+from training.data.sources import bad_examples_reported, open_source
+from training.data.tfrecord import IMAGE, LABEL, shard_name
+from training.options.common import DataOptions
+
+
+def check_shards(counts: Mapping[str, int], shards: int) -> None:
+    """Raise UserError for a split of fewer images than files. counts: images by the name of the split."""
+    for name, count in counts.items():
+        if count < shards:
+            raise UserError(f"{count} images of {name} cannot fill {shards} files; give --shards {count} or fewer.")
+
+
+def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
+    """Write train-*, eval-* and labels.txt into the directory `output`, all of them or none."""
+    directory = run_directory.output_folder(output)
+    if directory.is_dir() and any(directory.glob("*.tfrecord")):
+        raise UserError(f"{directory} holds TFRecord files already; give another --output, or remove them.")
+    dataset = open_source(source)
+    if dataset.train.target is not None:
+        raise UserError(
+            f"A record holds one class of its image, but {source.data} has a share of each class; train on that file "
+            "itself, or give it a column label instead of probabilities."
+        )
+    splits = {"train": dataset.train, "eval": dataset.evaluation}
+    check_shards({name: split.num_examples for name, split in splits.items()}, shards)
+    with staged(directory) as stage:
+        lengths: dict[str, np.ndarray] = {}
+        for name, split in splits.items():
+            paths = [str(stage / shard_name(name, number, shards)) for number in range(shards)]
+            lengths |= _write(split, paths, f"Writing {name}")
+        record_index.write_index(stage, lengths)
+        (stage / run_directory.LABELS).write_text(labels_text(dataset.labels), encoding="utf-8")
+    print_written(directory, dataset.train.num_examples, dataset.evaluation.num_examples, len(dataset.labels), shards)
+
+
+def print_written(directory: pathlib.Path, num_train: int, num_evaluation: int, num_classes: int, shards: int) -> None:
+    """Say what was written, and what to give as `--data`."""
+    print(
+        f"{num_train:,} images to train on and {num_evaluation:,} to evaluate on, of {num_classes} classes, in "
+        f"{shards} {'file' if shards == 1 else 'files'} each: --data {shlex.quote(f'tfrecord:{directory}/*.tfrecord')}."
+    )
+
+
+def _write(split: Split, paths: list[str], title: str) -> dict[str, np.ndarray]:
+    """Returns the length of each record by the file's name."""
+    lengths: dict[str, list[int]] = {os.path.basename(path): [] for path in paths}
+    data = tf.data.Dataset.range(split.num_examples).map(_encoded(split), tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    with contextlib.ExitStack() as open_files, bad_examples_reported(split):
+        writers = [open_files.enter_context(tf.io.TFRecordWriter(path)) for path in paths]
+        progress = tracked(data, title, split.num_examples)
+        for number, (image, label) in enumerate(progress):
+            data = record(image.numpy(), int(label))
+            writers[number % len(writers)].write(data)
+            lengths[os.path.basename(paths[number % len(paths)])].append(len(data))
+    return {name: np.array(values, np.int64) for name, values in lengths.items()}
+
+
+def _encoded(split: Split):
+    """Index -> (bytes of an image file, label); decoded images are encoded as PNG."""
+
+    def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        image, label = split.read(index)
+        return image if image.dtype == tf.string else tf.io.encode_png(image), label
+
+    return read
+
+
+def record(image: bytes, label: int) -> bytes:
+    """An image file with its class as a record; the same bytes each time."""
+    feature = {
+        IMAGE: tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+        LABEL: tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString(deterministic=True)
