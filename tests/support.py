@@ -167,8 +167,8 @@ def randomize(model: keras.Model) -> keras.Model:
 
 
 def assert_equal_weights(one, other) -> None:
-    """Two models, or lists of their weights, are equal bit for bit."""
-    both = (each.get_weights() if isinstance(each, keras.Model) else each for each in (one, other))
+    """Two models or layers, or lists of their weights, are equal bit for bit."""
+    both = (each.get_weights() if isinstance(each, keras.layers.Layer) else each for each in (one, other))
     for here, there in zip(*both, strict=True):
         np.testing.assert_array_equal(here, there)
 

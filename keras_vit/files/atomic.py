@@ -25,6 +25,8 @@ _BUILDING = ".building"
 _TEMPORARY = re.compile(r".+\.\d+\.tmp(\.\w+)?")
 # Seconds to wait for the lock of another process: one that was just killed holds it a moment longer.
 _WAIT = 5.0
+# Times that a folder may be removed between its creation and that of the lock in it.
+_ATTEMPTS = 100
 
 
 def is_temporary(path: pathlib.Path) -> bool:
@@ -51,9 +53,8 @@ def _stage(folder: pathlib.Path, name: str | None = None) -> Iterator[pathlib.Pa
     _remove_abandoned(building)
     unique = secrets.token_hex(8) if name is None else hashlib.sha256(name.encode(errors="replace")).hexdigest()[:16]
     stage = building / unique
-    building.mkdir(exist_ok=True)
     try:
-        with filelock.FileLock(_lock_of(stage), timeout=_WAIT):
+        with _locked(_lock_of(stage)):
             try:
                 shutil.rmtree(stage, ignore_errors=True)  # of a process that was killed while this one waited
                 stage.mkdir(parents=True)
@@ -63,6 +64,16 @@ def _stage(folder: pathlib.Path, name: str | None = None) -> Iterator[pathlib.Pa
     finally:
         with contextlib.suppress(OSError):  # another one is built
             building.rmdir()
+
+
+def _locked(file: pathlib.Path) -> filelock.AcquireReturnProxy:
+    """Acquire the lock of a file, whose folder another process may be removing at this moment."""
+    lock = filelock.FileLock(file, timeout=_WAIT)
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            file.parent.mkdir(exist_ok=True)
+            return lock.acquire()
+    return lock.acquire()
 
 
 def _remove_abandoned(building: pathlib.Path) -> None:

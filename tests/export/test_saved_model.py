@@ -627,7 +627,7 @@ def test_options_that_a_model_does_not_support_are_refused_first(samples, tmp_pa
     with pytest.raises(UserError, match="is a ResNet without attention blocks; leave --attention out"):
         saved_model_of(resnet, LABELS, samples, tmp_path / "x", attention=True)
     vit = keras_vit.build(CONFIG, image_size=SIZE, num_classes=7)
-    with pytest.raises(UserError, match="pass --xla or --dtype bfloat16, not both"):
+    with pytest.raises(UserError, match="--xla applies only to --dtype float32"):
         saved_model_of(vit, LABELS, samples, tmp_path / "x", dtype="bfloat16", xla=True)
     features = keras_vit.build(CONFIG, image_size=SIZE, num_classes=0)
     with pytest.raises(UserError, match=r"ends with its features, of shape \(None, 48\), and has no classes to serve"):

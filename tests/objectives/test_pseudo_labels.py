@@ -135,7 +135,7 @@ def test_the_better_run_on_the_evaluation_images_is_kept_and_said(way, upstream,
     [
         (["--unlabelled", "pictures"], "--unlabelled takes folder:PATH"),
         (["--unlabelled", "folder:gone"], "There is no folder 'gone'"),
-        (["--dry-run"], "leave one of them out"),
+        (["--dry-run"], "leave --dry-run"),
         (["--learn-by", "ema-teacher", "--rounds", "3"], "rounds"),
     ],
 )
