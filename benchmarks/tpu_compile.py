@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _set_environment(accelerator_type: str, backend: str) -> None:
-    """Of libtpu, before it is loaded: there is neither a TPU nor a metadata server."""
+    """Set the environment of libtpu before it is loaded: there is neither a TPU nor a metadata server."""
     import libtpu
 
     os.environ["KERAS_BACKEND"] = backend

@@ -20,7 +20,7 @@ from keras_vit.checkpoints.fetch.find import check_name, find_checkpoint
 from keras_vit.errors import UserError
 from keras_vit.files.labels import LABELS, check_number, read_labels
 from keras_vit.files.npz import read_npz
-from keras_vit.files.remote import can_be_saved_model, existing_file, is_remote, is_web, to_path
+from keras_vit.files.remote import can_be_saved_model, existing_file, is_remote, is_web, local_copy, to_path
 from keras_vit.images.formats import image_files
 from keras_vit.models.config import Classes
 from keras_vit.run_directory import SAMPLES, Samples
@@ -143,6 +143,11 @@ class Run:
         """
         found = describe(self.checkpoint, num_heads=self.num_heads, num_groups=self.num_groups)
         return None if found.original_size == found.image_size else found.original_size
+
+    @functools.cached_property
+    def tflite_file(self) -> pathlib.Path:
+        """The local copy of a .tflite file. Raises UserError if there is none."""
+        return local_copy(existing_file(self.place, "give the path of a .tflite file"))
 
     @property
     def preprocessing(self) -> "Preprocessing":

@@ -25,7 +25,7 @@ class Server:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What the clients of a server measured."""
+    """The measurements of the clients of a server."""
 
     seconds: float
     """From the first request to the last answer."""

@@ -147,7 +147,7 @@ def test_the_page_is_one_file_and_names_cannot_write_into_it():
     [
         (["--run", "owl"], "has no classes of its own"),
         (["--run", "run", "--classes", "cat", "dog"], "has classes of its own"),
-        (["--run", "owl", "--classes", "cat", "--like", "pictures/a.png"], "but not both"),
+        (["--run", "owl", "--classes", "cat", "--like", "pictures/a.png"], "--like applies only to"),
         (["--run", "owl", "--box", "1", "2", "3", "4"], "--box applies only to --like"),
         (["--run", "owl", "--like", "picture/a.png"], "did you mean pictures/a.png"),
         (["--run", "owl", "--like", "pictures/a.png", "--box", "1", "2", "0", "4"], "left, top, width and height"),

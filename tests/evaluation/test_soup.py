@@ -88,7 +88,7 @@ def test_runs_that_do_not_fit_are_refused(runs, tmp_path):
     for same in (f"{runs[0]}/", f"{tmp_path}/../{tmp_path.name}/link"):
         with pytest.raises(UserError, match="takes two different runs or more, but was given"):
             soup.main([runs[0], same, *output])
-    with pytest.raises(UserError, match="no file, folder or official checkpoint 'nowhere'"):
+    with pytest.raises(UserError, match="There is no run directory 'nowhere'"):
         soup.main([runs[0], "nowhere", *output])
     assert not (tmp_path / "soup").exists()
 

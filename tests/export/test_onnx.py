@@ -123,10 +123,8 @@ def test_the_padding_before_a_pooling_is_nearly_zero():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--run", "nowhere", "--output", "x"], "There is no run directory 'nowhere'"),
-        (["--run", "nowhere"], "Missing from .* --output"),
-        (["--output", "x"], "takes either --run DIR or --checkpoint FILE"),
-        (["--run", "run", "--output", "x", "--labels", "y"], "--labels belong to --checkpoint"),
+        (["--run", "nowhere", "--output", "x"], "no file, folder or official checkpoint 'nowhere'"),
+        (["--run", "run", "--output", "x", "--labels", "y"], "no file 'y'; --labels"),
     ],
 )
 @pytest.mark.usefixtures("installed")

@@ -82,7 +82,7 @@ def test_a_killed_run_ends_in_the_same_bits_and_metrics(name, upstream, tmp_path
         (f"{DIGITS} --checkpoint {{}}", "for classes, give the checkpoint to keras-vit finetune"),
         ("auto --data digits --checkpoint {}", "for recipes without labels"),
         (f"mnist-dino {WITHOUT_LABELS} {DINO} --remat", "leave --remat out"),
-        (f"mnist-masked-patch {WITHOUT_LABELS} --remat", "leave --remat out"),
+        (f"mnist-masked-patch {WITHOUT_LABELS} --model.patch-size 4 --remat", "leave --remat out"),
         (f"{DIGITS} --knn-every 1", "--knn-every are for recipes without labels"),
         ("mnist-mae --data digits --checkpoint {} --model.hidden-size 8", "has no effect; leave it out"),
     ],

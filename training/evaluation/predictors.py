@@ -16,7 +16,7 @@ from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import reading
 from keras_vit.files import tflite_metadata
-from keras_vit.files.remote import check_saved_model_path, existing_file, local_copy
+from keras_vit.files.remote import check_saved_model_path
 from keras_vit.runs import Run
 from training.data.dataset import Split, bad_examples_reported, without_autograph
 from training.data.pipeline import evaluation_batches
@@ -279,7 +279,7 @@ def _of_files(
 
 def _tflite(run: Run, overrides: InputOptions) -> Predictor:
     """A TFLite file of images, one at a time, float32 or, as 0..255, uint8; its output is taken for logits."""
-    path = local_copy(existing_file(run.place, "give the path of a .tflite file"))
+    path = run.tflite_file
     content = path.read_bytes()
     interpreter, taken, returned = _open_interpreter(run, path)
     metadata, names = tflite_metadata.read_metadata(content), tflite_metadata.read_names(content, run.name)
