@@ -98,7 +98,7 @@ def _reason(done: subprocess.CompletedProcess) -> str:
         return refused[1].replace("\n", "; ")
     if done.returncode < 0:
         return f"its process was ended by signal {-done.returncode}"
-    return done.stderr.strip().splitlines()[-1]
+    return (done.stderr.strip() or f"its process ended with {done.returncode}").splitlines()[-1]
 
 
 def run_interpreter(content: bytes, images: np.ndarray) -> Outputs:
