@@ -77,10 +77,10 @@ def _locked(file: pathlib.Path) -> filelock.AcquireReturnProxy:
 
 
 def _remove_abandoned(building: pathlib.Path) -> None:
-    for lock in building.glob("*.lock"):
-        with contextlib.suppress(OSError, filelock.Timeout), filelock.FileLock(lock, timeout=0):
-            _remove(lock.with_suffix(""))
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # another process may remove the folder at any moment, or build in it
+        for lock in [entry for entry in building.iterdir() if entry.suffix == ".lock"]:
+            with contextlib.suppress(OSError, filelock.Timeout), filelock.FileLock(lock, timeout=0):
+                _remove(lock.with_suffix(""))
         building.rmdir()
 
 
