@@ -41,7 +41,7 @@ FLOORS = (
     "keras_vit",  # keras_vit.convert
     "training.recipes",
     "training.options",
-    "training.loop.devices.tpu",  # imports no TensorFlow
+    "training.loop.devices.backend",  # imports no TensorFlow
     "training.lock",
     "training.workdir",
     "training.checks",

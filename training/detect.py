@@ -82,7 +82,7 @@ def _fit(arguments: Sequence[str]) -> None:
 
     from training.detection.data import box_data_set
     from training.detection.fit import fit
-    from training.loop.setup import open_setup
+    from training.loop.plan import open_setup
     from training.loop.signals import report_interruption
 
     with report_interruption():

@@ -11,7 +11,7 @@ from keras_vit.files.atomic import is_temporary
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.runs import Run
 from training.lock import LOCK, check_unlocked
-from training.loop.devices.tpu import may_be_slice
+from training.loop.devices.backend import may_be_slice
 from training.options.common import TrainingOptions
 from training.options.probes import ProbeOptions
 

@@ -6,7 +6,7 @@ import pytest
 
 from keras_vit import UserError
 from training import pretrain
-from training.loop.budget import DATA_SETS, budget, slice_of
+from training.loop.dry_run import DATA_SETS, budget, slice_of
 from training.options.common import Execution
 from training.recipes.pretrain import RECIPES
 

@@ -20,8 +20,8 @@ from tests.loop.test_resume import assert_ended_alike, final_state
 from tests.segmentation.shapes import LABELS, shapes
 from training.loop.build import build_trainer, trained_model
 from training.loop.devices.strategies import open_strategy
+from training.loop.plan import Setup
 from training.loop.run import RunDirectory
-from training.loop.setup import Setup
 from training.loop.train import run_training
 from training.options.common import DataOptions, Execution, StrategyOptions, TrainingOptions
 from training.recipes.dense import SegmentRecipe

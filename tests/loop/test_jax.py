@@ -15,7 +15,7 @@ import pytest
 from keras_vit import UserError
 from tests.loop import jax_steps
 from training import pretrain
-from training.loop.devices.jax_options import check_jax
+from training.loop.devices.backend import prepare_backend
 from training.loop.run import RunDirectory
 from training.options.common import DataOptions, Execution, StrategyOptions
 from training.options.train import PretrainOptions
@@ -217,10 +217,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_jax_does_not_support_is_refused_in_a_sentence(name):
+def test_what_jax_does_not_support_is_refused_in_a_sentence(name, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
     options = dataclasses.replace(OPTIONS, **REFUSED[name])
     with pytest.raises(UserError, match=rf"^{name} is not supported with KERAS_BACKEND=jax"):
-        check_jax(options)
+        prepare_backend(options)
 
 
 def test_the_command_refuses_before_keras_is_used(monkeypatch, tmp_path):

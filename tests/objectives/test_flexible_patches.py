@@ -12,7 +12,7 @@ from tests.support import randomize
 from training.loop import build
 from training.loop.trainer import Trainer
 from training.objectives.classification import Classification
-from training.objectives.flexible_patches import FlexiblePatches
+from training.objectives.patches import FlexiblePatches
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
 from training.recipes.schedules import Schedule

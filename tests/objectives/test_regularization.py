@@ -11,7 +11,7 @@ import keras_vit
 from tests.support import randomize
 from training.loop import build
 from training.objectives.classification import Classification
-from training.objectives.patch_dropout import PatchDropout
+from training.objectives.patches import PatchDropout
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
 from training.recipes.schedules import Schedule

@@ -18,7 +18,7 @@ from training.data.pipeline import training_batches
 from training.data.sources import array_split
 from training.loop import pretrain as pretraining
 from training.loop.build import compile_trainer, rebuilt
-from training.objectives.resized import Resized
+from training.objectives.patches import Resized
 from training.objectives.self_distillation import SelfDistillation
 from training.options.common import DataOptions, Execution
 from training.options.train import PretrainOptions

@@ -19,8 +19,8 @@ from keras_vit.text.zero_shot import class_embeddings
 from training.data.annotations.boxes import BoxData
 from training.detection.detector import open_detector
 from training.detection.evaluation import evaluate
+from training.loop.plan import Setup
 from training.loop.run import RunDirectory
-from training.loop.setup import Setup
 from training.loop.train import run_training
 from training.options.detect import DetectFitOptions
 from training.recipes.detect import DetectRecipe

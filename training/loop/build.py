@@ -19,8 +19,7 @@ from keras_vit.models.tasks import build_task, task_of
 from training.loop.devices.jax_devices import assign_whole, whole
 from training.loop.devices.strategies import on_this_host
 from training.loop.jax_trainer import JaxTrainer
-from training.loop.learning_rate import LearningRate
-from training.loop.optimizers import make_optimizer
+from training.loop.optimizers import LearningRate, make_optimizer
 from training.loop.trainer import StepOptions, Trainer
 from training.objectives.objective import Objective
 from training.objectives.of_recipe import objective_of

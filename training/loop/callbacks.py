@@ -1,4 +1,4 @@
-"""Write during training: the metrics, the figures of `keras-vit inspect`, and a trace for TensorBoard's profiler."""
+"""Write during training: sample images, metrics, figures of `keras-vit inspect`, a trace for TensorBoard."""
 
 import pathlib
 from collections.abc import Callable
@@ -6,12 +6,18 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from keras_vit import run_directory
+from keras_vit import Preprocessing, run_directory
 from keras_vit.files.remote import remove_folder
 from keras_vit.inspection import inspect, read_images, write
+from keras_vit.run_directory import CALIBRATION, SAMPLES, save_training_images
 from keras_vit.runs import Run
 from keras_vit.scores import Scoring
+from training.data.pipeline import save_samples
+from training.data.sources import DataSet
 from training.loop.run import RunDirectory
+
+# Training images saved for the exports, which calibrate quantization ranges on them.
+_CALIBRATION_IMAGES = 512
 
 
 class InspectEpochs(keras.callbacks.Callback):
@@ -112,3 +118,11 @@ class MetricsLog:
                     if name.startswith("val_") == is_validation:
                         tf.summary.scalar(f"epoch_{name.removeprefix('val_')}", value)
             self._writers[writer].flush()
+
+
+def save_images(run: RunDirectory, source: DataSet, preprocessing: Preprocessing) -> None:
+    """Save what a run keeps of its images: before the model, which marks the run as finished."""
+    if source.train.digests is not None:
+        save_training_images(run.path, source.train.digests)
+    save_samples(source.evaluation, preprocessing, run.path / SAMPLES)
+    save_samples(source.train, preprocessing, run.path / CALIBRATION, most=_CALIBRATION_IMAGES)

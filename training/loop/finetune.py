@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 import keras_vit
 from keras_vit import UserError, ViTConfig
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.layouts import HEADS
+from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.published import upstream_checkpoint
 from keras_vit.runs import Run
@@ -19,11 +21,11 @@ from keras_vit.text.classes import classes_of_labels
 from training.data.dataset import typical_image
 from training.data.known_images import warn_of_known_images, warn_of_training_images
 from training.loop.build import rebuilt
+from training.loop.devices.jax_devices import whole
 from training.loop.devices.strategies import on_this_host
+from training.loop.plan import Setup
 from training.loop.run import RunDirectory
-from training.loop.setup import Setup
 from training.loop.train import run_training
-from training.objectives.wise_ft import AveragedWithStart
 from training.options.train import FinetuneOptions
 from training.recipes.recipe import NO_BLOCKS
 
@@ -113,3 +115,29 @@ def _with_text_head(checkpoint: str, options: FinetuneOptions, labels: Sequence[
     texts = classes_of_labels(labels, options.templates)
     classes = dict(zip(texts.labels, texts.texts, strict=True))
     return keras_vit.zero_shot(checkpoint, classes, texts.templates, options.recipe.image_size)
+
+
+class AveragedWithStart(keras.callbacks.Callback):
+    """At the end of training, replace the weights by their mean with those that the training began with.
+
+    It changes no checkpoint, so a run that continues behind its last step averages once, too.
+
+    Args:
+        share: of the trained weights, 0 to 1.
+    """
+
+    def __init__(self, share: float):
+        super().__init__()
+        self.share = share
+        self._start: dict[str, np.ndarray] = {}
+
+    def remember(self, model: keras.Model) -> None:
+        """Keep the weights of a model before its training."""
+        self._start = {key: whole(variable) for key, variable in weights_by_key(model).items()}
+
+    def on_train_end(self, logs=None):
+        network, averages = self.model.network, self.model.ema
+        averaged = {id(weight): average for weight, average in zip(network.trainable_variables, averages, strict=False)}
+        for key, variable in weights_by_key(network).items():
+            trained = averaged.get(id(variable), variable)
+            trained.assign(self.share * whole(trained) + (1.0 - self.share) * self._start[key])

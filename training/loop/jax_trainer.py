@@ -24,9 +24,8 @@ from training.loop.devices.jax_devices import (
     stacked,
     whole,
 )
-from training.loop.devices.rematerialization import segments
 from training.loop.devices.strategies import several_workers
-from training.loop.trainer import Trainer
+from training.loop.trainer import Trainer, segments
 
 
 class JaxTrainer(Trainer):

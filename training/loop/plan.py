@@ -1,28 +1,63 @@
-"""The plan of a run: what options, data and devices make of it, worked out once."""
+"""The plan of a run: what options, opened data and devices make of it, worked out once."""
 
 import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.errors import Rules, refuse_first
+from keras_vit.files.remote import is_remote
 from keras_vit.runs import Run
 from training.data.checks import check_classes
 from training.data.dataset import balanced, class_weights
 from training.data.pipeline import steps_per_epoch
-from training.data.sources import DataSet
-from training.loop.setup import Setup
+from training.data.sources import DataSet, open_source
+from training.loop.devices.jax_devices import JaxDevices
+from training.loop.devices.strategies import open_strategy
 from training.options.common import FOR_SEVERAL_CLASSES, Execution, TrainingOptions
+from training.recipes.advice import advice
 from training.recipes.recipe import Recipe
 from training.workdir import run_settings
 
+# Class names in the first lines of a log.
+_SHOWN_CLASSES = 10
 # Bytes that a pixel takes in a step of a small model, and what no machine holds for a step.
 _BYTES_PER_PIXEL, MOST_MEMORY = 1000, 10**15
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """The data and devices of a run."""
+
+    source: DataSet
+    strategy: tf.distribute.Strategy
+
+
+def open_setup(options: TrainingOptions, open_data: Callable[[], DataSet] | None = None) -> Setup:
+    """Open the devices, then the data: reading images needs devices.
+
+    open_data: for data that are no classes of images. Default: `open_source`.
+
+    Raises UserError for what is wrong, and for such data on several hosts with JAX.
+    """
+    if not options.workdir.isprintable():
+        raise UserError(
+            "--workdir takes a directory or an address such as gs://bucket/run, in printable characters, "
+            f"but was given {options.workdir!r}; give one such as runs/mine."
+        )
+    if is_remote(options.workdir):
+        options.directory.mkdir(parents=True, exist_ok=True)  # raises what is wrong before all the work
+    strategy = open_strategy(options.devices, options.model_parallel, shard_weights=options.shard_weights)
+    if open_data is not None and isinstance(strategy, JaxDevices) and strategy.num_hosts > 1:
+        raise UserError("Training with masks or boxes on JAX takes one host; start the command on one alone.")
+    return Setup(open_data() if open_data else open_source(options.source, multi_label=True), strategy)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,3 +175,29 @@ def _with_fitting_warmup(recipe: Recipe, num_steps: int) -> Recipe:
         fit = f"cooldown of {schedule.cooldown_steps} steps must fit into the {left} steps after the warm-up"
         raise UserError(f"The {fit}; give fewer, such as --cooldown-steps {left // 2}, or train longer.")
     return dataclasses.replace(recipe, schedule=schedule)
+
+
+def print_summary(plan: Plan, network: keras.Model) -> None:
+    """Print what will be trained on what, and advice where images are few or classes uneven."""
+    recipe, data, labels = plan.recipe, plan.data, plan.data.labels
+    print(
+        f"{plan.settings['recipe_name']}: {network.count_params():,} parameters, {data.train.num_examples:,} training "
+        f"images of {len(labels)} classes, {data.evaluation.num_examples:,} evaluation images, "
+        f"{plan.num_steps:,} steps of {recipe.batch_size}."
+    )
+    shown, more = ", ".join(label[:60] for label in labels[:_SHOWN_CLASSES]), len(labels) - _SHOWN_CLASSES
+    print(f"Classes: {shown}{f' and {more:,} more' if more > 0 else ''}.")
+    if recipe.teacher is not None and recipe.distillation == "soft" and recipe.label_smoothing:
+        print(f"The recipe's label smoothing of {recipe.label_smoothing} has no effect with a soft teacher.")
+    if (weights := plan.class_weights) is not None:
+        least, most = int(weights.argmin()), int(weights.argmax())
+        print(
+            f"Class weights: {weights[least]:.2f} ({labels[least]}) to {weights[most]:.2f} ({labels[most]}), 1 on "
+            "average over the images."
+        )
+    is_own_folder = plan.options.source.data.startswith(("folder:", "csv:"))
+    is_evened = recipe.balance or recipe.class_weights
+    if is_own_folder and data.train.labels is not None and not is_evened and recipe.uses_labels:
+        counts = np.bincount(data.train.labels).tolist()
+        for sentence in advice(counts, from_scratch=plan.settings["command"] == "pretrain"):
+            print(sentence)

@@ -8,8 +8,8 @@ import keras_vit
 from keras_vit import preprocessing_of
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.load import weights_by_key
+from training.loop.plan import Setup, open_setup
 from training.loop.run import RunDirectory
-from training.loop.setup import Setup, open_setup
 from training.loop.train import run_training
 from training.options.train import PretrainOptions
 

@@ -21,16 +21,14 @@ from training.data.unlabelled import semi_supervised_batches
 from training.lock import locked
 from training.loop import checkpoints
 from training.loop.build import build_trainer, trained_model
-from training.loop.callbacks import InspectEpochs, MetricsLog, ProfileSteps
+from training.loop.callbacks import InspectEpochs, MetricsLog, ProfileSteps, save_images
 from training.loop.devices.service import served_batches
 from training.loop.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
 from training.loop.dry_run import dry_run_report
-from training.loop.plan import Plan, resolve
+from training.loop.plan import Plan, Setup, print_summary, resolve
 from training.loop.progress import TrainingProgress, display
 from training.loop.run import RunDirectory, write_curves
-from training.loop.setup import Setup
 from training.loop.signals import StopSignals, TrainingInterrupted
-from training.loop.summary import print_summary, save_images
 from training.loop.trainer import Trainer
 from training.options.common import TrainingOptions
 

@@ -13,19 +13,22 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from keras_vit import UserError
 from keras_vit.models.attention import chunk_long_attention
-from training.loop.devices.cpu_kernels import on_cpu, with_cpu_kernels
-from training.loop.devices.rematerialization import check_segments, rematerialized, segments
+from training.loop.devices.cpu_kernels import fast_here
 from training.loop.devices.strategies import several_workers
 from training.objectives.objective import Decay, Objective
 
+# Whose inner activations are computed again with rematerialization.
+_BLOCK = re.compile(r"Transformer\.encoderblock_\d+(\.column)?|(resnet\.)?block\d+\.unit\d+")
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
@@ -90,7 +93,7 @@ class Trainer(keras.Model):
         if options.remat:
             check_segments(network)
             chunk_long_attention(network)
-        trained = with_cpu_kernels(network) if on_cpu() else network
+        trained = fast_here(network)
         with self._strategy.scope():
             self._make_variables()
             self._forwards = objective.forwards(network, trained, self.step, self.ema)
@@ -334,3 +337,46 @@ class Trainer(keras.Model):
 
         steps_function = compiled(of_steps)
         return steps_function, of_keras
+
+
+def check_segments(network: keras.Model) -> None:
+    """Raises UserError for models that cannot be rematerialized.
+
+    Batch normalization would update its statistics twice per batch; masked patches have an output that does not come
+    from the blocks.
+    """
+    if isinstance(network.output, dict):
+        raise UserError("Masked patch prediction does not support rematerialization; leave --remat out.")
+    if any(isinstance(layer, keras.layers.BatchNormalization) for layer in network.layers):
+        raise UserError("A model with batch normalization would count each batch twice; leave --remat out.")
+
+
+def segments(network: keras.Model) -> list[keras.Model]:
+    """Split a network into consecutive models, each ending with a block and the last with the head."""
+    ends = [layer.output for layer in network.layers if _BLOCK.fullmatch(layer.name)]
+    return [keras.Model(begin, end) for begin, end in zip([network.input, *ends], [*ends, network.output], strict=True)]
+
+
+def rematerialized(
+    parts: Sequence[keras.Model], values: Sequence[tuple[keras.Variable, tf.Tensor]]
+) -> Callable[[tf.Tensor, bool], tf.Tensor]:
+    """Return a function that calls all segments, with `values` in place of their variables.
+
+    Each segment enters its own StatelessScope, because it is computed again after the caller's scope has ended.
+    """
+
+    def call(images: tf.Tensor, training: bool) -> tf.Tensor:
+        outputs = images
+        for part in parts:
+            ids = {id(variable) for variable in part.variables}
+            mapping = [(variable, value) for variable, value in values if id(variable) in ids]
+
+            @tf.recompute_grad
+            def segment(inputs, *states, part=part, mapping=mapping):
+                with keras.StatelessScope(list(zip((variable for variable, _ in mapping), states, strict=True))):
+                    return part(inputs, training=training)
+
+            outputs = segment(outputs, *(value for _, value in mapping))
+        return outputs
+
+    return call

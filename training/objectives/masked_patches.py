@@ -40,9 +40,8 @@ class MaskedPatches(Objective):
         self.uncounted = (f"the head of {self.num_outputs:,} outputs for each patch",)
 
     @classmethod
-    def of(cls, recipe, num_steps):
-        if not isinstance(recipe, PretrainRecipe) or recipe.target == "classes":
-            return None
+    def of(cls, recipe: PretrainRecipe) -> "MaskedPatches":
+        """Return the objective of a recipe."""
         assert isinstance(recipe.model, ViTConfig)  # checked by the recipe
         objective = cls(recipe.target, recipe.model.patch, recipe.preprocessing(recipe.channels))
         if recipe.decoder_layers:

@@ -24,10 +24,6 @@ class PseudoLabels(Objective):
     def __init__(self, recipe: PseudoLabelRecipe):
         self._recipe = recipe
 
-    @classmethod
-    def of(cls, recipe, num_steps):
-        return cls(recipe) if isinstance(recipe, PseudoLabelRecipe) else None
-
     def forwards(self, network, trained, step, averages):
         """Return average and model on a batch: (labeled, weak, strong) images -> a dict.
 

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from training.objectives.objective import Objective, sums_of
-from training.objectives.resized import Resized
+from training.objectives.patches import Resized
 from training.recipes.recipe import PretrainRecipe
 
 # The student's temperature of the paper. That of the teacher rises to 0.07 there; 0.04 throughout is the default of the
@@ -40,11 +40,6 @@ class SelfDistillation(Objective):
         self._recipe, self._num_steps = recipe, num_steps
         crops = f"2 crops and {recipe.local_crops} small ones of each image"
         self.uncounted = (f"the head of {recipe.prototypes:,} prototypes, the teacher, and {crops}",)
-
-    @classmethod
-    def of(cls, recipe, num_steps):
-        is_own = isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation"
-        return cls(recipe, num_steps) if is_own else None
 
     def averaging(self, decay):
         """Return the teacher's decay after a number of steps: from the recipe's to 1 along half a cosine."""

@@ -18,8 +18,8 @@ from keras_vit.runs import Run
 from training.data.sources import DataSet
 from training.features.extractors import preprocessing_for
 from training.lock import locked
+from training.loop.callbacks import save_images
 from training.loop.run import RunDirectory
-from training.loop.summary import save_images
 from training.options.common import FeatureKind
 from training.options.probes import ProbeOptions
 

@@ -1,4 +1,4 @@
-"""The settings of learning rate schedules; `training/loop/learning_rate.py` computes them.
+"""The settings of learning rate schedules; `training/loop/optimizers.py` computes them.
 
 cosine and linear: vit_jax `utils.py`. stair: big_transfer `bit_hyperrule.py`. rsqrt: big_vision `utils.py`. The warm-up
 multiplies the decayed value. All decays except stair count their progress from the end of the warm-up.

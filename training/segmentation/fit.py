@@ -11,8 +11,8 @@ from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
 from keras_vit.models.tasks import build_task, task_of
 from keras_vit.runs import Run, open_run
 from training.data.annotations.open_scenes import SceneBatches
+from training.loop.plan import Setup
 from training.loop.run import RunDirectory
-from training.loop.setup import Setup
 from training.loop.train import run_training
 from training.options.segment import SegmentFitOptions
 from training.segmentation.evaluation import evaluate, write_report

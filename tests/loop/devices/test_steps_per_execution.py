@@ -20,7 +20,7 @@ from training.data.sources import DataSet, array_split
 from training.loop.build import build_trainer
 from training.loop.plan import resolve
 from training.loop.run import RunDirectory
-from training.loop.setup import Setup
+from training.loop.plan import Setup
 from training.loop.train import Training
 from training.options.common import DataOptions, Execution
 from training.options.train import PretrainOptions

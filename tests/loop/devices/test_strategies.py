@@ -17,10 +17,9 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from training.data.sources import open_source
-from training.loop.devices import rendezvous
+from training.loop.devices import cluster
 from training.loop.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy, report_lost_workers
-from training.loop.plan import resolve
-from training.loop.setup import Setup
+from training.loop.plan import Setup, resolve
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
@@ -35,7 +34,7 @@ import keras_vit
 from training.loop.build import build_trainer
 from training.loop.plan import resolve
 from training.loop.run import RunDirectory
-from training.loop.setup import Setup
+from training.loop.plan import Setup
 from training.loop.train import Training
 from training.recipes.pretrain import RECIPES
 from training.recipes.schedules import Schedule
@@ -251,7 +250,7 @@ def met(calls: list[tuple]) -> list[str | None]:
 
     def one(call):
         try:
-            rendezvous.wait_for_workers(*call)
+            cluster.wait_for_workers(*call)
         except UserError as mistake:
             return str(mistake)
 
@@ -278,7 +277,7 @@ def test_a_worker_that_ends_after_its_answer_is_not_taken_for_another_program():
 
         threading.Thread(target=answer_once_and_end, daemon=True).start()
         with pytest.raises(UserError, match=f"{other} was started with the addresses {other}, gone:1"):
-            rendezvous.wait_for_workers([here, other], here, 0.4)
+            cluster.wait_for_workers([here, other], here, 0.4)
 
 
 def test_workers_with_different_ports_report_it_on_both_sides():
@@ -293,7 +292,7 @@ def test_another_server_at_the_port_of_a_worker_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as other:
         there = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(UserError, match=f"Another program listens at {there}"):
-            rendezvous.wait_for_workers([here, there], here, 1)
+            cluster.wait_for_workers([here, there], here, 1)
 
 
 def test_a_taken_port_is_refused(monkeypatch):

@@ -12,7 +12,7 @@ from keras_vit import UserError
 from keras_vit.images.formats import formats
 from training import workdir
 from training.lock import locked
-from training.loop.devices.tpu import has_tpu, may_be_slice, prepare_tpu
+from training.loop.devices.backend import has_tpu, may_be_slice, prepare_tpu
 from training.options.common import DataOptions, StrategyOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe

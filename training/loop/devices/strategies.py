@@ -2,7 +2,6 @@
 
 import contextlib
 import faulthandler
-import json
 import os
 import re
 import sys
@@ -14,10 +13,9 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.errors import explained
+from training.loop.devices.backend import has_tpu, may_be_slice
+from training.loop.devices.cluster import met_workers, several_workers_started
 from training.loop.devices.jax_devices import JaxDevices, connect_hosts, numbers_of_hosts
-from training.loop.devices.rendezvous import wait_for_workers
-from training.loop.devices.slurm import slurm_config
-from training.loop.devices.tpu import has_tpu, may_be_slice
 from training.options.common import StrategyKind, StrategyOptions
 
 # Exit code of an interrupted run, by a signal or a lost worker: the same command continues it. EX_TEMPFAIL of
@@ -47,15 +45,13 @@ def open_strategy(
     On JAX, return the devices of `keras.distribution` in its place, see `JaxDevices` for the other arguments.
     """
     if keras.backend.backend() == "jax":
-        if _several_workers_found():
-            connect_hosts(*_met_workers(options.worker_timeout), options.worker_timeout)
+        if several_workers_started():
+            connect_hosts(*met_workers(options.worker_timeout), options.worker_timeout)
         elif may_be_slice():
             connect_hosts()
         return JaxDevices(model_parallel, shard_weights=shard_weights)
-    strategy = options.strategy
     gpus = tf.config.list_physical_devices("GPU")
-    if strategy == "auto":
-        strategy = _detect(gpus)
+    strategy = _detect(gpus) if options.strategy == "auto" else options.strategy
     if options.replicas is not None and strategy != "mirrored":
         raise UserError(f"--replicas does not apply to the strategy {strategy}; give --strategy mirrored with it.")
     if strategy == "mirrored":
@@ -67,7 +63,7 @@ def open_strategy(
 
 def _detect(gpus: list) -> StrategyKind:
     """Return the strategy for this machine and environment."""
-    if _several_workers_found():
+    if several_workers_started():
         return "multi-worker"
     if tf.config.list_physical_devices("TPU") or has_tpu() or "TPU_NAME" in os.environ:
         return "tpu"
@@ -105,52 +101,9 @@ def _tpu(name: str) -> tf.distribute.Strategy:
     return tf.distribute.TPUStrategy(resolver)
 
 
-def _workers() -> list[str]:
-    """Return the addresses of the workers in TF_CONFIG, the chief first; [] without TF_CONFIG."""
-    text = os.environ.get("TF_CONFIG")
-    if not text:
-        return []
-    try:
-        config = json.loads(text)
-        cluster, task = config["cluster"], config["task"]
-        workers = [*cluster.get("chief", ()), *cluster.get("worker", ())]
-        if task["type"] not in ("chief", "worker") or not 0 <= int(task["index"]) < len(cluster[task["type"]]):
-            raise KeyError("task")
-        matches = [re.fullmatch(r".+:(\d+)", worker) for worker in workers]
-        if not all(match and 0 < int(match[1]) < 2**16 for match in matches):
-            raise ValueError("port")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(
-            'TF_CONFIG should be {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}, '
-            f"but is {text[:200]!r}; correct it, or remove it to train on this machine alone."
-        ) from error
-    return workers
-
-
-def _several_workers_found() -> bool:
-    """Whether TF_CONFIG or SLURM started this process as one of several."""
-    return len(_workers()) > 1 or int(os.environ.get("SLURM_NTASKS", 1)) > 1
-
-
-def _met_workers(timeout: int) -> tuple[list[str], str]:
-    """Return the addresses of all workers and that of this one, once they have met; a SLURM job gets its TF_CONFIG."""
-    if not _workers():
-        if "SLURM_PROCID" not in os.environ:
-            raise UserError(
-                "The strategy multi-worker needs TF_CONFIG in the environment, or a SLURM job; "
-                "`keras-vit launch --workers 2` starts workers on this machine, to try it out."
-            )
-        os.environ["TF_CONFIG"] = json.dumps(slurm_config(os.environ))
-    task = json.loads(os.environ["TF_CONFIG"])["task"]
-    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
-    here = cluster[task["type"]][int(task["index"])]
-    wait_for_workers(_workers(), here, timeout)
-    return _workers(), here
-
-
 def _multi_worker(timeout: int) -> tf.distribute.Strategy:
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout)
-    _met_workers(timeout)
+    met_workers(timeout)
     # The constructor waits for all workers without a timeout and blocks Python's signals.
     faulthandler.dump_traceback_later(timeout, exit=True)
     try:
