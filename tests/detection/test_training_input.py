@@ -11,7 +11,7 @@ from keras_vit.models.losses import DetectionWeights
 from tests.support import FIXTURES
 from training.data.annotations.boxes import Box, BoxData, Picture
 from training.detection.data import box_data_set
-from training.objectives.detection import BoxSetPrediction
+from training.objectives.dense import BoxSetPrediction
 from training.recipes.detect import DetectRecipe
 
 RECIPE = DetectRecipe(image_size=(48, 64), batch_size=4, learning_rate=0.1, steps=1, flip=True, mosaic=1.0)

@@ -8,7 +8,7 @@ import keras_vit
 from keras_vit import Preprocessing, ResNetConfig, UserError, run_directory
 from tests.support import FIXTURES, randomize
 from training import pretrain
-from training.objectives.feature_distillation import (
+from training.objectives.distillation import (
     FeatureDistillation,
     feature_losses,
     feature_student,
