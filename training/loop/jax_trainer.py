@@ -135,24 +135,6 @@ class JaxTrainer(Trainer):
             logs = self._logs(self.test_sums, self._validation.measure(images, labels, outputs, weights)[1])
         return logs, _values(scope, groups)
 
-    def _accumulated(self, images, labels):
-        import jax
-
-        count = self._accumulation
-        parts = [keras.tree.map_structure(lambda x: _micro_batches(x, count), x) for x in (images, labels)]
-        start = (
-            [self._zeros(variable) for variable in self.network.trainable_variables],
-            [ops.zeros(()) for _ in range(3)],
-            [v.value for v in self._statistics],
-        )
-
-        def add(totals, micro):
-            index, images, labels = micro
-            *added, statistics = self._gradients(images, labels, index, totals[2])
-            return (*jax.tree.map(ops.add, list(totals[:2]), added), statistics), None
-
-        return jax.lax.scan(add, start, (ops.arange(count), *parts))[0]
-
     def _total(self, value):
         return value  # of the whole batch already
 
@@ -214,11 +196,25 @@ class JaxTrainer(Trainer):
         others = [new if used is old else old for old, used, new in zip(others, whole[1], after, strict=True)]
         return outputs, others
 
-    def _zeros(self, variable: keras.Variable):
+    def _repeated(self, step, start):
+        import jax
+
+        return jax.lax.fori_loop(0, self._accumulation, step, start)
+
+    def _micro_batches(self, rows):
+        """As that of `Trainer`, each micro-batch divided among all devices."""
+        parts, distribution = super()._micro_batches(rows), keras.distribution.distribution()
+        if distribution is None:
+            return parts
+        axes = [None, distribution.batch_dim_name, *(None for _ in rows.shape[1:])]
+        layout = keras.distribution.TensorLayout(axes, distribution.device_mesh)
+        return keras.distribution.distribute_tensor(parts, layout)
+
+    def _zeros(self, variable):
         """Zeros that are divided among the devices as the variable is."""
         import jax
 
-        zeros, distribution = ops.zeros(variable.shape), keras.distribution.distribution()
+        zeros, distribution = super()._zeros(variable), keras.distribution.distribution()
         if distribution is None:
             return zeros
         return jax.lax.with_sharding_constraint(zeros, distribution.get_variable_layout(variable).backend_layout)
@@ -253,13 +249,3 @@ def _current(groups: Sequence[Sequence[keras.Variable]]) -> tuple[list, ...]:
 
 def _values(scope: keras.StatelessScope, groups: Sequence[Sequence[keras.Variable]]) -> tuple[list, ...]:
     return tuple([scope.get_current_value(v) for v in group] for group in groups)
-
-
-def _micro_batches(rows, count: int):
-    """Rows (B, ...) -> (count, B / count, ...), each micro-batch divided among all devices."""
-    parts = ops.reshape(rows, (count, rows.shape[0] // count, *rows.shape[1:]))
-    distribution = keras.distribution.distribution()
-    if distribution is None:
-        return parts
-    axes = [None, distribution.batch_dim_name, *(None for _ in rows.shape[1:])]
-    return keras.distribution.distribute_tensor(parts, keras.distribution.TensorLayout(axes, distribution.device_mesh))

@@ -49,11 +49,8 @@ def run_training(
     """Train, or resume, or do nothing if the run is finished; return the run. With `options.dry_run`, only report.
 
     Args:
-        options: of the command, with the recipe.
-        setup: data and devices.
         make_model: number of classes -> model; called once, under the strategy, before any file is written.
-        command: for config.json.
-        recipe_name: for config.json and messages.
+        command: for config.json, as is recipe_name.
         callbacks: see one training of all epochs, each of which ends with an evaluation. Their `model` is the trainer;
             its `stop_training` ends the run and saves the model as it is. When an interrupted run continues, they start
             fresh. With several workers, those of each worker must make the same decisions.
@@ -132,12 +129,6 @@ class Training:
     """The steps of a run that its latest checkpoint leaves to do.
 
     An epoch here is what lies between two evaluations: one of the data, unless `--evaluate-every` says otherwise.
-
-    Attributes:
-        step: steps done.
-        records: the metrics of each evaluation, as metrics.jsonl has them.
-        signals: noted here, and obeyed after the step.
-        writes: whether this process writes the files.
     """
 
     def __init__(
@@ -145,9 +136,9 @@ class Training:
     ):
         """Restore the latest checkpoint of a started run. Raises UserError if it does not fit the compiled trainer."""
         self.plan, self.trainer, self.run, self._callers_callbacks = plan, trainer, run, callbacks
-        self.writes = is_chief(plan.strategy)
+        self.writes, self.signals = is_chief(plan.strategy), StopSignals()
         self._epoch = plan.execution.evaluate_every or plan.epoch_steps
-        self.step, self.records, self.signals = 0, list[dict](), StopSignals()
+        self.step, self.records = 0, list[dict]()  # steps done, and the lines of metrics.jsonl
         self._seconds = 0.0  # that earlier processes spent on the current epoch
         if restored := checkpoints.restore(run.checkpoints_folder, trainer.state):
             self.step, progress = restored
@@ -191,36 +182,31 @@ class Training:
 
                 logs |= {f"val_{name}": value for name, value in self._evaluate(callbacks).items()}
                 callbacks.on_epoch_end(len(self.records), dict(logs))
-                self._end_epoch(self._record(logs, rate, self._seconds + time.monotonic() - start))
+                self._end_epoch(logs, rate, self._seconds + time.monotonic() - start)
             callbacks.on_train_end(self.records[-1] if self.records else None)
 
     def _data(self) -> tuple:
         """Return the endless batches of training from the next step on, those of an evaluation, and their number."""
         plan, recipe, strategy = self.plan, self.plan.recipe, self.plan.strategy
-        preprocessing, left = preprocessing_of(self.trainer.network), plan.num_steps - self.step
-        epochs, evaluations = left / plan.epoch_steps, left // self._epoch
-        service = plan.options.data_service
-        if service is not None:
-            epochs = 0.0  # images held here would be sent to the service
-        source = resized_once(plan.data, recipe, preprocessing, epochs=epochs, evaluations=evaluations)
-        num_classes, most = len(source.labels), _EVALUATION_BATCH
-        of_training: Callable[..., tf.data.Dataset] = functools.partial(training_batches, num_classes=num_classes)
-        of_evaluation: Callable[..., tf.data.Dataset] = functools.partial(evaluation_batches, num_classes=num_classes)
+        preprocessing, service = preprocessing_of(self.trainer.network), plan.options.data_service
+        left = plan.num_steps - self.step
+        # Images that are held here would be sent to the service.
+        epochs = left / plan.epoch_steps if service is None else 0.0
+        source = resized_once(plan.data, recipe, preprocessing, epochs=epochs, evaluations=left // self._epoch)
+        of_classes, most = {"num_classes": len(source.labels)}, _EVALUATION_BATCH
+        of_training: Callable[..., tf.data.Dataset] = functools.partial(training_batches, **of_classes)
+        of_evaluation: Callable[..., tf.data.Dataset] = functools.partial(evaluation_batches, **of_classes)
         if source.batches is not None:  # of large pictures
             of_training, of_evaluation, most = source.batches.training, source.batches.evaluation, recipe.batch_size
         if source.unlabelled is not None:
-            of_training = functools.partial(semi_supervised_batches, source.unlabelled, num_classes=num_classes)
+            of_training = functools.partial(semi_supervised_batches, source.unlabelled, **of_classes)
         training = functools.partial(of_training, source.train, recipe, preprocessing, seed=plan.options.seed)
         if service is not None:
             training = functools.partial(served_batches, service, training)
         training = functools.partial(training, first_step=self.step, num_steps=None)
-        size, num_batches = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync, most)
+        size, count = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync, most)
         evaluation = functools.partial(of_evaluation, source.evaluation, preprocessing, batch_size=size)
-        return (
-            distributed(strategy, recipe.batch_size, training),
-            distributed(strategy, size, evaluation),
-            num_batches,
-        )
+        return distributed(strategy, recipe.batch_size, training), distributed(strategy, size, evaluation), count
 
     @contextlib.contextmanager
     def _callbacks(self) -> Iterator[keras.callbacks.CallbackList]:
@@ -258,20 +244,19 @@ class Training:
         callbacks.on_test_end(logs)
         return logs
 
-    def _record(self, logs: dict[str, float], images_per_second: float, seconds: float) -> dict:
-        """The line of an epoch in metrics.jsonl; the images per second are without the evaluation."""
-        record = {"epoch": self._epochs_of(self.step), "step": self.step, **logs}
-        record["learning_rate"] = float(np.array(self.trainer.optimizer.learning_rate))
-        return record | {"images_per_second": images_per_second, "seconds": round(seconds, 3)}
-
     def _epochs_of(self, step: int) -> float:
         """Passes over the training data, a fraction where evaluations are more frequent."""
         epochs = step / self.plan.epoch_steps
         return int(epochs) if epochs.is_integer() else round(epochs, 3)
 
-    def _end_epoch(self, record: dict) -> None:
-        """Save a checkpoint that begins the next epoch, and the metrics. Raises TrainingInterrupted after a signal."""
-        self.records.append(record)
+    def _end_epoch(self, logs: dict[str, float], images_per_second: float, seconds: float) -> None:
+        """Save a checkpoint that begins the next epoch, and the metrics. Raises TrainingInterrupted after a signal.
+
+        images_per_second: without the evaluation.
+        """
+        record = {"epoch": self._epochs_of(self.step), "step": self.step, **logs}
+        record["learning_rate"] = float(np.array(self.trainer.optimizer.learning_rate))
+        self.records.append(record | {"images_per_second": images_per_second, "seconds": round(seconds, 3)})
         self.trainer.reset_metrics()
         self._seconds = 0.0
         self._save(0.0)
@@ -295,15 +280,14 @@ class Training:
 
     def _save(self, seconds: float) -> None:
         """Save a checkpoint after `seconds` of the current epoch. Raises UserError if a weight is not finite."""
-        if not self.writes and not self.trainer.reads_together:
-            return
-        arrays = {name: _Saved(variable, self) for name, variable in self.trainer.state.items()}
-        if not self.writes:
+        if self.writes or self.trainer.reads_together:
+            arrays = {name: _Saved(variable, self) for name, variable in self.trainer.state.items()}
+            if self.writes:
+                progress = {"records": self.records, "seconds": seconds}
+                checkpoints.save(self.run.checkpoints_folder, self.step, progress, arrays)
+                return
             for array in arrays.values():
                 np.asarray(array)
-            return
-        progress = {"records": self.records, "seconds": seconds}
-        checkpoints.save(self.run.checkpoints_folder, self.step, progress, arrays)
 
     def diverged(self) -> UserError:
         """The error for a loss or a weight that is not finite."""

@@ -1,14 +1,10 @@
 """The training step and evaluation step, the same on one device, several devices, several machines and a TPU.
 
-`Trainer` wraps a functional model; `compile` and `fit` are those of Keras. It differs from a stock `keras.Model`:
-
-* losses are divided by the global batch, and gradients are summed over the replicas before they are clipped or checked
-  for infinities; Keras does both with the gradients of each replica;
-* gradient accumulation happens inside the step; that of Keras' optimizers fails under every strategy;
-* dropout seeds are derived from (seed, step, replica, micro-batch, layer); Keras draws the same mask on every replica,
-  and keeps the position of its generator in a variable that weight files leave out;
-* metrics are sums over all examples of weight 1, in variables that are equal on all replicas, so they are exact and
-  continue bit for bit after a restart.
+`Trainer` differs from a stock `keras.Model`: losses are divided by the global batch, and gradients are summed over the
+replicas before they are clipped or checked for infinities, where Keras takes those of each replica; gradients are
+accumulated inside the step, where those of Keras' optimizers fail under every strategy; dropout seeds follow from seed,
+step, replica, micro-batch and layer, where Keras draws the same mask on every replica; metrics are sums over all
+examples, in variables that are equal on all replicas, so they are exact and continue bit for bit.
 """
 
 import dataclasses
@@ -21,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from keras_vit import UserError
 from keras_vit.models.attention import chunk_long_attention
 from training.loop.devices.cpu_kernels import fast_here
 from training.loop.devices.strategies import several_workers
@@ -54,14 +49,10 @@ class StepOptions:
 class Trainer(keras.Model):
     """A functional model and its training: objective, accumulation, moving average, dropout seeds, metrics.
 
-    `training.loop.train` calls `train_steps` and `test_steps`; Keras' own `fit`, `evaluate` and `train_on_batch` work,
-    too.
+    `training.loop.train` calls `train_steps` and `test_steps`, (iterator over batches, number of steps) -> logs of the
+    last step, after `make_train_function` and `make_test_function`; Keras' `fit`, `evaluate` and `train_on_batch` work,
+    too. The optimizer comes from `make_optimizer`, optionally in a `LossScaleOptimizer`.
     """
-
-    train_steps: Callable[..., dict]
-    """(iterator over batches, number of steps) -> logs of the last step; from `make_train_function` on."""
-    test_steps: Callable[..., dict]
-    """As `train_steps`, of the evaluation; from `make_test_function` on."""
 
     def __init__(
         self,
@@ -91,7 +82,6 @@ class Trainer(keras.Model):
         self._statistics = [v for layer in norms for v in (layer.moving_mean, layer.moving_variance)]
         self._statistics += [v for layer in network.layers for v in getattr(layer, "statistics", ())]
         if options.remat:
-            check_segments(network)
             chunk_long_attention(network)
         trained = fast_here(network)
         with self._strategy.scope():
@@ -128,15 +118,6 @@ class Trainer(keras.Model):
     def metrics(self) -> list:
         """No Keras metrics: a step returns its metrics in the logs."""
         return []
-
-    def compile(
-        self, optimizer: keras.optimizers.Optimizer, *, steps_per_execution: int = 1, jit_compile: bool = False
-    ) -> None:
-        """As `keras.Model.compile`, without loss and metrics, which the objective defines.
-
-        The optimizer comes from `make_optimizer`, optionally in a `LossScaleOptimizer`.
-        """
-        super().compile(optimizer, steps_per_execution=steps_per_execution, jit_compile=jit_compile)
 
     @property
     def state(self) -> dict[str, keras.Variable]:
@@ -215,22 +196,38 @@ class Trainer(keras.Model):
 
     def _accumulated(self, images, labels):
         """As `_gradients`, one micro-batch after the other."""
-        count = self._accumulation
-        images, labels = tf.nest.map_structure(
-            lambda x: tf.reshape(x, (count, x.shape[0] // count, *x.shape[1:])), (images, labels)
+        images, labels = keras.tree.map_structure(self._micro_batches, (images, labels))
+        start = (
+            [self._zeros(variable) for variable in self.network.trainable_variables],
+            [ops.zeros(()) for _ in self.sums],
+            [v.value for v in self._statistics],
         )
-        zeros = [tf.zeros(variable.shape) for variable in self.network.trainable_variables]
-        start = zeros, [tf.zeros(())] * 3, [v.value for v in self._statistics]
 
         def add(index, totals):
             gradients, sums, statistics = totals
-            of_micro_batch = tf.nest.map_structure(lambda x: x[index], (images, labels))
+            of_micro_batch = keras.tree.map_structure(lambda x: x[index], (images, labels))
             more, more_sums, statistics = self._gradients(*of_micro_batch, index, statistics)
             added = [a + b for a, b in zip(gradients, more, strict=True)]
-            return index + 1, (added, [a + b for a, b in zip(sums, more_sums, strict=True)], statistics)
+            return added, [a + b for a, b in zip(sums, more_sums, strict=True)], statistics
 
+        return self._repeated(add, start)
+
+    def _micro_batches(self, rows):
+        """Rows (B, ...) -> (count, B / count, ...)."""
+        return ops.reshape(rows, (self._accumulation, rows.shape[0] // self._accumulation, *rows.shape[1:]))
+
+    def _zeros(self, variable: keras.Variable):
+        return ops.zeros(variable.shape)
+
+    def _repeated(self, step: Callable, start: tuple) -> tuple:
+        """Return what (index, values) -> values makes of the start, for each micro-batch in turn."""
         # One at a time: in parallel the micro-batches would take the memory of the full batch.
-        return tf.while_loop(lambda index, _: index < count, add, (tf.constant(0), start), parallel_iterations=1)[1]
+        return tf.while_loop(
+            lambda index, _: index < self._accumulation,
+            lambda index, values: (index + 1, step(index, values)),
+            (tf.constant(0), start),
+            parallel_iterations=1,
+        )[1]
 
     def _gradients(self, images, labels, micro=0, statistics=None):
         """Return gradients, the sums [loss, metric, weight], and the moving statistics after a micro-batch.
@@ -339,20 +336,13 @@ class Trainer(keras.Model):
         return steps_function, of_keras
 
 
-def check_segments(network: keras.Model) -> None:
-    """Raises UserError for models that cannot be rematerialized.
-
-    Batch normalization would update its statistics twice per batch; masked patches have an output that does not come
-    from the blocks.
-    """
-    if isinstance(network.output, dict):
-        raise UserError("Masked patch prediction does not support rematerialization; leave --remat out.")
-    if any(isinstance(layer, keras.layers.BatchNormalization) for layer in network.layers):
-        raise UserError("A model with batch normalization would count each batch twice; leave --remat out.")
-
-
 def segments(network: keras.Model) -> list[keras.Model]:
-    """Split a network into consecutive models, each ending with a block and the last with the head."""
+    """Split a network into consecutive models, each ending with a block and the last with the head.
+
+    With rematerialization, only their outputs stay in memory ("Training Deep Nets with Sublinear Memory Cost", arXiv
+    1604.06174). `keras.RematScope` is for layers that are built in it, one by one, whose inputs all stay; and dropout
+    would draw another mask when it is computed again, behind the scope of the step's seeds.
+    """
     ends = [layer.output for layer in network.layers if _BLOCK.fullmatch(layer.name)]
     return [keras.Model(begin, end) for begin, end in zip([network.input, *ends], [*ends, network.output], strict=True)]
 
@@ -360,10 +350,7 @@ def segments(network: keras.Model) -> list[keras.Model]:
 def rematerialized(
     parts: Sequence[keras.Model], values: Sequence[tuple[keras.Variable, tf.Tensor]]
 ) -> Callable[[tf.Tensor, bool], tf.Tensor]:
-    """Return a function that calls all segments, with `values` in place of their variables.
-
-    Each segment enters its own StatelessScope, because it is computed again after the caller's scope has ended.
-    """
+    """Return a function that calls all segments, with `values` in place of their variables."""
 
     def call(images: tf.Tensor, training: bool) -> tf.Tensor:
         outputs = images
@@ -372,7 +359,7 @@ def rematerialized(
             mapping = [(variable, value) for variable, value in values if id(variable) in ids]
 
             @tf.recompute_grad
-            def segment(inputs, *states, part=part, mapping=mapping):
+            def segment(inputs, *states, part=part, mapping=mapping):  # once more after the caller's scope has ended
                 with keras.StatelessScope(list(zip((variable for variable, _ in mapping), states, strict=True))):
                     return part(inputs, training=training)
 

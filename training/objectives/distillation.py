@@ -198,6 +198,7 @@ class FeatureDistillation(Objective):
 
     metrics = ("loss", "cosine")
     metric_dtype = "float32"
+    without_remat = "--distillation features"
 
     def __init__(self, teacher: str):
         self._name, self._in_training = teacher, True

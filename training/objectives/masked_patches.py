@@ -32,6 +32,8 @@ class MaskedPatches(Objective):
         preprocessing: of the images; `prepare` takes that of the model.
     """
 
+    without_remat = "Masked patch prediction"
+
     def __init__(self, target: Target, patch: tuple[int, int], preprocessing: Preprocessing):
         self._target, self._patch, self._preprocessing = target, patch, preprocessing
         self.metrics = ("loss",) if target in PIXEL_TARGETS else ("loss", "accuracy")
