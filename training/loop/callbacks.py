@@ -23,9 +23,9 @@ _CALIBRATION_IMAGES = 512
 class InspectEpochs(keras.callbacks.Callback):
     """Inspects the model that `make_model` returns after every `every` epochs, on the first sample images of the run.
 
-    Writes figures, arrays and an HTML report to `inspection/epoch_0005/` in the run directory, and the same figures to
-    `tensorboard/inspection`, those of earlier epochs again when a run is resumed. Training does not change, bit for
-    bit. The attention distance is a mean over `count` images at most, of which the maps of `shown` are shown.
+    Writes `inspection/epoch_0005/` in the run directory, and the same figures to `tensorboard/inspection`, those of
+    earlier epochs again when a run is resumed. Training does not change, bit for bit. The attention distance is a mean
+    over `count` images at most, of which the maps of `shown` are shown.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class InspectEpochs(keras.callbacks.Callback):
 
 
 class ProfileSteps(keras.callbacks.Callback):
-    """Writes a trace of the steps from `first` to `last`, counted from 1 over the run, to `profile/` of its directory.
+    """Writes a trace of the steps from `first` to `last`, counted from 1 over the run, to a folder.
 
     Step 1 includes the compilation. With several steps per execution, the trace has every execution that contains one
     of these steps. `step` returns the steps done.
@@ -101,23 +101,20 @@ class MetricsLog:
         remove_folder(folder)
         # Two writers, which put training and evaluation in one chart.
         self._writers = {name: tf.summary.create_file_writer(str(folder / name)) for name in ("train", "validation")}
-        run.write_metrics(records)
-        for number, record in enumerate(records, start=1):
-            self._write_scalars(number, record)
+        self.write(records, first=0)
 
-    def write(self, records: list[dict]) -> None:
-        """Write the last of the records, behind those that are written."""
+    def write(self, records: list[dict], first: int = -1) -> None:
+        """Write all records; to TensorBoard those from `first` on, behind those that are written."""
         self._run.write_metrics(records)
-        self._write_scalars(len(records), records[-1])
-
-    def _write_scalars(self, number: int, record: dict) -> None:
-        values = {name: value for name, value in record.items() if name not in ("epoch", "step")}
-        for writer, is_validation in (("validation", True), ("train", False)):
-            with self._writers[writer].as_default(step=number):
-                for name, value in values.items():
-                    if name.startswith("val_") == is_validation:
-                        tf.summary.scalar(f"epoch_{name.removeprefix('val_')}", value)
-            self._writers[writer].flush()
+        for number, record in [*enumerate(records, start=1)][first:]:
+            for name, value in record.items():
+                if name in ("epoch", "step"):
+                    continue
+                part = "validation" if name.startswith("val_") else "train"
+                with self._writers[part].as_default(step=number):
+                    tf.summary.scalar(f"epoch_{name.removeprefix('val_')}", value)
+        for writer in self._writers.values():
+            writer.flush()
 
 
 def save_images(run: RunDirectory, source: DataSet, preprocessing: Preprocessing) -> None:

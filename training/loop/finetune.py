@@ -47,10 +47,7 @@ def finetune(
 
     def make_model(_: int) -> keras.Model:
         with on_this_host(setup.strategy):
-            if options.zero_shot_head:
-                model = _with_text_head(checkpoint, options, data.labels)
-            else:
-                model = _load(path, options, data.labels)
+            model = _load(path, options, data.labels)
         preprocessing = keras_vit.preprocessing_of(model)
         if preprocessing.channels == 1 and typical_image(data.train)[1] == 3:
             print("The checkpoint takes grayscale images, so the colors of the training images are not used.")
@@ -99,6 +96,10 @@ def patch_and_side(options: FinetuneOptions) -> tuple[int, int | None]:
 def _load(path: pathlib.Path, options: FinetuneOptions, labels: Sequence[str]) -> keras.Model:
     """Load the checkpoint's model at the recipe's image size, with a head for the classes of the data."""
     size, number = options.recipe.image_size, len(labels)
+    if options.zero_shot_head:
+        texts = classes_of_labels(labels, options.templates)
+        classes = dict(zip(texts.labels, texts.texts, strict=True))
+        return keras_vit.zero_shot(_checkpoint_name(options), classes, texts.templates, size)
     if path.name.endswith(KERAS_WEIGHTS):
         channels = options.channels or 3
         model = keras_vit.build(options.model or "", image_size=size, num_classes=number, channels=channels)
@@ -110,20 +111,12 @@ def _load(path: pathlib.Path, options: FinetuneOptions, labels: Sequence[str]) -
     )
 
 
-def _with_text_head(checkpoint: str, options: FinetuneOptions, labels: Sequence[str]) -> keras.Model:
-    """Return the image tower of a checkpoint of two, with the names of the classes as its head."""
-    texts = classes_of_labels(labels, options.templates)
-    classes = dict(zip(texts.labels, texts.texts, strict=True))
-    return keras_vit.zero_shot(checkpoint, classes, texts.templates, options.recipe.image_size)
-
-
 class AveragedWithStart(keras.callbacks.Callback):
     """At the end of training, replace the weights by their mean with those that the training began with.
 
-    It changes no checkpoint, so a run that continues behind its last step averages once, too.
-
-    Args:
-        share: of the trained weights, 0 to 1.
+    WiSE-FT ("Robust fine-tuning of zero-shot models", arXiv 2109.01903, equation 1): it keeps more of what the
+    checkpoint knew. A share of 0.5 of the trained weights is the paper's choice where nothing else is known. It changes
+    no checkpoint, so a run that continues behind its last step averages once, too.
     """
 
     def __init__(self, share: float):

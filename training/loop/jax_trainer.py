@@ -1,9 +1,8 @@
-"""The training and evaluation step on JAX.
+"""The training and evaluation step on JAX: what `Trainer` computes, from the same batches, in the same order.
 
-They compute what `Trainer` does on TensorFlow, from the same batches, in the same order: see there. Here one compiled
-function takes the values of all variables and returns the new ones. `keras.distribution` divides the batch, and with
-`--model-parallel` and `--shard-weights` the weights, among the devices of all hosts; sums over the batch are sums over
-all devices, and dropout masks do not depend on their number.
+One compiled function takes the values of all variables and returns the new ones. `keras.distribution` divides the
+batch, and with `--model-parallel` and `--shard-weights` the weights, among the devices of all hosts; sums over the batch
+are sums over all devices, and dropout masks do not depend on their number.
 """
 
 import collections
@@ -75,7 +74,10 @@ class JaxTrainer(Trainer):
         super().jax_state_sync()
 
     def _train_groups(self) -> list[Sequence[keras.Variable]]:
-        return [self.trainable_variables, self.non_trainable_variables, self.optimizer.variables, []]
+        return [*self._test_groups()[:2], self.optimizer.variables, []]
+
+    def _test_groups(self) -> list[Sequence[keras.Variable]]:
+        return [self.trainable_variables, self.non_trainable_variables, []]
 
     def batches(self, dataset) -> Iterator:
         """Return batches on the devices, each copied to them before the one before it is trained on."""
@@ -109,7 +111,7 @@ class JaxTrainer(Trainer):
 
     def _test_steps(self, iterator, steps) -> dict:
         self.jax_state_sync()
-        groups = [self.trainable_variables, self.non_trainable_variables, []]
+        groups = self._test_groups()
         logs, values = self.test_function(_current(groups), iterator)
         for variable, value in _pairs(groups, values):
             variable.assign(value)
@@ -127,7 +129,7 @@ class JaxTrainer(Trainer):
     def test_step(self, state, data):
         images, labels, weights = data
         labels = self._validation.whole_batch(labels, weights, self._total)
-        groups = [self.trainable_variables, self.non_trainable_variables, []]
+        groups = self._test_groups()
         with keras.StatelessScope(_pairs(groups, state)) as scope:
             trained = [v.value for v in self.ema or self.network.trainable_variables]
             others = [v.value for v in self.network.non_trainable_variables]

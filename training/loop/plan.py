@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.errors import Rules, refuse_first
 from keras_vit.files.remote import is_remote
 from keras_vit.runs import Run
 from training.data.checks import check_classes
@@ -28,8 +26,6 @@ from training.workdir import run_settings
 
 # Class names in the first lines of a log.
 _SHOWN_CLASSES = 10
-# Bytes that a pixel takes in a step of a small model, and what no machine holds for a step.
-_BYTES_PER_PIXEL, MOST_MEMORY = 1000, 10**15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +43,6 @@ def open_setup(options: TrainingOptions, open_data: Callable[[], DataSet] | None
 
     Raises UserError for what is wrong, and for such data on several hosts with JAX.
     """
-    if not options.workdir.isprintable():
-        raise UserError(
-            "--workdir takes a directory or an address such as gs://bucket/run, in printable characters, "
-            f"but was given {options.workdir!r}; give one such as runs/mine."
-        )
     if is_remote(options.workdir):
         options.directory.mkdir(parents=True, exist_ok=True)  # raises what is wrong before all the work
     strategy = open_strategy(options.devices, options.model_parallel, shard_weights=options.shard_weights)
@@ -109,10 +100,15 @@ def resolve(options: TrainingOptions, setup: Setup, *, command: str, recipe_name
     if recipe.teacher is not None and recipe.distillation != "features" and (known := Run(recipe.teacher).labels):
         advice = "give a teacher that was trained on these classes"
         check_classes(known, data.labels, f"The teacher {recipe.teacher}", advice)
-    num_steps = recipe.num_steps(data.train.num_examples)
-    refuse_first(_shares(recipe, setup.strategy.num_replicas_in_sync))
-    epoch_steps = steps_per_epoch(data.train, recipe.batch_size)
-    refuse_first(_lengths(options.execution, recipe, num_steps, epoch_steps))
+    num_steps, epoch_steps = recipe.num_steps(data.train.num_examples), steps_per_epoch(data.train, recipe.batch_size)
+    replicas = setup.strategy.num_replicas_in_sync
+    parts = replicas * recipe.accumulation
+    if recipe.batch_size % parts:
+        raise UserError(
+            f"A batch of {recipe.batch_size} images cannot be shared evenly by {replicas} replicas with "
+            f"{recipe.accumulation} micro-batches each; give --batch-size {max(recipe.batch_size // parts, 1) * parts}."
+        )
+    _check_lengths(options.execution, num_steps, epoch_steps)
     return Plan(
         options=options,
         recipe=_with_fitting_warmup(recipe, num_steps),
@@ -139,27 +135,14 @@ def _with_loss_for(data: DataSet, recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, loss="multi-label")
 
 
-def _shares(recipe: Recipe, replicas: int) -> Rules:
-    parts, needed = replicas * recipe.accumulation, memory_of_step(recipe)
-    batch, fits = f"{recipe.batch_size} images", max(recipe.batch_size // parts, 1) * parts
-    evenly = f"be shared evenly by {replicas} replicas with {recipe.accumulation} micro-batches each"
-    yield recipe.batch_size % parts, f"A batch of {batch} cannot {evenly}; give --batch-size {fits}."
-    size = f"with batches of {batch} of {recipe.image_size[0]} by {recipe.image_size[1]} pixels"
-    memory = f"A step would take about {needed / 1e12:,.0f} TB of memory, {size}"
-    yield needed > MOST_MEMORY, f"{memory}; give a smaller --image-size or --batch-size."  # a digit too many
-
-
-def _lengths(execution: Execution, recipe: Recipe, num_steps: int, epoch_steps: int) -> Rules:
-    last = 0 if execution.profile_steps is None else execution.profile_steps[1]
-    profiled = f"--profile-steps ends with step {last:,}, but the run has {num_steps:,} steps"
-    yield last > num_steps, f"{profiled}; give earlier ones."
+def _check_lengths(execution: Execution, num_steps: int, epoch_steps: int) -> None:
+    """Raise UserError for options about a part of the run that it does not reach."""
+    last = execution.profile_steps[1] if execution.profile_steps else 0
+    if last > num_steps:
+        raise UserError(f"--profile-steps ends with step {last:,} of a run of {num_steps:,} steps; give earlier ones.")
     epochs, every = -(-num_steps // (execution.evaluate_every or epoch_steps)), execution.inspect_every or 0
-    yield every > epochs, f"--inspect-every {every} inspects none of the run's {epochs} epochs; give {epochs} or less."
-
-
-def memory_of_step(recipe: Recipe) -> int:
-    """Return about how many bytes a step takes with a small model."""
-    return _BYTES_PER_PIXEL * recipe.batch_size * math.prod(recipe.image_size)
+    if every > epochs:
+        raise UserError(f"--inspect-every {every} inspects none of the run's {epochs} epochs; give {epochs} or less.")
 
 
 def _with_fitting_warmup(recipe: Recipe, num_steps: int) -> Recipe:
@@ -191,10 +174,8 @@ def print_summary(plan: Plan, network: keras.Model) -> None:
         print(f"The recipe's label smoothing of {recipe.label_smoothing} has no effect with a soft teacher.")
     if (weights := plan.class_weights) is not None:
         least, most = int(weights.argmin()), int(weights.argmax())
-        print(
-            f"Class weights: {weights[least]:.2f} ({labels[least]}) to {weights[most]:.2f} ({labels[most]}), 1 on "
-            "average over the images."
-        )
+        ends = f"{weights[least]:.2f} ({labels[least]}) to {weights[most]:.2f} ({labels[most]})"
+        print(f"Class weights: {ends}, 1 on average over the images.")
     is_own_folder = plan.options.source.data.startswith(("folder:", "csv:"))
     is_evened = recipe.balance or recipe.class_weights
     if is_own_folder and data.train.labels is not None and not is_evened and recipe.uses_labels:

@@ -102,8 +102,8 @@ def _tpu(name: str) -> tf.distribute.Strategy:
 
 
 def _multi_worker(timeout: int) -> tf.distribute.Strategy:
-    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout)
     met_workers(timeout)
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout)
     # The constructor waits for all workers without a timeout and blocks Python's signals.
     faulthandler.dump_traceback_later(timeout, exit=True)
     try:
@@ -135,7 +135,6 @@ def distributed(strategy: tf.distribute.Strategy, batch_size: int, batches: Call
     """Distribute batches: each worker reads its rows of every batch, and each replica computes its rows, in order.
 
     Args:
-        strategy: of the model.
         batch_size: examples per batch on all replicas; a multiple of the number of replicas.
         batches: part (i, n) -> rows i * B / n to (i + 1) * B / n of every batch.
     """
@@ -159,13 +158,12 @@ def check_equal_on_workers(strategy: tf.distribute.Strategy, values: dict[str, i
     """Raises UserError in every worker if these numbers, by description, differ between workers."""
     if not several_workers(strategy):
         return
-    names = list(values)
     if isinstance(strategy, JaxDevices):
         gathered = numbers_of_hosts(list(values.values()))
     else:
-        here = tf.constant([[values[name] for name in names]], tf.int64)
+        here = tf.constant([list(values.values())], tf.int64)
         gathered = tf.function(lambda: strategy.gather(strategy.run(lambda: tf.identity(here)), axis=0))().numpy()
-    for name, column in zip(names, gathered.T, strict=True):
+    for name, column in zip(values, gathered.T, strict=True):
         if len(set(column.tolist())) > 1:
             raise UserError(
                 f"The workers differ in {name}; give all of them the same command, and a --workdir that they share."
@@ -175,9 +173,14 @@ def check_equal_on_workers(strategy: tf.distribute.Strategy, values: dict[str, i
 @contextlib.contextmanager
 def report_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Exit with CONTINUE_LATER and one sentence when another worker is lost."""
+    errors: tuple[type[Exception], ...] = _LOST_WORKER_ERRORS
+    if keras.backend.backend() == "jax":
+        import jax
+
+        errors = (jax.errors.JaxRuntimeError,)
     try:
         yield
-    except _lost_worker_errors() as error:
+    except errors as error:
         reason = _another_worker_named(strategy, error) if several_workers(strategy) else None
         if reason is None:
             raise
@@ -190,14 +193,6 @@ def report_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
         sys.stdout.flush()
         # A regular exit would wait for the lost worker.
         os._exit(CONTINUE_LATER)
-
-
-def _lost_worker_errors() -> tuple[type[Exception], ...]:
-    if keras.backend.backend() != "jax":
-        return _LOST_WORKER_ERRORS
-    import jax
-
-    return (jax.errors.JaxRuntimeError,)
 
 
 def _another_worker_named(strategy: tf.distribute.Strategy, error: Any) -> str | None:
