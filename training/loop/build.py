@@ -42,8 +42,9 @@ def build_trainer(
     class_weights: (K,), see `training.objectives.classification.Classification`.
     """
     model = _new_model(make_model, strategy, execution)
-    options = {"strategy": strategy, "execution": execution, "seed": seed, "class_weights": class_weights}
-    return compile_trainer(model, recipe, num_steps, **options)
+    return compile_trainer(
+        model, recipe, num_steps, strategy=strategy, execution=execution, seed=seed, class_weights=class_weights
+    )
 
 
 def network_to_train(

@@ -22,7 +22,7 @@ from training.data.checks import check_data
 from training.data.sources import DataSet
 from training.loop.build import network_to_train
 from training.loop.optimizers import LearningRate
-from training.loop.plan import Plan, open_setup
+from training.loop.plan import Plan, check_shares, open_setup
 from training.loop.run import RunDirectory
 from training.objectives.of_recipe import objective_of
 from training.options.common import Execution
@@ -248,21 +248,15 @@ def budget(
     execution: Execution,
     shard_weights: bool = False,
 ) -> Budget:
-    """Return the budget of a recipe with a target of classes.
+    """Return the budget of a recipe with a target of classes on a slice, such as v5e-16.
 
-    Args:
-        name: of the recipe, for the table of compiled steps.
-        chips: a slice, such as v5e-16.
-        num_examples: training images.
-        shard_weights: whether the chips divide weights and state.
+    name: of the recipe, for the table of compiled steps. shard_weights: whether the chips divide weights and state.
 
     Raises UserError if there is no such slice, or if it cannot share a batch evenly.
     """
     chip, number = slice_of(chips)
-    if recipe.batch_size % number:
-        fits = max(recipe.batch_size // number, 1) * number
-        shared = f"A batch of {recipe.batch_size} images cannot be shared evenly by {number} chips"
-        raise UserError(f"{shared}; give --batch-size {fits}.")
+    whole = dataclasses.replace(recipe, accumulation=1)
+    check_shares(whole, number)
     steps, images = recipe.num_steps(num_examples), recipe.batch_size // number
     cost = costs(recipe.model, recipe.image_size, num_classes=num_classes, channels=recipe.channels)
     flops = (4.0 if execution.remat else 3.0) * cost.flops * recipe.batch_size * steps
@@ -271,7 +265,6 @@ def budget(
         (few, low), (many, high) = _COMPILED[name, chip]  # linear between and beyond
         memory: float = low + (high - low) / (many - few) * (images - few)
     else:
-        whole = dataclasses.replace(recipe, accumulation=1)
         parts = estimate_memory(Workload(recipe.model, whole, num_classes, recipe.channels, execution, number))
         state = sum(size for part, size in parts.items() if not part.startswith("activations"))
         memory = sum(parts.values()) - state + (state / number if shard_weights else state)

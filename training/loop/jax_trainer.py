@@ -1,8 +1,8 @@
 """The training and evaluation step on JAX: what `Trainer` computes, from the same batches, in the same order.
 
 One compiled function takes the values of all variables and returns the new ones. `keras.distribution` divides the
-batch, and with `--model-parallel` and `--shard-weights` the weights, among the devices of all hosts; sums over the batch
-are sums over all devices, and dropout masks do not depend on their number.
+batch, and with `--model-parallel` and `--shard-weights` the weights, among the devices of all hosts; sums over the
+batch are sums over all devices, and dropout masks do not depend on their number.
 """
 
 import collections

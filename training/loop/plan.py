@@ -101,13 +101,7 @@ def resolve(options: TrainingOptions, setup: Setup, *, command: str, recipe_name
         advice = "give a teacher that was trained on these classes"
         check_classes(known, data.labels, f"The teacher {recipe.teacher}", advice)
     num_steps, epoch_steps = recipe.num_steps(data.train.num_examples), steps_per_epoch(data.train, recipe.batch_size)
-    replicas = setup.strategy.num_replicas_in_sync
-    parts = replicas * recipe.accumulation
-    if recipe.batch_size % parts:
-        raise UserError(
-            f"A batch of {recipe.batch_size} images cannot be shared evenly by {replicas} replicas with "
-            f"{recipe.accumulation} micro-batches each; give --batch-size {max(recipe.batch_size // parts, 1) * parts}."
-        )
+    check_shares(recipe, setup.strategy.num_replicas_in_sync)
     _check_lengths(options.execution, num_steps, epoch_steps)
     return Plan(
         options=options,
@@ -127,22 +121,27 @@ def _with_loss_for(data: DataSet, recipe: Recipe) -> Recipe:
         return recipe
     if not data.multi_label:
         raise UserError(FOR_SEVERAL_CLASSES)
-    if recipe.teacher:
-        raise UserError(
-            "A teacher gives probabilities that sum to 1, but these images have several classes; leave --teacher out."
-        )
     print("Each image may have several classes: the loss is a sigmoid cross-entropy per class (--loss multi-label).")
     return dataclasses.replace(recipe, loss="multi-label")
 
 
+def check_shares(recipe: Recipe, replicas: int) -> None:
+    """Raise UserError if the replicas cannot share a batch evenly."""
+    parts = replicas * recipe.accumulation
+    if recipe.batch_size % parts:
+        raise UserError(
+            f"A batch of {recipe.batch_size} images cannot be shared evenly by {replicas} replicas with "
+            f"{recipe.accumulation} micro-batches each; give --batch-size {max(recipe.batch_size // parts, 1) * parts}."
+        )
+
+
 def _check_lengths(execution: Execution, num_steps: int, epoch_steps: int) -> None:
     """Raise UserError for options about a part of the run that it does not reach."""
-    last = execution.profile_steps[1] if execution.profile_steps else 0
-    if last > num_steps:
-        raise UserError(f"--profile-steps ends with step {last:,} of a run of {num_steps:,} steps; give earlier ones.")
-    epochs, every = -(-num_steps // (execution.evaluate_every or epoch_steps)), execution.inspect_every or 0
-    if every > epochs:
-        raise UserError(f"--inspect-every {every} inspects none of the run's {epochs} epochs; give {epochs} or less.")
+    last, every = (execution.profile_steps or (0, 0))[1], execution.inspect_every or 0
+    epochs = -(-num_steps // (execution.evaluate_every or epoch_steps))
+    for option, needed, there in (("--profile-steps", last, num_steps), ("--inspect-every", every, epochs)):
+        if needed > there:
+            raise UserError(f"{option} needs {needed:,}, but the run has {there:,} of these; give less.")
 
 
 def _with_fitting_warmup(recipe: Recipe, num_steps: int) -> Recipe:

@@ -45,11 +45,9 @@ class TrainingProgress:
 
     @property
     def left(self) -> str:
-        """The time that is left, as 12 min; of this process, since it began."""
-        done = self.step() - self._first_step
-        if not done:
-            return "?"
-        return duration((self.clock() - self._start) / done * (self.num_steps - self.step()))
+        """The time that is left by the speed of this process, as 12 min."""
+        done, left = self.step() - self._first_step, self.num_steps - self.step()
+        return duration((self.clock() - self._start) / done * left) if done else "?"
 
 
 def display(progress: TrainingProgress) -> "ProgressBar | ProgressLines":
@@ -97,17 +95,14 @@ class ProgressBar(keras.callbacks.Callback):
         names = [name for name in ("loss", "accuracy", "binary_accuracy") if name in logs]
         epoch, step, steps, left = progress.epoch, progress.step(), progress.num_steps, f"{progress.left} left"
         short = ", ".join(f"{'loss' if name == 'loss' else 'acc'} {logs[name]:.3f}" for name in names)
-        long = ", ".join(f"{name} {logs[name]:.4f}" for name in names)
+        long = f"epoch {epoch}, step {step:,}/{steps:,}, " + ", ".join(f"{name} {logs[name]:.4f}" for name in names)
         evaluated = [f"val_{name}" for name in names[1:] if f"val_{name}" in logs]
         evaluation, doing = "".join(f", {name} {logs[name]:.4f}" for name in evaluated), f", {doing}" * bool(doing)
-        begin, rate = f"epoch {epoch}, step {step:,}/{steps:,}, {long}", f"{self._rate:,.0f} images/s, {left}{doing}"
-        tight = f"{epoch}, {step}/{steps}, {short}, {self._rate:.0f}/s, {left}"
-        forms = (
-            f"{begin}{evaluation}, {rate}",
-            f"{begin}, {rate}",
-            f"epoch {epoch}, step {step}/{steps}, {short}, {rate}",
-        )
-        return next((form for form in (*forms, tight + doing, tight) if len(form) <= columns), tight[:columns])
+        rate, tight = f"{self._rate:,.0f} images/s, {left}{doing}", f"{epoch}, {step}/{steps}, {short}"
+        tight = f"{tight}, {self._rate:.0f}/s, {left}"
+        middle = f"epoch {epoch}, step {step}/{steps}, {short}, {rate}"
+        forms = (f"{long}{evaluation}, {rate}", f"{long}, {rate}", middle, tight + doing, tight)
+        return next((form for form in forms if len(form) <= columns), tight[:columns])
 
 
 class ProgressLines(keras.callbacks.Callback):

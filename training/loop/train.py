@@ -193,13 +193,13 @@ class Training:
         # Images that are held here would be sent to the service.
         epochs = left / plan.epoch_steps if service is None else 0.0
         source = resized_once(plan.data, recipe, preprocessing, epochs=epochs, evaluations=left // self._epoch)
-        of_classes, most = {"num_classes": len(source.labels)}, _EVALUATION_BATCH
-        of_training: Callable[..., tf.data.Dataset] = functools.partial(training_batches, **of_classes)
-        of_evaluation: Callable[..., tf.data.Dataset] = functools.partial(evaluation_batches, **of_classes)
+        num_classes, most = len(source.labels), _EVALUATION_BATCH
+        of_training: Callable[..., tf.data.Dataset] = functools.partial(training_batches, num_classes=num_classes)
+        of_evaluation: Callable[..., tf.data.Dataset] = functools.partial(evaluation_batches, num_classes=num_classes)
         if source.batches is not None:  # of large pictures
             of_training, of_evaluation, most = source.batches.training, source.batches.evaluation, recipe.batch_size
         if source.unlabelled is not None:
-            of_training = functools.partial(semi_supervised_batches, source.unlabelled, **of_classes)
+            of_training = functools.partial(semi_supervised_batches, source.unlabelled, num_classes=num_classes)
         training = functools.partial(of_training, source.train, recipe, preprocessing, seed=plan.options.seed)
         if service is not None:
             training = functools.partial(served_batches, service, training)

@@ -57,10 +57,9 @@ class PatchDropout(OtherPatches):
     def forwards(self, network, trained, step, averages):
         """Raises UserError for a model whose blocks need the complete grid."""
         config = keras_vit.config_of(network)
-        if not isinstance(config, ViTConfig) or config.axial or config.position_injection != "input":
+        at_input = isinstance(config, ViTConfig) and not config.axial and config.position_injection == "input"
+        if not at_input or config.position_embedding in ("relative", "rotary"):
             raise UserError("--patch-dropout is for a Vision Transformer with positions at its input; leave it out.")
-        if config.position_embedding in ("relative", "rotary"):
-            raise UserError(f"--patch-dropout does not fit {config.position_embedding} positions; leave it out.")
         embedded = trained.get_layer("Transformer.encoderblock_0.LayerNorm_0").input
         self._prefix = config.num_prefix_tokens
         self._patches = embedded.shape[1] - self._prefix

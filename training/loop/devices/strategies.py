@@ -71,14 +71,14 @@ def _detect(gpus: list) -> StrategyKind:
 
 
 def _devices(replicas: int | None, gpus: list) -> list[str]:
-    if gpus:
-        if replicas is not None and replicas > len(gpus):
-            raise UserError(f"{replicas} GPUs were requested, but this machine has {len(gpus)}; give fewer --replicas.")
-        return [f"GPU:{number}" for number in range(replicas or len(gpus))]
-    if replicas is None:
+    if (replicas or 1) > len(gpus) and (gpus or replicas is None):
+        advice = "give fewer --replicas" if gpus else "use --strategy single, or --replicas 2 to try it out"
         raise UserError(
-            "This machine has no GPU for the strategy mirrored; use --strategy single, or --replicas 2 to try it out."
+            f"The strategy mirrored takes {replicas or 'GPUs'}, but this machine has {len(gpus)}; {advice}."
         )
+    if gpus:
+        return [f"GPU:{number}" for number in range(replicas or len(gpus))]
+    assert replicas is not None
     cpu = tf.config.list_physical_devices("CPU")[0]
     with explained(
         f"The CPU cannot be split into {replicas} devices, because TensorFlow is already initialized.", RuntimeError
