@@ -52,7 +52,7 @@ def test_when_no_state_is_whole_the_run_does_not_begin_anew_by_itself(tmp_path):
 def test_a_full_disk_leaves_the_state_before(tmp_path, monkeypatch):
     save(tmp_path, 5)
 
-    refused = "step 12 could not be written .*File too large.* that of step 5 is intact"
+    refused = "step 12 could not be written .*File too large.* earlier ones are intact"
     with full_disk(100), pytest.raises(UserError, match=refused):
         save(tmp_path, 12)
     assert [path.name[:13] for path in tmp_path.iterdir()] == ["step-00000005"]

@@ -195,7 +195,6 @@ def test_a_directory_without_a_run_is_refused_and_not_changed(tmp_path):
     ("fields", "words"),
     [
         ({"batch_size": 2000}, "batch of 2000 is larger than the training set of 1437 images"),
-        ({"image_size": (10**6, 10**6)}, "TB of memory, with batches of 200 images of 1000000"),
         ({"schedule": Schedule(warmup_steps=2, cooldown_steps=20)}, "20 steps .* 19 steps .* --cooldown-steps 9"),
         ({"image_size": (9, 8)}, "image height must be a multiple of the patch height 4, but is 9"),
     ],
@@ -210,8 +209,8 @@ def test_what_cannot_be_trained_leaves_no_directory(fields, words, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"profile_steps": (10, 22)}, "--profile-steps ends with step 22, but the run has 21 steps"),
-        ({"inspect_every": 4, "evaluate_every": 10}, "--inspect-every 4 inspects none of the run's 3 epochs"),
+        ({"profile_steps": (10, 22)}, "--profile-steps needs 22, but the run has 21"),
+        ({"inspect_every": 4, "evaluate_every": 10}, "--inspect-every needs 4, but the run has 3"),
     ],
 )
 def test_what_comes_after_the_end_of_the_run_is_refused_and_leaves_no_directory(options, words, dry_run, tmp_path):
@@ -223,7 +222,6 @@ def test_what_comes_after_the_end_of_the_run_is_refused_and_leaves_no_directory(
 @pytest.mark.parametrize(
     ("workdir", "seed", "words"),
     [
-        ("runs/\udcff", 0, "in printable characters, but was given .*; give one"),
         ("none://bucket/run", 0, "^none://bucket/run cannot .* TensorFlow has no file system of this scheme"),
         ("runs/here", -1, r"seed must be in \[0, 4294967295\], but is -1"),
         ("runs/here", 2**32, "but is 4294967296"),

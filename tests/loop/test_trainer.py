@@ -11,9 +11,12 @@ import keras_vit
 from keras_vit import ConvStem, ResNetConfig, UserError, ViTConfig
 from keras_vit.models.attention import DotProductAttention, chunk_long_attention
 from tests.support import randomize
+from training.loop.build import compile_trainer
 from training.loop.optimizers import make_optimizer
 from training.loop.trainer import StepOptions, Trainer
 from training.objectives.classification import Classification
+from training.options.common import Execution
+from training.recipes.pretrain import find_recipe
 
 TINY = ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
 STEM = ResNetConfig((1, 1), 8, (16, 32), preactivation=False, num_groups=4)
@@ -184,8 +187,9 @@ def test_the_form_for_a_cpu_makes_the_same_steps(family, monkeypatch):
 
 
 def test_a_model_with_batch_normalization_is_not_computed_twice():
+    model = keras_vit.build(FAMILIES["convolutional stem"], image_size=16, num_classes=3)
     with pytest.raises(UserError, match="batch normalization .* leave --remat out"):
-        trainer(FAMILIES["convolutional stem"], remat=True)
+        compile_trainer(model, find_recipe("digits"), 6, execution=Execution(remat=True))
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def unfinished(upstream, tmp_path) -> str:
     [
         (other_classes, "has 10 classes and the data have 10: only the teacher"),
         (other_count, r"must have a head of 10 classes, but its output has the shape \(None, 7\)"),
-        (other_size, "sees images of 8x12 pixels in 1 channels, but this model those of 8x8 pixels in 1 channels"),
+        (other_size, "sees images of 8x12 pixels in 1 channels, but this model those of 8x8 in 1"),
         (unfinished, "unfinished is not a finished run: it has no model.keras"),
         (lambda *_: "nowhere", "no file, folder or official checkpoint"),
     ],

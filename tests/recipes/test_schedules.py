@@ -52,13 +52,6 @@ def test_a_constant_rate_stays():
     np.testing.assert_array_equal(rates(LearningRate(Schedule("constant"), 0.5, 10), [0, 5, 10, 99]), 0.5)
 
 
-def test_a_schedule_survives_saving():
-    rate = LearningRate(Schedule("stair", 3, stairs=(0.3, 0.6)), 0.1, 50)
-    again = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(rate))
-    assert again.schedule == rate.schedule
-    np.testing.assert_array_equal(rates(again, range(50)), rates(rate, range(50)))
-
-
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
