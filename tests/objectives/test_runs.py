@@ -71,7 +71,7 @@ def test_a_killed_run_ends_in_the_same_bits_and_metrics(name, upstream, tmp_path
         (f"{SMALL} --patch-dropout 0.5 --patch-sizes 2 4", "a run takes one"),
         (f"{SMALL} --patch-dropout 0.5 --remat", "cannot be combined with rematerialization"),
         (f"{SMALL} --patch-dropout 0.5 --model.position-embedding rotary", "positions at its input"),
-        (f"{DIGITS} --teacher x --loss sigmoid", "leave --loss sigmoid out"),
+        (f"{DIGITS} --teacher x --loss sigmoid", "unlike --loss sigmoid; leave one"),
         (f"{DIGITS} --distillation hard", "--distillation and --temperature need a teacher"),
         (f"{DIGITS} --teacher x --target patch-color --label-smoothing 0", "leave --teacher out"),
         (f"{SMALL} --teacher {{}} --distillation hard", "give --model.distillation head or a distilled checkpoint"),

@@ -1,6 +1,5 @@
 """Learning rates: the values of vit_jax and big_transfer, and what holds for every schedule."""
 
-import keras
 import numpy as np
 import pytest
 

@@ -188,7 +188,7 @@ class Recipe:
         yield not is_soft and own_temperature, f"{name} distillation has no temperature; leave --temperature out."
         weights = "A teacher's probabilities replace the labels, so --class-weights has no effect; give one."
         yield has_teacher and self.class_weights, weights
-        loss = f"A teacher gives probabilities that sum to 1; leave --loss {self.loss} out."
+        loss = f"A teacher gives probabilities that sum to 1, unlike --loss {self.loss}; leave one of them out."
         yield has_teacher and self.loss != "softmax", loss
         one = f"Of --distillation {way}, --patch-sizes and --patch-dropout, a run takes one; leave one out."
         yield (not is_soft) + bool(self.patch_sizes) + bool(self.patch_dropout) > 1, one
