@@ -138,37 +138,16 @@ def test_the_weights_of_attention_and_mlp_their_slots_and_averages_are_divided()
     assert collections.Counter(line for line in lines if line.startswith("divided ")) == expected
 
 
-# A run with dropout and an average, several epochs and several checkpoints in each; it is killed when the checkpoint of
-# the step is saved, if one is given.
-_RUN = """
-import os, signal, sys
-from training import pretrain
-from training.loop import checkpoints
-
-workdir, kill_at, *more = sys.argv[1:]
-save = checkpoints.save
-
-def save_and_die(folder, step, *rest):
-    save(folder, step, *rest)
-    if step == int(kill_at):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-checkpoints.save = save_and_die
-pretrain.main([
-    "digits", "--data", "digits", "--seed", "5", "--epochs", "2", "--batch-size", "96", "--warmup-steps", "6",
-    "--checkpoint-every", "4", "--ema-decay", "0.9", "--model.num-layers", "1", "--model.hidden-size", "24",
-    "--model.mlp-dim", "48", *more, "--workdir", workdir,
-])
-"""
-
-
-def run(workdir: pathlib.Path, *more: str, devices: int = 8) -> RunDirectory:
-    assert "nothing to do" not in on_jax("-c", _RUN, str(workdir), "0", *more, devices=devices)
+def run(workdir: pathlib.Path, *more: str, devices: int = 8, resumed: bool = False) -> RunDirectory:
+    printed = on_jax("-m", "tests.loop.jax_run", str(workdir), "0", "0", "0", *more, devices=devices)
+    assert "nothing to do" not in printed
+    assert ("Continuing after step 8, in epoch 1." in printed) == resumed
     return RunDirectory(workdir)
 
 
 def killed_run(workdir: pathlib.Path, *more: str, devices: int = 8) -> pathlib.Path:
-    assert jax_process("-c", _RUN, str(workdir), "8", *more, devices=devices).returncode == -signal.SIGKILL
+    command = ("-m", "tests.loop.jax_run", str(workdir), "0", str(int(signal.SIGKILL)), "8")
+    assert jax_process(*command, *more, devices=devices).returncode == -signal.SIGKILL
     return workdir
 
 
@@ -190,9 +169,8 @@ def assert_equal(one: RunDirectory, two: RunDirectory) -> None:
 )
 def test_a_run_that_was_stopped_and_continued_ends_in_the_same_bits_and_opens_on_tensorflow(devices, more, tmp_path):
     killed = killed_run(tmp_path / "resumed", *more, devices=devices)
-    printed = on_jax("-c", _RUN, str(killed), "0", *more, devices=devices)
-    assert "Continuing after step 8, in epoch 1." in printed
-    assert_equal(RunDirectory(killed), run(tmp_path / "undisturbed", *more, devices=devices))
+    resumed = run(killed, *more, devices=devices, resumed=True)
+    assert_equal(resumed, run(tmp_path / "undisturbed", *more, devices=devices))
 
 
 OPTIONS = PretrainOptions(source=DataOptions("digits"), workdir="runs/never", recipe=RECIPES["digits"])

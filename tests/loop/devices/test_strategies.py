@@ -44,6 +44,7 @@ from training.options.common import DataOptions, Execution
 from training.options.train import PretrainOptions
 
 config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+dropping = dataclasses.replace(config, dropout_rate=0.5)
 base = dataclasses.replace(
     RECIPES["digits"], model=config, batch_size=32, clip_norm=0.1, ema_decay=0.9, epochs=None, steps=16)
 rng = np.random.default_rng(0)
@@ -51,7 +52,7 @@ images, labels = rng.integers(0, 256, (1003, 8, 8, 1), np.uint8), rng.integers(0
 preprocessing = keras_vit.Preprocessing((8, 8), 1)
 CLASSES = tuple("abcde")
 
-def build():
+def build(config=config):
     return keras_vit.build(config, preprocessing=preprocessing, num_classes=5)
 
 def with_adapters():
@@ -70,17 +71,20 @@ CHANGED = {
         accumulation=2),
     "lora": dict(optimizer="adamw", learning_rate=0.01, schedule=Schedule(warmup_steps=4), accumulation=2),
     "weighted": dict(optimizer="sgd", learning_rate=0.5, schedule=Schedule(decay="constant"), accumulation=2),
+    "dropout": dict(optimizer="sgd", learning_rate=0.1, schedule=Schedule(decay="constant")),
 }
 
-def train(strategy, name, several):
+def train(strategy, argument, several):
+    name, _, at_once = argument.partition("@")
+    several = int(at_once or several)
     recipe, split = dataclasses.replace(base, **CHANGED[name]), array_split(images, labels, CLASSES)
     keras.utils.set_random_seed(3)
     trainer = build_trainer(
-        with_adapters if name == "lora" else build,
+        {"lora": with_adapters, "dropout": lambda: build(dropping)}.get(name, build),
         recipe, 16, strategy=strategy, execution=Execution(steps_per_execution=several), seed=1,
         class_weights=np.array([0.2, 0.5, 1, 2, 4], np.float32) if name == "weighted" else None,
     )
-    run = RunDirectory(pathlib.Path(f"{sys.argv[1]}/{kind}-{name}"))
+    run = RunDirectory(pathlib.Path(f"{sys.argv[1]}/{kind}-{argument}"))
     if is_chief(strategy):
         run.start({}, CLASSES)
     options = PretrainOptions(
@@ -93,17 +97,15 @@ def train(strategy, name, several):
     setup = Setup(DataSet(CLASSES, split, split), strategy)
     Training(resolve(options, setup, command="pretrain", recipe_name="tiny"), trainer, run, [note]).run_steps()
     return {
-        name: np.concatenate([np.ravel(weight) for weight in trainer.network.get_weights()]),
-        name + "_ema": np.concatenate([np.ravel(weight) for weight in trainer.ema]),
-        name + "_step": np.array(trainer.step),
-        name + "_counts": np.array(counts[0]),
+        argument: np.concatenate([np.ravel(weight) for weight in trainer.network.get_weights()]),
+        argument + "_ema": np.concatenate([np.ravel(weight) for weight in trainer.ema]),
+        argument + "_step": np.array(trainer.step),
+        argument + "_counts": np.array(counts[0]),
     }
 
 def draws(strategy):
-    dropping = dataclasses.replace(config, dropout_rate=0.5)
     trainer = build_trainer(
-        lambda: keras_vit.build(dropping, preprocessing=preprocessing, num_classes=5),
-        base, 16, strategy=strategy, execution=Execution(), seed=1,
+        lambda: build(dropping), base, 16, strategy=strategy, execution=Execution(), seed=1,
     )
     return np.stack(tf.function(lambda: strategy.run(lambda: tf.stack(trainer.layer_seeds(0))))().values)
 
@@ -173,6 +175,14 @@ def test_two_replicas_end_where_one_device_does_with_sgd_muon_adapters_and_class
     bounds = {"weighted": 1e-6, "weighted_ema": 1e-6, "sgd": 1e-6, "sgd_ema": 1e-6, "muon": 1e-5, "lora": 1e-5}
     for name, bound in {**bounds, "sgd_counts": 0.0, "sgd_step": 0.0}.items():
         assert_near(ends["mirrored"][name], ends["single"][name], bound)
+
+
+@pytest.mark.slow
+def test_several_steps_per_execution_of_replicas_end_in_the_bits_of_one(tmp_path):
+    ends = ends_of(tmp_path, "mirrored,dropout@1,dropout@3,dropout@50")["mirrored"]
+    for steps in (3, 50):
+        for what in ("", "_ema", "_counts"):
+            np.testing.assert_array_equal(ends[f"dropout@{steps}{what}"], ends[f"dropout@1{what}"])
 
 
 def test_replicas_drop_out_different_units(replicas):
