@@ -94,8 +94,7 @@ class Trainer(keras.Model):
     def _make_variables(self) -> None:
         self.step = self._number("step", "int32")
         self._any_stop_requested = self._number("any_stop_requested", "float32")
-        # Of the losses, of the second metric (correct predictions, entropies), and of the weights (numbers
-        # of examples or predictions), by which both are divided.
+        # Of the losses, of the second metric, and of the weights (numbers of examples), by which both are divided.
         dtypes = {"loss": "float32", "metric": self._objective.metric_dtype, "weight": "int32"}
         self.sums = [self._number(name, dtype) for name, dtype in dtypes.items()]
         self.test_sums = [self._number(f"test_{total.name}", total.dtype) for total in self.sums]
@@ -242,14 +241,11 @@ class Trainer(keras.Model):
         return tf.switch_case(self._objective.choice(), [functools.partial(computed, each) for each in self._forwards])
 
     def _gradients_of(self, images, labels, micro, statistics, forward, weights=None):
-        """As `_gradients`, of one of the forward passes.
+        """As `_gradients`, of one of the forward passes, with `weights` in place of the variables.
 
         With a sharpness radius, the gradient is that of weights which are this far uphill ("Sharpness-Aware
-        Minimization", arXiv 2010.01412), by the gradient of this micro-batch on this replica. A ViT-B/16 trained so on
-        ImageNet without strong augmentation has 79.9 instead of 74.6 % ("When Vision Transformers Outperform ResNets",
-        2106.01548).
-
-        weights: tensors in place of the variables; None for these.
+        Minimization", arXiv 2010.01412), by the gradient of this micro-batch on this replica. A ViT-B/16 so has 79.9
+        instead of 74.6 % on ImageNet without strong augmentation (2106.01548).
         """
         variables = self.network.trainable_variables
         values = [
@@ -261,8 +257,10 @@ class Trainer(keras.Model):
                 tape.watch(weights)
                 values += zip(variables, weights, strict=True)
             with keras.StatelessScope(values) as scope:
-                network = rematerialized(self._segments, values) if self._segments else forward
-                outputs = network(images, training=True)
+                if self._segments:
+                    outputs = _rematerialized(self._segments, values, images)
+                else:
+                    outputs = forward(images, training=True)
                 rows = tf.nest.flatten(labels)[0].shape[:1]
                 losses, sums = self._objective.measure(images, labels, outputs, tf.ones(rows))
             loss = self.optimizer.scale_loss(tf.reduce_sum(losses) / self._batch_size)
@@ -347,23 +345,17 @@ def segments(network: keras.Model) -> list[keras.Model]:
     return [keras.Model(begin, end) for begin, end in zip([network.input, *ends], [*ends, network.output], strict=True)]
 
 
-def rematerialized(
-    parts: Sequence[keras.Model], values: Sequence[tuple[keras.Variable, tf.Tensor]]
-) -> Callable[[tf.Tensor, bool], tf.Tensor]:
-    """Return a function that calls all segments, with `values` in place of their variables."""
+def _rematerialized(parts: Sequence[keras.Model], values: Sequence[tuple[keras.Variable, tf.Tensor]], images):
+    """Return what all segments make of images in training, with `values` in place of their variables."""
+    outputs = images
+    for part in parts:
+        ids = {id(variable) for variable in part.variables}
+        mapping = [(variable, value) for variable, value in values if id(variable) in ids]
 
-    def call(images: tf.Tensor, training: bool) -> tf.Tensor:
-        outputs = images
-        for part in parts:
-            ids = {id(variable) for variable in part.variables}
-            mapping = [(variable, value) for variable, value in values if id(variable) in ids]
+        @tf.recompute_grad
+        def segment(inputs, *states, part=part, mapping=mapping):  # once more after the caller's scope has ended
+            with keras.StatelessScope(list(zip((variable for variable, _ in mapping), states, strict=True))):
+                return part(inputs, training=True)
 
-            @tf.recompute_grad
-            def segment(inputs, *states, part=part, mapping=mapping):  # once more after the caller's scope has ended
-                with keras.StatelessScope(list(zip((variable for variable, _ in mapping), states, strict=True))):
-                    return part(inputs, training=training)
-
-            outputs = segment(outputs, *(value for _, value in mapping))
-        return outputs
-
-    return call
+        outputs = segment(outputs, *(value for _, value in mapping))
+    return outputs
