@@ -123,12 +123,21 @@ def test_a_step_that_overflows_float16_is_left_out(kind):
 
 
 @pytest.mark.parametrize(
-    "family", ["map, dropout", *(pytest.param(family, marks=pytest.mark.slow) for family in ("axial", "hybrid", "bit"))]
+    ("family", "image_size", "batch_size"),
+    [
+        ("map, dropout", 16, 8),
+        *(pytest.param(family, 16, 8, marks=pytest.mark.slow) for family in ("axial", "hybrid", "bit")),
+        pytest.param("token", 132, 1, marks=pytest.mark.slow),  # attention in chunks
+    ],
 )
-def test_what_is_computed_twice_gives_the_same_step(family):
-    once, twice = (trainer(FAMILIES[family], rate=0.5, remat=remat) for remat in (False, True))
-    for images, labels in batches():
-        losses = [ours.train_on_batch(images, labels, return_dict=True)["loss"] for ours in (once, twice)]
+def test_what_is_computed_twice_gives_the_same_step(family, image_size, batch_size):
+    options = {"rate": 0.5, "image_size": image_size, "batch_size": batch_size}
+    once, twice = (trainer(FAMILIES[family], remat=remat, **options) for remat in (False, True))
+    for images, labels in batches(2, image_size):
+        losses = [
+            ours.train_on_batch(images[:batch_size], labels[:batch_size], return_dict=True)["loss"]
+            for ours in (once, twice)
+        ]
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     np.testing.assert_allclose(
         flat(twice.network.trainable_variables), flat(once.network.trainable_variables), atol=1e-4
@@ -154,18 +163,6 @@ def test_jax_keeps_its_fused_attention_when_blocks_are_computed_twice(on_jax):
     model = keras_vit.build(dataclasses.replace(TINY, num_layers=1), image_size=132, num_classes=3)
     chunk_long_attention(model)
     assert {layer.queries_at_a_time for layer in model.layers if isinstance(layer, DotProductAttention)} == {None}
-
-
-@pytest.mark.slow
-def test_chunks_of_attention_make_the_same_step():
-    config = dataclasses.replace(TINY, num_layers=1)
-    once, twice = (trainer(config, image_size=132, rate=0.5, batch_size=1, remat=remat) for remat in (False, True))
-    (images, labels), *_ = batches(1, image_size=132)
-    losses = [ours.train_on_batch(images[:1], labels[:1], return_dict=True)["loss"] for ours in (once, twice)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    np.testing.assert_allclose(
-        flat(twice.network.trainable_variables), flat(once.network.trainable_variables), atol=1e-4
-    )
 
 
 @pytest.mark.parametrize(

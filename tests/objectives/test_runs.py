@@ -90,3 +90,16 @@ def test_options_that_do_not_fit_are_refused_and_leave_nothing(command, words, u
     with pytest.raises(UserError, match=words):
         train(command, upstream.path, tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_adapters_of_the_chosen_layers_and_the_head_are_trained_and_merged(upstream, tmp_path):
+    train(f"{LORA} --lora 2", upstream.path, tmp_path / "run")
+    before, after = (run_directory.load_model(path) for path in (upstream.path, tmp_path / "run"))
+    changes = {new.path: np.array(new) - np.array(old) for old, new in zip(before.weights, after.weights, strict=True)}
+    for path, change in changes.items():
+        layer, _, name = path.partition("/")
+        adapted = layer.endswith((".query", ".out")) and name == "kernel"
+        assert np.any(change) == (adapted or layer == "head"), path
+        if adapted:
+            assert np.linalg.matrix_rank(change, tol=1e-6) == 2
