@@ -27,7 +27,7 @@ from training import evaluate, predict, pretrain, soup
 from training.data.sources import DataSet, array_split
 from training.evaluation.multi_label import measure_multi_label, multi_label_intervals, write_multi_label_report
 from training.evaluation.single_label import Subject
-from training.loop.build import compile_trainer
+from training.loop.build import build_trainer
 from training.loop.run import RunDirectory
 from training.objectives.classification import Classification
 from training.options.common import Execution
@@ -171,7 +171,7 @@ def test_an_image_that_is_right_in_part_counts_in_part():
     recipe = dataclasses.replace(find_recipe("digits"), loss="multi-label", batch_size=2)
     model = recipe.build(3)
     model.get_layer("head").bias.assign([1.0, 1.0, 1.0])  # the head's kernel is zero: all classes are predicted
-    trainer = compile_trainer(model, recipe, 1000, execution=Execution())
+    trainer = build_trainer(lambda: model, recipe, 1000, execution=Execution())
     images, labels = np.zeros((2, 8, 8, 1), np.float32), np.array([[1, 1, 0], [1, 0, 1]], np.float32)
     found = trainer.test_on_batch(images, labels, np.ones(2, np.float32), return_dict=True)
     assert float(found["binary_accuracy"]) == pytest.approx(2 / 3)

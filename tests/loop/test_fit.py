@@ -371,7 +371,7 @@ def test_several_steps_of_an_execution_end_in_the_same_bits(steps, finished, tmp
 def test_the_name_of_a_frozen_layer_does_not_freeze_those_that_only_begin_with_it():
     model = keras_vit.build(dataclasses.replace(MODEL, num_layers=11), image_size=8, num_classes=2)
     recipe = dataclasses.replace(RECIPE, freeze=("Transformer.encoderblock_1", "cls"))
-    build.compile_trainer(model, recipe, 50, execution=Execution())
+    build.build_trainer(lambda: model, recipe, 50, execution=Execution())
     frozen = {".".join(layer.name.split(".")[:2]) for layer in model.layers if not layer.trainable}
     assert frozen == {"Transformer.encoderblock_1", "cls"}
 
@@ -380,19 +380,21 @@ def test_the_trainer_has_what_the_recipe_says():
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
     recipe = dataclasses.replace(RECIPE, learning_rate=0.8, weight_decay=0.5, clip_norm=0.5)
     for xla, compiled in (("on", True), ("auto", False), ("off", False)):  # auto only on a GPU
-        trainer = build.compile_trainer(model, recipe, 52, execution=Execution(xla=xla))
+        trainer = build.build_trainer(lambda: model, recipe, 52, execution=Execution(xla=xla))
         assert trainer.jit_compile is compiled
     optimizer = trainer.optimizer
     for step, rate in ((1, 0.4), (2, 0.8), (27, 0.4), (52, 0.0)):
         optimizer.iterations.assign(step)
         assert float(optimizer.learning_rate) == pytest.approx(rate, abs=1e-6)
     with pytest.raises(UserError, match="XLA cannot compile .* --deterministic"):
-        build.compile_trainer(model, RECIPE, 50, execution=Execution(xla="on", deterministic=True))
+        build.build_trainer(lambda: model, RECIPE, 50, execution=Execution(xla="on", deterministic=True))
 
 
 def test_the_loss_is_the_cross_entropy_of_smoothed_labels():
     model = randomize(keras_vit.build(MODEL, image_size=8, num_classes=3))
-    trainer = build.compile_trainer(model, dataclasses.replace(RECIPE, label_smoothing=0.2), 50, execution=Execution())
+    trainer = build.build_trainer(
+        lambda: model, dataclasses.replace(RECIPE, label_smoothing=0.2), 50, execution=Execution()
+    )
     images, labels = np.random.default_rng(0).uniform(-1, 1, (5, 8, 8, 3)), np.eye(3)[[0, 2, 1, 2, 2]]
     logits = model.predict(images, verbose=0)
     log_probabilities = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
@@ -410,7 +412,7 @@ def test_a_tiny_model_fits_one_batch():
     )  # fmt: skip
     preprocessing = keras_vit.Preprocessing((8, 8), channels=1)
     model = keras_vit.build(recipe.model, preprocessing=preprocessing, num_classes=4)
-    trainer = build.compile_trainer(model, recipe, 150, execution=Execution())
+    trainer = build.build_trainer(lambda: model, recipe, 150, execution=Execution())
     batches = training_batches(split, recipe, preprocessing, num_classes=4, seed=0, first_step=0)
     history = trainer.fit(batches, steps_per_epoch=150, shuffle=False, verbose=0)
     assert history.history["loss"][0] < 1.0

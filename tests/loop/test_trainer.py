@@ -11,7 +11,7 @@ import keras_vit
 from keras_vit import ConvStem, ResNetConfig, UserError, ViTConfig
 from keras_vit.models.attention import DotProductAttention, chunk_long_attention
 from tests.support import randomize
-from training.loop.build import compile_trainer
+from training.loop.build import build_trainer
 from training.loop.optimizers import make_optimizer
 from training.loop.trainer import StepOptions, Trainer
 from training.objectives.classification import Classification
@@ -186,7 +186,7 @@ def test_the_form_for_a_cpu_makes_the_same_steps(family, monkeypatch):
 def test_a_model_with_batch_normalization_is_not_computed_twice():
     model = keras_vit.build(FAMILIES["convolutional stem"], image_size=16, num_classes=3)
     with pytest.raises(UserError, match="batch normalization .* leave --remat out"):
-        compile_trainer(model, find_recipe("digits"), 6, execution=Execution(remat=True))
+        build_trainer(lambda: model, find_recipe("digits"), 6, execution=Execution(remat=True))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import keras_vit
 from keras_vit import UserError, run_directory
 from tests.support import randomize, replaced
 from training import pretrain
-from training.loop.build import compile_trainer
+from training.loop.build import build_trainer
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
 from training.recipes.schedules import Schedule
@@ -50,7 +50,7 @@ def test_the_loss_compares_with_the_teacher_on_the_same_images(distillation, ups
     else:
         expected = log_softmax(expected / 2.0)
         losses = 4.0 * np.sum(np.exp(expected) * (expected - found[0]), axis=-1)
-    trainer = compile_trainer(model, recipe, 6, execution=Execution())
+    trainer = build_trainer(lambda: model, recipe, 6, execution=Execution())
     logs = trainer.train_on_batch(images, labels, return_dict=True)
     assert float(logs["loss"]) == pytest.approx(np.mean(losses), rel=1e-4)
 

@@ -44,7 +44,7 @@ def test_all_sizes_are_trained_in_one_trace(monkeypatch):
     recipe = dataclasses.replace(
         find_recipe("digits"), model=CONFIG, batch_size=8, patch_sizes=(2, 4, 8), schedule=Schedule(warmup_steps=1)
     )
-    trainer = build.compile_trainer(recipe.build(10), recipe, 30, execution=Execution(), seed=3)
+    trainer = build.build_trainer(lambda: recipe.build(10), recipe, 30, execution=Execution(), seed=3)
     images = np.random.default_rng(0).uniform(-1, 1, (8, 8, 8, 1)).astype(np.float32)
     labels = np.eye(10, dtype=np.float32)[np.arange(8)]
     for _ in range(12):
@@ -111,7 +111,7 @@ def test_sam_takes_the_gradient_uphill(remat, accumulation):
         copy.set_weights([w + 0.5 * g / length for w, g in zip(before, uphill, strict=True)])
         expected = [total + g for total, g in zip(expected, gradients(rows), strict=True)]
         copy.set_weights(before)
-    trainer = build.compile_trainer(model, recipe, 6, execution=Execution(remat=remat))
+    trainer = build.build_trainer(lambda: model, recipe, 6, execution=Execution(remat=remat))
     trainer.train_on_batch(images, labels)
     for after, weight, gradient in zip(model.get_weights(), before, expected, strict=True):
         np.testing.assert_allclose(after, weight - gradient, rtol=1e-3, atol=1e-4)

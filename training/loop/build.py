@@ -32,19 +32,44 @@ def build_trainer(
     recipe: Recipe,
     num_steps: int,
     *,
-    strategy: tf.distribute.Strategy,
     execution: Execution,
-    seed: int,
+    strategy: tf.distribute.Strategy | None = None,
+    seed: int = 0,
     class_weights: np.ndarray | None = None,
 ) -> Trainer:
-    """Create the model under the strategy and compile its trainer, with all variables created.
+    """Create the model under the strategy and compile the recipe's trainer, with all variables created.
 
     class_weights: (K,), see `training.objectives.classification.Classification`.
     """
+    strategy = strategy or tf.distribute.get_strategy()
     model = _new_model(make_model, strategy, execution)
-    return compile_trainer(
-        model, recipe, num_steps, strategy=strategy, execution=execution, seed=seed, class_weights=class_weights
+    objective = objective_of(recipe, num_steps, seed, class_weights)
+    model = _prepared(model, recipe, objective, strategy, execution)
+    with strategy.scope():
+        wanted = execution.xla == "on" or (execution.xla == "auto" and tf.config.list_physical_devices("GPU"))
+        with_xla = keras.backend.backend() == "jax" or (bool(wanted) and not _without_xla(execution, objective))
+        optimizer = make_optimizer(
+            recipe.optimizer,
+            model,
+            LearningRate(recipe.schedule, recipe.learning_rate, num_steps),
+            clip_norm=recipe.clip_norm,
+            weight_decay=recipe.weight_decay,
+            layer_decay=recipe.layer_decay,
+        )
+        if execution.precision == "float16":
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+            optimizer.build(model.trainable_variables)
+    step = StepOptions(
+        batch_size=recipe.batch_size,
+        accumulation=recipe.accumulation,
+        ema_decay=objective.averaging(recipe.ema_decay),
+        sharpness_radius=recipe.sharpness_radius,
+        seed=seed,
+        remat=execution.remat,
     )
+    trainer = _trainer_class()(model, step, objective=objective, strategy=strategy)
+    trainer.compile(optimizer, jit_compile=with_xla, steps_per_execution=execution.steps_per_execution)
+    return trainer
 
 
 def network_to_train(
@@ -76,47 +101,6 @@ def _new_model(
             return make_model()
     finally:
         keras.config.set_dtype_policy(policy)
-
-
-def compile_trainer(
-    model: keras.Model,
-    recipe: Recipe,
-    num_steps: int,
-    *,
-    execution: Execution,
-    strategy: tf.distribute.Strategy | None = None,
-    seed: int = 0,
-    class_weights: np.ndarray | None = None,
-) -> Trainer:
-    """Compile the recipe's trainer for a model that was created under the strategy's scope, and build its optimizer."""
-    strategy = strategy or tf.distribute.get_strategy()
-    objective = objective_of(recipe, num_steps, seed, class_weights)
-    model = _prepared(model, recipe, objective, strategy, execution)
-    with strategy.scope():
-        wanted = execution.xla == "on" or (execution.xla == "auto" and tf.config.list_physical_devices("GPU"))
-        with_xla = keras.backend.backend() == "jax" or (bool(wanted) and not _without_xla(execution, objective))
-        optimizer = make_optimizer(
-            recipe.optimizer,
-            model,
-            LearningRate(recipe.schedule, recipe.learning_rate, num_steps),
-            clip_norm=recipe.clip_norm,
-            weight_decay=recipe.weight_decay,
-            layer_decay=recipe.layer_decay,
-        )
-        if execution.precision == "float16":
-            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-            optimizer.build(model.trainable_variables)
-    step = StepOptions(
-        batch_size=recipe.batch_size,
-        accumulation=recipe.accumulation,
-        ema_decay=objective.averaging(recipe.ema_decay),
-        sharpness_radius=recipe.sharpness_radius,
-        seed=seed,
-        remat=execution.remat,
-    )
-    trainer = _trainer_class()(model, step, objective=objective, strategy=strategy)
-    trainer.compile(optimizer, jit_compile=with_xla, steps_per_execution=execution.steps_per_execution)
-    return trainer
 
 
 def _trainer_class() -> type[Trainer]:
