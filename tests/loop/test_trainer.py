@@ -10,6 +10,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import ConvStem, ResNetConfig, UserError, ViTConfig
 from keras_vit.models.attention import DotProductAttention, chunk_long_attention
+from keras_vit.models.build import dtype_policy
 from tests.support import randomize
 from training.loop.build import build_trainer
 from training.loop.optimizers import make_optimizer
@@ -194,12 +195,8 @@ def test_a_model_with_batch_normalization_is_not_computed_twice():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_step_compiles_under_xla_in_bfloat16_with_one_trace_and_finite_gradients(family, loss):
     """The nearest to a TPU that runs everywhere: static shapes, nothing left to the host."""
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
+    with dtype_policy("mixed_bfloat16"):
         ours = trainer(FAMILIES[family], kind="adamw", rate=1e-3, loss=loss, xla=True)
-    finally:
-        keras.config.set_dtype_policy(policy)
     traces, step = [], ours.train_step
     ours.train_step = lambda data: traces.append(data) or step(data)
     before = flat(ours.network.trainable_variables)

@@ -11,6 +11,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
+from keras_vit.models.build import dtype_policy
 from keras_vit.models.config import DetectionConfig, SegmentationConfig, ViTConfig
 from keras_vit.models.detection import CLASSES, max_overlap_of, with_classes
 from keras_vit.models.layers import no_init_weights
@@ -94,13 +95,9 @@ def network_to_train(
 def _new_model(
     make_model: Callable[[], keras.Model], strategy: tf.distribute.Strategy, execution: Execution
 ) -> keras.Model:
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("float32" if execution.precision == "float32" else f"mixed_{execution.precision}")
-    try:
-        with strategy.scope():
-            return make_model()
-    finally:
-        keras.config.set_dtype_policy(policy)
+    name = "float32" if execution.precision == "float32" else f"mixed_{execution.precision}"
+    with dtype_policy(name), strategy.scope():
+        return make_model()
 
 
 def _trainer_class() -> type[Trainer]:

@@ -17,6 +17,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import UserError, ViTConfig, preprocessing_of
 from keras_vit.checkpoints.load import values_by_key, weights_by_key
+from keras_vit.models.build import dtype_policy
 from keras_vit.models.layers import no_init_weights
 from keras_vit.models.weight_resizing import resize_patch_kernel, resize_position_embedding
 from training.loop.devices.cpu_kernels import fast_here
@@ -125,13 +126,8 @@ class Resized:
         Raises UserError for a network with other weights whose shapes depend on the size.
         """
         self._network = network
-        policy = keras.config.dtype_policy()
-        keras.config.set_dtype_policy(network.get_layer("embedding").dtype_policy)
-        try:
-            with no_init_weights():
-                model = build()
-        finally:
-            keras.config.set_dtype_policy(policy)
+        with dtype_policy(network.get_layer("embedding").dtype_policy.name), no_init_weights():
+            model = build()
         self._variables, self._seeds, self._model = weights_by_key(model), _seeds(model), fast_here(model)
         config, resized = keras_vit.config_of(network), keras_vit.config_of(model)
         assert isinstance(config, ViTConfig)  # as the callers check
