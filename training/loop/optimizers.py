@@ -7,7 +7,7 @@ which `Trainer` does; Keras clips the gradients of each replica before it sums t
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -25,15 +25,10 @@ _AFTER_ENCODER = ("queries", "class_head", "mask_head", "upscale", "Transformer.
 
 
 class UpdateRule:
-    """Computes a variable and its slots after a step.
-
-    Attributes:
-        slots: names of the variables that the optimizer keeps for each weight.
-        fused: on TensorFlow, one operation that updates all of them by their handles, with the arithmetic of
-            `new_values`, of which Keras traces and runs twenty; None for rules without one.
-    """
+    """Computes a variable and its slots, variables of the optimizer, after a step."""
 
     slots: tuple[str, ...] = ("momentum",)
+    # On TensorFlow, one operation that updates all by their handles, where Keras traces and runs twenty.
     fused: Callable[..., None] | None = None
 
     def new_values(self, value, gradient, learning_rate, step, *slots) -> tuple:
@@ -116,33 +111,20 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
     """Clips and applies gradients that are summed over the replicas; each replica updates its own copy of a variable.
 
     Args:
-        rule: how variables are updated, unless `other_rules` has another for their path.
+        updates: of each variable: rule, weight decay (times the learning rate, per step), factor of the learning rate.
         clip_norm: maximum global norm of the summed gradient; None disables clipping.
-        decay: weight decay by variable path, times the learning rate, per step; default 0.
-        lr_multipliers: factor of the learning rate by variable path; default 1.
     """
 
-    def __init__(
-        self,
-        learning_rate,
-        rule: UpdateRule,
-        *,
-        other_rules: dict[str, UpdateRule],
-        clip_norm: float | None,
-        decay: dict[str, float],
-        lr_multipliers: dict[str, float],
-    ):
+    def __init__(self, learning_rate, updates: Sequence[tuple[UpdateRule, float, float]], clip_norm: float | None):
         super().__init__(learning_rate)
-        self._rule, self._other_rules = rule, other_rules
-        self._clip_norm, self._decay, self._lr_multipliers = clip_norm, decay, lr_multipliers
+        self._updates, self._clip_norm = tuple(updates), clip_norm
 
     def build(self, variables):
         super().build(variables)
         self._paths = [variable.path for variable in variables]
-        self._rules = [self._other_rules.get(path, self._rule) for path in self._paths]
         self.slots = [
             [self.add_variable_from_reference(variable, name=name) for name in rule.slots]
-            for variable, rule in zip(variables, self._rules, strict=True)
+            for variable, (rule, *_) in zip(variables, self._updates, strict=True)
         ]
 
     def apply(self, grads, trainable_variables=None):
@@ -157,9 +139,10 @@ class SummedGradientOptimizer(keras.optimizers.Optimizer):
         if self._clip_norm is not None:
             gradients = _clipped(gradients, self._clip_norm)
         learning_rate, step = ops.cast(self.learning_rate, "float32"), ops.convert_to_tensor(self.iterations.value)
-        for variable, gradient, rule, slots in zip(variables, gradients, self._rules, self.slots, strict=True):
-            rate, changed = learning_rate * self._lr_multipliers.get(variable.path, 1.0), (variable, *slots)
-            if decay := self._decay.get(variable.path, 0.0):
+        for variable, gradient, update, slots in zip(variables, gradients, self._updates, self.slots, strict=True):
+            rule, decay, multiplier = update
+            rate, changed = learning_rate * multiplier, (variable, *slots)
+            if decay:
                 value = ops.convert_to_tensor(variable.value)
                 _assign(variable, value - value * (decay * rate))
             if rule.fused and keras.backend.backend() == "tensorflow":
@@ -207,27 +190,17 @@ def make_optimizer(
 
     Raises UserError if Muon has no kernel to train.
     """
-    variables = model.trainable_variables
-    kernels = [variable for variable in variables if variable.name == "kernel"]
-    matrices = [
-        kernel.path
-        for kernel in kernels
-        if name == "muon"
-        and len(kernel.shape) == 2
-        and min(kernel.shape) > 1
-        and kernel.path.split("/")[0] not in _FIRST_AND_LAST
-    ]
-    if name == "muon" and not matrices:
+    base = Momentum(0.9) if name == "sgd" else Adam(0.9, 0.999, 1e-8)
+    multipliers, updates = layer_lr_multipliers(model, layer_decay), list[tuple[UpdateRule, float, float]]()
+    for variable in model.trainable_variables:
+        is_kernel, layer = variable.name == "kernel", variable.path.split("/")[0]
+        is_matrix = is_kernel and len(variable.shape) == 2 and min(variable.shape) > 1
+        rule = Muon(0.95) if name == "muon" and is_matrix and layer not in _FIRST_AND_LAST else base
+        updates.append((rule, weight_decay if is_kernel else 0.0, multipliers.get(variable.path, 1.0)))
+    if name == "muon" and not any(isinstance(rule, Muon) for rule, *_ in updates):
         raise UserError("Muon trains the 2-D kernels of blocks, but here none is trained; give --optimizer adamw.")
-    optimizer = SummedGradientOptimizer(
-        learning_rate,
-        Momentum(0.9) if name == "sgd" else Adam(0.9, 0.999, 1e-8),
-        other_rules=dict.fromkeys(matrices, Muon(0.95)),
-        clip_norm=clip_norm,
-        decay={kernel.path: weight_decay for kernel in kernels},
-        lr_multipliers=layer_lr_multipliers(model, layer_decay),
-    )
-    optimizer.build(variables)
+    optimizer = SummedGradientOptimizer(learning_rate, updates, clip_norm)
+    optimizer.build(model.trainable_variables)
     return optimizer
 
 
