@@ -26,7 +26,7 @@ from training.loop.devices.service import served_batches
 from training.loop.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
 from training.loop.dry_run import dry_run_report
 from training.loop.plan import Plan, Setup, print_summary, resolve
-from training.loop.progress import TrainingProgress, display
+from training.loop.progress import TrainingProgress
 from training.loop.run import RunDirectory, write_curves
 from training.loop.signals import StopSignals, TrainingInterrupted
 from training.loop.trainer import Trainer
@@ -222,7 +222,7 @@ class Training:
                 stack.callback(profile.stop)
                 callbacks.append(profile)
             if self.writes and self.step < self.plan.num_steps:
-                progress = display(TrainingProgress(lambda: self.step, self.plan.num_steps, self.plan.epoch_steps))
+                progress = TrainingProgress(lambda: self.step, self.plan.num_steps, self.plan.epoch_steps)
                 stack.callback(progress.close)
                 callbacks.append(progress)
             epochs = len(self.records) + -(-self.plan.num_steps // self._epoch) - self.step // self._epoch
