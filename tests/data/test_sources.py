@@ -680,9 +680,9 @@ def test_images_that_a_rule_kept_are_no_longer_those_when_the_folder_has_others(
         check_held_out(Run.at(run), data, made_up((counts[0] + 1, counts[1]), 7))
     (run / "config.json").write_text(json.dumps({"settings": stored, "images_fingerprint": source.fingerprint}))
     check_held_out(Run.at(run), data, source)
-    for known in (run, run / "model.keras"):
+    for known in (Run.at(run), Run(str(run / "model.keras"))):
         with pytest.raises(UserError, match="had other images, or the same under other names"):
-            check_held_out(Run.at(known), data, made_up(counts, 8))
+            check_held_out(known, data, made_up(counts, 8))
 
 
 def test_training_images_of_a_run_are_found_in_another_folder_where_a_rule_keeps_others(tmp_path, capsys):
@@ -697,8 +697,8 @@ def test_training_images_of_a_run_are_found_in_another_folder_where_a_rule_keeps
     trained = names_of(source.train)
     same = open_source(DataOptions(f"folder:{there}"))
     capsys.readouterr()
-    for known in (run, run / "model.keras"):
-        assert warn_of_training_images(Run.at(known), same)
+    for known in (Run.at(run), Run(str(run / "model.keras"))):
+        assert warn_of_training_images(known, same)
     assert capsys.readouterr().out == ""
     (there / "ant" / "00.png").unlink()
     other_data = open_source(DataOptions(f"folder:{there}"))
