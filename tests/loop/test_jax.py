@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from keras_vit import UserError
+from keras_vit.run import Run
 from tests.loop import jax_steps
 from training import pretrain
 from training.loop.devices.backend import prepare_backend
-from training.loop.run import RunDirectory
 from training.options.common import DataOptions, Execution, StrategyOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
@@ -138,11 +138,11 @@ def test_the_weights_of_attention_and_mlp_their_slots_and_averages_are_divided()
     assert collections.Counter(line for line in lines if line.startswith("divided ")) == expected
 
 
-def run(workdir: pathlib.Path, *more: str, devices: int = 8, resumed: bool = False) -> RunDirectory:
+def run(workdir: pathlib.Path, *more: str, devices: int = 8, resumed: bool = False) -> Run:
     printed = on_jax("-m", "tests.loop.jax_run", str(workdir), "0", "0", "0", *more, devices=devices)
     assert "nothing to do" not in printed
     assert ("Continuing after step 8, in epoch 1." in printed) == resumed
-    return RunDirectory(workdir)
+    return Run.at(workdir)
 
 
 def killed_run(workdir: pathlib.Path, *more: str, devices: int = 8) -> pathlib.Path:
@@ -151,13 +151,13 @@ def killed_run(workdir: pathlib.Path, *more: str, devices: int = 8) -> pathlib.P
     return workdir
 
 
-def weights(finished: RunDirectory) -> list[np.ndarray]:
-    return [np.array(weight) for weight in keras.models.load_model(finished.model_file).weights]
+def weights(finished: Run) -> list[np.ndarray]:
+    return [np.array(weight) for weight in keras.models.load_model(finished.path / "model.keras").weights]
 
 
-def assert_equal(one: RunDirectory, two: RunDirectory) -> None:
+def assert_equal(one: Run, two: Run) -> None:
     timed = {"seconds": 0, "images_per_second": 0}
-    assert [record | timed for record in one.metrics()] == [record | timed for record in two.metrics()]
+    assert [record | timed for record in one.metrics] == [record | timed for record in two.metrics]
     for here, there in zip(weights(one), weights(two), strict=True):
         np.testing.assert_array_equal(here, there)
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
+from keras_vit.files.keras_model import load_model
+from keras_vit.run import load
 from tests.support import randomize, replaced
 from training import pretrain
 from training.loop.build import build_trainer
@@ -36,7 +38,7 @@ def test_the_loss_compares_with_the_teacher_on_the_same_images(distillation, ups
     if not hard:
         recipe = dataclasses.replace(recipe, temperature=2.0)
     recipe = dataclasses.replace(recipe, schedule=Schedule(warmup_steps=1), label_smoothing=0.0)
-    model, teacher = randomize(recipe.build(10)), run_directory.load_model(upstream.path)
+    model, teacher = randomize(recipe.build(10)), load_model(upstream.path)
     names = ["cls_logits", "distillation_logits"] if hard else ["logits"]
     rng = np.random.default_rng(2)
     images = rng.uniform(-1, 1, (5, 8, 8, 1)).astype(np.float32)
@@ -59,7 +61,7 @@ def test_the_loss_compares_with_the_teacher_on_the_same_images(distillation, ups
 def test_a_distilled_run_keeps_no_teacher(upstream, tmp_path):
     workdir = tmp_path / "run"
     pretrain.main([*COMMAND, "--teacher", str(upstream.path), "--workdir", str(workdir)])
-    model, labels = run_directory.load(workdir)
+    model, labels = load(workdir)
     assert (model.output_shape, labels) == ((None, 10), tuple("0123456789"))
     settings = json.loads((workdir / "config.json").read_text())["settings"]
     assert settings["recipe"]["teacher"] == str(upstream.path)
@@ -69,12 +71,12 @@ def a_teacher(name: str, upstream, folder) -> str:
     """The path of a model that cannot be the teacher."""
     if name == "other classes":
         (folder / "letters").mkdir()
-        keras.models.load_model(upstream.model_file).save(folder / "letters" / "model.keras")
+        keras.models.load_model(upstream.path / "model.keras").save(folder / "letters" / "model.keras")
         (folder / "letters" / "labels.txt").write_text("\n".join("abcdefghij") + "\n")
         return str(folder / "letters")
     if name == "unfinished":
         (folder / name).mkdir()
-        shutil.copy(upstream.labels_file, folder / name)
+        shutil.copy(upstream.path / "labels.txt", folder / name)
         return str(folder / name)
     sizes = {"seven": {"image_size": 8, "num_classes": 7}, "wide": {"image_size": (8, 12), "num_classes": 10}}
     if name in sizes:

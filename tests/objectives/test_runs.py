@@ -6,10 +6,11 @@ import shlex
 import numpy as np
 import pytest
 
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
+from keras_vit.files.keras_model import MODEL, load_model
+from keras_vit.run import Run
 from tests.interruptions import killed_after
 from training import finetune, pretrain
-from training.loop.run import RunDirectory
 
 DIGITS = "digits --data digits --epochs 2 --batch-size 200 --warmup-steps 2"
 SMALL = f"{DIGITS} --model.num-layers 1 --model.hidden-size 12 --model.mlp-dim 20"
@@ -46,12 +47,12 @@ def test_a_killed_run_ends_in_the_same_bits_and_metrics(name, upstream, tmp_path
     train(command, upstream.path, tmp_path / "undisturbed")
     with killed_after(step):
         train(command, upstream.path, tmp_path / "killed")
-    assert not (tmp_path / "killed" / run_directory.MODEL).exists()
+    assert not (tmp_path / "killed" / MODEL).exists()
     train(command, upstream.path, tmp_path / "killed")
-    runs = [RunDirectory(tmp_path / name) for name in ("undisturbed", "killed")]
-    for here, there in zip(*(run_directory.load_model(run.path).get_weights() for run in runs), strict=True):
+    runs = [Run.at(tmp_path / name) for name in ("undisturbed", "killed")]
+    for here, there in zip(*(load_model(run.path).get_weights() for run in runs), strict=True):
         np.testing.assert_array_equal(here, there)
-    losses = [[{n: x for n, x in record.items() if "loss" in n} for record in run.metrics()] for run in runs]
+    losses = [[{n: x for n, x in record.items() if "loss" in n} for record in run.metrics] for run in runs]
     assert losses[0] == losses[1]
 
 
@@ -95,7 +96,7 @@ def test_options_that_do_not_fit_are_refused_and_leave_nothing(command, words, u
 @pytest.mark.slow
 def test_adapters_of_the_chosen_layers_and_the_head_are_trained_and_merged(upstream, tmp_path):
     train(f"{LORA} --lora 2", upstream.path, tmp_path / "run")
-    before, after = (run_directory.load_model(path) for path in (upstream.path, tmp_path / "run"))
+    before, after = (load_model(path) for path in (upstream.path, tmp_path / "run"))
     changes = {new.path: np.array(new) - np.array(old) for old, new in zip(before.weights, after.weights, strict=True)}
     for path, change in changes.items():
         layer, _, name = path.partition("/")

@@ -1,20 +1,20 @@
-"""Write during training: sample images, metrics, figures of `keras-vit inspect`, a trace for TensorBoard."""
+"""Write during training: sample images, metrics, curves, figures of `keras-vit inspect`, a trace for TensorBoard."""
 
 import pathlib
 from collections.abc import Callable
 
 import keras
+import matplotlib.figure
 import tensorflow as tf
 
-from keras_vit import Preprocessing, run_directory
+from keras_vit import Preprocessing
+from keras_vit.files.atomic import atomic_write
 from keras_vit.files.remote import remove_folder
 from keras_vit.inspection import inspect, read_images, write
-from keras_vit.run_directory import CALIBRATION, SAMPLES, save_training_images
-from keras_vit.runs import Run
+from keras_vit.run import CALIBRATION, SAMPLES, Run
 from keras_vit.scores import Scoring
 from training.data.pipeline import save_samples
 from training.data.sources import DataSet
-from training.loop.run import RunDirectory
 
 # Training images saved for the exports, which calibrate quantization ranges on them.
 _CALIBRATION_IMAGES = 512
@@ -28,15 +28,12 @@ class InspectEpochs(keras.callbacks.Callback):
     over `count` images at most, of which the maps of `shown` are shown.
     """
 
-    def __init__(
-        self, make_model: Callable[[], keras.Model], run: pathlib.Path, every: int, count: int = 64, shown: int = 4
-    ):
+    def __init__(self, make_model: Callable[[], keras.Model], run: Run, every: int, count: int = 64, shown: int = 4):
         super().__init__()
         self._make_model, self._run, self._every, self._shown = make_model, run, every, shown
-        self._labels = run_directory.load_labels(run)
-        self._pictures = read_images(run / run_directory.SAMPLES, count, self._labels)
-        self._writer = tf.summary.create_file_writer(str(run / "tensorboard" / "inspection"))
-        for folder in sorted((run / "inspection").glob("epoch_*")):
+        self._pictures = read_images(run.path / SAMPLES, count, run.labels)
+        self._writer = tf.summary.create_file_writer(str(run.path / "tensorboard" / "inspection"))
+        for folder in sorted((run.path / "inspection").glob("epoch_*")):
             self._show(folder)
 
     def on_epoch_end(self, epoch, logs=None):
@@ -45,12 +42,12 @@ class InspectEpochs(keras.callbacks.Callback):
         result = inspect(
             self._make_model(),
             self._pictures,
-            checkpoint=f"{self._run}, epoch {epoch + 1}",
-            labels=self._labels,
+            checkpoint=f"{self._run.path}, epoch {epoch + 1}",
+            labels=self._run.labels,
             shown=self._shown,
-            scoring=Scoring(is_multi_label=Run(str(self._run)).is_multi_label),
+            scoring=Scoring(is_multi_label=self._run.is_multi_label),
         )
-        folder = self._run / "inspection" / f"epoch_{epoch + 1:04d}"
+        folder = self._run.path / "inspection" / f"epoch_{epoch + 1:04d}"
         write(result, folder)
         self._show(folder)
 
@@ -94,7 +91,7 @@ class ProfileSteps(keras.callbacks.Callback):
 class MetricsLog:
     """Writes the metrics of every evaluation. Each process rewrites all files, so they have no gaps or duplicates."""
 
-    def __init__(self, run: RunDirectory, records: list[dict]):
+    def __init__(self, run: Run, records: list[dict]):
         """Write the records of earlier processes."""
         self._run = run
         folder = run.path / "tensorboard"
@@ -117,9 +114,25 @@ class MetricsLog:
             writer.flush()
 
 
-def save_images(run: RunDirectory, source: DataSet, preprocessing: Preprocessing) -> None:
+def save_images(run: Run, source: DataSet, preprocessing: Preprocessing) -> None:
     """Save what a run keeps of its images: before the model, which marks the run as finished."""
     if source.train.digests is not None:
-        save_training_images(run.path, source.train.digests)
+        run.save_training_images(source.train.digests)
     save_samples(source.evaluation, preprocessing, run.path / SAMPLES)
     save_samples(source.train, preprocessing, run.path / CALIBRATION, most=_CALIBRATION_IMAGES)
+
+
+def write_curves(run: Run) -> None:
+    """Plot the loss and the accuracy over the epochs to curves.png."""
+    records = run.metrics
+    epochs = [record["epoch"] for record in records]
+    names = [name for name in ("loss", "accuracy", "binary_accuracy") if name in records[-1]]
+    figure = matplotlib.figure.Figure(figsize=(4.5 * len(names), 3.6), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        axes.plot(epochs, [record[name] for record in records], color="tab:blue", label="training")
+        axes.plot(epochs, [record[f"val_{name}"] for record in records], color="tab:orange", label="evaluation")
+        axes.set(xlabel="epoch", title=name)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    with atomic_write(run.path / "curves.png") as temporary:
+        figure.savefig(temporary, dpi=120)

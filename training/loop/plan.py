@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
+from keras_vit.files.labels import check_classes
 from keras_vit.files.remote import is_remote
-from keras_vit.runs import Run
-from training.data.checks import check_classes
+from keras_vit.run import Run
 from training.data.dataset import balanced, class_weights
 from training.data.pipeline import steps_per_epoch
 from training.data.sources import DataSet, open_source
@@ -22,7 +22,6 @@ from training.loop.devices.strategies import open_strategy
 from training.options.common import FOR_SEVERAL_CLASSES, Execution, TrainingOptions
 from training.recipes.advice import advice
 from training.recipes.recipe import Recipe
-from training.workdir import run_settings
 
 # Class names in the first lines of a log.
 _SHOWN_CLASSES = 10
@@ -93,11 +92,11 @@ def resolve(options: TrainingOptions, setup: Setup, *, command: str, recipe_name
     data, recipe = setup.source, _with_loss_for(setup.source, options.recipe)
     options = dataclasses.replace(options, recipe=recipe)
     images = {"train": data.train.num_examples, "evaluation": data.evaluation.num_examples}
-    settings = {**run_settings(options, command, recipe_name), "images": images}
+    settings = {**options.settings(command, recipe_name), "images": images}
     if recipe.balance:
         data = dataclasses.replace(data, train=balanced(data.train))
     weights = class_weights(data.train, len(data.labels)) if recipe.class_weights else None
-    if recipe.teacher is not None and recipe.distillation != "features" and (known := Run(recipe.teacher).labels):
+    if recipe.teacher is not None and recipe.distillation != "features" and (known := Run.open(recipe.teacher).labels):
         advice = "give a teacher that was trained on these classes"
         check_classes(known, data.labels, f"The teacher {recipe.teacher}", advice)
     num_steps, epoch_steps = recipe.num_steps(data.train.num_examples), steps_per_epoch(data.train, recipe.batch_size)

@@ -20,7 +20,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of
 from keras_vit.models.layers import TokenDense
-from keras_vit.runs import Run
+from keras_vit.run import Run
 from training.loop.devices.cpu_kernels import fast_here
 from training.objectives.classification import Classification
 from training.objectives.objective import Objective, is_right, sums_of
@@ -90,7 +90,7 @@ def _open_teacher(teacher: str, student: keras.Model) -> keras.Model:
 
     Raises UserError if its images or classes are not those of the student.
     """
-    model = Run(teacher).model
+    model = Run.open(teacher).model
     own, other = preprocessing_of(student), preprocessing_of(model)
     if (own.image_size, own.channels) != (other.image_size, other.channels):
         sizes = "sees images of {}x{} pixels in {} channels, but this model those of {}x{} in {}".format(
@@ -183,7 +183,7 @@ def open_feature_teacher(teacher: str, own: Preprocessing) -> keras.Model:
     It sees the images in its own range and size; of a published checkpoint, the size of the original's preprocessing.
     `own` is the preprocessing of the student. Raises UserError if it takes gray images, but the student colors.
     """
-    model = Run(teacher).model
+    model = Run.open(teacher).model
     other = preprocessing_of(model)
     if other.channels < own.channels:
         raise UserError(f"The teacher {teacher} sees gray images, but this model colors; give --channels 1.")
