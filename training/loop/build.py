@@ -139,9 +139,8 @@ def _without_xla(execution: Execution, objective: Objective) -> str:
 def trained_model(trainer: Trainer) -> keras.Model:
     """Return the trained model as `keras_vit.build` makes it: float32, not compiled, on one device, nothing frozen.
 
-    With a moving average, its weights are the average. Adapters of LoRA are merged into their kernels.
-
-    On several hosts with JAX, all of them must call this; each gets a model on its own devices.
+    With a moving average, its weights are the average. Adapters of LoRA are merged into their kernels. On several hosts
+    with JAX, all of them must call this; each gets a model on its own devices.
     """
     with on_this_host(trainer.distribute_strategy):
         return rebuilt(trainer.network, averages=trainer.ema)

@@ -59,20 +59,14 @@ _PUBLISHED, _GOOD = 0.26, 0.5
 class Workload:
     """A recipe on a model, and how it is computed."""
 
-    config: ModelConfig
-    """Of the model, which a fine-tuning recipe does not contain."""
+    config: ModelConfig  # of the model, which a fine-tuning recipe does not contain
     recipe: Recipe
-    num_classes: int
-    """Of the head; 0 for training without labels."""
-    channels: int
-    """Of the model's input."""
+    num_classes: int  # of the head; 0 for training without labels
+    channels: int  # of the model's input
     execution: Execution = dataclasses.field(default_factory=Execution)
-    replicas: int = 1
-    """Number of them that share a batch."""
-    parameters: int | None = None
-    """With those of adapters; default those of the config."""
-    trained: int | None = None
-    """Those of the parameters that have a gradient; default all."""
+    replicas: int = 1  # that share a batch
+    parameters: int | None = None  # with those of adapters; default those of the config
+    trained: int | None = None  # parameters that have a gradient; default all
 
 
 def dry_run_report(plan: Plan, run: Run, make_model: Callable[[int], keras.Model]) -> None:
@@ -222,16 +216,11 @@ class Budget:
     """The work, time and memory of a run."""
 
     steps: int
-    flops: float
-    """Operations of all steps; with rematerialization the forward pass counts twice."""
-    peak_seconds: float
-    """At the peak of all chips."""
-    images: int
-    """Of a step on each chip."""
-    memory: float
-    """Bytes of a step on each chip, without micro-batches."""
-    compiled: bool
-    """Whether the memory is that of the compiled step; else it is an estimate."""
+    flops: float  # operations of all steps; with rematerialization the forward pass counts twice
+    peak_seconds: float  # at the peak of all chips
+    images: int  # of a step on each chip
+    memory: float  # bytes of a step on each chip, without micro-batches
+    compiled: bool  # whether the memory is that of the compiled step; else it is an estimate
 
     def hours(self, share: float) -> float:
         """Return the hours at a share of the peak, without evaluation and waiting for data."""
@@ -251,7 +240,6 @@ def budget(
     """Return the budget of a recipe with a target of classes on a slice, such as v5e-16.
 
     name: of the recipe, for the table of compiled steps. shard_weights: whether the chips divide weights and state.
-
     Raises UserError if there is no such slice, or if it cannot share a batch evenly.
     """
     chip, number = slice_of(chips)

@@ -14,15 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 from keras import ops
 
-from training.loop.devices.jax_devices import (
-    batch_on_devices,
-    gathered,
-    numbers_of_hosts,
-    saves_no_weights,
-    shards_weights,
-    stacked,
-    whole,
-)
+from training.loop.devices import jax_devices
 from training.loop.devices.strategies import several_workers
 from training.loop.trainer import Trainer, segments
 
@@ -35,7 +27,7 @@ class JaxTrainer(Trainer):
         # The values of all variables after a step, until something else needs them: to assign them takes time. In an
         # object of its own, because Keras would wrap the lists.
         self._after_step = types.SimpleNamespace(values=None)
-        self._shards_weights = shards_weights()
+        self._shards_weights = jax_devices.shards_weights()
         parts = self._segments or self._forwards
         if self._shards_weights and not isinstance(network.output, dict):
             parts = segments(*self._forwards)
@@ -50,7 +42,7 @@ class JaxTrainer(Trainer):
 
     def read(self, variable):
         # An array of JAX keeps what NumPy reads of it, so this reads a copy: else the state would end up on this host.
-        return whole(ops.copy(variable.value))
+        return jax_devices.whole(ops.copy(variable.value))
 
     @property
     def reads_together(self):
@@ -59,7 +51,7 @@ class JaxTrainer(Trainer):
     def any_stop_requested(self):
         if self._stop_requested is None:
             return None
-        return bool(numbers_of_hosts([int(self._stop_requested.numpy())]).any())
+        return bool(jax_devices.numbers_of_hosts([int(self._stop_requested.numpy())]).any())
 
     def reset_metrics(self):
         self.jax_state_sync()
@@ -83,7 +75,7 @@ class JaxTrainer(Trainer):
         """Return batches on the devices, each copied to them before the one before it is trained on."""
         ahead: collections.deque = collections.deque()
         for batch in dataset.as_numpy_iterator():
-            ahead.append(keras.tree.map_structure(batch_on_devices, batch))
+            ahead.append(keras.tree.map_structure(jax_devices.batch_on_devices, batch))
             if len(ahead) > 1:
                 yield ahead.popleft()
         yield from ahead
@@ -170,13 +162,15 @@ class JaxTrainer(Trainer):
             if self._segments:
                 call = jax.checkpoint(call)
             elif self._shards_weights:
-                call = jax.checkpoint(call, policy=saves_no_weights({tuple(v.shape) for v in part.variables}))
+                call = jax.checkpoint(
+                    call, policy=jax_devices.saves_no_weights({tuple(v.shape) for v in part.variables})
+                )
             groups = part.trainable_variables, part.non_trainable_variables
             given = [[values[id(v)] for v in group] for group in groups]
             if alike:
                 more = ((p.trainable_variables, p.non_trainable_variables) for p in alike)
                 of_all = [given, *([[values[id(v)] for v in group] for group in groups] for groups in more)]
-                loop = jax.tree.map(lambda v, *values: stacked(v, values), list(groups), *of_all)
+                loop = jax.tree.map(lambda v, *values: jax_devices.stacked(v, values), list(groups), *of_all)
                 outputs, _ = jax.lax.scan(lambda x, given, call=call: (call(*given, x)[0], None), outputs, loop)
             else:
                 outputs, others = call(*given, outputs)
@@ -190,7 +184,10 @@ class JaxTrainer(Trainer):
         dtypes = {id(v): layer.compute_dtype for layer in part.layers for v in layer.variables if v._autocast}
         groups = zip((part.trainable_variables, part.non_trainable_variables), (trained, others), strict=True)
         whole = [
-            [gathered(v, value, dtypes.get(id(v), "float32")) for v, value in zip(group, values, strict=True)]
+            [
+                jax_devices.gathered(v, value, dtypes.get(id(v), "float32"))
+                for v, value in zip(group, values, strict=True)
+            ]
             for group, values in groups
         ]
         outputs, after = part.stateless_call(*whole, inputs, training=training)

@@ -38,9 +38,8 @@ class Setup:
 def open_setup(options: TrainingOptions, open_data: Callable[[], DataSet] | None = None) -> Setup:
     """Open the devices, then the data: reading images needs devices.
 
-    open_data: for data that are no classes of images. Default: `open_source`.
-
-    Raises UserError for what is wrong, and for such data on several hosts with JAX.
+    open_data: for data that are no classes of images. Default: `open_source`. Raises UserError for what is wrong, and
+    for such data on several hosts with JAX.
     """
     if is_remote(options.workdir):
         options.directory.mkdir(parents=True, exist_ok=True)  # raises what is wrong before all the work
@@ -54,22 +53,15 @@ def open_setup(options: TrainingOptions, open_data: Callable[[], DataSet] | None
 class Plan:
     """A run as it is trained."""
 
-    options: TrainingOptions
-    """Of the command. The recipe in it is that of config.json."""
-    recipe: Recipe
-    """The recipe that is trained, whose warm-up fits into the run."""
-    data: DataSet
-    """The data that are trained, with balanced classes if the recipe says so."""
+    options: TrainingOptions  # of the command; the recipe in it is that of config.json
+    recipe: Recipe  # that is trained, whose warm-up fits into the run
+    data: DataSet  # that are trained, with balanced classes if the recipe says so
     strategy: tf.distribute.Strategy
-    settings: dict[str, Any]
-    """Everything that changes the result, for config.json."""
-    images: int
-    """`DataSet.fingerprint` of the data as they were opened."""
+    settings: dict[str, Any]  # everything that changes the result, for config.json
+    images: int  # `DataSet.fingerprint` of the data as they were opened
     num_steps: int
-    epoch_steps: int
-    """Complete batches in an epoch of the training data."""
-    class_weights: np.ndarray | None
-    """(K,), see `training.objectives.classification.Classification`."""
+    epoch_steps: int  # complete batches in an epoch of the training data
+    class_weights: np.ndarray | None  # (K,), see `training.objectives.classification.Classification`
 
     @property
     def execution(self) -> Execution:

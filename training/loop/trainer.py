@@ -31,19 +31,17 @@ _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 class StepOptions:
     """How a step is computed."""
 
-    batch_size: int
-    """Examples per step, on all replicas together."""
-    accumulation: int = 1
-    """Micro-batches per step, whose gradients are summed."""
+    batch_size: int  # examples per step, on all replicas together
+    accumulation: int = 1  # micro-batches per step, whose gradients are summed
+    # Of the moving average of the weights, which is then evaluated, or a function of the step; None for no average.
     ema_decay: Decay = None
-    """Of the moving average of the weights, which is then evaluated, or a function of the step; None for no average."""
-    sharpness_radius: float = 0.0
-    """SAM's rho, see `Trainer._gradients`; 0 for the gradient at the weights themselves."""
-    seed: int = 0
-    """Of dropout and stochastic depth."""
+    sharpness_radius: float = (
+        0.0  # SAM's rho, see `Trainer._gradients_of`; 0 for the gradient at the weights themselves
+    )
+    seed: int = 0  # of dropout and stochastic depth
+    # Keep only the outputs of the blocks, and compute their activations again for the gradient. On TensorFlow,
+    # attention of more than 1,024 tokens is then in chunks, see `chunk_long_attention`.
     remat: bool = False
-    """Keep only the outputs of the blocks, and compute their activations again for the gradient. On TensorFlow,
-    attention of more than 1,024 tokens is then in chunks, see `chunk_long_attention`."""
 
 
 class Trainer(keras.Model):

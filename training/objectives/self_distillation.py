@@ -55,9 +55,8 @@ class SelfDistillation(Objective):
 
         Large crops (B, 2, height, width, C), small crops (B, n, h, w, C) -> "student" (2 + n, B, K), "teacher" (2, B,
         K). Without small crops, the input is the large ones alone. It is called in a `keras.StatelessScope`, which gets
-        the new center.
-
-        Raises UserError for a model whose weights depend on the image size in other ways than learned positions do.
+        the new center. Raises UserError for a model whose weights depend on the image size in other ways than learned
+        positions do.
         """
         recipe, fixed_steps = self._recipe, round(_FIXED_PROTOTYPES * self._num_steps)
         prototypes, center = network.get_layer("prototypes").kernel, network.get_layer("center")

@@ -37,9 +37,8 @@ def add_adapters(model: keras.Model, rank: int, names: Sequence[str]) -> None:
     """Add adapters to dense layers of a model; they and its heads are then all that is trained.
 
     The adapters are those of Keras (`Dense.enable_lora`), with a scale of 1, and initially change nothing. names: last
-    parts of the names of layers, such as query, or encoderblock_0.MlpBlock_3.Dense_0.
-
-    Raises UserError if a name is that of no dense layer.
+    parts of the names of layers, such as query, or encoderblock_0.MlpBlock_3.Dense_0. Raises UserError if a name is
+    that of no dense layer.
     """
     dense = [layer for layer in model.layers if isinstance(layer, TokenDense) and layer.name not in HEADS]
     adapted = []

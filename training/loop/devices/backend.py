@@ -112,9 +112,8 @@ def prepare_tpu(
     """Set libtpu's environment if a TPU of this machine is requested or there; call it before TensorFlow is imported.
 
     Variables that are already set remain. A TPU with a name of its own is on another machine. `packages` are the
-    directories of installed packages, by default Python's own.
-
-    Raises UserError if the TPU is absent, or if tensorflow-tpu or the libtpu that it requires is not installed.
+    directories of installed packages, by default Python's own. Raises UserError if the TPU is absent, or if
+    tensorflow-tpu or the libtpu that it requires is not installed.
     """
     if environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow" or options.tpu != "local":
         return

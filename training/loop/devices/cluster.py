@@ -74,9 +74,7 @@ def slurm_config(environ: Mapping[str, str]) -> dict:
     """Return the TF_CONFIG of this task of a SLURM job; the tasks have the order of their machines in the job step.
 
     TensorFlow's SlurmClusterResolver sorts the machines by name, so that node10 comes before node9 and gets the place
-    of another task, and it needs nvidia-smi.
-
-    Raises UserError if the process was not started by srun.
+    of another task, and it needs nvidia-smi. Raises UserError if the process was not started by srun.
     """
     try:
         hosts, index = _hosts(environ["SLURM_STEP_NODELIST"]), int(environ["SLURM_PROCID"])
