@@ -14,6 +14,7 @@ import pytest
 
 from keras_vit import UserError
 from keras_vit.run import Run
+from tests.interruptions import assert_equal_metrics
 from tests.loop import jax_steps
 from training import pretrain
 from training.loop.devices.backend import prepare_backend
@@ -156,8 +157,7 @@ def weights(finished: Run) -> list[np.ndarray]:
 
 
 def assert_equal(one: Run, two: Run) -> None:
-    timed = {"seconds": 0, "images_per_second": 0}
-    assert [record | timed for record in one.metrics] == [record | timed for record in two.metrics]
+    assert_equal_metrics(one, two)
     for here, there in zip(weights(one), weights(two), strict=True):
         np.testing.assert_array_equal(here, there)
 
