@@ -90,7 +90,7 @@ def a_teacher(name: str, upstream, folder) -> str:
     [
         ("other classes", "has 10 classes and the data have 10: only the teacher"),
         ("seven", r"must have a head of 10 classes, but its output has the shape \(None, 7\)"),
-        ("wide", "sees images of 8x12 pixels in 1 channels, but this model those of 8x8 in 1"),
+        ("wide", r"sees images of \(8, 12\) pixels in 1 channels, but this model those of \(8, 8\) in 1"),
         ("unfinished", "unfinished is not a finished run: it has no model.keras"),
         ("nowhere", "no file, folder or official checkpoint"),
     ],

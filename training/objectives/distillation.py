@@ -90,17 +90,16 @@ def _open_teacher(teacher: str, student: keras.Model) -> keras.Model:
 
     Raises UserError if its images or classes are not those of the student.
     """
-    model = Run.open(teacher).model
+    model, classes = Run.open(teacher).model, student.output_shape[-1]
     own, other = preprocessing_of(student), preprocessing_of(model)
+    wrong = ""
     if (own.image_size, own.channels) != (other.image_size, other.channels):
-        sizes = "sees images of {}x{} pixels in {} channels, but this model those of {}x{} in {}".format(
-            *other.image_size, other.channels, *own.image_size, own.channels
-        )
-        raise UserError(f"The teacher {teacher} {sizes}; give another teacher, or --image-size.")
-    classes = student.output_shape[-1]
-    if model.output_shape != (None, classes) or "logits" not in keras_vit.intermediates(model).output:
-        shape = f"must have a head of {classes} classes, but its output has the shape {model.output_shape}"
-        raise UserError(f"The teacher {teacher} {shape}; give one that was trained on these classes.")
+        wrong = f"sees images of {other.image_size} pixels in {other.channels} channels, but this model those of "
+        wrong += f"{own.image_size} in {own.channels}"
+    elif model.output_shape != (None, classes) or "logits" not in keras_vit.intermediates(model).output:
+        wrong = f"must have a head of {classes} classes, but its output has the shape {model.output_shape}"
+    if wrong:
+        raise UserError(f"The teacher {teacher} {wrong}; give one of the same classes and --image-size.")
     return _seeing(model, own, other)
 
 
