@@ -13,7 +13,7 @@ from keras_vit.cli.options import Aliases, Count, MayLead, Natural, Seed, check_
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
-from keras_vit.images.geometry import Resize
+from keras_vit.images.resizing import Resize
 from training.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
