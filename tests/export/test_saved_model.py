@@ -502,11 +502,11 @@ def peak_memory() -> int:
 
 def test_a_picture_of_more_than_32_megapixels_costs_no_memory(served):
     """The first would each be 324 MB, and 1.3 GB as floats."""
-    huge = [encoded(np.zeros((9000, 12_000), np.uint8), kind) for kind in ("PNG", "JPEG", "BMP")]
+    huge = [encoded(np.zeros((9000, 12_000), np.uint8), kind) for kind in ("PNG", "JPEG")]
     huge.append(encoded(np.zeros((4000, 8001), np.uint8), "PNG"))
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     before = peak_memory()
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"image_bytes\[0 1 2 3\]"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"image_bytes\[0 1 2\]"):
         served[2].signatures["serving_default"](image_bytes=tf.constant(huge))
     assert peak_memory() - before < 50_000
 
