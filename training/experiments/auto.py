@@ -13,7 +13,7 @@ from keras_vit import Preprocessing, UserError
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.options import rows_of
 from keras_vit.cli.progress import Progress, duration
-from keras_vit.images.geometry import Resize
+from keras_vit.images.resizing import Resize
 from keras_vit.models.build import logits_model
 from keras_vit.run import Run
 from keras_vit.text.checkpoint import has_text_tower

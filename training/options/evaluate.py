@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayBeEmpty, MayLead, Positional
 from keras_vit.errors import refuse_without_effect
-from keras_vit.images.geometry import Resize
+from keras_vit.images.resizing import Resize
 from training.options.common import DataOptions, StrategyOptions
 
 if TYPE_CHECKING:

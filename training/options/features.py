@@ -8,7 +8,7 @@ from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Positive, Range
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
-from keras_vit.images.geometry import Resize
+from keras_vit.images.resizing import Resize
 from training.options.common import DataOptions, OnBadImage, Runner
 from training.options.predict import check_ending
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from keras_vit.cli.options import Aliases, Count, Positive, Range, Seed, Share
 from keras_vit.errors import UserError, refuse_without_effect
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
-from keras_vit.images.geometry import Resize
+from keras_vit.images.resizing import Resize
 from training.options.common import DataOptions, Execution, StrategyOptions, TrainingOptions
 from training.recipes.finetune import FINETUNE_RECIPES
 from training.recipes.recipe import PretrainRecipe, Recipe
