@@ -20,7 +20,7 @@ from training import demo
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 
 def pytest_collection_finish():

@@ -60,4 +60,4 @@ def assert_ended_alike(run: pathlib.Path, other: pathlib.Path, parts: tuple[str,
 
 def assert_equal_metrics(one: Run, other: Run) -> None:
     timed = {"seconds": 0, "images_per_second": 0}
-    assert [record | timed for record in one.metrics] == [record | timed for record in other.metrics]
+    assert [record | timed for record in one.metrics()] == [record | timed for record in other.metrics()]

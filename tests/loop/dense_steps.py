@@ -20,7 +20,7 @@ from training.objectives import of_recipe
 from training.objectives.dense import MaskSetPrediction
 from training.options.common import Execution, StrategyOptions
 from training.recipes.dense import EOMT, LINEAR, SegmentRecipe
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 TINY = keras_vit.ViTConfig(
     patch_size=8, hidden_size=24, num_layers=3, num_heads=3, mlp_dim=48, classifier="none", with_class_token=True

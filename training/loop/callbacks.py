@@ -124,7 +124,7 @@ def save_images(run: Run, source: DataSet, preprocessing: Preprocessing) -> None
 
 def write_curves(run: Run) -> None:
     """Plot the loss and the accuracy over the epochs to curves.png."""
-    records = run.metrics
+    records = run.metrics()
     epochs = [record["epoch"] for record in records]
     names = [name for name in ("loss", "accuracy", "binary_accuracy") if name in records[-1]]
     figure = matplotlib.figure.Figure(figsize=(4.5 * len(names), 3.6), layout="constrained")

@@ -46,7 +46,7 @@ CHIPS = {
     "v6e": (918e12, 32 * 2**30),
 }
 # Two of (images on a chip, bytes) by recipe and chip: training steps that were compiled in bfloat16 with 1,000 classes
-# for one chip, from `python -m benchmarks.tpu`; docs/reference/benchmarks.md has the complete table.
+# for one chip, from `python -m benchmarks.tpu`; benchmarks/logs/tpu.md has the complete table.
 _COMPILED: dict[tuple[str, str], tuple[tuple[int, float], tuple[int, float]]] = {
     ("augreg-b16-i21k", "v5e"): ((32, 3.49e9), (64, 5.71e9)),
     ("vit-b16-i21k", "v5e"): ((32, 4.52e9), (64, 7.39e9)),

@@ -14,8 +14,7 @@ import tensorflow as tf
 from keras import ops
 
 from keras_vit import UserError
-from training.recipes.recipe import HEADS, OptimizerKind
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import HEADS, OptimizerKind, Schedule
 
 _BLOCK = "Transformer.encoderblock_"
 # Layers whose 2-D kernels are the first or the last of a model, which Muon leaves to Adam.

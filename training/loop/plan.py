@@ -20,7 +20,7 @@ from training.data.sources import DataSet, open_source
 from training.loop.devices.jax_devices import JaxDevices
 from training.loop.devices.strategies import open_strategy
 from training.options.common import FOR_SEVERAL_CLASSES, Execution, TrainingOptions
-from training.recipes.advice import advice
+from training.recipes.auto import advice
 from training.recipes.recipe import Recipe
 
 # Class names in the first lines of a log.

@@ -10,8 +10,7 @@ from training.objectives.objective import Objective
 from training.objectives.patches import FlexiblePatches, PatchDropout
 from training.objectives.pseudo_labels import PseudoLabels
 from training.objectives.self_distillation import SelfDistillation
-from training.recipes.dense import SegmentRecipe
-from training.recipes.detect import DetectRecipe
+from training.recipes.dense import DetectRecipe, SegmentRecipe
 from training.recipes.recipe import PretrainRecipe, PseudoLabelRecipe, Recipe
 
 

@@ -2,7 +2,7 @@
 
 "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv 2106.09685): the kernels of a trained model stay as they
 are, and a product of two thin matrices is added to some of them. On GPT-3 (its Table 4), 4.7 million trained parameters
-reach 91.7 % on MNLI-m, and all 175 billion 89.5 %. On images: `docs/reference/results.md`.
+reach 91.7 % on MNLI-m, and all 175 billion 89.5 %. On images: `benchmarks/logs/techniques.md`.
 """
 
 from collections.abc import Sequence
