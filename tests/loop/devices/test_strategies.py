@@ -368,8 +368,8 @@ LOST = [
         "Additional GRPC information from remote target /job:worker/replica:0/task:1",
     ),
     tf.errors.InternalError(
-        None, None, f"{_GONE}Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped sending "
-        "heartbeats)",
+        None, None, f"{_GONE}Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped "
+        "sending heartbeats)",
     ),
     tf.errors.DeadlineExceededError(None, None, "Collective has timed out during execution."),
     tf.errors.UnavailableError(
