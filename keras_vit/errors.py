@@ -19,8 +19,8 @@ class UserError(ValueError):
     Names from files are part of messages, so control characters are escaped.
     """
 
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ParityError(RuntimeError):
