@@ -276,12 +276,11 @@ class Training:
 
     def _save(self, seconds: float) -> None:
         """Save a checkpoint after `seconds` of the current epoch. Raises UserError if a weight is not finite."""
-        if self.writes or self.trainer.reads_together:
-            arrays = {name: _Saved(variable, self) for name, variable in self.trainer.state.items()}
-            if self.writes:
-                progress = {"records": self.records, "seconds": seconds}
-                checkpoints.save(self.run.path / CHECKPOINTS, self.step, progress, arrays)
-                return
+        arrays = {name: _Saved(variable, self) for name, variable in self.trainer.state.items()}
+        if self.writes:
+            progress = {"records": self.records, "seconds": seconds}
+            checkpoints.save(self.run.path / CHECKPOINTS, self.step, progress, arrays)
+        elif self.trainer.reads_together:
             for array in arrays.values():
                 np.asarray(array)
 
