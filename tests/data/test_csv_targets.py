@@ -13,7 +13,7 @@ from keras_vit import Preprocessing, UserError
 from training.data.dataset import balanced
 from training.data.pipeline import evaluation_batches, training_batches
 from training.data.sources import DataOptions, DataSet, open_source
-from training.data.write_tfrecord import shard
+from training.data.write import shard
 from training.recipes.pretrain import find_recipe
 
 # Images of "dog" are rare.

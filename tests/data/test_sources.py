@@ -23,13 +23,13 @@ from keras_vit.images.formats import format_list
 from keras_vit.runs import Run
 from training.data import dataset as examples
 from training.data import sources
+from training.data import tfds as tfds_data
 from training.data.checks import check_classes, check_data
-from training.data.csv_file import listed_files
 from training.data.known_images import check_held_out, check_split, warn_of_known_images, warn_of_training_images
-from training.data.sample_images import write_samples
+from training.data.listed_files import listed_files
 from training.data.sources import DataOptions, DataSet, Split, bad_examples_reported, open_source
 from training.data.tfrecord import TFRecords
-from training.data.write_tfrecord import shard
+from training.data.write import shard, write_samples
 
 TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
 needs_mnist = pytest.mark.skipif(not (TFDS / "mnist").is_dir(), reason="no prepared MNIST beside the checkout")
@@ -103,7 +103,7 @@ def _network(monkeypatch) -> Network:
     import tensorflow_datasets as tfds
 
     network = Network()
-    monkeypatch.setattr(sources, "opened", network.opened)
+    monkeypatch.setattr(tfds_data, "opened", network.opened)
     monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", lambda builder: network.fetch(builder))
     return network
 
@@ -116,14 +116,14 @@ def test_a_data_set_that_cannot_be_fetched_says_where_it_was_looked_for(network,
 
 def test_without_a_network_a_data_set_is_not_tried_for_minutes(network, tmp_path):
     network.error = urllib.error.URLError(socket.gaierror("no such host"))
-    with pytest.raises(UserError, match=r"not prepared in .*, and \S+, which has it, cannot"):
+    with pytest.raises(UserError, match=r"not prepared in .*, since \S+ cannot be reached"):
         open_source(DataOptions("tfds:mnist", str(tmp_path)))
     assert network.fetched == list(tmp_path.iterdir()) == []
     network.error = urllib.error.HTTPError("", 403, "Forbidden", None, None)
-    sources.tfds_builder("mnist", str(tmp_path))  # servers answer programs differently, and TFDS may know the way
+    tfds_data.tfds_builder("mnist", str(tmp_path))  # servers answer programs differently, and TFDS may know the way
     asked = network.asked
     (tmp_path / "downloads" / "manual").mkdir(parents=True)
-    sources.tfds_builder("mnist", str(tmp_path))
+    tfds_data.tfds_builder("mnist", str(tmp_path))
     assert network.fetched == ["mnist", "mnist"]
     assert network.asked == asked  # the files may be there
 
@@ -138,7 +138,7 @@ def test_mnist_is_opened_with_its_splits():
 @pytest.fixture(name="hold_nothing")
 def _hold_nothing(monkeypatch) -> Callable[[], None]:
     """Keeps images of TFDS on the disk from now on, however few they are."""
-    return lambda: monkeypatch.setattr(sources, "_IN_MEMORY_BYTES", 0)
+    return lambda: monkeypatch.setattr(tfds_data, "_IN_MEMORY_BYTES", 0)
 
 
 @needs_mnist
@@ -188,7 +188,7 @@ def test_a_label_outside_the_classes_is_named_when_it_is_read(hold_nothing):
     import tensorflow_datasets as tfds
 
     hold_nothing()
-    split = sources._tfds_split(tfds.builder("mnist", data_dir=str(TFDS)), "train[:50]", ("zero", "one"))
+    split = tfds_data._tfds_split(tfds.builder("mnist", data_dir=str(TFDS)), "train[:50]", ("zero", "one"))
     examples = tf.data.Dataset.range(50).map(split.example)
     with pytest.raises(UserError, match="the images read has the label"), bad_examples_reported():
         list(examples)

@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError
-from training.data import write_tfrecord
 from training.data.dataset import bad_examples_reported, typical_image
 from training.data.pipeline import training_batches
 from training.data.sources import DataOptions, DataSet, Split, open_source
 from training.data.tfrecord import IMAGE, LABEL, TFRecords
+from training.data.write import shard
 from training.recipes.pretrain import find_recipe
 
 MODES = ("RGB", "L", "P", "RGBA", "LA", "1", "I;16")
@@ -39,7 +39,7 @@ def _folder(tmp_path_factory) -> pathlib.Path:
 
 
 def sharded(folder: pathlib.Path, output: pathlib.Path, shards: int = 3, **arguments) -> DataSet:
-    write_tfrecord.shard(DataOptions(f"folder:{folder}", **arguments), str(output), shards=shards)
+    shard(DataOptions(f"folder:{folder}", **arguments), str(output), shards=shards)
     return open_source(DataOptions(f"tfrecord:{output}/*.tfrecord"))
 
 
@@ -81,7 +81,7 @@ def test_any_png_trains_from_a_folder_and_from_records(folder, shards, capfd):
 
 @pytest.mark.slow
 def test_arrays_become_png(tmp_path):
-    write_tfrecord.shard(DataOptions("digits"), str(tmp_path / "out"), shards=2)
+    shard(DataOptions("digits"), str(tmp_path / "out"), shards=2)
     records, digits = open_source(DataOptions(f"tfrecord:{tmp_path}/out/*")), open_source(DataOptions("digits"))
     assert (records.train.num_examples, records.labels) == (1437, digits.labels)
     image, label = records.train.example(tf.constant(0, tf.int64))

@@ -13,7 +13,7 @@ from keras_vit.models.segment_outputs import segment_outputs
 from tests.segmentation.oracle import Oracle, found_of, oracle, segments_of, split_of
 from tests.segmentation.reference import instance_segments, panoptic_segments, semantic_scores
 from tests.segmentation.shapes import scene
-from training.data.annotations.segments import NONE, UNCOUNTED
+from training.data.annotations.masks import NONE, UNCOUNTED
 from training.options.segment import SegmentPredictOptions
 from training.segmentation.evaluation import evaluate, panoptic_counts, write_report
 from training.segmentation.overlay import color_of, overlay

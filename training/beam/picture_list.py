@@ -11,7 +11,7 @@ import os
 import pathlib
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from apache_beam.io.filesystems import FileSystems
@@ -19,7 +19,7 @@ from apache_beam.io.filesystems import FileSystems
 from keras_vit import UserError
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.images.formats import is_hidden, is_picture, is_picture_name
-from training.data.csv_file import ONE_CLASS, read_lines
+from training.data.listed_files import ONE_CLASS, read_lines
 from training.features.store import NO_SPLIT
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES
 
@@ -204,8 +204,3 @@ def _in_bucket(name: str) -> Iterator[str]:
             inside = file.path.removeprefix(folder).split("/")
             if is_picture_name(inside[-1]) and not any(map(is_hidden, inside)):
                 yield file.path
-
-
-def paths_of(rows: Sequence[Row]) -> list[str]:
-    """The paths of some pictures."""
-    return [row.path for row in rows]

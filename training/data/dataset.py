@@ -89,6 +89,18 @@ class Split:
         )
 
 
+def array_split(images: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> Split:
+    """Return images (n, h, w, C) uint8 and labels (n,) in memory as a split. Raises UserError for other labels."""
+    outside = labels[(labels < 0) | (labels >= len(names))]
+    if len(outside):
+        raise UserError(
+            f"Labels must be 0 to {len(names) - 1}, one for each of the {len(names)} classes, "
+            f"but {len(outside)} of {len(labels)} are outside, {outside[0]} first."
+        )
+    pixels, numbers = tf.constant(images), tf.constant(labels, tf.int32)
+    return Split(len(labels), lambda index: (pixels[index], numbers[index]), labels=labels)
+
+
 class Batches(Protocol):
     """How batches of a data set are made whose targets are no classes of whole images, but masks or boxes.
 

@@ -16,13 +16,16 @@ import tensorflow as tf
 
 from keras_vit import Preprocessing
 from keras_vit.images import graph
-from training.data import color
+from training.data import augment
 from training.data.dataset import Split, decoded, without_autograph
 from training.data.pipeline import example_numbers, rows_of_part, training_order
 from training.recipes.dense import DenseRecipe
+from training.recipes.detect import DetectRecipe
 
 # Share of a box that must stay visible in a window for it to remain a target.
 _LEAST_VISIBLE = 0.25
+# Rows and columns of a mosaic.
+TILES = 2
 
 
 class Geometry(NamedTuple):
@@ -65,12 +68,12 @@ class DenseBatches:
             index, position = shuffled(number)
             example_seed = tf.stack([seed, position])
             image, target = self.example(split, recipe, preprocessing, index, example_seed)
-            return image, self.filled(target), color.color_draws(example_seed)
+            return image, self.filled(target), augment.color_draws(example_seed)
 
         @without_autograph
         def batch(images: tf.Tensor, targets: dict[str, tf.Tensor], draws: tf.Tensor) -> tuple:
             if recipe.color_jitter or recipe.three_augment:
-                images = color.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
+                images = augment.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
             return preprocessing.normalize(images), targets
 
         data = example_numbers(len(rows), first_step, num_steps)
@@ -119,6 +122,75 @@ class DenseBatches:
             boxes = tf.pad(target["boxes"], [[0, missing], [0, 0]])
             filled["boxes"] = tf.ensure_shape(boxes, (self.num_targets, 4))
         return filled
+
+
+@dataclasses.dataclass(frozen=True)
+class SceneBatches(DenseBatches):
+    """Batches of images with segments."""
+
+    stuff: tuple[int, ...] = ()
+    """Classes that have no objects."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BoxBatches(DenseBatches):
+    """Batches of pictures with boxes, some of them mosaics."""
+
+    of_image: int
+    """Boxes of one image at most; `num_targets` is as many as four can have."""
+
+    def example(
+        self, split: Split, recipe: DenseRecipe, preprocessing: Preprocessing, index: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """One augmented picture or, with the probability of the recipe, four of them; see `DenseBatches.example`."""
+        single = super().example
+        if not isinstance(recipe, DetectRecipe) or not recipe.mosaic:
+            return single(split, recipe, preprocessing, index, seed)
+        own, drawn = tf.unstack(tf.random.split(tf.random.experimental.stateless_fold_in(seed, 1)))
+        return tf.cond(
+            tf.random.stateless_uniform((), own) < recipe.mosaic,
+            lambda: self._mosaic(split, recipe, preprocessing, index, drawn),
+            lambda: self._alone(single(split, recipe, preprocessing, index, seed)),
+        )
+
+    def _alone(self, example: tuple[tf.Tensor, dict[str, tf.Tensor]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        return example[0], self.filled(example[1])
+
+    def _mosaic(
+        self, split: Split, recipe: DenseRecipe, preprocessing: Preprocessing, index: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """The picture of the index and three by chance, each in a quarter."""
+        count, full = TILES**2, preprocessing.image_size
+        height, width = (side // TILES for side in full)
+        small = dataclasses.replace(recipe, image_size=(height, width))
+        small_input = dataclasses.replace(preprocessing, image_size=(height, width))
+        of_one, alone = DenseBatches(self.of_image), super().example
+        seeds = tf.random.split(seed, count + 1)
+        others = tf.random.stateless_uniform((count - 1,), seeds[-1], maxval=split.num_examples, dtype=tf.int64)
+
+        def tile(inputs: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            image, target = alone(split, small, small_input, *inputs)
+            target = of_one.filled(target)
+            return image, target["labels"], target["boxes"]
+
+        images, labels, boxes = tf.map_fn(  # one after the other, so that the graph decodes in one place
+            tile,
+            (tf.concat([index[None], others], axis=0), seeds[:count]),
+            fn_output_signature=(
+                tf.TensorSpec((height, width, preprocessing.channels), tf.float32),
+                tf.TensorSpec((self.of_image,), tf.int32),
+                tf.TensorSpec((self.of_image, 4), tf.float32),
+            ),
+        )
+        rows = [tf.concat(tf.unstack(images[begin : begin + TILES]), axis=1) for begin in range(0, count, TILES)]
+        # Of an odd side, a line is left.
+        left = [[0, side - TILES * part] for side, part in zip(full, (height, width), strict=True)]
+        image = tf.pad(tf.concat(rows, axis=0), [*left, [0, 0]], constant_values=preprocessing.fill()[0])
+        part = tf.constant([width / full[1], height / full[0]], tf.float32)
+        corners = tf.constant([divmod(number, TILES)[::-1] for number in range(count)], tf.float32) * part
+        moved = boxes * tf.tile(part, [2]) + tf.pad(corners, [[0, 0], [0, 2]])[:, None]
+        flat = {"labels": tf.reshape(labels, [-1]), "boxes": tf.reshape(moved, (-1, 4))}
+        return tf.ensure_shape(image, (*full, preprocessing.channels)), flat
 
 
 def random_geometry(picture_size: tf.Tensor, seed: tf.Tensor, recipe: DenseRecipe) -> Geometry:

@@ -18,7 +18,6 @@ from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.remote import is_remote
 from keras_vit.images.formats import is_hidden, is_picture, is_picture_name, others_line
 from training.data.checks import HOLD_OUT, check_class_size, directories, few_classes, split_folders
-from training.data.csv_file import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
 from training.data.dataset import (
     DataSet,
     ImageWarnings,
@@ -30,6 +29,7 @@ from training.data.dataset import (
     summarize_problems,
 )
 from training.data.decisions import read_decisions
+from training.data.listed_files import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
 from training.options.common import OnBadImage, composed
 
 _PURPOSES = {"train": "train on", "test": "evaluate on"}
@@ -170,7 +170,7 @@ def csv_list(
 ) -> DataSet:
     """Image files with their classes from a CSV file with the columns path and label; classes in name order.
 
-    What the file holds says `training.data.csv_file`. Without a column split a tenth of each class is kept for
+    What the file holds says `training.data.listed_files`. Without a column split a tenth of each class is kept for
     evaluation, as `_held_out` says.
     """
     column, value_of, not_used = listed_files(path)

@@ -11,7 +11,7 @@ from keras_vit.errors import is_or_are
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.runs import Run, TrainingData
 from training.data.checks import split_folders
-from training.data.csv_file import listed_files
+from training.data.listed_files import listed_files
 from training.options.common import DataOptions
 
 if TYPE_CHECKING:

@@ -7,8 +7,6 @@ image that a pseudo-random permutation, keyed by seed and epoch, puts at its pla
 
 import dataclasses
 import itertools
-import os
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
@@ -17,15 +15,12 @@ import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
 from keras_vit.images import graph
-from keras_vit.run_directory import Samples
-from training.data import augment, color, randaugment
+from training.data import augment, randaugment
 from training.data.dataset import DataSet, Split, decoded, without_autograph
 from training.recipes.recipe import PretrainRecipe, Recipe
 
 # Rounds of the index permutation's cipher; at TensorFlow's default of 4, neighbors stay correlated.
 _SHUFFLE_ROUNDS = 16
-# Of the images kept beside a model: largest side in sides of its input, and bytes of all together.
-_LARGEST_SAMPLE, _SAMPLE_BYTES = 4, 64 * 2**20
 # What a batch's seed is folded with, so that it is not that of an example.
 _OF_THE_BATCH = 1
 # What the seed of an image is folded with for its first crop, if it has several; the next crops take the next numbers.
@@ -82,7 +77,7 @@ def training_batches(
         if crops is not None:
             return _multi_crop(image, example_seed, crops, preprocessing), label
         image = _training_image(image, example_seed, recipe, preprocessing)
-        return (image, label, color.color_draws(example_seed)) if recolored else (image, label)
+        return (image, label, augment.color_draws(example_seed)) if recolored else (image, label)
 
     @without_autograph
     def batch(step: tf.Tensor, examples: tuple) -> tuple:
@@ -105,7 +100,7 @@ def _recolored(data: tf.data.Dataset, recipe: Recipe) -> tf.data.Dataset:
 
     @without_autograph
     def recolor(images: tf.Tensor, labels: tf.Tensor, draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        images = color.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
+        images = augment.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
         return images, labels
 
     return data.batch(_COLOR_ROWS).map(recolor, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -187,8 +182,10 @@ def _multi_crop(data: tf.Tensor, seed: tf.Tensor, recipe: PretrainRecipe, prepro
         window = _window_resized(window, dataclasses.replace(preprocessing, antialias=True), size)
         window = _augmented(window, seeds, recipe, preprocessing)
         if recipe.color_jitter or recipe.three_augment:
-            draws = color.color_draws(crop_seed)[None]
-            windows = color.augment_colors(window[None], draws, jitter=recipe.color_jitter, three=recipe.three_augment)
+            draws = augment.color_draws(crop_seed)[None]
+            windows = augment.augment_colors(
+                window[None], draws, jitter=recipe.color_jitter, three=recipe.three_augment
+            )
             window = windows[0]
         return window
 
@@ -369,49 +366,3 @@ def evaluation_batches(
     data = tf.data.Dataset.range(-(-split.num_examples // batch_size) * len(rows))
     data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return data.batch(len(rows), drop_remainder=True).prefetch(tf.data.AUTOTUNE)
-
-
-def save_samples(split: Split, preprocessing: Preprocessing, path: str | os.PathLike, most: int | None = None) -> None:
-    """Keep images of a split beside a model, as PNG in an evenly mixed order, up to `most` and 64 MB of them.
-
-    Pictures far larger than the model's input are reduced first, so that every data set gives enough of them.
-    """
-    limit = tuple(_LARGEST_SAMPLE * side for side in preprocessing.image_size)
-
-    @without_autograph
-    def sample(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        image, label = split.example(index, preprocessing)
-
-        def reduced() -> tf.Tensor:
-            # The channels first, as a model sees them: hidden colors must not mix in.
-            smaller = tf.image.resize(
-                preprocessing.to_channels(image), limit, preserve_aspect_ratio=True, antialias=True
-            )
-            return tf.saturate_cast(tf.round(smaller), tf.uint8)
-
-        is_large = tf.reduce_all(tf.shape(image)[:2] > limit)
-        return tf.io.encode_png(tf.cond(is_large, reduced, lambda: image)), label
-
-    # In a graph, which walks through the header of an image file a hundred times as fast as eager operations do.
-    chosen = np.random.default_rng(0).permutation(split.num_examples)[:most]
-    data = tf.data.Dataset.from_tensor_slices(chosen)
-    data = data.map(sample, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    encoded: list[bytes] = []
-    labels: list[int] = []
-    total = 0
-    # In batches, because a step of the iterator takes longer than a small image.
-    for images, classes in data.batch(16).as_numpy_iterator():
-        for image, label in zip(images, classes, strict=True):
-            if total < _SAMPLE_BYTES:
-                encoded.append(image)
-                labels.append(int(label))
-                total += len(image)
-        if total >= _SAMPLE_BYTES:
-            break
-    names = tuple(sample_name(split, int(index)) for index in chosen[: len(encoded)])
-    Samples(tuple(encoded), np.array(labels), names).save(path)
-
-
-def sample_name(split: Split, index: int) -> str:
-    """Name an example beside a model: a file by its folder and name, without the other folders."""
-    return "/".join(pathlib.PurePath(split.name(index)).parts[-2:])

@@ -13,10 +13,9 @@ from keras_vit import UserError
 from keras_vit.cli.progress import Progress
 from keras_vit.files.tables import markdown_table, with_interval
 from keras_vit.images.files import Image, read_image
-from training.data.annotations.boxes import Box, Picture
+from training.data.annotations.images import Box, BoxedImage
 from training.detection.detector import Detector, Objects
 from training.detection.page import DrawnBox, DrawnPicture, boxes_page
-from training.detection.voc import voc_average_precision
 from training.evaluation.average_precision import (
     STATS,
     average_precision,
@@ -30,10 +29,12 @@ _TOP, _BATCH = 100, 8
 # Pictures on the page with missed objects, and with false alarms; false alarms on each, and the score from which one
 # counts.
 _MOST_SHOWN, _MOST_FALSE, _LEAST_SCORE = 12, 5, 0.1
+# IoU from which VOC counts an object as found.
+_LEAST_OVERLAP = 0.5
 _MISSED, _FALSE, _FOUND = "#c44e00", "#a0457a", "#00734f"
 
 
-def evaluate(detector: Detector, pictures: Sequence[Picture], kind: str, output: pathlib.Path) -> None:
+def evaluate(detector: Detector, pictures: Sequence[BoxedImage], kind: str, output: pathlib.Path) -> None:
     """Find objects on images with boxes, measure them, and write detection.json, detection.md and detection.html.
 
     kind: of the data; for voc, VOC's average precision is measured, too. Raises UserError if there is no box.
@@ -68,12 +69,12 @@ def evaluate(detector: Detector, pictures: Sequence[Picture], kind: str, output:
     write_measured(output, "detection", detector.name, metrics, [f"{sentence}.", words, *tables], page)
 
 
-def _read(detector: Detector, picture: Picture) -> Image:
+def _read(detector: Detector, picture: BoxedImage) -> Image:
     return read_image(picture.file, detector.preprocessing)
 
 
 def measured(
-    labels: Sequence[str], pictures: Sequence[Picture], found: Sequence[Objects], kind: str = "coco"
+    labels: Sequence[str], pictures: Sequence[BoxedImage], found: Sequence[Objects], kind: str = "coco"
 ) -> dict[str, Any]:
     """COCO's metrics, see `average_precision`, and for the kind voc `voc_ap`, see `voc_average_precision`.
 
@@ -85,7 +86,7 @@ def measured(
     return metrics | ({"voc_ap": voc_average_precision(pictures, found, len(labels))} if kind == "voc" else {})
 
 
-def _documents(labels: Sequence[str], pictures: Sequence[Picture], found: Sequence[Objects]) -> tuple[dict, dict]:
+def _documents(labels: Sequence[str], pictures: Sequence[BoxedImage], found: Sequence[Objects]) -> tuple[dict, dict]:
     """Truth and detections in COCO's format, in the order of the ids of the images, which decides between equal scores.
 
     Objects have ids in the order of the boxes.
@@ -105,7 +106,7 @@ def _annotation(box: Box) -> dict[str, Any]:
     }
 
 
-def mistakes(picture: Picture, objects: Objects) -> tuple[np.ndarray, np.ndarray]:
+def mistakes(picture: BoxedImage, objects: Objects) -> tuple[np.ndarray, np.ndarray]:
     """(which boxes of an image are missed, which objects are false alarms), by COCO's matching at IoU 0.5."""
     count = max([0, *(int(box.label) for box in picture.boxes), *objects.classes]) + 1
     with contextlib.redirect_stdout(io.StringIO()):
@@ -119,14 +120,14 @@ def mistakes(picture: Picture, objects: Objects) -> tuple[np.ndarray, np.ndarray
     return missed, false
 
 
-def _page(detector: Detector, pictures: Sequence[Picture], found: Sequence[Objects]) -> str:
+def _page(detector: Detector, pictures: Sequence[BoxedImage], found: Sequence[Objects]) -> str:
     """The pictures with the largest missed objects, and those with the likeliest false alarms."""
     cards, badness = [], []
     for picture, objects in zip(pictures, found, strict=True):
         likely = objects.scores >= _LEAST_SCORE
         objects = Objects(objects.corners[likely], objects.scores[likely], objects.classes[likely])
         missed, false = mistakes(picture, objects)
-        missed_boxes = [picture.boxes[number] for number in np.flatnonzero(missed)]
+        missed_boxes = [picture.boxes[number] for number in np.flatnonzero(missed).tolist()]
         areas = [box.bbox[2] * box.bbox[3] / math.prod(picture.size) for box in missed_boxes]
         badness.append((max([0.0, *areas]), max([0.0, *objects.scores[false]])))
         boxes = [
@@ -152,3 +153,49 @@ def _page(detector: Detector, pictures: Sequence[Picture], found: Sequence[Objec
         "an IoU of 0.5 or more."
     )
     return boxes_page("Worst misses and false alarms", drawn, [legend])
+
+
+def voc_average_precision(pictures: Sequence[BoxedImage], found: Sequence[Objects], num_classes: int) -> float:
+    """Return the mean over the classes of the area under the curve of precision, at IoU 0.5.
+
+    Source: `VOCevaldet.m` and `VOCap.m` of the development kit of VOC 2010 and later.
+
+    A detection belongs to the object that it overlaps most. Difficult objects count neither as found nor as missed.
+    Classes without other objects are left out; at least one must have some.
+    """
+    return float(np.nanmean([_of_class(pictures, found, label) for label in range(num_classes)]))
+
+
+def _of_class(pictures: Sequence[BoxedImage], found: Sequence[Objects], label: int) -> float:
+    """The average precision of a class; NaN if all of its objects are difficult."""
+    count, scores, hits = 0, list[float](), list[bool]()
+    for picture, objects in zip(pictures, found, strict=True):
+        boxes = [box for box in picture.boxes if box.label == label]
+        count += sum(not box.is_difficult for box in boxes)
+        overlaps = _overlaps(
+            objects.corners[objects.classes == label], np.array([box.corners for box in boxes]).reshape(-1, 4)
+        )
+        taken: set[int] = set()
+        for row, score in zip(overlaps, objects.scores[objects.classes == label].tolist(), strict=True):
+            best = int(row.argmax()) if len(row) and row.max() >= _LEAST_OVERLAP else None
+            if best is not None and boxes[best].is_difficult:
+                continue
+            scores.append(score)
+            hits.append(best is not None and best not in taken)
+            taken |= set() if best is None else {best}
+    if not count:
+        return float("nan")
+    right = np.array(hits, bool)[np.argsort(-np.array(scores), kind="stable")]
+    true = np.cumsum(right)
+    precision = true / np.arange(1, len(right) + 1)
+    envelope = np.maximum.accumulate(precision[::-1])[::-1]
+    return float(np.sum(envelope[right]) / count)
+
+
+def _overlaps(corners: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """IoU of boxes (n, 4) and (m, 4), left, top, right, bottom -> (n, m)."""
+    first, second = corners.astype(np.float64)[:, None], others[None]
+    sides = np.minimum(first[..., 2:], second[..., 2:]) - np.maximum(first[..., :2], second[..., :2])
+    common = np.prod(np.maximum(sides, 0.0), axis=-1)
+    areas = [np.prod(each[..., 2:] - each[..., :2], axis=-1) for each in (first, second)]
+    return common / (areas[0] + areas[1] - common)

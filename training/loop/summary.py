@@ -5,8 +5,8 @@ import numpy as np
 
 from keras_vit import Preprocessing
 from keras_vit.run_directory import CALIBRATION, SAMPLES, save_training_images
-from training.data.pipeline import save_samples
 from training.data.sources import DataSet
+from training.data.write import save_samples
 from training.loop.plan import Plan
 from training.loop.run import RunDirectory
 from training.recipes.advice import advice

@@ -17,8 +17,7 @@ from pycocotools import mask as rle
 from keras_vit import UserError, preprocessing_of
 from keras_vit.files.tables import markdown_table, with_interval
 from keras_vit.models.config import SEGMENT_THRESHOLD, SegmentationTask
-from training.data.annotations.run_lengths import RunLengths
-from training.data.annotations.segments import (
+from training.data.annotations.masks import (
     MUCH_IGNORED,
     NONE,
     UNCOUNTED,
@@ -27,6 +26,7 @@ from training.data.annotations.segments import (
     ignored_sentence,
     of_task,
 )
+from training.data.annotations.run_lengths import RunLengths
 from training.data.dataset import Split, decoded
 from training.evaluation.average_precision import STATS, average_precision, coco_document, write_measured
 from training.segmentation.overlay import Panel, segments_page

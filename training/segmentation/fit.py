@@ -10,7 +10,7 @@ from keras_vit.checkpoints.load import check_unchanged, fill_from
 from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
 from keras_vit.models.tasks import build_task, task_of
 from keras_vit.runs import Run, open_run
-from training.data.annotations.open_scenes import SceneBatches
+from training.data.dense import SceneBatches
 from training.loop.run import RunDirectory
 from training.loop.setup import Setup
 from training.loop.train import run_training

@@ -15,8 +15,8 @@ from keras_vit.files.atomic import staged
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.tables import markdown_table, short_name
 from keras_vit.models.config import SegmentationConfig
+from training.data.annotations.coco import write_panoptic_png
 from training.data.annotations.masks import OBJECTS
-from training.data.annotations.panoptic import write_panoptic_png
 from training.data.dataset import check_some_read
 from training.prediction.classifier import as_utf8, batches_of_pictures
 from training.segmentation.evaluation import mask_annotation, panel_of

@@ -15,10 +15,9 @@ from pycocotools import mask as rle
 from keras_vit import UserError
 from tests.segmentation import shapes
 from tests.segmentation.shapes import LABELS, SIDE, scene
-from training.data.annotations import tfds_masks
-from training.data.annotations.masks import read_mask
+from training.data import tfds as tfds_data
+from training.data.annotations.masks import NONE, UNCOUNTED, read_mask
 from training.data.annotations.open_scenes import open_scenes
-from training.data.annotations.segments import NONE, UNCOUNTED
 from training.data.annotations.voc import VOC_CLASSES
 from training.options.segment import SceneOptions
 
@@ -240,9 +239,9 @@ def test_gray_masks_are_read_by_their_samples(bits, tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"format": "JPEG"}, "is a JPEG, which changes class numbers"),
-        ({"format": "WEBP"}, "is a WEBP, which changes class numbers"),
-        ({"format": "TIFF", "compression": "jpeg"}, "TIFF of 2 or 4 bits, inverted or lossy"),
+        ({"format": "JPEG"}, "is a JPEG that changes class numbers"),
+        ({"format": "WEBP"}, "is a WEBP that changes class numbers"),
+        ({"format": "TIFF", "compression": "jpeg"}, "is a TIFF that changes class numbers"),
         ({"format": "PPM"}, "cannot be read"),
     ],
 )
@@ -271,9 +270,9 @@ def _mask(name: str, values: np.ndarray):
 
 
 FOLDERS = {
-    "a missing mask": (lambda r: (r / "masks" / "001.png").unlink(), "the image 001.png has no mask"),
-    "an extra mask": (lambda r: (r / "images" / "001.png").unlink(), "the mask 001.png has no image"),
-    "no masks": (lambda r: [f.unlink() for f in (r / "masks").iterdir()], "files have no counterpart"),
+    "a missing mask": (lambda r: (r / "masks" / "001.png").unlink(), "masks lacks 1 .*images has, first 001"),
+    "an extra mask": (lambda r: (r / "images" / "001.png").unlink(), "images lacks 1 .*masks has, first 001"),
+    "no masks": (lambda r: [f.unlink() for f in (r / "masks").iterdir()], "masks lacks 4 of the files"),
     "another size": (_mask("001.png", np.zeros((3, 4), np.uint8)), "001.png has 3x4 pixels, but the image 48x48"),
     "a number too high": (_mask("001.png", np.full((SIDE, SIDE), 9, np.uint8)), "names 4 classes, 0 to 3, but"),
     "fractions": (lambda r: _tiff(r), "float32 values up to"),
@@ -283,11 +282,11 @@ FOLDERS = {
     "half a mask": (lambda r: _cut(r / "masks" / "001.png"), "its mask 001.png cannot be read"),
     "two names": (lambda r: (r / "images" / "001.jpg").write_bytes((r / "images" / "001.png").read_bytes()),
                   "have the same name"),
-    "one class": (lambda r: _one_class(r), "have 1 class; at least two"),
+    "one class": (lambda r: _one_class(r), "have 1 of 1 classes, which is too few"),
     "gaps": (lambda r: (r / "labels.txt").unlink() or _mask("001.png", np.full((SIDE, SIDE), 77, np.uint8))(r),
              "which are not numbers from 0 on"),
     "nothing counted": (lambda r: [_mask(f.name, np.full((SIDE, SIDE), 255, np.uint8))(r)
-                                   for f in (r / "masks").iterdir()], "No pixel of the masks"),
+                                   for f in (r / "masks").iterdir()], "have 0 of 4 classes"),
     "a name twice": (lambda r: (r / "labels.txt").write_text("a\na\nb\nc\n"), "names the class 'a' twice"),
     "labels of bytes": (lambda r: (r / "labels.txt").write_bytes(b"\xff\n"), "as UTF-8 text"),
 }  # fmt: skip
@@ -322,7 +321,7 @@ def test_a_broken_folder_is_one_sentence(case, tmp_path):
 COCO = {
     "no list": (lambda d: d.pop("annotations"), "a list as annotations, but has nothing"),
     "no category": (lambda d: d["annotations"][0].pop("category_id"), r"number as annotations\[0\].category_id"),
-    "unknown category": (lambda d: d["annotations"][0].update(category_id=99), "the category 99 of an object is not"),
+    "unknown category": (lambda d: d["annotations"][0].update(category_id=99), "uses the category 99"),
     "unknown image": (lambda d: d["annotations"][0].update(image_id=99), "uses the image 99"),
     "missing file": (lambda d: d["images"][0].update(file_name="gone.png"), "are not in .*, such as gone.png"),
     "two ids": (lambda d: d["images"][1].update(id=d["images"][0]["id"]), "two images or two categories with one id"),
@@ -350,7 +349,7 @@ def test_a_broken_coco_file_is_one_sentence(case, tmp_path):
 PANOPTIC = {
     "a path upwards": (lambda r, rows: rows[1].update(file_name="../1.png"), "1.png, outside of"),
     "an id twice": (lambda r, rows: rows[1]["segments_info"].append(rows[1]["segments_info"][0]), "an id of its own"),
-    "an id of void": (lambda r, rows: rows[1]["segments_info"][0].update(id=0), "from 1 to 16,777,215"),
+    "an id of void": (lambda r, rows: rows[1]["segments_info"][0].update(id=0), "a number from 1 to 16,777,215 as"),
     "an area of words": (lambda r, rows: rows[1]["segments_info"][0].update(area="x"), "finite number"),
     "another size": (lambda r, _: PIL.Image.new("RGB", (9, 7)).save(r / "panoptic" / "001.png"), "7x9 pixels, but the"),
     "no PNG": (lambda r, _: (r / "panoptic" / "001.png").unlink(), "its mask 001.png cannot be read"),
@@ -379,7 +378,7 @@ def test_masks_of_classes_alone_have_no_objects(task, tmp_path):
 
 
 def test_one_picture_is_too_few(tmp_path):
-    with pytest.raises(UserError, match="holds 1 picture; it needs two"):
+    with pytest.raises(UserError, match="holds 1 images, and needs"):
         open_data(shapes.write_folder(tmp_path / "d", 1))
 
 
@@ -432,7 +431,7 @@ def test_a_data_set_of_tfds_is_read_and_two_values_are_two_classes(two, tmp_path
     values = np.array([0, 255, 0, 255]) if two else VALUES
     monkeypatch.setattr("tests.data.annotations.test_scenes.VALUES", values)
     Scenes(data_dir=tmp_path).download_and_prepare()
-    monkeypatch.setattr(tfds_masks, "tfds_builder", lambda name, data_dir: Scenes(data_dir=data_dir))
+    monkeypatch.setattr(tfds_data, "tfds_builder", lambda name, data_dir: Scenes(data_dir=data_dir))
     source = open_data("tfds:scenes", data_dir=str(tmp_path))
     assert source.labels == tuple("01" if two else "0123")
     _, found = truth(source, "train", 0)
