@@ -106,5 +106,5 @@ def test_what_the_data_do_not_allow_is_one_sentence(place):
     with pytest.raises(UserError, match="the label 'aunt', which the data do not have; correct it; the nearest: ant"):
         labeled()
     (place / "decisions.csv").write_text(HEADER + "".join(line(f"data/test/ant/{n}.png", "drop") for n in (0, 1)))
-    with pytest.raises(UserError, match="leaves no image of the class 'ant'"):
+    with pytest.raises(UserError, match="The class 'ant' of .* drops has no image"):
         labeled()

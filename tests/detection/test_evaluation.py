@@ -206,13 +206,14 @@ def test_difficult_objects_are_neither_missed_nor_false_however_often_they_are_f
     assert not missed.any()
     np.testing.assert_array_equal(false, [False, False, False, False, True])
     assert measured(["a"], [picture], [found])["ap"] == pytest.approx(1.0)
-    assert picture.corners.tolist() == [[0, 0, 10, 10], [20, 0, 30, 10], [50, 50, 59, 59]]
+    assert picture.targets[0].tolist() == [[0, 0, 10, 10], [20, 0, 30, 10], [50, 50, 59, 59]]
 
 
 def test_intervals_of_equal_pictures_are_points_and_no_object_is_refused():
     pictures, found = recorded()
-    picture, objects = max(zip(pictures, found, strict=True), key=lambda pair: len(pair[0].classes))
-    found = Objects(picture.corners, np.linspace(1, 0.5, len(picture.classes)), picture.classes)
+    picture, objects = max(zip(pictures, found, strict=True), key=lambda pair: len(pair[0].targets[1]))
+    corners, classes = picture.targets
+    found = Objects(corners, np.linspace(1, 0.5, len(classes)), classes)
     metrics = measured(LABELS, [picture] * 3, [found] * 3)
     assert metrics["ap"] == pytest.approx(1.0)
     assert metrics["intervals"]["ap"] == pytest.approx([1.0, 1.0])

@@ -18,11 +18,11 @@ from keras_vit.files.file_contents import shown
 from keras_vit.files.labels import distinct_names, read_labels
 from keras_vit.files.remote import is_remote, matching, read_places, to_path
 from keras_vit.run_directory import LABELS
-from training.data.checks import HOLD_OUT, check_class_size, files_of
+from training.data.checks import HOLD_OUT, check_class_size, files_of, split_of
 from training.data.dataset import DataSet, Split, check_classes_of_splits, skip_undecodable
 from training.data.tar_index import BLOCK, NAME, tar_images
 from training.data.tfrecord import PARALLEL_READS
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, OnBadImage, composed
+from training.options.common import OnBadImage, composed
 
 # Largest number of a class without a file of names.
 _LARGEST_LABEL = 1_000_000
@@ -108,9 +108,10 @@ def tar(pattern: str, on_bad_image: OnBadImage) -> DataSet:
     folder has one, and else the names of their classes.
     """
     files = files_of("tar", pattern, matching(pattern))
-    kinds = [_split_of(file) for file in files]
-    has_splits = any(kinds)
-    if has_splits and (None in kinds or len(set(kinds)) < 2):
+    folders_and_names = map(os.path.split, files)
+    splits = [split_of(*re.split(r"[-_.]", name), os.path.basename(folder)) for folder, name in folders_and_names]
+    has_splits = any(splits)
+    if has_splits and (None in splits or len(set(splits)) < 2):
         first = ", ".join(os.path.basename(file) for file in files[:5])
         raise UserError(
             f"{pattern!r} should give tar files with train and tar files with eval, test or val in their names, or "
@@ -118,8 +119,8 @@ def tar(pattern: str, on_bad_image: OnBadImage) -> DataSet:
         )
     found, texts = tar_images(files)
     parts = [
-        TarImages({file: found[file] for file, kind in zip(files, kinds, strict=True) if kind == wanted})
-        for wanted in (("train", "evaluation") if has_splits else (None,))
+        TarImages({file: found[file] for file, split in zip(files, splits, strict=True) if split == wanted})
+        for wanted in (("train", "test") if has_splits else (None,))
     ]
     names, number_of = _classes(texts, [part.labels for part in parts], files)
     labeled = [(part, number_of[part.labels]) for part in parts]
@@ -129,17 +130,6 @@ def tar(pattern: str, on_bad_image: OnBadImage) -> DataSet:
         [(part, labels)] = labeled
         train, evaluation = _held_out(part.split(labels, on_bad_image), names, pattern)
     return DataSet(names, train, evaluation, held_out=not has_splits)
-
-
-def _split_of(file: str) -> str | None:
-    """Which split a file is of, by its name, or else by that of its folder; None if neither says it."""
-    folder, name = os.path.split(file.lower())
-    for word in (*re.split(r"[-_.]", name), os.path.basename(folder)):
-        if word in TRAINING_NAMES:
-            return "train"
-        if word in ("eval", *EVALUATION_NAMES):
-            return "evaluation"
-    return None
 
 
 def _classes(texts: list[str], labels: Sequence[np.ndarray], files: list[str]) -> tuple[tuple[str, ...], np.ndarray]:

@@ -20,10 +20,10 @@ from keras_vit import UserError
 from keras_vit.files.labels import distinct_names, read_labels
 from keras_vit.files.remote import is_remote, matching, to_path
 from keras_vit.run_directory import LABELS
-from training.data.checks import files_of
+from training.data.checks import files_of, split_of
 from training.data.dataset import DataSet, Split, bad_examples_reported, checked_label, skip_undecodable
 from training.data.record_index import FOOTER, HEADER, NAME, file_size, record_lengths, scan
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, OnBadImage
+from training.options.common import OnBadImage
 
 # The features of a record that is an image with its class, and what the files of a split are called.
 IMAGE, LABEL = "image/encoded", "image/class/label"
@@ -163,7 +163,8 @@ def tfrecord(pattern: str, on_bad_image: OnBadImage) -> DataSet:
     labels.txt from 0.
     """
     files = files_of("tfrecord", pattern, matching(pattern))
-    splits = [[file for file in files if _shard_kind(file) == kind] for kind in ("train", "evaluation")]
+    first_words = {file: re.split(r"[-_.]", os.path.basename(file))[0] for file in files}
+    splits = [[file for file in files if split_of(first_words[file]) == split] for split in ("train", "test")]
     if not all(splits):
         raise UserError(
             f"{pattern!r} must give files whose names begin with train and with eval, test or val, but gives "
@@ -181,11 +182,6 @@ def tfrecord(pattern: str, on_bad_image: OnBadImage) -> DataSet:
     names = distinct_names(read_labels(names_file), names_file)
     train, evaluation = (_record_split(split, names, on_bad_image) for split in splits)
     return DataSet(names, train, evaluation)
-
-
-def _shard_kind(file: str) -> str | None:
-    name = re.split(r"[-_.]", os.path.basename(file).lower())[0]
-    return "train" if name in TRAINING_NAMES else "evaluation" if name in ("eval", *EVALUATION_NAMES) else None
 
 
 def _check_shards(files: list[str]) -> None:

@@ -218,7 +218,7 @@ BROKEN = {
         ("Annotations/a.xml", "", "cannot be read as plain XML"),
         ("Annotations/a.xml", "<html/>", "should be an <annotation>"),
         ("Annotations/a.xml", "<annotation><size><width>20</width><height>30</height></size></annotation>", "upright"),
-        ("Annotations/a.xml", "<annotation><object><name>cat</name></object></annotation>", "a name and a bndbox"),
+        ("Annotations/a.xml", "<annotation><object><name>cat</name></object></annotation>", "a name, a bndbox"),
         ("Annotations/a.xml", ONE.format("<xmin>1</xmin><ymin>1</ymin><xmax>9</xmax>"), "a bndbox of four finite"),
         (
             "Annotations/a.xml",
