@@ -5,12 +5,13 @@ import itertools
 import os
 import pathlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from keras_vit import UserError
 from keras_vit.cli.options import option_name
 from keras_vit.files.file_contents import shown
-from keras_vit.files.remote import existing_folder, is_remote, matching
+from keras_vit.files.labels import LABELS, distinct_names, read_labels
+from keras_vit.files.remote import existing_folder, is_remote, matching, to_path
 from keras_vit.images.formats import format_list, is_hidden
 from training.data.decisions import read_decisions
 from training.data.listed_files import ONE_CLASS, class_shares, listed_files
@@ -148,6 +149,28 @@ def split_of(*words: str) -> str | None:
         if word in (*TRAINING_NAMES, "eval", *EVALUATION_NAMES):
             return "train" if word in TRAINING_NAMES else "test"
     return None
+
+
+def files_of_splits(pattern: str, splits: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """Return the files of "train" and "test", from the split of each file; print those of none.
+
+    Raises UserError if there is no file of one of them.
+    """
+    files = {split: [file for file in splits if splits[file] == split] for split in ("train", "test")}
+    if not all(files.values()):
+        raise UserError(
+            f"{pattern!r} should give files with train and files with eval, test or val in their names, but gives "
+            f"{', '.join(os.path.basename(file) for file in [*splits][:5])}; rename them, or give another pattern."
+        )
+    if others := [os.path.basename(file) for file, split in splits.items() if split is None]:
+        print(f"Not used, since their names name no split: {len(others):,} files, {others[0]} first.")
+    return files
+
+
+def labels_beside(files: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    """Return where labels.txt is in the folder that files have in common, and its names; none without it."""
+    path = os.path.join(os.path.commonpath([os.path.dirname(file) for file in files]), LABELS)
+    return path, distinct_names(read_labels(path), path) if to_path(path).is_file() else ()
 
 
 def split_folders(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:

@@ -25,7 +25,7 @@ from training.data.dataset import (
     decoding_problem,
     error_reason,
     problems_of,
-    summarize_problems,
+    report_bad,
 )
 from training.data.decisions import read_decisions
 from training.data.listed_files import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
@@ -139,12 +139,12 @@ class _Reader:
         """Return the files that are readable images; a UserError names the others, unless they are skipped."""
         image_warnings = ImageWarnings()
         bad = problems_of(files, lambda file: file_problem(file, image_warnings, self.contents))
-        if bad:
-            named = summarize_problems({shown(file): why for file, why in bad.items()})
-            count = f"{len(bad)} of {len(files)} files in {where} cannot be read as images: {named}"
-            if self.on_bad_image == "stop":
-                raise UserError(f"{count}; repair or remove them, or give --on-bad-image skip.")
-            print(f"Skipped: {count}.")
+        report_bad(
+            [(shown(file), why) for file, why in bad.items()],
+            f"of {len(files)} files in {where} cannot be read as images",
+            "repair or remove them, or give --on-bad-image skip",
+            self.on_bad_image,
+        )
         good = [file for file in files if file not in bad]
         image_warnings.warn(f"{len(good):,} images in {where}")
         return good

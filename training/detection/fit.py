@@ -20,7 +20,7 @@ from keras_vit.text.classes import classes_of_labels
 from keras_vit.text.zero_shot import class_embeddings
 from training.data.annotations.images import BoxedImage
 from training.data.annotations.open_boxes import BoxData
-from training.data.dataset import DataSet, Split, decoding_problem, problems_of, summarize_problems
+from training.data.dataset import DataSet, Split, decoding_problem, problems_of, report_bad
 from training.data.dense import TILES, BoxBatches
 from training.detection.detector import open_detector
 from training.detection.evaluation import evaluate
@@ -63,11 +63,8 @@ def box_data_set(data: BoxData) -> DataSet:
     Every image is decoded once. Raises UserError for those that cannot be.
     """
     files = [str(image.file) for image in data.all]
-    if bad := problems_of(files, lambda file: decoding_problem(tf.io.read_file(file))):
-        raise UserError(
-            f"{len(bad)} of {len(files)} images cannot be read: {summarize_problems(bad)}; repair them, or remove them "
-            "and their boxes."
-        )
+    bad = problems_of(files, lambda file: decoding_problem(tf.io.read_file(file)))
+    report_bad(bad.items(), f"of {len(files)} images cannot be read", "repair them, or remove them and their boxes")
     most = max(1, *(len(image.targets[1]) for image in data.all))
     batches = BoxBatches(most * TILES**2, most)
     train, evaluation = _split(data.train), _split(data.evaluation)

@@ -44,7 +44,7 @@ from training.data.annotations.masks import (
     two_values,
 )
 from training.data.annotations.voc import VOC_CLASSES, voc_segments
-from training.data.dataset import DataSet, ImageWarnings, Split, decoding_problem, problems_of, summarize_problems
+from training.data.dataset import DataSet, ImageWarnings, Split, decoding_problem, problems_of, report_bad
 from training.data.dense import SceneBatches
 from training.data.tfds import tfds_scenes
 from training.options.common import composed
@@ -183,11 +183,8 @@ class _Contents:
     def read(self, scenes: Sequence[Scene], split: str) -> None:
         """Add the images of a split. Raises UserError for those that cannot be read, or whose masks cannot be used."""
         of_file, self.ignored[split] = {str(scene.file): scene for scene in scenes}, np.zeros(3, np.int64)
-        if bad := problems_of(list(of_file), lambda name: self._problem(of_file[name], self.ignored[split])):
-            raise UserError(
-                f"{len(bad)} of {len(scenes)} images or their masks cannot be used: {summarize_problems(bad)}; "
-                "correct or remove them."
-            )
+        bad = problems_of(list(of_file), lambda name: self._problem(of_file[name], self.ignored[split]))
+        report_bad(bad.items(), f"of {len(scenes)} images or their masks cannot be used", "correct or remove them")
         self._warnings.warn(f"{len(scenes):,} images")
 
     def _problem(self, scene: Scene, ignored: np.ndarray) -> str | None:
