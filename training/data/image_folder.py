@@ -60,13 +60,8 @@ def folder(
 
 def unlabelled_folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Split:
     """Open all image files in a folder and the folders inside it, whatever they are called; the labels are -1."""
-    found, others = _entries(path)
-    if others:
-        print(others_line(others, str(path)))
     reader = _Reader(on_bad_image)
-    files = reader.good_files(found, str(path))
-    if not files:
-        raise UserError(f"{path} should hold images without labels, but has none; give another folder.")
+    files = reader.good_files(sorted(images_in(path)), str(path))
     names = [os.path.relpath(file, path) for file in files]
     return dataclasses.replace(_split(files, np.full(len(files), -1), names, reader.contents), labels=None)
 
@@ -185,6 +180,19 @@ def _class_files(path: pathlib.Path, *, least: int) -> Labels:
         print(others_line(others, str(path)))
     _check_sizes(labels, map(composed, classes), str(path), least)  # before all are decoded, which may take minutes
     return _sorted(labels)
+
+
+def images_in(folder: pathlib.Path) -> list[str]:
+    """Return the images in a folder and the folders inside it; print how many other files there are.
+
+    Raises UserError if there is no image.
+    """
+    images, others = _entries(folder)
+    if others:
+        print(others_line(others, str(folder)))
+    if not images:
+        raise UserError(f"{folder} holds no image; give the folder with the images.")
+    return images
 
 
 def _entries(folder: pathlib.Path) -> tuple[list[str], list[str]]:

@@ -36,7 +36,7 @@ def open_unlabelled(name: str, on_bad_image: OnBadImage) -> Split:
 
 
 def weak(recipe: Recipe) -> Recipe:
-    """The recipe with crops, shifts and flips alone."""
+    """Return the recipe with crops, shifts and flips alone."""
     return dataclasses.replace(recipe, **_WEAK)
 
 
