@@ -19,9 +19,9 @@ from apache_beam.io.filesystems import FileSystems
 from keras_vit import UserError
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.images.formats import is_hidden, is_picture, is_picture_name
-from training.data.listed_files import ONE_CLASS, read_lines
+from training.data.dataset import check_classes_of_splits
+from training.data.listed_files import ONE_CLASS, check_several_classes, read_lines, used_splits
 from training.features.store import NO_SPLIT
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES
 
 
 class Row(NamedTuple):
@@ -114,28 +114,16 @@ class PictureList:
         for name, split in splits.items():
             named[split] += counts[name]
             classes[split] |= labels[name]
-        everywhere, [*several] = set.union(*classes.values()), classes.values()
-        if self.table is not None and (len(everywhere) < 2 or any(found != everywhere for found in several)):
-            raise UserError(
-                f"{self.table} must list pictures of at least two classes, the same in both splits, but "
-                + " and ".join(f"{split} has {len(found)}" for split, found in classes.items())
-                + "; complete it."
-            )
-        return Summary(splits, dict(named), tuple(sorted(everywhere)), checksum, first)
+        if self.table is not None:
+            check_classes_of_splits(classes["train"], classes[self.evaluation], self.table)
+            check_several_classes(classes["train"], self.table)
+        return Summary(splits, dict(named), tuple(sorted(set.union(*classes.values()))), checksum, first)
 
     def _splits(self, counts: Mapping[str, int]) -> dict[str, str]:
         """The splits of a table that are used: those to train on, and the first to evaluate on that has pictures."""
-        train = [name for name in TRAINING_NAMES if counts.get(name)]
-        evaluation = [name for name in EVALUATION_NAMES if counts.get(name)]
-        if not train or not evaluation:
-            raise UserError(
-                f"{self.table} must have pictures of the split train and of one of {', '.join(EVALUATION_NAMES)}, but "
-                f"has those of {', '.join(sorted(counts))}; correct its column split."
-            )
+        train, evaluation = used_splits(counts, self.table)
         for name in evaluation[1:]:
-            print(
-                f"Not used, beside the pictures of {self.table} to train and to evaluate on: {counts[name]:,} {name}."
-            )
+            print(f"Not used, beside the images of {self.table} to train and to evaluate on: {counts[name]:,} {name}.")
         return {**dict.fromkeys(train, "train"), evaluation[0]: self.evaluation}
 
 

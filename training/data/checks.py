@@ -25,8 +25,6 @@ _MOST_LISTED = 10_000
 _ENDINGS = {"tfrecord": ".tfrecord", "tar": ".tar"}
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
-# What a path of each kind is.
-_NOUNS: dict[str | None, str] = {"folder": "folder", "csv": "file"}
 # Which fields of DataOptions each kind of source takes.
 _FIELDS_OF = {
     "digits": (),
@@ -41,9 +39,13 @@ _FIELDS_OF = {
 def check_data(source: DataOptions) -> None:
     """Raise UserError unless `--data` names a kind of source, with the options that it takes, and its folder exists."""
     kind, _, rest = source.data.partition(":")
-    if kind not in _FIELDS_OF or bool(rest) == (kind == "digits"):
-        there = _kind_of(source.data)
-        advice = f"; for this {_NOUNS[there]}, give --data {shlex.quote(f'{there}:{source.data}')}" if there else ""
+    is_known = kind in _FIELDS_OF and bool(rest) == (kind != "digits")
+    path = rest if is_known else source.data
+    is_file = path.lower().endswith(".csv") and os.path.isfile(path)
+    meant = "folder" if os.path.isdir(path) else "csv" if is_file else None
+    if not is_known or (kind in ("folder", "csv") and meant not in (kind, None)):
+        this = "file" if is_file else "folder"
+        advice = f"; for this {this}, give --data {shlex.quote(f'{meant}:{path}')}" if meant else ""
         raise UserError(
             "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given "
             f"{source.data!r}{advice}."
@@ -51,14 +53,11 @@ def check_data(source: DataOptions) -> None:
     for field in dataclasses.fields(source):
         if field.name not in ("data", *_FIELDS_OF[kind]) and getattr(source, field.name) != field.default:
             raise UserError(f"{option_name(field.name)} does not apply to --data {kind}; leave it out.")
-    there = _kind_of(rest)
-    if kind in _NOUNS and there not in (kind, None):
-        raise UserError(f"{rest!r} is a {_NOUNS[there]}; give --data {shlex.quote(f'{there}:{rest}')}.")
     if source.exclude is not None:
         read_decisions(source.exclude)
     if kind == "folder":
-        path = existing_folder(rest, "--data folder:PATH takes a folder of class folders")
-        for folder in () if is_remote(rest) else split_folders(path) or (path,):
+        root = existing_folder(rest, "--data folder:PATH takes a folder of class folders")
+        for folder in () if is_remote(rest) else split_folders(root) or (root,):
             class_folders(folder)
     if kind == "csv" and not is_remote(rest):
         _check_listed(source.path, source.on_bad_image)
@@ -66,13 +65,6 @@ def check_data(source: DataOptions) -> None:
         files_of(kind, rest, matching(rest))
     if source.data_dir is not None and not is_remote(source.data_dir):
         existing_folder(source.data_dir, "--data-dir takes the folder of prepared data sets, or an empty one")
-
-
-def _kind_of(path: str) -> str | None:
-    """Return the kind of source that a path of this machine is; None if it is of neither."""
-    if os.path.isdir(path):
-        return "folder"
-    return "csv" if path.lower().endswith(".csv") and os.path.isfile(path) else None
 
 
 def class_folders(path: pathlib.Path) -> list[str]:

@@ -91,15 +91,24 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
     _check_classes(path, column, {label for files in found.values() for label in files.values()})
     if "" in found:
         return ListedFiles(column, found, {})
-    train = {file: label for name in TRAINING_NAMES for file, label in found.get(name, {}).items()}
-    evaluation = [name for name in EVALUATION_NAMES if name in found]
+    train, evaluation = used_splits(found, path)
+    used = {"train": {file: label for name in train for file, label in found[name].items()}}
+    used["test"] = found[evaluation[0]]
+    return ListedFiles(column, used, {name: len(found[name]) for name in evaluation[1:]})
+
+
+def used_splits(names: Collection[str], path: object) -> tuple[list[str], list[str]]:
+    """Return the names of splits to train on and to evaluate on, of which the first is used.
+
+    Raises UserError if there is none of either.
+    """
+    train, evaluation = ([name for name in known if name in names] for known in (TRAINING_NAMES, EVALUATION_NAMES))
     if not train or not evaluation:
         raise UserError(
-            f"The column split of {path} says only {', '.join(found)}; it must say train and one of "
+            f"The column split of {path} says only {', '.join(names)}; it must say train and one of "
             f"{', '.join(EVALUATION_NAMES)}, or leave the column out."
         )
-    used = {"train": train, "test": found[evaluation[0]]}
-    return ListedFiles(column, used, {name: len(found[name]) for name in evaluation[1:]})
+    return train, evaluation
 
 
 def read_lines(stream: TextIO, path: object) -> tuple[dict[str, int], Iterator[Line]]:
@@ -130,27 +139,31 @@ def _lines(rows: Any, path: object, num_columns: int, place_of: Mapping[str, int
             values = {name: row[place].strip() for name, place in place_of.items() if place < len(row)}
             image, label = values.get("path", ""), composed(values.get(column, ""))
             split = values.get("split", "").lower()
-            if any(map(str.strip, row[num_columns:])):
+            has_label = label.isprintable() and (label or column not in (ONE_CLASS, CLASS_SHARES))
+            has_split = split in _SPLITS or not column or "split" not in place_of
+            if not image or not has_label or not has_split or any(map(str.strip, row[num_columns:])):
                 raise UserError(
-                    f"{where} has more values than there are columns; put a value with commas in quotes, and | between "
-                    "several classes."
+                    f"{where} should have a path, printable characters in the column {column or 'path'}, as a split "
+                    f"train or one of {', '.join(EVALUATION_NAMES)}, and no more values than there are columns, but is "
+                    f"{shown(row)}; put a value with commas in quotes, and | between several classes."
                 )
-            if not image or (not label and column in (ONE_CLASS, CLASS_SHARES)) or not label.isprintable():
-                raise UserError(f"{where} needs a path and printable characters in the column {column or 'path'}.")
-            if column and "split" in place_of and split not in _SPLITS:
-                raise UserError(f"{where} has the split {split!r}; give train or one of {', '.join(EVALUATION_NAMES)}.")
             yield Line(where, image, label, split)
 
 
 def _check_classes(path: pathlib.Path, column: str, texts: Collection[str]) -> None:
     """Raise UserError for fewer than two classes, and for several of them in one name."""
     names = {*texts} if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}
-    if len(names) < 2:
-        raise UserError(f"{path} must list images of at least two classes.")
+    check_several_classes(names, path)
     parts = {name: [part.strip() for part in re.split("[;,]", name)] for name in sorted(names)}
     joined = [name for name, several in parts.items() if len(several) > 1 and names.issuperset(several)]
     if column == SEVERAL_CLASSES and joined:
         raise UserError(f"{path} has labels that are several classes, {joined[0]!r}; put | between them.")
+
+
+def check_several_classes(names: Collection[str], path: object) -> None:
+    """Raise UserError for fewer than two classes."""
+    if len(names) < 2:
+        raise UserError(f"{path} must list images of at least two classes.")
 
 
 def _cells(line: str, separator: str) -> list[str]:
@@ -166,7 +179,7 @@ def places_of(header: Sequence[str]) -> dict[str, int]:
 
 
 def class_shares(text: str, column: str, where: str = "") -> dict[str, float]:
-    """Class name -> share: 1 for each of "cat|dog", or the shares of "cat=0.7|dog=0.3", which sum to 1.
+    """Return the share of each class: 1 for each of "cat|dog", or those of "cat=0.7|dog=0.3", which sum to 1.
 
     Raises UserError, which begins with `where`, for anything else.
     """
@@ -183,7 +196,7 @@ def class_shares(text: str, column: str, where: str = "") -> dict[str, float]:
 
 
 def _share(part: str) -> float:
-    """The number behind the last = of a text; NaN if it is none."""
+    """Return the number behind the last = of a text; NaN if it is none."""
     try:
         return float(part.rpartition("=")[2])
     except ValueError:
@@ -247,5 +260,5 @@ def check_inside(files: Iterable[pathlib.Path], source: object, folder: pathlib.
 
 
 def _name(path: object) -> str:
-    """A path for a message, cut and without control characters."""
+    """Return a path for a message, cut and without control characters."""
     return shown(str(path))[1:-1]

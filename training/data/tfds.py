@@ -1,7 +1,6 @@
 """Data sets of TensorFlow Datasets, with classes or with masks, prepared (downloading) if they are not yet."""
 
 import errno
-import re
 import socket
 import urllib.error
 import urllib.parse
@@ -36,22 +35,17 @@ def tfds_builder(name: str, data_dir: str | None):
     """Return the builder of a data set, NAME or NAME:CONFIG, which is prepared (downloading) if it is not yet."""
     import tensorflow_datasets as tfds
 
-    if not re.fullmatch(r"\w+(:[^:]+)?", name):
-        raise UserError(f"--data takes tfds:NAME or tfds:NAME:CONFIG, as tfds:mnist, but was given 'tfds:{name}'.")
     name, _, config = name.partition(":")
     try:
         builder = tfds.builder(name, config=config or None, data_dir=data_dir)
-    except tfds.core.DatasetNotFoundError:
-        raise UserError(
-            f"TensorFlow Datasets has no data set {name!r}; "
-            f"the nearest names are {nearest(name, tfds.list_builders())}."
-        ) from None
-    except ValueError:
-        known = tfds.builder_cls(name).builder_configs
-        raise UserError(
-            f"The data set {name!r} has no configuration {config!r}; "
-            + (f"the nearest names are {nearest(config, known)}." if known else f"it has none: give tfds:{name}.")
-        ) from None
+    except (tfds.core.DatasetNotFoundError, ValueError):
+        names = tfds.list_builders()
+        problem = f"TensorFlow Datasets has no data set {name!r}; the nearest names are {nearest(name, names)}"
+        if name in names:
+            problem = f"The data set {name!r} has no configuration {config!r}"
+            if configs := tfds.builder_cls(name).builder_configs:
+                problem += f"; the nearest names are {nearest(config, configs)}"
+        raise UserError(f"{problem}.") from None
     if not builder.is_prepared():
         missing = f"The data set {name!r} is not prepared in {builder.data_dir}, and could not be fetched"
         advice = "prepare it there, or give --data-dir"

@@ -92,17 +92,16 @@ def save_detector(detector: Detector, folder: pathlib.Path) -> None:
 
 
 def open_detector(run: Run, texts: Classes | None = None) -> Detector:
-    """The detector of a run, or of a checkpoint that looks for texts. Raises UserError for a model of another kind."""
+    """Return the detector of a run, or of a checkpoint that looks for texts. Raises UserError for another model."""
     model = _detector_model(run)
     has_classes = "class_logits" in model.output
-    if texts is None and not has_classes:
-        raise UserError(
-            f"{run.name} has no classes of its own; give --classes, words to look for, or --like, a picture."
-        )
+    if has_classes == (texts is not None):
+        problem = "no classes of its own; give --classes, words to look for, or --like, an image"
+        if has_classes:
+            problem = f"classes of its own, {', '.join(run.labels[:5])}; leave --classes out"
+        raise UserError(f"{run.name} has {problem}.")
     if texts is None:
         return Detector(run.name, model, run.labels_of(model.output["class_logits"].shape[-1]))
-    if has_classes:
-        raise UserError(f"{run.name} has classes of its own, {', '.join(run.labels[:5])}; leave --classes out.")
     return Detector(run.name, with_classes(model, class_embeddings(run.checkpoint, texts)), texts.labels)
 
 
