@@ -182,9 +182,9 @@ def _outcome(file: pathlib.Path, temporary: pathlib.Path) -> _Outcome:
 def _clean(data: bytes) -> tuple[PIL.Image.Image | None, _Outcome]:
     """Return the image of a file as it is to be saved, or None if the file is fine. Raises any of Pillow's errors."""
     with open_image(data, formats=_FORMATS) as image:
-        if image.format == "PNG":
-            check_png(data)
         kind, frames = image.format, getattr(image, "n_frames", 1)
+        if kind == "PNG":
+            check_png(data)
         profile = image.info.get("icc_profile") if image.mode != "CMYK" else None
         image.load()
         turn = orientation(data)
@@ -196,13 +196,17 @@ def _clean(data: bytes) -> tuple[PIL.Image.Image | None, _Outcome]:
     if turn != _UPRIGHT:
         clean = PIL.Image.fromarray(np.squeeze(turned(np.atleast_3d(np.asarray(clean)), turn)))
     clean.info = {"icc_profile": profile} if profile else {}
-    is_lossy = kind in _LOSSY or (kind == "WEBP" and b"VP8L" not in data[12:4096])
     notes = [kind.replace("HEIF", "HEIC"), note]
     if frames > 1 and kind not in ("JPEG", "MPO"):
         notes.append(f"the first of {frames:,} {'pages' if kind == 'TIFF' else 'frames'}")
-    fits = clean.mode in ("L", "RGB") and max(clean.size) <= _LONGEST_JPEG
-    saved = "JPEG" if is_lossy and fits else "PNG"
-    return clean, _Outcome("converted" if turn == _UPRIGHT else "turned", ", ".join(filter(None, notes)), saved)
+    done = "converted" if turn == _UPRIGHT else "turned"
+    return clean, _Outcome(done, ", ".join(filter(None, notes)), _saved_format(clean, kind, data))
+
+
+def _saved_format(image: PIL.Image.Image, kind: str, data: bytes) -> str:
+    """Return JPEG for what was lossy, if it can hold the image; else PNG."""
+    is_lossy = kind in _LOSSY or (kind == "WEBP" and b"VP8L" not in data[12:4096])
+    return "JPEG" if is_lossy and image.mode in ("L", "RGB") and max(image.size) <= _LONGEST_JPEG else "PNG"
 
 
 def _is_clean(image: PIL.Image.Image, data: bytes) -> bool:

@@ -38,33 +38,41 @@ _FIELDS_OF = {
 
 def check_data(source: DataOptions) -> None:
     """Raise UserError unless `--data` names a kind of source, with the options that it takes, and its folder exists."""
-    kind, _, rest = source.data.partition(":")
-    is_known = kind in _FIELDS_OF and bool(rest) == (kind != "digits")
-    path = rest if is_known else source.data
-    is_file = path.lower().endswith(".csv") and os.path.isfile(path)
-    meant = "folder" if os.path.isdir(path) else "csv" if is_file else None
-    if not is_known or (kind in ("folder", "csv") and meant not in (kind, None)):
-        this = "file" if is_file else "folder"
-        advice = f"; for this {this}, give --data {shlex.quote(f'{meant}:{path}')}" if meant else ""
-        raise UserError(
-            "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given "
-            f"{source.data!r}{advice}."
-        )
+    kind, rest = _kind_and_path(source.data)
     for field in dataclasses.fields(source):
         if field.name not in ("data", *_FIELDS_OF[kind]) and getattr(source, field.name) != field.default:
             raise UserError(f"{option_name(field.name)} does not apply to --data {kind}; leave it out.")
     if source.exclude is not None:
         read_decisions(source.exclude)
+    if source.data_dir is not None and not is_remote(source.data_dir):
+        existing_folder(source.data_dir, "--data-dir takes the folder of prepared data sets, or an empty one")
     if kind == "folder":
         root = existing_folder(rest, "--data folder:PATH takes a folder of class folders")
         for folder in () if is_remote(rest) else split_folders(root) or (root,):
             class_folders(folder)
-    if kind == "csv" and not is_remote(rest):
+    elif kind == "csv" and not is_remote(rest):
         _check_listed(source.path, source.on_bad_image)
-    if kind in _ENDINGS and not is_remote(rest):
+    elif kind in _ENDINGS and not is_remote(rest):
         files_of(kind, rest, matching(rest))
-    if source.data_dir is not None and not is_remote(source.data_dir):
-        existing_folder(source.data_dir, "--data-dir takes the folder of prepared data sets, or an empty one")
+
+
+def _kind_and_path(data: str) -> tuple[str, str]:
+    """Return the kind of `--data` and what stands behind it. Raises UserError for what is no kind, or not of it."""
+    kind, _, rest = data.partition(":")
+    is_known = kind in _FIELDS_OF and bool(rest) == (kind != "digits")
+    path, meant = rest if is_known else data, None
+    if os.path.isdir(path):
+        meant = "folder"
+    elif path.lower().endswith(".csv") and os.path.isfile(path):
+        meant = "csv"
+    if not is_known or (kind in ("folder", "csv") and meant not in (kind, None)):
+        this = {"folder": "folder", "csv": "file"}
+        advice = f"; for this {this[meant]}, give --data {shlex.quote(f'{meant}:{path}')}" if meant else ""
+        raise UserError(
+            "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given "
+            f"{data!r}{advice}."
+        )
+    return kind, rest
 
 
 def class_folders(path: pathlib.Path) -> list[str]:

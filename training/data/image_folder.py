@@ -6,7 +6,8 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -83,26 +84,10 @@ def csv_list(
     _say_separators(path, column, sorted({text for files in value_of.values() for text in files.values()}))
     reader = _Reader(on_bad_image)
     where = {split: f"{path} ({split})" if split else str(path) for split in value_of}
-    if column == ONE_CLASS:
-        files = {split: reader.readable(_sorted(labels), where[split]) for split, labels in value_of.items()}
-        return _of_classes(_decided(files, exclude, reader.contents), reader.contents, path, path.parent, split_seed)
-    shares = {
-        split: {file: class_shares(text, column) for file, text in sorted(files.items())}
-        for split, files in value_of.items()
-    }
-    names = sorted({name for files in shares.values() for found in files.values() for name in found})
-    good = {
-        split: {file: files[file] for file in reader.good_files(list(files), where[split])}
-        for split, files in shares.items()
-    }
-    if held_out := set(good) == {""}:
-        good = _spread_tenth(good[""], path.parent, split_seed)
-    _check_shares(good, names, path)
-    for remark in reader.contents.remarks(good["train"], good["test"]):
-        print(f"Warning: {remark}")
-    multi_label = column == SEVERAL_CLASSES
-    train, test = (_target_split(good[split], names, multi_label, reader.contents) for split in ("train", "test"))
-    return DataSet(tuple(names), train, test, held_out=held_out)
+    if column != ONE_CLASS:
+        return _of_shares(column, value_of, where, reader, path, split_seed)
+    files = {split: reader.readable(_sorted(labels), where[split]) for split, labels in value_of.items()}
+    return _of_classes(_decided(files, exclude, reader.contents), reader.contents, path, path.parent, split_seed)
 
 
 def _check_seed(split_seed: int | None, splits: Iterable[str], path: pathlib.Path) -> None:
@@ -298,15 +283,37 @@ def _held_out(labels: Labels, root: pathlib.Path, seed: int | None) -> dict[str,
     each = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
     how = "Every tenth image of each class" if seed is None else f"A tenth of each class, drawn with the seed {seed},"
     print(f"{how} is kept for evaluation: {len(kept):,} of {len(labels):,} images, {each} of each class.")
-    return {
-        split: {file: label for file, label in labels.items() if (file in kept) == (split == "test")}
-        for split in ("train", "test")
-    }
+    return _divided(labels, kept)
 
 
 def _draw(file: str, root: pathlib.Path, seed: int) -> bytes:
     """Return a hash that puts the files in a random order."""
     return hashlib.sha256(os.fsencode(f"{seed}/{os.path.relpath(file, root)}")).digest()
+
+
+def _of_shares(
+    column: str,
+    value_of: Mapping[str, Mapping[str, str]],
+    where: Mapping[str, str],
+    reader: _Reader,
+    path: pathlib.Path,
+    seed: int | None,
+) -> DataSet:
+    """Return the data set of files with several classes each, or with a share of each class."""
+    names: set[str] = set()
+    splits: dict[str, dict[str, dict[str, float]]] = {}
+    for split, texts in value_of.items():
+        shares = {file: class_shares(text, column) for file, text in sorted(texts.items())}
+        names = names.union(*shares.values())
+        splits[split] = {file: shares[file] for file in reader.good_files(list(shares), where[split])}
+    if held_out := set(splits) == {""}:
+        splits = _spread_tenth(splits[""], path.parent, seed)
+    _check_shares(splits, sorted(names), path)
+    train, test = splits["train"], splits["test"]
+    for remark in reader.contents.remarks(train, test):
+        print(f"Warning: {remark}")
+    made = [_target_split(part, sorted(names), column == SEVERAL_CLASSES, reader.contents) for part in (train, test)]
+    return DataSet(tuple(sorted(names)), made[0], made[1], held_out=held_out)
 
 
 def _spread_tenth(shares: dict[str, dict[str, float]], root: pathlib.Path, seed: int | None) -> dict[str, dict]:
@@ -324,8 +331,13 @@ def _spread_tenth(shares: dict[str, dict[str, float]], root: pathlib.Path, seed:
     ordered = sorted(shares, key=place)
     test = {*ordered[min(HOLD_OUT // 2, len(ordered) - 1) :: HOLD_OUT]}  # the one image of a class is for training
     print(f"A tenth of the images is kept for evaluation, spread over the classes: {len(test):,} of {len(ordered):,}.")
+    return _divided(dict(sorted(shares.items())), test)
+
+
+def _divided(files: dict[str, Any], kept: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Return the files to train on, and those that are kept to evaluate on."""
     return {
-        split: {file: shares[file] for file in sorted(shares) if (file in test) == (split == "test")}
+        split: {file: value for file, value in files.items() if (file in kept) == (split == "test")}
         for split in ("train", "test")
     }
 

@@ -175,15 +175,8 @@ def _members(path: str, size: int, read: Read) -> Iterator[_Member]:
         length = header.size
         if not is_extension and re.fullmatch(r"\d{1,20}", stated := extended.pop("size", "")):
             length = int(stated)
-        what = ""
-        if length < 0 or begin + length > size:
-            what = f"ends within {shown(header.name)} at byte {position}, which claims {length} bytes; it is truncated"
-        elif header.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in extended):
-            what = f"holds {shown(header.name)} with holes left out; write it without --sparse"
-        elif is_extension and length > _MOST:
-            what = f"has a name of {length} bytes at byte {position}; write it again"
-        if what:
-            raise UserError(f"The file {path} {what}.")
+        if problem := _problem_of(header, position, length, size, is_extension, extended):
+            raise UserError(f"The file {path} {problem}.")
         if is_extension:
             data = read(begin, length)
             with explained(f"{where} the extended header is none; fetch it again.", ValueError):
@@ -196,6 +189,19 @@ def _members(path: str, size: int, read: Read) -> Iterator[_Member]:
         position = begin
     if not ended:
         raise UserError(f"The file {path} does not end as tar files do, with two empty blocks; it is truncated.")
+
+
+def _problem_of(
+    header: tarfile.TarInfo, position: int, length: int, size: int, is_extension: bool, extended: Mapping[str, str]
+) -> str | None:
+    """Say why a member with content of `length` bytes in a file of `size` bytes cannot be used; else return None."""
+    if length < 0 or position + BLOCK + length > size:
+        return f"ends within {shown(header.name)} at byte {position}, which claims {length} bytes; it is truncated"
+    if header.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in extended):
+        return f"holds {shown(header.name)} with holes left out; write it without --sparse"
+    if is_extension and length > _MOST:
+        return f"has a name of {length} bytes at byte {position}; write it again"
+    return None
 
 
 def _extension(kind: bytes, data: bytes) -> dict[str, str]:

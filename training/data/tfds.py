@@ -4,6 +4,7 @@ import errno
 import socket
 import urllib.error
 import urllib.parse
+from collections.abc import Collection
 
 import numpy as np
 import tensorflow as tf
@@ -163,8 +164,7 @@ def tfds_scenes(options: SceneOptions) -> tuple[tuple[str, ...], tuple[Split, Sp
     counts = [np.stack(_value_counts(builder, split, *keys)) for split in names]
     given, both = getattr(builder.info.features[keys[1]], "names", None) or (), np.concatenate(counts)
     seen = np.flatnonzero(both.any(axis=0)).tolist()
-    value = two_values({UNCOUNTED if each == IGNORED else each for each in seen}, len(given))
-    one = IGNORED if value == UNCOUNTED else value
+    one = _value_of_one(seen, len(given))
     if one is not None:
         print(f"The masks of {name} have the values 0 and {one}, read as 0 and 1.")
     classes = [each for each in seen if each != IGNORED or one == IGNORED]
@@ -177,6 +177,12 @@ def tfds_scenes(options: SceneOptions) -> tuple[tuple[str, ...], tuple[Split, Sp
         if sentence := ignored_sentence(np.array([rows.sum(), 0, rows[:, IGNORED].sum()]), split):
             print(sentence)
     return labels, (train, evaluation), most
+
+
+def _value_of_one(values: Collection[int], num_names: int) -> int | None:
+    """Return the value of class 1, see `two_values`, where 255 stands for ignored pixels."""
+    value = two_values({UNCOUNTED if each == IGNORED else each for each in values}, num_names)
+    return IGNORED if value == UNCOUNTED else value
 
 
 def _mask_keys(builder) -> tuple[str, str]:

@@ -8,8 +8,9 @@ import collections
 import csv
 import dataclasses
 import io
+import itertools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from keras_vit import UserError
 from keras_vit.errors import reading, shown
@@ -60,27 +61,14 @@ class BoxData:
 
 def read_csv_boxes(file: pathlib.Path, folder: pathlib.Path, allow_outside: bool) -> BoxedImages:
     """Read a row for each box: path, x, y, w, h, label; one with a path alone for an image without objects."""
-    reader = csv.DictReader(io.StringIO(read_text(file, LARGEST), newline=""))
-    with reading(file, "CSV", csv.Error):
-        names = [name.strip().lower() for name in reader.fieldnames or ()]
-        reader.fieldnames = names
-        rows = [(reader.line_num, row) for row in reader]
-    if any(names.count(name) != 1 for name in _COLUMNS):
-        raise UserError(
-            f"{file} should begin with the columns {','.join(_COLUMNS)}, once each and with commas between them, but "
-            f"begins with {','.join(names)!r:.60}; correct it."
-        )
     boxes: dict[pathlib.Path, list[Box]] = {}
-    for number, row in rows:
-        if not any(row.values()):
-            continue
-        is_whole = None not in row and None not in row.values()
-        path, *sides, label = (cell_of_csv((row[name] or "").strip()) for name in _COLUMNS)
+    for where, row in _csv_rows(file):
+        path, *sides, label = (cell_of_csv(row[name].strip()) for name in _COLUMNS)
         has_box = any((*sides, label))
-        if not is_whole or not path or (has_box and not (label and all(map(is_number, sides)))):
+        if not path or (has_box and not (label and all(map(is_number, sides)))):
             raise UserError(
-                f"Line {number} of {file} should have {len(names)} values: the path of an image and, for a box, finite "
-                f"numbers as x, y, w and h, and a class; correct it."
+                f"{where} should have the path of an image and, for a box, finite numbers as x, y, w and h, and a "
+                "class; correct it."
             )
         of_image = boxes.setdefault(listed_file(folder, path), [])
         if has_box:
@@ -88,6 +76,25 @@ def read_csv_boxes(file: pathlib.Path, folder: pathlib.Path, allow_outside: bool
             of_image.append(Box(composed(label), (x, y, w, h)))
     check_listed(boxes, file, folder, allow_outside)
     return boxed_images([BoxedImage(image, upright_size(image), own) for image, own in boxes.items()], folder)
+
+
+def _csv_rows(file: pathlib.Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the rows that are not empty, each with its place as a message begins."""
+    reader = csv.DictReader(io.StringIO(read_text(file, LARGEST), newline=""))
+    with reading(file, "CSV", csv.Error):
+        names = [name.strip().lower() for name in reader.fieldnames or ()]
+        reader.fieldnames = names
+        rows = [(f"Line {reader.line_num} of {file}", row) for row in reader]
+    if any(names.count(name) != 1 for name in _COLUMNS):
+        raise UserError(
+            f"{file} should begin with the columns {','.join(_COLUMNS)}, once each and with commas between them, but "
+            f"begins with {','.join(names)!r:.60}; correct it."
+        )
+    for where, row in rows:
+        if any(row.values()):
+            if None in row or None in row.values():
+                raise UserError(f"{where} should have {len(names)} values, as the header; correct it.")
+            yield where, row
 
 
 _READERS = {"coco": read_coco_boxes, "csv": read_csv_boxes, "voc": read_voc_boxes, "yolo": read_yolo_boxes}
@@ -100,22 +107,27 @@ def open_boxes(options: BoxesOptions) -> BoxData:
     splits = {name: sorted(images, key=lambda image: image.file) for name, images in splits.items()}
     if options.kind in ("yolo", "csv"):
         splits = _without_repeats(splits)
-    every = [box for images in splits.values() for image in images for box in image.boxes]
-    if not labels or all(box.is_crowd for box in every):
-        missing = "categories" if every and not labels else "box"
-        raise UserError(f"{path} has no {missing}, so there is nothing to find; annotate some of its images.")
+    _check_any_box(labels, splits, path)
     labels = distinct_names(labels, path)
-    numbers: dict[str | int, int] = {name: number for number, name in enumerate(labels)}
+    numbers: dict[str | int, int] = dict(zip(labels, range(len(labels)), strict=True))
     numbers |= {number: number for number in range(len(labels))}  # YOLO's
     wrong: dict[str, list[str]] = collections.defaultdict(list)
     checked = {
         name: [_checked(image, numbers, wrong, options.kind) for image in images] for name, images in splits.items()
     }
-    _report(wrong, options.bad_boxes, len(every))
+    _report(wrong, options.bad_boxes, sum(len(image.boxes) for images in splits.values() for image in images))
     train, evaluation = train_and_val(checked, path)
     if both := {image.file for image in train} & {image.file for image in evaluation}:
         print(f"{len(both)} of the evaluation images are also trained on, which flatters the detector.")
     return BoxData(labels, train, evaluation, "val" in checked, options.kind)
+
+
+def _check_any_box(labels: Sequence[str], splits: Mapping[str, Sequence[BoxedImage]], path: pathlib.Path) -> None:
+    """Raise UserError for data without classes, and without any box that is no crowd."""
+    boxes = [box for image in itertools.chain.from_iterable(splits.values()) for box in image.boxes]
+    if not labels or all(box.is_crowd for box in boxes):
+        missing = "categories" if boxes and not labels else "box"
+        raise UserError(f"{path} has no {missing}, so there is nothing to find; annotate some of its images.")
 
 
 def _without_repeats(splits: Mapping[str, Sequence[BoxedImage]]) -> dict[str, list[BoxedImage]]:
