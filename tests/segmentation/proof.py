@@ -2,8 +2,8 @@
 
 python -m tests.segmentation.proof FOLDER TRAIN TEST SIDE
 
-writes FOLDER/train and FOLDER/test with images/ and masks/ of objects (16 bits; the ground is class 0), and labels.txt.
-The colors are random, so that only shape and stripes tell the class.
+writes FOLDER/train and FOLDER/test with images/, masks/ of objects (16 bits; the ground is class 0) and labels/ of their
+boxes, labels.txt, and data.yaml as Ultralytics'. The colors are random, so that only shape and stripes tell the class.
 """
 
 import pathlib
@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import PIL.Image
 import sklearn.datasets
+import yaml
 
 SHAPES = ("square", "disc", "cross", "triangle", "ring", "bar", "diamond", "star")
 LABELS = ("ground", *SHAPES, *(f"striped {name}" for name in SHAPES))
@@ -55,16 +56,30 @@ def scene(rng: np.random.Generator, photographs: list[np.ndarray], side: int) ->
     return np.clip(image + rng.normal(0, 6, image.shape), 0, 255).astype(np.uint8), mask
 
 
+def boxes_of(mask: np.ndarray) -> np.ndarray:
+    """The boxes (n, 5) of a mask of objects: class without the ground, center x and y, width, height as shares."""
+    rows = []
+    for value in np.unique(mask[mask > 0]):
+        y, x = np.nonzero(mask == value)
+        left, top, right, bottom = x.min(), y.min(), x.max() + 1, y.max() + 1
+        rows.append([value // 1000 - 1, (left + right) / 2, (top + bottom) / 2, right - left, bottom - top])
+    height, width = mask.shape
+    return np.array(rows, np.float64).reshape(-1, 5) / [1, width, height, width, height]
+
+
 def write(root: pathlib.Path, train: int, test: int, side: int) -> None:
     photographs, rng = sklearn.datasets.load_sample_images().images, np.random.default_rng(0)
     for name, count in (("train", train), ("test", test)):
-        for part in ("images", "masks"):
+        for part in ("images", "masks", "labels"):
             (root / name / part).mkdir(parents=True)
         for number in range(count):
             image, mask = scene(rng, photographs, side)
             PIL.Image.fromarray(image).save(root / name / "images" / f"{number:04d}.png")
             PIL.Image.fromarray(mask).save(root / name / "masks" / f"{number:04d}.png")
+            np.savetxt(root / name / "labels" / f"{number:04d}.txt", boxes_of(mask), "%d %.6f %.6f %.6f %.6f")
     (root / "labels.txt").write_text("".join(f"{label}\n" for label in LABELS))
+    fields = {"train": "train/images", "val": "test/images", "names": list(LABELS[1:])}
+    (root / "data.yaml").write_text(yaml.safe_dump(fields))
 
 
 if __name__ == "__main__":
