@@ -69,7 +69,7 @@ class PictureList:
     """Name in the output of the split to evaluate on."""
 
     def rows(self) -> Iterator[Row]:
-        """The pictures, in order. Raises UserError for what cannot be read as a list."""
+        """Return the pictures, in order. Raises UserError for what cannot be read as a list."""
         if self.table is not None:
             yield from _table(self.table, labelled=True)
             return
@@ -128,7 +128,7 @@ class PictureList:
 
 
 def _table(path: str, *, labelled: bool) -> Iterator[Row]:
-    """The rows of a CSV file in UTF-8 (`training/data/csv_file.py`), line by line."""
+    """Return the rows of a CSV file in UTF-8 (`training/data/listed_files.py`), line by line."""
     with io.TextIOWrapper(FileSystems.open(path), "utf-8-sig", newline="") as stream:
         place_of, lines = read_lines(stream, path)
         wanted = ("path", ONE_CLASS, "split") if labelled else ("path",)
@@ -142,7 +142,7 @@ def _table(path: str, *, labelled: bool) -> Iterator[Row]:
 
 
 def _files(name: str) -> Iterator[str]:
-    """A file, the pictures of a folder and of those inside it, or the files that a pattern matches."""
+    """Return a file, the pictures of a folder and of those inside it, or the files that a pattern matches."""
     if is_remote(name):
         yield from _in_bucket(name)
         return
@@ -159,7 +159,7 @@ def _files(name: str) -> Iterator[str]:
 
 
 def _walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The files in a folder and in those inside it, in the order of their paths, without hidden ones.
+    """Return the files in a folder and in those inside it, in the order of their paths, without hidden ones.
 
     At any time, the names of one folder and of those above it are held.
     """
@@ -175,7 +175,7 @@ def _walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _in_bucket(name: str) -> Iterator[str]:
-    """The objects that a pattern matches, or the pictures of a folder, in the bucket's order, page by page.
+    """Return the objects that a pattern matches, or the pictures of a folder, in the bucket's order, page by page.
 
     `FileSystems.match` would hold the list of all.
     """

@@ -103,7 +103,7 @@ def _write_records(file: pathlib.Path, items: list[Item]) -> None:
 
 
 def _read(item: Item) -> tuple[bytes, str | None]:
-    """The content of a picture, and why it cannot be decoded."""
+    """Return the content of a picture, and why it cannot be decoded."""
     try:
         data = tf.io.read_file(os.fsencode(item[1]))
         return data.numpy(), decoding_problem(data)

@@ -43,7 +43,7 @@ def pipeline_options(
 
 
 def table_path(data: str) -> str:
-    """The path of `--data csv:FILE`. Raises UserError for other data, which a pipeline does not read."""
+    """Return the path of `--data csv:FILE`. Raises UserError for other data, which a pipeline does not read."""
     kind, _, path = data.partition(":")
     if kind != "csv" or not path:
         raise UserError(

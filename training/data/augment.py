@@ -54,7 +54,7 @@ def inception_crop(image: tf.Tensor, seed: tf.Tensor, area: tuple[float, float] 
 
 
 def decode_and_inception_crop(data: tf.Tensor, seed: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
-    """The same window of the image in a file: of a JPEG nothing else is decoded, which takes half the time.
+    """Return the same window of the image in a file: of a JPEG nothing else is decoded, which takes half the time.
 
     Colors at the window's edges may be a few values off, for JPEGs store them at half the resolution.
     """
@@ -80,7 +80,7 @@ def decode_and_inception_crop(data: tf.Tensor, seed: tf.Tensor, preprocessing: P
 
 
 def random_crop(image: tf.Tensor, seed: tf.Tensor, size: tuple[int, int]) -> tf.Tensor:
-    """A window of `size` at a uniformly random place: (height, width, C) -> (h, w, C)."""
+    """Return a window of `size` at a uniformly random place: (height, width, C) -> (h, w, C)."""
     return tf.image.stateless_random_crop(image, (*size, image.shape[-1]), seed)
 
 
@@ -131,13 +131,13 @@ def _window(begin: tf.Tensor, end: tf.Tensor, height: int, width: int) -> tf.Ten
 
 
 def beta(seed: tf.Tensor, p: float) -> tf.Tensor:
-    """A draw from Beta(p, p). In float64: of small p, both gammas may be nothing in float32."""
+    """Return a draw from Beta(p, p). In float64: of small p, both gammas may be nothing in float32."""
     gammas = tf.random.stateless_gamma((2,), seed, tf.constant(p, tf.float64), dtype=tf.float64)
     return tf.cast(gammas[0] / tf.reduce_sum(gammas), tf.float32)
 
 
 def mixup(pairs: tuple, seed: tf.Tensor, p: float, *, mostly_own: bool) -> tuple[tf.Tensor, tf.Tensor]:
-    """Images and labels mixed with those of their partners, the whole batch with one weight of Beta(p, p).
+    """Return images and labels mixed with those of their partners, the whole batch with one weight of Beta(p, p).
 
     Args:
         pairs: (images (B, h, w, C), labels (B, K)) of the batch, and the same of the partners; floats.
@@ -150,7 +150,7 @@ def mixup(pairs: tuple, seed: tf.Tensor, p: float, *, mostly_own: bool) -> tuple
 
 
 def cutmix(pairs: tuple, seed: tf.Tensor, p: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """A window of the partner in each image, the same for the whole batch, and the labels by the areas.
+    """Return a window of the partner in each image, the same for the whole batch, and the labels by the areas.
 
     arXiv 1905.04899: about 1 - Beta(p, p) of the area, about a center anywhere, as far as it is inside. Arguments as of
     `mixup`.
@@ -169,7 +169,7 @@ def cutmix(pairs: tuple, seed: tf.Tensor, p: float) -> tuple[tf.Tensor, tf.Tenso
 
 
 def color_draws(seed: tf.Tensor) -> tf.Tensor:
-    """All that is random about the colors of one image: seed (2,) -> (5,) float32."""
+    """Return all that is random about the colors of one image: seed (2,) -> (5,) float32."""
     return tf.random.stateless_uniform((_NUM_DRAWS,), tf.random.fold_in(seed, _COLORS))
 
 
@@ -213,7 +213,7 @@ def color_jitter(images: tf.Tensor, draws: tf.Tensor, amount: float) -> tf.Tenso
 
 
 def three_augment(images: tf.Tensor, choice_draws: tf.Tensor, blur_draws: tf.Tensor) -> tf.Tensor:
-    """One of grayscale, solarization and Gaussian blur for each image, all as likely: float32, draws (B,).
+    """Return one of grayscale, solarization and Gaussian blur for each image, all as likely: float32, draws (B,).
 
     Grayscale images may stay as they are, since the first operation does nothing to them.
     """
@@ -231,7 +231,7 @@ def three_augment(images: tf.Tensor, choice_draws: tf.Tensor, blur_draws: tf.Ten
 
 
 def grayscale(images: tf.Tensor, _: tf.Tensor | None = None) -> tf.Tensor:
-    """The luma in every channel."""
+    """Return the luma in every channel."""
     return images if images.shape[-1] == 1 else _layers().grayscale.augment_images(images)
 
 
@@ -266,7 +266,7 @@ def gaussian_blur(images: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
 
 @functools.cache
 def _layers() -> types.SimpleNamespace:
-    """The layers of keras-cv, of which only `augment_images` is used.
+    """Return the layers of keras-cv, of which only `augment_images` is used.
 
     Each makes a random generator that is never drawn from. It is created outside of graphs, and from a seed, because
     TensorFlow refuses one without a seed where operations have to be deterministic. The constructors also require

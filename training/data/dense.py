@@ -83,7 +83,7 @@ class DenseBatches:
     def example(
         self, split: Split, recipe: DenseRecipe, preprocessing: Preprocessing, index: tf.Tensor, seed: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """One augmented example: (height, width, C) float32, 0..255, and its target, not filled up."""
+        """Return one augmented example: (height, width, C) float32, 0..255, and its target, not filled up."""
         assert split.target is not None
         image = preprocessing.to_channels(decoded(split.read(index)[0], preprocessing))
         geometry = random_geometry(tf.shape(image)[:2], seed, recipe)
@@ -114,7 +114,7 @@ class DenseBatches:
         return data.batch(len(rows), drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
     def filled(self, target: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """The targets of an example, as many as each has."""
+        """Return the targets of an example, as many as each has."""
         missing = self.num_targets - tf.shape(target["labels"])[0]
         labels = tf.pad(target["labels"], [[0, missing]], constant_values=-1)
         filled = {**target, "labels": tf.ensure_shape(labels, (self.num_targets,))}
@@ -159,7 +159,7 @@ class BoxBatches(DenseBatches):
     def _mosaic(
         self, split: Split, recipe: DenseRecipe, preprocessing: Preprocessing, index: tf.Tensor, seed: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """The picture of the index and three by chance, each in a quarter."""
+        """Return the picture of the index and three by chance, each in a quarter."""
         count, full = TILES**2, preprocessing.image_size
         height, width = (side // TILES for side in full)
         small = dataclasses.replace(recipe, image_size=(height, width))
@@ -241,7 +241,7 @@ def moved_image(image: tf.Tensor, geometry: Geometry, preprocessing: Preprocessi
 
 
 def moved_target(target: dict[str, tf.Tensor], geometry: Geometry, size: tuple[int, int]) -> dict[str, tf.Tensor]:
-    """The target of a picture -> that of the model's input of a size.
+    """Return the target of a picture -> that of the model's input of a size.
 
     Of segments that it does not show, none is left; boxes that it does not show have label -1.
     """
@@ -275,7 +275,7 @@ def _moved_boxes(labels: tf.Tensor, boxes: tf.Tensor, geometry: Geometry, size: 
 
 
 def _placed(window: tf.Tensor, geometry: Geometry, size: tuple[int, int], fill) -> tf.Tensor:
-    """A resized window (h, w, C), flipped and filled up to (height, width, C)."""
+    """Return a resized window (h, w, C), flipped and filled up to (height, width, C)."""
     window = tf.cond(geometry.flip, lambda: tf.reverse(window, [1]), lambda: window)
     after = tf.constant(size) - geometry.corner - geometry.size
     paddings = tf.concat([tf.stack([geometry.corner, after], axis=1), [[0, 0]]], axis=0)

@@ -74,7 +74,7 @@ def dataset(
 
 
 def _any_epoch(make: Callable[..., tf.data.Dataset], steps: int, seed: int) -> tf.data.Dataset:
-    """Batches of an epoch of `training_batches` whose number is drawn anew in each iteration."""
+    """Return batches of an epoch of `training_batches` whose number is drawn anew in each iteration."""
 
     def epoch(number: tf.Tensor) -> tf.data.Dataset:
         return make(first_step=number % _EPOCHS * steps, num_steps=steps)

@@ -34,7 +34,7 @@ _COLOR_ROWS = 32
 
 
 def steps_per_epoch(split: Split, batch_size: int) -> int:
-    """Whole batches in an epoch; the rest of the permutation is left out, another rest in every epoch."""
+    """Return whole batches in an epoch; the rest of the permutation is left out, another rest in every epoch."""
     if batch_size > split.num_examples:
         raise UserError(
             f"A batch of {batch_size} is larger than the training set of {split.num_examples} images; give "
@@ -54,7 +54,7 @@ def training_batches(
     num_steps: int | None = None,
     part: tuple[int, int] = (0, 1),
 ) -> tf.data.Dataset:
-    """Batches from `first_step` on, `num_steps` of them or endless.
+    """Return batches from `first_step` on, `num_steps` of them or endless.
 
     Images (B, h, w, C) in the model's range, labels (B, K) that sum to 1, or are 1 for each of several classes. For
     self-distillation the images are large crops (B, 2, height, width, C), or a tuple of them and of small ones (B, n,
@@ -96,7 +96,7 @@ def training_batches(
 
 
 def _recolored(data: tf.data.Dataset, recipe: Recipe) -> tf.data.Dataset:
-    """Batches of examples (image, label, draws), without the draws, by which their colors are changed."""
+    """Return batches of examples (image, label, draws), without the draws, by which their colors are changed."""
 
     @without_autograph
     def recolor(images: tf.Tensor, labels: tf.Tensor, draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -134,7 +134,7 @@ def example_numbers(num_rows: int, first_step: int, num_steps: int | None) -> tf
 
 
 def rows_of_part(batch_size: int, part: tuple[int, int]) -> np.ndarray:
-    """Rows of every batch that one part gives."""
+    """Return rows of every batch that one part gives."""
     if batch_size % part[1]:
         raise UserError(
             f"A batch of {batch_size} images cannot be shared evenly by {part[1]} workers; "
@@ -158,7 +158,7 @@ def _rows_to_read(recipe: Recipe, part: tuple[int, int]) -> tuple[np.ndarray, np
 
 
 def _training_image(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
-    """An image, decoded or not, as it is shown in training: (height, width, channels), 0..255.
+    """Return an image, decoded or not, as it is shown in training: (height, width, channels), 0..255.
 
     It is rounded to uint8 only for operations on bytes. So without augmentation, training sees what evaluation sees.
     """
@@ -167,7 +167,7 @@ def _training_image(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocess
 
 
 def _multi_crop(data: tf.Tensor, seed: tf.Tensor, recipe: PretrainRecipe, preprocessing: Preprocessing):
-    """The crops of an image, decoded or not, for self-distillation, each augmented for itself, 0..255.
+    """Return the crops of an image, decoded or not, for self-distillation, each augmented for itself, 0..255.
 
     Large crops (2, height, width, C), or these and small crops (n, h, w, C).
 
@@ -197,7 +197,7 @@ def _multi_crop(data: tf.Tensor, seed: tf.Tensor, recipe: PretrainRecipe, prepro
 
 
 def _augmented(image: tf.Tensor, seeds: Sequence[tf.Tensor], recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
-    """A crop with all changes but those of colors."""
+    """Return a crop with all changes but those of colors."""
     shift_seed, flip_seed, policy_seed, erasing_seed = seeds
     if image.dtype != tf.uint8 and _changes_bytes(recipe):
         image = tf.saturate_cast(tf.round(image), tf.uint8)
@@ -223,7 +223,7 @@ def _changes_bytes(recipe: Recipe) -> bool:
 
 
 def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
-    """The part of an image that training shows, (height, width, channels), 0..255.
+    """Return the part of an image that training shows, (height, width, channels), 0..255.
 
     `resized_once` has resized images in float32.
     """
@@ -247,7 +247,7 @@ def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Pr
 
 
 def _window_resized(window: tf.Tensor, preprocessing: Preprocessing, size: tuple[int, int]) -> tf.Tensor:
-    """A random window of an image at a size, with the filter of the model."""
+    """Return a random window of an image at a size, with the filter of the model."""
     if preprocessing.resize == "pad":  # so that training too shows no stretched shapes, and the background
         return dataclasses.replace(preprocessing, image_size=size, crop_from=None).resized(window)
     if preprocessing.interpolation == "area":  # big_vision averages areas in evaluation alone
@@ -262,7 +262,7 @@ def _stretched(image: tf.Tensor, side: int, preprocessing: Preprocessing) -> tf.
 def resized_once(
     source: DataSet, recipe: Recipe, preprocessing: Preprocessing, *, epochs: float, evaluations: int
 ) -> DataSet:
-    """A source with the same batches, of which files are decoded and resized once instead of in every epoch.
+    """Return a source with the same batches, of which files are decoded and resized once instead of in every epoch.
 
     Each split stays as it is where that saves nothing or needs more than 512 MB, and that of training where each epoch
     decodes other windows of the images; so does a source with `batches` of its own.
@@ -315,7 +315,7 @@ def _in_memory(
 def _mixed(
     images: tf.Tensor, labels: tf.Tensor, partners: np.ndarray, seed: tf.Tensor, recipe: Recipe
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The own rows of what was read, mixed with their partners."""
+    """Return the own rows of what was read, mixed with their partners."""
     if not (recipe.mixup or recipe.cutmix):
         return images, labels
     pairs = (
@@ -338,7 +338,7 @@ def _mixed(
 def evaluation_batches(
     split: Split, preprocessing: Preprocessing, *, num_classes: int, batch_size: int, part: tuple[int, int] = (0, 1)
 ) -> tf.data.Dataset:
-    """Every example once, in order: images (B, h, w, C), labels (B, K) as in training, weights (B,) float32.
+    """Return every example once, in order: images (B, h, w, C), labels (B, K) as in training, weights (B,) float32.
 
     Every batch has its full size: behind the last example come black images of weight 0 and without a label. With
     `part` (i, n) only rows i * B / n to (i + 1) * B / n of the very same batches, equally many in every part.

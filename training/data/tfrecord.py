@@ -32,7 +32,7 @@ SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.tfrecord$")
 
 
 def shard_name(split: str, number: int, count: int) -> str:
-    """The name of file `number`, from 0, of `count`."""
+    """Return the name of file `number`, from 0, of `count`."""
     return f"{split}-{number:05d}-of-{count:05d}.tfrecord"
 
 
@@ -49,11 +49,11 @@ class _Spans:
     """Where the beginning of the first record of each stands among all edges of records (spans,)."""
 
     def of(self, index: int) -> int:
-        """The span of record number `index`."""
+        """Return the span of record number `index`."""
         return int(np.searchsorted(self.starts, index, side="right")) - 1
 
     def records_at(self, edges: np.ndarray) -> np.ndarray:
-        """The numbers of the records that begin at these edges (n,), as far as they are in a span."""
+        """Return the numbers of the records that begin at these edges (n,), as far as they are in a span."""
         numbers = [edges - edge + start for edge, start in zip(self.edges, self.starts, strict=False)]
         return np.concatenate(
             [
@@ -111,7 +111,7 @@ class TFRecords:
         return f"record {number} of {os.path.basename(self._spans.paths[span])}"
 
     def read(self, index: tf.Tensor) -> tf.Tensor:
-        """The record number `index` (an int64 scalar) as a scalar string; usable in a tf.data map."""
+        """Return the record number `index` (an int64 scalar) as a scalar string; usable in a tf.data map."""
         span = tf.searchsorted(self._spans.starts, index[None], side="right")[0] - 1
         edge = tf.gather(self._spans.edges - self._spans.starts[:-1], span) + index
         begin, end = tf.unstack(self._in_graph[edge : edge + 2], num=2)
@@ -127,12 +127,12 @@ class TFRecords:
         return tf.raw_ops.DatasetToSingleElement(dataset=first, **string)[0]
 
     def split(self, read: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]) -> Split:
-        """The records as examples, which `read` makes of their numbers."""
+        """Return the records as examples, which `read` makes of their numbers."""
         parallel_reads = PARALLEL_READS if any(map(is_remote, self._spans.paths)) else None
         return Split(len(self), read, self.name, self.explain_damage, self.fingerprint, parallel_reads=parallel_reads)
 
     def explain_damage(self, message: str) -> str | None:
-        """The record that the reader's message is about, in a sentence; None if it is about none of these."""
+        """Return the record that the reader's message is about, in a sentence; None if it is about none of these."""
         for path, place in self._of_file.items():
             if "Dataset was empty" in message and file_size(path) != self._edges[place][-1]:
                 return f"The file {path} was changed while it was read; the same command continues."

@@ -87,7 +87,7 @@ def _encoded(split: Split):
 
 
 def record(image: bytes, label: int) -> bytes:
-    """An image file with its class as a record; the same bytes each time."""
+    """Return an image file with its class as a record; the same bytes each time."""
     feature = {
         IMAGE: tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
         LABEL: tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),

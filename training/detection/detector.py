@@ -37,13 +37,13 @@ class Objects:
     """(n,) int."""
 
     def annotations(self) -> list[dict[str, Any]]:
-        """The objects in COCO's format."""
+        """Return the objects in COCO's format."""
         found = zip(coco_boxes(self.corners, self.classes), self.scores.tolist(), strict=True)
         return [box | {"score": score} for box, score in found]
 
 
 def coco_boxes(corners: np.ndarray, classes: np.ndarray) -> list[dict[str, Any]]:
-    """Boxes (n, 4), left, top, right, bottom, as annotations in COCO's format; categories begin at 1."""
+    """Return boxes (n, 4), left, top, right, bottom, as annotations in COCO's format; categories begin at 1."""
     boxes = np.asarray(corners, np.float64)
     sizes = boxes[:, 2:] - boxes[:, :2]
     rows = zip(np.concatenate([boxes[:, :2], sizes], axis=1).tolist(), classes, sizes.prod(axis=1), strict=True)
@@ -64,7 +64,7 @@ class Detector:
         return dataclasses.replace(preprocessing_of(self.model), exif_orientation=True)
 
     def detect(self, images: Sequence[Image], top: int, threshold: float = 0.0) -> list[Objects]:
-        """At most `top` objects of each picture with a score of at least `threshold`."""
+        """Return at most `top` objects of each picture with a score of at least `threshold`."""
         inputs = np.stack([np.asarray(self.preprocessing(image.pixels)) for image in images])
         outputs = self.model.predict_on_batch(inputs)
         found = zip(outputs["boxes"], outputs["class_logits"], images, strict=True)
@@ -106,7 +106,7 @@ def open_detector(run: Run, texts: Classes | None = None) -> Detector:
 
 
 def open_detector_of(run: Run, labels: Sequence[str], templates: Sequence[str] | None) -> Detector:
-    """The detector of a run with these classes; of a checkpoint without its own, it looks for their names."""
+    """Return the detector of a run with these classes; of a checkpoint without its own, it looks for their names."""
     texts = None if "class_logits" in _detector_model(run).output else classes_of_labels(labels, templates)
     detector = open_detector(run, texts)
     check_classes(detector.labels, tuple(labels))
@@ -114,7 +114,7 @@ def open_detector_of(run: Run, labels: Sequence[str], templates: Sequence[str] |
 
 
 def detector_like(run: Run, file: pathlib.Path, box: tuple[float, float, float, float] | None) -> Detector:
-    """A detector of what an example shows.
+    """Return a detector of what an example shows.
 
     Args:
         run: OWL-ViT, OWLv2, or any other detector.

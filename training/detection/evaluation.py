@@ -121,7 +121,7 @@ def mistakes(picture: BoxedImage, objects: Objects) -> tuple[np.ndarray, np.ndar
 
 
 def _page(detector: Detector, pictures: Sequence[BoxedImage], found: Sequence[Objects]) -> str:
-    """The pictures with the largest missed objects, and those with the likeliest false alarms."""
+    """Return the pictures with the largest missed objects, and those with the likeliest false alarms."""
     cards, badness = [], []
     for picture, objects in zip(pictures, found, strict=True):
         likely = objects.scores >= _LEAST_SCORE
@@ -167,7 +167,7 @@ def voc_average_precision(pictures: Sequence[BoxedImage], found: Sequence[Object
 
 
 def _of_class(pictures: Sequence[BoxedImage], found: Sequence[Objects], label: int) -> float:
-    """The average precision of a class; NaN if all of its objects are difficult."""
+    """Return the average precision of a class; NaN if all of its objects are difficult."""
     count, scores, hits = 0, list[float](), list[bool]()
     for picture, objects in zip(pictures, found, strict=True):
         boxes = [box for box in picture.boxes if box.label == label]
@@ -193,7 +193,7 @@ def _of_class(pictures: Sequence[BoxedImage], found: Sequence[Objects], label: i
 
 
 def _overlaps(corners: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """IoU of boxes (n, 4) and (m, 4), left, top, right, bottom -> (n, m)."""
+    """Return the IoU of boxes (n, 4) and (m, 4), left, top, right, bottom -> (n, m)."""
     first, second = corners.astype(np.float64)[:, None], others[None]
     sides = np.minimum(first[..., 2:], second[..., 2:]) - np.maximum(first[..., :2], second[..., :2])
     common = np.prod(np.maximum(sides, 0.0), axis=-1)

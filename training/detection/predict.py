@@ -83,7 +83,7 @@ def _rows(detector: Detector, found: Found) -> Iterator[tuple[str, str, float, l
 
 
 def found_document(labels: Sequence[str], found: Found) -> dict:
-    """Objects as a document in COCO's format, with a score in each annotation."""
+    """Return objects as a document in COCO's format, with a score in each annotation."""
     whole = coco_document(labels, [objects.annotations() for _, objects in found])
     for fields, (image, _) in zip(whole["images"], found, strict=True):
         fields |= {"file_name": image.name} | dict(zip(("height", "width"), image.pixels.shape[:2], strict=True))

@@ -110,7 +110,7 @@ class MaskWriter:
             )
 
     def _free_name(self, name: pathlib.PurePath) -> pathlib.PurePath:
-        """The path of the mask, which no other image has: of a.jpg a.png, beside a.bmp a.bmp.png."""
+        """Return the path of the mask, which no other image has: of a.jpg a.png, beside a.bmp a.bmp.png."""
         names = itertools.chain(
             (name.with_suffix(".png"), name.with_name(f"{name.name}.png")),
             (name.with_name(f"{name.name}-{number}.png") for number in itertools.count(2)),
@@ -121,7 +121,7 @@ class MaskWriter:
 
 
 def _segments_info(found: FoundSegments) -> list[dict[str, Any]]:
-    """The segments of an image that are seen on its map, as a panoptic.json has them."""
+    """Return the segments of an image that are seen on its map, as a panoptic.json has them."""
     rows = []
     for number in np.unique(found.map[found.map >= 0]).tolist():
         own = _annotation(found, number, found.map == number)

@@ -97,7 +97,7 @@ def _fills(lengths: list, pixels: int) -> bool:
 
 
 def _lengths(counts: str) -> list[int]:
-    """The lengths of the runs of a compressed encoding; [-1] for a damaged one.
+    """Return the lengths of the runs of a compressed encoding; [-1] for a damaged one.
 
     Source: `rleFrString` of pycocotools: little-endian groups of five bits, each a character from "0" on, with bit 5
     where another follows, and the sign in bit 4 of the last. From the fourth length on, they are differences.
