@@ -2,8 +2,8 @@
 
 python -m tests.segmentation.proof FOLDER TRAIN TEST SIDE
 
-writes FOLDER/train and FOLDER/test with images/, masks/ of objects (16 bits; the ground is class 0) and labels/ of their
-boxes, labels.txt, and data.yaml as Ultralytics'. The colors are random, so that only shape and stripes tell the class.
+writes FOLDER/train and FOLDER/test with images/, masks/ of objects (16 bits; the ground is class 0), labels/ of boxes,
+labels.txt, and data.yaml as Ultralytics'. The colors are random, so that only shape and stripes tell the class.
 """
 
 import pathlib

@@ -12,8 +12,6 @@ from pycocotools.coco import COCO
 from tests.segmentation.oracle import found_of, oracle
 from training.data.annotations.coco import (
     PanopticImage,
-    object_segments,
-    panoptic_segments,
     read_coco,
     read_panoptic,
     write_panoptic_png,
@@ -52,7 +50,7 @@ def test_panoptic_masks_are_read_as_they_were_found(classes, count, tmp_path):
     assert tuple(read_names.values()) == names
     numbers = {each: place for place, each in enumerate(sorted(read_names))}
     for found, picture in zip(answers, pictures, strict=True):
-        segments = panoptic_segments(picture, numbers, found.map.shape)
+        segments = picture.segments(numbers, found.map.shape)
         np.testing.assert_array_equal(segments.map, found.map)
         np.testing.assert_array_equal(segments.labels, found.labels)
         np.testing.assert_array_equal(segments.objects, ~np.isin(found.labels, stuff))
@@ -62,8 +60,8 @@ def test_panoptic_masks_are_read_as_they_were_found(classes, count, tmp_path):
 def test_ids_of_segments_have_a_range(tmp_path):
     numbers = np.array([[NONE, 0, 254, 255, 65_534, 65_535, 2**24 - 2]])
     write_panoptic_png(numbers, tmp_path / "a.png")
-    infos = {int(number) + 1: {"category_id": 1} for number in numbers[0, 1:]}
-    segments = panoptic_segments(PanopticImage(tmp_path, tmp_path / "a.png", infos, set()), {1: 0})
+    infos = [{"id": int(number) + 1, "category_id": 1} for number in numbers[0, 1:]]
+    segments = PanopticImage(tmp_path, infos, tmp_path / "a.png", set()).segments({1: 0})
     np.testing.assert_array_equal(segments.map, [[NONE, 0, 1, 2, 3, 4, 5]])
     with pytest.raises(AssertionError):
         write_panoptic_png(np.array([[2**24 - 1]]), tmp_path / "b.png")
@@ -83,13 +81,13 @@ def test_objects_that_overlap_are_read_as_they_were_found(tmp_path):
     assert len(theirs.loadRes(rows).anns) == 3
     names, coco_images = read_coco(output / "instances.json", tmp_path / "images")
     numbers = {each: each - 1 for each in names}
-    ours = object_segments(coco_images[0].objects, numbers, (10, 12))
+    ours = coco_images[0].segments(numbers, (10, 12))
     np.testing.assert_array_equal([rle.decode(mask) for mask in ours.masks], masks)
     np.testing.assert_array_equal(ours.labels, found.labels)
     _, images = read_panoptic(output / "masks.json", tmp_path / "images")
-    on_map = panoptic_segments(images[0], numbers, (10, 12))
+    on_map = images[0].segments(numbers, (10, 12))
     np.testing.assert_array_equal(on_map.labels[on_map.map], found.labels[segments])
-    assert (panoptic_segments(images[1], numbers, (4, 5)).map == NONE).all()
+    assert (images[1].segments(numbers, (4, 5)).map == NONE).all()
 
 
 @pytest.mark.parametrize("classes", [2, 255, 256, 1000, 1001])
@@ -99,7 +97,7 @@ def test_classes_of_pixels_are_read_as_they_were_found(classes, tmp_path):
     output = written("semantic", [answer], names, tmp_path)
     if classes > 1000:
         names, pictures = read_panoptic(output / "masks.json", tmp_path / "images")
-        segments = panoptic_segments(pictures[0], {each: each - 1 for each in names})
+        segments = pictures[0].segments({each: each - 1 for each in names})
     else:
         segments = segments_of_mask(output / "masks" / "0.png")
         assert tuple((output / "labels.txt").read_text().split()) == names

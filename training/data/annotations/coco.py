@@ -38,23 +38,61 @@ _PANOPTIC = {"image_id": int, "file_name": str, "segments_info": [{"id": _ID, **
 class CocoImage(NamedTuple):
     """An image with its objects."""
 
-    id: int
     file: pathlib.Path
-    stated_size: tuple
-    """Height and width as the file says, unchecked."""
     objects: list[dict[str, Any]]
     """The annotations in the order of the file; boxes are checked, segmentations are not."""
+    id: int
+    stated_size: tuple
+    """Height and width as the file says, unchecked."""
+
+    def segments(self, numbers: Mapping[int, int], size: tuple[int, int]) -> Segments:
+        """Return the objects in the order of the file; on the map a smaller one lies on a larger one.
+
+        Args:
+            numbers: the class of each category by its id.
+            size: height and width of the upright image.
+
+        Raises UserError for a segmentation that is none.
+        """
+        masks = [run_lengths(each.get("segmentation"), size) for each in self.objects]
+        pixels = [float(rle.area(mask)) for mask in masks]
+        labels, crowds, areas = _columns(self.objects, numbers, pixels)
+        segments = np.full(size, NONE, np.int32)
+        for number in sorted(range(len(masks)), key=lambda n: (not crowds[n], -pixels[n])):
+            segments[rle.decode(masks[number]).astype(bool)] = number
+        return Segments(labels, np.ones(len(masks), bool), crowds, areas, segments, masks)
 
 
 class PanopticImage(NamedTuple):
     """An image with its segments as a panoptic.json has them."""
 
     file: pathlib.Path
+    objects: list[dict[str, Any]]
+    """Its segments_info."""
     png: pathlib.Path
-    infos: Mapping[int, dict[str, Any]]
-    """The segments by their ids in the PNG."""
     stuff: Set[int]
     """Ids of the categories that are no objects."""
+    stated_size: tuple = (None, None)
+
+    def segments(self, numbers: Mapping[int, int], size: tuple[int, int] | None = None) -> Segments:
+        """Return the segments, those without pixels among them; pixels of the id 0 belong to none.
+
+        Arguments as of `CocoImage.segments`; the PNG must have the size.
+        """
+        with open_mask(self.png, size, ("PNG",)) as mask:
+            if png_samples(self.png)[0] > 8:
+                raise UserError(f"its {self.png.name} should hold ids of segments as colors of 8 bits, but has more")
+            red, green, blue = (np.asarray(channel, np.int32) for channel in mask.convert("RGB").split())
+        order = {each["id"]: place for place, each in enumerate(self.objects)}
+        ids, places = np.unique(red + 256 * green + 65_536 * blue, return_inverse=True)
+        if unknown := sorted(set(ids.tolist()) - {0} - order.keys()):
+            raise UserError(f"its {self.png.name} has the segment {unknown[0]}, which segments_info does not list")
+        table = np.array([order.get(number, NONE) for number in ids.tolist()], np.int32)
+        segments = table[places].reshape(red.shape)
+        pixels = np.bincount(segments[segments >= 0], minlength=len(order)).tolist()
+        labels, crowds, areas = _columns(self.objects, numbers, pixels)
+        are_objects = np.array([each["category_id"] not in self.stuff for each in self.objects], bool)
+        return Segments(labels, are_objects, crowds, areas, segments)
 
 
 def read_coco(
@@ -72,7 +110,7 @@ def read_coco(
         objects[each["image_id"]].append(each)
     rows = zip(files.items(), document["images"], strict=True)
     return names, [
-        CocoImage(number, path, (row.get("height"), row.get("width")), objects[number]) for (number, path), row in rows
+        CocoImage(path, objects[number], number, (row.get("height"), row.get("width"))) for (number, path), row in rows
     ]
 
 
@@ -80,7 +118,7 @@ def read_coco_boxes(file: pathlib.Path, folder: pathlib.Path, allow_outside: boo
     """Read an instances.json: `images`, `annotations` with a bbox, `categories`."""
     names, coco_images = read_coco(file, folder, allow_outside, bbox=(NUMBER,) * 4)
     images = []
-    for number, path, stated_size, objects in coco_images:
+    for path, objects, number, stated_size in coco_images:
         boxes = []
         for each in objects:
             x, y, w, h = map(float, each["bbox"])
@@ -91,25 +129,6 @@ def read_coco_boxes(file: pathlib.Path, folder: pathlib.Path, allow_outside: boo
     return BoxedImages(tuple(names[number] for number in sorted(names)), {"train": images})
 
 
-def object_segments(objects: Sequence[dict[str, Any]], numbers: Mapping[int, int], size: tuple[int, int]) -> Segments:
-    """Return the objects of an image in the order of the file; on the map a smaller one lies on a larger one.
-
-    Args:
-        objects: see `CocoImage`.
-        numbers: the class of each category by its id.
-        size: height and width of the upright image.
-
-    Raises UserError for a segmentation that is none.
-    """
-    masks = [run_lengths(each.get("segmentation"), size) for each in objects]
-    pixels = [float(rle.area(mask)) for mask in masks]
-    labels, crowds, areas = _columns(objects, numbers, pixels)
-    segments = np.full(size, NONE, np.int32)
-    for number in sorted(range(len(masks)), key=lambda n: (not crowds[n], -pixels[n])):
-        segments[rle.decode(masks[number]).astype(bool)] = number
-    return Segments(labels, np.ones(len(masks), bool), crowds, areas, segments, masks)
-
-
 def read_panoptic(
     file: pathlib.Path, folder: pathlib.Path, allow_outside: bool = False
 ) -> tuple[dict[int, str], list[PanopticImage]]:
@@ -118,40 +137,12 @@ def read_panoptic(
     stuff = {each["id"] for each in document["categories"] if not each.get("isthing", 1)}
     images, root = [], file.with_suffix("")
     for each in document["annotations"]:
-        infos = {info["id"]: info for info in each["segments_info"]}
-        if len(infos) < len(each["segments_info"]):
+        infos, png = each["segments_info"], listed_file(root, each["file_name"])
+        if len({info["id"] for info in infos}) < len(infos):
             raise UserError(f"{file} should give each segment of {each['file_name']:.80} an id of its own; correct it.")
-        images.append(PanopticImage(files[each["image_id"]], listed_file(root, each["file_name"]), infos, stuff))
-    check_ids((info["category_id"] for image in images for info in image.infos.values()), names, "category", file)
+        images.append(PanopticImage(files[each["image_id"]], infos, png, stuff))
     check_inside([image.png for image in images], file, root, allow_outside)
     return names, images
-
-
-def panoptic_segments(
-    image: PanopticImage, numbers: Mapping[int, int], size: tuple[int, int] | None = None
-) -> Segments:
-    """Return the segments of an image, those without pixels among them; pixels of the id 0 belong to none.
-
-    Args:
-        image: of a file.
-        numbers: as of `object_segments`.
-        size: height and width of the upright image, which the PNG must have.
-    """
-    name, infos = image.png.name, list(image.infos.values())
-    with open_mask(image.png, size, ("PNG",)) as mask:
-        if png_samples(image.png)[0] > 8:
-            raise UserError(f"its {name} should hold ids of segments as colors of 8 bits, but has more bits")
-        red, green, blue = (np.asarray(channel, np.int32) for channel in mask.convert("RGB").split())
-    ids, places = np.unique(red + 256 * green + 65_536 * blue, return_inverse=True)
-    if unknown := sorted(set(ids.tolist()) - {0} - image.infos.keys()):
-        raise UserError(f"its {name} has the segment {unknown[0]}, which segments_info does not list")
-    order = {number: place for place, number in enumerate(image.infos)}
-    table = np.array([order.get(number, NONE) for number in ids.tolist()], np.int32)
-    segments = table[places].reshape(red.shape)
-    pixels = np.bincount(segments[segments >= 0], minlength=len(infos)).tolist()
-    labels, crowds, areas = _columns(infos, numbers, pixels)
-    objects = np.array([info["category_id"] not in image.stuff for info in infos], bool)
-    return Segments(labels, objects, crowds, areas, segments)
 
 
 def write_panoptic_png(segments: np.ndarray, path: pathlib.Path) -> None:

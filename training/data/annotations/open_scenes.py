@@ -20,15 +20,7 @@ from keras_vit.files.documents import LARGEST, read_text
 from keras_vit.files.labels import LABELS, distinct_names
 from keras_vit.images.formats import is_picture, others_line, visible_files
 from keras_vit.models.config import SegmentationTask
-from training.data.annotations.coco import (
-    CocoImage,
-    PanopticImage,
-    check_ids,
-    object_segments,
-    panoptic_segments,
-    read_coco,
-    read_panoptic,
-)
+from training.data.annotations.coco import CocoImage, PanopticImage, check_ids, read_coco, read_panoptic
 from training.data.annotations.images import own_labels, train_and_val, upright_size
 from training.data.annotations.masks import (
     IGNORED,
@@ -90,7 +82,7 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
             raise UserError(f"The masks of TensorFlow Datasets are classes of pixels; leave --task {task} out.")
         labels, splits, most = tfds_scenes(options)
         return DataSet(labels, *splits, batches=SceneBatches(most))
-    read = {"folder": _folder, "voc": _voc, "coco": _coco, "panoptic": _panoptic}[options.kind]
+    read = {"folder": _folder, "voc": _voc, "coco": _of_file, "panoptic": _of_file}[options.kind]
     scenes, contents = read(options, task), _Contents(task)
     train, evaluation = train_and_val(scenes.splits, options.path)
     contents.read(train, "training")
@@ -298,48 +290,37 @@ def _by_name(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     return images
 
 
-def _of_files(
-    options: SceneOptions, read: Callable[[pathlib.Path, pathlib.Path], tuple[tuple[str, ...], list[Scene]]]
-) -> Scenes:
-    """Return the scenes of --data and of --eval-data, if given; `read` takes a file and the folder of its images."""
-    labels, scenes = read(options.path, pathlib.Path(options.images or options.path.parent))
+def _of_file(options: SceneOptions, task: SegmentationTask) -> Scenes:
+    """Read --data, and --eval-data if it is given, in COCO's formats."""
+    folder = pathlib.Path(options.images or options.path.parent)
+    labels, scenes = _read_file(options.path, folder, options, task)
     if options.eval_data is None:
         return Scenes(labels, {"train": scenes})
     file = pathlib.Path(options.eval_data.partition(":")[2])
-    others, evaluation = read(file, pathlib.Path(options.eval_images or file.parent))
+    others, evaluation = _read_file(file, pathlib.Path(options.eval_images or file.parent), options, task)
     if others != labels:
         raise UserError(f"{file} has other categories than {options.path}; give two files with the same.")
     return Scenes(labels, {"train": scenes, "val": evaluation})
 
 
-def _coco(options: SceneOptions, task: SegmentationTask) -> Scenes:
-    def read(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Scene]]:
+def _read_file(
+    file: pathlib.Path, folder: pathlib.Path, options: SceneOptions, task: SegmentationTask
+) -> tuple[tuple[str, ...], list[Scene]]:
+    """Return the names of the classes, and the images, of a file."""
+    images: Sequence[CocoImage | PanopticImage]
+    if options.kind == "coco":
         names, images = read_coco(file, folder, options.allow_outside)
-        check_ids((each["category_id"] for image in images for each in image.objects), names, "category", file)
-        classes = _Classes(names, task == "semantic" and options.background == "class")
-
-        def segments(image: CocoImage, size: tuple[int, int]) -> Segments:
-            return classes.filled(object_segments(image.objects, classes.numbers, size))
-
-        return classes.labels, [
-            Scene(each.file, functools.partial(segments, each), each.stated_size) for each in images
-        ]
-
-    return _of_files(options, read)
-
-
-def _panoptic(options: SceneOptions, task: SegmentationTask) -> Scenes:
-    def read(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Scene]]:
+        are_objects = True
+    else:
         names, images = read_panoptic(file, folder, options.allow_outside)
         are_objects = not any(image.stuff for image in images)
-        classes = _Classes(names, are_objects and task == "semantic" and options.background == "class")
+    check_ids((each["category_id"] for image in images for each in image.objects), names, "category", file)
+    classes = _Classes(names, are_objects and task == "semantic" and options.background == "class")
 
-        def segments(image: PanopticImage, size: tuple[int, int]) -> Segments:
-            return classes.filled(panoptic_segments(image, classes.numbers, size))
+    def segments(image: CocoImage | PanopticImage, size: tuple[int, int]) -> Segments:
+        return classes.filled(image.segments(classes.numbers, size))
 
-        return classes.labels, [Scene(each.file, functools.partial(segments, each)) for each in images]
-
-    return _of_files(options, read)
+    return classes.labels, [Scene(each.file, functools.partial(segments, each), each.stated_size) for each in images]
 
 
 class _Classes:
