@@ -233,13 +233,9 @@ def check_classes(
     of_model, of_data = (tuple(map(composed, names)) for names in (of_model, of_data))
     if of_model == of_data:
         return
+    sides = {f"{model[0].lower()}{model[1:]} has": {*of_model} - {*of_data}, "the data have": {*of_data} - {*of_model}}
     only = [
-        f"only {where} {', '.join(names[:5])}{' …' if names[5:] else ''}"
-        for where, names in (
-            (f"{model[0].lower()}{model[1:]} has", sorted(set(of_model) - set(of_data))),
-            ("the data have", sorted(set(of_data) - set(of_model))),
-        )
-        if names
+        f"only {side} {', '.join(sorted(names)[:5])}{' …' * (len(names) > 5)}" for side, names in sides.items() if names
     ]
     raise UserError(
         f"{model} has {len(of_model)} classes and the data have {len(of_data)}: "

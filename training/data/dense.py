@@ -18,7 +18,7 @@ from keras_vit import Preprocessing
 from keras_vit.images import graph
 from training.data import augment
 from training.data.dataset import Split, decoded, without_autograph
-from training.data.pipeline import example_numbers, rows_of_part, training_order
+from training.data.pipeline import batches_in_order, example_numbers, rows_of_part, training_order
 from training.recipes.dense import DenseRecipe
 from training.recipes.detect import DetectRecipe
 
@@ -95,11 +95,9 @@ class DenseBatches:
     ) -> tf.data.Dataset:
         """Images, targets and weights (B,); see `evaluation_batches`, whose order and filling-up this is."""
         assert split.target is not None
-        target_of, rows = split.target, rows_of_part(batch_size, part)
+        target_of = split.target
 
-        @without_autograph
-        def example(number: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor], tf.Tensor]:
-            index = number // len(rows) * batch_size + tf.constant(rows)[number % len(rows)]
+        def example(index: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor], tf.Tensor]:
             is_real = index < split.num_examples
             index = tf.minimum(index, split.num_examples - 1)
             image = decoded(split.read(index)[0], preprocessing)
@@ -109,9 +107,7 @@ class DenseBatches:
             fitted = tf.ensure_shape(preprocessing.resized(image), (*preprocessing.image_size, preprocessing.channels))
             return preprocessing.normalize(fitted), target, tf.cast(is_real, tf.float32)
 
-        data = tf.data.Dataset.range(-(-split.num_examples // batch_size) * len(rows))
-        data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        return data.batch(len(rows), drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+        return batches_in_order(split, example, batch_size, part)
 
     def filled(self, target: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Return the targets of an example, as many as each has."""

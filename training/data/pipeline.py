@@ -343,10 +343,8 @@ def evaluation_batches(
     Every batch has its full size: behind the last example come black images of weight 0 and without a label. With
     `part` (i, n) only rows i * B / n to (i + 1) * B / n of the very same batches, equally many in every part.
     """
-    rows = rows_of_part(batch_size, part)
 
-    @without_autograph
-    def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def example(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         def real() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             image, label = split.read(index)
             target = split.target(index) if split.target else tf.one_hot(label, num_classes)
@@ -360,9 +358,19 @@ def evaluation_batches(
             shape = (*preprocessing.image_size, preprocessing.channels)
             return tf.zeros(shape), tf.zeros((num_classes,)), tf.constant(0.0)
 
-        index = number // len(rows) * batch_size + tf.constant(rows)[number % len(rows)]
         return tf.cond(index < split.num_examples, real, padding)
 
+    return batches_in_order(split, example, batch_size, part)
+
+
+def batches_in_order(split: Split, example: Callable, batch_size: int, part: tuple[int, int]) -> tf.data.Dataset:
+    """Return batches of what a function makes of each index, to the end of the last batch; see `evaluation_batches`."""
+    rows = rows_of_part(batch_size, part)
+
+    @without_autograph
+    def of_number(number: tf.Tensor) -> tuple:
+        return example(number // len(rows) * batch_size + tf.constant(rows)[number % len(rows)])
+
     data = tf.data.Dataset.range(-(-split.num_examples // batch_size) * len(rows))
-    data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    data = data.map(of_number, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return data.batch(len(rows), drop_remainder=True).prefetch(tf.data.AUTOTUNE)
