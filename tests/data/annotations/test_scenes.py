@@ -319,56 +319,53 @@ def test_a_broken_folder_is_one_sentence(case, tmp_path):
 
 
 COCO = {
-    "no list": (lambda d: d.pop("annotations"), "a list as annotations, but has nothing"),
-    "no category": (lambda d: d["annotations"][0].pop("category_id"), r"number as annotations\[0\].category_id"),
-    "unknown category": (lambda d: d["annotations"][0].update(category_id=99), "uses the category 99"),
-    "unknown image": (lambda d: d["annotations"][0].update(image_id=99), "uses the image 99"),
-    "missing file": (lambda d: d["images"][0].update(file_name="gone.png"), "are not in .*, such as gone.png"),
-    "two ids": (lambda d: d["images"][1].update(id=d["images"][0]["id"]), "two images or two categories with one id"),
-    "two categories": (lambda d: d["categories"][1].update(id=10), "two images or two categories with one id"),
-    "a name of no text": (lambda d: d["categories"][1].update(name=3), r"a text as categories\[1\].name, but has 3"),
-    "no segmentation": (lambda d: d["annotations"][0].pop("segmentation"), "should be polygons of 3 points"),
-    "another size": (lambda d: d["annotations"][0]["segmentation"].update(size=[5, 5]), r"the size \[48, 48\], but"),
-    "a list": (lambda d: d.update(images=[1]), r"an object as images\[0\], but has 1"),
+    "no list": (lambda r, d: d.pop("annotations"), "a list as annotations, but has nothing"),
+    "no category": (lambda r, d: d["annotations"][0].pop("category_id"), r"number as annotations\[0\].category_id"),
+    "unknown category": (lambda r, d: d["annotations"][0].update(category_id=99), "uses the category 99"),
+    "unknown image": (lambda r, d: d["annotations"][0].update(image_id=99), "uses the image 99"),
+    "missing file": (lambda r, d: d["images"][0].update(file_name="gone.png"), "are not in .*, such as gone.png"),
+    "two ids": (lambda r, d: d["images"][1].update(id=d["images"][0]["id"]), "with one id"),
+    "two categories": (lambda r, d: d["categories"][1].update(id=10), "with one id"),
+    "a name of no text": (lambda r, d: d["categories"][1].update(name=3), r"a text as categories\[1\].name, but has 3"),
+    "no segmentation": (lambda r, d: d["annotations"][0].pop("segmentation"), "should be polygons of 3 points"),
+    "another size": (lambda r, d: d["annotations"][0]["segmentation"].update(size=[5, 5]), r"the size \[48, 48\], but"),
+    "a list": (lambda r, d: d.update(images=[1]), r"an object as images\[0\], but has 1"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", COCO)
-def test_a_broken_coco_file_is_one_sentence(case, tmp_path):
-    data = shapes.write_coco(tmp_path / "d", 4)
-    file = tmp_path / "d" / "scenes.json"
-    document = json.loads(file.read_text())
-    damage, sentence = COCO[case]
-    damage(document)
-    file.write_text(json.dumps(document))
-    with pytest.raises(UserError, match=sentence) as refused:
-        open_data(data, "instance")
-    assert str(refused.value).count(". ") == 0
-
-
 PANOPTIC = {
-    "a path upwards": (lambda r, rows: rows[1].update(file_name="../1.png"), "1.png, outside of"),
-    "an id twice": (lambda r, rows: rows[1]["segments_info"].append(rows[1]["segments_info"][0]), "an id of its own"),
-    "an id of void": (lambda r, rows: rows[1]["segments_info"][0].update(id=0), "a number from 1 to 16,777,215 as"),
-    "an area of words": (lambda r, rows: rows[1]["segments_info"][0].update(area="x"), "finite number"),
-    "another size": (lambda r, _: PIL.Image.new("RGB", (9, 7)).save(r / "panoptic" / "001.png"), "7x9 pixels, but the"),
-    "no PNG": (lambda r, _: (r / "panoptic" / "001.png").unlink(), "its mask 001.png cannot be read"),
-    "an unlisted segment": (lambda r, rows: rows[1]["segments_info"].pop(), "which segments_info does not"),
-    "unknown category": (lambda r, rows: rows[1]["segments_info"][0].update(category_id=9), "the category 9"),
-    "no infos": (lambda r, rows: rows[1].pop("segments_info"), r"a list as annotations\[1\].segments_info"),
+    "a path upwards": (lambda r, d: d["annotations"][1].update(file_name="../1.png"), "1.png, outside of"),
+    "an id twice": (
+        lambda r, d: d["annotations"][1]["segments_info"].append(d["annotations"][1]["segments_info"][0]),
+        "an id of its own",
+    ),
+    "an id of void": (
+        lambda r, d: d["annotations"][1]["segments_info"][0].update(id=0),
+        "a number from 1 to 16,777,215 as",
+    ),
+    "an area of words": (lambda r, d: d["annotations"][1]["segments_info"][0].update(area="x"), "finite number"),
+    "another size": (lambda r, d: PIL.Image.new("RGB", (9, 7)).save(r / "panoptic" / "001.png"), "7x9 pixels, but the"),
+    "no PNG": (lambda r, d: (r / "panoptic" / "001.png").unlink(), "its mask 001.png cannot be read"),
+    "an unlisted segment": (lambda r, d: d["annotations"][1]["segments_info"].pop(), "which segments_info does not"),
+    "unknown category": (lambda r, d: d["annotations"][1]["segments_info"][0].update(category_id=9), "the category 9"),
+    "no infos": (lambda r, d: d["annotations"][1].pop("segments_info"), r"a list as annotations\[1\].segments_info"),
 }
 
 
-@pytest.mark.parametrize("case", PANOPTIC)
-def test_a_broken_panoptic_file_is_one_sentence(case, tmp_path):
-    data = shapes.write_panoptic(tmp_path / "d", 4)
-    file = tmp_path / "d" / "panoptic.json"
+BROKEN = [("coco", case) for case in COCO] + [("panoptic", case) for case in PANOPTIC]
+
+
+@pytest.mark.parametrize(("kind", "case"), BROKEN)
+def test_a_broken_file_in_a_format_of_coco_is_one_sentence(kind, case, tmp_path):
+    data = WRITERS[kind](tmp_path / "d", 4)
+    file = pathlib.Path(data.partition(":")[2])
     document = json.loads(file.read_text())
-    damage, sentence = PANOPTIC[case]
-    damage(tmp_path / "d", document["annotations"])
+    damage, sentence = (COCO if kind == "coco" else PANOPTIC)[case]
+    damage(tmp_path / "d", document)
     file.write_text(json.dumps(document))
-    with pytest.raises(UserError, match=sentence):
-        open_data(data, "panoptic")
+    with pytest.raises(UserError, match=sentence) as refused:
+        open_data(data, "instance" if kind == "coco" else kind)
+    assert str(refused.value).count(". ") == 0
 
 
 @pytest.mark.parametrize("task", ["instance", "panoptic"])
