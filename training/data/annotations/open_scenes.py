@@ -6,11 +6,12 @@ are annotated, with overlaps and crowds, which an evaluation needs.
 
 import dataclasses
 import functools
+import itertools
 import os
 import pathlib
-import threading
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -71,6 +72,28 @@ class Scenes:
     """Whether the names are those of a labels.txt for the values of masks."""
 
 
+class _Facts(NamedTuple):
+    """What an image and its mask hold."""
+
+    size: tuple[int, int]
+    """Height and width of the upright image."""
+    classes: set[int]
+    things: set[int]
+    """Classes that have objects."""
+    num_targets: int
+    ignored: np.ndarray
+    """See `ignored_pixels`."""
+    checksum: int
+    """Of the image and its segments."""
+
+    def of_two_classes(self, value: int) -> "_Facts":
+        """Return the facts if a value, see `two_values`, is class 1."""
+        marked = {1} if value == UNCOUNTED and self.ignored[2] else set()
+        ignored = self.ignored * [1, 1, value != UNCOUNTED]
+        classes = {1 if each == value else each for each in self.classes}
+        return self._replace(classes=classes | marked, num_targets=2, ignored=ignored)
+
+
 def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
     """Open what `--data` names, and check all of it.
 
@@ -83,36 +106,100 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
         labels, splits, most = tfds_scenes(options)
         return DataSet(labels, *splits, batches=SceneBatches(most))
     read = {"folder": _folder, "voc": _voc, "coco": _of_file, "panoptic": _of_file}[options.kind]
-    scenes, contents = read(options, task), _Contents(task)
+    scenes = read(options, task)
     train, evaluation = train_and_val(scenes.splits, options.path)
-    contents.read(train, "training")
-    learned = set(contents.classes)
-    contents.read(evaluation, "evaluation")
-    value = two_values(contents.values, len(scenes.labels)) if options.kind in ("folder", "voc") else None
-    if value is not None and not contents.things:
+    facts = [_facts_of(images, task) for images in (train, evaluation)]
+    if (value := _value_of_one(scenes, facts, options)) is not None:
         print(f"The masks of {options.path} have the values 0 and {IGNORED if value < 0 else value}, read as 0 and 1.")
         train, evaluation = ([_two_classes(scene, value) for scene in each] for each in (train, evaluation))
-        learned = contents.become_two_classes(value, learned)
-    labels = distinct_names(scenes.labels or contents.numbered_labels(options.path), options.path)
-    check_classes_of_masks(contents.classes, labels, options.path, task)
-    if task != "semantic" and not contents.things:
+        facts = [{file: each.of_two_classes(value) for file, each in of_split.items()} for of_split in facts]
+    labels, stuff = _checked_classes(scenes, facts, options, task)
+    for name, of_split in zip(("training", "evaluation"), facts, strict=True):
+        if sentence := ignored_sentence(np.sum([each.ignored for each in of_split.values()], axis=0), name):
+            print(sentence)
+    most = max(each.num_targets for of_split in facts for each in of_split.values())
+    return DataSet(
+        labels,
+        _split(train, task, facts[0]),
+        _split(evaluation, task, facts[1]),
+        held_out="val" not in scenes.splits,
+        batches=SceneBatches(most, stuff),
+    )
+
+
+def _checked_classes(
+    scenes: Scenes, facts: Sequence[Mapping[str, _Facts]], options: SceneOptions, task: SegmentationTask
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the names of the classes, and the classes without objects. Raises UserError where they do not fit."""
+    learned, others = (set[int]().union(*(each.classes for each in of_split.values())) for of_split in facts)
+    things = set[int]().union(*(each.things for of_split in facts for each in of_split.values()))
+    classes = learned | others
+    labels = distinct_names(scenes.labels or _numbered_labels(classes, options.path), options.path)
+    check_classes_of_masks(classes, labels, options.path, task)
+    if task != "semantic" and not things:
         raise UserError(
             f"The masks of {options.path} tell classes, but no objects of their own, which --task {task} needs; save "
             "objects as 16-bit PNGs with 1000 * class + number, or leave --task out."
         )
     _check_learned(scenes, labels, learned, options.path)
-    contents.print_ignored()
-    return DataSet(
-        labels,
-        _split(train, task, contents),
-        _split(evaluation, task, contents),
-        held_out="val" not in scenes.splits,
-        batches=SceneBatches(contents.most, tuple(sorted(contents.classes - contents.things))),
-    )
+    return labels, tuple(sorted(classes - things))
+
+
+def _facts_of(scenes: Sequence[Scene], task: SegmentationTask) -> dict[str, _Facts]:
+    """Read images and their masks; return their facts by their files.
+
+    Raises UserError for those that cannot be read, or whose masks cannot be used.
+    """
+    of_file, image_warnings = {str(scene.file): scene for scene in scenes}, ImageWarnings()
+    facts: dict[str, _Facts] = {}
+
+    def problem(file: str) -> str | None:
+        scene, data = of_file[file], tf.io.read_file(file)
+        if why := decoding_problem(data, image_warnings, file):
+            return why
+        try:
+            size = upright_size(scene.file, scene.stated_size)
+            segments = scene.segments(size)
+        except UserError as error:
+            return str(error).rstrip(".")
+        labels, objects, crowds, _, numbers, _ = segments
+        checksum = zlib.crc32(data.numpy(), zlib.crc32(os.fsencode(scene.file.name)))
+        for part in (labels, objects, numbers, *([crowds] if crowds.any() else [])):
+            checksum = zlib.crc32(part.tobytes(), checksum)
+        targets, target_map = of_task(segments, task)
+        classes, things = set(labels[~crowds].tolist()), set(labels[objects].tolist())
+        facts[file] = _Facts(size, classes, things, len(targets), ignored_pixels(target_map, task), checksum)
+        return None
+
+    bad = problems_of(list(of_file), problem)
+    report_bad(bad.items(), f"of {len(scenes)} images or their masks cannot be used", "correct or remove them")
+    image_warnings.warn(f"{len(scenes):,} images")
+    return facts
+
+
+def _value_of_one(scenes: Scenes, facts: Sequence[Mapping[str, _Facts]], options: SceneOptions) -> int | None:
+    """Return the value of class 1 in masks of two classes that are not 0 and 1, see `two_values`; None in others."""
+    values: set[int] = set()
+    for each in itertools.chain.from_iterable(of_split.values() for of_split in facts):
+        values |= each.classes | ({UNCOUNTED} if each.ignored[2] else set())
+        if each.things or options.kind not in ("folder", "voc"):
+            return None
+    return two_values(values, len(scenes.labels))
 
 
 def _two_classes(scene: Scene, value: int) -> Scene:
     return dataclasses.replace(scene, segments=lambda size: two_classes(scene.segments(size), value))
+
+
+def _numbered_labels(classes: Collection[int], path: pathlib.Path) -> tuple[str, ...]:
+    """Return the numbers of the classes as their names. Raises UserError unless they begin at 0, without gaps."""
+    numbers = sorted(classes)
+    if numbers != list(range(len(numbers))):
+        raise UserError(
+            f"The masks of {path} have the classes {', '.join(map(str, numbers[:20]))}, which are not numbers from 0 "
+            f"on; correct them, or name the class of every number in {path / LABELS}."
+        )
+    return tuple(map(str, numbers))
 
 
 def _check_learned(scenes: Scenes, labels: Sequence[str], learned: Collection[int], path: pathlib.Path) -> None:
@@ -129,12 +216,12 @@ def _check_learned(scenes: Scenes, labels: Sequence[str], learned: Collection[in
     print(f"No training image has {len(absent)} of the {len(labels)} classes: {shown}.")
 
 
-def _split(scenes: Sequence[Scene], task: SegmentationTask, contents: "_Contents") -> Split:
+def _split(scenes: Sequence[Scene], task: SegmentationTask, facts: Mapping[str, _Facts]) -> Split:
     files = tf.constant([str(scene.file) for scene in scenes])
-    sizes = [contents.sizes[str(scene.file)] for scene in scenes]
+    own = [facts[str(scene.file)] for scene in scenes]
 
     def truth(index: int) -> Segments:
-        return scenes[index].segments(sizes[index])
+        return scenes[index].segments(own[index].size)
 
     def target(index: tf.Tensor) -> dict[str, tf.Tensor]:
         classes, segments = tf.numpy_function(lambda n: of_task(truth(int(n)), task), [index], [tf.int32, tf.int32])
@@ -144,93 +231,10 @@ def _split(scenes: Sequence[Scene], task: SegmentationTask, contents: "_Contents
         len(scenes),
         lambda index: (tf.io.read_file(files[index]), tf.constant(-1)),
         lambda index: str(scenes[index].file),
-        fingerprint=contents.checksum(scenes),
+        fingerprint=zlib.crc32(np.array([each.checksum for each in own], np.uint32).tobytes()),
         target=target,
         truth=truth,
     )
-
-
-class _Contents:
-    """The contents of images and masks, each read once."""
-
-    def __init__(self, task: SegmentationTask) -> None:
-        self._task = task
-        self.classes: set[int] = set()
-        self.things: set[int] = set()
-        """Classes that have objects."""
-        self.most = 0
-        """Targets of an image at most."""
-        self.sizes: dict[str, tuple[int, int]] = {}
-        """Height and width of each upright image."""
-        self.ignored: dict[str, np.ndarray] = {}
-        """`ignored_pixels` of each split."""
-        self._checksums: dict[str, int] = {}
-        self._lock, self._warnings = threading.Lock(), ImageWarnings()
-
-    @property
-    def values(self) -> set[int]:
-        """The classes, and UNCOUNTED if a pixel is marked as ignored."""
-        return self.classes | ({UNCOUNTED} if any(pixels[2] for pixels in self.ignored.values()) else set())
-
-    def read(self, scenes: Sequence[Scene], split: str) -> None:
-        """Add the images of a split. Raises UserError for those that cannot be read, or whose masks cannot be used."""
-        of_file, self.ignored[split] = {str(scene.file): scene for scene in scenes}, np.zeros(3, np.int64)
-        bad = problems_of(list(of_file), lambda name: self._problem(of_file[name], self.ignored[split]))
-        report_bad(bad.items(), f"of {len(scenes)} images or their masks cannot be used", "correct or remove them")
-        self._warnings.warn(f"{len(scenes):,} images")
-
-    def _problem(self, scene: Scene, ignored: np.ndarray) -> str | None:
-        data = tf.io.read_file(str(scene.file))
-        if problem := decoding_problem(data, self._warnings, str(scene.file)):
-            return problem
-        try:
-            size = upright_size(scene.file, scene.stated_size)
-            segments = scene.segments(size)
-        except UserError as error:
-            return str(error).rstrip(".")
-        labels, objects, crowds, _, numbers, _ = segments
-        parts = [os.fsencode(scene.file.name), data.numpy(), *(each.tobytes() for each in (labels, objects, numbers))]
-        parts += [crowds.tobytes()] if crowds.any() else []
-        targets, target_map = of_task(segments, self._task)
-        with self._lock:
-            self.classes |= set(labels[~crowds].tolist())
-            self.things |= set(labels[objects].tolist())
-            self.most = max(self.most, len(targets))
-            self.sizes[str(scene.file)] = size
-            ignored += ignored_pixels(target_map, self._task)
-            self._checksums[str(scene.file)] = functools.reduce(
-                lambda checksum, part: zlib.crc32(part, checksum), parts, 0
-            )
-        return None
-
-    def become_two_classes(self, value: int, learned: set[int]) -> set[int]:
-        """Replace the value of class 1, see `two_values`, by 1; return the classes of the training masks likewise."""
-        if value == UNCOUNTED:
-            learned = {*learned, *([1] if self.ignored["training"][2] else [])}
-            for pixels in self.ignored.values():
-                pixels[2] = 0
-        self.classes, self.most = {0, 1}, 2
-        return {1 if each == value else each for each in learned}
-
-    def print_ignored(self) -> None:
-        """Print the share of pixels that are ignored in each split."""
-        for split, pixels in self.ignored.items():
-            if sentence := ignored_sentence(pixels, split):
-                print(sentence)
-
-    def checksum(self, scenes: Sequence[Scene]) -> int:
-        """Return a number that is the same for the same images with the same segments."""
-        return zlib.crc32(np.array([self._checksums[str(scene.file)] for scene in scenes], np.uint32).tobytes())
-
-    def numbered_labels(self, path: pathlib.Path) -> tuple[str, ...]:
-        """Return the numbers of the classes as their names. Raises UserError unless they begin at 0, without gaps."""
-        numbers = sorted(self.classes)
-        if numbers != list(range(len(numbers))):
-            raise UserError(
-                f"The masks of {path} have the classes {', '.join(map(str, numbers[:20]))}, which are not numbers from "
-                f"0 on; correct them, or name the class of every number in {path / LABELS}."
-            )
-        return tuple(map(str, numbers))
 
 
 def _folder(options: SceneOptions, _: SegmentationTask) -> Scenes:
