@@ -6,19 +6,19 @@ import functools
 
 import numpy as np
 
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
 from keras_vit.files.atomic import atomic_write, remove_temporary
 from keras_vit.files.file_contents import shown
-from keras_vit.files.remote import RemotePath, to_path
+from keras_vit.files.lock import locked
+from keras_vit.files.remote import RemotePath, output_folder, to_path
 from keras_vit.images.files import decode
-from keras_vit.runs import Run, open_run
+from keras_vit.run import Run
 from keras_vit.text.classes import Classes
 from training.beam.picture_list import Group, PictureList
 from training.beam.pipeline import GroupHandler, counted, infer, open_output, print_counts, write_problems
 from training.features.embed import Extractor, as_stored, describe_features, embed_rows, listing_of_files, start_folder
 from training.features.extractors import fingerprint_of
 from training.features.store import NO_SPLIT, FeatureDescription, Part, part_file, write_part
-from training.lock import locked
 from training.options.features import EmbedOptions
 from training.options.pipeline import PipelineOptions
 from training.options.predict import PredictOptions
@@ -58,7 +58,7 @@ def embed(run: Run, pictures: PictureList, options: EmbedOptions, pipeline: Pipe
 
 def _load_extractor(options: EmbedOptions, description: FeatureDescription) -> Extractor:
     """Return the model in a worker. Raises UserError if it is not the one that the pipeline was started with."""
-    run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads)
+    run = Run.open(options.run, image_size=options.image_size, num_heads=options.num_heads)
     own, extractor = describe_features(run, options, description.labels, description.splits, description.checksum)
     if own.fingerprint != description.fingerprint:
         raise UserError(f"The workers find another model at {options.run}; give one address that all of them read.")
@@ -86,7 +86,7 @@ def predict(run: Run, pictures: PictureList, options: PredictOptions, pipeline: 
     Raises UserError for a folder with the results of another model or of other images.
     """
     assert options.output is not None
-    folder, summary = run_directory.output_folder(options.output), pictures.summary()
+    folder, summary = output_folder(options.output), pictures.summary()
     classifier = open_classifier(run, options.labels, threshold=options.threshold)
     total = sum(summary.counts.values())
     settings = {
@@ -107,7 +107,7 @@ def predict(run: Run, pictures: PictureList, options: PredictOptions, pipeline: 
 
 
 def _load_classifier(options: PredictOptions, texts: Classes | None) -> Classifier:
-    run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads, texts=texts)
+    run = Run.open(options.run, image_size=options.image_size, num_heads=options.num_heads, texts=texts)
     return open_classifier(run, options.labels, threshold=options.threshold)
 
 

@@ -221,23 +221,3 @@ def listed_classes(source: DataOptions) -> tuple[str, ...] | None:
     return tuple(
         sorted(texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)})
     )
-
-
-def check_classes(
-    of_model: Sequence[str],
-    of_data: Sequence[str],
-    model: str = "The run",
-    advice: str = "evaluate on data with the same classes",
-) -> None:
-    """Raise UserError unless a model, as a sentence begins with it, and the data have the same classes in one order."""
-    of_model, of_data = (tuple(map(composed, names)) for names in (of_model, of_data))
-    if of_model == of_data:
-        return
-    sides = {f"{model[0].lower()}{model[1:]} has": {*of_model} - {*of_data}, "the data have": {*of_data} - {*of_model}}
-    only = [
-        f"only {side} {', '.join(sorted(names)[:5])}{' …' * (len(names) > 5)}" for side, names in sides.items() if names
-    ]
-    raise UserError(
-        f"{model} has {len(of_model)} classes and the data have {len(of_data)}: "
-        f"{' and '.join(only) or 'the same in another order'}; {advice}."
-    )

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import Preprocessing, UserError, run_directory
+from keras_vit import Preprocessing, UserError
 from keras_vit.cli.progress import tracked
 from keras_vit.files.atomic import staged
-from keras_vit.files.labels import labels_text
-from keras_vit.run_directory import Samples
+from keras_vit.files.labels import LABELS, labels_text
+from keras_vit.files.remote import output_folder
+from keras_vit.images.samples import Samples
+from keras_vit.run import SAMPLES
 from training.data import record_index
 from training.data.dataset import Split, bad_examples_reported, without_autograph
 from training.data.sources import open_source
@@ -33,7 +35,7 @@ def check_shards(counts: Mapping[str, int], shards: int) -> None:
 
 def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
     """Write train-*, eval-* and labels.txt into the directory `output`, all of them or none."""
-    directory = run_directory.output_folder(output)
+    directory = output_folder(output)
     if directory.is_dir() and any(directory.glob("*.tfrecord")):
         raise UserError(f"{directory} holds TFRecord files already; give another --output, or remove them.")
     dataset = open_source(source)
@@ -50,7 +52,7 @@ def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
             paths = [str(stage / shard_name(name, number, shards)) for number in range(shards)]
             lengths |= _write(split, paths, f"Writing {name}")
         record_index.write_index(stage, lengths)
-        (stage / run_directory.LABELS).write_text(labels_text(dataset.labels), encoding="utf-8")
+        (stage / LABELS).write_text(labels_text(dataset.labels), encoding="utf-8")
     print_written(directory, dataset.train.num_examples, dataset.evaluation.num_examples, len(dataset.labels), shards)
 
 
@@ -143,7 +145,7 @@ def sample_name(split: Split, index: int) -> str:
 
 def write_samples(source: DataOptions, output: str | os.PathLike, *, count: int = 128) -> None:
     """Write samples.npz with up to `count` evaluation images in shuffled order, and labels.txt."""
-    directory = run_directory.output_folder(output)
+    directory = output_folder(output)
     dataset = open_source(source)
     split = dataset.evaluation
     chosen = np.random.default_rng(0).permutation(split.num_examples)[:count]
@@ -153,6 +155,6 @@ def write_samples(source: DataOptions, output: str | os.PathLike, *, count: int 
     with staged(directory) as stage:
         labels = np.array([int(label) for _, label in examples])
         names = tuple(sample_name(split, int(index)) for index in chosen)
-        Samples(encoded, labels, names).save(stage / run_directory.SAMPLES)
-        (stage / run_directory.LABELS).write_text(labels_text(dataset.labels), encoding="utf-8")
-    print(f"{len(encoded)} images in {directory / run_directory.SAMPLES}.")
+        Samples(encoded, labels, names).save(stage / SAMPLES)
+        (stage / LABELS).write_text(labels_text(dataset.labels), encoding="utf-8")
+    print(f"{len(encoded)} images in {directory / SAMPLES}.")

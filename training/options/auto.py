@@ -4,7 +4,7 @@ import dataclasses
 from typing import Annotated
 
 from keras_vit.cli.options import Aliases, Positive, Seed
-from keras_vit.images.geometry import Resize
+from keras_vit.images.resizing import Resize
 from training.options.common import DataOptions
 
 

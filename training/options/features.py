@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Range
 from keras_vit.files.remote import to_path
-from keras_vit.images.geometry import Resize
+from keras_vit.images.resizing import Resize
 from training.options.common import DataOptions, OnBadImage
 from training.options.pipeline import Runner
 from training.options.predict import check_ending

@@ -8,7 +8,7 @@ from keras_vit import UserError
 from keras_vit.cli import parser
 from keras_vit.cli.parser import Given
 from keras_vit.errors import Applies, refuse_without_effect
-from keras_vit.images.geometry import scaled_crop
+from keras_vit.images.resizing import scaled_crop
 from keras_vit.models.config import ModelConfig
 from training.recipes.auto import DataFacts
 from training.recipes.recipe import DURATIONS, PretrainRecipe, Recipe

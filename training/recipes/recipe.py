@@ -11,7 +11,7 @@ import keras_vit
 from keras_vit import ResNetConfig, ViTConfig
 from keras_vit.cli.options import Aliases, Count, Natural, NotNegative, Positive, Range, Share, check_ranges
 from keras_vit.errors import Rules, refuse_first
-from keras_vit.images.geometry import Resize
+from keras_vit.images.resizing import Resize
 from training.recipes.schedules import Schedule
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from keras_vit import UserError
 from keras_vit.errors import explained, shown
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.schema import is_number
-from keras_vit.images import open_image
+from keras_vit.images.decode import open_image
 from keras_vit.images.formats import format_problem, orientation
 from training.options.common import composed
 

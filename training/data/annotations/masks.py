@@ -14,7 +14,7 @@ import PIL.Image
 
 from keras_vit import UserError
 from keras_vit.errors import explained
-from keras_vit.images import open_image
+from keras_vit.images.decode import open_image
 from keras_vit.models.config import SegmentationTask
 from training.data.annotations.run_lengths import RunLengths
 
