@@ -218,7 +218,7 @@ def test_intervals_of_equal_pictures_are_points_and_no_object_is_refused():
     assert metrics["ap"] == pytest.approx(1.0)
     assert metrics["intervals"]["ap"] == pytest.approx([1.0, 1.0])
     empty = BoxedImage(picture.file, SIZE, ())
-    with pytest.raises(UserError, match="None of the pictures has a box"):
+    with pytest.raises(UserError, match="None of the images has a box"):
         measured(LABELS, [empty], [objects])
 
 

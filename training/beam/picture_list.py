@@ -1,6 +1,6 @@
-"""Lists of pictures as streams: files, folders, patterns and CSV files, here or in a bucket, without a list in memory.
+"""Lists of images as streams: files, folders, patterns and CSV files, here or in a bucket, without a list in memory.
 
-A pipeline reads its list twice: once where it is started, to count it, and once in a worker, which hands the pictures
+A pipeline reads its list twice: once where it is started, to count it, and once in a worker, which hands the images
 on in groups. Both times the order is the same: that of the list, and that of their names in a folder.
 """
 
@@ -25,7 +25,7 @@ from training.features.store import NO_SPLIT
 
 
 class Row(NamedTuple):
-    """A picture of the list."""
+    """A image of the list."""
 
     path: str
     label: str | None
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Pictures of one split in a row."""
+    """Images of one split in a row."""
 
     split: str
     number: int
@@ -49,17 +49,17 @@ class Summary:
     splits: dict[str, str]
     """What the list calls a split -> its name in the output; of those that are used."""
     counts: dict[str, int]
-    """Pictures of each split, by its name in the output."""
+    """Images of each split, by its name in the output."""
     labels: tuple[str, ...]
     """Names of the classes, in order."""
     checksum: int
     first: str
-    """The path of the first picture."""
+    """The path of the first image."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PictureList:
-    """A list of pictures."""
+    """A list of images."""
 
     names: tuple[str, ...] = ()
     """Files, folders, patterns with *, ** and ?, and CSV files with a column path."""
@@ -69,7 +69,7 @@ class PictureList:
     """Name in the output of the split to evaluate on."""
 
     def rows(self) -> Iterator[Row]:
-        """Return the pictures, in order. Raises UserError for what cannot be read as a list."""
+        """Return the images, in order. Raises UserError for what cannot be read as a list."""
         if self.table is not None:
             yield from _table(self.table, labelled=True)
             return
@@ -80,7 +80,7 @@ class PictureList:
                 yield from (Row(path, None, NO_SPLIT) for path in _files(name))
 
     def groups(self, splits: Mapping[str, str], size: int) -> Iterator[Group]:
-        """The pictures of the splits that are used, in groups of one size; the last of each split may be smaller."""
+        """The images of the splits that are used, in groups of one size; the last of each split may be smaller."""
         waiting: dict[str, list[Row]] = {split: [] for split in splits.values()}
         numbers = dict.fromkeys(waiting, 0)
         for row in self.rows():
@@ -95,7 +95,7 @@ class PictureList:
                 yield Group(split, numbers[split], tuple(rows))
 
     def summary(self) -> Summary:
-        """Read the list. Raises UserError without pictures, and for a table whose splits have not the same classes."""
+        """Read the list. Raises UserError without images, and for a table whose splits have not the same classes."""
         counts: collections.Counter[str] = collections.Counter()
         labels: dict[str, set[str]] = collections.defaultdict(set)
         checksum, first = 0, ""
@@ -120,7 +120,7 @@ class PictureList:
         return Summary(splits, dict(named), tuple(sorted(set.union(*classes.values()))), checksum, first)
 
     def _splits(self, counts: Mapping[str, int]) -> dict[str, str]:
-        """The splits of a table that are used: those to train on, and the first to evaluate on that has pictures."""
+        """The splits of a table that are used: those to train on, and the first to evaluate on that has images."""
         train, evaluation = used_splits(counts, self.table)
         for name in evaluation[1:]:
             print(f"Not used, beside the images of {self.table} to train and to evaluate on: {counts[name]:,} {name}.")
@@ -142,7 +142,7 @@ def _table(path: str, *, labelled: bool) -> Iterator[Row]:
 
 
 def _files(name: str) -> Iterator[str]:
-    """Return a file, the pictures of a folder and of those inside it, or the files that a pattern matches."""
+    """Return a file, the images of a folder and of those inside it, or the files that a pattern matches."""
     if is_remote(name):
         yield from _in_bucket(name)
         return
@@ -175,7 +175,7 @@ def _walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _in_bucket(name: str) -> Iterator[str]:
-    """Return the objects that a pattern matches, or the pictures of a folder, in the bucket's order, page by page.
+    """Return the objects that a pattern matches, or the images of a folder, in the bucket's order, page by page.
 
     `FileSystems.match` would hold the list of all.
     """

@@ -1,4 +1,4 @@
-"""Shared by the pipelines: their start, the groups of pictures, files that are there already, and the model."""
+"""Shared by the pipelines: their start, the groups of images, files that are there already, and the model."""
 
 import collections
 import functools
@@ -49,7 +49,7 @@ def _is_missing(folder: pathlib.Path, group: Group) -> bool:
 
 
 class GroupHandler(ModelHandler):
-    """Runs a model of ours on groups of pictures: for `RunInference`, which loads it once for each process.
+    """Runs a model of ours on groups of images: for `RunInference`, which loads it once for each process.
 
     A group is read, decoded and batched as on one machine, by the same code and in the same batches. So the numbers are
     the same to the last bit, on processors of one kind.
@@ -99,7 +99,7 @@ def infer(
 
 
 def print_counts(result: str, folder: pathlib.Path, total: int, counts: Mapping[str, int]) -> None:
-    """Print what `infer` has written of all pictures. Raises UserError if none can be read."""
+    """Print what `infer` has written of all images. Raises UserError if none can be read."""
     check_some_read(total - counts["problems"])
     print(
         f"{result} {total:,} pictures, {counts['kept']:,} of them from an earlier pipeline"
@@ -108,7 +108,7 @@ def print_counts(result: str, folder: pathlib.Path, total: int, counts: Mapping[
 
 
 def write_problems(folder: pathlib.Path, name: str, problems: Mapping[str, str]) -> None:
-    """Write the pictures that cannot be read as JSON, one in each line; call it before the file without them is there.
+    """Write the images that cannot be read as JSON, one in each line; call it before the file without them is there.
 
     So a pipeline that is started again, and leaves out what is there, leaves out none of these.
     """

@@ -25,9 +25,9 @@ from training.data.write import check_shards, print_written, record
 from training.options.data import ShardOptions
 from training.options.pipeline import PROBLEMS, PipelineOptions
 
-# Pictures that are read at the same time, for each read from a bucket mostly waits.
+# Images that are read at the same time, for each read from a bucket mostly waits.
 _READS = 64
-# (split, number of the file), and (number in the split, path, label) of a picture.
+# (split, number of the file), and (number in the split, path, label) of a image.
 Shard = tuple[str, int]
 Item = tuple[int, str, int]
 
@@ -35,7 +35,7 @@ Item = tuple[int, str, int]
 def shard(pictures: PictureList, options: ShardOptions, pipeline: PipelineOptions) -> None:
     """Write train-*, eval-*, labels.txt and the index of the records, or what of it is missing.
 
-    A picture that cannot be decoded is left out. Raises UserError for a folder with other TFRecord files.
+    A image that cannot be decoded is left out. Raises UserError for a folder with other TFRecord files.
     """
     directory = output_folder(options.output)
     summary, shards = pictures.summary(), options.shards
@@ -102,7 +102,7 @@ def _write_records(file: pathlib.Path, items: list[Item]) -> None:
 
 
 def _read(item: Item) -> tuple[bytes, str | None]:
-    """Return the content of a picture, and why it cannot be decoded."""
+    """Return the content of a image, and why it cannot be decoded."""
     try:
         data = tf.io.read_file(os.fsencode(item[1]))
         return data.numpy(), decoding_problem(data)

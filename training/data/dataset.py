@@ -280,7 +280,7 @@ def _check_decoding(split: Split, on_bad_image: OnBadImage = "stop") -> list[int
 
 
 def check_some_read(count: int) -> None:
-    """Raise UserError if none of the pictures could be read."""
+    """Raise UserError if none of the images could be read."""
     if not count:
         raise UserError("None of the pictures could be read; convert them, or give others.")
 

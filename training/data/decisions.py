@@ -1,4 +1,4 @@
-"""Decisions on single pictures: what `keras-vit review` writes and `--exclude` reads. Imports no TensorFlow."""
+"""Decisions on single images: what `keras-vit review` writes and `--exclude` reads. Imports no TensorFlow."""
 
 import csv
 import dataclasses

@@ -1,9 +1,9 @@
-"""Pictures with masks or boxes -> tf.data. One random transform of the places moves picture, masks and boxes alike.
+"""Images with masks or boxes -> tf.data. One random transform of the places moves image, masks and boxes alike.
 
 The order of the examples is that of `training/data/pipeline.py`, and so is their randomness: the transform of an
 example is drawn from the run's seed and the number of the example in the run.
 
-What `Split.target` gives for an index, of a picture (h, w), seen upright: "labels" (n,) int32, the classes of its
+What `Split.target` gives for an index, of a image (h, w), seen upright: "labels" (n,) int32, the classes of its
 targets; "segments" (h, w) int32, the number of the target that each pixel belongs to, negative for none; or "boxes"
 (n, 4) float32: left, top, right and bottom in pixels. The targets of a batch: "labels" (B, T), -1 for none;
 "segments" (B, height, width); or "boxes" (B, T, 4): centre x and y, width and height as shares of the model's input.
@@ -29,10 +29,10 @@ TILES = 2
 
 
 class Geometry(NamedTuple):
-    """Where the pixels of a picture go in the model's input: a window is resized, perhaps flipped, and placed."""
+    """Where the pixels of a image go in the model's input: a window is resized, perhaps flipped, and placed."""
 
     window: tf.Tensor
-    """(4,) int32: top, left, height and width in the picture."""
+    """(4,) int32: top, left, height and width in the image."""
     size: tf.Tensor
     """(2,) int32: height and width of the resized window."""
     corner: tf.Tensor
@@ -43,10 +43,10 @@ class Geometry(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DenseBatches:
-    """Batches of pictures with masks or boxes; see `training.data.dataset.Batches`."""
+    """Batches of images with masks or boxes; see `training.data.dataset.Batches`."""
 
     num_targets: int
-    """T, to which the targets of each picture are filled up."""
+    """T, to which the targets of each image are filled up."""
 
     def training(
         self,
@@ -130,7 +130,7 @@ class SceneBatches(DenseBatches):
 
 @dataclasses.dataclass(frozen=True)
 class BoxBatches(DenseBatches):
-    """Batches of pictures with boxes, some of them mosaics."""
+    """Batches of images with boxes, some of them mosaics."""
 
     of_image: int
     """Boxes of one image at most; `num_targets` is as many as four can have."""
@@ -138,7 +138,7 @@ class BoxBatches(DenseBatches):
     def example(
         self, split: Split, recipe: DenseRecipe, preprocessing: Preprocessing, index: tf.Tensor, seed: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """One augmented picture or, with the probability of the recipe, four of them; see `DenseBatches.example`."""
+        """One augmented image or, with the probability of the recipe, four of them; see `DenseBatches.example`."""
         single = super().example
         if not isinstance(recipe, DetectRecipe) or not recipe.mosaic:
             return single(split, recipe, preprocessing, index, seed)
@@ -155,7 +155,7 @@ class BoxBatches(DenseBatches):
     def _mosaic(
         self, split: Split, recipe: DenseRecipe, preprocessing: Preprocessing, index: tf.Tensor, seed: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Return the picture of the index and three by chance, each in a quarter."""
+        """Return the image of the index and three by chance, each in a quarter."""
         count, full = TILES**2, preprocessing.image_size
         height, width = (side // TILES for side in full)
         small = dataclasses.replace(recipe, image_size=(height, width))
@@ -218,7 +218,7 @@ def model_geometry(picture_size: tf.Tensor, preprocessing: Preprocessing) -> Geo
         tf.minimum(p.resized - p.begin, float(n))
         for p, n in zip((rows, columns), preprocessing.image_size, strict=True)
     ]
-    # The pixels of the picture behind the crop of the resized window.
+    # The pixels of the image behind the crop of the resized window.
     firsts = [tf.round(p.first + p.begin * p.window / p.resized) for p in (rows, columns)]
     windows = [tf.round(n * p.window / p.resized) for p, n in zip((rows, columns), lengths, strict=True)]
     window = tf.cast(tf.stack([*firsts, *windows]), tf.int32)
@@ -227,7 +227,7 @@ def model_geometry(picture_size: tf.Tensor, preprocessing: Preprocessing) -> Geo
 
 
 def moved_image(image: tf.Tensor, geometry: Geometry, preprocessing: Preprocessing) -> tf.Tensor:
-    """A picture (h, w, C), 0..255 -> (height, width, C) float32, 0..255, beside it the fill of the preprocessing."""
+    """A image (h, w, C), 0..255 -> (height, width, C) float32, 0..255, beside it the fill of the preprocessing."""
     top, left, height, width = tf.unstack(geometry.window)
     window = image[top : top + height, left : left + width]
     resized = tf.cast(graph.resize(window, geometry.size, preprocessing), tf.float32)
@@ -237,7 +237,7 @@ def moved_image(image: tf.Tensor, geometry: Geometry, preprocessing: Preprocessi
 
 
 def moved_target(target: dict[str, tf.Tensor], geometry: Geometry, size: tuple[int, int]) -> dict[str, tf.Tensor]:
-    """Return the target of a picture -> that of the model's input of a size.
+    """Return the target of a image -> that of the model's input of a size.
 
     Of segments that it does not show, none is left; boxes that it does not show have label -1.
     """

@@ -34,7 +34,7 @@ def dataset(
     """Read images as `keras-vit finetune` and `keras-vit evaluate` do.
 
     Args:
-        data: as `--data` of the commands takes it, such as "folder:pictures" or "tfds:NAME", or `DataOptions`.
+        data: as `--data` of the commands takes it, such as "folder:images" or "tfds:NAME", or `DataOptions`.
         model: built by keras_vit, whose preprocessing is applied.
         split: "train" is shuffled in each epoch, and images that fill no batch are left out; "evaluation" has every
             image once, in order. The splits are those of the commands.

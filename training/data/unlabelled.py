@@ -36,7 +36,7 @@ def semi_supervised_batches(
     num_steps: int | None = None,
     part: tuple[int, int] = (0, 1),
 ) -> tf.data.Dataset:
-    """As `training_batches`, with a tuple of images: labeled (B, h, w, C); and the same crops of pictures without
+    """As `training_batches`, with a tuple of images: labeled (B, h, w, C); and the same crops of images without
     labels, weakly and strongly changed, each (B, n, h, w, C) with n of them for each labeled image.
     """
     per_image, size = recipe.unlabelled_per_image, recipe.batch_size * recipe.unlabelled_per_image
@@ -74,7 +74,7 @@ def with_pseudo_labels(source: DataSet, unlabelled: Split, kept: np.ndarray, sha
 
     Args:
         source: labeled.
-        unlabelled: pictures.
+        unlabelled: images.
         kept: (n,) numbers of those to learn from.
         shares: (n, K) probability of each class.
         times: the labeled images are repeated as often as 1 in 1 + `times` examples is labeled, or once.

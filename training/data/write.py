@@ -100,7 +100,7 @@ def record(image: bytes, label: int) -> bytes:
 def save_samples(split: Split, preprocessing: Preprocessing, path: str | os.PathLike, most: int | None = None) -> None:
     """Keep images of a split beside a model, as PNG in an evenly mixed order, up to `most` and 64 MB of them.
 
-    Pictures far larger than the model's input are reduced first, so that every data set gives enough of them.
+    Images far larger than the model's input are reduced first, so that every data set gives enough of them.
     """
     limit = tuple(_LARGEST_SAMPLE * side for side in preprocessing.image_size)
 

@@ -1,4 +1,4 @@
-"""A detector with its classes: of a run, of words, or of an example; and the objects that it finds on pictures."""
+"""A detector with its classes: of a run, of words, or of an example; and the objects that it finds on images."""
 
 import dataclasses
 import pathlib
@@ -29,7 +29,7 @@ class Objects:
     """The objects of one image, the likeliest first."""
 
     corners: np.ndarray
-    """(n, 4) float32: left, top, right and bottom in pixels of the upright picture, cut at its edges."""
+    """(n, 4) float32: left, top, right and bottom in pixels of the upright image, cut at its edges."""
     scores: np.ndarray
     """(n,), 0 to 1."""
     classes: np.ndarray
@@ -63,7 +63,7 @@ class Detector:
         return dataclasses.replace(preprocessing_of(self.model), exif_orientation=True)
 
     def detect(self, images: Sequence[Image], top: int, threshold: float = 0.0) -> list[Objects]:
-        """Return at most `top` objects of each picture with a score of at least `threshold`."""
+        """Return at most `top` objects of each image with a score of at least `threshold`."""
         inputs = np.stack([np.asarray(self.preprocessing(image.pixels)) for image in images])
         outputs = self.model.predict_on_batch(inputs)
         found = zip(outputs["boxes"], outputs["class_logits"], images, strict=True)
@@ -117,8 +117,8 @@ def detector_like(run: Run, file: pathlib.Path, box: tuple[float, float, float, 
 
     Args:
         run: OWL-ViT, OWLv2, or any other detector.
-        file: picture of the example.
-        box: left, top, width and height in pixels of the upright picture; None for the whole picture.
+        file: image of the example.
+        box: left, top, width and height in pixels of the upright image; None for the whole image.
     """
     model = _detector_model(run)
     preprocessing = dataclasses.replace(preprocessing_of(model), exif_orientation=True)

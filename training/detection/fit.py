@@ -120,13 +120,13 @@ def detector_to_train(backbone: Run, labels: Sequence[str], options: DetectFitOp
     return with_classes(detector, embeddings)
 
 
-def _print_time(network: keras.Model, recipe: DetectRecipe, num_pictures: int) -> None:
+def _print_time(network: keras.Model, recipe: DetectRecipe, num_images: int) -> None:
     """Say before the training about how long it takes here, from the time of one forward pass."""
-    batch_size, steps = recipe.batch_size, recipe.num_steps(num_pictures)
+    batch_size, steps = recipe.batch_size, recipe.num_steps(num_images)
     images = np.zeros((batch_size, *network.input_shape[1:]), np.float32)
     network.predict_on_batch(images)  # which traces
     begin = time.perf_counter()
     network.predict_on_batch(images)
     minutes = _STEP_OF_FORWARD * (time.perf_counter() - begin) * steps / 60
     shown = f"{max(minutes, 1):.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
-    print(f"About {shown} on this machine for {steps:,} steps of {batch_size} pictures, without the evaluations.")
+    print(f"About {shown} on this machine for {steps:,} steps of {batch_size} images, without the evaluations.")

@@ -21,7 +21,7 @@ _HEAD = "segmentation_"
 
 
 def fit(options: SegmentFitOptions, setup: Setup) -> Run:
-    """Train, or continue, and measure on the evaluation pictures; return the finished run.
+    """Train, or continue, and measure on the evaluation images; return the finished run.
 
     Raises UserError if the checkpoint has no encoder that fits, and for what `run_training` refuses.
     """
@@ -62,7 +62,7 @@ def segmenter_to_train(
     if recipe.head == "linear":
         task = LinearSegmentationConfig(num_classes, recipe.blocks)
     else:
-        upscale = max(max(config.patch).bit_length() - 3, 0)  # masks of about a quarter of the picture's sides
+        upscale = max(max(config.patch).bit_length() - 3, 0)  # masks of about a quarter of the image's sides
         stuff = stuff if options.task == "panoptic" else ()
         task = SegmentationConfig(
             num_classes, recipe.num_queries, recipe.num_blocks, upscale, True, task=options.task, stuff=stuff

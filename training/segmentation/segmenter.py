@@ -1,4 +1,4 @@
-"""A model that segments, opened: what it sees on pictures of any size."""
+"""A model that segments, opened: what it sees on images of any size."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from keras_vit.models.segment_outputs import segment_outputs
 from keras_vit.run import Run
 from training.data.annotations.masks import NONE
 
-# Objects of a picture at most, as in COCO.
+# Objects of a image at most, as in COCO.
 _TOP = 100
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FoundSegments:
-    """The segments of a picture (h, w)."""
+    """The segments of a image (h, w)."""
 
     labels: np.ndarray
     """(n,) int32: the class of each."""
@@ -77,7 +77,7 @@ class Segmenter:
 
 
 def _likely(outputs: dict[str, np.ndarray], threshold: float, *, nothing: bool) -> dict[str, np.ndarray]:
-    """The outputs of the queries that may reach the threshold, for the masks of all of a large picture are large."""
+    """The outputs of the queries that may reach the threshold, for the masks of all of a large image are large."""
     logits = outputs["class_logits"][0]
     probabilities = np.exp(logits - logits.max(axis=-1, keepdims=True))
     probabilities /= probabilities.sum(axis=-1, keepdims=True)
@@ -108,7 +108,7 @@ def open_segmenter(run: Run, task: SegmentationTask | None = None) -> Segmenter:
 
 
 def _whole_pictures(model: keras.Model) -> keras.Model:
-    """Return the model with a preprocessing that shows whole pictures, where the original divides them into windows."""
+    """Return the model with a preprocessing that shows whole images, where the original divides them into windows."""
     from training.loop.build import rebuilt
 
     whole = dataclasses.replace(preprocessing_of(model).with_resize("pad", None, background="black"), padding="after")
