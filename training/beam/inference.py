@@ -19,8 +19,8 @@ from training.beam.pipeline import GroupHandler, counted, infer, open_output, pr
 from training.features.embed import Extractor, as_stored, describe_features, embed_rows, listing_of_files, start_folder
 from training.features.extractors import fingerprint_of
 from training.features.store import NO_SPLIT, FeatureDescription, Part, part_file, write_part
+from training.options.data import PipelineOptions
 from training.options.features import EmbedOptions
-from training.options.pipeline import PipelineOptions
 from training.options.predict import PredictOptions
 from training.prediction.classifier import (
     BATCH,

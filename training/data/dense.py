@@ -19,8 +19,7 @@ from keras_vit.images import graph
 from training.data import augment
 from training.data.dataset import Split, decoded, without_autograph
 from training.data.pipeline import batches_in_order, example_numbers, rows_of_part, training_order
-from training.recipes.dense import DenseRecipe
-from training.recipes.detect import DetectRecipe
+from training.recipes.dense import DenseRecipe, DetectRecipe
 
 # Share of a box that must stay visible in a window for it to remain a target.
 _LEAST_VISIBLE = 0.25

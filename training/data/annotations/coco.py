@@ -13,12 +13,12 @@ from pycocotools import mask as rle
 
 from keras_vit import UserError
 from keras_vit.files.documents import LARGEST, read_json
+from keras_vit.files.labels import composed
 from keras_vit.files.schema import NUMBER, Rule, Schema, optional, validated
 from training.data.annotations.images import Box, BoxedImage, BoxedImages, upright_size
 from training.data.annotations.masks import NONE, Segments, open_mask, png_samples
 from training.data.annotations.run_lengths import run_lengths
 from training.data.listed_files import check_inside, check_listed, listed_file
-from training.options.common import composed
 
 # Of the segments of a panoptic PNG; 0 is none.
 _PANOPTIC_IDS = range(1, 2**24)

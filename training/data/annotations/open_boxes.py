@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from keras_vit import UserError
 from keras_vit.errors import reading, shown
 from keras_vit.files.documents import LARGEST, read_text
-from keras_vit.files.labels import distinct_names
+from keras_vit.files.labels import composed, distinct_names
 from keras_vit.files.schema import is_number
 from keras_vit.files.tables import cell_of_csv
 from training.data.annotations.coco import read_coco_boxes
@@ -23,7 +23,6 @@ from training.data.annotations.images import Box, BoxedImage, BoxedImages, boxed
 from training.data.annotations.voc import read_voc_boxes
 from training.data.annotations.yolo import read_yolo_boxes
 from training.data.listed_files import check_listed, listed_file
-from training.options.common import composed
 from training.options.detect import BadBoxes, BoxesOptions
 
 # Columns of a CSV file.

@@ -7,6 +7,7 @@ import numpy as np
 from keras_vit import UserError
 from keras_vit.errors import is_or_are, shown
 from keras_vit.files.documents import read_xml
+from keras_vit.files.labels import composed
 from keras_vit.files.schema import is_number
 from keras_vit.images.formats import is_picture_name
 from training.data.annotations.images import Box, BoxedImage, BoxedImages, boxed_images, number_of, upright_size
@@ -20,7 +21,6 @@ from training.data.annotations.masks import (
     whole_segments,
 )
 from training.data.listed_files import check_inside
-from training.options.common import composed
 
 VOC_CLASSES = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",
