@@ -328,7 +328,7 @@ def test_a_folder_given_as_a_csv_file_is_answered_with_the_kind_to_give_and_so_i
     listed = tmp_path / "list.CSV"
     listed.touch()
     for given, advice in ((f"csv:{tmp_path}", f"folder:{tmp_path}"), (f"folder:{listed}", f"csv:{listed}")):
-        with pytest.raises(UserError, match=f"; give --data {advice}"):
+        with pytest.raises(UserError, match=f", give --data {advice}"):
             check_data(DataOptions(given))
 
 
