@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from keras_vit import cli
-from keras_vit.checkpoints.fetch.find import check_name
+from keras_vit.checkpoints.find import check_name
 from keras_vit.checkpoints.layouts import check_new
 from keras_vit.cli import parser
 from keras_vit.cli.options import Positional

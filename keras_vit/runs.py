@@ -16,7 +16,7 @@ import numpy as np
 
 from keras_vit import run_directory
 from keras_vit.checkpoints.describe import describe, license_of
-from keras_vit.checkpoints.fetch.find import check_name, find_checkpoint
+from keras_vit.checkpoints.find import check_name, find_checkpoint
 from keras_vit.errors import UserError
 from keras_vit.files.labels import LABELS, check_number, read_labels
 from keras_vit.files.npz import read_npz

@@ -35,7 +35,6 @@ FLOORS = (
     "keras_vit.unknown_score",
     "keras_vit.runs",
     "keras_vit.inspection",
-    "keras_vit.published_accuracy",
     "keras_vit.published",
     "keras_vit.cli.commands",
     "keras_vit",  # keras_vit.convert

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.file_config import FileConfig
-from keras_vit.checkpoints.formats.layout import Layout
+from keras_vit.checkpoints.formats.layout import Format, Layout
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_rank, same_weight, translate
-from keras_vit.checkpoints.layouts import Format, UnknownLayout, identify_format
+from keras_vit.checkpoints.layouts import UnknownLayout, identify_format
 from keras_vit.errors import UserError
 from keras_vit.files.kinds import kind_of, readable_kind
 from keras_vit.files.lazy_array import LazyArray
@@ -65,10 +65,12 @@ class Checkpoint:
         """The settings in its configs. Raises UserError for unsupported ones."""
         if self.format is None or self.path is None:
             return FileConfig()
-        found = self.format.read_config(read_configs(self.path, self.format.CONFIG_FILES), self.layout)
-        if found == FileConfig() and kind_of(self.path) == "safetensors":
-            return FileConfig(image_size=stored_image_size(self.path))
-        return found
+        names = self.format.config_files
+        files = read_configs(self.path, names)
+        if not names or names[0] in files:
+            return self.format.read_config(files, self.layout)
+        is_safetensors = kind_of(self.path) == "safetensors"
+        return FileConfig(image_size=stored_image_size(self.path) if is_safetensors else None)
 
 
 def read_configs(path: pathlib.Path, names: Sequence[str] = ("config.json",)) -> dict[str, dict]:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.from_checkpoint import open_source
 from keras_vit.checkpoints.infer_config import original_preprocessing
 from keras_vit.checkpoints.layouts import HEADS, check_new, format_for

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, belongs_to_folder, folder_of, open_checkpoint, read_configs
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.infer_config import (
     UnknownNumHeads,
     ambiguous_settings,
@@ -150,7 +150,7 @@ def describe(
     is_complete = heads != "unknown"
     sources = {weight.source.key: weight.source for weight in weights.values()}
     return Description(
-        layout=checkpoint.format.LAYOUT if checkpoint.format else "keras",
+        layout=checkpoint.format.name if checkpoint.format else "keras",
         name=official_name(config) if is_complete else None,
         config=config if is_complete else None,
         fields=fields if heads == "known" else fields | {"num_heads": None},

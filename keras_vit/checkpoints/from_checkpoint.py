@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, not_square_error, open_checkpoint, refuse_unexpected_keys
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.infer_config import (
     FIRST_CONVOLUTIONS,
@@ -292,7 +292,7 @@ def _assumed(
     checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions, preprocessing: Preprocessing
 ) -> list[str]:
     """Return the settings that the files do not contain, although models of this format differ in them."""
-    if checkpoint.format is None or not checkpoint.format.CONFIG_FILES:
+    if checkpoint.format is None or not checkpoint.format.config_files:
         return []
     file_config, assumed = checkpoint.file_config, list[str]()
     if file_config.images is None:

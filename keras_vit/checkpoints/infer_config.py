@@ -47,7 +47,8 @@ FIRST_CONVOLUTIONS = ("conv_root/kernel", "conv_stem/0/conv/kernel", "resnet/roo
 
 def ambiguous_settings(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Settings that neither the arrays nor a config.json determine, because several models have the same arrays."""
-    return checkpoint.layout.ambiguous if checkpoint.file_config.gelu is None else ()
+    is_named = checkpoint.file_config.gelu is not None or checkpoint.file_config.resnet_sizes
+    return () if is_named else checkpoint.layout.ambiguous
 
 
 def refuse_ambiguous_settings(checkpoint: Checkpoint, options: LoadOptions) -> None:
@@ -57,7 +58,8 @@ def refuse_ambiguous_settings(checkpoint: Checkpoint, options: LoadOptions) -> N
         ambiguous.discard("position_embedding")
     missing = [name for name in sorted(ambiguous) if getattr(options, name, 0) is None]
     # With biases of query, key and value, it is the order of norms that models here have.
-    if missing or ("block" in ambiguous and f"{_FIRST_QUERY}/bias" not in checkpoint.weights):
+    has_other_blocks = "block" in ambiguous and f"{_FIRST_QUERY}/bias" not in checkpoint.weights
+    if missing or has_other_blocks or "global_padding" in ambiguous:
         advice = f", or give {' and '.join(missing)} to keras_vit.from_checkpoint" if missing else ""
         raise UserError(
             "Several models have these arrays but other outputs; put the config.json beside the file, which names the "

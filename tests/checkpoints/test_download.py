@@ -20,7 +20,7 @@ import google_crc32c
 import pytest
 
 from keras_vit import UserError
-from keras_vit.checkpoints.fetch.find import best_upstream, find_checkpoint
+from keras_vit.checkpoints.find import best_upstream, find_checkpoint
 from keras_vit.files import transfer
 from tests.support import without_pauses
 

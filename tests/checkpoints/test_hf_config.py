@@ -14,7 +14,8 @@ import keras_vit
 from keras_vit import ConvStem, ResNetConfig, UserError
 from keras_vit.checkpoints.checkpoint import class_names_of
 from keras_vit.checkpoints.convert import convert
-from keras_vit.checkpoints.formats.timm_models import timm_model
+from keras_vit.checkpoints.formats.layout import Layout
+from keras_vit.checkpoints.formats.timm import TIMM
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json
 from tests.support import FIXTURES, TINY, assert_equal_weights, randomize
@@ -371,7 +372,7 @@ def without(folder: pathlib.Path, *fields: str) -> pathlib.Path:
     ],
 )
 def test_a_timm_architecture_and_its_arguments_determine_heads_and_gelu(architecture, arguments, facts):
-    model = timm_model(architecture, arguments)
+    model = TIMM.read_config({"config.json": {"architecture": architecture, "model_args": arguments}}, Layout(()))
     assert (model.num_heads, model.gelu) == facts
 
 
@@ -401,7 +402,7 @@ def test_a_timm_architecture_and_its_arguments_determine_heads_and_gelu(architec
 )
 def test_unsupported_timm_architectures_and_arguments_are_refused(architecture, arguments, name):
     with pytest.raises(UserError, match=re.escape(name)):
-        timm_model(architecture, arguments)
+        TIMM.read_config({"config.json": {"architecture": architecture, "model_args": arguments}}, Layout(()))
 
 
 def test_a_timm_folder_has_the_settings_of_its_architecture(tmp_path):

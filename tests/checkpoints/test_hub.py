@@ -13,7 +13,7 @@ import time
 import pytest
 
 from keras_vit import UserError
-from keras_vit.checkpoints.fetch.hub import HubName, parse_name
+from keras_vit.checkpoints.hub import HubName, parse_name
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 COMMIT, OTHER_COMMIT = "0123456789" * 4, "abcdef0123" * 4

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError, published_accuracy
-from keras_vit.checkpoints.fetch import find as download
-from keras_vit.checkpoints.fetch.find import check_name
-from keras_vit.published_accuracy import ACCURACY, PublishedAccuracy
+from keras_vit.checkpoints import find as download
+from keras_vit.checkpoints.find import check_name
+from keras_vit.published import ACCURACY, PublishedAccuracy
 from tests.support import TINY, randomize
 from training import verify_official
 from training.evaluation import verify_official as verification

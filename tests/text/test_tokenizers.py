@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import keras_vit
 from keras_vit.text import vocabulary
-from keras_vit.text.canonical import clip_form, siglip2_form, siglip_form
+from keras_vit.text.tokenizer import clip_form, siglip2_form, siglip_form
 from tests.text.towers import CLIP, SIGLIP, TOWERS, tokenizer_json, with_tokenizer
 
 RECORDED = json.loads((TOWERS / "clip_tokens.json").read_text())

@@ -9,7 +9,7 @@ import pytest
 
 import keras_vit
 from keras_vit.models.build import saved_classes
-from keras_vit.text.templates import TEMPLATES
+from keras_vit.text.classes import TEMPLATES
 from tests.support import FIXTURES
 from tests.text.towers import ALL, CLIP, SIGLIP, TOWERS, golden, logits_of, texts_of, with_tokenizer
 

@@ -23,7 +23,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Mapping
 
-from keras_vit.checkpoints.fetch import hub
+from keras_vit.checkpoints import hub
 from keras_vit.errors import UserError, near_path, nearest, reading
 from keras_vit.files.atomic import write_text
 from keras_vit.files.remote import RemoteError, is_remote, local_copy, to_path
