@@ -7,6 +7,7 @@ HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are those of huggingface_hub.
 import os
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from keras_vit.errors import UserError, needed_package
@@ -74,12 +75,12 @@ def download_tokenizer(name: HubName, folder: pathlib.Path) -> None:
     _snapshot(HubName(name.repository, folder.name), _OF_TOKENIZER, folder.parents[2])
 
 
-def _snapshot(name: HubName, files: list[str], cache: pathlib.Path | None) -> pathlib.Path:
+def _snapshot(name: HubName, files: Sequence[str], cache: pathlib.Path | None) -> pathlib.Path:
     errors = needed_package("huggingface_hub.errors", "Names of the Hugging Face hub need", "huggingface_hub")
     from huggingface_hub import constants, snapshot_download  # lazy: not everybody has it
 
     try:
-        folder = snapshot_download(name.repository, revision=name.revision, cache_dir=cache, allow_patterns=files)
+        folder = snapshot_download(name.repository, revision=name.revision, cache_dir=cache, allow_patterns=[*files])
     except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as error:  # LocalEntryNotFoundError, too
         shown, endpoint = name.repository[:200], constants.ENDPOINT
         reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{endpoint} cannot be reached"

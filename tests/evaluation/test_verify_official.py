@@ -9,7 +9,7 @@ import scipy.stats
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import UserError, published_accuracy
+from keras_vit import UserError, published
 from keras_vit.checkpoints import find as download
 from keras_vit.checkpoints.find import check_name
 from keras_vit.published import ACCURACY, PublishedAccuracy
@@ -38,7 +38,7 @@ def _official(tmp_path, monkeypatch):
 
     def publish(top1: float) -> None:
         table = types.MappingProxyType({NAME: PublishedAccuracy(top1, "a paper", 24, "resize-small", 30)})
-        for module in (published_accuracy, verification):
+        for module in (published, verification):
             monkeypatch.setattr(module, "ACCURACY", table)
 
     return model, publish
