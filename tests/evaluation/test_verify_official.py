@@ -85,12 +85,12 @@ def test_the_interval_is_that_of_scipy(correct, count):
 
 
 def test_every_published_accuracy_is_of_a_checkpoint_that_can_be_downloaded():
-    for name, published in ACCURACY.items():
+    for name, accuracy in ACCURACY.items():
         check_name(name)
-        assert 70 < published.top1 < 90
-        if published.resize is not None:
-            size = (published.pixels, published.pixels)
-            keras_vit.Preprocessing(size, resize=published.resize, crop_from=published.crop_from)
+        assert 70 < accuracy.top1 < 90
+        if accuracy.resize is not None:
+            size = (accuracy.pixels, accuracy.pixels)
+            keras_vit.Preprocessing(size, resize=accuracy.resize, crop_from=accuracy.crop_from)
 
 
 def test_a_name_without_a_published_accuracy_is_one_sentence():

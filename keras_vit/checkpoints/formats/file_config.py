@@ -119,7 +119,7 @@ class FileConfig:
 def check_field(is_right: object, field: str, what: str, value: object, file: str = "config.json") -> None:
     """Raise UserError unless the value of a field in a config is what it should be."""
     if not is_right:
-        raise UserError(f"{file} should give {field} as {what}, but gives {value!r:.80}.")
+        raise UserError(f"{file} should give {field!r} as {what}, but gives {value!r:.80}.")
 
 
 def check_supported(field: str, value: object, supported: Collection[object], file: str = "config.json") -> None:
