@@ -214,6 +214,10 @@ class Weight:
         self.source.fill(self.view(weight))
         return weight
 
+    def mapped(self, shape: tuple[int, ...], function: Callable[[np.ndarray], np.ndarray]) -> "Weight":
+        """The weight of this shape that a function makes of this one."""
+        return Weight(self.source, shape, lambda array: function(self.convert(array)))
+
     def taken_from(self, array: np.ndarray) -> np.ndarray:
         """Copy the weight from the complete array of the file."""
         weight = empty(self.shape)
@@ -271,7 +275,7 @@ def _weights(array: LazyArray, rule: Rule, numbers: dict[str, int]) -> dict[str,
 
 def check_rank(key: str, shape: tuple[int, ...], ranks: Collection[int]) -> None:
     """Raise UserError unless an array, or what is read of it, has one of these numbers of axes."""
-    if len(shape) not in ranks:
+    if len(shape) not in ranks or 0 in shape:
         raise UserError(f"The array {key!r} should have {' or '.join(map(str, ranks))} axes, but has shape {shape}.")
 
 

@@ -19,7 +19,7 @@ from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, not_square_e
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.infer_config import check_heads, file_config_grid, resampler_of
-from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, heads_in, key_of
+from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, check_rank, heads_in, key_of
 from keras_vit.checkpoints.layouts import num_classes_of
 from keras_vit.errors import UserError, check_integers
 from keras_vit.files.keras_weights import open_keras_weights
@@ -174,7 +174,9 @@ def match_weights(
 ) -> Match:
     """Check every array against every weight; nothing is read or assigned yet."""
     weights = weights_by_key(model)
-    left_out = {key for key, weight in checkpoint.weights.items() if _has_prefix(drop, key, weight)}
+    left_out = {
+        key for key, weight in checkpoint.weights.items() if key.startswith(drop) or weight.source.key.startswith(drop)
+    }
     left_out |= _OF_TRAINING - weights.keys()
     matched = {key: weight for key, weight in checkpoint.weights.items() if key not in left_out}
     dropped = {
@@ -245,10 +247,6 @@ def _check_settings(checkpoint: Checkpoint, config: ViTConfig) -> None:
             )
 
 
-def _has_prefix(prefixes: tuple[str, ...], key: str, weight: Weight) -> bool:
-    return key.startswith(prefixes) or weight.source.key.startswith(prefixes)
-
-
 def assign(model: keras.Model, weights: Mapping[str, Weight]) -> None:
     """Read each array of the file once and assign the weights in it; uses all cores."""
     variables = weights_by_key(model)
@@ -278,8 +276,7 @@ def _fit_positions(
     of tokens means a square grid.
     """
     table = checkpoint.weights[POSITIONS]
-    if len(table.shape) != 3 or table.shape[0] != 1:
-        raise UserError(f"The array {table.source.key!r} should be (1, tokens, width), but has shape {table.shape}.")
+    check_rank(table.source.key, table.shape, (3,))
     rows, columns = layer.grid
     num_tokens = table.shape[1] - layer.num_prefix_tokens
     if stored_grid is None:
@@ -294,14 +291,11 @@ def _fit_positions(
         raise UserError(f"The file has position embeddings for {num_tokens} patches, not for a grid of {stored_grid}.")
     if old_grid == (rows, columns):
         return table
-    shape = (1, layer.num_prefix_tokens + rows * columns, table.shape[2])
-
-    def resize(array: np.ndarray) -> np.ndarray:
-        return resize_position_embedding(
-            table.convert(array), old_grid, (rows, columns), layer.num_prefix_tokens, resampler
-        )
-
-    return Weight(table.source, shape, resize)
+    prefix = layer.num_prefix_tokens
+    shape = (table.shape[0], prefix + rows * columns, table.shape[2])
+    return table.mapped(
+        shape, lambda array: resize_position_embedding(array, old_grid, (rows, columns), prefix, resampler)
+    )
 
 
 def changed_layer(model: keras.Model) -> str | None:

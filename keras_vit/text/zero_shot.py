@@ -175,9 +175,7 @@ def _embed(text: TextCheckpoint, towers: dict[int, keras.Model], ids: np.ndarray
 def _tower_of_length(text: TextCheckpoint, length: int) -> keras.Model:
     weights = dict(text.weights)
     table = weights["embedding/positions"]
-    weights["embedding/positions"] = Weight(
-        table.source, (length, table.shape[1]), lambda array: table.convert(array)[:length]
-    )
+    weights["embedding/positions"] = table.mapped((length, table.shape[1]), lambda array: array[:length])
     config = dataclasses.replace(text.config, length=length)
     with dtype_policy("float32"):  # whatever the image tower will be trained in
         return dataclasses.replace(text, config=config, weights=weights).build()
