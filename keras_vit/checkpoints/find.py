@@ -244,7 +244,7 @@ def _fetch(address: str, cache: pathlib.Path) -> pathlib.Path:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         metadata_file.unlink(missing_ok=True)  # of a deleted file
-        sha256 = download_file(address, path, elsewhere=f"set {CACHE_VARIABLE} to another folder")
+        sha256 = download_file(address, path)
         _write_metadata(metadata_file, address, path.stat().st_size, sha256, downloaded=True)
         return path
     metadata, size = _read_metadata(metadata_file), path.stat().st_size

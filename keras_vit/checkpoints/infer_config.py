@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, square_grid
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.transformers.eomt import delta_error
-from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_rank, heads_in, key_of
+from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, check_rank, heads_in, key_of
 from keras_vit.checkpoints.layouts import NUM_GROUPS, TORCH_STAGES
 from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import Rules, UserError, refuse_first
@@ -74,7 +74,7 @@ def check_numbered(what: str, numbers: Collection[int], first: int = 0) -> None:
         raise UserError(f"The {what} should be numbered from {first} without gaps, but are [{shown}].")
 
 
-def _count(weights: Iterable[str], pattern: str, what: str) -> int:
+def count(weights: Iterable[str], pattern: str, what: str) -> int:
     """The number of things that the keys count from 0."""
     numbers = {int(match[1]) for key in weights if (match := re.match(pattern, key))}
     check_numbered(what, numbers)
@@ -95,7 +95,7 @@ def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
             num_classes=_shape(checkpoint, "class_head/kernel", 2)[1] - 1,
             num_queries=_shape(checkpoint, "queries/tokens", 3)[1],
             num_blocks=num_blocks,
-            num_upscale_blocks=_count(weights, r"upscale_(\d+)/", "blocks of upscaling"),
+            num_upscale_blocks=count(weights, r"upscale_(\d+)/", "blocks of upscaling"),
             mask_attention=bool(weights["mask_attention/probabilities"].read().any()),
             **settings,
         )
@@ -104,7 +104,7 @@ def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
             embedding_size=_shape(checkpoint, "class_head/Dense_0/kernel", 2)[1],
             objectness="objectness_head/Dense_0/kernel" in weights,
         )
-    refuse_first(_contradictions(config, file_config.task_sizes))
+    refuse_first(contradictions(config, file_config.task_sizes))
     return config
 
 
@@ -124,14 +124,14 @@ def infer_config(checkpoint: Checkpoint, options: LoadOptions) -> ModelConfig:
     if "embedding/kernel" in checkpoint.weights:
         vit = _with_prefix_positions(checkpoint, _infer_vit(checkpoint, file_config, options), options)
         least = vit.num_layers * (4 * vit.hidden_size**2 + 2 * vit.hidden_size * vit.mlp_dim)
-        refuse_first(_contradictions(vit, file_config.sizes))
+        refuse_first(contradictions(vit, file_config.sizes))
         _refuse_missing(_missing_biases(checkpoint))
         if isinstance(vit.stem, ResNetConfig):
-            refuse_first(_contradictions(vit.stem, file_config.resnet_sizes))
+            refuse_first(contradictions(vit.stem, file_config.resnet_sizes))
         config = vit
     else:
         resnet = _infer_resnet(checkpoint, file_config, "resnet/group_norm/gamma" in checkpoint.weights)
-        refuse_first(_contradictions(resnet, file_config.resnet_sizes))
+        refuse_first(contradictions(resnet, file_config.resnet_sizes))
         least = sum(
             units * (wide // 4) * (2 * wide + 9 * wide // 4)
             for units, wide in zip(resnet.block_units, resnet.output_channels, strict=True)
@@ -146,7 +146,8 @@ def infer_config(checkpoint: Checkpoint, options: LoadOptions) -> ModelConfig:
     return config
 
 
-def _contradictions(config: ModelConfig | TaskConfig, sizes: Mapping[str, tuple[str, object]]) -> Rules:
+def contradictions(config: object, sizes: Mapping[str, tuple[str, object]]) -> Rules:
+    """The sizes of a config.json, by field of the config, are those of the config of the arrays."""
     for field, (name, value) in sizes.items():
         yield (
             getattr(config, field) != value,
@@ -172,7 +173,7 @@ def _other_widths(weights: Mapping[str, Weight], file_config: FileConfig) -> Rul
 
 def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOptions) -> ViTConfig:
     weights, layout, position_embedding = checkpoint.weights, checkpoint.layout, options.position_embedding
-    num_layers = _count(weights, r"Transformer/encoderblock_(\d+)/", "encoder blocks")
+    num_layers = count(weights, r"Transformer/encoderblock_(\d+)/", "encoder blocks")
     _refuse_missing(_missing_in_blocks(weights, r"(Transformer/encoderblock_\d+/)(.*)"))
     first = "Transformer/encoderblock_0/"
     patch = _shape(checkpoint, "embedding/kernel", 4)
@@ -185,7 +186,9 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
         _shape(checkpoint, POSITIONS, 3)
         position_embedding = "learned"
     has_scale, qkv_bias = f"{first}LayerScale_0/scale" in weights, f"{_FIRST_QUERY}/bias" in weights
-    _refuse_missing_parts(checkpoint, file_config, has_scale)
+    stated = [f"{head}/kernel" for head in file_config.heads]
+    stated += [] if file_config.layer_scale is None else [f"{first}LayerScale_0/scale"]
+    _refuse_missing([key_of(name, layout.rules) for name in stated if name not in weights])
     mlp_dim = _shape(checkpoint, f"{first}MlpBlock_3/Dense_0/kernel", 2)[1]
     return ViTConfig(
         patch_size=patch[0] if patch[0] == patch[1] else (patch[0], patch[1]),
@@ -214,15 +217,6 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
     )
 
 
-def _refuse_missing_parts(checkpoint: Checkpoint, file_config: FileConfig, has_scale: bool) -> None:
-    missing = [head for head in file_config.heads if f"{head}/kernel" not in checkpoint.weights]
-    missing += ["layer scale"] if file_config.layer_scale is not None and not has_scale else []
-    if missing:
-        raise UserError(
-            f"config.json is of a model with the {', '.join(missing)}, which the arrays lack; use the complete file."
-        )
-
-
 def _infer_classifier(
     checkpoint: Checkpoint, file_config: FileConfig, given: Classifier | None, norm_after_pooling: bool
 ) -> Classifier:
@@ -234,13 +228,10 @@ def _infer_classifier(
     averages |= given == "gap" and "classifier" in layout.ambiguous
     if in_weights == "token" and averages:
         in_weights = "gap"
-    if in_weights and given not in (None, in_weights):
-        raise UserError(f"The file has the weights of classifier={in_weights!r}, but {given!r} was given.")
     classifier = in_weights or given or "gap"
-    if file_config.classifier not in (None, classifier):
-        raise UserError(
-            f"config.json has the classifier {file_config.classifier!r}, but the arrays are those of {classifier!r}."
-        )
+    for place, other in (("was given", given), ("is in config.json", file_config.classifier)):
+        if other not in (None, classifier):
+            raise UserError(f"The file has the weights of classifier={classifier!r}, but {other!r} {place}.")
     return classifier
 
 
@@ -389,11 +380,16 @@ def _infer_resnet(checkpoint: Checkpoint, file_config: FileConfig, preactivation
     )
 
 
-def _shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
-    _refuse_missing([] if name in checkpoint.weights else [key_of(name, checkpoint.layout.rules)])
-    weight = checkpoint.weights[name]
+def shape_of(weights: Mapping[str, Weight], rules: Iterable[Rule], name: str, rank: int) -> tuple[int, ...]:
+    """The shape of a weight of this number of axes. Raises UserError if it is missing, or has others."""
+    _refuse_missing([] if name in weights else [key_of(name, rules)])
+    weight = weights[name]
     check_rank(weight.source.key, weight.shape, (rank,))
     return weight.shape
+
+
+def _shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
+    return shape_of(checkpoint.weights, checkpoint.layout.rules, name, rank)
 
 
 def file_config_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int] | None:

@@ -95,21 +95,22 @@ def _inexpressible(
     return ""
 
 
-def check_target(path: pathlib.Path, layout: str) -> None:
-    """Raise UserError for an unknown layout, and for a file with another suffix or in a missing folder."""
+def check_target(path: pathlib.Path, layout: str, *, is_new: bool = False) -> None:
+    """Raise UserError for an unknown layout, an existing folder, another suffix, and a missing folder around it.
+
+    is_new: whether a file must not be there yet, either.
+    """
     check_choice("The layout", layout, LAYOUTS)
-    if not is_remote(path) and not path.parent.is_dir():
-        raise UserError(f"There is no folder {str(path.parent)!r} to write {path.name} into.")
-    suffix = _SUFFIXES[layout][0]
-    if not is_folder(path, layout) and path.suffix != suffix:
-        raise UserError(f"A file of the layout {layout} should end in {suffix}, but is {path.name!r}; name it so.")
-
-
-def check_new(path: pathlib.Path, layout: str) -> None:
-    """As `check_target`, for what must not be there yet."""
-    if path.exists():
-        raise UserError(f"{path} already exists; give the name of a new one.")
-    check_target(path, layout)
+    suffix, is_a_folder = _SUFFIXES[layout][0], is_folder(path, layout)
+    problem = ""
+    if (is_new or is_a_folder) and path.exists():
+        problem = "already exists; give the name of a new one"
+    elif not is_remote(path) and not path.parent.is_dir():
+        problem = f"cannot be written, because there is no folder {path.parent}"
+    elif not is_a_folder and path.suffix != suffix:
+        problem = f"should end in {suffix}, as files of the layout {layout} do; name it so"
+    if problem:
+        raise UserError(f"{path} {problem}.")
 
 
 def is_folder(path: pathlib.Path, layout: str) -> bool:

@@ -14,12 +14,11 @@ from keras_vit.checkpoints.checkpoint import join_keys, open_checkpoint
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
 from keras_vit.checkpoints.key_mapping import POSITIONS, untranslate
-from keras_vit.checkpoints.layouts import check_new, check_target, format_for, is_folder, num_classes_of
+from keras_vit.checkpoints.layouts import check_target, format_for, is_folder, num_classes_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.labels import check_number
-from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import to_path
 from keras_vit.files.safetensors import overwrite, write_json, write_safetensors
@@ -72,7 +71,11 @@ def save_checkpoint(
         weights, num_heads = _with_positions_of(own, weights, written.config), written.config.num_heads
     arrays = {**untranslate(weights, own.rules, num_heads), **own.constants}
     if is_folder(path, layout):
-        _write_folder(path, arrays, module.write_config(written))
+        configs = module.write_config(written)
+        with atomic_folder(path) as temporary:
+            write_safetensors(temporary / "model.safetensors", arrays)
+            for name, fields in configs.items():
+                write_json(temporary / name, fields)
     elif path.suffix == ".npz":
         write_npz(path, arrays)
     else:  # without a config.json the arrays alone would not tell the grid of the positions
@@ -109,16 +112,6 @@ def settings_to_set(model: WrittenModel, layout: str, has_config: bool) -> list[
         for owner, field, name in compared
         if getattr(owner, field) != getattr(defaults, field)
     ]
-
-
-def _write_folder(folder: pathlib.Path, arrays: dict, settings: dict[str, dict]) -> None:
-    """Write model.safetensors and JSON files by name, all or none."""
-    if folder.exists():
-        raise UserError(f"{folder.name} already exists; give the name of a new one.")
-    with atomic_folder(folder) as temporary:
-        write_safetensors(temporary / "model.safetensors", arrays)
-        for name, fields in settings.items():
-            write_json(temporary / name, fields)
 
 
 def _with_positions_of(layout: Layout, weights: dict[str, np.ndarray], config: ViTConfig) -> dict[str, np.ndarray]:
@@ -167,37 +160,24 @@ def _write_image_tower(
     Raises UserError for a source that is no folder of two towers, or of another image tower.
     """
     origin = find_checkpoint(source)
-    if not origin.is_dir():
-        raise UserError(f"{source} should be the folder of a model with two towers, but is a file; give its folder.")
     checkpoint = open_checkpoint(origin)
-    if not any("text_model." in key for key in checkpoint.unused):
-        raise UserError(f"{source} has no text tower; leave two_towers out, or give the checkpoint that has both.")
+    if not origin.is_dir() or not any("text_model." in key for key in checkpoint.unused):
+        raise UserError(f"{source} should be a folder with two towers, but has no text tower; leave two_towers out.")
     heads = config.num_heads if isinstance(config, ViTConfig) else 1
     arrays = untranslate(weights, checkpoint.layout.rules, heads)
     stored = {weight.source.key: weight.source for weight in checkpoint.weights.values()}
-    _check_arrays(source, arrays, stored)
+    shapes = [{key: array.shape for key, array in each.items()} for each in (arrays, stored)]
+    if different := sorted(key for key in arrays.keys() | stored.keys() if shapes[0].get(key) != shapes[1].get(key)):
+        raise UserError(
+            f"The model is another image tower than that of {source}: it lacks, or has in another shape, "
+            f"{join_keys(different)}. Adapt it to the image size of the checkpoint; a head that is none of texts "
+            "dropped the projection: fine-tune a model of keras_vit.zero_shot."
+        )
     if rounded := sorted({array.dtype.str for array in stored.values() if array.dtype.itemsize < 4}):
         warnings.warn(f"The weights of {source} have 16 bits ({', '.join(rounded)}), so the new ones do.", stacklevel=3)
-    check_new(folder, "huggingface")
     with atomic_folder(folder) as temporary:
         for file in sorted(origin.iterdir()):
             if file.is_file() and file.suffix in _COPIED:
                 shutil.copyfile(file, temporary / file.name)
-        written = [key for file in temporary.glob("*.safetensors") for key in overwrite(file, arrays)]
-        if missing := sorted(arrays.keys() - set(written)):
-            raise UserError(f"{source} has no .safetensors file with {join_keys(missing)}; download it again.")
-
-
-def _check_arrays(source: str, arrays: Mapping[str, np.ndarray], stored: Mapping[str, LazyArray]) -> None:
-    """Raise UserError unless the arrays have the keys and shapes of the stored ones."""
-    if different := sorted(arrays.keys() ^ stored.keys()):
-        raise UserError(
-            f"The model is another image tower than that of {source}; one of both lacks {join_keys(different)}. A head "
-            "that is none of texts dropped the projection: fine-tune a model of keras_vit.zero_shot."
-        )
-    for key, array in arrays.items():
-        if array.shape != stored[key].shape:
-            raise UserError(
-                f"{key!r} of {source} has shape {stored[key].shape}, but that of the model {array.shape}; adapt the "
-                "model to the image size of the checkpoint first."
-            )
+        for file in temporary.glob("*.safetensors"):
+            overwrite(file, arrays)

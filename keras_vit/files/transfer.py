@@ -43,19 +43,18 @@ class TransferError(Exception):
         self.retry = retry
 
 
-def download_file(address: str, path: pathlib.Path, *, elsewhere: str) -> str:
+def download_file(address: str, path: pathlib.Path) -> str:
     """Download to `path`, in up to three attempts, and return the SHA-256, hexadecimal.
 
     Args:
         address: https, or http on this machine.
         path: in a folder that exists. Nothing is there until the file is complete.
-        elsewhere: what the user can do to use another disk, for the sentence about a full one.
 
     Raises UserError.
     """
     for pause in (*PAUSES, None):
         try:
-            return _attempt(address, path, elsewhere)
+            return _attempt(address, path)
         except TransferError as failure:
             if pause is None or not failure.retry:
                 raise UserError(
@@ -65,7 +64,7 @@ def download_file(address: str, path: pathlib.Path, *, elsewhere: str) -> str:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _attempt(address: str, path: pathlib.Path, elsewhere: str) -> str:
+def _attempt(address: str, path: pathlib.Path) -> str:
     import tqdm  # lazy: only downloads need it
 
     checksums, received, chunk = _checksums(), 0, b""
@@ -78,9 +77,9 @@ def _attempt(address: str, path: pathlib.Path, elsewhere: str) -> str:
         ) as progress:
             while True:
                 if max(size or 0, received) > free:
-                    raise UserError(
-                        f"{path.name} is larger than the {max(free, 0)} bytes of free space on the disk of "
-                        f"{path.parent}; free some space or {elsewhere}."
+                    raise TransferError(
+                        f"it is larger than the {max(free, 0)} bytes of free space on the disk of {path.parent}",
+                        retry=False,
                     )
                 with _network_errors():
                     chunk = response.read(_CHUNK)

@@ -5,10 +5,10 @@ transformers: `CLIPModel` and `SiglipModel`. open_clip: `CLIP`, whose config is 
 """
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,13 +18,13 @@ import numpy as np
 from keras_vit.checkpoints.checkpoint import folder_of, open_arrays, unstack_scan
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats import jax, open_clip
-from keras_vit.checkpoints.formats.file_config import number
+from keras_vit.checkpoints.formats.file_config import Sizes, number
 from keras_vit.checkpoints.formats.transformers import clip
 from keras_vit.checkpoints.formats.transformers.config_json import gelu_of
-from keras_vit.checkpoints.infer_config import check_numbered
+from keras_vit.checkpoints.infer_config import contradictions, count, shape_of
 from keras_vit.checkpoints.key_mapping import Rule, Transform, Weight, dense, heads_in, norm, translate
 from keras_vit.checkpoints.load import assign, check_keys, check_shapes, weights_by_key
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, refuse_first
 from keras_vit.files.lazy_array import LazyArray, check_all
 from keras_vit.files.safetensors import read_json
 from keras_vit.models.layers import no_init_weights
@@ -116,9 +116,7 @@ def _of_siglip(config: dict) -> dict[str, Any]:
 
 
 def _of_transformers(fields: dict) -> dict[str, Any]:
-    sizes = {field: number(fields, name) for field, name in _SIZES.items()}
     return {
-        **{field: value for field, value in sizes.items() if value is not None},
         "num_heads": number(fields, "num_attention_heads"),
         "gelu": gelu_of(fields["hidden_act"]),
         "layer_norm_epsilon": number(fields, "layer_norm_eps", float),
@@ -226,16 +224,14 @@ def open_text(path: str | os.PathLike) -> TextCheckpoint:
     folder = folder_of(file)
     config = {} if layout.config_file is None else read_json(folder / layout.config_file)
     unexpected = (key for key in unused if key.startswith(layout.prefix) and not key.endswith("position_ids"))
-    log_scale = _number(arrays, layout.scale)
-    if log_scale is None or not -_LARGEST_LOG_SCALE < log_scale < _LARGEST_LOG_SCALE:
-        raise UserError(
-            f"The array {layout.scale!r} should be one number below {_LARGEST_LOG_SCALE}; use the original."
-        )
-    bias = None if layout.bias is None else _number(arrays, layout.bias)
-    settings = layout.read_config(config)
-    return TextCheckpoint(
-        folder, layout, _text_config(weights, settings), weights, tuple(unexpected), math.exp(log_scale), bias
-    )
+    bias = None if layout.bias is None or layout.bias not in arrays else _number(arrays, layout.bias, 1e6)
+    fields = _text_fields(config)
+    sizes = {
+        field: (f"{name} in text_config", number(fields, name)) for field, name in _SIZES.items() if name in fields
+    }
+    text_config = _text_config(weights, layout, layout.read_config(config), sizes)
+    scale = math.exp(_number(arrays, layout.scale, _LARGEST_LOG_SCALE))
+    return TextCheckpoint(folder, layout, text_config, weights, tuple(unexpected), scale, bias)
 
 
 def has_text_tower(path: str | os.PathLike) -> bool:
@@ -263,42 +259,36 @@ def _by_usual_keys(arrays: dict[str, LazyArray]) -> dict[str, LazyArray]:
     return arrays
 
 
-def _number(arrays: Mapping[str, LazyArray], key: str) -> float | None:
-    """The only number of an array, stored with or without an axis; None if there is no such array."""
+def _number(arrays: Mapping[str, LazyArray], key: str, largest: float) -> float:
+    """The only number of an array, stored with or without an axis."""
     array = arrays.get(key)
-    if array is None:
-        return None
-    if math.prod(array.shape) != 1 or not array.is_float:
-        raise UserError(f"The array {key!r} should be one number, but has shape {array.shape}.")
-    return float(np.asarray(array.read(), np.float32).reshape(()))
+    is_number = array is not None and array.is_float and math.prod(array.shape) == 1
+    number = float(np.asarray(array.read(), np.float32).reshape(())) if array is not None and is_number else math.nan
+    if not abs(number) < largest:
+        raise UserError(f"The array {key!r} should be one number below {largest:.0f}; use the original.")
+    return number
 
 
-def _text_config(weights: Mapping[str, Weight], settings: dict[str, Any]) -> TextConfig:
-    """The config of these weights and settings. Raises UserError for missing arrays, and settings of other ones."""
-
-    def shape(name: str, rank: int) -> tuple[int, ...]:
-        if name not in weights or len(weights[name].shape) != rank or min(weights[name].shape) < 1:
-            raise UserError(f"The text tower lacks {name}, or has it in another shape; use the complete file.")
-        return weights[name].shape
-
-    blocks = {int(match[1]) for name in weights if (match := re.match(r"encoderblock_(\d+)/", name))}
-    check_numbered("blocks of the text tower", blocks)
-    (vocab_size, hidden_size), length = shape("embedding/tokens", 2), shape("embedding/positions", 2)[0]
+def _text_config(
+    weights: Mapping[str, Weight], layout: TextLayout, settings: dict[str, Any], sizes: Sizes
+) -> TextConfig:
+    """The config of these weights and settings. Raises UserError for missing arrays, and other sizes."""
     query = f"{_FIRST}MultiHeadDotProductAttention_1/query/kernel"
-    shape(query, 2)
-    sizes = {
-        "vocab_size": vocab_size,
-        "length": length,
-        "hidden_size": hidden_size,
-        "num_layers": len(blocks),
-        "mlp_dim": shape(f"{_FIRST}MlpBlock_3/Dense_0/kernel", 2)[1],
-        "output_size": shape("head/kernel", 2)[1],
-    }
-    for field in sizes.keys() & settings.keys():
-        if settings[field] != sizes[field]:
-            raise UserError(
-                f"config.json says {_SIZES[field]}={settings[field]} in text_config, but the arrays of the text tower "
-                f"have {sizes[field]}; replace it by the one that belongs to them."
-            )
-    heads = heads_in(f"/{query}", weights[query]) or 1  # of flax alone
-    return TextConfig(**{"num_heads": heads, **sizes, **settings})
+    shape = functools.partial(shape_of, weights, layout.rules)
+    (vocab_size, hidden_size), _ = shape("embedding/tokens", 2), shape(query, 2)
+    config = TextConfig(
+        **{
+            "vocab_size": vocab_size,
+            "length": shape("embedding/positions", 2)[0],
+            "hidden_size": hidden_size,
+            "num_layers": count(weights, r"encoderblock_(\d+)/", "blocks of the text tower"),
+            "mlp_dim": shape(f"{_FIRST}MlpBlock_3/Dense_0/kernel", 2)[1],
+            "output_size": shape("head/kernel", 2)[1],
+            "num_heads": heads_in(query, weights[query]) or 1,  # of flax alone
+            **layout.read_config(content),
+        }
+    )
+    fields = _text_fields(content)
+    sizes: Sizes = {field: (name, number(fields, name)) for field, name in _SIZES.items() if name in fields}
+    refuse_first(contradictions(config, sizes))
+    return config

@@ -53,11 +53,9 @@ def text_classes(
         _refuse_twice(names)
         classes = {name: name for name in names}
     texts = {name: tuple(each) if isinstance(each, list | tuple) else (each,) for name, each in classes.items()}
-    if not classes:
-        raise UserError("There is no class; give at least one text.")
-    for name, several in texts.items():
+    for name, several in texts.items() or [("", ())]:
         if not several or not all(isinstance(text, str) and text.strip() for text in (name, *several)):
-            raise UserError(f"The class {name!r:.80} is empty, or has an empty text; give it one.")
+            raise UserError(f"Each class needs a text, but {name!r:.80} is empty or has an empty one; give it one.")
     return Classes(tuple(texts), tuple(texts.values()), templates_of(templates))
 
 

@@ -103,22 +103,19 @@ def open_tokenizer(path: str | os.PathLike, text: TextCheckpoint) -> Tokenizer:
     if (name := hub.parse_name(os.fspath(path))) is not None:
         hub.download_tokenizer(name, folder)
     vocabulary = open_vocabulary(folder, os.fspath(path))
-    if vocabulary.size != text.config.vocab_size:
-        raise UserError(
-            f"The tokenizer of {os.fspath(path)} has {vocabulary.size} tokens, but its text tower has "
-            f"{text.config.vocab_size}; put the tokenizer that belongs to the weights there."
-        )
-    canonical, length = _canonical(vocabulary, text), text.config.length
-    if text.config.causal:
+    causal, start = text.config.causal, tuple[int, ...]()
+    if causal:
         start, end = _clip_ids(vocabulary)
-        if len(start) + len(end) >= length:
-            raise UserError(
-                f"The tokenizer puts {len(start) + len(end)} tokens around a text, but its text tower has room for "
-                f"{length}; put the tokenizer that belongs to the weights there."
-            )
-        return Tokenizer(vocabulary, canonical, length, start, end, padding=0)  # as OpenAI; no pooled token sees it
-    end = tuple(number for token in _ENDS if (number := vocabulary.id_of(token)) is not None)[:1]
-    return Tokenizer(vocabulary, canonical, length, (), end, _padding(vocabulary, text))
+    else:
+        end = tuple(number for token in _ENDS if (number := vocabulary.id_of(token)) is not None)[:1]
+    sizes = vocabulary.size, text.config.vocab_size, len(start) + len(end), text.config.length
+    if sizes[0] != sizes[1] or sizes[2] >= sizes[3]:
+        raise UserError(
+            f"The tokenizer of {os.fspath(path)} has {sizes[0]} tokens and puts {sizes[2]} of them around a text, but "
+            f"its text tower has {sizes[1]} and room for {sizes[3]}; put the one of the weights there."
+        )
+    padding = 0 if causal else _padding(vocabulary, text)  # as OpenAI; no token that is pooled sees it
+    return Tokenizer(vocabulary, _canonical(vocabulary, text), text.config.length, start, end, padding)
 
 
 def _clip_ids(vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:

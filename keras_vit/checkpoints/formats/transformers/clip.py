@@ -163,7 +163,7 @@ def _vision_config(fields: dict) -> dict:
 def _write_config(model: WrittenModel) -> dict[str, dict]:
     model_type, name = ("clip", "CLIPVisionModel") if model.vit.pre_norm else ("siglip", "SiglipVisionModel")
     fields = vit_fields(model, f"{model_type}_vision_model", name)
-    check_square(model, f"A {name}")
+    check_square(f"A {name}", model.preprocessing.image_size, model.vit.patch)
     if model.num_classes:
         fields |= {"architectures": [f"{name}WithProjection"], "projection_dim": model.num_classes}
     return written(model, fields)
@@ -248,7 +248,7 @@ def _read_owl_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
 def _write_owl_config(model: WrittenModel) -> dict[str, dict]:
     name, width = _owl_type(model), model.detection.embedding_size
     vision = vit_fields(model, f"{name}_vision_model", _OWL_NAMES[name])
-    check_square(model, f"A {_OWL_NAMES[name]}")
+    check_square(f"A {_OWL_NAMES[name]}", model.preprocessing.image_size, model.vit.patch)
     del vision["architectures"]
     vision["num_channels"] = model.preprocessing.channels
     text = {"model_type": f"{name}_text_model", "hidden_size": width, "intermediate_size": 4 * width}

@@ -121,13 +121,12 @@ def check_values(config: dict, supported: Mapping[str, object]) -> None:
         check_supported(name, config.get(name, value), [value])
 
 
-def check_square(model: WrittenModel, name: str) -> None:
-    """Raise UserError for a model of other images or patches than the config of a family in transformers can say."""
-    sizes = model.preprocessing.image_size, model.vit.patch
+def check_square(name: str, *sizes: tuple[int, int]) -> None:
+    """Raise UserError for images or patches that the config of a family in transformers takes for square ones."""
     if any(height != width for height, width in sizes):
         raise UserError(
-            f"{name} of transformers has square images and patches, but these are {sizes[0]} and {sizes[1]}; adapt the "
-            "model to square images, or choose another layout."
+            f"{name} of transformers has square images and patches, but these are {' and '.join(map(str, sizes))}; "
+            "adapt the model to square images, or choose another layout."
         )
 
 

@@ -13,6 +13,7 @@ from keras_vit.checkpoints.formats.transformers.config_json import (
     BASE,
     CONFIG,
     HuggingFace,
+    check_square,
     check_values,
     completed,
     positions_and_tokens,
@@ -122,12 +123,8 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
 
 
 def _write_config(model: WrittenModel) -> dict[str, dict]:
-    config, (height, width) = model.vit, model.preprocessing.image_size
-    if height != width:
-        raise UserError(
-            f"DINOv2 of transformers takes stored positions for those of square images, but these are of "
-            f"{(height, width)}; adapt the model to square images, or choose another layout."
-        )
+    config = model.vit
+    check_square("DINOv2", model.preprocessing.image_size)
     name = _type(config)
     fields = vit_fields(model, name, _NAMES[name] + ("ForImageClassification" if model.num_classes else "Model"))
     del fields["intermediate_size"]

@@ -155,7 +155,7 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
 
 def _write_config(model: WrittenModel) -> dict[str, dict]:
     config, task = model.vit, model.segmentation
-    check_square(model, "EoMT")
+    check_square("EoMT", model.preprocessing.image_size, config.patch)
     name = "eomt_dinov3" if config.position_embedding == "rotary" else "eomt"
     if task.gelu != config.gelu and not (name == "eomt" and config.gated_mlp):
         raise UserError(
