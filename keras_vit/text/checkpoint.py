@@ -225,11 +225,7 @@ def open_text(path: str | os.PathLike) -> TextCheckpoint:
     config = {} if layout.config_file is None else read_json(folder / layout.config_file)
     unexpected = (key for key in unused if key.startswith(layout.prefix) and not key.endswith("position_ids"))
     bias = None if layout.bias is None or layout.bias not in arrays else _number(arrays, layout.bias, 1e6)
-    fields = _text_fields(config)
-    sizes = {
-        field: (f"{name} in text_config", number(fields, name)) for field, name in _SIZES.items() if name in fields
-    }
-    text_config = _text_config(weights, layout, layout.read_config(config), sizes)
+    text_config = _text_config(weights, layout, config)
     scale = math.exp(_number(arrays, layout.scale, _LARGEST_LOG_SCALE))
     return TextCheckpoint(folder, layout, text_config, weights, tuple(unexpected), scale, bias)
 
@@ -269,10 +265,8 @@ def _number(arrays: Mapping[str, LazyArray], key: str, largest: float) -> float:
     return number
 
 
-def _text_config(
-    weights: Mapping[str, Weight], layout: TextLayout, settings: dict[str, Any], sizes: Sizes
-) -> TextConfig:
-    """The config of these weights and settings. Raises UserError for missing arrays, and other sizes."""
+def _text_config(weights: Mapping[str, Weight], layout: TextLayout, content: dict) -> TextConfig:
+    """The config of these weights. Raises UserError for missing arrays, and a config.json of other sizes."""
     query = f"{_FIRST}MultiHeadDotProductAttention_1/query/kernel"
     shape = functools.partial(shape_of, weights, layout.rules)
     (vocab_size, hidden_size), _ = shape("embedding/tokens", 2), shape(query, 2)
