@@ -161,7 +161,7 @@ def fifty_ends():
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("post_processor", fifty_ends(), "puts 50 tokens around a text, but its text tower has room for 8"),
+        ("post_processor", fifty_ends(), "puts 50 of them around a text, but its text tower has 50 and room for 8"),
         (
             "pre_tokenizer",
             {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False},

@@ -157,7 +157,7 @@ def _tower(model: dict, name: str) -> dict:
     tower = part(model, name, CONFIG)
     for field, value in tower.items():
         if field not in _FREE and value:
-            check_supported(f"{field} in {name}", value, _DEFAULTS.get(field, ()), CONFIG)
+            check_supported(field, value, _DEFAULTS.get(field, ()), CONFIG)
     return tower
 
 
