@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from keras_vit.checkpoints.find import official_names
 from keras_vit.errors import UserError, nearest
-from keras_vit.images.geometry import Resize
+from keras_vit.images.resizing import Resize
 from keras_vit.models.named_models import MODELS
 
 

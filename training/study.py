@@ -17,8 +17,7 @@ from keras_vit import cli
 from keras_vit.cli import parser
 from keras_vit.errors import check_known
 from training.experiments.grids import STUDIES
-from training.options.experiments import StudyOptions
-from training.options.train import USUAL
+from training.options.train import USUAL, StudyOptions
 from training.recipes.overrides import overridden
 from training.recipes.pretrain import find_recipe
 
@@ -36,8 +35,8 @@ def main(arguments: Sequence[str]) -> None:
     given = parser.read(StudyOptions, rest, prog=prog, about=__doc__, usual=USUAL, recipe=named)
     options = parser.options_from(StudyOptions, given, prog=prog, recipe=named)
 
+    from training.checks import check_outside
     from training.data.checks import check_data
-    from training.workdir import check_outside
 
     options = dataclasses.replace(options, recipe=overridden(options.recipe, named))
     check_data(options.source)

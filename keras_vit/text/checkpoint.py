@@ -25,10 +25,10 @@ from keras_vit.checkpoints.infer_config import contradictions, count, shape_of
 from keras_vit.checkpoints.key_mapping import Rule, Transform, Weight, dense, heads_in, norm, translate
 from keras_vit.checkpoints.load import assign, check_keys, check_shapes, weights_by_key
 from keras_vit.errors import UserError, refuse_first
+from keras_vit.files.keras_model import is_keras_model
 from keras_vit.files.lazy_array import LazyArray, check_all
 from keras_vit.files.safetensors import read_json
 from keras_vit.models.layers import no_init_weights
-from keras_vit.run_directory import is_keras_model
 from keras_vit.text.tower import TextConfig, build_text_tower
 
 _BLOCK = "encoderblock_{i}/"

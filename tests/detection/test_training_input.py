@@ -7,12 +7,13 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import DetectionConfig, Preprocessing
+from keras_vit.files.keras_model import load_model
 from keras_vit.models.losses import DetectionWeights
 from tests.support import FIXTURES
 from training.data.annotations.boxes import Box, BoxData, Picture
 from training.detection.data import box_data_set
 from training.objectives.detection import BoxSetPrediction
-from training.recipes.detect import DetectRecipe
+from training.recipes.dense import DetectRecipe
 
 RECIPE = DetectRecipe(image_size=(48, 64), batch_size=4, learning_rate=0.1, steps=1, flip=True, mosaic=1.0)
 PAD = Preprocessing((48, 64), resize="pad", padding="after", background="black")
@@ -105,4 +106,4 @@ def test_detection_heads_fit_models_without_class_token_and_with_registers(tmp_p
         boxes = model(images)["boxes"]
         assert boxes.shape == (1, 6, 4)
         model.save(tmp_path / "x.keras")
-        np.testing.assert_array_equal(keras_vit.run_directory.load_model(tmp_path / "x.keras")(images)["boxes"], boxes)
+        np.testing.assert_array_equal(load_model(tmp_path / "x.keras")(images)["boxes"], boxes)

@@ -16,7 +16,7 @@ from export.saved_model import __main__ as saved_model
 from export.source import ExportedModel, open_model, random_images
 from export.tflite import __main__ as tflite
 from keras_vit import UserError, ViTConfig
-from keras_vit.run_directory import Samples
+from keras_vit.images.samples import Samples
 from tests.support import TINY, TINY_IMAGE, randomize
 
 CONFIG = ViTConfig(patch_size=8, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
@@ -124,7 +124,7 @@ def test_the_image_size_can_be_changed(place):
         ({"labels": "two.txt"}, "two.txt names 2 classes, but the model .* has 3"),
         ({"labels": "vit.npz"}, "vit.npz cannot be read as UTF-8 text with a class in each line"),
         ({"images": "nowhere"}, "There is no folder 'nowhere'; give one of images"),
-        ({"images": "empty"}, "empty holds no image files .JPEG, PNG, BMP, GIF"),
+        ({"images": "empty"}, "empty holds no image files .JPEG, PNG, BMP or"),
     ],
 )
 def test_invalid_options_are_one_sentence(place, monkeypatch, changes, words):

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
+from keras_vit.files.keras_model import load_model
 from keras_vit.models.layers import TokenDense
-from keras_vit.run_directory import load_model
 from training.data.pipeline import evaluation_batches
 from training.data.sources import DataOptions, open_source
 from training.loop.build import compile_trainer, trained_model
@@ -18,7 +18,7 @@ from training.loop.pretrain import pretrain
 from training.options.common import Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
 needs_mnist = pytest.mark.skipif(not (TFDS / "mnist").is_dir(), reason="no prepared MNIST beside the checkout")

@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import pytest
 
+from keras_vit.run import Run
 from tests.loop.test_jax import assert_equal, killed_run, on_jax, run, weights
 from training.loop.devices.jax_devices import DividedWeights
-from training.loop.run import RunDirectory
 
 # Prints the bytes of the variables of each kind, and of their parts on each device, as lines of JSON.
 _BYTES = """
@@ -121,7 +121,7 @@ def _killed(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(name="undisturbed", scope="module")
-def _undisturbed(tmp_path_factory) -> RunDirectory:
+def _undisturbed(tmp_path_factory) -> Run:
     return run(tmp_path_factory.mktemp("undisturbed") / "run", SHARDED)
 
 

@@ -9,16 +9,17 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
+from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit.files.keras_model import load_model
 from keras_vit.models.self_supervised import CorruptPatches, RandomMasking, masked_autoencoder, masked_patch_model
+from keras_vit.run import Run
 from training import finetune
 from training.data.sources import DataOptions
 from training.loop import pretrain as pretraining
-from training.loop.run import RunDirectory
 from training.objectives.masked_patches import MaskedPatches
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 TINY = ViTConfig(patch_size=2, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20, classifier="gap")
 RECIPE = dataclasses.replace(
@@ -28,7 +29,7 @@ RECIPE = dataclasses.replace(
 
 
 @pytest.fixture(name="finished", scope="module")
-def _finished(tmp_path_factory) -> RunDirectory:
+def _finished(tmp_path_factory) -> Run:
     folder = tmp_path_factory.mktemp("runs") / "masked"
     return pretraining.pretrain(
         PretrainOptions(source=DataOptions("digits"), workdir=str(folder), recipe=RECIPE), "tiny-masked"
@@ -184,7 +185,7 @@ def test_without_corruption_the_encoder_is_that_of_the_plain_model(final_norm):
 def test_a_run_learns_and_ends_with_the_features_of_its_model(finished):
     losses = [record["loss"] for record in finished.metrics()]
     assert losses[-1] < losses[0]
-    model = run_directory.load_model(finished.path)
+    model = load_model(finished.path)
     assert keras_vit.config_of(model) == TINY
     assert model.output_shape == (None, 12)
     assert not any("mask" in weight.path for weight in model.weights)
@@ -201,7 +202,7 @@ def test_a_run_is_fine_tuned_to_classes(finished, tmp_path):
     command = ["--data", "digits", "--recipe", "mnist-finetune", "--steps", "2", "--batch-size", "8"]
     command += ["--warmup-steps", "1", "--image-size", "8", "8", "--learning-rate", "1e-9"]
     finetune.main([*command, "--checkpoint", str(finished.path), "--workdir", str(tmp_path / "fine")])
-    before = run_directory.load_model(finished.path)
+    before = load_model(finished.path)
     after, _ = keras_vit.load(tmp_path / "fine")
     assert after.output_shape == (None, 10)
     old = {weight.path: np.array(weight) for weight in before.weights}
@@ -328,7 +329,7 @@ def test_a_masked_autoencoder_learns_and_is_fine_tuned(tmp_path):
     run = pretraining.pretrain(options, "tiny-mae")
     losses = [record["loss"] for record in run.metrics()]
     assert losses[-1] < losses[0]
-    model = run_directory.load_model(run.path)
+    model = load_model(run.path)
     assert keras_vit.config_of(model) == AUTOENCODER.model
     assert not any("mask" in weight.path or "decoder" in weight.path for weight in model.weights)
     fine = keras_vit.from_checkpoint(run.path, num_classes=3)

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from keras_vit import UserError
 from keras_vit.cli.options import option_name
 from keras_vit.files.file_contents import shown
+from keras_vit.files.labels import composed
 from keras_vit.files.remote import existing_folder, is_remote, matching
 from keras_vit.images.formats import format_list, is_hidden
 from training.data.csv_file import ONE_CLASS, class_shares, listed_files
 from training.data.decisions import read_decisions
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, composed
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage
 
 # Of a folder without splits of its own, a tenth of each class is kept for evaluation.
 HOLD_OUT = 10
@@ -200,28 +201,4 @@ def listed_classes(source: DataOptions) -> tuple[str, ...] | None:
     texts = {text for files in value_of.values() for text in files.values()}
     return tuple(
         sorted(texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)})
-    )
-
-
-def check_classes(
-    of_model: Sequence[str],
-    of_data: Sequence[str],
-    model: str = "The run",
-    advice: str = "evaluate on data with the same classes",
-) -> None:
-    """Raise UserError unless a model, as a sentence begins with it, and the data have the same classes in one order."""
-    of_model, of_data = (tuple(map(composed, names)) for names in (of_model, of_data))
-    if of_model == of_data:
-        return
-    only = [
-        f"only {where} {', '.join(names[:5])}{' …' if names[5:] else ''}"
-        for where, names in (
-            (f"{model[0].lower()}{model[1:]} has", sorted(set(of_model) - set(of_data))),
-            ("the data have", sorted(set(of_data) - set(of_model))),
-        )
-        if names
-    ]
-    raise UserError(
-        f"{model} has {len(of_model)} classes and the data have {len(of_data)}: "
-        f"{' and '.join(only) or 'the same in another order'}; {advice}."
     )

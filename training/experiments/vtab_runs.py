@@ -21,8 +21,7 @@ from training.loop.devices.strategies import open_strategy
 from training.loop.finetune import finetune
 from training.loop.setup import Setup
 from training.options.common import DataOptions
-from training.options.experiments import VtabOptions
-from training.options.train import FinetuneOptions
+from training.options.train import FinetuneOptions, VtabOptions
 from training.recipes.recipe import Recipe
 from training.recipes.vtab_tasks import RECIPE_NAME, TASKS, VtabTask
 

@@ -35,7 +35,7 @@ from keras_vit.checkpoints.formats.timm_models import (
     layer_scale_of,
 )
 from keras_vit.errors import UserError
-from keras_vit.images.geometry import Resize
+from keras_vit.images.resizing import Resize
 from keras_vit.models.config import Classifier, Gelu, ViTConfig
 
 if TYPE_CHECKING:

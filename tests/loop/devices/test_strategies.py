@@ -34,15 +34,12 @@ import keras, numpy as np, tensorflow as tf
 import keras_vit
 from training.loop.build import build_trainer
 from training.loop.plan import resolve
-from training.loop.run import RunDirectory
+from keras_vit.run import Run
 from training.loop.setup import Setup
 from training.loop.train import Training
-from training.recipes.pretrain import RECIPES
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 from training.data.sources import DataSet, array_split
 from training.loop.devices.strategies import StrategyOptions, is_chief, open_strategy
-from training.options.common import DataOptions, Execution
-from training.options.train import PretrainOptions
 
 config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 base = dataclasses.replace(
@@ -81,7 +78,7 @@ def train(strategy, name, several):
         recipe, 16, strategy=strategy, execution=Execution(steps_per_execution=several), seed=1,
         class_weights=np.array([0.2, 0.5, 1, 2, 4], np.float32) if name == "weighted" else None,
     )
-    run = RunDirectory(pathlib.Path(f"{sys.argv[1]}/{kind}-{name}"))
+    run = Run.at(pathlib.Path(f"{sys.argv[1]}/{kind}-{name}"))
     if is_chief(strategy):
         run.start({}, CLASSES)
     options = PretrainOptions(
