@@ -276,7 +276,9 @@ def _weights(array: LazyArray, rule: Rule, numbers: dict[str, int]) -> dict[str,
 def check_rank(key: str, shape: tuple[int, ...], ranks: Collection[int]) -> None:
     """Raise UserError unless an array, or what is read of it, has one of these numbers of axes."""
     if len(shape) not in ranks or 0 in shape:
-        raise UserError(f"The array {key!r} should have {' or '.join(map(str, ranks))} axes, but has shape {shape}.")
+        raise UserError(
+            f"The array {key!r} should have {' or '.join(map(str, ranks))} axes and values, but has shape {shape}."
+        )
 
 
 def _load_part(transform: Transform, part: int | slice, array: np.ndarray) -> np.ndarray:

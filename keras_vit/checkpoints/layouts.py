@@ -62,16 +62,17 @@ def format_for(model: WrittenModel, name: str) -> tuple[Format, Layout]:
             able[each.name] = each, each.layout_for(model), fields
     resnet = model.config if isinstance(model.config, ResNetConfig) else model.config.stem
     own_groups = isinstance(resnet, ResNetConfig) and resnet.num_groups != NUM_GROUPS
+    others = [other for other, (_, layout, _) in able.items() if not own_groups or layout.stores_groups]
+    others = others or ["only .keras"]
     if name in able:
         chosen, layout, fields = able[name]
         problem = _inexpressible(model, layout, fields, resnet if isinstance(resnet, ResNetConfig) else None)
         if not problem:
             return chosen, layout
-        advice = "choose another"
+        advice = f"choose {' or '.join(others) if own_groups else 'another'}"
     else:
         problem = "this ResNet" if model.task is None else "a model that segments or detects"
-        others = [other for other, (_, layout, _) in able.items() if not own_groups or layout.stores_groups]
-        advice = f"{' or '.join(others) or 'only .keras'} can"
+        advice = f"{' or '.join(others)} can"
     raise UserError(f"The layout {name} cannot express {problem}; {advice}.")
 
 
