@@ -74,7 +74,7 @@ def test_a_killed_run_ends_in_the_same_bits_and_metrics(name, upstream, tmp_path
         (f"{SMALL} --patch-dropout 0.5 --model.position-embedding rotary", "does not fit rotary positions"),
         (f"{DIGITS} --teacher x --loss sigmoid", "--loss applies only to labels"),
         (f"{DIGITS} --distillation hard", "--distillation applies only to --teacher"),
-        (f"{DIGITS} --teacher x --target patch-color --label-smoothing 0", "--teacher applies only to --target classes"),
+        (f"{DIGITS} --teacher x --target patch-color --label-smoothing 0", "--teacher applies only to --target"),
         (f"{SMALL} --teacher {{}} --distillation hard", "give --model.distillation head or a distilled checkpoint"),
         (f"{DIGITS} --distil features", "applies only to --teacher"),
         (f"{DIGITS} --teacher x --distil features --temperature 2", "--temperature applies only to"),
