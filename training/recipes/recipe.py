@@ -61,8 +61,6 @@ class Schedule:
         object.__setattr__(self, "stairs", tuple(self.stairs))
         check_choice("decay", self.decay, get_args(Decay))
         check_ranges(self)
-        if list(self.stairs) != sorted(self.stairs):
-            raise UserError(f"stairs must be increasing fractions of all steps, but are {self.stairs}.")
         if self.decay == "stair" and not self.stairs:
             raise UserError("decay stair needs the stairs where the learning rate drops; give --stairs 0.3 0.6 0.9.")
 
