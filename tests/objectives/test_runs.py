@@ -79,7 +79,7 @@ def test_a_killed_run_ends_in_the_same_bits_and_metrics(name, upstream, tmp_path
         (f"{DIGITS} --distil features", "applies only to --teacher"),
         (f"{DIGITS} --teacher x --distil features --temperature 2", "--temperature applies only to"),
         (f"{DIGITS} --teacher x --distil features --patch-dropout 0.5", "Of --distillation features"),
-        (f"{DIGITS} --checkpoint {{}}", "for classes, keras-vit finetune takes one"),
+        (f"{DIGITS} --checkpoint {{}}", "for classes, keras-vit finetune takes"),
         ("auto --data digits --checkpoint {}", "to recipes without labels"),
         (f"mnist-dino {WITHOUT_LABELS} {DINO} --remat", "leave --remat out"),
         (f"mnist-masked-patch {WITHOUT_LABELS} --model.patch-size 4 --remat", "leave --remat out"),
