@@ -39,8 +39,8 @@ FLOORS = (
     "training.recipes",
     "training.options",
     "training.loop.devices.tpu",  # imports no TensorFlow
-    "training.checks",
     "training.data",
+    "training.checks",
     "training.loop.devices",
     "training.objectives",
     "training.loop",
