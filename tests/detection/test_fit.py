@@ -146,7 +146,7 @@ def test_models_without_an_encoder_are_refused(place):
     ("options", "words"),
     [
         (["--mosaic", "2"], "--mosaic must be in"),
-        (["--label-smoothing", "0.1"], "--label-smoothing is for classes of whole images"),
+        (["--label-smoothing", "0.1"], "--label-smoothing applies only to classes of whole images"),
         (["--scale-jitter", "2", "1"], "--scale-jitter takes the least"),
     ],
 )
