@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_vit.checkpoints.describe import describe
-from keras_vit.checkpoints.fetch.find import check_name, find_checkpoint
+from keras_vit.checkpoints.find import check_name, find_checkpoint
 from keras_vit.errors import UserError, reading
 from keras_vit.files.atomic import atomic_write, is_temporary, remove_temporary, write_text
 from keras_vit.files.keras_model import MODEL, find, is_keras_model

@@ -33,7 +33,6 @@ FLOORS = (
     "keras_vit.scores",
     "keras_vit.run",
     "keras_vit.inspection",
-    "keras_vit.published_accuracy",
     "keras_vit.published",
     "keras_vit.cli.commands",
     "keras_vit",  # keras_vit.convert

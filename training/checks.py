@@ -5,7 +5,7 @@ import pathlib
 import socket
 
 from keras_vit import UserError
-from keras_vit.checkpoints.fetch.find import check_name
+from keras_vit.checkpoints.find import check_name
 from keras_vit.errors import explained
 from keras_vit.files.atomic import is_temporary
 from keras_vit.files.labels import LABELS, check_classes
