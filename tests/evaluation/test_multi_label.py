@@ -218,7 +218,7 @@ def test_data_of_one_class_each_are_refused(place, tmp_path):
     with pytest.raises(UserError, match="--loss multi-label is for images of several classes each"):
         pretrain.main(["digits", "--data", data, *options, "--loss", "multi-label"])
     several = f"csv:{place / 'list.csv'}"
-    with pytest.raises(UserError, match="unlike --loss multi-label"):
+    with pytest.raises(UserError, match="--loss applies only to labels"):
         pretrain.main(["digits", "--data", several, *options, "--teacher", "x"])
 
 

@@ -13,8 +13,8 @@ from keras_vit.files.remote import remove_folder
 from keras_vit.inspection import inspect, read_images, write
 from keras_vit.run import CALIBRATION, SAMPLES, Run
 from keras_vit.scores import Scoring
-from training.data.pipeline import save_samples
 from training.data.sources import DataSet
+from training.data.write import save_samples
 
 # Training images saved for the exports, which calibrate quantization ranges on them.
 _CALIBRATION_IMAGES = 512

@@ -11,7 +11,7 @@ import numpy as np
 
 import keras_vit
 from keras_vit import UserError, ViTConfig
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
