@@ -15,7 +15,7 @@ from keras_vit.images.formats import is_hidden
 from keras_vit.run import CONFIG, Run, check_model_file
 from training.data.checks import check_data, listed_classes
 from training.data.known_images import check_split
-from training.loop.devices.tpu import may_be_slice
+from training.loop.devices.backend import may_be_slice
 from training.options.common import DataOptions, TrainingOptions
 from training.options.data import PIPELINE, PROBLEMS, RECORD_INDEX
 from training.options.features import DESCRIPTION, FeatureOptions, ProbeOptions
