@@ -573,7 +573,7 @@ def test_a_processor_for_another_size_than_that_of_the_weights_shows_the_same_pa
         ({"size": {"shortest_edge": 32}}, "size="),
         ({"size": {"longest_edge": 32}}, "size="),
         ({"image_processor_type": "ConvNextImageProcessor"}, "image_processor_type='ConvNext"),
-        ({"do_normalize": "no"}, "'do_normalize', but gives 'no'"),
+        ({"do_normalize": "no"}, "'do_normalize' as true or false"),
     ],
 )
 def test_unsupported_processors_are_refused(processor, name, tmp_path):
