@@ -75,11 +75,8 @@ def _report_weights(
         name = old_weights[key].source.key if key in old_weights else key
         print(f"{name}  ->  {weight.source.key}  {weight.source.shape}  {', '.join(notes)}".rstrip())
     if checkpoint is not None:
-        sources = checkpoint.weights.items()
-        missing, kept = (
-            {w.source.key for key, w in sources if (key in written.weights) == is_kept} for is_kept in (0, 1)
-        )
-        for name in sorted({*missing - kept, *checkpoint.unused}):
+        kept = {old.source.key for key, old in old_weights.items() if key in written.weights}
+        for name in sorted({old.source.key for old in old_weights.values()} - kept | set(checkpoint.unused)):
             print(f"{name}  ->  dropped")
     return changed
 
