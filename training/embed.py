@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     if pipeline is not None:
         cli.require_tensorflow()
 
-        from training.beam.embed import embed as embed_by_pipeline
+        from training.beam.inference import embed as embed_by_pipeline
         from training.beam.picture_list import PictureList
 
         _print_next(options, embed_by_pipeline(run, PictureList(options.pictures, table), options, pipeline))
