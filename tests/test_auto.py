@@ -128,7 +128,7 @@ def test_an_interrupted_fine_tuning_goes_on_with_its_epochs(pictures, backbone, 
         calls.append(arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(choices.finetuning, "train", train)
+    monkeypatch.setattr(choices.by_recipe, "finetune", train)
     with pytest.raises(KeyboardInterrupt):
         auto.main(["--data", f"folder:{pictures}", "--checkpoint", str(backbone), "--workdir", str(workdir)])
     assert calls[0][4:8] == ["--epochs", "7", "--resize", "pad"]

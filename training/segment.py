@@ -32,13 +32,13 @@ def _fit(arguments: Sequence[str]) -> None:
     prog = f"{_PROG} fit"
     options = parser.parse(SegmentFitOptions, arguments, prog=prog, about=__doc__, usual=USUAL, recipe=recipe)
 
-    from training.checks import check_checkpoint
+    from keras_vit.runs import open_run
     from training.loop.devices.backend import prepare_backend
     from training.recipes.overrides import overridden
     from training.workdir import check_workdir_of
 
     options = dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
-    check_checkpoint(options.checkpoint)
+    open_run(options.checkpoint)
     check_workdir_of(options, "segment", options.recipe.head, is_final=True)
     prepare_backend(options)
 
@@ -89,8 +89,7 @@ def _predict(arguments: Sequence[str]) -> None:
 
     from keras_vit import run_directory
     from keras_vit.runs import open_run
-    from training.prediction.arguments import check_pictures, with_run
-    from training.prediction.pictures import find_pictures
+    from training.prediction.arguments import check_pictures, find_pictures, with_run
 
     options = parser.options_from(SegmentPredictOptions, with_run(given), prog=prog)
     check_pictures(options.run, options.pictures, serve=False, classes=None)

@@ -20,10 +20,10 @@ def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --workdir DIR`"""
     options = parser.parse(VtabOptions, arguments, prog="keras-vit vtab", about=__doc__)
 
-    from training.checks import check_checkpoint
+    from keras_vit.runs import open_run
     from training.loop.devices.tpu import prepare_tpu
 
-    check_checkpoint(options.checkpoint)
+    open_run(options.checkpoint)
     prepare_tpu(options.devices)
     cli.require_tensorflow()
 

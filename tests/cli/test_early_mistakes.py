@@ -13,8 +13,7 @@ import pytest
 
 from keras_vit import UserError
 from training import finetune, predict, pretrain, samples, shard, study
-from training.checks import check_shards
-from training.data.checks import check_data
+from training.data.checks import check_data, check_shard_folder
 from training.lock import locked
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
@@ -362,7 +361,7 @@ def test_tfrecord_files_may_be_written_where_nothing_else_is(tmp_path):
     for name in ("train-00000-of-00001.tfrecord", "records.npz", "labels.txt", ".hidden", "labels.txt.12.tmp"):
         (tmp_path / name).touch()
     for output in (str(tmp_path), str(tmp_path / "new"), "gs://bucket/shards"):
-        check_shards(output)
+        check_shard_folder(output)
 
 
 def test_predict_names_a_saved_model_as_an_export_in_any_version(tmp_path):

@@ -7,8 +7,7 @@ import pytest
 
 from keras_vit import UserError
 from keras_vit.runs import Run
-from training.evaluation.metrics import log_loss, softmax
-from training.evaluation.temperature import calibration, fit_temperature
+from training.evaluation.metrics import calibration, fit_temperature, log_loss, softmax
 
 
 def drawn(temperature: float) -> tuple[np.ndarray, np.ndarray]:

@@ -21,7 +21,7 @@ from training.beam.pipeline import (
     print_counts,
     write_problems,
 )
-from training.features.extractors import fingerprint_of
+from training.features.extraction import fingerprint_of
 from training.features.store import part_file
 from training.lock import locked
 from training.options.pipeline import PipelineOptions
@@ -35,8 +35,8 @@ from training.prediction.classifier import (
     classified,
     open_classifier,
     read_picture,
-    write_parquet,
 )
+from training.prediction.results import write_parquet
 
 # Objects of a bucket that are read at the same time, for each read mostly waits.
 _READS = 64
@@ -82,7 +82,7 @@ def _predictions(group: Group, classifier: Classifier) -> tuple[str, int, list[P
             contents = {file: pool.submit(file.read_bytes) for file in files if isinstance(file, RemotePath)}
             for first in range(0, len(files), BATCH):
                 batch = [_read(file, contents, classifier) for file in files[first : first + BATCH]]
-                found += classified(classifier, batch)[0]
+                found += classified(classifier, batch)
     return group.split, group.number, found
 
 
@@ -106,7 +106,7 @@ class _Write(apache_beam.DoFn):
     def process(self, element: tuple[str, int, list[Prediction]]) -> Iterator[None]:
         split, number, predictions = element
         file = part_file(to_path(self._output), split, number)
-        write_problems(file.parent, file.stem, {each.file: each.problem for each in predictions if each.problem})
+        write_problems(file.parent, file.stem, {each.name: each.problem for each in predictions if each.problem})
         with atomic_write(file) as temporary:
             write_parquet(temporary, predictions)
         counted("written", len(predictions))

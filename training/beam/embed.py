@@ -14,7 +14,14 @@ from keras_vit.files.remote import to_path
 from keras_vit.runs import Run, open_run
 from training.beam.picture_list import Group, PictureList, paths_of
 from training.beam.pipeline import GroupHandler, counted, infer, print_counts, write_problems
-from training.features.embed import Extractor, as_stored, describe_features, embed_rows, listing_of_files, start_folder
+from training.features.extraction import (
+    Extractor,
+    as_stored,
+    describe_features,
+    embed_rows,
+    listing_of_files,
+    start_folder,
+)
 from training.features.store import NO_SPLIT, FeatureDescription, Part, part_file, write_part
 from training.lock import locked
 from training.options.features import EmbedOptions
@@ -42,8 +49,8 @@ def embed(run: Run, pictures: PictureList, options: EmbedOptions, pipeline: Pipe
 def _load(options: EmbedOptions, description: FeatureDescription) -> Extractor:
     """The model in a worker. Raises UserError if it is not the one that the pipeline was started with."""
     run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads)
-    found, extractor = describe_features(run, options, description.labels, description.splits, description.checksum)
-    if found.fingerprint != description.fingerprint:
+    _, extractor = describe_features(run, options, description.labels, description.splits, description.checksum)
+    if extractor.fingerprint != description.fingerprint:
         raise UserError(f"The workers find another model at {options.run}; give one address that all of them read.")
     return extractor
 

@@ -22,14 +22,13 @@ from keras_vit.text.classes import classes_of_labels
 from training.data.dataset import Split, random_subset, typical_image
 from training.data.sources import DataSet, open_source
 from training.evaluation.predictors import accuracy
-from training.experiments import finetuning, pretraining
-from training.features.linear_head import new_probe, one_thread
+from training.experiments import by_recipe
+from training.features.extraction import open_extractor
+from training.features.logistic_regression import new_probe, one_thread, probe
+from training.features.probe import cached_features, save_probe
 from training.loop.build import rebuilt
 from training.options.auto import AutoOptions
 from training.options.probes import LinearProbeOptions
-from training.probes.features import features_of_split
-from training.probes.linear_model import save_probe
-from training.probes.logistic_regression import probe
 from training.recipes.auto import DataFacts, auto_finetune_recipe
 
 # Small, and without labels, so that its features suit any pictures. Apache license 2.0.
@@ -228,7 +227,7 @@ def save_with_own_head(run: Run, model: keras.Model, source: DataSet, options: L
 
 def _accuracy(run: Run, split: Split, preprocessing: Preprocessing) -> float | None:
     """Cross-validated accuracy of a linear classifier on frozen features; None if there are too few images."""
-    features = features_of_split(run, split, preprocessing, BATCH)
+    features = cached_features(open_extractor(run.model, preprocessing, batch_size=BATCH), split)
     values, labels = features.values, features.labels
     kept = np.isin(labels, np.flatnonzero(np.bincount(labels) >= _FOLDS))
     if len(np.unique(labels[kept])) < 2:
@@ -247,11 +246,11 @@ def train(options: AutoOptions, checkpoint: str | None) -> tuple[DataSet | None,
     if checkpoint is None:
         if more:
             raise UserError("--unlabelled fine-tunes a checkpoint; give one by --checkpoint, or leave it out.")
-        pretraining.train(["auto", *training, *_resize(options.resize)])
+        by_recipe.pretrain(["auto", *training, *_resize(options.resize)])
         return None, None
     first = f"{options.workdir}-labels" if more else options.workdir  # of the fine-tuning with the labels alone
     if recipe := unfinished_recipe(first):  # another timing might choose other epochs
-        finetuning.train([*tuned, str(recipe["epochs"]), *_resize(recipe["resize"]), *more, *training])
+        by_recipe.finetune([*tuned, str(recipe["epochs"]), *_resize(recipe["resize"]), *more, *training])
         return None, None
     run, source = open_run(checkpoint), open_source(options.source)
     baseline = zero_shot_accuracy(checkpoint, source)
@@ -260,7 +259,7 @@ def train(options: AutoOptions, checkpoint: str | None) -> tuple[DataSet | None,
     if more and not epochs:
         raise UserError("--unlabelled trains all weights; give them time by --minutes 30 or so, or leave it out.")
     if epochs:
-        finetuning.train([*tuned, str(epochs), *_resize(resize), *more, *training])
+        by_recipe.finetune([*tuned, str(epochs), *_resize(resize), *more, *training])
     else:
         probed = LinearProbeOptions(
             run=checkpoint, source=options.source, workdir=options.workdir, batch_size=BATCH, resize=resize,

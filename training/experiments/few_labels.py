@@ -23,8 +23,8 @@ from keras_vit.runs import open_run
 from keras_vit.scores import softmax
 from training.data.dataset import Split
 from training.data.unlabelled import open_unlabelled, strong, with_pseudo_labels
+from training.evaluation.metrics import fit_temperature
 from training.evaluation.predictors import outputs
-from training.evaluation.temperature import fit_temperature
 from training.loop.build import rebuilt
 from training.loop.finetune import finetune
 from training.loop.run import RunDirectory
@@ -142,9 +142,9 @@ def _probabilities(teacher: RunDirectory, setup: Setup, unlabelled: Split) -> np
     compute = functools.partial(
         outputs,
         model.predict_on_batch,
+        batch_size=_BATCH,
         preprocessing=preprocessing_of(model),
         num_classes=len(source.labels),
-        batch_size=_BATCH,
     )
     file = teacher.path / _LABELS
     key = np.array([unlabelled.fingerprint, unlabelled.num_examples])

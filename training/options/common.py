@@ -218,6 +218,15 @@ class TrainingOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CsvOptions:
+    """How a command writes .csv files."""
+
+    raw: bool = False
+    """Write the cells of a .csv file as they are, for programs. Else a ' stands before those that a spreadsheet would
+    run as a formula, such as =1+1."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureOptions:
     """Options of all commands that extract features."""
 
@@ -255,6 +264,12 @@ class FeatureOptions:
                 (("resize",), self.crop_from is None, "images without --crop-from, which are stretched"),
             ],
         )
+
+    def preprocessing(self, own: "Preprocessing") -> "Preprocessing":
+        """Return a model's own preprocessing with these options applied; --crop-from is a stretch and a center crop."""
+        if self.resize is not None:
+            return own.with_resize(self.resize, None)
+        return own if self.crop_from is None else own.with_resize("stretch", (self.crop_from, self.crop_from))
 
     def probe_command(self) -> tuple[str, ...]:
         """The command that makes a model of these features."""

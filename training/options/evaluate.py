@@ -5,11 +5,11 @@ from typing import Annotated
 
 from keras_vit.cli.options import Aliases, Count, MayBeEmpty, MayLead, Positional
 from keras_vit.errors import refuse_without_effect
-from training.options.common import DataOptions, InputOptions, StrategyOptions
+from training.options.common import CsvOptions, DataOptions, InputOptions, StrategyOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(CsvOptions):
     """Measure a model on the evaluation images of a data set; without --data, of that which a run was trained on."""
 
     run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]

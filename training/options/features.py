@@ -8,7 +8,7 @@ from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Range
 from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
-from training.options.common import DataOptions, OnBadImage
+from training.options.common import CsvOptions, DataOptions, OnBadImage
 from training.options.pipeline import Runner
 from training.options.predict import check_ending
 
@@ -93,7 +93,7 @@ class EmbedOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LookupOptions:
+class LookupOptions(CsvOptions):
     """Options of all commands that look up pictures in an index."""
 
     index: str
@@ -107,9 +107,6 @@ class LookupOptions:
     index. Prints how many of the true neighbors it finds. Needs pip install faiss-cpu."""
     output: str | None = None
     """File for the results, which ends in .csv or .html (a page with small pictures)."""
-    raw: bool = False
-    """Write the cells of a .csv file as they are, for programs. Else a ' stands before those that a spreadsheet would
-    run as a formula, such as =1+1."""
 
     def __post_init__(self) -> None:
         check_ending(self.output, TABLES)
@@ -132,7 +129,7 @@ class SearchOptions(LookupOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReviewOptions:
+class ReviewOptions(CsvOptions):
     """Make a page to clean a data set: copies, suspicious labels, odd pictures, classes that overlap."""
 
     index: str

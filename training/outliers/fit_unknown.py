@@ -16,7 +16,7 @@ from training.data.checks import check_classes
 from training.data.dataset import DataSet, Split
 from training.data.known_images import check_evaluation_images
 from training.evaluation.predictors import outputs
-from training.features.embed import check_finite
+from training.features.extraction import check_finite
 from training.options.outliers import UnknownOptions
 
 # Groups into which the classes are divided, each left out once, and training images that knn keeps.
@@ -103,7 +103,7 @@ def outputs_of(run: Run, split: Split, num_classes: int, batch_size: int) -> Out
         inside = network.predict_on_batch(images)
         return np.concatenate([inside["pre_logits"].astype(np.float32), inside["logits"].astype(np.float32)], axis=-1)
 
-    values, labels = outputs(compute, split, run.preprocessing, num_classes=num_classes, batch_size=batch_size)
+    values, labels = outputs(compute, split, batch_size, preprocessing=run.preprocessing, num_classes=num_classes)
     check_finite(values)
     width = network.output["pre_logits"].shape[-1]
     return Outputs(values[:, :width], values[:, width:], labels)
