@@ -7,7 +7,6 @@ and TFLite, compares both with the Keras model on all test images, and writes su
 """
 
 import json
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ def demo(workdir: str, seed: int) -> dict[str, Any]:
     from export.tasks import open_task
     from export.tflite.export import export_tflite
     from keras_vit.files.atomic import write_text
+    from keras_vit.files.keras_model import MODEL
     from training.data.sources import digits
     from training.evaluation import opening
     from training.evaluation.evaluate import evaluate
@@ -54,10 +54,10 @@ def demo(workdir: str, seed: int) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "parameters": task.exported.model.count_params(),
         "test_accuracy": accuracy,
-        "train_seconds": round(sum(epoch["seconds"] for epoch in run.metrics()), 1),
+        "train_seconds": round(sum(epoch["seconds"] for epoch in run.metrics), 1),
         "tflite": {},
     }
-    rows = [("Keras model", run.model_file.name, f"{run.model_file.stat().st_size:,}", "", f"{accuracy:.4f}")]
+    rows = [("Keras model", MODEL, f"{(run.path / MODEL).stat().st_size:,}", "", f"{accuracy:.4f}")]
     for name, (path, size, found) in exports.items():
         place = str(path.relative_to(run.path))
         entry = {"path": place, "bytes": size, "max_abs_diff": found["max_abs_diff"]}
@@ -66,7 +66,7 @@ def demo(workdir: str, seed: int) -> dict[str, Any]:
             summary["saved_model"] = entry
         else:
             summary["tflite"][name.removeprefix("TFLite ")] = entry | {"accuracy": found["accuracy"]}
-    write_text(pathlib.Path(run.path) / "summary.json", json.dumps(summary, indent=2) + "\n")
+    write_text(run.path / "summary.json", json.dumps(summary, indent=2) + "\n")
     header = ("artifact", "path", "bytes", "max |logit diff|", "test accuracy")
     print(as_table(rows, header), f"\nAll files are in {run.path}.", sep="\n")
     return summary
@@ -77,8 +77,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(DemoOptions, arguments, prog="keras-vit demo", about=__doc__)
     cli.require_tensorflow()
 
+    from keras_vit.files.lock import locked
     from keras_vit.files.remote import local_path
-    from training.lock import locked
     from training.loop.signals import report_interruption
 
     # A second lock besides that of the training, because the exports also need the directory for themselves.

@@ -21,13 +21,14 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(ShardOptions, own, prog="keras-vit shard", about=__doc__)
 
     from training.beam.start import pipeline_options, table_path
-    from training.data.checks import check_data, check_shard_folder
+    from training.checks import check_shards
+    from training.data.checks import check_data
 
     table = table_path(options.source.data) if options.runner else None
     pipeline = pipeline_options(options.runner, behind, None, (table, options.output))
     if pipeline is None:
         check_data(options.source)
-    check_shard_folder(options.output)
+    check_shards(options.output)
     cli.require_tensorflow()
 
     if pipeline is not None:

@@ -20,10 +20,10 @@ def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --workdir DIR`"""
     options = parser.parse(VtabOptions, arguments, prog="keras-vit vtab", about=__doc__)
 
-    from keras_vit.runs import open_run
+    from keras_vit.run import Run
     from training.loop.devices.tpu import prepare_tpu
 
-    open_run(options.checkpoint)
+    Run.open(options.checkpoint)
     prepare_tpu(options.devices)
     cli.require_tensorflow()
 

@@ -6,10 +6,10 @@ import shutil
 from collections.abc import Mapping
 
 from export.options import KitOptions
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
 from keras_vit.errors import refuse_first
 from keras_vit.files.atomic import staged
-from keras_vit.files.remote import existing_folder, local_path
+from keras_vit.files.remote import existing_folder, local_path, output_folder
 
 # Image of the server; its version must not be older than the TensorFlow that wrote the models.
 _IMAGE = "tensorflow/serving:${TF_SERVING_VERSION:-latest}"
@@ -23,7 +23,7 @@ def write_kit(options: KitOptions) -> pathlib.Path:
     Raises UserError for missing versions and for an invalid name.
     """
     name, canary = options.name, options.canary
-    served, kit = local_path(options.models, "models"), run_directory.output_folder(options.output)
+    served, kit = local_path(options.models, "models"), output_folder(options.output)
     versions = _versions(served)
     labels = {"stable": versions[-1] if options.stable is None else options.stable}
     if canary is not None:

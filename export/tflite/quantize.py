@@ -40,7 +40,7 @@ from export.tflite import four_bits
 from export.tflite.flatbuffer import noisy_products, pack, products, unpack
 from keras_vit import UserError
 from keras_vit.cli.progress import tracked
-from keras_vit.unknown_score import UNKNOWN_SCORE
+from keras_vit.scores import UNKNOWN_SCORE
 
 # Formats whose dense layers have weights in 8 bits, which GPTQ rounds where there are calibration images.
 EIGHT_BIT_WEIGHTS: tuple[TFLiteFormat, ...] = ("int8-dynamic", "int8-weights", "int8")

@@ -12,13 +12,13 @@ import zipfile
 import pytest
 
 from keras_vit import UserError
+from keras_vit.files.lock import locked
 from training import finetune, predict, pretrain, samples, shard, study
-from training.data.checks import check_data, check_shard_folder
-from training.lock import locked
+from training.checks import check_outside, check_shards
+from training.data.checks import check_data
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
-from training.workdir import check_outside, run_settings
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 # Runs each line of stdin as a command; prints its sentence, or what it has imported.
@@ -220,7 +220,7 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
     gone += f"to {tmp_path}: correct the paths."
     (tmp_path / "x.tflite").write_bytes(b"\x1c\0\0\0TFL3")
     options = PretrainOptions(source=DataOptions("digits"), workdir="", recipe=find_recipe("digits"))
-    settings = run_settings(options, "pretrain", "digits") | {"images": None}
+    settings = options.settings("pretrain", "digits") | {"images": None}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text(json.dumps({"settings": settings}))
     again = f"training.pretrain digits --data digits --workdir {tmp_path}/other --strategy mirrored"
@@ -361,7 +361,7 @@ def test_tfrecord_files_may_be_written_where_nothing_else_is(tmp_path):
     for name in ("train-00000-of-00001.tfrecord", "records.npz", "labels.txt", ".hidden", "labels.txt.12.tmp"):
         (tmp_path / name).touch()
     for output in (str(tmp_path), str(tmp_path / "new"), "gs://bucket/shards"):
-        check_shard_folder(output)
+        check_shards(output)
 
 
 def test_predict_names_a_saved_model_as_an_export_in_any_version(tmp_path):

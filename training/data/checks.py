@@ -5,35 +5,21 @@ import itertools
 import os
 import pathlib
 import shlex
-import socket
 from collections.abc import Sequence
 
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
 from keras_vit.cli.options import option_name
-from keras_vit.errors import explained
-from keras_vit.files.atomic import is_temporary
 from keras_vit.files.file_contents import shown
 from keras_vit.files.remote import existing_folder, is_remote, matching
 from keras_vit.images.formats import format_list, is_hidden
 from training.data.csv_file import ONE_CLASS, class_shares, listed_files
 from training.data.decisions import read_decisions
-from training.options.common import (
-    EVALUATION_NAMES,
-    TRAINING_NAMES,
-    DataOptions,
-    OnBadImage,
-    TrainingOptions,
-    composed,
-)
-from training.options.data import RECORD_INDEX
-from training.options.pipeline import PIPELINE, PROBLEMS
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, composed
 
 # Of a folder without splits of its own, a tenth of each class is kept for evaluation.
 HOLD_OUT = 10
 # Files of a list up to which it is looked whether they exist.
 _MOST_LISTED = 10_000
-# Until a host that does not answer counts as absent.
-_CONNECT_SECONDS = 5
 # What the names of the files of a source end in, and those of compressed tar files.
 _ENDINGS = {"tfrecord": ".tfrecord", "tar": ".tar"}
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -215,54 +201,3 @@ def listed_classes(source: DataOptions) -> tuple[str, ...] | None:
     return tuple(
         sorted(texts if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)})
     )
-
-
-def check_classes(
-    of_model: Sequence[str],
-    of_data: Sequence[str],
-    model: str = "The run",
-    advice: str = "evaluate on data with the same classes",
-) -> None:
-    """Raise UserError unless a model, as a sentence begins with it, and the data have the same classes in one order."""
-    of_model, of_data = (tuple(map(composed, names)) for names in (of_model, of_data))
-    if of_model == of_data:
-        return
-    only = [
-        f"only {where} {', '.join(names[:5])}{' …' if names[5:] else ''}"
-        for where, names in (
-            (f"{model[0].lower()}{model[1:]} has", sorted(set(of_model) - set(of_data))),
-            ("the data have", sorted(set(of_data) - set(of_model))),
-        )
-        if names
-    ]
-    raise UserError(
-        f"{model} has {len(of_model)} classes and the data have {len(of_data)}: "
-        f"{' and '.join(only) or 'the same in another order'}; {advice}."
-    )
-
-
-def check_data_service(options: TrainingOptions) -> None:
-    """Raise UserError unless something listens at `--data-service`."""
-    if options.service_place is not None:
-        with explained(
-            lambda reason: (
-                f"No data service answers at {options.data_service} ({reason}); start its dispatcher there, "
-                "or leave --data-service out."
-            ),
-            OSError,
-            UnicodeError,
-        ):
-            socket.create_connection(options.service_place, _CONNECT_SECONDS).close()
-
-
-def check_shard_folder(output: str) -> None:
-    """Raise UserError for a folder with files of something else, such as pictures: they would be mixed."""
-    if is_remote(output) or not (folder := run_directory.output_folder(output)).is_dir():
-        return
-    ours = (RECORD_INDEX, run_directory.LABELS, PIPELINE, PROBLEMS)
-    for entry in sorted(folder.iterdir()):
-        is_ours = entry.suffix == ".tfrecord" or entry.name in ours
-        if not (is_ours or is_temporary(entry) or is_hidden(entry.name)):
-            raise UserError(
-                f"{folder} should be new or empty, but holds {entry.name}; give --output a folder of its own."
-            )

@@ -6,12 +6,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
 from keras_vit.files.atomic import write_text
+from keras_vit.files.labels import check_classes
 from keras_vit.files.tables import short_name
-from keras_vit.runs import run_of
-from keras_vit.unknown_score import KINDS
-from training.data.checks import check_classes
+from keras_vit.run import TEMPERATURE, Run
+from keras_vit.scores import KINDS
+from training.checks import report_directory
 from training.data.known_images import check_evaluation_images, may_know_images
 from training.data.sources import DataSet, open_source
 from training.evaluation.metrics import (
@@ -28,7 +29,6 @@ from training.evaluation.predictors import Predictor, open_predictor
 from training.evaluation.report import Subject, multi_label_report, single_label_report, write_report
 from training.options.common import DataOptions, InputOptions, StrategyOptions
 from training.options.evaluate import EvaluateOptions
-from training.workdir import report_directory
 
 
 def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
     if options.calibrate:
         assert run.directory is not None  # see `training.evaluation.opening.open_run`
         text = json.dumps(metrics["calibration"], indent=2)
-        write_text(run.directory / run_directory.TEMPERATURE, f"{text}\n")
+        write_text(run.directory / TEMPERATURE, f"{text}\n")
     return report.metrics
 
 
@@ -100,7 +100,7 @@ def evaluate_model(model: keras.Model, data: str | DataOptions, *, batch_size: i
     """
     options = DataOptions(data) if isinstance(data, str) else data
     source = open_source(options, multi_label=True)
-    predictor = open_predictor(run_of(model), InputOptions(), StrategyOptions("single"))
+    predictor = open_predictor(Run.of_model(model), InputOptions(), StrategyOptions("single"))
     check_same_classes(predictor, source)
     logits, labels = predictor.predict(source.evaluation, batch_size)
     check_logits(logits)

@@ -11,13 +11,14 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from keras_vit import Preprocessing, UserError, run_directory
+from keras_vit import Preprocessing, UserError
 from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import reading
 from keras_vit.files import tflite_metadata
-from keras_vit.files.remote import check_saved_model_path
-from keras_vit.runs import Run
+from keras_vit.files.documents import read_json
+from keras_vit.files.remote import check_saved_model_path, existing_file, local_copy
+from keras_vit.run import Run
 from training.data.dataset import Split, bad_examples_reported, without_autograph
 from training.data.pipeline import evaluation_batches
 from training.loop.devices.strategies import open_strategy
@@ -55,7 +56,7 @@ def open_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions) 
     The image size and the number of heads are those that the run was opened with. Raises UserError when it is none of
     these, or does not take the overrides or devices.
     """
-    if run.saved_model is None and run.place.suffix != ".tflite":
+    if run.saved_model is None and run.path.suffix != ".tflite":
         return _keras_predictor(run, overrides, devices)
     if devices != StrategyOptions("single"):
         raise UserError("An exported model runs on this machine's CPU alone; leave --strategy and --replicas out.")
@@ -221,7 +222,8 @@ def _saved_model(run: Run, path: pathlib.Path, overrides: InputOptions) -> Predi
         return evaluated(functools.partial(signature.logits, multi_label=split.multi_label), split, batch_size)
 
     report = path / "report.json"
-    is_multi_label = run_directory.read_config(report).get("multi_label") if report.is_file() else None
+    facts = read_json(report) if report.is_file() else None
+    is_multi_label = facts.get("multi_label") if isinstance(facts, dict) else None
     is_multi_label = is_multi_label if isinstance(is_multi_label, bool) else None
     return Predictor(run, f"SavedModel by {form}", num_classes, run.labels, predict, is_multi_label)
 
@@ -250,8 +252,9 @@ def _outputs_of_files(
 
 def _tflite(run: Run, overrides: InputOptions) -> Predictor:
     """Open a TFLite file of images, one at a time, float32 or, as 0..255, uint8; its output is taken for logits."""
-    content = run.tflite_file.read_bytes()
-    interpreter, taken, returned = _open_interpreter(run)
+    path = local_copy(existing_file(run.path, "give the path of a .tflite file"))
+    content = path.read_bytes()
+    interpreter, taken, returned = _open_interpreter(run, path)
     metadata, names = tflite_metadata.read_metadata(content), tflite_metadata.read_names(content, run.name)
     num_classes = int(returned["shape"][1])
     preprocessing = _tflite_preprocessing(run, taken, metadata, overrides)
@@ -272,7 +275,7 @@ def _tflite(run: Run, overrides: InputOptions) -> Predictor:
     return Predictor(run, "TFLite file", num_classes, run.labels if names is None else names, predict, is_multi_label)
 
 
-def _open_interpreter(run: Run) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def _open_interpreter(run: Run, path: pathlib.Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Return the interpreter of a TFLite file, and the details of the tensor that it takes and of its logits.
 
     Raises UserError for a damaged file, and for one of other tensors.
@@ -280,10 +283,10 @@ def _open_interpreter(run: Run) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     from ai_edge_litert.interpreter import Interpreter  # here, so that measuring a run needs no TFLite
 
     with (
-        reading(run.place, "a TFLite model", RuntimeError, advice="it may be damaged"),
+        reading(run.path, "a TFLite model", RuntimeError, advice="it may be damaged"),
         native_stderr_silenced(),  # it announces its delegate
     ):
-        interpreter = Interpreter(model_path=str(run.tflite_file), num_threads=2)
+        interpreter = Interpreter(model_path=str(path), num_threads=2)
         interpreter.allocate_tensors()
     taken, returned = interpreter.get_input_details(), interpreter.get_output_details()
     if len(returned) == 2:  # beside the logits, the unknown_score (1,)

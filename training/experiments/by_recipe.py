@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from keras_vit import UserError
 from keras_vit.cli import parser
@@ -41,16 +41,16 @@ def pretrain(arguments: Sequence[str], about: str = "") -> str | None:
     about = _about(about, name, RECIPES, 64 if name == _AUTO else None)
     given = parser.read(PretrainOptions, rest, prog=prog, about=about, usual=USUAL, recipe=named)
 
-    from keras_vit.runs import open_run
-    from training.data.checks import check_data, check_data_service
+    from keras_vit.run import Run
+    from training.checks import check_data_service, check_workdir
+    from training.data.checks import check_data
     from training.loop.devices.backend import prepare_backend
-    from training.workdir import check_workdir_of
 
     request = Request(PretrainOptions, prog, given, functools.partial(_pretrain_recipe, name))
     if (checkpoint := given.get(("checkpoint",))) is None:
         options = request.over(named)
     else:  # the sizes are those of its model, which is not known yet
-        open_run(checkpoint)
+        Run.open(checkpoint)
         options = dataclasses.replace(request, given=without_model(given)).over(named)
     if options.chips is not None:
         from training.loop.budget import print_budget
@@ -59,7 +59,7 @@ def pretrain(arguments: Sequence[str], about: str = "") -> str | None:
         return None
     check_data(options.source)
     check_data_service(options)
-    check_workdir_of(options, "pretrain", name, is_final=name in RECIPES and checkpoint is None)
+    check_workdir(options, "pretrain", name, is_final=name in RECIPES and checkpoint is None)
     prepare_backend(options)
     return _pretrain(request, name, options, named)
 
@@ -71,11 +71,11 @@ def _pretrain_recipe(name: str, facts: DataFacts, steps: int | None = None) -> P
 def _pretrain(request: Request, name: str, options: PretrainOptions, named: PretrainRecipe) -> str | None:
     """Open devices, data and checkpoint, and train."""
     from keras_vit.checkpoints.describe import describe
+    from keras_vit.run import Run
     from training.data.dataset import typical_image
     from training.features.nearest_neighbors import WatchFeatures
     from training.loop.devices.strategies import is_chief
     from training.loop.pretrain import pretrain as run
-    from training.loop.run import RunDirectory
     from training.loop.setup import open_setup
     from training.loop.signals import report_interruption
 
@@ -89,7 +89,7 @@ def _pretrain(request: Request, name: str, options: PretrainOptions, named: Pret
             print("\n".join(auto_reasons(facts, named, options.recipe)))
         watches = options.knn_every is not None or (options.checkpoint is not None and len(setup.source.labels) > 1)
         if watches and not setup.source.multi_label and not options.dry_run:
-            callbacks = [WatchFeatures(setup.source, RunDirectory(options.directory), options.knn_every)]
+            callbacks = [WatchFeatures(setup.source, Run.at(options.directory), options.knn_every)]
         run(options, name, setup, callbacks)
         return options.workdir if is_chief(setup.strategy) and not options.dry_run else None
 
@@ -125,20 +125,20 @@ def _check_finetune(options: FinetuneOptions, name: str) -> None:
     from keras_vit.errors import check_known
     from keras_vit.models.named_models import MODELS
     from keras_vit.published import upstream_checkpoint
-    from keras_vit.runs import open_run
-    from training.data.checks import check_data, check_data_service, unlabelled_path
-    from training.workdir import check_new_workdir, check_outside, check_workdir_of
+    from keras_vit.run import Run
+    from training.checks import check_data_service, check_new_workdir, check_outside, check_workdir
+    from training.data.checks import check_data, unlabelled_path
 
     check_data(options.source)
     check_data_service(options)
     if options.unlabelled is None:
-        check_workdir_of(options, "finetune", name, is_final=name in FINETUNE_RECIPES)
+        check_workdir(options, "finetune", name, is_final=name in FINETUNE_RECIPES)
     else:  # the runs beside it are checked where they begin
         unlabelled_path(options.unlabelled)
         check_outside(options.workdir, options.source.data)
         check_new_workdir(options.workdir)
     if options.checkpoint is not None and options.model is None:
-        open_run(options.checkpoint)
+        Run.open(options.checkpoint)
     if options.model is not None:
         check_known("official model", options.model, MODELS)
         if options.checkpoint is None:
@@ -170,7 +170,7 @@ def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | No
         return options.workdir if is_chief(setup.strategy) and not options.dry_run else None
 
 
-def _about(text: str, recipe: str, names: Sequence[str], side: int | None) -> str:
+def _about(text: str, recipe: str, names: Iterable[str], side: int | None) -> str:
     """Return the text of --help. side: of the images that the values of the recipe are shown for, if it needs any."""
     note = f", which depend on the data and are those for 1,000 images of {side} pixels" if side else ""
     recipes = f"Recipes: {_AUTO}, {', '.join(names)}. Below are the defaults of {recipe}{note}."

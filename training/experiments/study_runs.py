@@ -21,18 +21,17 @@ from scipy import stats
 from keras_vit import UserError
 from keras_vit.errors import reading
 from keras_vit.files.atomic import atomic_write, write_text
-from keras_vit.files.remote import local_path
+from keras_vit.files.lock import locked
+from keras_vit.files.remote import local_path, output_folder
 from keras_vit.files.tables import markdown_table, short_name
 from keras_vit.models.complexity import costs
-from keras_vit.run_directory import output_folder
-from keras_vit.runs import open_run_directory
+from keras_vit.run import Run, differences
 from training.data.dataset import DataSet, Split, random_subset
 from training.data.sources import open_source
 from training.experiments.study_figures import draw
 from training.experiments.study_grids import BY_SIZE, STUDIES, Point, check_base
 from training.features.least_squares import LeastSquares, shots_of, shots_that_fit
 from training.features.probe import computed_features
-from training.lock import locked
 from training.loop.devices.strategies import open_strategy
 from training.loop.pretrain import pretrain
 from training.loop.setup import Setup
@@ -40,7 +39,6 @@ from training.loop.signals import TrainingInterrupted
 from training.options.common import DataOptions, Execution, StrategyOptions
 from training.options.experiments import StudyOptions
 from training.options.train import PretrainOptions
-from training.workdir import differences
 
 # Processes at most unless --jobs says more: each takes most of a gigabyte.
 _MOST_JOBS = 8
@@ -154,8 +152,8 @@ class Trial:
             execution=Execution(deterministic=True, evaluate_every=every),
         )
         run = pretrain(options, self.point.name, Setup(dataclasses.replace(source, train=subset), strategy))
-        curve = [[record["step"], record["val_accuracy"]] for record in run.metrics()]
-        few_shot = few_shot_accuracy(open_run_directory(run.path).model, source, self.shots)
+        curve = [[record["step"], record["val_accuracy"]] for record in run.metrics]
+        few_shot = few_shot_accuracy(Run.open_directory(run.path).model, source, self.shots)
         return {"accuracy": curve[-1][1], "curve": curve, "few_shot": few_shot}
 
 

@@ -74,7 +74,7 @@ def vtab(options: VtabOptions) -> dict:
             execution=options.execution,
         )
         source = dataclasses.replace(source, train=repeated(source.train, num_steps * own.batch_size))
-        return finetune(fine_tuning, RECIPE_NAME, Setup(source, strategy)).metrics()[-1]["val_accuracy"]
+        return finetune(fine_tuning, RECIPE_NAME, Setup(source, strategy)).metrics[-1]["val_accuracy"]
 
     results = {}
     for name in chosen:
@@ -137,7 +137,7 @@ def repeated(split: Split, num_examples: int) -> Split:
 
 
 def summarize(results: Mapping[str, dict], missing: Mapping[str, str]) -> dict:
-    """Return the accuracies and their means by group and over all that were run; `complete` if these are all 19 tasks."""
+    """Return the accuracies and their means by group and over all; `complete` if all 19 tasks were run."""
     groups = {group: [row["accuracy"] for row in results.values() if row["group"] == group] for group in _GROUPS}
     return {
         "complete": len(results) == len(TASKS),

@@ -21,9 +21,10 @@ from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import Progress
 from keras_vit.files.atomic import remove_temporary
 from keras_vit.files.file_contents import FileContents, shown
+from keras_vit.files.lock import locked
 from keras_vit.models.layers import PoolTokens
 from keras_vit.models.tasks import task_of
-from keras_vit.runs import Run
+from keras_vit.run import Run
 from keras_vit.text.checkpoint import has_text_tower
 from training.data.dataset import (
     DataSet,
@@ -47,7 +48,6 @@ from training.features.store import (
     write_description,
     write_part,
 )
-from training.lock import locked
 from training.options.features import DESCRIPTION, EmbedOptions, IndexKind
 
 # The classifier of a model whose head reads the features of a kind.

@@ -17,7 +17,7 @@ import threadpoolctl
 from scipy import stats
 
 from keras_vit import UserError
-from keras_vit.runs import Run
+from keras_vit.run import Run
 from training.data.sources import DataSet
 from training.features.probe import Features, FeatureSet, open_features, save_linear_model, write_report
 from training.options.probes import LinearProbeOptions

@@ -16,7 +16,7 @@ from keras_vit.errors import needed_package
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.remote import is_remote
 from keras_vit.files.tables import markdown_table, write_csv
-from keras_vit.runs import Run, open_run
+from keras_vit.run import Run
 from training.data.dataset import check_some_read
 from training.features.extraction import Extractor, embed_rows, listing_of_files, open_extractor
 from training.features.store import NO_SPLIT, FeatureIndex, Pictures, check_same_model
@@ -73,7 +73,7 @@ def _run_of(index: FeatureIndex, options: LookupOptions) -> Run:
     """Open the model that made an index."""
     settings, name = index.description.settings, options.run or index.description.model
     size = settings["image_size"]
-    return open_run(name, image_size=tuple(size) if size else None, num_heads=settings["num_heads"])
+    return Run.open(name, image_size=tuple(size) if size else None, num_heads=settings["num_heads"])
 
 
 def _extractor(index: FeatureIndex, run: Run) -> Extractor:

@@ -13,12 +13,11 @@ import sklearn.neighbors
 
 from keras_vit.files.atomic import write_text
 from keras_vit.files.npz import read_npz, write_npz
-from keras_vit.runs import Run
+from keras_vit.run import Run
 from training.data.dataset import random_subset
 from training.data.sources import DataSet
 from training.features.probe import Features, check_several_classes, computed_features, open_features, write_report
 from training.loop.build import trained_model
-from training.loop.run import RunDirectory
 from training.options.probes import KnnOptions
 
 # Training and evaluation images that are compared during a training, at most, and images per forward pass.
@@ -73,7 +72,7 @@ class WatchFeatures(keras.callbacks.Callback):
         every: epochs between two measurements; None for the first and the last only.
     """
 
-    def __init__(self, source: DataSet, run: RunDirectory, every: int | None):
+    def __init__(self, source: DataSet, run: Run, every: int | None):
         super().__init__()
         check_several_classes(source)
         self._classes, self._every = len(source.labels), every

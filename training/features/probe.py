@@ -17,13 +17,16 @@ import keras
 import numpy as np
 
 import keras_vit
-from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of, run_directory
+from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of
 from keras_vit.checkpoints.fetch.find import CACHE_VARIABLE
 from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
 from keras_vit.files.atomic import staged
+from keras_vit.files.lock import locked
+from keras_vit.files.remote import output_folder
 from keras_vit.files.tables import markdown_table, short_name
-from keras_vit.runs import Run
+from keras_vit.run import Run
+from training.checks import report_directory
 from training.data.dataset import DataSet, Split
 from training.data.known_images import check_evaluation_images
 from training.evaluation.predictors import outputs
@@ -38,12 +41,9 @@ from training.features.extraction import (
     write_features,
 )
 from training.features.store import NO_SPLIT, FeatureDescription, FeatureIndex, check_same_model, open_index
-from training.lock import locked
-from training.loop.run import RunDirectory
 from training.loop.summary import save_images
 from training.options.common import FeatureKind, FeatureOptions
 from training.options.probes import ProbeOptions
-from training.workdir import report_directory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +147,7 @@ def cached_features(extractor: Extractor, split: Split, cache: str | os.PathLike
     if cache is None:
         place = pathlib.Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser() / "features"
     else:
-        place = run_directory.output_folder(cache)
+        place = output_folder(cache)
     folder = place / f"{extractor.fingerprint}-{key}"
     try:
         values = write_features(folder, description, listing, extractor).embeddings()
@@ -261,7 +261,7 @@ def save_probe(run: Run, model: keras.Model, source: DataSet, options: ProbeOpti
         accuracy: on the evaluation images.
     """
     assert options.directory is not None
-    directory = RunDirectory(options.directory)
+    directory = Run.at(options.directory)
     images = {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples}
     settings = {**options.settings(), "checkpoint": run.name, "images": images}
     with locked(directory.path):

@@ -14,18 +14,20 @@ import PIL.Image
 import tensorflow as tf
 from sklearn.random_projection import SparseRandomProjection, johnson_lindenstrauss_min_dim
 
-from keras_vit import Preprocessing, UserError, ViTConfig, config_of, preprocessing_of, run_directory
+from keras_vit import Preprocessing, UserError, ViTConfig, config_of, preprocessing_of
 from keras_vit.cli.pages import render, thumbnail_address
 from keras_vit.cli.progress import tracked
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import atomic_folder, atomic_write, write_text
+from keras_vit.files.documents import read_json
+from keras_vit.files.keras_model import MODEL, find, load_model
 from keras_vit.files.tables import markdown_table, write_csv
 from keras_vit.images.files import Image, read_image
 from keras_vit.images.preprocessing import to_channels
 from keras_vit.inspection.compute import model_inputs
 from keras_vit.models.patch_memory import anomaly_model, local_features
-from keras_vit.runs import Run
-from keras_vit.unknown_score import threshold_of
+from keras_vit.run import Run
+from keras_vit.scores import threshold_of
 from training.data.dataset import check_some_read
 from training.features.extraction import check_finite
 from training.options.outliers import AnomalyFitOptions, AnomalyPredictOptions
@@ -103,7 +105,7 @@ def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOpti
     }
     workdir = pathlib.Path(options.workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    with atomic_write(workdir / run_directory.MODEL) as temporary:
+    with atomic_write(workdir / MODEL) as temporary:
         named = temporary.with_suffix(".keras")  # Keras goes by the name
         model.save(named)
         named.replace(temporary)
@@ -123,10 +125,10 @@ def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOpti
 
 def open_anomaly_detector(directory: str) -> AnomalyDetector:
     """Open what `fit_anomaly` has written. Raises UserError for anything else."""
-    facts = run_directory.read_config(run_directory.find(directory, FACTS))
-    if not isinstance(facts.get("threshold"), float):
+    facts = read_json(find(directory, FACTS))
+    if not (isinstance(facts, dict) and isinstance(facts.get("threshold"), float)):
         raise UserError(f"{directory}/{FACTS} has no threshold; write it again by keras-vit anomaly fit.")
-    return AnomalyDetector(run_directory.load_model(directory), facts["threshold"])
+    return AnomalyDetector(load_model(directory), facts["threshold"])
 
 
 def _patches(
