@@ -15,7 +15,7 @@ Quantizing all operators ("full int8") makes a Vision Transformer slower than fl
 residual stream and the softmax are limited by memory bandwidth and need the precision. So int8 quantizes only the
 products with weights (FULLY_CONNECTED, CONV_2D).
 The moving average of the library clips rare large activations that matter for the class, which causes most of its error
-(docs/reference/benchmarks.md has measurements). So the ranges of int8 are the extremes over all calibration images;
+(benchmarks/logs/exports.md has measurements). So the ranges of int8 are the extremes over all calibration images;
 ranges at run time and products in float32 follow, each kept only where the logits of the calibration images come nearer
 to those of the float32 file.
 """
