@@ -99,7 +99,7 @@ def test_pictures_are_cropped_only_where_that_is_better_than_noise(
     cropped, chosen, pictures, backbone, monkeypatch, capsys
 ):
     accuracies = iter([cropped, 0.74])
-    monkeypatch.setattr(choices, "_accuracy", lambda *_: next(accuracies))
+    monkeypatch.setattr(choices, "_probed", lambda *_: next(accuracies))
     assert choices.resize_for(Run.open(str(backbone)), open_source(DataOptions(f"folder:{pictures}"))) == chosen
     assert ("within the noise" in capsys.readouterr().out) == (chosen == "pad")
 

@@ -29,7 +29,7 @@ from keras_vit.run import Run, differences
 from training.data.dataset import DataSet, Split, random_subset
 from training.data.sources import open_source
 from training.experiments.study_figures import draw
-from training.experiments.study_grids import BY_SIZE, STUDIES, Point, check_base
+from training.experiments.study_grids import STUDIES, Point, check_base
 from training.features.least_squares import LeastSquares, shots_of, shots_that_fit
 from training.features.probe import computed_features
 from training.loop.devices.strategies import open_strategy
@@ -50,18 +50,15 @@ _BATCH = 500
 
 def study(name: str, options: StudyOptions) -> list[dict]:
     """Run what is missing, write results.json, results.md and figure.png, and return the rows."""
-    recipe, seeds, sizes = options.recipe, options.seeds, options.train_images
+    recipe, seeds, definition = options.recipe, options.seeds, STUDIES[name]
     check_base(recipe)
-    if sizes is not None and name not in BY_SIZE:
+    if options.train_images is not None and not definition.takes_sizes:
         raise UserError(f"--train-images does not apply to the study {name}; leave it out.")
     folder = output_folder(local_path(options.workdir, "workdir"))
     source = open_source(options.source)
     shots_that_fit(_labels_of(source.train), source.labels, [options.shots])
-    num_examples = source.train.num_examples
-    if sizes is None:
-        points = STUDIES[name].grid(recipe, num_examples)
-    else:
-        points = BY_SIZE[name](recipe, num_examples, sorted(set(sizes)))
+    sizes = () if options.train_images is None else (sorted(set(options.train_images)),)
+    points = definition.grid(recipe, source.train.num_examples, *sizes)
     trials = {
         point.name: [
             Trial(point, seed, options.source, options.shots, folder / "runs" / f"{point.name}-seed{seed}")
