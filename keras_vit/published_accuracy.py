@@ -4,7 +4,7 @@ import dataclasses
 import types
 from collections.abc import Mapping
 
-from keras_vit.images.geometry import Resize
+from keras_vit.images.resizing import Resize
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.experiments import DemoOptions
+from training.options.train import DemoOptions
 
 # Ten epochs: the run is so short that evaluating each epoch would take a noticeable part of its time.
 _EVALUATE_EVERY = 440
@@ -54,7 +54,7 @@ def demo(workdir: str, seed: int) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "parameters": task.exported.model.count_params(),
         "test_accuracy": accuracy,
-        "train_seconds": round(sum(epoch["seconds"] for epoch in run.metrics), 1),
+        "train_seconds": round(sum(epoch["seconds"] for epoch in run.metrics()), 1),
         "tflite": {},
     }
     rows = [("Keras model", MODEL, f"{(run.path / MODEL).stat().st_size:,}", "", f"{accuracy:.4f}")]

@@ -27,6 +27,7 @@ from keras_vit.cli.progress import Progress
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.file_contents import shown
 from keras_vit.files.tables import CsvWriter, markdown_table
+from keras_vit.images.decode import check_png, open_image, turned
 from keras_vit.images.formats import (
     convertible_format,
     format_problem,
@@ -36,7 +37,6 @@ from keras_vit.images.formats import (
     orientation,
     others_line,
 )
-from keras_vit.images.pillow import check_png, open_image, turned
 from training.data.dataset import decoding_problem
 
 # What was done to each picture, in the new folder.

@@ -27,11 +27,11 @@ _OF_TEXTS = (
 # Classes whose texts are listed.
 _MOST_TEXTS = 1000
 # Rules for image files: see keras_vit/images/formats.py.
-_FILES = """Image files are {}. Of an animated GIF the first frame is used. Animated WebP is not supported, and WebP \
-not at all by servers with TensorFlow before 2.21. Transparent pixels of a GIF are black."""
+_FILES = """Image files are {}. Animated WebP is not supported, and WebP not at all by servers with TensorFlow before \
+2.21."""
 _ALPHA = {
-    "white": "Other transparent images are blended with white.",
-    None: "The alpha channel of other images is dropped.",
+    "white": "Transparent images are blended with white.",
+    None: "The alpha channel of images is dropped.",
 }
 
 

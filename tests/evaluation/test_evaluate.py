@@ -34,8 +34,7 @@ from training.evaluation.plots import draw_mistakes, draw_reliability
 from training.evaluation.predictions import one_class
 from training.evaluation.predictors import Predictor, open_predictor
 from training.loop.devices.strategies import StrategyOptions
-from training.options.common import InputOptions
-from training.options.evaluate import EvaluateOptions
+from training.options.evaluate import EvaluateOptions, InputOptions
 
 NAMES = ("ant", "bee", "cat")
 
@@ -678,7 +677,6 @@ from training.evaluation.evaluate import evaluate
 from training.evaluation.predictors import Predictor, open_predictor
 from training.data.sources import DataOptions, DataSet, array_split
 from training.evaluation import opening
-from training.options.evaluate import EvaluateOptions
 
 report.draw_confusion = report.draw_reliability = report.draw_mistakes = lambda *_: None
 run, output = sys.argv[1:]

@@ -29,8 +29,7 @@ from training.features import extraction, least_squares, logistic_regression, ne
 from training.features import probe as probes
 from training.features.least_squares import LeastSquares, few_shot, shots_of, shots_that_fit
 from training.features.probe import Features
-from training.options.common import FeatureOptions
-from training.options.probes import FewshotOptions, KnnOptions, LinearProbeOptions
+from training.options.features import FeatureOptions, FewshotOptions, KnnOptions, LinearProbeOptions
 
 NAMES = ("ant", "bee", "cat")
 CONFIG = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
@@ -334,7 +333,7 @@ def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp
     assert probe.labels == data.labels[:classes]
     assert probe.preprocessing.resize == "pad"
     assert probe.data.data == "digits"
-    assert len(probe.samples.labels) > 0
+    assert (probe.path / "samples.npz").is_file()
     known = probes.open_features(*opened)
     fitted, _ = logistic_regression.fit_probe(known.train, (0.1,))
     expected = fitted.decision_function(known.train.values)

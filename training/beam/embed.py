@@ -24,8 +24,8 @@ from training.features.extraction import (
     start_folder,
 )
 from training.features.store import NO_SPLIT, FeatureDescription, Part, part_file, write_part
+from training.options.data import PipelineOptions
 from training.options.features import EmbedOptions
-from training.options.pipeline import PipelineOptions
 
 
 def embed(run: Run, pictures: PictureList, options: EmbedOptions, pipeline: PipelineOptions) -> str:

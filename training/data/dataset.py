@@ -22,8 +22,8 @@ from keras_vit import Preprocessing, UserError
 from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import tracked
 from keras_vit.errors import is_or_are
-from keras_vit.images import formats, graph, pillow
-from keras_vit.images.preprocessing import is_uniform
+from keras_vit.images import formats, graph
+from keras_vit.images.decode import highest_of_unused_bits, is_uniform
 
 # TensorFlow's errors of a file that cannot be read any more.
 _LOST = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError)
@@ -353,7 +353,7 @@ class ImageWarnings:
 
     def note(self, name: str, image: tf.Tensor, content: bytes | None = None) -> None:
         """Look at an image (h, w, C) uint8, and at the bytes of its file."""
-        if content is not None and (highest := pillow.highest_of_unused_bits(content)) is not None:
+        if content is not None and (highest := highest_of_unused_bits(content)) is not None:
             self.dark.append(f"{name} ({highest})")  # or even all black
         elif is_uniform(image.numpy()):
             self.uniform.append(name)

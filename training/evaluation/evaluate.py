@@ -27,8 +27,8 @@ from training.evaluation.metrics import (
 from training.evaluation.predictions import open_comparison
 from training.evaluation.predictors import Predictor, open_predictor
 from training.evaluation.report import Subject, multi_label_report, single_label_report, write_report
-from training.options.common import DataOptions, InputOptions, StrategyOptions
-from training.options.evaluate import EvaluateOptions
+from training.options.common import DataOptions, StrategyOptions
+from training.options.evaluate import EvaluateOptions, InputOptions
 
 
 def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> dict[str, Any]:

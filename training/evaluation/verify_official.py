@@ -15,8 +15,8 @@ from training.data.sources import DataSet, open_source
 from training.evaluation.evaluate import check_logits, check_same_classes
 from training.evaluation.metrics import share_interval
 from training.evaluation.predictors import open_predictor
-from training.options.common import DataOptions, InputOptions
-from training.options.evaluate import VerifyOfficialOptions
+from training.options.common import DataOptions
+from training.options.evaluate import InputOptions, VerifyOfficialOptions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from keras_vit import Preprocessing, UserError
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.options import rows_of
 from keras_vit.cli.progress import Progress, duration
-from keras_vit.images.geometry import Resize
+from keras_vit.images.resizing import Resize
 from keras_vit.models.build import logits_model
 from keras_vit.run import Run
 from keras_vit.text.checkpoint import has_text_tower
@@ -27,8 +27,8 @@ from training.features.extraction import open_extractor
 from training.features.logistic_regression import new_probe, one_thread, probe
 from training.features.probe import cached_features, save_probe
 from training.loop.build import rebuilt
-from training.options.auto import AutoOptions
-from training.options.probes import LinearProbeOptions
+from training.options.features import LinearProbeOptions
+from training.options.train import AutoOptions
 from training.recipes.auto import DataFacts, auto_finetune_recipe
 
 # Small, and without labels, so that its features suit any pictures. Apache license 2.0.
@@ -51,7 +51,7 @@ _TIMED = 16
 
 
 def usable_checkpoint(name: str | None) -> str | None:
-    """Return the checkpoint to start from; None, with a printed reason, if none was given and the default cannot be had."""
+    """Return the checkpoint to start from; None, with a printed reason, if the default is meant and cannot be had."""
     if name is not None:
         return name
     try:

@@ -133,15 +133,15 @@ def position_embedding(recipe: PretrainRecipe, num_examples: int) -> list[Point]
 def heads(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
     """Return class token and mean of the tokens, the latter at two learning rates, as it goes while they learn."""
     points = []
-    for line, classifier, share in (
-        ("class token", "token", 1.0),
-        ("mean of the tokens", "gap", 1.0),
-        ("mean of the tokens", "gap", _LOWER_RATE),
+    token, gap = (dataclasses.replace(_vit_of(recipe), classifier=each) for each in ("token", "gap"))
+    for line, own, share in (
+        ("class token", token, 1.0),
+        ("mean of the tokens", gap, 1.0),
+        ("mean of the tokens", gap, _LOWER_RATE),
     ):
         rate = recipe.learning_rate * share
-        own = dataclasses.replace(_vit_of(recipe), classifier=classifier)
         changed = dataclasses.replace(_of(recipe, own), learning_rate=rate)
-        points.append(Point(f"{classifier}-{rate:g}", line, f"learning rate {rate:g}", changed, num_examples, 10))
+        points.append(Point(f"{own.classifier}-{rate:g}", line, f"learning rate {rate:g}", changed, num_examples, 10))
     return points
 
 

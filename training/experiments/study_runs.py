@@ -37,8 +37,7 @@ from training.loop.pretrain import pretrain
 from training.loop.setup import Setup
 from training.loop.signals import TrainingInterrupted
 from training.options.common import DataOptions, Execution, StrategyOptions
-from training.options.experiments import StudyOptions
-from training.options.train import PretrainOptions
+from training.options.train import PretrainOptions, StudyOptions
 
 # Processes at most unless --jobs says more: each takes most of a gigabyte.
 _MOST_JOBS = 8
@@ -149,7 +148,7 @@ class Trial:
             execution=Execution(deterministic=True, evaluate_every=every),
         )
         run = pretrain(options, self.point.name, Setup(dataclasses.replace(source, train=subset), strategy))
-        curve = [[record["step"], record["val_accuracy"]] for record in run.metrics]
+        curve = [[record["step"], record["val_accuracy"]] for record in run.metrics()]
         few_shot = few_shot_accuracy(Run.open_directory(run.path).model, source, self.shots)
         return {"accuracy": curve[-1][1], "curve": curve, "few_shot": few_shot}
 

@@ -10,7 +10,7 @@ from keras_vit.run import Run
 from training.data.sources import DataSet
 from training.evaluation.metrics import fit_temperature
 from training.features.probe import Features, FeatureSet, open_features, save_linear_model, write_report
-from training.options.probes import FewshotOptions
+from training.options.features import FewshotOptions
 
 # So large that the bias is almost unregularized (big_vision).
 _BIAS_FEATURE = 100.0

@@ -20,7 +20,7 @@ from keras_vit import UserError
 from keras_vit.run import Run
 from training.data.sources import DataSet
 from training.features.probe import Features, FeatureSet, open_features, save_linear_model, write_report
-from training.options.probes import LinearProbeOptions
+from training.options.features import LinearProbeOptions
 
 _HELD_OUT = 0.1
 # A tenth of few images is a matter of luck, so several are drawn, but no more than that many images are fitted to.

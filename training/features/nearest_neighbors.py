@@ -18,7 +18,7 @@ from training.data.dataset import random_subset
 from training.data.sources import DataSet
 from training.features.probe import Features, check_several_classes, computed_features, open_features, write_report
 from training.loop.build import trained_model
-from training.options.probes import KnnOptions
+from training.options.features import KnnOptions
 
 # Training and evaluation images that are compared during a training, at most, and images per forward pass.
 _MOST_IMAGES, _BATCH = (5_000, 2_000), 256

@@ -42,8 +42,7 @@ from training.features.extraction import (
 )
 from training.features.store import NO_SPLIT, FeatureDescription, FeatureIndex, check_same_model, open_index
 from training.loop.summary import save_images
-from training.options.common import FeatureKind, FeatureOptions
-from training.options.probes import ProbeOptions
+from training.options.features import FeatureKind, FeatureOptions, ProbeOptions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from keras_vit import UserError
 from keras_vit.cli.options import Aliases, MayLead, Port, Positional, Share
 from keras_vit.errors import refuse_without_effect
-from training.options.common import CsvOptions
-from training.options.pipeline import Runner
+from training.options.common import CsvOptions, Runner
 
 Explanation = Literal["rollout", "relevance"]
 HOST = "127.0.0.1"

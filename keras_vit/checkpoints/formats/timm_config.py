@@ -34,7 +34,7 @@ from keras_vit.checkpoints.formats.timm_models import (
     timm_model,
 )
 from keras_vit.errors import UserError
-from keras_vit.images.geometry import Resize
+from keras_vit.images.resizing import Resize
 from keras_vit.models.config import Classifier, ViTConfig
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import PIL.Image
 
 from keras_vit import UserError
 from keras_vit.errors import explained
-from keras_vit.images import open_image
+from keras_vit.images.decode import open_image
 from training.data.annotations.segments import UNCOUNTED, Segments
 
 # The pixels of a mask with this value are ignored; in 16 bits with this one.

@@ -15,7 +15,7 @@ from keras_vit.checkpoints.formats.images import (
     value_range_of,
 )
 from keras_vit.errors import UserError
-from keras_vit.images.geometry import Interpolation, scaled_crop
+from keras_vit.images.resizing import Interpolation, scaled_crop
 
 if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
