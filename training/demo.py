@@ -59,9 +59,9 @@ def demo(workdir: str, seed: int) -> dict[str, Any]:
     }
     rows = [("Keras model", MODEL, f"{(run.path / MODEL).stat().st_size:,}", "", f"{accuracy:.4f}")]
     for name, (path, size, found) in exports.items():
-        place = str(path.relative_to(run.path))
-        entry = {"path": place, "bytes": size, "max_abs_diff": found["max_abs_diff"]}
-        rows.append((name, place, f"{size:,}", f"{entry['max_abs_diff']:.2g}", f"{found['accuracy']:.4f}"))
+        place, difference = str(path.relative_to(run.path)), found["max_abs_diff"]
+        entry = {"path": place, "bytes": size, "max_abs_diff": difference}
+        rows.append((name, place, f"{size:,}", f"{difference:.2g}", f"{found['accuracy']:.4f}"))
         if name == "SavedModel":
             summary["saved_model"] = entry
         else:

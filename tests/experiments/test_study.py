@@ -16,8 +16,9 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import ConvStem, ResNetConfig, ShiftedPatches, UserError
+from keras_vit.files import lock
 from keras_vit.models.complexity import costs
-from training import lock, study
+from training import study
 from training.data.dataset import Split, random_subset
 from training.data.sources import digits
 from training.experiments import study_runs
@@ -184,7 +185,7 @@ def test_intervals_are_student_s():
     [
         (["heads"], "There is no study named 'heads'; the nearest names are"),
         (["head", "--train-images", "100"], "--train-images does not apply to the study head"),
-        (["head", "--recipe", "digits"], "give --steps"),
+        (["head", "--recipe", "digits"], "and --steps"),
         (["head", "--shots", "1000"], "has 139 training images, fewer than the 1000 shots"),
         (["data-size", "--train-images", "5"], "A subset must have from 128 images, a batch, to 1437"),
         (["head", "--seeds", "0"], "--seeds must be at least 1"),

@@ -270,8 +270,6 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
 
     Raises UserError if no temperature is best: without a mistake in the images a lower one is always better.
     """
-    if not np.isfinite(logits).all():
-        raise UserError("Calibration needs finite logits, but some classes have probability 0; use the model itself.")
     logits = logits.astype(np.float64)
     own = logits[np.arange(len(labels)), labels]
     low, high = 1.0 / HIGHEST_TEMPERATURE, 1.0 / _LOWEST
@@ -282,10 +280,12 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         else:
             high = middle
     temperature = float(2.0 / (low + high))
-    if (own >= logits.max(axis=-1)).all() or temperature < 1.01 * _LOWEST:
+    is_finite = bool(np.isfinite(logits).all())
+    if not is_finite or (own >= logits.max(axis=-1)).all() or temperature < 1.01 * _LOWEST:
+        why = f"nearly all {len(labels)} are right" if is_finite else "some classes have probability 0"
         raise UserError(
-            f"Calibration needs images that the model gets wrong, but nearly all {len(labels)} are right; evaluate on "
-            "more or other images, or leave --calibrate out."
+            f"Calibration needs images that the model gets wrong and finite logits, but {why}; evaluate on more or "
+            "other images, or leave --calibrate out."
         )
     return temperature
 
@@ -334,19 +334,15 @@ def read_real_labels(path: str, split: Split, num_classes: int) -> list[list[int
     file = existing_file(path, "--real-labels takes a JSON list with a list of labels per image")
     with reading(path, "JSON", advice="--real-labels takes a file such as ImageNet's real.json"):
         accepted = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(accepted, list) or not all(_are_labels(numbers, num_classes) for numbers in accepted):
-        raise UserError(
-            f"{path} must be a JSON list which has for each image a list of class numbers, 0 to {num_classes - 1}; "
-            "give such a file, as real.json of ImageNet."
-        )
+    are_lists = isinstance(accepted, list) and all(_are_labels(numbers, num_classes) for numbers in accepted)
     matches = [_VALIDATION_FILE.search(split.name(index)) for index in range(split.num_examples)]
     places = [int(match[1]) - 1 for match in matches if match]
-    if len(places) == split.num_examples and max(places) < len(accepted):
+    if are_lists and len(places) == split.num_examples and max(places) < len(accepted):
         return [accepted[place] for place in places]
-    if len(accepted) != split.num_examples:
+    if not are_lists or len(accepted) != split.num_examples:
         raise UserError(
-            f"{path} has labels of {len(accepted):,} images, but {split.num_examples:,} are evaluated; give one list "
-            "for each."
+            f"{path} must be a JSON list which has for each of the {split.num_examples:,} images a list of class "
+            f"numbers, 0 to {num_classes - 1}; give such a file, as real.json of ImageNet."
         )
     return accepted
 

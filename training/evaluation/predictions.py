@@ -12,6 +12,7 @@ import numpy as np
 import scipy.stats
 
 from keras_vit import UserError
+from keras_vit.errors import reading
 from keras_vit.files.remote import existing_file
 from keras_vit.files.tables import cell_of_csv, write_csv
 from keras_vit.scores import sigmoid, softmax
@@ -146,11 +147,9 @@ def open_comparison(directory: str) -> Comparison:
     """Read predictions.csv of an earlier report. Raises UserError if the directory has none that is ours."""
     advice = "--compare takes the directory of an earlier report; evaluate that model first"
     path = existing_file(f"{directory}/{PREDICTIONS}", advice)
-    with path.open(newline="", encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    if not rows or not {"file", "correct"} <= rows[0].keys():
-        raise UserError(f"{path} has no columns file and correct; evaluate that model again.")
-    return Comparison(directory, {cell_of_csv(row["file"]): row["correct"] == "True" for row in rows})
+    with reading(path, "predictions", KeyError, advice=advice), path.open(newline="", encoding="utf-8") as stream:
+        correct = {cell_of_csv(row["file"]): row["correct"] == "True" for row in csv.DictReader(stream)}
+    return Comparison(directory, correct)
 
 
 def comparison_sentence(compared: dict[str, Any]) -> str:

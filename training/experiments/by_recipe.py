@@ -30,11 +30,6 @@ def pretrain(arguments: Sequence[str], about: str = "") -> str | None:
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         arguments = [_AUTO, "--help"]
-    if arguments[0].startswith("-"):
-        raise UserError(
-            f"The first argument must be a recipe, but is {arguments[0]!r}; give {_AUTO}, which fits the data, or one "
-            f"of {', '.join(RECIPES)}."
-        )
     name, *rest = arguments
     # What the recipe auto is depends on the data, so its values are not known yet.
     named, prog = _pretrain_recipe(name, DataFacts(1000, (64, 64))), f"keras-vit pretrain {name}"

@@ -177,10 +177,12 @@ STUDIES = {
 
 def check_base(recipe: PretrainRecipe) -> None:
     """Raise UserError for a recipe that the studies cannot vary."""
-    if not isinstance(recipe.model, ViTConfig) or recipe.model.stem is not None or recipe.target != "classes":
-        raise UserError("A study varies a ViT that cuts the image itself into patches and learns classes; give such.")
-    if recipe.steps is None:
-        raise UserError("A study trains all models for the same number of steps; give --steps, such as --steps 1000.")
+    is_vit = isinstance(recipe.model, ViTConfig) and recipe.model.stem is None
+    if not is_vit or recipe.target != "classes" or recipe.steps is None:
+        raise UserError(
+            "A study varies a ViT that cuts the image itself into patches and learns classes, and trains all models "
+            "for the same number of steps; give such a recipe, and --steps, such as --steps 1000."
+        )
 
 
 def _of(recipe: PretrainRecipe, model: ModelConfig) -> PretrainRecipe:

@@ -8,6 +8,7 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -41,21 +42,10 @@ def vtab(options: VtabOptions) -> dict:
     by_name = {task.name: task for task in TASKS}
     for name in options.tasks:
         check_known("task of VTAB", name, by_name)
-    chosen, checkpoint, data_dir = [*dict.fromkeys(options.tasks)], options.checkpoint, options.data_dir
+    checkpoint, data_dir = options.checkpoint, options.data_dir
     file, recipe = find_checkpoint(checkpoint), options.recipe()
-    builders = {name: tfds.builder(by_name[name].dataset, data_dir=data_dir) for name in chosen}
-    missing = {
-        name: _how_to_prepare(by_name[name], builder, data_dir)
-        for name, builder in builders.items()
-        if not builder.is_prepared()
-    }
-    for name, command in missing.items():
-        print(f"{name} is not prepared: {command}")
-    if len(missing) == len(chosen):
-        raise UserError(
-            f"None of the {len(chosen)} tasks is prepared in {data_dir or 'the directory of TFDS'}; prepare "
-            "some by the commands above, or give --data-dir."
-        )
+    builders = {name: tfds.builder(by_name[name].dataset, data_dir=data_dir) for name in options.tasks}
+    missing = _not_prepared(builders, by_name, data_dir)
     folder, strategy = to_path(options.workdir), open_strategy(options.devices)
 
     def train(task: VtabTask, source: DataSet, rate: float, num_steps: int, name: str) -> float:
@@ -76,10 +66,10 @@ def vtab(options: VtabOptions) -> dict:
         return finetune(fine_tuning, RECIPE_NAME, Setup(source, strategy)).metrics()[-1]["val_accuracy"]
 
     results = {}
-    for name in chosen:
+    for name, builder in builders.items():
         if name not in missing:
             settings, task = list(itertools.product(options.learning_rates, options.steps)), by_name[name]
-            results[name] = _measured(task, builders[name], settings, functools.partial(train, task))
+            results[name] = _measured(task, builder, settings, functools.partial(train, task))
             summary = summarize(results, missing)
             write_text(folder / "vtab.json", json.dumps({"checkpoint": checkpoint, **summary}, indent=2) + "\n")
             write_text(folder / "vtab.md", _page(checkpoint, summary))
@@ -87,13 +77,23 @@ def vtab(options: VtabOptions) -> dict:
     return summary
 
 
-def _how_to_prepare(task: VtabTask, builder, data_dir: str | None) -> str:
-    """Return the command, and a word where the images must be fetched by hand before."""
-    name, _, config = task.dataset.partition("/")
-    command = f"tfds build {name}" + (f" --config {config}" if config else "")
-    command += f" --data_dir {data_dir}" if data_dir else ""
-    by_hand = bool(builder.MANUAL_DOWNLOAD_INSTRUCTIONS)
-    return command + (f" (fetch the images by hand first: see tfds' page of {name})" if by_hand else "")
+def _not_prepared(builders: Mapping[str, Any], by_name: Mapping[str, VtabTask], data_dir: str | None) -> dict[str, str]:
+    """Return how to prepare the tasks that are not, and print it. Raises UserError if none is prepared."""
+    missing = {}
+    for task, builder in builders.items():
+        if not builder.is_prepared():
+            name, _, config = by_name[task].dataset.partition("/")
+            command = f"tfds build {name}" + (f" --config {config}" if config else "")
+            command += f" --data_dir {data_dir}" if data_dir else ""
+            by_hand = bool(builder.MANUAL_DOWNLOAD_INSTRUCTIONS)
+            missing[task] = command + f" (fetch the images by hand first: see tfds' page of {name})" * by_hand
+            print(f"{task} is not prepared: {missing[task]}")
+    if len(missing) == len(builders):
+        raise UserError(
+            f"None of the {len(builders)} tasks is prepared in {data_dir or 'the directory of TFDS'}; prepare "
+            "some by the commands above, or give --data-dir."
+        )
+    return missing
 
 
 def _measured(

@@ -92,26 +92,27 @@ def feature_model(model: keras.Model, features: IndexKind = "pre_logits") -> ker
     Raises UserError for a model that does not have them.
     """
     if features == "joint":
-        if task_of(model) is not None or len(model.output_shape) != 2:
-            raise UserError(
-                "This model gives no single vector for an image to compare with texts; give a checkpoint of CLIP or "
-                "SigLIP, or --features pre_logits."
-            )
-        return model
-    if features == "pre_logits":
+        result = None if task_of(model) else model
+    elif features == "pre_logits":
         inside = keras_vit.intermediates(model, ["pre_logits"])
-        output = inside.output["pre_logits"]
-        if len(output.shape) != 2:
-            raise UserError(
-                f"The model gives features of shape {output.shape}, one for each token; one vector per image is "
-                "needed: take a model with a classifier."
-            )
-        return keras.Model(inside.input, output)
+        result = keras.Model(inside.input, inside.output["pre_logits"])
+    else:
+        result = _token_model(model, features)
+    if result is None or len(result.output_shape) != 2:
+        raise UserError(
+            f"This model has no features --features {features}, one vector of an image: joint is for CLIP and SigLIP, "
+            "and token, mean and both are for Vision Transformers with such tokens; give others, or another model."
+        )
+    return result
+
+
+def _token_model(model: keras.Model, features: IndexKind) -> keras.Model | None:
+    """Return the model up to its normalized tokens, pooled; None if it has no such tokens."""
     config = keras_vit.config_of(model)
     if not isinstance(config, ViTConfig) or config.norm_after_pooling:
-        raise UserError(f"This model has no normalized tokens for --features {features}; leave --features out.")
+        return None
     if features != "mean" and not config.has_class_token:
-        raise UserError(f"This model has no class token for --features {features}; give --features mean.")
+        return None
     inside = keras_vit.intermediates(model, ["encoded"])
     pool = PoolTokens(POOLING[features], config.num_prefix_tokens)
     return keras.Model(inside.input, pool(inside.output["encoded"]))

@@ -17,6 +17,7 @@ import threadpoolctl
 from scipy import stats
 
 from keras_vit import UserError
+from keras_vit.errors import explained
 from keras_vit.run import Run
 from training.data.sources import DataSet
 from training.features.probe import Features, FeatureSet, open_features, save_linear_model, write_report
@@ -54,17 +55,14 @@ def fit_probe(
     """
     tried = []
     if len(strengths) > 1:
-        counts = np.bincount(train.labels)
-        if min(counts[counts > 0]) < 2 or len(train.labels) * _HELD_OUT < np.count_nonzero(counts):
-            raise UserError(
-                f"The {len(train.labels)} training images are too few to hold a tenth of them out in every class, on "
-                "which --c is chosen; give one --c."
-            )
         repeats = max(min(_MOST_REPEATS, _MOST_FITTED // len(train.labels)), 1)
         splits = sklearn.model_selection.StratifiedShuffleSplit(repeats, test_size=_HELD_OUT, random_state=0)
+        too_few = "The training images are too few to choose --c on a tenth of them ({}); give one --c."
+        with explained(too_few.format, ValueError):
+            parts = list(splits.split(train.values, train.labels))
         for c in strengths:
             scores = []
-            for rows, held_out in splits.split(train.values, train.labels):
+            for rows, held_out in parts:
                 fitted, _ = _fitted(train.take(rows), c, max_iterations)
                 scores.append(fitted.score(train.values[held_out], train.labels[held_out]))
             tried.append({"c": c, "held_out_accuracy": float(np.mean(scores))})
@@ -95,11 +93,9 @@ def cross_validated(features: FeatureSet, c: float, folds: int, groups: np.ndarr
     parts = features.train, features.evaluation
     values = np.concatenate([part.values for part in parts]).astype(np.float64)
     labels = np.concatenate([part.labels for part in parts])
-    largest = int(np.bincount(labels).max())
-    if largest < folds:
-        raise UserError(f"No class has {folds} images, as --folds {folds} needs; give --folds {largest} or fewer.")
     splits = sklearn.model_selection.StratifiedGroupKFold(folds, shuffle=True, random_state=0)
-    with warnings.catch_warnings(), one_thread():
+    sentence = "--folds {} cannot be made of these images ({}); give fewer."
+    with warnings.catch_warnings(), one_thread(), explained(lambda why: sentence.format(folds, why), ValueError):
         # Of a class with fewer images than folds, some folds have none.
         warnings.filterwarnings("ignore", "The least populated class")
         scores = sklearn.model_selection.cross_val_score(new_probe(c), values, labels, groups=groups, cv=splits)

@@ -250,16 +250,10 @@ def read_description(folder: pathlib.Path) -> FeatureDescription:
 
 def open_index(path: str) -> FeatureIndex:
     """Open a folder of features. Raises UserError unless it is there and complete."""
-    advice = "make it by keras-vit embed, whose --output is this folder"
-    folder = existing_folder(path, advice)
-    if not (folder / DESCRIPTION).is_file():
-        raise UserError(f"There are no features in {path!r}; {advice}.")
+    folder = existing_folder(path, "make it by keras-vit embed, whose --output is this folder")
     index = FeatureIndex(folder, read_description(folder))
-    if missing := [file for file in index.files() if not file.is_file()]:
-        raise UserError(
-            f"{path} is not complete, {missing[0].name} is missing; run the same keras-vit embed again, which makes "
-            "what is missing."
-        )
+    if missing := [file.name for file in index.files() if not file.is_file()]:
+        raise UserError(f"{path} is not complete, {missing[0]} is missing; run the same keras-vit embed again.")
     return index
 
 

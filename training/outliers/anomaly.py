@@ -17,7 +17,7 @@ from sklearn.random_projection import SparseRandomProjection, johnson_lindenstra
 from keras_vit import Preprocessing, UserError, ViTConfig, config_of, preprocessing_of
 from keras_vit.cli.pages import render, thumbnail_address
 from keras_vit.cli.progress import tracked
-from keras_vit.errors import ParityError
+from keras_vit.errors import ParityError, reading
 from keras_vit.files.atomic import atomic_folder, atomic_write, write_text
 from keras_vit.files.documents import read_json
 from keras_vit.files.keras_model import MODEL, find, load_model
@@ -125,10 +125,10 @@ def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOpti
 
 def open_anomaly_detector(directory: str) -> AnomalyDetector:
     """Open what `fit_anomaly` has written. Raises UserError for anything else."""
-    facts = read_json(find(directory, FACTS))
-    if not (isinstance(facts, dict) and isinstance(facts.get("threshold"), float)):
-        raise UserError(f"{directory}/{FACTS} has no threshold; write it again by keras-vit anomaly fit.")
-    return AnomalyDetector(load_model(directory), facts["threshold"])
+    file = find(directory, FACTS)
+    with reading(file, "what keras-vit anomaly fit writes", KeyError, TypeError):
+        threshold = float(read_json(file)["threshold"])
+    return AnomalyDetector(load_model(directory), threshold)
 
 
 def _patches(

@@ -45,8 +45,6 @@ def unknown(run: Run, source: DataSet, options: UnknownOptions) -> UnknownScorer
     """
     if run.labels:
         check_classes(run.labels, source.labels)
-    if len(source.labels) < 2:
-        raise UserError("The score is chosen by leaving out classes, but there is one; train with two or more.")
     check_evaluation_images(run, options.source, source)
     rng = np.random.default_rng(options.seed)
     train = source.train
@@ -130,7 +128,7 @@ def auroc_of_left_out_classes(
             scores = np.asarray(fit_score(kind, part, seed).score(evaluation.features, logits))
             found[kind].append(roc_auc_score(is_left_out, scores))
     if not found["knn"]:
-        raise UserError("The evaluation images are all of one class; give --data with evaluation images of each class.")
+        raise UserError("The score is chosen by leaving out classes, but the evaluation images are all of one class.")
     return {kind: float(np.mean(values)) for kind, values in found.items()}
 
 

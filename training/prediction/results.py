@@ -38,21 +38,34 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], options: Pred
     for each in predictions:
         if each.problem:
             print(f"Not classified: {each.name}: {each.problem.removeprefix(f'{pathlib.Path(each.name).name} is ')}")
-    problems = {each.name: each.problem for each in shown if each.problem}
-    if output and (len(problems) < len(shown) or not output.endswith(".html")):
+    num_read = sum(each.ranked is not None for each in predictions)
+    if output and (num_read or not output.endswith(".html")):
         with atomic_write(pathlib.Path(output)) as temporary:
-            if output.endswith(".csv"):
-                rows = _csv_rows(predictions, multi_label=classifier.scoring.is_multi_label)
-                write_csv(temporary, rows, raw=options.raw, encoding="utf-8-sig" if options.excel else "utf-8")
-            elif output.endswith(".parquet"):
-                write_parquet(temporary, predictions)
-            elif output.endswith(".json"):
-                text = json.dumps([each.as_json() for each in predictions], indent=2)
-                temporary.write_text(f"{text}\n", encoding="utf-8")
-            else:
-                temporary.write_text(classifier.page(shown, problems), encoding="utf-8")
+            _write(temporary, classifier, predictions, shown, options)
         print(f"Results are in {output}.")
-    check_some_read(len(shown) - len(problems))
+    check_some_read(num_read)
+
+
+def _write(
+    file: pathlib.Path,
+    classifier: Classifier,
+    predictions: Sequence[Prediction],
+    shown: Sequence[Prediction],
+    options: PredictOptions,
+) -> None:
+    """Write a file in the form that the ending of `--output` says; `shown` are the predictions for people."""
+    output = options.output or ""
+    if output.endswith(".csv"):
+        rows = _csv_rows(predictions, multi_label=classifier.scoring.is_multi_label)
+        write_csv(file, rows, raw=options.raw, encoding="utf-8-sig" if options.excel else "utf-8")
+    elif output.endswith(".parquet"):
+        write_parquet(file, predictions)
+    elif output.endswith(".json"):
+        text = json.dumps([each.as_json() for each in predictions], indent=2)
+        file.write_text(f"{text}\n", encoding="utf-8")
+    else:
+        problems = {each.name: each.problem for each in shown if each.problem}
+        file.write_text(classifier.page(shown, problems), encoding="utf-8")
 
 
 def _table(predictions: Sequence[Prediction]) -> str:
@@ -94,14 +107,13 @@ def _csv_rows(predictions: Sequence[Prediction], *, multi_label: bool) -> Iterat
     yield "picture", *columns, "rejected", *(("unknown", "unknown_score") if scored else ()), "problem"
     for each in predictions:
         names, shares = [name for name, _ in each.classes], [f"{share:.6f}" for _, share in each.classes]
-        cells = [cell for pair in zip(names, shares, strict=True) for cell in pair]
-        cells = ["|".join(names), "|".join(shares)] if multi_label else cells
+        pairs = [cell for pair in zip(names, shares, strict=True) for cell in pair]
+        cells = ["|".join(names), "|".join(shares)] if multi_label else pairs
         cells += [""] * (len(columns) - len(cells))
-        if each.ranked is None:
-            yield each.name, *cells, "", *(("", "") if scored else ()), each.problem
-        else:
-            unknown = (each.ranked.is_unknown, f"{each.ranked.unknown:.6g}") if scored else ()
-            yield each.name, *cells, each.ranked.is_rejected, *unknown, ""
+        verdict: list[object] = [""] * (3 if scored else 1)
+        if each.ranked is not None:
+            verdict = [each.ranked.is_rejected, each.ranked.is_unknown, f"{each.ranked.unknown or 0.0:.6g}"]
+        yield each.name, *cells, *verdict[: 3 if scored else 1], each.problem or ""
 
 
 def write_parquet(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
