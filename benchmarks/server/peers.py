@@ -49,7 +49,7 @@ class Load:
 
 
 def measure(server: Server, files: Sequence[bytes], clients: int, seconds: float) -> Load:
-    """Let clients send image files, each its next one after the answer to the last. An error of the server is raised."""
+    """Let clients send image files, each its next one after the answer to the last. Errors of the server are raised."""
     workers, start = threading.Semaphore(server.workers), time.perf_counter()
 
     def client(number: int) -> list[float]:

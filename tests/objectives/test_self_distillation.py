@@ -18,8 +18,8 @@ from training.data.dataset import Split
 from training.data.pipeline import training_batches
 from training.data.sources import array_split
 from training.loop import pretrain as pretraining
-from training.loop.build import compile_trainer, rebuilt
-from training.objectives.resized import Resized
+from training.loop.build import build_trainer, rebuilt
+from training.objectives.patches import Resized
 from training.objectives.self_distillation import SelfDistillation
 from training.options.common import DataOptions, Execution
 from training.options.train import PretrainOptions
@@ -45,7 +45,7 @@ def batches(recipe: PretrainRecipe, **changes):
 
 def trainer(recipe: PretrainRecipe = TINY, num_steps: int = 6, **execution):
     keras.utils.set_random_seed(0)
-    return compile_trainer(recipe.build(2), recipe, num_steps, execution=Execution(xla="off", **execution))
+    return build_trainer(lambda: recipe.build(2), recipe, num_steps, execution=Execution(xla="off", **execution))
 
 
 def test_every_image_has_two_large_crops_and_small_ones_all_different():
@@ -216,14 +216,14 @@ def test_the_recipe_of_the_paper():
     [
         ({"ema_decay": None}, "learns from the moving average of the weights; give --ema-decay 0.996"),
         ({"model": keras_vit.MODELS["BiT-R50x1"]}, "is for a ViT"),
-        ({"patch_dropout": 0.5}, "needs all patches"),
-        ({"teacher": "runs/large"}, "A teacher gives classes"),
+        ({"patch_dropout": 0.5}, "--patch-dropout applies only to --target classes"),
+        ({"teacher": "runs/large"}, "--teacher applies only to --target classes"),
         ({"local_size": 16}, r"local-size must be at most --image-size, \(8, 8\), but is 16"),
         ({"local_size": 5}, "patch"),
         ({"local_crops": -1}, "local-crops must be at least 0, but is -1"),
-        ({"prototypes": 1}, "at least 2 prototypes"),
-        ({"head_width": 12}, "a head_width that is a multiple of 8"),
-        ({"inception_crop": True}, "draws its own crops"),
+        ({"prototypes": 1}, "prototypes must be at least 2"),
+        ({"head_width": 12}, "must be a multiple of 8, but is 12"),
+        ({"inception_crop": True}, "--inception-crop applies only to other targets"),
     ],
 )
 def test_a_recipe_that_means_nothing_is_refused(change, words):

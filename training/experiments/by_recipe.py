@@ -48,7 +48,7 @@ def pretrain(arguments: Sequence[str], about: str = "") -> str | None:
         Run.open(checkpoint)
         options = dataclasses.replace(request, given=without_model(given)).over(named)
     if options.chips is not None:
-        from training.loop.budget import print_budget
+        from training.loop.dry_run import print_budget
 
         print_budget(options, options.chips, name, named)
         return None
@@ -70,8 +70,8 @@ def _pretrain(request: Request, name: str, options: PretrainOptions, named: Pret
     from training.data.dataset import typical_image
     from training.features.nearest_neighbors import WatchFeatures
     from training.loop.devices.strategies import is_chief
+    from training.loop.plan import open_setup
     from training.loop.pretrain import pretrain as run
-    from training.loop.setup import open_setup
     from training.loop.signals import report_interruption
 
     with report_interruption():
@@ -147,7 +147,7 @@ def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | No
     from training.loop.devices.strategies import is_chief, several_workers
     from training.loop.finetune import finetune as run
     from training.loop.finetune import patch_and_side
-    from training.loop.setup import open_setup
+    from training.loop.plan import open_setup
     from training.loop.signals import report_interruption
 
     with report_interruption():

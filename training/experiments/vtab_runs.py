@@ -15,7 +15,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from keras_vit import UserError
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.errors import check_known
 from keras_vit.files.atomic import write_text
 from keras_vit.files.remote import to_path
@@ -24,7 +24,7 @@ from training.data.dataset import DataSet, Split
 from training.data.tfrecord import TFRecords
 from training.loop.devices.strategies import open_strategy
 from training.loop.finetune import finetune
-from training.loop.setup import Setup
+from training.loop.plan import Setup
 from training.options.common import DataOptions
 from training.options.train import FinetuneOptions, VtabOptions
 from training.recipes.recipe import Recipe

@@ -18,7 +18,8 @@ import numpy as np
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of
-from keras_vit.checkpoints.fetch.find import CACHE_VARIABLE
+from keras_vit.checkpoints.describe import license_of
+from keras_vit.checkpoints.find import CACHE_VARIABLE
 from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
 from keras_vit.files.atomic import staged
@@ -41,7 +42,7 @@ from training.features.extraction import (
     write_features,
 )
 from training.features.store import NO_SPLIT, FeatureDescription, FeatureIndex, check_same_model, open_index
-from training.loop.summary import save_images
+from training.loop.callbacks import save_images
 from training.options.features import FeatureKind, FeatureOptions, ProbeOptions
 
 
@@ -264,7 +265,7 @@ def save_probe(run: Run, model: keras.Model, source: DataSet, options: ProbeOpti
     images = {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples}
     settings = {**options.settings(), "checkpoint": run.name, "images": images}
     with locked(directory.path):
-        weights = {"checkpoint": run.name, "license": run.license}
+        weights = {"checkpoint": run.name, "license": license_of(run.name)}
         directory.start(settings, source.labels, weights, images=source.fingerprint)
         save_images(directory, source, preprocessing_of(model))
         directory.write_metrics([{"epoch": 1, "val_accuracy": accuracy}])

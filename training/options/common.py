@@ -10,7 +10,6 @@ from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, Natural, Seed, check_ranges
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
-from keras_vit.files.labels import composed as composed
 from keras_vit.files.remote import to_path
 from training.recipes.recipe import Recipe
 
