@@ -46,7 +46,7 @@ COMMANDS = {
     "fastest": "export.fastest.__main__",
     "serving": "export.serving.kit",
 }
-_LISTS = {"models": "the named models", "recipes": "the recipes for training"}
+_LISTS = ("models", "recipes")
 # What the commands are for, and what each does, in half a line.
 _GROUPS = {
     "Train": {
@@ -149,7 +149,10 @@ def run_command(arguments: Sequence[str]) -> None:
         else:
             importlib.import_module(COMMANDS[name]).main(rest)
     except ModuleNotFoundError as missing:
-        raise _not_installed(name, missing) from missing
+        raise UserError(
+            f"keras-vit {name} needs the Python package {missing.name}, which is not installed; install it with "
+            f"pip install '{_DISTRIBUTION}[train,export,onnx]', with gpu or tpu instead of train where you use one."
+        ) from missing
 
 
 def _print_completion(shells: Sequence[str]) -> None:
@@ -161,40 +164,30 @@ def _print_completion(shells: Sequence[str]) -> None:
     print(_COMPLETION.replace("NAMES", " ".join((*COMMANDS, *_LISTS))))
 
 
-def _print_list(kind: str, arguments: Sequence[str]) -> None:
-    """Print the models or the recipes, one line each, or those that fit a wildcard or a part of a name."""
-    if arguments and arguments[0] in ("-h", "--help"):
-        print(f"usage: keras-vit {kind} [NAME], a part of a name or a wildcard such as 'vit*16', lists {_LISTS[kind]}")
+def _print_list(noun: str, arguments: Sequence[str]) -> None:
+    """Print the models or the recipes, one line each, or those that fit wildcards or parts of a name."""
+    if {"-h", "--help"} & {*arguments}:
+        print(f"usage: keras-vit {noun} [NAME …], parts of names or wildcards such as 'vit*16', lists the {noun}")
         return
-    if len(arguments) > 1:
-        raise UserError(f"keras-vit {kind} takes one wildcard, but was given {len(arguments)}; put it in quotes.")
-    wildcard = arguments[0] if arguments else "*"
-    lines = _model_lines(wildcard)
-    if kind == "recipes":
-        lines = importlib.import_module("training.recipes.listing").recipe_lines(wildcard)
-    if not lines:
-        raise UserError(f"No name fits {wildcard!r}; keras-vit {kind} lists all.")
-    print("\n".join(lines))
+    recipes = importlib.import_module("training.recipes.listing").recipe_lines if noun == "recipes" else None
+    for wildcard in arguments or ["*"]:
+        lines = (recipes or _model_lines)(wildcard)
+        if not lines:
+            raise UserError(f"No name fits {wildcard!r}; keras-vit {noun} lists all.")
+        print("\n".join(lines))
 
 
 def _model_lines(wildcard: str) -> list[str]:
-    """A line for each model that fits: those that most people use first; those for tests only where they are named."""
-    found = find_models(wildcard)
-    found = [model for model in found if model.purpose != "tests"] or found
-    found.sort(key=lambda model: USUAL.index(model.name) if model.name in USUAL else len(USUAL))
+    """Return a line for each model that fits: the usual ones first; those for tests only where they are named."""
+    models = find_models(wildcard)
+    models = [model for model in models if model.purpose != "tests"] or models
+    models.sort(key=lambda model: USUAL.index(model.name) if model.name in USUAL else len(USUAL))
     return [
         f"{model.name:20} {model.pixels} pixels {model.millions:8,.1f} M parameters  {model.purpose:20} "
         + f"{f'{model.accuracy} % ImageNet' if model.accuracy else '':15} {model.license:10} "
         + (", ".join(model.checkpoints) or "no checkpoint")
-        for model in found
+        for model in models
     ]
-
-
-def _not_installed(name: str, missing: ModuleNotFoundError) -> UserError:
-    return UserError(
-        f"keras-vit {name} needs the Python package {missing.name}, which is not installed; install it with "
-        f"pip install '{_DISTRIBUTION}[train,export,onnx]', with gpu or tpu instead of train where you use one."
-    )
 
 
 def main() -> None:

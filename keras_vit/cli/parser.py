@@ -18,8 +18,8 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from keras_vit.cli.messages import as_typed, colors_allowed
 from keras_vit.cli.options import Aliases, MayBeEmpty, MayLead, Positional, check_ranges, option_name
+from keras_vit.cli.start import as_typed, colors_allowed
 from keras_vit.errors import UserError
 
 Options = TypeVar("Options")

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from keras_vit.errors import UserError, reading
+from keras_vit.errors import UserError, reading, shown
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -22,6 +22,11 @@ LARGEST_SMALL, LARGEST, _LARGEST_YAML = 2**20, 2**30, 2**19
 _DEEPEST = 32
 # Explicit tags of a YAML file that change nothing, since every scalar is read as text.
 _PLAIN_TAGS = (None, "!", "tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
+# What a value should be: a type; a list of one schema, for a list of any length; or a dict, for an object with at least
+# these fields.
+Schema = type | list | dict
+
+_KINDS: dict[type, str] = {dict: "an object", list: "a list", int: "a whole number", str: "a text"}
 
 
 def read_text(file: pathlib.Path, largest: int = LARGEST_SMALL) -> str:
@@ -107,7 +112,7 @@ def read_xml(file: pathlib.Path) -> "Element":
         def start(self, tag: Any, attrs: Any) -> "Element":
             self.levels += 1
             if self.levels > _DEEPEST:
-                raise UserError(f"{file} has more than {_DEEPEST} levels of elements; correct it.")
+                raise ValueError(f"it has more than {_DEEPEST} levels")
             return super().start(tag, attrs)
 
         def end(self, tag: Any) -> "Element":
@@ -119,3 +124,22 @@ def read_xml(file: pathlib.Path) -> "Element":
         parser = DefusedXMLParser(target=Shallow(), forbid_dtd=True)
         parser.feed(text)
         return parser.close()
+
+
+def validated(value: Any, schema: Schema, file: object, place: str = "") -> Any:
+    """Return what was read from a file. Raises UserError, with the place in the file, unless it fits its schema.
+
+    place: of the value in the file, "" for all of it.
+    """
+    kind = schema if isinstance(schema, type) else type(schema)
+    fits = isinstance(value, kind) and not isinstance(value, bool)
+    if not fits:
+        found = "nothing" if value is None else shown(value)
+        raise UserError(f"{file} should have {_KINDS[kind]}{place and f' as {place}'}, but has {found}; correct it.")
+    if isinstance(schema, list):
+        for number, part in enumerate(value):
+            validated(part, schema[0], file, f"{place}[{number}]")
+    if isinstance(schema, dict):
+        for name, of_field in schema.items():
+            validated(value.get(name), of_field, file, f"{place}.{name}" if place else name)
+    return value

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from keras_vit.errors import UserError
 from keras_vit.models.weight_resizing import resampling_matrix
 
 
@@ -96,7 +95,6 @@ def mean_attention_distance(
     """
     patches = np.asarray(probabilities)[..., num_prefix_tokens:, num_prefix_tokens:]  # (..., N, N)
     distances = patch_distances(grid, patch_size)
-    _check_patches(patches.shape[-1], grid)
     per_query = np.einsum("...qk,qk->...q", patches, distances, dtype=np.float64)
     if renormalize:
         per_query = per_query / np.maximum(patches.sum(axis=-1, dtype=np.float64), np.finfo(np.float64).tiny)
@@ -145,7 +143,6 @@ def attention_to_patches(
     if has_class_token is None:
         has_class_token = num_prefix_tokens > 0
     row = matrix[..., 0, :] if has_class_token else matrix.mean(axis=-2)
-    _check_patches(row.shape[-1] - num_prefix_tokens, grid)
     return row[..., num_prefix_tokens:].reshape(*row.shape[:-1], *grid)
 
 
@@ -170,7 +167,6 @@ def unfold_axial(probabilities: np.ndarray, grid: tuple[int, int], axis: str) ->
 def patch_tokens(tokens: np.ndarray, grid: tuple[int, int], num_prefix_tokens: int) -> np.ndarray:
     """Tokens (..., T, D) without those before the patches, on their grid: (..., h, w, D)."""
     patches = np.asarray(tokens)[..., num_prefix_tokens:, :]
-    _check_patches(patches.shape[-2], grid)
     return patches.reshape(*patches.shape[:-2], *grid, patches.shape[-1])
 
 
@@ -244,8 +240,3 @@ def resize_map(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     values = np.asarray(values, np.float64)
     rows, columns = (resampling_matrix(old, new, "bilinear") for old, new in zip(values.shape, size, strict=True))
     return rows @ (values / (values.max() or 1.0)) @ columns.T
-
-
-def _check_patches(count: int, grid: tuple[int, int]) -> None:
-    if count != grid[0] * grid[1]:
-        raise UserError(f"There are {count} patches, which do not fill a grid of {grid[0]} rows and {grid[1]} columns.")

@@ -3,9 +3,9 @@
 import collections
 import concurrent.futures
 import dataclasses
-import functools
 import os
 import sys
+import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -108,13 +108,11 @@ class Attention:
             arrays["rollout"] = arrays["rollout"][: self.shown]
         return arrays, measures
 
-    @functools.cached_property
+    @property
     def _config(self) -> ViTConfig:
-        config = config_of(self.model)
-        assert isinstance(config, ViTConfig)
-        return config
+        return typing.cast(ViTConfig, config_of(self.model))
 
-    @functools.cached_property
+    @property
     def _grid(self) -> tuple[int, int]:
         return self._config.grid(preprocessing_of(self.model).image_size)
 

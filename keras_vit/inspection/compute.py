@@ -109,16 +109,20 @@ def inspect(
     Raises UserError if an argument does not fit the model, or if the model's outputs are not finite.
     """
     model, figures, scoring = logits_model(model), _chosen_figures(model, figures), scoring or Scoring()
-    if not images or shown < 1:
-        raise UserError(f"At least one image is required, but there are {len(images)} images with {shown} to show.")
     attention = Attention.select(model, figures, shown, layers, heads)
     arrays, measures = _of_weights(model, figures)
     resized, inputs = model_inputs(images, preprocessing_of(model))
     of_attention = attention.compute(inputs, resized)
     of_outputs, queries = _of_outputs(model, figures, inputs[:shown], labels)
-    arrays |= {"images": as_uint8(resized[:shown]), **of_attention[0], **of_outputs}
+    pixels = np.clip(np.round(resized[:shown]), 0, 255).astype(np.uint8)
+    arrays |= {"images": pixels, **of_attention[0], **of_outputs}
+    config, size = config_of(model), preprocessing_of(model).image_size
     return InspectionResult(
-        **_described(model),
+        model=model_name(model),
+        architecture=_architecture(config),
+        image_size=size,
+        grid=config.grid(size) if isinstance(config, ViTConfig) else None,
+        filters_are_components=_root_layer(config) is None,
         checkpoint=checkpoint,
         images=tuple(images[:shown]),
         predictions=scoring.rank(arrays["logits"], labels) if "logits" in arrays else (),
@@ -131,18 +135,6 @@ def inspect(
         measures=measures | of_attention[1],
         scoring=scoring,
     )
-
-
-def _described(model: keras.Model) -> dict[str, Any]:
-    """Fields of the result that tell the model."""
-    config, size = config_of(model), preprocessing_of(model).image_size
-    return {
-        "model": model_name(model),
-        "architecture": _architecture(config),
-        "image_size": size,
-        "grid": config.grid(size) if isinstance(config, ViTConfig) else None,
-        "filters_are_components": _root_layer(config) is None,
-    }
 
 
 def _of_outputs(
@@ -162,7 +154,7 @@ def _of_outputs(
         arrays["relevance"] = analysis.class_relevance(features, gradients)
         arrays["logits"] = checked_logits(logits)
     elif relevance.classifies(model):
-        arrays["logits"] = logits_of(model, inputs)
+        arrays["logits"] = checked_logits(model(inputs, training=False))
     return arrays, titles
 
 
@@ -179,7 +171,8 @@ def mistakes_first(
     if not relevance.classifies(model) or all(image.label is None for image in images):
         return list(images)
     inputs = model_inputs(images, preprocessing_of(model))[1]
-    logits = np.concatenate([logits_of(model, inputs[n : n + _BATCH]) for n in range(0, len(images), _BATCH)])
+    batches = (inputs[n : n + _BATCH] for n in range(0, len(images), _BATCH))
+    logits = np.concatenate([checked_logits(model(batch, training=False)) for batch in batches])
     ranked = scoring.rank(logits, labels)
     wrong = [n for n, image in enumerate(images) if is_mistake(image.label, ranked[n])]
     wrong = sorted(wrong, key=lambda n: -ranked[n].likeliest[0][1])[:count]
@@ -206,16 +199,6 @@ def model_inputs(images: Sequence[Image], preprocessing: Preprocessing) -> tuple
     """Images of any size as the model sees them: (B, h, w, C) float32 in 0..255, and normalized."""
     resized = np.stack([keras.ops.convert_to_numpy(preprocessing.resized(image.pixels)) for image in images])
     return resized, keras.ops.convert_to_numpy(preprocessing.normalize(resized))
-
-
-def as_uint8(resized: np.ndarray) -> np.ndarray:
-    """Pixels to show."""
-    return np.clip(np.round(resized), 0, 255).astype(np.uint8)
-
-
-def logits_of(model: keras.Model, inputs: np.ndarray) -> np.ndarray:
-    """(B, K) float32 of a model of logits. Raises UserError if they are not finite."""
-    return checked_logits(model(inputs, training=False))
 
 
 def checked_logits(logits) -> np.ndarray:

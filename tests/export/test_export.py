@@ -30,7 +30,7 @@ from keras_vit.errors import ParityError
 from keras_vit.files.labels import labels_text
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import output_folder
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 from tests.exports import saved_model_of, tflite_of
 from tests.support import randomize
 

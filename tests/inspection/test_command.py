@@ -21,8 +21,8 @@ import tensorflow as tf
 import keras_vit
 import training.samples
 from keras_vit import UserError, inspection
+from keras_vit.images.files import Samples
 from keras_vit.images.formats import format_list
-from keras_vit.images.samples import Samples
 from keras_vit.inspection import __main__ as command
 from keras_vit.inspection import report
 from keras_vit.inspection.plots import explanation

@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_vit.files.atomic import staged
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.remote import output_folder
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 from keras_vit.run import SAMPLES
 from training.data.pipeline import sample_name
 from training.data.sources import bad_examples_reported, open_source

@@ -13,8 +13,7 @@ from pycocotools import mask as rle
 
 from keras_vit import UserError
 from keras_vit.errors import shown
-from keras_vit.files.documents import LARGEST, read_json
-from keras_vit.files.schema import Schema, validated
+from keras_vit.files.documents import LARGEST, Schema, read_json, validated
 from training.data.annotations.boxes import Annotated, Annotations, Box
 from training.data.annotations.listed_images import number_of, upright_size
 from training.data.annotations.run_lengths import run_lengths

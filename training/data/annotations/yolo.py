@@ -6,8 +6,7 @@ import re
 
 from keras_vit import UserError
 from keras_vit.errors import shown
-from keras_vit.files.documents import LARGEST, read_text, read_yaml
-from keras_vit.files.schema import validated
+from keras_vit.files.documents import LARGEST, read_text, read_yaml, validated
 from keras_vit.images.formats import is_picture, visible_files
 from training.data.annotations.boxes import Annotated, Annotations, Box
 from training.data.annotations.listed_images import number_of, upright_size
