@@ -25,7 +25,6 @@ from keras_vit import UserError
 from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import Progress
 from keras_vit.files.atomic import atomic_folder
-from keras_vit.files.file_contents import shown
 from keras_vit.files.tables import CsvWriter, markdown_table
 from keras_vit.images.decode import check_png, open_image, turned
 from keras_vit.images.formats import (
@@ -38,6 +37,7 @@ from keras_vit.images.formats import (
     others_line,
 )
 from training.data.dataset import decoding_problem
+from training.data.file_contents import shown
 
 # What was done to each picture, in the new folder.
 TABLE = "prepared.csv"

@@ -29,6 +29,7 @@ from keras_vit.images.resizing import (
     Padding,
     Placement,
     Resize,
+    pair,
     placements,
     scaled_crop,
 )
@@ -114,24 +115,19 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         convert_fields(self)  # JSON and command lines give lists
+        object.__setattr__(self, "image_size", _pair(self.image_size))
+        check_integers("image_size", self.image_size, length=2)
         check_integers("channels", self.channels)
         check_integers("crop_from", self.crop_from, length=2 if isinstance(self.crop_from, tuple) else None)
-        object.__setattr__(self, "image_size", _pair(self.image_size))
         object.__setattr__(self, "value_range", tuple(_floats(value) for value in self.value_range))
         self._complete()
         for field, names in _CHOICES.items():
             check_choice(field, getattr(self, field), get_args(names))
+        if self.background is not None:
+            check_choice("background", self.background, get_args(Background))
         refuse_first(self._rules())
 
     def _rules(self) -> Rules:
-        yield (
-            len(self.image_size) != 2 or min(self.image_size) < 1,
-            f"image_size must be (height, width) in pixels, but is {self.image_size}.",
-        )
-        yield (
-            self.background not in (None, *get_args(Background)),
-            f"background must be {', '.join(get_args(Background))} or None, but is {self.background!r}.",
-        )
         yield (
             self.resize == "pad" and self.background is None and self.library == "tensorflow",
             "resize pad fills what the image leaves free with the background, but this model has none; choose crop or "
@@ -149,7 +145,7 @@ class Preprocessing:
             f"crop_from is required for resize-small and does not apply to crop, but {self.resize} has crop_from "
             f"{self.crop_from}.",
         )
-        full = self.image_size if self.crop_from is None else _pair_of(self.crop_from)
+        full = self.image_size if self.crop_from is None else pair(self.crop_from)
         yield (
             full[0] < self.image_size[0] or full[1] < self.image_size[1],
             f"crop_from must be at least both sides of {self.image_size}, but is {self.crop_from}.",
@@ -532,14 +528,9 @@ def _warn_of_range(image: np.ndarray) -> None:
 
 
 def _pair(size) -> Any:
-    """One integer or a sequence of integers -> tuple. The caller checks its length."""
+    """One integer or a sequence of integers -> tuple of integers."""
     with explained(f"image_size must be one integer or (height, width) in pixels, but is {size!r}.", TypeError):
-        sides = (size, size) if isinstance(size, int | np.integer) else tuple(size)
-        return tuple(operator.index(side) for side in sides)
-
-
-def _pair_of(size: int | tuple[int, int]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else size
+        return tuple(operator.index(side) for side in ((size, size) if isinstance(size, int | np.integer) else size))
 
 
 def _floats(value) -> float | tuple[float, ...]:

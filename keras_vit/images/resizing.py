@@ -102,13 +102,14 @@ def _resized(
         rounded = xp.round if library == "tensorflow" else xp.floor
         return [rounded(target * side / small) for side in sides]
     if resize in ("resize-small", "pad"):
-        ratios = [side / length for side, length in zip(sides, _pair(target), strict=True)]
+        ratios = [side / length for side, length in zip(sides, pair(target), strict=True)]
         ratio = xp.maximum(*ratios) if resize == "pad" else xp.minimum(*ratios)
         return [xp.maximum(xp.round(side / ratio), 1.0 + 0.0 * side) for side in sides]
-    return [0.0 * side + length for side, length in zip(sides, _pair(target), strict=True)]
+    return [0.0 * side + length for side, length in zip(sides, pair(target), strict=True)]
 
 
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+def pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    """Return height and width of a size, of which one number is both."""
     return (size, size) if isinstance(size, int) else size
 
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from keras_vit import UserError
 from keras_vit.files.atomic import remove_temporary
-from keras_vit.files.file_contents import shown
 from keras_vit.files.lock import locked
 from keras_vit.files.remote import to_path
 from keras_vit.run import Run
 from training.beam.picture_list import Group, PictureList, paths_of
 from training.beam.pipeline import GroupHandler, counted, infer, print_counts, write_problems
+from training.data.file_contents import shown
 from training.features.embed import Extractor, as_stored, describe_features, embed_rows, listing_of_files, start_folder
 from training.features.store import NO_SPLIT, FeatureDescription, Part, part_file, write_part
 from training.options.features import EmbedOptions

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.errors import is_or_are, nearest
-from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.remote import is_remote
 from keras_vit.images.formats import is_hidden, is_picture, is_picture_name, others_line
 from training.data.checks import HOLD_OUT, check_class_size, directories, few_classes, split_folders
@@ -30,6 +29,7 @@ from training.data.dataset import (
     summarize_problems,
 )
 from training.data.decisions import read_decisions
+from training.data.file_contents import FileContents, shown
 from training.options.common import OnBadImage, composed
 
 _PURPOSES = {"train": "train on", "test": "evaluate on"}

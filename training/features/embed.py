@@ -16,7 +16,6 @@ from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import Rules, refuse_first
 from keras_vit.files.atomic import remove_temporary
-from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.lock import locked
 from keras_vit.run import Run
 from keras_vit.text.checkpoint import has_text_tower
@@ -29,6 +28,7 @@ from training.data.dataset import (
     typical_image,
     without_autograph,
 )
+from training.data.file_contents import FileContents, shown
 from training.data.image_folder import file_problem
 from training.data.pipeline import evaluation_batches
 from training.features.extractors import extractor_of, fingerprint_of

@@ -12,7 +12,7 @@ import keras_vit
 from keras_vit import UserError, ViTConfig
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.layouts import HEADS
-from keras_vit.files.keras_weights import KERAS_WEIGHTS
+from keras_vit.files.keras_model import KERAS_WEIGHTS
 from keras_vit.published import upstream_checkpoint
 from keras_vit.run import Run
 from keras_vit.text.classes import classes_of_labels

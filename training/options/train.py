@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from keras_vit.cli.options import Aliases, Count, Range, Share
 from keras_vit.errors import UserError, refuse_without_effect
-from keras_vit.files.keras_weights import KERAS_WEIGHTS
+from keras_vit.files.keras_model import KERAS_WEIGHTS
 from training.options.common import TrainingOptions
 from training.recipes.recipe import PretrainRecipe
 
