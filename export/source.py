@@ -107,7 +107,7 @@ def open_model(run: Run, options: SourceOptions) -> ExportedModel:
         name=run.name,
         images=seen,
         config=run.config,
-        metrics=run.metrics[-1] if run.metrics else {},
+        metrics=run.metrics()[-1] if run.metrics() else {},
         weights=weights,
         license=terms if options.license is None else options.license,
         temperature=run.temperature,

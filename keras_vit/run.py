@@ -416,9 +416,8 @@ class Run:
         file = self.file(TRAINING_IMAGES)
         return read_npz(file).get("digests") if file else None
 
-    @property
     def metrics(self) -> list[dict]:
-        """The metrics of each evaluation, in order; empty without a file. Raises UserError if it is damaged."""
+        """Return the metrics of each evaluation, in order; empty without a file. Raises UserError if it is damaged."""
         if (file := self.file(METRICS)) is None:
             return []
         with reading(file, "lines of JSON", advice="copy it again, or remove it"):

@@ -15,10 +15,8 @@ from keras_vit.images.formats import is_hidden
 from keras_vit.run import CONFIG, Run, check_model_file
 from training.loop.devices.tpu import may_be_slice
 from training.options.common import TrainingOptions
-from training.options.data import RECORD_INDEX
-from training.options.features import DESCRIPTION
-from training.options.pipeline import PIPELINE, PROBLEMS
-from training.options.probes import ProbeOptions
+from training.options.data import PIPELINE, PROBLEMS, RECORD_INDEX
+from training.options.features import DESCRIPTION, ProbeOptions
 
 # Until a host that does not answer counts as absent.
 _CONNECT_SECONDS = 5

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
+from training.options.data import split_arguments
 from training.options.features import EmbedOptions
-from training.options.pipeline import split_arguments
 
 _PROG = "keras-vit embed"
 

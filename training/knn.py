@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.probes import KnnOptions
+from training.options.features import KnnOptions
 
 
 def main(arguments: Sequence[str]) -> None:

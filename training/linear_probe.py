@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.probes import LinearProbeOptions
+from training.options.features import LinearProbeOptions
 
 
 def main(arguments: Sequence[str]) -> None:

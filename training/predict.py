@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.pipeline import split_arguments
+from training.options.data import split_arguments
 from training.options.predict import PredictOptions
 
 _PROG = "keras-vit predict"

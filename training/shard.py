@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.data import ShardOptions
-from training.options.pipeline import split_arguments
+from training.options.data import ShardOptions, split_arguments
 
 
 def main(arguments: Sequence[str]) -> None:

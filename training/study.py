@@ -17,8 +17,7 @@ from keras_vit import cli
 from keras_vit.cli import parser
 from keras_vit.errors import check_known
 from training.experiments.grids import STUDIES
-from training.options.experiments import StudyOptions
-from training.options.train import USUAL
+from training.options.train import USUAL, StudyOptions
 from training.recipes.overrides import overridden
 from training.recipes.pretrain import find_recipe
 

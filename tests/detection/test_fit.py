@@ -20,7 +20,7 @@ from tests.text.towers import with_tokenizer
 from training import detect as command
 from training.detection.fit import detector_to_train
 from training.options.detect import BoxesOptions, DetectFitOptions
-from training.recipes.detect import DetectRecipe
+from training.recipes.dense import DetectRecipe
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = keras_vit.ViTConfig(patch_size=8, hidden_size=24, num_layers=2, num_heads=3, mlp_dim=48)

@@ -13,7 +13,7 @@ from tests.support import FIXTURES
 from training.data.annotations.boxes import Box, BoxData, Picture
 from training.detection.data import box_data_set
 from training.objectives.detection import BoxSetPrediction
-from training.recipes.detect import DetectRecipe
+from training.recipes.dense import DetectRecipe
 
 RECIPE = DetectRecipe(image_size=(48, 64), batch_size=4, learning_rate=0.1, steps=1, flip=True, mosaic=1.0)
 PAD = Preprocessing((48, 64), resize="pad", padding="after", background="black")

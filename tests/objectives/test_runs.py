@@ -52,7 +52,7 @@ def test_a_killed_run_ends_in_the_same_bits_and_metrics(name, upstream, tmp_path
     runs = [Run.at(tmp_path / name) for name in ("undisturbed", "killed")]
     for here, there in zip(*(load_model(run.path).get_weights() for run in runs), strict=True):
         np.testing.assert_array_equal(here, there)
-    losses = [[{n: x for n, x in record.items() if "loss" in n} for record in run.metrics] for run in runs]
+    losses = [[{n: x for n, x in record.items() if "loss" in n} for record in run.metrics()] for run in runs]
     assert losses[0] == losses[1]
 
 

@@ -24,7 +24,7 @@ from training.objectives.self_distillation import SelfDistillation
 from training.options.common import DataOptions, Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES, PretrainRecipe
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 TINY = PretrainRecipe(
     model=ViTConfig(patch_size=2, hidden_size=8, num_layers=2, num_heads=2, mlp_dim=16), image_size=(8, 8),
@@ -176,7 +176,7 @@ def options(workdir, **changes) -> PretrainOptions:
 @pytest.mark.slow
 def test_a_run_learns_and_is_fine_tuned(tmp_path):
     run = pretraining.pretrain(options(tmp_path / "run"), "tiny-dino")
-    first, last = run.metrics
+    first, last = run.metrics()
     assert last["loss"] < first["loss"]
     assert 0.0 < last["val_entropy"] < math.log(12)
     assert last["val_loss"] > last["val_entropy"]

@@ -10,8 +10,7 @@ from training.recipes.auto import DataFacts, auto_finetune_recipe, auto_recipe
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, bit_hyperrule, find_finetune_recipe
 from training.recipes.overrides import overridden, with_crop
 from training.recipes.pretrain import RECIPES, augreg, find_recipe
-from training.recipes.recipe import PretrainRecipe, Recipe
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import PretrainRecipe, Recipe, Schedule
 
 # Table 3 of "An Image is Worth 16x16 Words": epochs, peak learning rate, decay of the rate and of the weights, dropout.
 TABLE_3 = {

@@ -7,7 +7,7 @@ import pytest
 from keras_vit import UserError
 from tests.support import FIXTURES, GOLDEN
 from training.loop.learning_rate import LearningRate
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 CASES = GOLDEN["lr_schedules"]["cases"]
 RECORDED = np.load(FIXTURES / "lr_schedules.io.npz")

@@ -24,7 +24,7 @@ from training.beam.pipeline import (
 )
 from training.features.extractors import fingerprint_of
 from training.features.store import part_file
-from training.options.pipeline import PipelineOptions
+from training.options.data import PipelineOptions
 from training.options.predict import PredictOptions
 from training.prediction.classifier import (
     BATCH,

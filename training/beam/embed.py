@@ -17,8 +17,8 @@ from training.beam.pipeline import GroupHandler, counted, infer, print_counts, w
 from training.data.file_contents import shown
 from training.features.embed import Extractor, as_stored, describe_features, embed_rows, listing_of_files, start_folder
 from training.features.store import NO_SPLIT, FeatureDescription, Part, part_file, write_part
+from training.options.data import PipelineOptions
 from training.options.features import EmbedOptions
-from training.options.pipeline import PipelineOptions
 
 
 def embed(run: Run, pictures: PictureList, options: EmbedOptions, pipeline: PipelineOptions) -> str:

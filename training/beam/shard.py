@@ -23,8 +23,7 @@ from training.data import record_index
 from training.data.dataset import decoding_problem, error_reason
 from training.data.tfrecord import shard_name
 from training.data.write_tfrecord import check_shards, print_written, record
-from training.options.data import ShardOptions
-from training.options.pipeline import PROBLEMS, PipelineOptions
+from training.options.data import PROBLEMS, PipelineOptions, ShardOptions
 
 # Pictures that are read at the same time, for each read from a bucket mostly waits.
 _READS = 64

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from keras_vit import UserError
 from keras_vit.files.remote import existing_file, is_remote
-from training.options.pipeline import PipelineOptions, Runner
+from training.options.common import Runner
+from training.options.data import PipelineOptions
 
 
 def pipeline_options(

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 from keras_vit import UserError
 from keras_vit.cli.options import option_name
+from keras_vit.files.labels import composed
 from keras_vit.files.remote import existing_folder, is_remote, matching
 from keras_vit.images.formats import format_list, is_hidden
 from training.data.csv_file import ONE_CLASS, class_shares, listed_files
 from training.data.decisions import read_decisions
 from training.data.file_contents import shown
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, composed
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage
 
 # Of a folder without splits of its own, a tenth of each class is kept for evaluation.
 HOLD_OUT = 10

@@ -17,9 +17,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
 from keras_vit.errors import UserError, reading
+from keras_vit.files.labels import composed
 from keras_vit.files.remote import existing_file
 from training.data.listed_files import listed_file
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, composed
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES
 
 # Columns for one class, for any number of classes, and for a share of each class.
 ONE_CLASS, SEVERAL_CLASSES, CLASS_SHARES = "label", "labels", "probabilities"

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 from keras_vit.errors import UserError, reading
+from keras_vit.files.labels import composed
 from keras_vit.files.remote import existing_file
 from keras_vit.files.tables import cell_of_csv
 from training.data.file_contents import FileContents, shown
-from training.options.common import composed
 
 Decided = Literal["keep", "relabel", "drop"]
 COLUMNS = ("path", "digest", "decision", "new_label", "reason")

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.errors import is_or_are, nearest
+from keras_vit.files.labels import composed
 from keras_vit.files.remote import is_remote
 from keras_vit.images.formats import is_hidden, is_picture, is_picture_name, others_line
 from training.data.checks import HOLD_OUT, check_class_size, directories, few_classes, split_folders
@@ -30,7 +31,7 @@ from training.data.dataset import (
 )
 from training.data.decisions import read_decisions
 from training.data.file_contents import FileContents, shown
-from training.options.common import OnBadImage, composed
+from training.options.common import OnBadImage
 
 _PURPOSES = {"train": "train on", "test": "evaluate on"}
 

@@ -14,14 +14,14 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.errors import explained
-from keras_vit.files.labels import LABELS, distinct_names, read_labels
+from keras_vit.files.labels import LABELS, composed, distinct_names, read_labels
 from keras_vit.files.remote import is_remote, matching, read_places, to_path
 from training.data.checks import HOLD_OUT, check_class_size, files_of
 from training.data.dataset import DataSet, Split, check_classes_of_splits, skip_undecodable
 from training.data.file_contents import shown
 from training.data.tar_index import BLOCK, NAME, tar_images
 from training.data.tfrecord import PARALLEL_READS
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, OnBadImage, composed
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, OnBadImage
 
 # Largest number of a class without a file of names.
 _LARGEST_LABEL = 1_000_000

@@ -11,8 +11,7 @@ from keras_vit import Preprocessing, UserError
 from training.data.annotations.boxes import BoxData, Picture
 from training.data.dataset import DataSet, Split, decoding_problem, problems_of, summarize_problems
 from training.data.dense import DenseBatches
-from training.recipes.dense import DenseRecipe
-from training.recipes.detect import DetectRecipe
+from training.recipes.dense import DenseRecipe, DetectRecipe
 
 # Rows and columns of a mosaic.
 _TILES = 2

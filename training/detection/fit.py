@@ -22,7 +22,7 @@ from training.detection.evaluation import evaluate
 from training.loop.setup import Setup
 from training.loop.train import run_training
 from training.options.detect import DetectFitOptions
-from training.recipes.detect import DetectRecipe
+from training.recipes.dense import DetectRecipe
 
 # Initial scale of the logits of a new head, and the share of patches that it takes for a class (as RetinaNet).
 _SCALE, _PRIOR = 10.0, 0.01

@@ -24,8 +24,8 @@ from training.evaluation.predictors import accuracy
 from training.experiments import finetuning, pretraining
 from training.features.linear_head import new_probe, one_thread
 from training.loop.build import rebuilt
-from training.options.auto import AutoOptions
-from training.options.probes import LinearProbeOptions
+from training.options.features import LinearProbeOptions
+from training.options.train import AutoOptions
 from training.probes.features import features_of_split
 from training.probes.linear_model import save_probe
 from training.probes.logistic_regression import probe

@@ -68,7 +68,7 @@ def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: 
         for number in range(1, options.rounds + 1):
             teacher = _student(options, recipe_name, setup, unlabelled, teacher, number)
             runs[f"round {number}"] = teacher
-    accuracies = {name: run.metrics[-1]["val_accuracy"] for name, run in runs.items()}
+    accuracies = {name: run.metrics()[-1]["val_accuracy"] for name, run in runs.items()}
     best = max(accuracies, key=lambda name: accuracies[name])  # the first of equals: the labels alone
     gain = accuracies[best] - accuracies["labels alone"]
     rows = [(name, f"{value:.2%}", f"{value - accuracies['labels alone']:+.2%}") for name, value in accuracies.items()]

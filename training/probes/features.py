@@ -33,8 +33,7 @@ from training.features.extractors import (
     token_extractor,
 )
 from training.features.store import NO_SPLIT, FeatureDescription, FeatureIndex, check_same_model, open_index
-from training.options.common import FeatureKind, FeatureOptions
-from training.options.probes import ProbeOptions
+from training.options.features import FeatureKind, FeatureOptions, ProbeOptions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,7 @@ from keras_vit.run import Run
 from training.data.sources import DataSet
 from training.features.extractors import preprocessing_for
 from training.loop.summary import save_images
-from training.options.common import FeatureKind
-from training.options.probes import ProbeOptions
+from training.options.features import FeatureKind, ProbeOptions
 
 _POOLING = {"token": "token", "mean": "gap", "both": "token+gap"}
 

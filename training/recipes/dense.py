@@ -4,10 +4,9 @@ import dataclasses
 from typing import Literal
 
 import keras_vit
-from keras_vit.cli.options import Count
+from keras_vit.cli.options import Count, Share
 from keras_vit.errors import Rules
-from training.recipes.recipe import Recipe
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Recipe, Schedule
 
 SegmentationHead = Literal["eomt", "linear"]
 # Fields of `Recipe` that are for classes of whole images.
@@ -96,3 +95,18 @@ LINEAR = dataclasses.replace(
     clip_norm=1.0,
 )
 SEGMENT_RECIPES = {"eomt": EOMT, "linear": LINEAR}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DetectRecipe(DenseRecipe):
+    """How to train a detector."""
+
+    mosaic: Share = 0.3
+    """Probability to show four pictures, each in a quarter, as OWL-ViT is trained."""
+
+
+# For a few hundred pictures: a pretrained encoder changes little, its first blocks least.
+DETECT = DetectRecipe(
+    image_size=(448, 448), batch_size=8, learning_rate=2e-4, steps=2000, schedule=Schedule("cosine", warmup_steps=100),
+    weight_decay=0.05, layer_decay=0.7, flip=True, color_jitter=0.3,
+)  # fmt: skip

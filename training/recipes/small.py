@@ -3,8 +3,7 @@
 import dataclasses
 
 from keras_vit import ConvStem, ShiftedPatches, UserError, ViTConfig
-from training.recipes.recipe import PretrainRecipe
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import PretrainRecipe, Schedule
 
 
 def with_shifted_patches(model: ViTConfig) -> ViTConfig:

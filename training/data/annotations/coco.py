@@ -14,12 +14,12 @@ from pycocotools import mask as rle
 from keras_vit import UserError
 from keras_vit.errors import shown
 from keras_vit.files.documents import LARGEST, Schema, read_json, validated
+from keras_vit.files.labels import composed
 from training.data.annotations.boxes import Annotated, Annotations, Box
 from training.data.annotations.listed_images import number_of, upright_size
 from training.data.annotations.run_lengths import run_lengths
 from training.data.annotations.segments import NONE, Segments
 from training.data.listed_files import check_listed, listed_file
-from training.options.common import composed
 
 # Fields of a file; the further ones of an annotation depend on its kind.
 _CATEGORIES = [{"id": int, "name": str}]

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from keras_vit import UserError
 from keras_vit.errors import reading
 from keras_vit.files.documents import LARGEST, read_text
+from keras_vit.files.labels import composed
 from keras_vit.files.tables import cell_of_csv
 from training.data.annotations.boxes import Annotated, Annotations, Box, annotations_of
 from training.data.annotations.listed_images import number_of, own_labels, upright_size
 from training.data.listed_files import check_listed, listed_file
-from training.options.common import composed
 
 
 def read_csv_boxes(file: pathlib.Path, folder: pathlib.Path, allow_outside: bool) -> Annotations:

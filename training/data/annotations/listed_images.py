@@ -7,10 +7,9 @@ from typing import Protocol, TypeVar
 
 from keras_vit import UserError
 from keras_vit.errors import explained, shown
-from keras_vit.files.labels import LABELS, read_labels
+from keras_vit.files.labels import LABELS, composed, read_labels
 from keras_vit.images.decode import open_image
 from keras_vit.images.formats import format_problem, orientation
-from training.options.common import composed
 
 # Without a split of their own, every tenth image by name is evaluated.
 _HOLD_OUT = 10

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.files.documents import LARGEST, read_text
-from keras_vit.files.labels import LABELS, distinct_names
+from keras_vit.files.labels import LABELS, composed, distinct_names
 from keras_vit.images.formats import is_hidden, is_picture, others_line
 from keras_vit.models.config import SegmentationTask
 from training.data.annotations.coco import CocoPicture, coco_segments, read_coco
@@ -29,7 +29,6 @@ from training.data.annotations.tfds_masks import tfds_scenes
 from training.data.annotations.voc import VOC_CLASSES, voc_segments
 from training.data.dataset import DataSet, ImageWarnings, Split, decoding_problem, problems_of, summarize_problems
 from training.data.dense import DenseBatches
-from training.options.common import composed
 from training.options.segment import SceneOptions, folders_of_splits
 
 # Pixels outside of all objects, in semantic segmentation of object annotations.

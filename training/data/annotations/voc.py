@@ -7,13 +7,13 @@ import numpy as np
 from keras_vit import UserError
 from keras_vit.errors import is_or_are, shown
 from keras_vit.files.documents import read_xml
+from keras_vit.files.labels import composed
 from keras_vit.images.formats import is_picture_name
 from training.data.annotations.boxes import Annotated, Annotations, Box, annotations_of
 from training.data.annotations.listed_images import number_of, own_labels, upright_size
 from training.data.annotations.masks import IGNORED, read_mask, segments_of_mask, whole_segments
 from training.data.annotations.segments import NONE, UNCOUNTED, Segments
 from training.data.listed_files import check_inside
-from training.options.common import composed
 
 VOC_CLASSES = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",

@@ -7,11 +7,11 @@ import re
 from keras_vit import UserError
 from keras_vit.errors import shown
 from keras_vit.files.documents import LARGEST, read_text, read_yaml, validated
+from keras_vit.files.labels import composed
 from keras_vit.images.formats import is_picture, visible_files
 from training.data.annotations.boxes import Annotated, Annotations, Box
 from training.data.annotations.listed_images import number_of, upright_size
 from training.data.listed_files import check_inside, listed_file
-from training.options.common import composed
 
 # A value of a data.yaml that says nothing.
 _NO_VALUE: tuple = ("", "~", "null", "Null", "NULL", [], {})
