@@ -110,7 +110,7 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning for the user of a command without the line of code that gave it; others as Python shows them."""
+    """Return a warning for the user of a command without the line of code that gave it; others as Python shows them."""
     if category is UserWarning:
         return f"Warning: {message}\n"
     return _PYTHONS_FORMAT(message, category, filename, lineno, line)

@@ -70,7 +70,7 @@ def read_yaml(file: pathlib.Path) -> Any:
 
 
 def _yaml_value(event: Any, events: Iterator[Any], levels: int) -> Any:
-    """The value that begins with an event; takes its further events."""
+    """Return the value that begins with an event; takes its further events."""
     import yaml
 
     if isinstance(event, yaml.AliasEvent):

@@ -221,7 +221,7 @@ class _Part(io.RawIOBase):
 
 
 def _open(path: pathlib.Path, name: str) -> io.BufferedIOBase:
-    """A stream of the values of one array."""
+    """Return a stream of the values of one array."""
     import h5py
 
     with h5py.File(path, "r") as file:

@@ -18,7 +18,7 @@ def read_labels(path: str | os.PathLike) -> tuple[str, ...]:
 
 
 def parse_labels(data: bytes, path: str | os.PathLike) -> tuple[str, ...]:
-    """The class names in the content of a text file; the last line may end without a line break.
+    """Return the class names in the content of a text file; the last line may end without a line break.
 
     Lines end with a line feed, optionally preceded by a carriage return (Windows). Everything else belongs to the name.
     `path` is for the error message.
@@ -47,7 +47,7 @@ def distinct_names(names: Sequence[str], path: str | os.PathLike) -> tuple[str, 
 
 
 def labels_text(labels: Sequence[str]) -> str:
-    """The content of labels.txt; `parse_labels` reads it."""
+    """Return the content of labels.txt; `parse_labels` reads it."""
     return "".join(f"{label}\n" for label in labels)
 
 

@@ -28,7 +28,7 @@ def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
 
 def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
-    """The arrays of an archive, by name. Raises UserError unless it is a complete .npz of numeric arrays."""
+    """Return the arrays of an archive, by name. Raises UserError unless it is a complete .npz of numeric arrays."""
     path = to_path(path)
     path = local_copy(existing_file(path, "give the path of an .npz file"))
     with _reading(path), zipfile.ZipFile(path) as archive:
@@ -111,7 +111,7 @@ class _ChecksumStream:
 
 
 def data_offset(stream: io.RawIOBase, member: zipfile.ZipInfo) -> int:
-    """The offset of an uncompressed member, after its local header; that of the central directory may differ."""
+    """Return the offset of an uncompressed member, after its local header; that of the central directory may differ."""
     stream.seek(member.header_offset)
     local = stream.read(30) or b""
     if len(local) < 30 or local[:4] != b"PK\x03\x04":

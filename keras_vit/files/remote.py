@@ -103,7 +103,7 @@ class RemotePath(pathlib.PosixPath):
         return (self / name.rstrip("/") for name in self._ask("listdir") if name.rstrip("/"))
 
     def glob(self, pattern, **_) -> Generator["RemotePath", None, None]:
-        """Names in this folder; none if there is no such folder."""
+        """Yield names in this folder; none if there is no such folder."""
         with contextlib.suppress(FileNotFoundError):
             yield from (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
 
@@ -152,7 +152,7 @@ class RemotePath(pathlib.PosixPath):
         return self.write_bytes(data.encode(encoding or "utf-8", errors or "strict"))
 
     def open(self, mode="r", *_, **__) -> Any:
-        """The content in memory, to read bytes."""
+        """Return the content in memory, to read bytes."""
         if mode != "rb":
             raise ValueError(f"only whole objects are written, but mode is {mode!r}")
         return io.BytesIO(self.read_bytes())
@@ -188,7 +188,7 @@ class RemotePath(pathlib.PosixPath):
 
 
 def is_remote(path: str | os.PathLike) -> bool:
-    """Whether a path has a scheme, such as gs://bucket/run; also a pathlib.Path, which has one slash less."""
+    """Return whether a path has a scheme, such as gs://bucket/run; also a pathlib.Path, which has one slash less."""
     scheme = _SCHEME.match(os.fsdecode(path))
     return scheme is not None and (scheme[0].endswith("://") or isinstance(path, pathlib.PurePath))
 
@@ -266,7 +266,7 @@ def read_places(path: str, use: Callable[[Callable[[int, int], bytes]], Result])
 
 
 def first_bytes(path: pathlib.Path, count: int) -> bytes:
-    """The first bytes of a file, at most `count`; the rest is not read."""
+    """Return the first bytes of a file, at most `count`; the rest is not read."""
     if isinstance(path, RemotePath):
         return path.read_bytes(count)
     with path.open("rb") as stream:
@@ -300,7 +300,7 @@ _downloads: list[pathlib.Path] = []
 
 
 def local_copy(path: str | os.PathLike) -> pathlib.Path:
-    """A local file of the same content and name; of a remote path a copy that is removed when the process ends.
+    """Return a local file of the same content and name; of a remote path a copy that is removed when the process ends.
 
     Of a remote folder, a local folder with copies of the files directly in it.
     """

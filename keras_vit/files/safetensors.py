@@ -24,7 +24,7 @@ _LARGEST_HEADER = 2**24  # bytes; about a hundred per array
 
 
 def open_folder(folder: pathlib.Path) -> dict[str, LazyArray]:
-    """The arrays of a folder of transformers or timm: one file, or shards with an index."""
+    """Return the arrays of a folder of transformers or timm: one file, or shards with an index."""
     if (folder / "model.safetensors").is_file():
         return open_safetensors(folder / "model.safetensors")
     index = next(iter(sorted(folder.glob("*.safetensors.index.json"))), None)
@@ -50,7 +50,7 @@ def _is_shard(name: object) -> bool:
 
 
 def _open_only_model(folder: pathlib.Path) -> dict[str, LazyArray]:
-    """The arrays of the only .safetensors file of a folder, or of all shards."""
+    """Return the arrays of the only .safetensors file of a folder, or of all shards."""
     files, name = sorted(folder.glob("*.safetensors")), folder.resolve().name
     shards = re.search(r"-of-0*(\d+)\.safetensors$", files[0].name) if files else None
     if shards and int(shards[1]) != len(files):
@@ -97,7 +97,7 @@ def open_safetensors(path: pathlib.Path) -> dict[str, LazyArray]:
 
 
 def stored_image_size(path: pathlib.Path) -> tuple[int, int] | None:
-    """The image size that `write_safetensors` has stored beside the arrays; None in a file of another code."""
+    """Return the image size that `write_safetensors` has stored beside the arrays; None in a file of another code."""
     import safetensors
 
     try:

@@ -44,7 +44,7 @@ class TooManyPixels(ValueError):
 def decode_file(
     data: bytes, name: str, *, accurate: bool, upright: bool, most_pixels: int = LARGEST_IMAGE
 ) -> np.ndarray:
-    """The bytes of an image file (of a GIF the first frame) -> (h, w, C) uint8, C 1 to 4, alpha kept.
+    """Decode the bytes of an image file (of a GIF the first frame) -> (h, w, C) uint8, C 1 to 4, alpha kept.
 
     TensorFlow decodes it, whatever the backend; Pillow does without TensorFlow, and what no graph reads: GIF, and BMP
     with a palette or compression.
@@ -174,7 +174,7 @@ def _content(path: pathlib.Path) -> bytes:
 
 
 def decode_with_pillow(data: bytes, *, upright: bool, most_pixels: int = LARGEST_IMAGE) -> np.ndarray:
-    """The bytes of an image file (of a GIF the first frame) -> (h, w, C) uint8, C 1 to 4, alpha kept.
+    """Decode the bytes of an image file (of a GIF the first frame) -> (h, w, C) uint8, C 1 to 4, alpha kept.
 
     Raises any of Pillow's errors for a damaged file.
     """
@@ -205,7 +205,7 @@ def highest_of_unused_bits(data: bytes) -> int | None:
 
 
 def turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """An image (h, w, C) as it is seen, by its EXIF orientation, 1 to 8."""
+    """Turn an image (h, w, C) as it is seen, by its EXIF orientation, 1 to 8."""
     if orientation >= 5:
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (2, 3, 6, 7):
@@ -250,7 +250,7 @@ def _upper_bytes(pixels: np.ndarray) -> np.ndarray:
 
 
 def is_uniform(image: np.ndarray) -> bool:
-    """Whether an image (h, w, C) uint8, 1 to 4 channels, has one color throughout once it is on white."""
+    """Return whether an image (h, w, C) uint8, 1 to 4 channels, has one color throughout once it is on white."""
     if image.shape[-1] % 2 and not np.array_equal(image[0, 0], image[-1, image.shape[1] // 2]):
         return False  # as nearly all are, at no cost
     seen = on_white(image)

@@ -90,12 +90,12 @@ def is_hidden(name: str) -> bool:
 
 
 def is_picture_name(name: str) -> bool:
-    """Whether a file is called like a picture, of any format."""
+    """Return whether a file is called like a picture, of any format."""
     return name.lower().endswith(_ENDINGS)
 
 
 def is_picture(path: pathlib.Path) -> bool:
-    """Whether a file is called like a picture, or holds one by its first bytes, whatever it is called.
+    """Return whether a file is called like a picture, or holds one by its first bytes, whatever it is called.
 
     A file without an ending may also hold a format that is not supported. So may a file that cannot be read, and a link
     to nothing: a command that reads pictures names these.
@@ -112,7 +112,7 @@ def is_picture(path: pathlib.Path) -> bool:
 
 
 def others_line(others: Sequence[str], where: str) -> str:
-    """A line on files that are not pictures, from their names: how many, and with which endings."""
+    """Return a line on files that are not pictures, from their names: how many, and with which endings."""
     endings = collections.Counter(pathlib.PurePath(name).suffix.lower() or "without an ending" for name in others)
     kinds = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(_ENDINGS_NAMED))
     files = f"1 file in {where} that is not a picture"
@@ -132,7 +132,7 @@ def image_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _holds_image(start: bytes) -> bool:
-    """Whether a file is a readable image by its first 12 bytes; a text that begins with BM or GIF8 is none."""
+    """Return whether a file is a readable image by its first 12 bytes; a text that begins with BM or GIF8 is none."""
     if is_gif(start):
         return start[:6] in (b"GIF87a", b"GIF89a")
     found = image_format(start)
@@ -140,7 +140,7 @@ def _holds_image(start: bytes) -> bool:
 
 
 def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The files of a folder and its subfolders in alphabetical order, no hidden ones."""
+    """Return the files of a folder and its subfolders in alphabetical order, no hidden ones."""
     visible = (path for path in folder.rglob("*") if not any(map(is_hidden, path.relative_to(folder).parts)))
     return sorted(path for path in visible if path.is_file())
 
@@ -162,7 +162,7 @@ def format_problem(data: bytes) -> str | None:
 
 
 def _has_raw_pixels(data: bytes) -> bool:
-    """Whether the data of a BMP are its pixels: TensorFlow assumes so for every BMP.
+    """Return whether the data of a BMP are its pixels: TensorFlow assumes so for every BMP.
 
     Offsets: 14 length of the header, which the palette follows; 28 bits per pixel; 30 compression.
     """
@@ -175,7 +175,7 @@ def _has_raw_pixels(data: bytes) -> bool:
 
 
 def orientation(data: bytes) -> int:
-    """The EXIF orientation of a file, 1 to 8; 1 if there is none."""
+    """Return the EXIF orientation of a file, 1 to 8; 1 if there is none."""
     try:
         match image_format(data):
             case "JPEG":
@@ -200,7 +200,7 @@ def _png_exif(data: bytes) -> bytes:
 
 
 def _jpeg_exif(data: bytes) -> bytes:
-    """The EXIF block in the APP1 segments before the first table."""
+    """Return the EXIF block in the APP1 segments before the first table."""
     position = 2
     for _ in range(SEGMENTS):
         marker = data[position + 1]
@@ -224,7 +224,7 @@ def _webp_exif(data: bytes) -> bytes:
 
 
 def _from_tiff(exif: bytes) -> int:
-    """The orientation in the first directory of an EXIF block."""
+    """Return the orientation in the first directory of an EXIF block."""
     order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if order is None:
         return _UPRIGHT

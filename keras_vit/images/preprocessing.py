@@ -171,7 +171,7 @@ class Preprocessing:
 
     @classmethod
     def saved(cls, fields: Mapping[str, Any]) -> "Preprocessing":
-        """The preprocessing of a saved model, also of one that was saved before some fields existed."""
+        """Return the preprocessing of a saved model, also of one that was saved before some fields existed."""
         return cls(**{"background": None, "exif_orientation": False, **fields})
 
     def channel_ranges(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -180,7 +180,7 @@ class Preprocessing:
         return low, high
 
     def with_resize(self, resize: Resize, crop_from: int | tuple[int, int] | None, **changes) -> "Preprocessing":
-        """The same with another way of resizing: in TensorFlow's way with the filter that is usual for it."""
+        """Return the same with another way of resizing: in TensorFlow's way with the filter that is usual for it."""
         if self.library == "tensorflow":
             changes = {"interpolation": None, "antialias": None, **changes}
         elif self.interpolation == "gaussian" and resize == "crop":
@@ -222,12 +222,12 @@ class Preprocessing:
         return f"{color}, {turned}, {resize} ({', '.join(way)}), 0..255 to {low}..{high}"
 
     def resizing(self) -> dict[str, Any]:
-        """The fields that say how images are decoded and resized, for JSON."""
+        """Return the fields that say how images are decoded and resized, for JSON."""
         others = ("image_size", "channels", "value_range")
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in others}
 
     def for_channels(self, channels: int) -> "Preprocessing":
-        """The same for another number of channels; a value range for each channel becomes the mean range."""
+        """Return the same for another number of channels; a value range for each channel becomes the mean range."""
         value_range = self.value_range
         if channels != self.channels:
             low, high = value_range
@@ -265,7 +265,7 @@ class Preprocessing:
         return self._resampled(image)
 
     def placements(self, sides, xp) -> list[Placement]:
-        """The placements of height and width; see `keras_vit.images.resizing.placements`."""
+        """Return the placements of height and width; see `keras_vit.images.resizing.placements`."""
         return placements(sides, self.image_size, self.resize, self.crop_from, self.library, xp, padding=self.padding)
 
     def boxes_in_picture(self, boxes, picture_size: tuple[int, int]) -> np.ndarray:
@@ -378,7 +378,7 @@ class Preprocessing:
         return matrices
 
     def fill(self) -> tuple[float, ...]:
-        """The color beside a padded image for each channel, 0..255."""
+        """Return the color beside a padded image for each channel, 0..255."""
         if self.background is not None:
             gray = 127.5 if self.interpolation == "gaussian" else 128.0  # the half of 0..255, of bytes rounded
             return ({"white": 255.0, "gray": gray, "black": 0.0}[self.background],) * self.channels
@@ -443,7 +443,7 @@ class Preprocessing:
         return self.normalize(self.resized(_pixels(image, upright=self.exif_orientation)))
 
     def layer(self, name: str | None = None) -> "PreprocessingLayer":
-        """A Keras layer that does the same: images (B, h, w, C), 0..255 -> (B, height, width, channels) float32.
+        """Return a Keras layer that does the same: images (B, h, w, C), 0..255 -> (B, height, width, channels) float32.
 
         keras.Sequential([keras.Input((None, None, 3), dtype="uint8"), preprocessing.layer(), model])
         """
@@ -547,7 +547,7 @@ def _as_bytes(image):
 
 
 def _each(images: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """A function of one image (h, w, C) for images (..., h, w, C)."""
+    """Apply a function of one image (h, w, C) to images (..., h, w, C)."""
     if images.ndim == 3:
         return function(images)
     return np.stack([_each(image, function) for image in images])

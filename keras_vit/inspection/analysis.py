@@ -38,7 +38,7 @@ def principal_filters(kernel: np.ndarray, count: int = 28) -> np.ndarray:
 
 
 def root_filters(kernel: np.ndarray) -> np.ndarray:
-    """The filters of a first convolution, as stored: (height, width, C, F) -> (F, height, width, C).
+    """Return the filters of a first convolution, as stored: (height, width, C, F) -> (F, height, width, C).
 
     For BiT and hybrids, whose embedding does not see the image. That the network standardizes each filter before use
     changes neither its pattern nor, scaled to its own range, its picture.
@@ -81,7 +81,7 @@ def mean_attention_distance(
     *,
     renormalize: bool = False,
 ) -> np.ndarray:
-    """How far from a patch its attention goes, on average over the patches (Figures 7, right, and 11; D.7).
+    """Return how far from a patch its attention goes, on average over the patches (Figures 7, right, and 11; D.7).
 
     Args:
         probabilities: (..., T, T), rows of queries that sum to 1.
@@ -102,7 +102,7 @@ def mean_attention_distance(
 
 
 def attention_rollout(attentions: Iterable[np.ndarray]) -> np.ndarray:
-    """How much of each token of the input reaches each token after every layer (Abnar & Zuidema; D.8).
+    """Return how much of each token of the input reaches each token after every layer (Abnar & Zuidema; D.8).
 
     Each layer's attention is averaged over its heads, half of it is mixed with half of the identity for the residual
     connection, rows are divided by their sum, and the product is taken with the later layer on the left.
@@ -125,7 +125,7 @@ def attention_rollout(attentions: Iterable[np.ndarray]) -> np.ndarray:
 def attention_to_patches(
     matrix: np.ndarray, grid: tuple[int, int], num_prefix_tokens: int, has_class_token: bool | None = None
 ) -> np.ndarray:
-    """The part of an attention or rollout matrix that leads from the output to the patches, as a map.
+    """Return the part of an attention or rollout matrix that leads from the output to the patches, as a map.
 
     The row of the class token without its own column, not renormalized. A model without one has no such row: the mean
     over all rows stands for it.
@@ -190,7 +190,7 @@ def class_relevance(features: np.ndarray, gradients: np.ndarray) -> np.ndarray:
 
 
 def neighbourhood(similarity: np.ndarray, grid: tuple[int, int]) -> dict[str, float]:
-    """Whether "closer patches tend to have more similar position embeddings".
+    """Measure whether "closer patches tend to have more similar position embeddings".
 
     Args:
         similarity: (N, N) of `position_similarity`.
@@ -212,7 +212,7 @@ def neighbourhood(similarity: np.ndarray, grid: tuple[int, int]) -> dict[str, fl
 
 
 def weight_per_pixel(maps: np.ndarray, foreground: np.ndarray) -> tuple[float, float]:
-    """Whether "the model attends to image regions that are semantically relevant for classification".
+    """Measure whether "the model attends to image regions that are semantically relevant for classification".
 
     The weight of a patch is spread evenly over its pixels, and that of an image sums to its number of pixels, so that
     even attention gives 1 everywhere.

@@ -111,17 +111,16 @@ def inspect(
     model, figures, scoring = logits_model(model), _chosen_figures(model, figures), scoring or Scoring()
     attention = Attention.select(model, figures, shown, layers, heads)
     arrays, measures = _of_weights(model, figures)
-    resized, inputs = model_inputs(images, preprocessing_of(model))
+    config, preprocessing = config_of(model), preprocessing_of(model)
+    resized, inputs = model_inputs(images, preprocessing)
     of_attention = attention.compute(inputs, resized)
     of_outputs, queries = _of_outputs(model, figures, inputs[:shown], labels)
-    pixels = np.clip(np.round(resized[:shown]), 0, 255).astype(np.uint8)
-    arrays |= {"images": pixels, **of_attention[0], **of_outputs}
-    config, size = config_of(model), preprocessing_of(model).image_size
+    arrays |= {"images": np.clip(np.round(resized[:shown]), 0, 255).astype(np.uint8), **of_attention[0], **of_outputs}
     return InspectionResult(
         model=model_name(model),
         architecture=_architecture(config),
-        image_size=size,
-        grid=config.grid(size) if isinstance(config, ViTConfig) else None,
+        image_size=preprocessing.image_size,
+        grid=config.grid(preprocessing.image_size) if isinstance(config, ViTConfig) else None,
         filters_are_components=_root_layer(config) is None,
         checkpoint=checkpoint,
         images=tuple(images[:shown]),
@@ -140,7 +139,7 @@ def inspect(
 def _of_outputs(
     model: keras.Model, figures: Sequence[str], inputs: np.ndarray, labels: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], tuple[tuple[str, ...], ...]]:
-    """Arrays of what the model says of the images, and the titles of its queries."""
+    """Return what the model says of the images as arrays, and the titles of its queries."""
     arrays: dict[str, np.ndarray] = {}
     titles: tuple[tuple[str, ...], ...] = ()
     if "queries" in figures:
@@ -159,7 +158,7 @@ def _of_outputs(
 
 
 def is_mistake(label: str | None, ranked: RankedClasses | None) -> bool:
-    """Whether the likeliest class of an image is not its label, where both are known."""
+    """Return whether the likeliest class of an image is not its label, where both are known."""
     return label is not None and ranked is not None and ranked.likeliest[0][0] != label
 
 
@@ -182,7 +181,7 @@ def mistakes_first(
 def _queries(
     model: keras.Model, inputs: np.ndarray, labels: Sequence[str]
 ) -> tuple[np.ndarray, tuple[tuple[str, ...], ...]]:
-    """The masks (B, n, h, w) of the queries of a model that segments, as probabilities, and what each found."""
+    """Return the masks (B, n, h, w) of the queries of a model that segments, as probabilities, and what each found."""
     outputs = model(inputs, training=False)
     classes = as_float32(keras.ops.softmax(outputs["class_logits"], axis=-1))[..., :-1]  # (B, Q, K)
     surest = np.argsort(-classes.max(axis=-1), axis=-1, kind="stable")[:, :_QUERIES]  # (B, n)
@@ -196,13 +195,13 @@ def _queries(
 
 
 def model_inputs(images: Sequence[Image], preprocessing: Preprocessing) -> tuple[np.ndarray, np.ndarray]:
-    """Images of any size as the model sees them: (B, h, w, C) float32 in 0..255, and normalized."""
+    """Return images of any size as the model sees them: (B, h, w, C) float32 in 0..255, and normalized."""
     resized = np.stack([keras.ops.convert_to_numpy(preprocessing.resized(image.pixels)) for image in images])
     return resized, keras.ops.convert_to_numpy(preprocessing.normalize(resized))
 
 
 def checked_logits(logits) -> np.ndarray:
-    """A tensor (B, K) as float32. Raises UserError if it is not finite."""
+    """Return a tensor (B, K) as float32. Raises UserError if it is not finite."""
     values = as_float32(logits)
     _check_finite({"logits": values})
     return values
@@ -261,13 +260,13 @@ def _root_layer(config: ViTConfig | ResNetConfig) -> str | None:
 
 
 def _position_layer(model: keras.Model) -> keras.layers.Layer | None:
-    """The first layer that adds position embeddings. A model with one in every block has more."""
+    """Return the first layer that adds position embeddings. A model with one in every block has more."""
     classes = (PositionEmbedding, PositionEmbedding2D, SinCosPositions)
     return next((layer for layer in model.layers if isinstance(layer, classes)), None)
 
 
 def _position_table(layer: keras.layers.Layer, config: ViTConfig) -> np.ndarray:
-    """The table that the layer adds to the tokens: (1, T, D)."""
+    """Return the table that the layer adds to the tokens: (1, T, D)."""
     if isinstance(layer, PositionEmbedding):
         return keras.ops.convert_to_numpy(layer.pos_embedding)
     num_tokens = config.num_prefix_positions + layer.grid[0] * layer.grid[1]

@@ -54,7 +54,7 @@ _SENTENCES = {
 
 
 def explanation(figure: str, result: InspectionResult) -> str:
-    """The sentences under a figure: a name of `FIGURES`, components or renormalized."""
+    """Return the sentences under a figure: a name of `FIGURES`, components or renormalized."""
     sentence = _SENTENCES[figure]
     if figure in _OF_PATCHES and result.grid is not None and math.prod(result.grid) <= _FEW_PATCHES:
         rows, columns = result.grid
@@ -72,7 +72,7 @@ def draw_all(result: InspectionResult) -> Iterator[tuple[str, matplotlib.figure.
 
 
 def _figures(result: InspectionResult) -> Iterator[tuple[str, matplotlib.figure.Figure, Sequence[str]]]:
-    """The file name, the figure and what is explained under it."""
+    """Yield the file name, the figure and what is explained under it."""
     arrays = result.arrays
     filters = "components" if result.filters_are_components else "filters"
     if {"filters", "position_similarity", "attention_distance"} <= arrays.keys():
@@ -117,7 +117,7 @@ def _shortened(text: str, length: int = 60, *, from_end: bool = False) -> str:
 
 
 def _image_title(result: InspectionResult, index: int, length: int = 60) -> str:
-    """The name of an image, with its class if known."""
+    """Return the name of an image, with its class if known."""
     image = result.images[index]
     label = "" if image.label is None else f" ({_shortened(image.label, 12, from_end=True)})"
     return _shortened(image.name, length - len(label)) + label
