@@ -236,14 +236,15 @@ def output_folder(output: str | os.PathLike) -> pathlib.Path:
     Creates nothing. Of a directory in a bucket, only whether the bucket answers.
     """
     folder = to_path(output)
-    if is_web(folder):
-        raise UserError(f"{folder} is an address to download from; --output takes a directory.")
     remote = is_remote(folder)
     nearest = folder if remote else next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    if nearest.is_file() or not (remote or nearest.is_dir()):
-        raise UserError(f"{nearest} is a file; --output takes a directory.")
-    if not remote and not os.access(nearest, os.W_OK | os.X_OK):
-        raise UserError(f"{nearest} is not writable; give another --output.")
+    problem = "an address to download from" if is_web(folder) else ""
+    if not problem and (nearest.is_file() or not (remote or nearest.is_dir())):
+        problem = "a file"
+    if not (problem or remote or os.access(nearest, os.W_OK | os.X_OK)):
+        problem = "not writable"
+    if problem:
+        raise UserError(f"{nearest} is {problem}; --output takes a directory that can be written.")
     return folder
 
 

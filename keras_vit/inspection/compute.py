@@ -93,34 +93,31 @@ def inspect(
     heads: Sequence[int] | None = None,
     scoring: Scoring | None = None,
 ) -> InspectionResult:
-    """Compute the arrays behind the figures of a model.
+    """Compute the arrays behind the figures of a model. Raises UserError for what it does not have, and for NaN in them.
 
     Args:
         model: a model built by `keras_vit.build`, with any weights.
         images: of any size, preprocessed as in evaluation. The attention distance is averaged over all of them.
         checkpoint: source of the weights, for titles.
-        labels: class names. Defaults to the class numbers.
-        figures: names from FIGURES. Defaults to all figures that exist for the model.
+        labels: class names. Default to the class numbers.
+        figures: names from FIGURES. Default to all figures that exist for the model.
         shown: number of images with maps; the first ones are taken.
-        layers: indices of the layers in the attention maps. Defaults to all.
-        heads: indices of the heads, likewise.
+        layers, heads: their indices in the attention maps. Default to all.
         scoring: how the classes follow from the logits. Default: by the softmax, without a threshold.
-
-    Raises UserError if an argument does not fit the model, or if the model's outputs are not finite.
     """
     model, figures, scoring = logits_model(model), _chosen_figures(model, figures), scoring or Scoring()
     attention = Attention.select(model, figures, shown, layers, heads)
     arrays, measures = _of_weights(model, figures)
-    config, preprocessing = config_of(model), preprocessing_of(model)
-    resized, inputs = model_inputs(images, preprocessing)
+    config, size = config_of(model), preprocessing_of(model).image_size
+    resized, inputs = model_inputs(images, preprocessing_of(model))
     of_attention = attention.compute(inputs, resized)
     of_outputs, queries = _of_outputs(model, figures, inputs[:shown], labels)
     arrays |= {"images": np.clip(np.round(resized[:shown]), 0, 255).astype(np.uint8), **of_attention[0], **of_outputs}
     return InspectionResult(
         model=model_name(model),
         architecture=_architecture(config),
-        image_size=preprocessing.image_size,
-        grid=config.grid(preprocessing.image_size) if isinstance(config, ViTConfig) else None,
+        image_size=size,
+        grid=config.grid(size) if isinstance(config, ViTConfig) else None,
         filters_are_components=_root_layer(config) is None,
         checkpoint=checkpoint,
         images=tuple(images[:shown]),
