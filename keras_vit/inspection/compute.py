@@ -93,7 +93,7 @@ def inspect(
     heads: Sequence[int] | None = None,
     scoring: Scoring | None = None,
 ) -> InspectionResult:
-    """Compute the arrays behind the figures of a model. Raises UserError for what it does not have, and for NaN in them.
+    """Compute the arrays behind the figures of a model. Raises UserError for what it does not have, and for NaN.
 
     Args:
         model: a model built by `keras_vit.build`, with any weights.
