@@ -107,7 +107,7 @@ def _complete(arguments: Sequence[str], options: Sequence[_Option]) -> list[str]
     if completed and not completed[0].startswith("-") and not any(option.note(Positional) for option in options):
         leading = [option.name for option in options if option.note(MayLead)]
         completed[:0] = [f"--{name}" for name in leading[:1]]
-    return _joined_sizes(completed, {f"--{option.name}" for option in options if _is_size(option.hint)})
+    return _joined_sizes(completed, {f"--{option.name}" for option in options if _SIZE in _union(option.hint)})
 
 
 def _form(
@@ -199,11 +199,9 @@ def _argument(option: _Option, *, may_be_none: bool) -> Any:
     ]
     if positional:
         notes.append(tyro.conf.Positional)
-    return Annotated[(option.hint if may_be_none else _without_none(option.hint), *notes)]  # type: ignore[return-value]
-
-
-def _without_none(hint: Any) -> Any:
-    return typing.Union[tuple(each for each in _union(hint) if each is not types.NoneType)]  # noqa: UP007
+    some = tuple(each for each in _union(option.hint) if each is not types.NoneType)
+    hint = option.hint if may_be_none else typing.Union[some]  # noqa: UP007
+    return Annotated[(hint, *notes)]  # type: ignore[return-value]
 
 
 def _built(options_class: type, given: Mapping[tuple[str, ...], Any], defaults: Any, path: tuple[str, ...]) -> Any:
@@ -268,10 +266,6 @@ def _union(hint: Any) -> tuple[Any, ...]:
 
 
 # Height and width: one number is both, as in --image-size 224, --image-size 224 336 or --image-size 224x336.
-
-
-def _is_size(hint: Any) -> bool:
-    return _SIZE in _union(hint)
 
 
 def _joined_sizes(arguments: Sequence[str], options: Collection[str]) -> list[str]:

@@ -174,7 +174,10 @@ def check_weights_in(archive: zipfile.ZipFile) -> None:
     for member in archive.infolist():
         if not member.filename.endswith(".h5"):
             continue
-        with _opened_member(archive, member) as stream, h5py.File(stream, "r") as file:
+        # A part of the file is sought in no time; a stream of the archive begins anew.
+        is_part = member.compress_type == zipfile.ZIP_STORED and archive.filename is not None
+        stream: typing.Any = _Part(str(archive.filename), member) if is_part else archive.open(member)
+        with stream, h5py.File(stream, "r") as file:
             datasets: list[h5py.Dataset] = []
             file.visititems(lambda _, each, add=datasets.append: add(each) if isinstance(each, h5py.Dataset) else None)
             declared = sum(each.nbytes for each in datasets)
@@ -182,13 +185,6 @@ def check_weights_in(archive: zipfile.ZipFile) -> None:
                 raise ValueError(f"its arrays would be {declared:,} bytes, but it has {member.file_size:,}")
             if any(each.external or each.is_virtual for each in datasets):
                 raise ValueError("an array of it is in another file")
-
-
-def _opened_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> typing.BinaryIO:
-    """A stream of a member, in which seeking takes no time where the member is not compressed, as Keras writes it."""
-    if member.compress_type != zipfile.ZIP_STORED or archive.filename is None:
-        return typing.cast(typing.BinaryIO, archive.open(member))
-    return typing.cast(typing.BinaryIO, _Part(archive.filename, member))
 
 
 class _Part(io.RawIOBase):

@@ -120,17 +120,8 @@ def data_offset(stream: io.RawIOBase, member: zipfile.ZipInfo) -> int:
 
 
 def write_npz(path: str | os.PathLike, arrays: Mapping[str, ArrayLike]) -> None:
-    """Write an uncompressed archive atomically."""
-    with (
-        atomic_write(to_path(path)) as temporary,
-        open(temporary, "wb") as stream,
-    ):
-        _write_archive(stream, arrays)
-
-
-def _write_archive(stream: typing.BinaryIO, arrays: Mapping[str, ArrayLike]) -> None:
-    """Write the bytes that np.savez writes. NumPy 2.1's leaves the archive open if an array cannot be written."""
-    with zipfile.ZipFile(stream, "w") as archive:
+    """Write an uncompressed archive atomically: the bytes of np.savez, which leaves it open if an array fails."""
+    with atomic_write(to_path(path)) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, np.asanyarray(array))

@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_text_columns: int = 0) -> str:
     """Return a Markdown table with aligned columns, right-justified except for the first `num_text_columns`."""
-    header, *rows = ([_cell(text) for text in row] for row in (header, *rows))
+    header, *rows = ([markdown_text(" ".join(text.split())) for text in row] for row in (header, *rows))
     widths = [min(max(map(len, column)), _WIDEST) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -32,10 +32,6 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_
         for column, width in enumerate(widths)
     )
     return "\n".join([line(header), f"|{'|'.join(rules)}|", *map(line, rows)])
-
-
-def _cell(text: str) -> str:
-    return markdown_text(" ".join(text.split()))
 
 
 def markdown_text(text: str) -> str:

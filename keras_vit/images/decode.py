@@ -238,15 +238,10 @@ def _as_bytes(image, data: bytes) -> np.ndarray:
     if image.mode != "P":  # the one transparent color of a PNG
         image.info.pop("transparency", None)
     if image.mode.startswith("I"):
-        return _upper_bytes(np.asarray(image))
+        return np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)  # the upper of 16 bits
     if image.mode in ("1", "L", "LA"):
         return np.asarray(image.convert("LA" if image.mode == "LA" else "L"))
     return np.asarray(image.convert("RGBA" if image.has_transparency_data else "RGB"))
-
-
-def _upper_bytes(pixels: np.ndarray) -> np.ndarray:
-    """16 bits -> 8."""
-    return np.clip(pixels.astype(np.int64) >> 8, 0, 255).astype(np.uint8)
 
 
 def is_uniform(image: np.ndarray) -> bool:

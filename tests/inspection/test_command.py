@@ -38,7 +38,7 @@ GRAY = RNG.integers(0, 256, (9, 14), dtype=np.uint8)
 FILES = {
     "color.png": encoded(COLOR), "alpha.png": encoded(np.dstack([COLOR, GRAY])), "gray.png": encoded(GRAY),
     "gray.bmp": encoded(GRAY, "BMP"), "deep.png": encoded(GRAY.astype(np.uint16) * 257),
-    "photo.jpg": encoded(COLOR, "JPEG", quality=90), "first.gif": encoded(GRAY, "GIF"),
+    "photo.jpg": encoded(COLOR, "JPEG", quality=90),
 }  # fmt: skip
 
 
