@@ -119,8 +119,8 @@ def check_integers(name: str, value, *, length: int | None = None, least: int = 
     whole = all(isinstance(v, numbers.Integral) and not isinstance(v, bool) and int(v) >= least for v in values)
     if value is None or (whole and many == isinstance(value, list | tuple) and (not length or len(values) == length)):
         return
-    kind = {None: "an integer", 2: "two integers"}.get(length, "integers")
-    raise UserError(f"{name} must be {kind} of at least {least}, but is {value!r:.80}.")
+    needed = {None: "an integer", 2: "two integers"}.get(length, "integers")
+    raise UserError(f"{name} must be {needed} of at least {least}, but is {value!r:.80}.")
 
 
 def is_or_are(count: int) -> str:

@@ -170,8 +170,8 @@ def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
 
 
 def _end_on_full_memory(reason: str) -> typing.NoReturn:
-    found = re.search(r"OOM when allocating tensor with shape\[[\d,]*\]|[Oo]ut of memory.*", reason)
-    what = found[0] if found else reason.split("\n")[0]
+    oom = re.search(r"OOM when allocating tensor with shape\[[\d,]*\]|[Oo]ut of memory.*", reason)
+    what = oom[0] if oom else reason.split("\n")[0]
     print(f"The memory of this machine does not suffice ({what.strip('. ')}); give smaller sizes.", file=sys.stderr)
     sys.exit(2)
 

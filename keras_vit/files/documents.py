@@ -131,11 +131,11 @@ def validated(value: Any, schema: Schema, file: object, place: str = "") -> Any:
 
     place: of the value in the file, "" for all of it.
     """
-    kind = schema if isinstance(schema, type) else type(schema)
-    fits = isinstance(value, kind) and not isinstance(value, bool)
+    needed = schema if isinstance(schema, type) else type(schema)
+    fits = isinstance(value, needed) and not isinstance(value, bool)
     if not fits:
-        found = "nothing" if value is None else shown(value)
-        raise UserError(f"{file} should have {_KINDS[kind]}{place and f' as {place}'}, but has {found}; correct it.")
+        given = "nothing" if value is None else shown(value)
+        raise UserError(f"{file} should have {_KINDS[needed]}{place and f' as {place}'}, but has {given}; correct it.")
     if isinstance(schema, list):
         for number, part in enumerate(value):
             validated(part, schema[0], file, f"{place}[{number}]")

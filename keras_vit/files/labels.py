@@ -41,8 +41,8 @@ def distinct_names(names: Sequence[str], path: str | os.PathLike) -> tuple[str, 
     """The names of classes. Raises UserError if one is empty or there twice, since reports name classes by them."""
     for name, count in collections.Counter(names).items():
         if count > 1 or not name.strip():
-            found = f"the class {name!r:.80} twice" if name.strip() else "a class by an empty line"
-            raise UserError(f"{path} names {found}; give each class a name of its own.")
+            problem = f"the class {name!r:.80} twice" if name.strip() else "a class by an empty line"
+            raise UserError(f"{path} names {problem}; give each class a name of its own.")
     return tuple(names)
 
 

@@ -355,6 +355,6 @@ def ask_gfile(path: pathlib.Path, ask: Callable[[Any], Result]) -> Result:
             number = _LASTING.get(type(error).__name__)
             if pause is None or number is not None or isinstance(error, _LASTING_OS_ERRORS):
                 number = number or getattr(error, "errno", None) or errno.EIO
-                kind = RemoteNotFound if number == errno.ENOENT else RemoteError
-                raise kind(number, reason_of(error), str(path)) from error
+                error_type = RemoteNotFound if number == errno.ENOENT else RemoteError
+                raise error_type(number, reason_of(error), str(path)) from error
             time.sleep(pause * random.uniform(0.5, 1.0))

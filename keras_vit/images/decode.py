@@ -215,14 +215,14 @@ def turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 def check_png(data: bytes) -> None:
     """Raise ValueError for a PNG with a damaged chunk or an end cut off, of which Pillow shows what is left."""
-    position, kind = 8, b""
-    while position + 12 <= len(data) and kind != b"IEND":
-        length, kind = struct.unpack_from(">I4s", data, position)
+    position, chunk = 8, b""
+    while position + 12 <= len(data) and chunk != b"IEND":
+        length, chunk = struct.unpack_from(">I4s", data, position)
         end = position + 8 + length
         if end + 4 > len(data) or zlib.crc32(data[position + 4 : end]) != struct.unpack_from(">I", data, end)[0]:
-            raise ValueError(f"its chunk {kind.decode('ascii', 'replace')} is damaged")
+            raise ValueError(f"its chunk {chunk.decode('ascii', 'replace')} is damaged")
         position = end + 4
-    if kind != b"IEND":
+    if chunk != b"IEND":
         raise ValueError("its end is missing")
 
 

@@ -135,8 +135,8 @@ def _holds_image(start: bytes) -> bool:
     """Return whether a file is a readable image by its first 12 bytes; a text that begins with BM or GIF8 is none."""
     if is_gif(start):
         return start[:6] in (b"GIF87a", b"GIF89a")
-    found = image_format(start)
-    return start[6:10] == bytes(4) if found == "BMP" else found is not None  # reserved
+    form = image_format(start)
+    return start[6:10] == bytes(4) if form == "BMP" else form is not None  # reserved
 
 
 def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -192,10 +192,10 @@ def orientation(data: bytes) -> int:
 def _png_exif(data: bytes) -> bytes:
     position = 8
     while position + 8 <= len(data):
-        length, kind = struct.unpack_from(">I4s", data, position)
-        if kind == b"eXIf":
+        length, chunk = struct.unpack_from(">I4s", data, position)
+        if chunk == b"eXIf":
             return data[position + 8 : position + 8 + min(length, 2**16)]
-        position += 12 + length if kind != b"IEND" else len(data)
+        position += 12 + length if chunk != b"IEND" else len(data)
     return b""
 
 
@@ -216,8 +216,8 @@ def _jpeg_exif(data: bytes) -> bytes:
 def _webp_exif(data: bytes) -> bytes:
     position = 12
     while position + 8 <= len(data):
-        kind, length = struct.unpack_from("<4sI", data, position)
-        if kind == b"EXIF":
+        chunk, length = struct.unpack_from("<4sI", data, position)
+        if chunk == b"EXIF":
             return data[position + 8 : position + 8 + length].removeprefix(b"Exif\0\0")
         position += 8 + length + length % 2
     return b""
@@ -231,8 +231,8 @@ def _from_tiff(exif: bytes) -> int:
     (directory,) = struct.unpack_from(order + "I", exif, 4)
     (entries,) = struct.unpack_from(order + "H", exif, directory)
     for entry in range(entries):
-        tag, kind, _, digits = struct.unpack_from(order + "HHI4s", exif, directory + 2 + 12 * entry)
+        tag, form, _, digits = struct.unpack_from(order + "HHI4s", exif, directory + 2 + 12 * entry)
         if tag == _ORIENTATION:
-            (value,) = struct.unpack_from(order + ("I" if kind == 4 else "H"), digits)
+            (value,) = struct.unpack_from(order + ("I" if form == 4 else "H"), digits)
             return value if 1 <= value <= 8 else _UPRIGHT
     return _UPRIGHT

@@ -289,12 +289,10 @@ class Preprocessing:
 
     def boxes_in_input(self, corners, picture_size: tuple[int, int]) -> np.ndarray:
         """The inverse of `boxes_in_picture`: left, top, right, bottom in pixels -> shares of the input (..., 4)."""
-        axes = self.axes([np.float64(side) for side in picture_size])
-        (top, left), (bottom, right) = (
-            [(corners[..., edge] - shift) / scale for edge, (scale, shift) in zip(edges, axes, strict=True)]
-            for corners in [np.asarray(corners, np.float64)]
-            for edges in ((1, 0), (3, 2))
-        )
+        corners = np.asarray(corners, np.float64)
+        rows, columns = self.axes([np.float64(side) for side in picture_size])
+        axes = enumerate((columns, rows, columns, rows))
+        left, top, right, bottom = ((corners[..., edge] - shift) / scale for edge, (scale, shift) in axes)
         height, width = self.image_size
         box = [(left + right) / 2 / width, (top + bottom) / 2 / height, (right - left) / width, (bottom - top) / height]
         return np.stack(box, -1).astype("float32")
