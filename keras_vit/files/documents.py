@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from keras_vit.errors import UserError, reading, shown
+from keras_vit.errors import reading
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -22,11 +22,6 @@ LARGEST_SMALL, LARGEST, _LARGEST_YAML = 2**20, 2**30, 2**19
 _DEEPEST = 32
 # Explicit tags of a YAML file that change nothing, since every scalar is read as text.
 _PLAIN_TAGS = (None, "!", "tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
-# What a value should be: a type; a list of one schema, for a list of any length; or a dict, for an object with at least
-# these fields.
-Schema = type | list | dict
-
-_KINDS: dict[type, str] = {dict: "an object", list: "a list", int: "a whole number", str: "a text"}
 
 
 def read_text(file: pathlib.Path, largest: int = LARGEST_SMALL) -> str:
@@ -124,22 +119,3 @@ def read_xml(file: pathlib.Path) -> "Element":
         parser = DefusedXMLParser(target=Shallow(), forbid_dtd=True)
         parser.feed(text)
         return parser.close()
-
-
-def validated(value: Any, schema: Schema, file: object, place: str = "") -> Any:
-    """Return what was read from a file. Raises UserError, with the place in the file, unless it fits its schema.
-
-    place: of the value in the file, "" for all of it.
-    """
-    needed = schema if isinstance(schema, type) else type(schema)
-    fits = isinstance(value, needed) and not isinstance(value, bool)
-    if not fits:
-        given = "nothing" if value is None else shown(value)
-        raise UserError(f"{file} should have {_KINDS[needed]}{place and f' as {place}'}, but has {given}; correct it.")
-    if isinstance(schema, list):
-        for number, part in enumerate(value):
-            validated(part, schema[0], file, f"{place}[{number}]")
-    if isinstance(schema, dict):
-        for name, of_field in schema.items():
-            validated(value.get(name), of_field, file, f"{place}.{name}" if place else name)
-    return value

@@ -16,6 +16,7 @@ from keras_vit.files.atomic import atomic_write
 from keras_vit.files.kinds import MODEL_SUFFIXES, readable_kind
 from keras_vit.files.lazy_array import ByteStream, LazyArray
 from keras_vit.files.remote import existing_file, local_copy
+from keras_vit.files.schema import validated
 
 _DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "V2", "I64": "i8", "I32": "i4", "U8": "u1"}
 _IMAGE_SIZE = "keras_vit.image_size"  # in the metadata of a file, "HEIGHTxWIDTH"; a name that no other code writes
@@ -66,7 +67,7 @@ def _open_only_model(folder: pathlib.Path) -> dict[str, LazyArray]:
 
 def read_json(path: pathlib.Path) -> dict:
     """Read a JSON object of at most 4 MB. Raises UserError for anything else."""
-    return documents.validated(documents.read_json(path, _LARGEST_CONFIG), dict, path.name)
+    return validated(documents.read_json(path, _LARGEST_CONFIG), dict, path.name)
 
 
 def open_safetensors(path: pathlib.Path) -> dict[str, LazyArray]:

@@ -123,7 +123,7 @@ def test_a_dry_run_says_what_it_does_not_count(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"mixup": 0.2}, "--mixup is for classes of whole images"),
+        ({"mixup": 0.2}, "--mixup applies only to classes of whole images"),
         ({"scale_jitter": (2.0, 0.5)}, "--scale-jitter takes the least and the largest factor"),
     ],
 )

@@ -354,14 +354,14 @@ RELATIVE = dataclasses.replace(TINY, position_embedding="relative")
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"mixup": 0.2}, "mixup is for labels; with --target patch-4x4 leave it 0"),
+        ({"mixup": 0.2}, "--mixup applies only to --target classes"),
         ({"corruption": 0.0}, r"corruption must be in \(0, 1\], but is 0.0"),
         ({"model": keras_vit.MODELS["BiT-R50x1"]}, "is for a ViT that cuts the image itself"),
         ({"image_size": (2, 2)}, "needs at least 2 patches, but the image has 1"),
         ({"model": RELATIVE, "decoder_layers": 2}, "needs position_embedding sincos-2d or learned"),
-        ({"decoder_layers": 1, "decoder_width": 40}, "a decoder_width that is a multiple of 32"),
+        ({"decoder_layers": 1, "decoder_width": 40}, "must be a multiple of 32, but is 40"),
         ({"model": SINCOS, "decoder_layers": 1, "corruption": 1.0}, "should leave some visible and some masked"),
-        ({"target": "classes", "decoder_layers": 1}, "A decoder is for masked patches"),
+        ({"target": "classes", "decoder_layers": 1}, "--decoder-layers applies only to a --target of masked patches"),
     ],
 )
 def test_a_recipe_that_means_nothing_is_refused(change, words):

@@ -216,14 +216,14 @@ def test_the_recipe_of_the_paper():
     [
         ({"ema_decay": None}, "learns from the moving average of the weights; give --ema-decay 0.996"),
         ({"model": keras_vit.MODELS["BiT-R50x1"]}, "is for a ViT"),
-        ({"patch_dropout": 0.5}, "needs all patches"),
-        ({"teacher": "runs/large"}, "A teacher gives classes"),
+        ({"patch_dropout": 0.5}, "--patch-dropout applies only to --target classes"),
+        ({"teacher": "runs/large"}, "--teacher applies only to --target classes"),
         ({"local_size": 16}, r"local-size must be at most --image-size, \(8, 8\), but is 16"),
         ({"local_size": 5}, "patch"),
         ({"local_crops": -1}, "local-crops must be at least 0, but is -1"),
-        ({"prototypes": 1}, "at least 2 prototypes"),
-        ({"head_width": 12}, "a head_width that is a multiple of 8"),
-        ({"inception_crop": True}, "draws its own crops"),
+        ({"prototypes": 1}, "prototypes must be at least 2"),
+        ({"head_width": 12}, "must be a multiple of 8, but is 12"),
+        ({"inception_crop": True}, "--inception-crop applies only to other targets"),
     ],
 )
 def test_a_recipe_that_means_nothing_is_refused(change, words):

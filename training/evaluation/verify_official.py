@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_vit
-from keras_vit.published_accuracy import ACCURACY
+from keras_vit.published import ACCURACY
 from keras_vit.run import Run
 from training.data.checks import split_folders
 from training.data.dataset import Split

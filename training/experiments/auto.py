@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import Preprocessing, UserError
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.options import rows_of
 from keras_vit.cli.progress import Progress, duration
 from keras_vit.images.resizing import Resize

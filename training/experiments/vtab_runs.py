@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.errors import check_known
 from keras_vit.files.atomic import write_text
 from keras_vit.files.remote import to_path

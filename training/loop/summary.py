@@ -7,8 +7,8 @@ import numpy as np
 from keras_vit import Preprocessing
 from keras_vit.files.atomic import atomic_write
 from keras_vit.run import CALIBRATION, SAMPLES, Run
-from training.data.pipeline import save_samples
 from training.data.sources import DataSet
+from training.data.write import save_samples
 from training.loop.plan import Plan
 from training.recipes.auto import advice
 

@@ -9,7 +9,7 @@ from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Positive,
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
 from keras_vit.images.resizing import Resize
-from training.options.common import DataOptions, OnBadImage, Runner
+from training.options.common import DataOptions, Runner
 from training.options.predict import check_ending
 
 FeatureKind = Literal["pre_logits", "token", "mean", "both"]
@@ -144,21 +144,8 @@ class EmbedOptions:
     """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     output: str
     """Folder of the features. If it has some of the same pictures and model, the command continues."""
-    data: str | None = None
-    """digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, with classes and splits; see
-    pretrain."""
-    data_dir: str | None = None
-    """Directory of prepared TFDS data sets; default TFDS' own."""
-    train_split: str = "train"
-    """TFDS split to train on, such as train[:90%]."""
-    eval_split: str | None = None
-    """TFDS split to evaluate on; default test, else validation."""
-    on_bad_image: OnBadImage = "stop"
-    """For an image of --data that cannot be decoded: stop, or skip. PICTURES that cannot be read are always skipped."""
-    split_seed: Annotated[int, Range("[0, inf)")] | None = None
-    """Of --data without splits, draw the tenth that is kept for evaluation with this seed."""
-    exclude: str | None = None
-    """decisions.csv of keras-vit review, for --data."""
+    source: DataOptions = dataclasses.field(default_factory=lambda: DataOptions(""))
+    """Instead of PICTURES: a data set with classes and splits. PICTURES that cannot be read are always skipped."""
     features: IndexKind | None = None
     """pre_logits: what the head reads. Of a Vision Transformer's normalized tokens, token: the class token; mean: the
     mean of the patch tokens; both. joint: what texts are compared with. Default: joint for a checkpoint with a text
@@ -179,23 +166,8 @@ class EmbedOptions:
     --runner DataflowRunner -- --project mine --region europe-west1 --temp_location gs://bucket/temporary."""
 
     def __post_init__(self) -> None:
-        if (self.data is None) == (not self.pictures):
+        if bool(self.source.data) == bool(self.pictures):
             raise UserError("Give --data, such as folder:pictures, or pictures, such as pictures/, but not both.")
-
-    @property
-    def source(self) -> DataOptions | None:
-        """The options of the data; None for pictures."""
-        if self.data is None:
-            return None
-        return DataOptions(
-            self.data,
-            self.data_dir,
-            self.train_split,
-            self.eval_split,
-            self.on_bad_image,
-            self.split_seed,
-            self.exclude,
-        )
 
     @property
     def folder(self) -> pathlib.Path:

@@ -38,14 +38,17 @@ class PretrainOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.checkpoint or self.knn_every) and not self.recipe.learns_features:
-            raise UserError(
-                "--checkpoint and --knn-every are for recipes without labels, such as mae-vit-b16; for classes, give "
-                "the checkpoint to keras-vit finetune."
-            )
-        refuse_without_effect(self, [(("knn_every",), self.devices.strategy != "multi-worker", "one machine")])
-        if self.chips is not None and (not self.dry_run or self.recipe.target != "classes"):
-            raise UserError("--chips is for the --dry-run of a recipe that learns classes; leave it out.")
+        without_labels = (
+            "recipes without labels, such as mae-vit-b16 (for classes, keras-vit finetune takes checkpoints)"
+        )
+        refuse_without_effect(
+            self,
+            [
+                (("checkpoint", "knn_every"), self.recipe.learns_features, without_labels),
+                (("knn_every",), self.devices.strategy != "multi-worker", "one machine"),
+                (("chips",), self.dry_run and self.recipe.target == "classes", "--dry-run and --target classes"),
+            ],
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,12 +94,17 @@ class FinetuneOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        recipe, whole = self.recipe, self.recipe.lora == 0 and self.wise_ft == 1.0
+        one_class = recipe.loss == "softmax" and recipe.teacher is None and whole
+        here = not self.dry_run and self.data_service is None and self.devices.strategy != "multi-worker"
         refuse_without_effect(
             self,
             [
+                (("unlabelled",), one_class, "one class per image, without --loss, --teacher, --lora and --wise-ft"),
+                (("unlabelled",), here, "runs here, without --dry-run, --data-service and --strategy multi-worker"),
                 (("templates",), self.zero_shot_head, "--zero-shot-head"),
                 (("learn_by", "confidence"), self.unlabelled is not None, "--unlabelled"),
-                (("wise_ft",), not self.recipe.lora, "whole weights, without --lora"),
+                (("wise_ft",), not recipe.lora, "whole weights, without --lora"),
                 (("channels", "num_heads", "new_head"), not self.zero_shot_head, "checkpoints without a text tower"),
                 (("rounds",), self.unlabelled is not None and self.learn_by == "noisy-student", "noisy-student"),
             ],
@@ -107,21 +115,8 @@ class FinetuneOptions(TrainingOptions):
                 "Give either --checkpoint, a file, folder, address or name, or --model, an official model; both with a "
                 f"{KERAS_WEIGHTS} file, which holds weights alone."
             )
-        recipe, averages = self.recipe, self.wise_ft < 1.0
-        if recipe.distillation == "features":
+        if self.recipe.distillation == "features":
             raise UserError("--distillation features leaves a model without a head; give it to keras-vit pretrain.")
-        if self.unlabelled is None:
-            return
-        if recipe.loss != "softmax" or recipe.teacher is not None or recipe.lora or averages:
-            raise UserError(
-                "--unlabelled learns one class per image and all weights; leave --loss, --teacher, --lora and "
-                "--wise-ft out."
-            )
-        if self.dry_run or self.data_service is not None or self.devices.strategy == "multi-worker":
-            raise UserError(
-                "--unlabelled makes several runs on this machine; leave --dry-run, --data-service and --strategy "
-                "multi-worker out."
-            )
 
 
 @dataclasses.dataclass(frozen=True)

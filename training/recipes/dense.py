@@ -5,7 +5,7 @@ from typing import Literal
 
 import keras_vit
 from keras_vit.cli.options import Count, Share
-from keras_vit.errors import Rules
+from keras_vit.errors import Applies, Rules
 from training.recipes.recipe import Recipe, Schedule
 
 SegmentationHead = Literal["eomt", "linear"]
@@ -33,15 +33,14 @@ class DenseRecipe(Recipe):
     def uses_labels(self) -> bool:
         return False
 
+    def _applies(self) -> list[Applies]:
+        return [*super()._applies(), (_OF_CLASSES, False, "classes of whole images, not to masks and boxes")]
+
     def _rules(self) -> Rules:
         yield from super()._rules()
         least, most = self.scale_jitter
         factors = f"--scale-jitter takes the least and the largest factor, from 0.05 to 10, but is {self.scale_jitter}"
         yield not 0.05 <= least <= most <= 10.0, f"{factors}; give two such as 0.5 2."
-        defaults = {field.name: field.default for field in dataclasses.fields(Recipe)}
-        for name in _OF_CLASSES:
-            unused = f"--{name.replace('_', '-')} is for classes of whole images, not for masks and boxes"
-            yield getattr(self, name) != defaults[name], f"{unused}; leave it out."
 
     def preprocessing(
         self, channels: int, checkpoint: "keras_vit.Preprocessing | None" = None
@@ -70,9 +69,8 @@ class SegmentRecipe(DenseRecipe):
         object.__setattr__(self, "blocks", tuple(self.blocks))
         super().__post_init__()
 
-    def _rules(self) -> Rules:
-        yield from super()._rules()
-        yield self.lora, "A segmentation trains its own head and the blocks as they are; leave --lora out."
+    def _applies(self) -> list[Applies]:
+        return [*super()._applies(), (("lora",), False, "classes of whole images and boxes")]
 
 
 # As EoMT is trained (tue-mps/eomt, configs/dinov2/ade20k/semantic): AdamW, weight decay 0.05, layer decay 0.8, clipped
