@@ -58,18 +58,16 @@ def read_folder(path: pathlib.Path, count: int, preprocessing: "Preprocessing | 
     Raises UserError if there is no image, or none can be read.
     """
     files = image_files(path)
-    if not files:
-        raise UserError(f"The folder {str(path)!r} contains no image ({format_list()}).")
-    chosen = np.unique(np.linspace(0, len(files) - 1, min(count, len(files))).astype(int))
     images: list[Image] = []
     problems: list[Exception] = []
-    for index in chosen:
+    for index in np.unique(np.linspace(0, len(files) - 1, min(count, len(files))).astype(int)):
         try:
             images.append(read_image(files[index], preprocessing, str(files[index].relative_to(path))))
         except (UserError, OSError) as error:
             problems.append(error)
     if not images:
-        raise UserError(f"No image of the folder {str(path)!r} can be read: {problems[0]}") from problems[0]
+        reason = problems[0] if problems else f"it has none ({format_list()})."
+        raise UserError(f"No image of the folder {str(path)!r} can be read: {reason}")
     for problem in problems:
         print(f"Not inspected: {problem}")
     return images

@@ -55,11 +55,6 @@ class Attention:
         """Select layers and heads by their numbers, None for all. Raises UserError if they do not fit the model."""
         config, chosen = config_of(model), tuple(figure for figure in figures if figure in ATTENTION_FIGURES)
         if not chosen:
-            if layers is not None or heads is not None:
-                raise UserError(
-                    "layers and heads select attention maps, but none of the requested figures has attention "
-                    f"({', '.join(figures)}); leave them out."
-                )
             return cls(model)
         assert isinstance(config, ViTConfig)
         blocks, axes = _checked(layers, config.num_layers, "layers"), _axes(config)

@@ -286,7 +286,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch
         "vit_token.npz has no images of its own; give --images": vit,
         "There is no image or folder 'cat.png'; --images takes": [*vit, "--images", "cat.png"],
         "file is not a readable picture: ": [*vit, "--images", "file"],
-        "The folder 'empty' contains no image": [*vit, "--images", "empty"],
+        "No image of the folder 'empty' can be read: it has none": [*vit, "--images", "empty"],
         "has no figure 'attention' because it has no attention; available figures": [*bit, "--figures", "attention"],
         "The model has 2 layers, numbered 0 to 1, but --layers asks for 7": [*good, "--layers", "0", "7"],
         "The model has 3 heads, numbered 0 to 2, but --heads asks for 3": [*good, "--heads", "3"],
