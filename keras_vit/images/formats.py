@@ -122,11 +122,12 @@ def others_line(others: Sequence[str], where: str) -> str:
 
 
 def image_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The supported image files of a folder and its subfolders, by content, in alphabetical order; no hidden ones."""
+    """Return the readable image files of a folder and its subfolders, by content, in alphabetical order; no hidden ones."""
 
     def is_image(path: pathlib.Path) -> bool:
         start = first_bytes(path, 12)
-        return image_format(start) is not None if is_picture_name(path.name) else _holds_image(start)
+        is_named = is_picture_name(path.name) and (is_gif(start) or image_format(start) is not None)
+        return is_named or _holds_image(start)
 
     return [path for path in visible_files(folder) if is_image(path)]
 
