@@ -122,7 +122,7 @@ def others_line(others: Sequence[str], where: str) -> str:
 
 
 def image_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Return the readable image files of a folder and its subfolders, by content, in alphabetical order; no hidden ones."""
+    """Return the readable images of a folder and its subfolders, by content, in alphabetical order; no hidden ones."""
 
     def is_image(path: pathlib.Path) -> bool:
         start = first_bytes(path, 12)
