@@ -77,7 +77,7 @@ MISTAKES = {
     "training.evaluate --run gone --data digits": NAME,
     "training.evaluate --run . --data digits --batch-size -1": "--batch-size must be at least 1, but is -1",
     "training.predict --run augreg:B_16 README.md --port 80": "--port applies only to --serve; give that,",
-    "keras_vit.convert tests/fixtures/vit_token.npz x.h5 --layout npz": "should end in .npz, but is 'x.h5'; name it",
+    "keras_vit.convert tests/fixtures/vit_token.npz x.h5 --layout npz": "x.h5 should end in .npz, as files of",
     "keras_vit.convert tests/fixtures/vit_token.npz README.md --layout npz": "README.md already exists; give the name",
     "training.evaluate --run tests --data digits": "tests is not a finished run: it has no",
     f"{TRAIN} --data folder:tests/fixtures/hf_bit": "should hold a folder for each of at least",

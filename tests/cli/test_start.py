@@ -165,12 +165,12 @@ def test_the_next_export_goes_where_tensorflow_can_load_it(run, output):
 
 
 def test_only_one_spelling_of_the_commands_is_written():
-    """`python -m MODULE` works, too; the quickstart says so."""
+    """`python -m MODULE` works, too; the page on installing says so."""
     modules = "|".join(re.escape(name.removesuffix(".__main__")) for name in commands.COMMANDS.values())
     files = [path for room in ("keras_vit", "training", "export") for path in (ROOT / room).rglob("*.py")]
     files += [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     found = [path for path in files if re.search(rf"python -m ({modules})\b(?!\.)", path.read_text())]
-    assert [path.name for path in found] == ["quickstart.md"]
+    assert [path.name for path in found] == ["install.md"]
 
 
 @pytest.mark.parametrize("where", ["environment", "keras.json"])
