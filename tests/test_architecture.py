@@ -46,7 +46,6 @@ FLOORS = (
     "training.loop",
     "training.evaluation",
     "training.features",
-    "training.probes",
     "training.prediction",
     "training.segmentation",
     "training.detection",

@@ -26,7 +26,7 @@ def _fit(arguments: Sequence[str]) -> None:
 
     from keras_vit.files.remote import existing_folder, to_path
     from keras_vit.run import Run
-    from training.prediction.pictures import find_pictures
+    from training.prediction.arguments import find_pictures
 
     existing_folder(options.folder, "--data takes a folder of pictures of good parts")
     workdir = to_path(options.workdir)
@@ -46,8 +46,7 @@ def _predict(arguments: Sequence[str]) -> None:
     given = parser.read(AnomalyPredictOptions, arguments, prog=f"{_PROG} predict", about=__doc__)
 
     from keras_vit.files.keras_model import find
-    from training.prediction.arguments import check_output, with_run
-    from training.prediction.pictures import find_pictures
+    from training.prediction.arguments import check_output, find_pictures, with_run
 
     options = parser.options_from(AnomalyPredictOptions, with_run(given), prog=f"{_PROG} predict")
     find(options.run, "anomaly.json")
@@ -57,7 +56,7 @@ def _predict(arguments: Sequence[str]) -> None:
 
     from training.outliers.anomaly import open_anomaly_detector, predict_anomaly
 
-    predict_anomaly(open_anomaly_detector(options.run), files, options.output, raw=options.raw)
+    predict_anomaly(open_anomaly_detector(options.run), files, options)
 
 
 if __name__ == "__main__":

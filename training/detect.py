@@ -31,8 +31,7 @@ def _predict(arguments: Sequence[str]) -> None:
     from keras_vit.files.remote import existing_file
     from keras_vit.run import Run
     from keras_vit.text.classes import classes_of_options
-    from training.prediction.arguments import check_output, check_pictures, with_pictures, with_run
-    from training.prediction.pictures import find_pictures
+    from training.prediction.arguments import check_output, check_pictures, find_pictures, with_pictures, with_run
 
     options = parser.options_from(DetectPredictOptions, with_run(with_pictures(given)), prog=prog)
     check_pictures(options.run, options.pictures, options.serve, options.classes)
@@ -71,10 +70,11 @@ def _predict(arguments: Sequence[str]) -> None:
 def _fit(arguments: Sequence[str]) -> None:
     options = parser.parse(DetectFitOptions, arguments, prog=f"{_PROG} fit", about=__doc__, usual=USUAL)
 
-    from training.checks import check_checkpoint, check_workdir
+    from keras_vit.run import Run
+    from training.checks import check_workdir
     from training.data.annotations.open_boxes import open_boxes
 
-    check_checkpoint(options.checkpoint)
+    Run.open(options.checkpoint)
     check_workdir(options, "detect", "detect", is_final=True)
     data = open_boxes(options.source)
     cli.require_tensorflow()

@@ -3,7 +3,8 @@
 import csv
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TextIO
 
 from keras_vit.errors import printable
@@ -55,6 +56,14 @@ class CsvWriter:
     def writerow(self, row: Sequence[object]) -> None:
         """Write a row."""
         self._writer.writerow(row if self._raw else [_harmless(cell) for cell in row])
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[object]], *, raw: bool = False, encoding: str = "utf-8") -> None:
+    """Write a CSV file, the header first, by `CsvWriter`."""
+    with path.open("w", newline="", encoding=encoding, errors="replace") as stream:
+        writer = CsvWriter(stream, raw=raw)
+        for row in rows:
+            writer.writerow(row)
 
 
 def _harmless(cell: object) -> object:

@@ -95,7 +95,7 @@ MISTAKES = {
     "training.pretrain digits --data digits --workdir README.md/sub": "README.md exists and is not a run directory",
     "training.predict --run augreg:B_16 README.md --port 80": "--port applies only to --serve; give that,",
     "keras_vit.convert tests/fixtures/vit_token.npz x.npz --layout nzp": "timm, torchvision, but is 'nzp'.",
-    "keras_vit.convert tests/fixtures/vit_token.npz x.h5 --layout npz": "should end in .npz, but is 'x.h5'; name it",
+    "keras_vit.convert tests/fixtures/vit_token.npz x.h5 --layout npz": "x.h5 should end in .npz, as files of",
     "keras_vit.convert tests/fixtures/vit_token.npz README.md --layout npz": "README.md already exists; give the name",
     "training.evaluate --run tests --data digits": "tests is not a finished run: it has no",
     "training.predict --run tests README.md": "tests is not a finished run: it has no",

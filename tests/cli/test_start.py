@@ -405,7 +405,7 @@ def test_all_commands_but_these_require_tensorflow():
         "export.serving.kit",
         "keras_vit.convert",
         "keras_vit.inspection",
-        "training.finetune",  # in training.experiments.finetuning
+        "training.finetune",  # in training.experiments.by_recipe
         "training.launch",
         "training.pretrain",
     }

@@ -173,6 +173,15 @@ _OF_UNLABELLED = ("unlabelled", "learn_by", "confidence", "rounds")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CsvOptions:
+    """How a command writes .csv files."""
+
+    raw: bool = False
+    """Write the cells of a .csv file as they are, for programs. Else a ' stands before those that a spreadsheet would
+    run as a formula, such as =1+1."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     """Options of all commands that train."""
 

@@ -9,7 +9,7 @@ from keras_vit.cli.options import Aliases, Count, MayBeEmpty, MayLead, Positiona
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
 from keras_vit.images.resizing import Resize
-from training.options.common import DataOptions, StrategyOptions
+from training.options.common import CsvOptions, DataOptions, StrategyOptions
 
 if TYPE_CHECKING:
     from keras_vit import Preprocessing
@@ -70,7 +70,7 @@ class InputOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(CsvOptions):
     """Measure a model on the evaluation images of a data set; without --data, of that which a run was trained on."""
 
     run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]

@@ -2,15 +2,18 @@
 
 import dataclasses
 import pathlib
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Positive, Range
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
 from keras_vit.images.resizing import Resize
-from training.options.common import DataOptions, Runner
+from training.options.common import CsvOptions, DataOptions, Runner
 from training.options.predict import check_ending
+
+if TYPE_CHECKING:
+    from keras_vit import Preprocessing
 
 FeatureKind = Literal["pre_logits", "token", "mean", "both"]
 IndexKind = Literal["pre_logits", "token", "mean", "both", "joint"]
@@ -57,6 +60,12 @@ class FeatureOptions:
                 (("resize",), self.crop_from is None, "images without --crop-from, which are stretched"),
             ],
         )
+
+    def preprocessing(self, own: "Preprocessing") -> "Preprocessing":
+        """Return a model's own preprocessing with these options applied; --crop-from is a stretch and a center crop."""
+        if self.resize is not None:
+            return own.with_resize(self.resize, None)
+        return own if self.crop_from is None else own.with_resize("stretch", (self.crop_from, self.crop_from))
 
     def probe_command(self) -> tuple[str, ...]:
         """Return the command that makes a model of these features."""
@@ -181,7 +190,7 @@ class EmbedOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LookupOptions:
+class LookupOptions(CsvOptions):
     """Options of all commands that look up pictures in an index."""
 
     index: str
@@ -195,9 +204,6 @@ class LookupOptions:
     index. Prints how many of the true neighbors it finds. Needs pip install faiss-cpu."""
     output: str | None = None
     """File for the results, which ends in .csv or .html (a page with small pictures)."""
-    raw: bool = False
-    """Write the cells of a .csv file as they are, for programs. Else a ' stands before those that a spreadsheet would
-    run as a formula, such as =1+1."""
 
     def __post_init__(self) -> None:
         check_ending(self.output, TABLES)
@@ -220,7 +226,7 @@ class SearchOptions(LookupOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReviewOptions:
+class ReviewOptions(CsvOptions):
     """Make a page to clean a data set: copies, suspicious labels, odd pictures, classes that overlap."""
 
     index: str

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from keras_vit import UserError
 from keras_vit.cli.options import Aliases, MayLead, Port, Positional, Share
 from keras_vit.errors import refuse_without_effect
-from training.options.common import Runner
+from training.options.common import CsvOptions, Runner
 
 Explanation = Literal["rollout", "relevance"]
 HOST = "127.0.0.1"
@@ -16,7 +16,7 @@ OUTPUTS = (".csv", ".json", ".html", ".parquet")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PredictOptions:
+class PredictOptions(CsvOptions):
     """Classify image files."""
 
     pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
@@ -37,9 +37,6 @@ class PredictOptions:
     """File for the results, which ends in .csv, .json, .html or .parquet; with --runner, a folder of Parquet files."""
     excel: bool = False
     """Begin a .csv file with a byte order mark, by which Excel knows that it is UTF-8."""
-    raw: bool = False
-    """Write the cells of a .csv file as they are, for programs. Else a ' stands before those that a spreadsheet would
-    run as a formula, such as =1+1."""
     threshold: Share | None = None
     """Reject a picture whose most likely class has a lower probability than this, 0 to 1. For a
     multi-label model, show every class at or above it; default 0.5."""
