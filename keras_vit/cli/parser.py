@@ -15,8 +15,8 @@ import pathlib
 import re
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 from keras_vit.cli.messages import as_typed, colors_allowed
 from keras_vit.cli.options import Aliases, MayBeEmpty, MayLead, Positional, check_ranges, option_name
@@ -25,7 +25,8 @@ from keras_vit.errors import UserError
 Options = TypeVar("Options")
 # The fields that lead to an option -> its value.
 Given = dict[tuple[str, ...], Any]
-# A variable of the environment with which a command prints the names of its options alone, for completion in a shell.
+# A variable of the environment with which a command prints the names of its options alone, for completion in a shell;
+# with the value "table", their Markdown table, for the pages.
 OPTIONS_ALONE = "KERAS_VIT_OPTIONS"
 _SIZE = tuple[int, int]
 
@@ -78,13 +79,13 @@ def read(
         usual: names of fields, of whatever dataclass, that come first in the help.
         defaults: objects that fields of the class have unless the arguments change them, such as a recipe.
     """
+    options = {".".join(option.path): option for option in _options(options_class, defaults)}
+    if form := os.environ.get(OPTIONS_ALONE):
+        print(_table(options.values()) if form == "table" else "\n".join(_names(options.values())))
+        raise SystemExit(0)
     import typing_extensions
     import tyro
 
-    options = {".".join(option.path): option for option in _options(options_class, defaults)}
-    if OPTIONS_ALONE in os.environ:
-        print("\n".join(f"--{option.name}" for option in options.values() if not option.note(Positional)))
-        raise SystemExit(0)
     has_positional = any(option.note(Positional) for option in options.values())
     leading = [option for option in options.values() if option.note(MayLead) and not has_positional]
     arguments = [*arguments]
@@ -133,6 +134,52 @@ def options_from(
     if missing:
         raise UserError(f"{as_typed(prog)} needs {', '.join(missing)}; --help lists all options.")
     return _built(options_class, given, defaults, ())
+
+
+def _names(options: Iterable[_Option]) -> list[str]:
+    return [f"--{option.name}" for option in options if not option.note(Positional)]
+
+
+def _table(options: Iterable[_Option]) -> str:
+    """Return the options as Markdown, a table for each group."""
+    groups: dict[tuple[str, ...], list[_Option]] = {}
+    for option in options:
+        groups.setdefault(option.path[:-1], []).append(option)
+    lines: list[str] = []
+    for path, members in sorted(groups.items(), key=lambda group: bool(group[0])):
+        about = (members[0].owner.__doc__ or "").partition("\n")[0]
+        lines += ["", f"## {path[-1].replace('_', ' ').capitalize()}", "", about] if path else []
+        lines += ["", "| option | value | default | |", "|---|---|---|---|"]
+        lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in _row(each))} |" for each in members]
+    return "\n".join(lines)
+
+
+def _row(option: _Option) -> tuple[str, str, str, str]:
+    positional, aliases = option.note(Positional), option.note(Aliases)
+    names = [positional.metavar] if positional else [f"--{option.name}", *(aliases.names if aliases else ())]
+    given = [each for each in _union(option.hint) if each is not types.NoneType]
+    literals = [str(value) for each in given for value in typing.get_args(each) if typing.get_origin(each) is Literal]
+    words = [f"`{word}`" for word in literals] or ["" if each is bool else _type_name(each) for each in given]
+    default = option.default
+    is_unset = default in (None, (), "", dataclasses.MISSING)
+    shown = (
+        " ".join(map(str, default))
+        if isinstance(default, tuple)
+        else str(default).lower()
+        if default in (True, False)
+        else str(default)
+    )
+    text = _docstrings(option.owner).get(option.path[-1], "")
+    required = "required" if default is dataclasses.MISSING and not positional else ""
+    return " ".join(f"`{name}`" for name in names), ", ".join(words), required if is_unset else f"`{shown}`", text
+
+
+def _type_name(hint: Any) -> str:
+    if hint == _SIZE:
+        return "one or two integers"
+    if typing.get_origin(hint) is tuple:
+        return f"{_type_name(typing.get_args(hint)[0])} …"
+    return {int: "integer", float: "number", pathlib.Path: "path"}.get(hint, "text")
 
 
 def arguments_of(options: Any, *without: str) -> list[str]:
