@@ -16,7 +16,7 @@ OUTPUTS = (".csv", ".json", ".html", ".parquet")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PredictOptions(ModelOptions, CsvOptions):
+class PredictOptions(CsvOptions, ModelOptions):
     """Classify image files."""
 
     pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
