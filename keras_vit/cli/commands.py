@@ -37,6 +37,7 @@ COMMANDS = {
     "prepare": "training.prepare",
     "samples": "training.samples",
     "launch": "training.launch",
+    "doctor": "training.doctor",
     "demo": "training.demo",
     "inspect": "keras_vit.inspection.__main__",
     "convert": "keras_vit.convert",
@@ -63,6 +64,7 @@ _GROUPS = {
         "shard": "write a data set as TFRecord files",
         "launch": "start several workers of a command on this machine",
         "demo": "train and export a small example",
+        "doctor": "check this machine, and say how to repair what does not fit",
     },
     "Look": {
         "predict": "classify pictures",
