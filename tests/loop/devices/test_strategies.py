@@ -110,14 +110,14 @@ def draws(strategy):
 # Replicas first: their devices are made before TensorFlow starts.
 for argument in sys.argv[2:]:
     kind, *names = argument.split(",")
-    strategy, found = open_strategy(StrategyOptions(kind, 2 if kind == "mirrored" else None)), {}
+    strategy, actual = open_strategy(StrategyOptions(kind, 2 if kind == "mirrored" else None)), {}
     for name in names:
         # Several steps of an execution, which do not divide those of the epoch.
-        found |= train(strategy, name, 1 if kind == "single" else 3)
+        actual |= train(strategy, name, 1 if kind == "single" else 3)
     if kind == "mirrored":
-        found["draws"] = draws(strategy)
+        actual["draws"] = draws(strategy)
     if is_chief(strategy):
-        np.savez(f"{sys.argv[1]}/{kind}.npz", **found)
+        np.savez(f"{sys.argv[1]}/{kind}.npz", **actual)
 """
 
 
