@@ -19,9 +19,6 @@ from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES
 from training.recipes.recipe import DURATIONS, PretrainRecipe, Recipe, Schedule, Target
 from training.recipes.small import SMALL
 
-__all__ = ["RECIPES", "PretrainRecipe", "Recipe", "augreg", "find_recipe"]
-
-
 # Inception crops of ImageNet at 224 pixels; evaluation crops from 256.
 _CROPS: dict[str, Any] = {
     "image_size": (224, 224), "resize": "resize-small", "crop_from": 256, "inception_crop": True, "flip": True,
