@@ -133,18 +133,43 @@ def test_sixteen_operations_are_drawn_evenly(monkeypatch):
         lambda image, seed: randaugment.randaugment(image[:, :, :1], seed, 2, 9.0),
         lambda image, seed: randaugment.autoaugment(image, seed),
         lambda image, seed: augment.random_erasing(image, seed, 0.7),
+        lambda image, seed: augment.random_flip(image, seed),
+        lambda image, seed: augment.random_shift(image, seed, 2),
+        lambda image, seed: tf.image.resize(augment.inception_crop(image, seed), (37, 53)),
     ],
-    ids=["RandAugment", "RandAugment of gray", "AutoAugment", "erasing"],
+    ids=["RandAugment", "RandAugment of gray", "AutoAugment", "erasing", "flip", "shift", "crop"],
 )
-def test_policies_repeat_with_their_seed_and_vary_without(change):
+def test_changes_repeat_with_their_seed_and_vary_without(change):
     image = tf.constant(PICTURE)
     graph = tf.function(change)
     results = [graph(image, seed).numpy() for seed in seeds(12)]
     for seed, result in list(zip(seeds(12), results, strict=True))[:4]:
         np.testing.assert_array_equal(graph(image, seed), result)
         np.testing.assert_allclose(change(image, seed), result, atol=1)
-    assert len({result.tobytes() for result in results}) > 5
-    assert {(result.dtype, result.shape[:2]) for result in results} == {(np.dtype(np.uint8), (37, 53))}
+    assert len({result.tobytes() for result in results}) > 1
+    assert {result.shape[:2] for result in results} == {(37, 53)}
+
+
+def test_flips_are_even():
+    image = tf.constant(np.arange(6, dtype=np.uint8).reshape(1, 6, 1))
+    flipped = sum(int(augment.random_flip(image, seed)[0, 0, 0]) == 5 for seed in seeds(200))
+    assert 70 < flipped < 130
+
+
+def test_shifts_reach_every_offset_and_bring_in_black():
+    image = tf.fill((5, 7, 1), tf.constant(9, tf.uint8))
+    found = {
+        tuple(np.argwhere(augment.random_shift(image, seed, 1).numpy() == 0)[:, :2].ravel()) for seed in seeds(150)
+    }
+    assert len(found) == 9
+
+
+def test_crops_have_five_to_hundred_per_cent_of_the_area_and_a_moderate_aspect():
+    image = tf.zeros((200, 300, 3), tf.uint8)
+    for seed in seeds(100):
+        height, width, _ = augment.inception_crop(image, seed).shape
+        assert 0.045 <= height * width / 60_000 <= 1.0
+        assert 0.72 <= width / height <= 1.37
 
 
 def test_erasing_leaves_the_right_share_and_chance():
