@@ -21,6 +21,7 @@ from training.data.annotations.masks import (
     segments_of_values,
     two_values,
 )
+from training.data.checks import check_data_dir
 from training.data.dataset import DataSet, Split, array_split, checked_label
 from training.data.tfrecord import TFRecords
 from training.options.common import EVALUATION_NAMES
@@ -36,6 +37,8 @@ def tfds_builder(name: str, data_dir: str | None):
     """Return the builder of a data set, NAME or NAME:CONFIG, which is prepared (downloading) if it is not yet."""
     import tensorflow_datasets as tfds
 
+    if data_dir is not None:
+        check_data_dir(data_dir)
     name, _, config = name.partition(":")
     try:
         builder = tfds.builder(name, config=config or None, data_dir=data_dir)

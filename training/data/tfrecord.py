@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.files.remote import is_remote, matching
+from keras_vit.files.remote import is_remote
 from training.data.checks import files_of, files_of_splits, labels_beside, split_of
 from training.data.dataset import DataSet, Split, bad_examples_reported, checked_label, skip_undecodable
 from training.data.record_index import FOOTER, HEADER, NAME, file_size, record_lengths, scan
@@ -161,7 +161,7 @@ def tfrecord(pattern: str, on_bad_image: OnBadImage) -> DataSet:
     Each record is a tf.train.Example with image/encoded, the bytes of a file, and image/class/label, a line of
     labels.txt from 0.
     """
-    files = files_of("tfrecord", pattern, matching(pattern))
+    files = files_of("tfrecord", pattern)
     first_words = [re.split(r"[-_.]", os.path.basename(file))[0] for file in files]
     splits = files_of_splits(pattern, dict(zip(files, map(split_of, first_words), strict=True)))
     for split in splits.values():
