@@ -242,8 +242,8 @@ def _decided(splits: dict[str, Labels], decisions: Decisions | None, contents: F
                 dropped += 1
             if decision == "relabel" and label not in classes:
                 raise UserError(
-                    f"{decisions.file} gives {shown(file)} the label {label!r}, which the data do not have; correct it; "
-                    f"the nearest: {nearest(label, classes)}."
+                    f"{decisions.file} gives {shown(file)} the label {label!r}, which the data do not have; "
+                    f"correct it; the nearest: {nearest(label, classes)}."
                 )
             if decision == "relabel":
                 relabeled += label != labels[file]
