@@ -25,7 +25,7 @@ from training.features.store import NO_SPLIT
 
 
 class Row(NamedTuple):
-    """A image of the list."""
+    """An image of the list."""
 
     path: str
     label: str | None

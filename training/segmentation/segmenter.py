@@ -12,13 +12,13 @@ from keras_vit.models.segment_outputs import segment_outputs
 from keras_vit.run import Run
 from training.data.annotations.masks import NONE
 
-# Objects of a image at most, as in COCO.
+# Objects of an image at most, as in COCO.
 _TOP = 100
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FoundSegments:
-    """The segments of a image (h, w)."""
+    """The segments of an image (h, w)."""
 
     labels: np.ndarray
     """(n,) int32: the class of each."""
