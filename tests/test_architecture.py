@@ -38,7 +38,7 @@ FLOORS = (
     "keras_vit",  # keras_vit.convert
     "training.recipes",
     "training.options",
-    "training.loop.devices.tpu",  # imports no TensorFlow
+    "training.loop.devices.backend",  # imports no TensorFlow
     "training.data",
     "training.checks",
     "training.loop.devices",

@@ -8,15 +8,15 @@ from keras_vit import UserError
 from keras_vit.checkpoints.find import check_name
 from keras_vit.errors import explained
 from keras_vit.files.atomic import is_temporary
-from keras_vit.files.labels import LABELS
+from keras_vit.files.labels import LABELS, check_classes
 from keras_vit.files.lock import check_unlocked
 from keras_vit.files.remote import existing_folder, is_remote, output_folder, to_path
 from keras_vit.images.formats import is_hidden
 from keras_vit.run import CONFIG, Run, check_model_file
-from training.data.checks import check_data
+from training.data.checks import check_data, listed_classes
 from training.data.known_images import check_split
-from training.loop.devices.tpu import may_be_slice
-from training.options.common import TrainingOptions
+from training.loop.devices.backend import may_be_slice
+from training.options.common import DataOptions, TrainingOptions
 from training.options.data import PIPELINE, PROBLEMS, RECORD_INDEX
 from training.options.features import DESCRIPTION, FeatureOptions, ProbeOptions
 
@@ -128,6 +128,15 @@ def open_backbone(options: FeatureOptions) -> Run:
         report_directory(run, options.output)
     check_split(run, options.source)
     return run
+
+
+def check_measured(run: Run, source: DataOptions, output: str | None) -> None:
+    """Raise UserError unless a model can be measured on data that it does not know, and the report written."""
+    check_data(source)
+    report_directory(run, output)
+    check_split(run, source)
+    if run.labels and (classes := listed_classes(source)) is not None:
+        check_classes(run.labels, classes)
 
 
 def report_directory(run: Run, output: str | None) -> pathlib.Path:

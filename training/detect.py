@@ -80,7 +80,7 @@ def _fit(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.detection.fit import box_data_set, fit
-    from training.loop.setup import open_setup
+    from training.loop.plan import open_setup
     from training.loop.signals import report_interruption
 
     with report_interruption():

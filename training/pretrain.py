@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> None:
     if workdir := train(arguments, __doc__ or ""):
         from keras_vit.run import Run
 
-        cli.print_next(Run.open(workdir).next_commands("train"))
+        cli.print_next(Run.at(workdir).next_commands("train"))
 
 
 if __name__ == "__main__":

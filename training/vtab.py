@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(VtabOptions, arguments, prog="keras-vit vtab", about=__doc__)
 
     from training.checks import check_checkpoint
-    from training.loop.devices.tpu import prepare_tpu
+    from training.loop.devices.backend import prepare_tpu
 
     check_checkpoint(options.checkpoint)
     prepare_tpu(options.devices)

@@ -28,7 +28,7 @@ from training import evaluate, predict, pretrain, soup
 from training.data.sources import DataSet, array_split
 from training.evaluation.multi_label import measure_multi_label, multi_label_intervals, write_multi_label_report
 from training.evaluation.single_label import Subject
-from training.loop.build import compile_trainer
+from training.loop.build import build_trainer
 from training.objectives.classification import Classification
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
@@ -171,7 +171,7 @@ def test_an_image_that_is_right_in_part_counts_in_part():
     recipe = dataclasses.replace(find_recipe("digits"), loss="multi-label", batch_size=2)
     model = recipe.build(3)
     model.get_layer("head").bias.assign([1.0, 1.0, 1.0])  # the head's kernel is zero: all classes are predicted
-    trainer = compile_trainer(model, recipe, 1000, execution=Execution())
+    trainer = build_trainer(lambda: model, recipe, 1000, execution=Execution())
     images, labels = np.zeros((2, 8, 8, 1), np.float32), np.array([[1, 1, 0], [1, 0, 1]], np.float32)
     found = trainer.test_on_batch(images, labels, np.ones(2, np.float32), return_dict=True)
     assert float(found["binary_accuracy"]) == pytest.approx(2 / 3)
@@ -218,7 +218,7 @@ def test_data_of_one_class_each_are_refused(place, tmp_path):
     with pytest.raises(UserError, match="--loss multi-label is for images of several classes each"):
         pretrain.main(["digits", "--data", data, *options, "--loss", "multi-label"])
     several = f"csv:{place / 'list.csv'}"
-    with pytest.raises(UserError, match="leave --teacher out"):
+    with pytest.raises(UserError, match="--loss applies only to labels"):
         pretrain.main(["digits", "--data", several, *options, "--teacher", "x"])
 
 

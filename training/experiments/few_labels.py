@@ -30,7 +30,7 @@ from training.evaluation.predictors import outputs
 from training.evaluation.temperature import fit_temperature
 from training.loop.build import rebuilt
 from training.loop.finetune import finetune
-from training.loop.setup import Setup
+from training.loop.plan import Setup
 from training.loop.train import run_training
 from training.options.train import FinetuneOptions
 from training.recipes.recipe import DURATIONS, PseudoLabelRecipe, Recipe

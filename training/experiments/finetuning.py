@@ -70,7 +70,7 @@ def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | No
     from training.experiments.few_labels import finetune_with_unlabelled
     from training.loop.devices.strategies import is_chief, several_workers
     from training.loop.finetune import finetune, patch_and_side
-    from training.loop.setup import open_setup
+    from training.loop.plan import open_setup
     from training.loop.signals import report_interruption
 
     with report_interruption():

@@ -44,7 +44,7 @@ def train(arguments: Sequence[str], about: str = "") -> str | None:
         check_checkpoint(checkpoint)
         options = dataclasses.replace(request, given=without_model(given)).over(named)
     if options.chips is not None:
-        from training.loop.budget import print_budget
+        from training.loop.dry_run import print_budget
 
         print_budget(options, options.chips, name, named)
         return None
@@ -65,8 +65,8 @@ def _pretrain(request: Request, name: str, options: PretrainOptions, named: Pret
     from keras_vit.run import Run
     from training.data.dataset import typical_image
     from training.loop.devices.strategies import is_chief
+    from training.loop.plan import open_setup
     from training.loop.pretrain import pretrain
-    from training.loop.setup import open_setup
     from training.loop.signals import report_interruption
     from training.probes.watch import WatchFeatures
 

@@ -23,8 +23,8 @@ from training.evaluation.predictors import outputs
 from training.experiments.grids import Point
 from training.features.extractors import feature_extractor
 from training.loop.devices.strategies import open_strategy
+from training.loop.plan import Setup
 from training.loop.pretrain import pretrain
-from training.loop.setup import Setup
 from training.options.common import DataOptions, Execution, StrategyOptions
 from training.options.train import PretrainOptions
 from training.probes.features import Features

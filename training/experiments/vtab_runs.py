@@ -19,7 +19,7 @@ from training.data.sources import DataSet, Split
 from training.experiments.vtab_sources import open_builder, task_source
 from training.loop.devices.strategies import open_strategy
 from training.loop.finetune import finetune
-from training.loop.setup import Setup
+from training.loop.plan import Setup
 from training.options.common import DataOptions
 from training.options.train import FinetuneOptions, VtabOptions
 from training.recipes.recipe import Recipe

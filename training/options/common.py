@@ -10,7 +10,6 @@ from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, Natural, Seed, check_ranges
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
-from keras_vit.files.labels import composed as composed
 from keras_vit.files.remote import to_path
 from training.recipes.recipe import Recipe
 
@@ -67,11 +66,11 @@ class DataOptions:
         return to_path(self.data.partition(":")[2])
 
     def arguments(self) -> list[str]:
-        """The options as a command line has them."""
+        """Return the options as a command line has them."""
         return arguments_of(self)
 
     def settings(self) -> dict[str, Any]:
-        """The fields as config.json stores them: without what is newer and not set, as runs did before it."""
+        """Return the fields as config.json stores them: without what is newer and not set, as runs did before it."""
         fields = dataclasses.asdict(self)
         return {name: value for name, value in fields.items() if value is not None or name not in _NEWER_OF_DATA}
 
@@ -87,7 +86,7 @@ class AnnotatedData:
     for annotations that you trust."""
 
     def settings(self) -> dict[str, Any]:
-        """The fields as config.json stores them, which has `allow_outside` only where it is set, as runs before it."""
+        """Return the fields as config.json stores them, which has `allow_outside` only where it is set."""
         fields = dataclasses.asdict(self)
         return {name: value for name, value in fields.items() if value or name != "allow_outside"}
 
@@ -126,7 +125,7 @@ class StrategyOptions:
         )
 
     def may_be_one_of_several(self) -> bool:
-        """Whether several processes may be given the same workdir, of which one takes the lock."""
+        """Return whether several processes may be given the same workdir, of which one takes the lock."""
         return self.strategy == "multi-worker" or (
             self.strategy == "auto" and not {"TF_CONFIG", "SLURM_PROCID"}.isdisjoint(os.environ)
         )
@@ -210,8 +209,8 @@ class TrainingOptions:
     @property
     def service_place(self) -> tuple[str, int] | None:
         """Host and port of `--data-service`; None without it, and for what is no address."""
-        found = re.fullmatch(r"grpc://\[?([^/\[\]]+)\]?:(\d{1,5})", self.data_service or "")
-        return (found[1], int(found[2])) if found and 0 < int(found[2]) < 2**16 else None
+        address = re.fullmatch(r"grpc://\[?([^/\[\]]+)\]?:(\d{1,5})", self.data_service or "")
+        return (address[1], int(address[2])) if address and 0 < int(address[2]) < 2**16 else None
 
     @property
     def directory(self) -> pathlib.Path:

@@ -32,11 +32,11 @@ class InputOptions:
     """Values that 0 and 255 are mapped to; default the model's own, or -1 1 if it specifies none."""
 
     def given(self) -> dict[str, Any]:
-        """The options that are set, by name."""
+        """Return the options that are set, by name."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def as_typed(self) -> str:
-        """`, with --image-size 96 96` for the options that are set; "" if none is."""
+        """Return `, with --image-size 96 96` for the options that are set; "" if none is."""
         typed = [f"--{name.replace('_', '-')} {value}" for name, value in self.given().items()]
         return f", with {re.sub('[(),]', '', ' '.join(typed))}" if typed else ""
 

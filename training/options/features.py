@@ -59,7 +59,7 @@ class FeatureOptions:
         )
 
     def probe_command(self) -> tuple[str, ...]:
-        """The command that makes a model of these features."""
+        """Return the command that makes a model of these features."""
         workdir = ("--workdir", "runs/probe")
         return ("linear-probe", "--checkpoint", self.run, *self.source.arguments(), *workdir)
 
@@ -81,7 +81,7 @@ class ProbeOptions(FeatureOptions):
         return None if self.workdir is None else to_path(self.workdir)
 
     def settings(self) -> dict[str, Any]:
-        """The settings of the probe for config.json of the run."""
+        """Return the settings of the probe for config.json of the run."""
         names = ("features", "image_size", "resize", "crop_from")
         return {"source": self.source.settings(), **{name: getattr(self, name) for name in names}}
 
@@ -100,7 +100,7 @@ class FewshotOptions(ProbeOptions):
     """Instead of --l2 try 2^-10 to 2^19, and choose the best on training images outside the shots."""
 
     def settings(self) -> dict[str, Any]:
-        """As those of `ProbeOptions`, with the shots and the penalty."""
+        """Return those of `ProbeOptions`, with the shots and the penalty."""
         shots = None if self.shots is None else list(self.shots)
         return {"command": "fewshot", **super().settings(), "shots": shots, "l2": self.l2, "sweep": self.sweep}
 
@@ -118,7 +118,7 @@ class LinearProbeOptions(ProbeOptions):
     images, of which a single split says little."""
 
     def settings(self) -> dict[str, Any]:
-        """As those of `ProbeOptions`, with the strengths to choose from."""
+        """Return those of `ProbeOptions`, with the strengths to choose from."""
         return {"command": "linear_probe", **super().settings(), "c": list(self.c)}
 
 

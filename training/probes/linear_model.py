@@ -19,7 +19,7 @@ from keras_vit.models.config import ModelConfig
 from keras_vit.run import Run
 from training.data.sources import DataSet
 from training.features.extractors import preprocessing_for
-from training.loop.summary import save_images
+from training.loop.callbacks import save_images
 from training.options.features import FeatureKind, ProbeOptions
 
 _POOLING = {"token": "token", "mean": "gap", "both": "token+gap"}

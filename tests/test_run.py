@@ -1,12 +1,14 @@
-"""The run directory: labels, the lock of the writing process, atomic writes."""
+"""A run: what a path is opened as, the lock of the writing process, atomic writes."""
 
 import concurrent.futures
 import errno
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
@@ -14,6 +16,7 @@ from keras_vit import UserError
 from keras_vit.files.atomic import write_text
 from keras_vit.files.lock import check_unlocked, locked
 from keras_vit.run import Run
+from tests.support import FIXTURES
 
 # Takes the lock as `locked` does, says so, and holds it until its input ends; without TensorFlow, which takes seconds.
 HOLDER = """
@@ -36,6 +39,22 @@ def _held(tmp_path):
     yield tmp_path / "run", process
     process.kill()
     process.communicate()
+
+
+def test_a_published_checkpoint_is_no_run_and_an_export_beside_a_model_changes_nothing(tmp_path):
+    published = shutil.copytree(FIXTURES / "hf_vit", tmp_path / "hf_vit")
+    (published / "labels.txt").write_text("ant\nbee\n")
+    opened = Run.open(published)
+    assert (opened.directory, opened.is_ours, opened.labels, opened.config) == (None, False, ("ant", "bee"), {})
+    Run.at(tmp_path / "run").start({"command": "finetune"}, ("ant",))
+    with pytest.raises(UserError, match="not a finished run: it has no model.keras; wait for its training"):
+        Run.open(tmp_path / "run")
+    with zipfile.ZipFile(tmp_path / "run" / "model.keras", "w"):
+        (tmp_path / "run" / "model.safetensors").touch()
+    for name in ("run", "run/model.keras"):
+        opened = Run.open(tmp_path / name)
+        assert (opened.directory, opened.is_ours, opened.labels) == (tmp_path / "run", True, ("ant",))
+        assert opened.settings == {"command": "finetune"}
 
 
 def test_a_second_process_is_refused_with_the_name_of_the_first(held, short_lock_wait):
