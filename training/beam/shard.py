@@ -113,6 +113,6 @@ def _write_index(output: str, lengths: list[tuple[str, np.ndarray]]) -> None:
     record_index.write_index(output, dict(sorted(lengths, key=_order)))
 
 
-def _order(found: tuple[str, np.ndarray]) -> tuple[bool, str]:
+def _order(file: tuple[str, np.ndarray]) -> tuple[bool, str]:
     """As on one machine: the files to train on come first."""
-    return not found[0].startswith("train"), found[0]
+    return not file[0].startswith("train"), file[0]

@@ -334,7 +334,7 @@ def _spread_tenth(shares: dict[str, dict[str, float]], root: pathlib.Path, seed:
 
     So each class has about a tenth of its images there.
     """
-    counts = collections.Counter(name for found in shares.values() for name, share in found.items() if share)
+    counts = collections.Counter(name for own in shares.values() for name, share in own.items() if share)
 
     def place(file: str) -> tuple:
         classes = [name for name, share in shares[file].items() if share]
@@ -386,8 +386,8 @@ def _target_split(
 ) -> Split:
     """Return files with their shares of the classes; the label is -1, or the first of those with the largest share."""
     number_of, paths = {name: index for index, name in enumerate(names)}, list(shares)
-    classes = [[number_of[name] for name in found] for found in shares.values()]
-    values = [list(found.values()) for found in shares.values()]
+    classes = [[number_of[name] for name in own] for own in shares.values()]
+    values = [list(own.values()) for own in shares.values()]
     # Rows of different lengths, since a whole matrix would be large with many classes.
     ends = tf.constant(np.cumsum([0, *map(len, classes)]), tf.int64)
     all_classes = tf.constant([number for row in classes for number in row], tf.int32)
@@ -397,7 +397,7 @@ def _target_split(
         begin, end = ends[index], ends[index + 1]
         return tf.linalg.matvec(tf.one_hot(all_classes[begin:end], len(names)), all_values[begin:end], transpose_a=True)
 
-    lines = [f"{os.path.basename(path)} {sorted(found.items())}" for path, found in shares.items()]
+    lines = [f"{os.path.basename(path)} {sorted(own.items())}" for path, own in shares.items()]
     known = np.full(len(paths), -1)
     if not multi_label:  # as argmax over all classes finds it
         rows = zip(classes, values, strict=True)

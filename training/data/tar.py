@@ -74,7 +74,7 @@ class TarImages:
             len(self),
             lambda index: (self.read(index), known[index]),
             self.name,
-            lambda message: found[1] if (found := re.search(r"UserError: (.*)", message)) else None,  # of `bytes`
+            lambda message: error[1] if (error := re.search(r"UserError: (.*)", message)) else None,  # of `bytes`
             zlib.crc32(labels.astype(np.int32).tobytes(), self._fingerprint),
             parallel_reads=PARALLEL_READS if any(map(is_remote, self._paths)) else None,
             labels=labels,

@@ -57,8 +57,8 @@ class _Spans:
         numbers = [edges - edge + start for edge, start in zip(self.edges, self.starts, strict=False)]
         return np.concatenate(
             [
-                found[(found >= start) & (found < end)]
-                for found, (start, end) in zip(numbers, itertools.pairwise(self.starts), strict=True)
+                hits[(hits >= start) & (hits < end)]
+                for hits, (start, end) in zip(numbers, itertools.pairwise(self.starts), strict=True)
             ]
         )
 
@@ -136,10 +136,10 @@ class TFRecords:
         for path, place in self._of_file.items():
             if "Dataset was empty" in message and file_size(path) != self._edges[place][-1]:
                 return f"The file {path} was changed while it was read; the same command continues."
-        found = re.search(r"(?:corrupted|truncated) record at (\d+)", message)
-        if not found:
+        damage = re.search(r"(?:corrupted|truncated) record at (\d+)", message)
+        if not damage:
             return None
-        edges = np.flatnonzero(np.isin(self._edges, [int(found[1]), int(found[1]) - HEADER]))
+        edges = np.flatnonzero(np.isin(self._edges, [int(damage[1]), int(damage[1]) - HEADER]))
         for index in self._spans.records_at(edges):
             try:
                 self.read(tf.constant(index, tf.int64))
