@@ -25,7 +25,7 @@ from training.data.checks import check_data_dir
 from training.data.dataset import DataSet, Split, array_split, checked_label
 from training.data.tfrecord import TFRecords
 from training.options.common import EVALUATION_NAMES
-from training.options.segment import SceneOptions
+from training.options.dense import SceneOptions
 
 # Errors of a system without a network.
 _UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)

@@ -23,7 +23,7 @@ from training.data.annotations.images import Box, BoxedImage, BoxedImages, boxed
 from training.data.annotations.voc import read_voc_boxes
 from training.data.annotations.yolo import read_yolo_boxes
 from training.data.listed_files import check_listed, listed_file
-from training.options.detect import BadBoxes, BoxesOptions
+from training.options.dense import BadBoxes, BoxesOptions
 
 # Columns of a CSV file.
 _SIDES = ("x", "y", "w", "h")
