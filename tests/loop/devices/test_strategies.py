@@ -32,13 +32,15 @@ import dataclasses, pathlib, sys
 import keras, numpy as np, tensorflow as tf
 import keras_vit
 from training.loop.build import build_trainer
-from training.loop.plan import resolve
-from training.loop.plan import Setup
 from keras_vit.run import Run
-from training.loop.train import Training
-from training.recipes.recipe import Schedule
 from training.data.sources import DataSet, array_split
 from training.loop.devices.strategies import StrategyOptions, is_chief, open_strategy
+from training.loop.plan import Setup, resolve
+from training.loop.train import Training
+from training.options.common import DataOptions, Execution
+from training.options.train import PretrainOptions
+from training.recipes.pretrain import RECIPES
+from training.recipes.recipe import Schedule
 
 config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 dropping = dataclasses.replace(config, dropout_rate=0.5)
