@@ -83,8 +83,7 @@ def train(strategy, argument, several):
         recipe, 16, strategy=strategy, execution=Execution(steps_per_execution=several), seed=1,
         class_weights=np.array([0.2, 0.5, 1, 2, 4], np.float32) if name == "weighted" else None,
     )
-from keras_vit.run import Run
-from training.loop.plan import Setup
+    run = Run.at(pathlib.Path(f"{sys.argv[1]}/{kind}-{argument}"))
     if is_chief(strategy):
         run.start({}, CLASSES)
     options = PretrainOptions(
