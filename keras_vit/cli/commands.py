@@ -4,6 +4,8 @@ Its script does not put the current folder on Python's path, so it also works in
 """
 
 import importlib
+import shutil
+import sys
 from collections.abc import Sequence
 
 from keras_vit import __version__
@@ -147,16 +149,27 @@ def _print_list(noun: str, arguments: Sequence[str]) -> None:
 
 
 def _model_lines(wildcard: str) -> list[str]:
-    """Return a line for each model that fits: the usual ones first; those for tests only where they are named."""
+    """Return a table of the models that fit: the usual ones first; those for tests only where they are named.
+
+    Of one model, all checkpoints; of several, the first of each, as wide as the terminal.
+    """
     models = find_models(wildcard)
     models = [model for model in models if model.purpose != "tests"] or models
     models.sort(key=lambda model: USUAL.index(model.name) if model.name in USUAL else len(USUAL))
-    return [
-        f"{model.name:20} {model.pixels} pixels {model.millions:8,.1f} M parameters  {model.purpose:20} "
-        + f"{f'{model.accuracy} % ImageNet' if model.accuracy else '':15} {model.license:10} "
-        + (", ".join(model.checkpoints) or "no checkpoint")
-        for model in models
-    ]
+    lines = [f"{'model':21} {'pixels':>6} {'params':>9} {'GMACs':>7} {'ImageNet':>8}  {'license':14}  checkpoint"]
+    for model in models:
+        accuracy = f"{model.accuracy:.1f} %" if model.accuracy else ""
+        size = f"{model.pixels:6} {model.millions:7,.1f} M {model.gmacs:7,.1f}"
+        names = model.checkpoints or ("none",)
+        more = f" and {len(names) - 1} more" if names[1:] and models[1:] else ""
+        lines.append(f"{model.name:21} {size} {accuracy:>8}  {model.license:14}  {names[0]}{more}")
+        lines += [] if models[1:] else [f"{'':74}{name}" for name in names[1:]]
+    return [line[:width] for line in lines] if (width := _terminal_width()) and models[1:] else lines
+
+
+def _terminal_width() -> int | None:
+    """Return the width of the terminal; None where the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def main() -> None:
