@@ -3,6 +3,7 @@
 Its script does not put the current folder on Python's path, so it also works in a folder with a `training.py`.
 """
 
+import difflib
 import importlib
 import shutil
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 from keras_vit import __version__
 from keras_vit.cli import start
-from keras_vit.errors import UserError, nearest
+from keras_vit.errors import UserError
 from keras_vit.published import USUAL, find_models
 
 # What the commands are for -> the module of each, which is imported by name when it is run, since `keras_vit` imports
@@ -112,8 +113,9 @@ def run_command(arguments: Sequence[str]) -> None:
         return
     if name not in (*COMMANDS, *_LISTS):
         meant = _OTHER_NAMES.get(name.lower().replace("_", "-"))
-        close = ", ".join(meant) if meant else nearest(name, (*COMMANDS, *_LISTS))
-        raise UserError(f"There is no command {name!r}; keras-vit --help lists all, the nearest: {close}.")
+        meant = meant or difflib.get_close_matches(name[:100], (*COMMANDS, *_LISTS))
+        hint = f" Did you mean {' or '.join(meant)}?" if meant else ""
+        raise UserError(f"There is no command {name[:100]!r}; keras-vit --help lists all.{hint}")
     try:
         if name in _LISTS:
             _print_list(name, rest)
