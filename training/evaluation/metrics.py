@@ -270,6 +270,8 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
 
     Raises UserError if no temperature is best: without a mistake in the images a lower one is always better.
     """
+    if not np.isfinite(logits).all():
+        raise UserError("Calibration needs finite logits, but some classes have probability 0; use the model itself.")
     logits = logits.astype(np.float64)
     own = logits[np.arange(len(labels)), labels]
     low, high = 1.0 / HIGHEST_TEMPERATURE, 1.0 / _LOWEST
