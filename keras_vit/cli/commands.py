@@ -166,6 +166,8 @@ def _model_lines(wildcard: str) -> list[str]:
         more = f" and {len(names) - 1} more" if names[1:] and models[1:] else ""
         lines.append(f"{model.name:21} {size} {accuracy:>8}  {model.license:14}  {names[0]}{more}")
         lines += [] if models[1:] else [f"{'':74}{name}" for name in names[1:]]
+    if not models:
+        return []
     return [line[:width] for line in lines] if (width := _terminal_width()) and models[1:] else lines
 
 

@@ -46,17 +46,17 @@ sys.exit(bool({"tensorflow", "keras", "jax"} & set(sys.modules)))
 @pytest.mark.parametrize(
     ("arguments", "first_line", "count"),
     [
-        (["models", "vit-b_16"], ["ViT-B_16", "224", "pixels", "86.6", "M", "parameters"], 1),
+        (["models", "vit-b_16"], ["ViT-B_16", "224", "86.6", "M", "17.6", "84.6", "%"], 7),
         (["recipes", "PHOTOS-FINE*"], ["photos-finetune", "finetune", "224x224", "pixels", "500", "steps"], 1),
-        (["models", "*deit*"], ["DeiT3-S_16", "224", "pixels"], 8),
-        (["models", "testing"], ["testing", "224", "pixels"], 1),
+        (["models", "*deit*"], ["DeiT3-S_16", "224"], 8),
+        (["models", "testing"], ["testing", "224"], 1),
     ],
 )
 def test_models_and_recipes_are_listed_by_a_wildcard_without_tensorflow(arguments, first_line, count):
     command = [sys.executable, "-c", _LISTED_WITHOUT_TENSORFLOW, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    lines = done.stdout.splitlines()[arguments[0] == "models" :]  # a header
     assert lines[0].split()[: len(first_line)] == first_line
     assert len(lines) == count
 

@@ -112,8 +112,7 @@ class FinetuneOptions(TrainingOptions):
         has_weights_alone = (self.checkpoint or "").endswith(KERAS_WEIGHTS)
         if (self.model is None) == (self.checkpoint is None or has_weights_alone):
             raise UserError(
-                "Say where to start: --checkpoint FILE_OR_NAME, or --model NAME. A "
-                f"{KERAS_WEIGHTS} file needs both."
+                f"Say where to start: --checkpoint FILE_OR_NAME, or --model NAME. A {KERAS_WEIGHTS} file needs both."
             )
         if self.recipe.distillation == "features":
             raise UserError("--distillation features leaves a model without a head; give it to keras-vit pretrain.")
