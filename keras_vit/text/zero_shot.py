@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from keras_vit.checkpoints.checkpoint import join_keys
-from keras_vit.checkpoints.from_checkpoint import open_source, weight_of
+from keras_vit.checkpoints.from_checkpoint import build_source, weight_of
 from keras_vit.checkpoints.key_mapping import Weight
 from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.cli.progress import Progress
@@ -91,7 +91,7 @@ def with_text_head(
     def with_head(config: ModelConfig, weights: Mapping[str, Weight]) -> tuple[ModelConfig, Mapping[str, Weight]]:
         return _with_head(config, weights, embeddings, text, os.fspath(path))
 
-    model = open_source(path).build(LoadOptions(image_size=image_size, dtype="float32"), with_head)
+    model = build_source(path, LoadOptions(image_size=image_size, dtype="float32"), with_head)
     if task_of(model) is not None:
         raise UserError(
             f"{os.fspath(path)} is a detector, whose texts are for boxes; give the embeddings of "
