@@ -205,10 +205,7 @@ def build_source(path: str | os.PathLike, options: LoadOptions, edit: Edit | Non
 
 
 def load_named_model(path: pathlib.Path) -> keras.Model:
-    """Load the model of a run or .keras file; the labels.txt of a run, which a user may have edited, names its classes.
-
-    Raises UserError for a file that cannot be read.
-    """
+    """Load the model of a run or .keras file; the labels.txt of a run, which may be edited, names its classes."""
     model, file = load_model(path), (path if path.is_dir() else path.parent) / LABELS
     is_of_run = path.is_dir() or path.name == MODEL
     if is_of_run and file.is_file() and any(isinstance(layer, ModelSpec) for layer in model.layers):
@@ -379,16 +376,7 @@ def _build_and_fill(
     options: LoadOptions,
     task: TaskConfig | None = None,
 ) -> keras.Model:
-    """Build the model of a checkpoint with the changes and load the weights.
-
-    Args:
-        checkpoint: from a file or a model.
-        config: architecture of the checkpoint.
-        preprocessing: of the new model, with the channels of the checkpoint.
-        stored_grid: (rows, columns) of the stored position embeddings, if known.
-        options: changes to both, and the arguments of `build` that no file tells.
-        task: the further task of the model, if it has one.
-    """
+    """Build the model of a checkpoint, from a file or a model, with the changes, and load the weights."""
     options.refuse(_without_effect(config, task, options))
     options, classes, rows = options.for_classes(checkpoint.classes)
     weights, num_classes = _with_rows(checkpoint.weights, rows), options.num_classes

@@ -429,10 +429,7 @@ def resampler_of(checkpoint: Checkpoint, config: ModelConfig) -> Resampler:
 def known_image_size(
     checkpoint: Checkpoint, config: ModelConfig, grid: tuple[int, int] | None
 ) -> tuple[int, int] | None:
-    """(height, width) of the images that the checkpoint is for; None if unknown.
-
-    It follows from the `grid` of the position embeddings (default: a square), or from config.json if there are none.
-    """
+    """The (height, width) of the grid of the position embeddings, or without any of config.json; None if unknown."""
     if isinstance(config, ResNetConfig) or POSITIONS not in checkpoint.weights:
         return checkpoint.file_config.image_size
     grid = grid or square_grid(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions)

@@ -140,10 +140,7 @@ def _path(layer: keras.layers.Layer, head: keras.layers.Layer | None) -> str:
 
 
 def values_by_key(model: keras.Model) -> dict:
-    """The values that the model computes with, by key; for a dense layer with LoRA the merged kernel.
-
-    Raises UserError for a model that Keras has quantized, because no other code can read its weights.
-    """
+    """The values that a model computes with, by key; with LoRA the merged kernel. Not of a quantized model."""
     if any(layer.quantization_mode for layer in model.layers):
         raise UserError(f"The model {model.name!r} is quantized by Keras; use the model before `quantize`.")
     weights = weights_by_key(model)
@@ -297,12 +294,7 @@ def _fit_positions(
 
 
 def changed_layer(model: keras.Model) -> str | None:
-    """The first layer by which a model differs from what `keras_vit.build` makes of its config; None for no such layer.
-
-    It is the model itself if its class has a `call` of its own.
-
-    Raises UserError for a model without ModelSpec layer.
-    """
+    """Return the first layer by which a model differs from what its config describes; None for no such layer."""
     spec = next((layer.dtype_policy.name for layer in model.layers if isinstance(layer, ModelSpec)), None)
     config, preprocessing = config_of(model), preprocessing_of(model)
     if has_own_call(model):

@@ -120,10 +120,7 @@ def settings_to_set(model: WrittenModel, layout: str, has_config: bool) -> list[
 
 
 def _with_positions_of(layout: Layout, weights: dict[str, np.ndarray], config: ViTConfig) -> dict[str, np.ndarray]:
-    """Add the position of the class token to the token, or a position of zeros, as the layout has it.
-
-    The outputs stay the same.
-    """
+    """Add the position of the class token to the token, or a position of zeros, as the layout has it."""
     if layout.prefix_positions in (None, config.prefix_positions) or "cls" not in weights or POSITIONS not in weights:
         return weights
     table = weights[POSITIONS]
@@ -154,16 +151,7 @@ def _image_tower(config: ModelConfig, weights: Mapping[str, np.ndarray]) -> tupl
 def _write_image_tower(
     folder: pathlib.Path, source: str, config: ModelConfig, weights: Mapping[str, np.ndarray]
 ) -> None:
-    """Write a copy of the folder of two towers with the weights of another image tower of the same sizes.
-
-    Args:
-        folder: that is not there yet.
-        source: the two towers, as `find_checkpoint` takes them.
-        config: of the image tower.
-        weights: by their names, see `_image_tower`.
-
-    Raises UserError for a source that is no folder of two towers, or of another image tower.
-    """
+    """Write a copy of the folder of two towers with the weights of another image tower of the same sizes."""
     origin = find_checkpoint(source)
     checkpoint = open_checkpoint(origin)
     if not origin.is_dir() or not any("text_model." in key for key in checkpoint.unused):

@@ -42,10 +42,7 @@ _NAME_END, _SEPARATOR = ": ", " | "
 def text_classes(
     classes: Sequence[str] | Mapping[str, str | Sequence[str]], templates: str | Sequence[str] | None = None
 ) -> Classes:
-    """The classes of a model of texts; see `keras_vit.zero_shot`, which has the arguments.
-
-    Raises UserError for an empty class, one that is there twice, and a template without {}.
-    """
+    """The classes of `keras_vit.zero_shot`. Raises UserError for empty texts, equal names and templates without {}."""
     if isinstance(classes, str):
         raise UserError(f"classes must be several texts, such as ['cat', 'dog'], but is the text {classes!r:.80}.")
     if not isinstance(classes, Mapping):
@@ -84,13 +81,7 @@ def is_text_file(values: Sequence[str]) -> bool:
 
 
 def classes_of_options(values: Sequence[str], templates: Sequence[str] | None) -> Classes:
-    """The classes of the options --classes and --templates.
-
-    Args:
-        values: texts, or one .txt file with a class in each line: its text, or a name and its texts, as in
-            `cat: a cat | a kitten`.
-        templates: sentences with {}, a name, or one .txt file with one in each line.
-    """
+    """The classes of --classes, texts or one .txt file with lines as `cat: a cat | a kitten`, and of --templates."""
     if len(values) > 1 and (file := next((value for value in values if value.endswith(".txt")), None)):
         raise UserError(f"--classes takes texts or one text file, but was given {file!r:.80} beside others; give one.")
     lines = _lines("--classes", values[0]) if is_text_file(values) else tuple(values)

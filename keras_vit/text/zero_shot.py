@@ -71,10 +71,7 @@ def zero_shot(
 
 
 def class_embeddings(path: str | os.PathLike, classes: Classes) -> np.ndarray:
-    """The embedding of each class by the text tower of a checkpoint: (K, D) float32, of length 1.
-
-    Such as for `keras_vit.with_classes`. Raises UserError if it has no text tower or tokenizer.
-    """
+    """The embedding of each class by the text tower of a checkpoint: (K, D) float32, of length 1."""
     text = open_text(path)
     return _class_embeddings(text, open_tokenizer(path, text), classes)
 
@@ -148,10 +145,7 @@ def _class_embeddings(text: TextCheckpoint, tokenize: Tokenizer, classes: Classe
 
 
 def _embed(text: TextCheckpoint, towers: dict[int, keras.Model], ids: np.ndarray, used: int) -> np.ndarray:
-    """The embeddings of token ids (N, T), of which `used` are no padding; `towers` keeps the models by their length.
-
-    No token of a causal tower sees what comes after it, so that it computes only as many as there are.
-    """
+    """The embeddings of token ids (N, T), of which `used` are no padding; `towers` keeps the models by their length."""
     full = text.config.length
     length = min(-(-used // _STEP) * _STEP, full) if text.config.causal else full
     if length not in towers:

@@ -116,10 +116,7 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
 
 
 def tower_config(fields: dict, name: str) -> dict:
-    """The fields of a tower, "vision_config" or "text_config", without those that are null.
-
-    They are an object of their own beside those of the other tower, or the whole file of a model of one tower.
-    """
+    """The fields of "vision_config" or "text_config", or of a file of one tower, without those that are null."""
     tower = part(fields, name) or part(fields, f"{name}_dict")  # of old versions
     return {field: value for field, value in tower.items() if value is not None}
 

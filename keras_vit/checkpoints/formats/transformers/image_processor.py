@@ -159,10 +159,7 @@ def _of_whole_picture(processor: dict, family: str) -> dict:
 
 
 def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
-    """(fields of Preprocessing, size of the model's images) of an image processor; the size is None where it keeps it.
-
-    Raises UserError if Preprocessing has no equivalent.
-    """
+    """Return fields of Preprocessing, and the size of the model's images; the size is None where it keeps it."""
     fields: dict[str, Any] = {"library": "transformers", "background": None, "dtype": processor[_DTYPE]}
     if processor.get(_FILL):
         fields |= {"resize": "pad", "padding": "after", "background": processor[_FILL]}
