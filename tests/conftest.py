@@ -75,7 +75,7 @@ def _handed_over(monkeypatch) -> list[types.SimpleNamespace]:
 def _compute_no_more(monkeypatch) -> Callable[[], None]:
     """From its call on, features of pictures must be read and not computed."""
     fails = functools.partial(pytest.fail, "features were computed again")
-    return lambda: monkeypatch.setattr("training.features.embed._computed", lambda *_: fails())
+    return lambda: monkeypatch.setattr("training.features.extraction._computed", lambda *_: fails())
 
 
 @pytest.fixture(name="short_lock_wait")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.segment import SegmentEvaluateOptions, SegmentFitOptions, SegmentPredictOptions
+from training.options.dense import SegmentEvaluateOptions, SegmentFitOptions, SegmentPredictOptions
 from training.options.train import USUAL
 from training.recipes.dense import SEGMENT_RECIPES
 
@@ -32,12 +32,13 @@ def _fit(arguments: Sequence[str]) -> None:
     prog = f"{_PROG} fit"
     options = parser.parse(SegmentFitOptions, arguments, prog=prog, about=__doc__, usual=USUAL, recipe=recipe)
 
-    from training.checks import check_checkpoint, check_workdir
+    from keras_vit.run import Run
+    from training.checks import check_workdir
     from training.loop.devices.backend import prepare_backend
     from training.recipes.overrides import overridden
 
     options = dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
-    check_checkpoint(options.checkpoint)
+    Run.open(options.checkpoint)
     check_workdir(options, "segment", options.recipe.head, is_final=True)
     prepare_backend(options)
 
@@ -88,8 +89,7 @@ def _predict(arguments: Sequence[str]) -> None:
 
     from keras_vit.files.remote import output_folder
     from keras_vit.run import Run
-    from training.prediction.arguments import check_pictures, with_run
-    from training.prediction.pictures import find_pictures
+    from training.prediction.arguments import check_pictures, find_pictures, with_run
 
     options = parser.options_from(SegmentPredictOptions, with_run(given), prog=prog)
     check_pictures(options.run, options.pictures, serve=False, classes=None)

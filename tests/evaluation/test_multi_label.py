@@ -25,9 +25,9 @@ from keras_vit.run import Run
 from tests.data.test_csv_targets import csv_file
 from tests.support import randomize
 from training import evaluate, predict, pretrain, soup
-from training.data.sources import DataSet, array_split
-from training.evaluation.multi_label import measure_multi_label, multi_label_intervals, write_multi_label_report
-from training.evaluation.single_label import Subject
+from training.data.sources import array_split
+from training.evaluation.metrics import measure_multi_label, multi_label_intervals
+from training.evaluation.report import Subject, multi_label_report, write_report
 from training.loop.build import build_trainer
 from training.objectives.classification import Classification
 from training.options.common import Execution
@@ -94,8 +94,10 @@ def test_intervals_hold_the_measures_and_use_scikit_learns_average_precision(mon
 def test_images_without_any_class_leave_the_average_precision_unknown(tmp_path, capsys):
     split = array_split(np.zeros((3, 4, 4, 1), np.uint8), np.zeros(3, np.int64), ("a", "b"))
     logits = np.array([[1.0, -1.0], [-1.0, -2.0], [-3.0, -1.0]])
-    subject = Subject("run on x", tmp_path, {}, save_predictions=False)
-    write_multi_label_report(subject, DataSet(("a", "b"), split, split), logits, np.zeros((3, 2)))
+    targets, names = np.zeros((3, 2)), ("a", "b")
+    metrics = measure_multi_label(logits, targets, names)
+    metrics["intervals"] = multi_label_intervals(logits, targets, names)
+    write_report(multi_label_report(Subject("run on x", tmp_path, split), logits, targets, names, metrics))
     found = json.loads((tmp_path / "evaluation.json").read_text())
     assert found["mean_average_precision"] is found["intervals"]["mean_average_precision"] is None
     assert found["exact_match"] == pytest.approx(2 / 3)

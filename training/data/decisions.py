@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import Literal, get_args
 
 from keras_vit.errors import UserError, reading
-from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.labels import composed
 from keras_vit.files.remote import existing_file
 from keras_vit.files.tables import cell_of_csv
+from training.data.file_contents import FileContents, shown
 
 Decided = Literal["keep", "relabel", "drop"]
 COLUMNS = ("path", "digest", "decision", "new_label", "reason")
@@ -34,6 +34,7 @@ class Decision:
 class Decisions:
     """The rows of a file, by the digest of the image."""
 
+    file: str
     by_digest: dict[str, list[Decision]]
 
     def of_files(self, files: Iterable[str], contents: FileContents) -> dict[str, Decision]:
@@ -77,4 +78,4 @@ def read_decisions(name: str) -> Decisions:
             )
         decision = Decision(file, digest, typing.cast(Decided, decided), label)
         by_digest.setdefault(digest, []).append(decision)
-    return Decisions(by_digest)
+    return Decisions(name, by_digest)

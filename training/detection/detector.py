@@ -37,8 +37,8 @@ class Objects:
 
     def annotations(self) -> list[dict[str, Any]]:
         """Return the objects in COCO's format."""
-        found = zip(coco_boxes(self.corners, self.classes), self.scores.tolist(), strict=True)
-        return [box | {"score": score} for box, score in found]
+        rows = zip(coco_boxes(self.corners, self.classes), self.scores.tolist(), strict=True)
+        return [box | {"score": score} for box, score in rows]
 
 
 def coco_boxes(corners: np.ndarray, classes: np.ndarray) -> list[dict[str, Any]]:
@@ -66,8 +66,8 @@ class Detector:
         """Return at most `top` objects of each image with a score of at least `threshold`."""
         inputs = np.stack([np.asarray(self.preprocessing(image.pixels)) for image in images])
         outputs = self.model.predict_on_batch(inputs)
-        found = zip(outputs["boxes"], outputs["class_logits"], images, strict=True)
-        return [self._objects(boxes, logits, image.pixels.shape[:2], top, threshold) for boxes, logits, image in found]
+        rows = zip(outputs["boxes"], outputs["class_logits"], images, strict=True)
+        return [self._objects(boxes, logits, image.pixels.shape[:2], top, threshold) for boxes, logits, image in rows]
 
     def _objects(
         self, boxes: np.ndarray, logits: np.ndarray, size: tuple[int, int], top: int, threshold: float
@@ -126,7 +126,7 @@ def detector_like(run: Run, file: pathlib.Path, box: tuple[float, float, float, 
     boxes, (height, width) = None, image.pixels.shape[:2]
     if box is not None:
         left, top, right, bottom = box[0], box[1], box[0] + box[2], box[1] + box[3]
-        if left >= width or top >= height or right <= 0 or bottom <= 0:
+        if max(left, 0) >= min(right, width) or max(top, 0) >= min(bottom, height):
             raise UserError(
                 f"--box {' '.join(f'{number:g}' for number in box)} lies outside of {file}, which is {width} pixels "
                 f"wide and {height} high; give left, top, width and height on it."

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from keras_vit import UserError
-from keras_vit.cli.options import Aliases, Count, Natural, Seed, check_ranges
+from keras_vit.cli.options import Aliases, Count, MayLead, Natural, Range, Seed, check_ranges
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
@@ -27,6 +27,7 @@ FOR_SEVERAL_CLASSES = (
 )
 StrategyKind = Literal["auto", "single", "mirrored", "multi-worker", "tpu"]
 Runner = Literal["DirectRunner", "DataflowRunner", "FlinkRunner", "SparkRunner"]
+FalseAlarms = Annotated[float, Range("(0, 1)")]
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
@@ -73,6 +74,18 @@ class DataOptions:
         """Return the fields as config.json stores them: without what is newer and not set, as runs did before it."""
         fields = dataclasses.asdict(self)
         return {name: value for name, value in fields.items() if value is not None or name not in _NEWER_OF_DATA}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The model of a command."""
+
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
+    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
+    image_size: tuple[int, int] | None = None
+    """Height and width in pixels to resize the model's input to; default its own."""
+    num_heads: int | None = None
+    """Attention heads, if the checkpoint does not specify them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,6 +183,15 @@ _NEWER = (("zero_shot_head", False), ("templates", None), ("wise_ft", 1.0), ("kn
 _NEWER_OF_PRETRAINING, _NEWER_OF_RECIPE = ("checkpoint", None), ("class_weights", False)
 # Options of which runs without --unlabelled say nothing.
 _OF_UNLABELLED = ("unlabelled", "learn_by", "confidence", "rounds")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CsvOptions:
+    """How a command writes .csv files."""
+
+    raw: bool = False
+    """Write the cells of a .csv file as they are, for programs. Else a ' stands before those that a spreadsheet would
+    run as a formula, such as =1+1."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,9 @@ import numpy as np
 from keras_vit import UserError
 from keras_vit.run import Run
 from training.data.sources import DataSet
-from training.evaluation.temperature import fit_temperature
+from training.evaluation.metrics import fit_temperature
+from training.features.probe import Features, FeatureSet, open_features, save_linear_model, write_report
 from training.options.features import FewshotOptions
-from training.probes.features import Features, FeatureSet, open_features, write_report
-from training.probes.linear_model import save_linear_model
 
 # So large that the bias is almost unregularized (big_vision).
 _BIAS_FEATURE = 100.0
@@ -29,12 +28,12 @@ class LeastSquares:
     The eigenvectors of X'X (D + 1 <= n) or XX' are computed once; a strength then costs one matrix product.
     """
 
-    def __init__(self, features: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
-        features = features.astype(np.float64)
-        self._mean = features.mean(axis=0)
-        self._scale = features.std(axis=0) + _STD_FLOOR
-        x = self._design(features)  # (n, D + 1)
-        targets = 2.0 * np.eye(num_classes)[labels] - 1.0  # (n, K)
+    def __init__(self, train: Features, num_classes: int) -> None:
+        values = train.values.astype(np.float64)
+        self._mean = values.mean(axis=0)
+        self._scale = values.std(axis=0) + _STD_FLOOR
+        x = self._design(values)  # (n, D + 1)
+        targets = 2.0 * np.eye(num_classes)[train.labels] - 1.0  # (n, K)
         if len(x) >= x.shape[1]:
             self._eigenvalues, vectors = np.linalg.eigh(x.T @ x)
             self._left, self._right = vectors, vectors.T @ (x.T @ targets)
@@ -43,7 +42,7 @@ class LeastSquares:
             self._left, self._right = x.T @ vectors, vectors.T @ targets
 
     def weights(self, l2: float) -> np.ndarray:
-        """(D + 1, K) float64; the last row belongs to the constant feature."""
+        """Return (D + 1, K) float64; the last row belongs to the constant feature."""
         return (self._left / (self._eigenvalues + l2)) @ self._right
 
     def scores(self, features: np.ndarray, l2: float) -> np.ndarray:
@@ -76,43 +75,38 @@ def shots_of(labels: np.ndarray, num_classes: int, shots: int, seed: int) -> np.
 def few_shot(
     train: Features,
     evaluation: Features,
-    names: Sequence[str],
+    num_classes: int,
     *,
     shots: Sequence[int] = USUAL_SHOTS,
     seeds: int = 3,
     strengths: Sequence[float] = (1024.0,),
 ) -> list[dict]:
-    """Accuracy on the evaluation features for each number of shots: `shots`, `l2`, `accuracies` by seed, `mean`, `std`.
+    """Return for each number of shots the accuracy on the evaluation features: `shots`, `l2`, `accuracies` by seed,
+    `mean`, `std`.
 
     Of several strengths the one of the best mean accuracy over the seeds, on training images that are not among the
-    shots, is taken for each number of shots. Raises UserError for a class with fewer images than the shots.
+    shots, is taken for each number of shots.
     """
-    check_shots(train.labels, names, shots)
-    return [_of_shots(train, evaluation, len(names), number, seeds, strengths) for number in shots]
+    return [_of_shots(train, evaluation, num_classes, number, seeds, strengths) for number in shots]
 
 
-def check_shots(labels: np.ndarray, names: Sequence[str], shots: Sequence[int]) -> None:
-    """Raise UserError unless every class has enough training images."""
+def shots_that_fit(labels: np.ndarray, names: Sequence[str], shots: Sequence[int] | None = None) -> Sequence[int]:
+    """Return numbers of shots that every class has: those given, else the usual ones, and print which are left out.
+
+    Raises UserError for a class with fewer training images than the shots given, or with none.
+    """
     counts = np.bincount(labels, minlength=len(names))
     rarest = int(np.argmin(counts))
-    if shots and counts[rarest] < max(shots):
-        enough = " ".join(str(number) for number in shots if number <= counts[rarest])
+    fitting = [number for number in shots or USUAL_SHOTS if number <= counts[rarest]]
+    left_out = " or ".join(str(number) for number in shots or USUAL_SHOTS if number > counts[rarest])
+    if left_out and (shots or not fitting):
+        enough = f"--shots {' '.join(map(str, fitting))}, or more images" if fitting else "it more images"
         raise UserError(
-            f"The class {names[rarest]!r} has {counts[rarest]} training images, fewer than the {max(shots)} shots; "
-            + (f"give --shots {enough}, or more images." if enough else "give it more images.")
+            f"The class {names[rarest]!r} has {counts[rarest]} training images, fewer than the {left_out} shots; give "
+            f"{enough}."
         )
-
-
-def shots_that_fit(labels: np.ndarray, names: Sequence[str]) -> list[int]:
-    """The usual numbers of shots that every class has; print those that are left out."""
-    counts = np.bincount(labels, minlength=len(names))
-    rarest = int(np.argmin(counts))
-    fitting = [number for number in USUAL_SHOTS if number <= counts[rarest]]
-    left_out = [str(number) for number in USUAL_SHOTS if number not in fitting]
-    if not fitting:
-        raise UserError(f"The class {names[rarest]!r} has no training image; give it one.")
     if left_out:
-        print(f"No {' or '.join(left_out)} shots: the class {names[rarest]!r} has {counts[rarest]} training images.")
+        print(f"No {left_out} shots: the class {names[rarest]!r} has {counts[rarest]} training images.")
     return fitting
 
 
@@ -120,7 +114,7 @@ def _of_shots(
     train: Features, evaluation: Features, num_classes: int, shots: int, seeds: int, strengths: Sequence[float]
 ) -> dict:
     chosen = [shots_of(train.labels, num_classes, shots, seed) for seed in range(seeds)]
-    solved = [LeastSquares(train.values[rows], train.labels[rows], num_classes) for rows in chosen]
+    solved = [LeastSquares(train.take(rows), num_classes) for rows in chosen]
     l2 = strengths[0]
     if len(strengths) > 1:
         held_out = [_held_out(train, rows, seed) for seed, rows in enumerate(chosen)]
@@ -146,7 +140,7 @@ def _held_out(train: Features, rows: np.ndarray, seed: int) -> Features:
         raise UserError("All training images are among the shots, so none is left to choose a strength on; give --l2.")
     if len(rest) > _SELECTION:
         rest = np.sort(np.random.default_rng(seed).choice(rest, _SELECTION, replace=False))
-    return Features(train.values[rest], train.labels[rest])
+    return train.take(rest)
 
 
 def fewshot(run: Run, source: DataSet, options: FewshotOptions) -> list[dict]:
@@ -155,8 +149,8 @@ def fewshot(run: Run, source: DataSet, options: FewshotOptions) -> list[dict]:
     rows = few_shot(
         features.train,
         features.evaluation,
-        features.names,
-        shots=options.shots or shots_that_fit(features.train.labels, features.names),
+        len(features.names),
+        shots=shots_that_fit(features.train.labels, features.names, options.shots),
         seeds=options.seeds,
         strengths=SWEPT if options.sweep else (options.l2,),
     )
@@ -180,7 +174,7 @@ def _save(run: Run, source: DataSet, options: FewshotOptions, features: FeatureS
     """
     train = features.train
     rows = shots_of(train.labels, len(features.names), row["shots"], seed=0)
-    solution = LeastSquares(train.values[rows], train.labels[rows], len(features.names))
+    solution = LeastSquares(train.take(rows), len(features.names))
     kernel, bias = solution.linear_head(row["l2"])
     rest = np.setdiff1d(np.arange(len(train.labels)), rows)
     temperature = 1.0

@@ -68,10 +68,8 @@ def _positions(left, right, rows, shots: int) -> None:
     heights = range(len(rows), 0, -1)
     for height, row in zip(heights, rows, strict=True):
         for measure, color, mark in (("few_shot", _COLORS[0], "o"), ("accuracy", _COLORS[1], "s")):
-            mean, error = _percent(row[measure])
-            bar = None if error is None else [[error], [error]]
             name = _label(measure, shots).removesuffix(", %") if height == len(rows) else None
-            left.errorbar([mean], [height], xerr=bar, color=color, marker=mark, capsize=3, linestyle="", label=name)
+            _point(left, row[measure], height, color=color, marker=mark, linestyle="", label=name)
     left.set_yticks(list(heights), names)
     left.set(xlabel="%", title="here, with 95 % intervals")
     left.legend()
@@ -89,9 +87,7 @@ def _head(left, right, rows, shots: int) -> None:
         steps, values = zip(*row["curve"], strict=True)
         name = f"{row['line']},\n{row['setting']}"
         left.plot(steps, [100 * value for value in values], color=color, marker=mark, markersize=4, label=name)
-        mean, error = _percent(row["few_shot"])
-        bar = None if error is None else [[error], [error]]
-        right.errorbar([mean], [name], xerr=bar, color=color, marker=mark, capsize=3)
+        _point(right, row["few_shot"], name, color=color, marker=mark)
     left.set(xlabel="step", ylabel="accuracy, %")
     left.grid(alpha=0.3)
     left.legend(loc="lower right")
@@ -114,7 +110,7 @@ def _shape(left, right, rows, shots: int) -> None:
 
 
 def _lines(axes, rows, x: str, measure: str) -> None:
-    """A line for each `line` of the rows, over a logarithmic axis, with intervals."""
+    """Plot a line for each `line` of the rows, over a logarithmic axis, with intervals."""
     lines = list(dict.fromkeys(row["line"] for row in rows))
     for line, color, mark in zip(lines, _COLORS, _MARKS, strict=False):
         own = sorted((row for row in rows if row["line"] == line), key=lambda row: row[x])
@@ -127,8 +123,14 @@ def _lines(axes, rows, x: str, measure: str) -> None:
     axes.legend()
 
 
+def _point(axes, summary: dict, place: float | str, **style) -> None:
+    """Plot a mean with its interval beside a place of the vertical axis."""
+    mean, error = _percent(summary)
+    axes.errorbar([mean], [place], xerr=None if error is None else [[error], [error]], capsize=3, **style)
+
+
 def _percent(summary: dict) -> tuple[float, float | None]:
-    """Mean and half the interval."""
+    """Return the mean and half the interval."""
     half = None if summary["interval"] is None else 100 * (summary["interval"][1] - summary["mean"])
     return 100 * summary["mean"], half
 

@@ -1,7 +1,11 @@
-"""Compute the features of pictures file by file, so that a killed process continues where it was."""
+"""Extract features: what a model says of images before its head. They are written file by file, and a process that was
+killed continues where it was.
+"""
 
 import concurrent.futures
 import dataclasses
+import hashlib
+import json
 import os
 import pathlib
 import zlib
@@ -11,13 +15,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import Preprocessing, UserError
+import keras_vit
+from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import Progress
-from keras_vit.errors import Rules, refuse_first
 from keras_vit.files.atomic import remove_temporary
-from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.lock import locked
+from keras_vit.models.layers import PoolTokens
+from keras_vit.models.tasks import task_of
 from keras_vit.run import Run
 from keras_vit.text.checkpoint import has_text_tower
 from training.data.dataset import (
@@ -29,9 +34,9 @@ from training.data.dataset import (
     typical_image,
     without_autograph,
 )
+from training.data.file_contents import FileContents, shown
 from training.data.image_folder import file_problem
 from training.data.pipeline import evaluation_batches
-from training.features.extractors import extractor_of, fingerprint_of
 from training.features.store import (
     NO_SPLIT,
     PART,
@@ -43,14 +48,89 @@ from training.features.store import (
     write_description,
     write_part,
 )
-from training.options.features import DESCRIPTION, EmbedOptions
+from training.options.features import DESCRIPTION, EmbedOptions, IndexKind
 
+# The classifier of a model whose head reads the features of a kind.
+POOLING = {"token": "token", "mean": "gap", "both": "token+gap"}
 # Pictures that cannot be read of which the reasons are printed.
 _MOST_NAMED = 10
 _DROPS_ALPHA = (
     "Most of these pictures are transparent, and the preprocessing of this checkpoint drops the alpha channel: what is "
     "transparent is often black then. --resize pad puts such pictures on white."
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Extractor:
+    """Makes the features of images; `open_extractor` opens one."""
+
+    model: keras.Model
+    """Images (B, h, w, C) -> (B, D)."""
+    preprocessing: Preprocessing
+    features: IndexKind
+    fingerprint: str
+    """Of the weights, the architecture, the precision, the features, and what is done to the images."""
+    batch_size: int
+
+
+def open_extractor(
+    model: keras.Model, preprocessing: Preprocessing, features: IndexKind = "pre_logits", batch_size: int = 64
+) -> Extractor:
+    """Return the extractor of a kind of features. Raises UserError for a model that does not have them."""
+    fingerprint = fingerprint_of(model, preprocessing, features)
+    return Extractor(feature_model(model, features), preprocessing, features, fingerprint, batch_size)
+
+
+def feature_model(model: keras.Model, features: IndexKind = "pre_logits") -> keras.Model:
+    """Return the model up to its features: images -> (B, D).
+
+    Args:
+        model: built by keras_vit.
+        features: pre_logits: what its head reads; joint: what texts are compared with, the output of an image tower; of
+            a Vision Transformer, token: the class token; mean: the mean of its patch tokens; both.
+
+    Raises UserError for a model that does not have them.
+    """
+    if features == "joint":
+        result = None if task_of(model) else model
+    elif features == "pre_logits":
+        inside = keras_vit.intermediates(model, ["pre_logits"])
+        result = keras.Model(inside.input, inside.output["pre_logits"])
+    else:
+        result = _token_model(model, features)
+    if result is None or len(result.output_shape) != 2:
+        raise UserError(
+            f"This model has no features --features {features}, one vector of an image: joint is for CLIP and SigLIP, "
+            "and token, mean and both are for Vision Transformers with such tokens; give others, or another model."
+        )
+    return result
+
+
+def _token_model(model: keras.Model, features: IndexKind) -> keras.Model | None:
+    """Return the model up to its normalized tokens, pooled; None if it has no such tokens."""
+    config = keras_vit.config_of(model)
+    if not isinstance(config, ViTConfig) or config.norm_after_pooling:
+        return None
+    if features != "mean" and not config.has_class_token:
+        return None
+    inside = keras_vit.intermediates(model, ["encoded"])
+    pool = PoolTokens(POOLING[features], config.num_prefix_tokens)
+    return keras.Model(inside.input, pool(inside.output["encoded"]))
+
+
+def fingerprint_of(model: keras.Model, preprocessing: Preprocessing, features: IndexKind) -> str:
+    """Return a hash of the weights, the architecture, the precision, the features, and what is done to the images."""
+    described = [
+        dataclasses.asdict(keras_vit.config_of(model)),
+        type(preprocessing).__name__,
+        dataclasses.asdict(preprocessing),
+        sorted({layer.dtype_policy.name for layer in model.layers}),
+        features,
+    ]
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    for weight in model.weights:
+        digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(weight)).tobytes())
+    return digest.hexdigest()[:20]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,23 +145,13 @@ class Listing:
     """Single files, which may be no pictures; None for the examples of a data set, which can be read."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Extractor:
-    """Makes the features of images."""
-
-    model: keras.Model
-    """Images (B, h, w, C) -> (B, D)."""
-    preprocessing: Preprocessing
-    batch_size: int
-
-
 def listing_of_data(source: DataSet) -> Listing:
-    """Both splits of a data set."""
+    """List both splits of a data set."""
     return Listing(source.labels, {"train": source.train, "test": source.evaluation}, source.fingerprint)
 
 
 def listing_of_files(files: Sequence[str]) -> Listing:
-    """Single files, without classes."""
+    """List single files, without classes."""
     paths = tf.constant([os.fsencode(file) for file in files])
 
     def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -107,14 +177,10 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
     with locked(folder):
         remove_temporary(folder)
         index = write_features(folder, description, listing, extractor)
-    for number, (path, why) in enumerate(index.problems.items()):
-        print(
-            f"Not embedded: {path}: {why}"
-            if number < _MOST_NAMED
-            else f"… and {len(index.problems) - _MOST_NAMED} more."
-        )
-        if number == _MOST_NAMED:
-            break
+    for path, why in [*index.problems.items()][:_MOST_NAMED]:
+        print(f"Not embedded: {path}: {why}")
+    if len(index.problems) > _MOST_NAMED:
+        print(f"… and {len(index.problems) - _MOST_NAMED} more.")
     count = sum(index.counts.values())
     check_some_read(count)
     print(
@@ -129,15 +195,15 @@ def describe_features(
 ) -> tuple[FeatureDescription, Extractor]:
     """Return the description of the features to write, and their extractor; for arguments see `FeatureDescription`."""
     has_texts = not run.is_ours and has_text_tower(run.checkpoint)
-    kind = options.features or ("joint" if has_texts else "pre_logits")
     own = run.preprocessing
     preprocessing = own if options.resize is None else own.with_resize(options.resize, None)
-    model = extractor_of(run, kind)
+    features = options.features or ("joint" if has_texts else "pre_logits")
+    extractor = open_extractor(run.model, preprocessing, features, options.batch_size)
     description = FeatureDescription(
         model=run.name,
-        fingerprint=fingerprint_of(run.model, preprocessing, kind),
-        features=kind,
-        width=int(model.output_shape[-1]),
+        fingerprint=extractor.fingerprint,
+        features=features,
+        width=int(extractor.model.output_shape[-1]),
         dtype=options.dtype,
         labels=labels,
         splits=splits,
@@ -145,18 +211,35 @@ def describe_features(
         data=options.source.settings() if options.source.data else None,
         settings=options.settings,
     )
-    return description, Extractor(model, preprocessing, options.batch_size)
+    return description, extractor
 
 
 def start_folder(folder: pathlib.Path, description: FeatureDescription) -> None:
     """Make a folder ready for features. Raises UserError for one that holds the features of something else."""
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / DESCRIPTION).is_file():
-        refuse_first(_differences(folder, read_description(folder), description))
+        there = read_description(folder)
+        if (there.fingerprint, there.features) != (description.fingerprint, description.features):
+            what = (
+                f"another model ({there.model}, {there.features}) than {description.model} with these options "
+                f"({description.features}), and features of two models are never mixed"
+            )
+        elif (there.splits, there.checksum, there.labels) != (
+            description.splits,
+            description.checksum,
+            description.labels,
+        ):
+            what = "other pictures"
+        elif there.dtype != description.dtype:
+            what = f"the type {there.dtype}, not {description.dtype}"
+        else:
+            return
+    elif others := sorted(file.name for file in folder.glob("*.parquet")):
+        what = f"something else, such as {others[0]}, but no {DESCRIPTION}"
+    else:
+        write_description(folder, description)
         return
-    if others := sorted(file.name for file in folder.glob("*.parquet")):
-        raise UserError(f"{folder} holds {others[0]}, but no {DESCRIPTION}; choose another --output.")
-    write_description(folder, description)
+    raise UserError(f"{folder} has features of {what}; choose another --output.")
 
 
 def write_features(
@@ -184,7 +267,7 @@ def write_features(
 
 
 def _changed(index: FeatureIndex, listing: Listing, name: str, number: int) -> list[str]:
-    """The files whose content is not that of a written part; all of them are read, since a copy may keep its time."""
+    """Return the files whose content is not that of a written part; all are read, since a copy may keep its time."""
     assert listing.files is not None
     digests, problems = index.contents(name, number)
     files = [listing.files[row] for row in _rows(listing.splits[name], number)]
@@ -207,26 +290,10 @@ def _rows(split: Split, number: int) -> np.ndarray:
     return np.arange(number * PART, min((number + 1) * PART, split.num_examples))
 
 
-def _differences(folder: pathlib.Path, found: FeatureDescription, now: FeatureDescription) -> Rules:
-    yield (
-        (found.fingerprint, found.features) != (now.fingerprint, now.features),
-        f"{folder} has features of another model ({found.model}, {found.features}) than {now.model} with these options "
-        f"({now.features}), and features of two models are never mixed; choose another --output.",
-    )
-    yield (
-        (found.splits, found.checksum, found.labels) != (now.splits, now.checksum, now.labels),
-        f"{folder} has the features of other pictures; choose another --output, or delete it.",
-    )
-    yield (
-        found.dtype != now.dtype,
-        f"{folder} has features in {found.dtype}; give --dtype {found.dtype}, or another --output.",
-    )
-
-
 def embed_rows(
     listing: Listing, name: str, rows: np.ndarray, extractor: Extractor, progress: Progress | None = None
 ) -> Part:
-    """The features of some pictures of a split, in float32; files that are no pictures are its problems."""
+    """Return the features of some pictures of a split, in float32; files that are no pictures are its problems."""
     split, problems = listing.splits[name], {}
     if listing.files is not None:
         files, contents = [listing.files[row] for row in rows], FileContents()
@@ -239,18 +306,17 @@ def embed_rows(
             progress.update(len(bad))
     else:
         digests, labels = contents_of(split, rows)
-    values = _computed(split.take(rows), extractor, progress) if len(rows) else None
     return Part(
         [split.name(int(row)) for row in rows],
         digests,
         [listing.labels[label] if listing.labels else None for label in labels],
-        np.zeros((0, extractor.model.output_shape[-1]), np.float32) if values is None else values,
+        _computed(split.take(rows), extractor, progress),
         problems,
     )
 
 
 def _problems(files: Sequence[str], contents: FileContents) -> dict[str, str]:
-    """Why files are no pictures; the contents of the others are noted."""
+    """Return why files are no pictures; the contents of the others are noted."""
     image_warnings = ImageWarnings()
     with native_stderr_silenced(), concurrent.futures.ThreadPoolExecutor() as pool:
         found = list(pool.map(lambda file: file_problem(file, image_warnings, contents), files))
@@ -259,10 +325,17 @@ def _problems(files: Sequence[str], contents: FileContents) -> dict[str, str]:
 
 
 def _computed(split: Split, extractor: Extractor, progress: Progress | None) -> np.ndarray:
-    """The features (n, D) float32 of the examples of a split."""
-    split, found = dataclasses.replace(split, target=None), []
+    """Return the features (n, D) float32 of the examples of a split."""
+    found = [np.zeros((0, extractor.model.output_shape[-1]), np.float32)]
+    if not split.num_examples:
+        return found[0]
     # Batches of one size for all files: the model is traced once, and the same bytes come out after an interruption.
-    batches = evaluation_batches(split, extractor.preprocessing, num_classes=1, batch_size=extractor.batch_size)
+    batches = evaluation_batches(
+        dataclasses.replace(split, target=None),
+        extractor.preprocessing,
+        num_classes=1,
+        batch_size=extractor.batch_size,
+    )
     with bad_examples_reported(split):
         for images, _, weights in batches:
             real = weights.numpy() > 0.0
@@ -304,7 +377,7 @@ def check_finite(values: np.ndarray) -> None:
 
 
 def as_stored(part: Part, description: FeatureDescription) -> Part:
-    """The part in the type in which it is stored. Raises UserError for what this cannot hold."""
+    """Return the part in the type in which it is stored. Raises UserError for what this cannot hold."""
     check_finite(part.embeddings)
     with np.errstate(over="ignore"):
         values = part.embeddings.astype(description.dtype)

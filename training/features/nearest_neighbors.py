@@ -1,27 +1,62 @@
-"""Watch the features of a model while it trains without labels, and stop when they get worse."""
+"""The vote of the nearest neighbors among features, for `keras-vit knn` and while a model trains without labels.
+
+`training/knn.py` has its sources.
+"""
 
 import json
 import math
+from collections.abc import Sequence
 
 import keras
 import numpy as np
+import sklearn.neighbors
 
-from keras_vit import preprocessing_of
 from keras_vit.files.atomic import write_text
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.run import Run
-from training.data.dataset import Split, random_subset
+from training.data.dataset import random_subset
 from training.data.sources import DataSet
-from training.evaluation.predictors import outputs
+from training.features.probe import Features, check_several_classes, computed_features, open_features, write_report
 from training.loop.build import trained_model
-from training.probes.features import Features, check_several_classes, feature_extractor
-from training.probes.nearest_neighbors import nearest_neighbors
+from training.options.features import KnnOptions
 
-# Training and evaluation images that are compared, at most, and images per forward pass.
+# Training and evaluation images that are compared during a training, at most, and images per forward pass.
 _MOST_IMAGES, _BATCH = (5_000, 2_000), 256
 _NEIGHBORS = 20
 # Standard errors below the best measurement from which on features count as worse.
 _WORSE = 2.0
+
+
+def knn(run: Run, source: DataSet, options: KnnOptions) -> list[dict]:
+    """Evaluate, write knn.json and knn.md, and return the rows."""
+    features = open_features(run, source, options)
+    count = len(features.train.labels)
+    fitting = [number for number in options.neighbors if number <= count] or [count]
+    if left_out := [str(number) for number in options.neighbors if number > count]:
+        print(f"Not {' or '.join(left_out)} neighbors: there are {count:,} training images.")
+    rows = nearest_neighbors(
+        features.train, features.evaluation, len(features.names), neighbors=fitting, temperature=options.temperature
+    )
+    table = [{"neighbors": str(row["neighbors"]), "accuracy": f"{row['accuracy']:.4f}"} for row in rows]
+    numbers = {"temperature": options.temperature, "results": rows}
+    write_report("knn", "Nearest neighbors", options, features, table, numbers)
+    return rows
+
+
+def nearest_neighbors(
+    train: Features, evaluation: Features, num_classes: int, *, neighbors: Sequence[int], temperature: float = 0.07
+) -> list[dict]:
+    """Return the accuracy on the evaluation features for each number of neighbors: `neighbors`, `accuracy`."""
+    index = sklearn.neighbors.NearestNeighbors(n_neighbors=max(neighbors), metric="cosine").fit(train.values)
+    distances, rows = index.kneighbors(evaluation.values)  # (n, most neighbors), the nearest first
+    # The nearest has weight 1: exp(1 / temperature) itself may overflow.
+    votes = np.exp((distances[:, :1] - distances) / temperature)
+    results = []
+    for number in neighbors:
+        scores = np.zeros((len(rows), num_classes))
+        np.add.at(scores, (np.arange(len(rows))[:, None], train.labels[rows[:, :number]]), votes[:, :number])
+        results.append({"neighbors": number, "accuracy": float(np.mean(scores.argmax(-1) == evaluation.labels))})
+    return results
 
 
 class WatchFeatures(keras.callbacks.Callback):
@@ -49,9 +84,8 @@ class WatchFeatures(keras.callbacks.Callback):
         self._measurements: list[dict] = []
 
     def on_train_begin(self, logs=None):
-        step = int(np.array(self.model.step))
         if self._file.is_file():  # what was measured behind the checkpoint is measured again
-            self._measurements = [row for row in json.loads(self._file.read_text()) if row["step"] <= step]
+            self._measurements = [row for row in json.loads(self._file.read_text()) if row["step"] <= self._step]
         if not self._measurements:
             self._measure("before")
 
@@ -63,7 +97,7 @@ class WatchFeatures(keras.callbacks.Callback):
                 self.model.stop_training = True
 
     def on_train_end(self, logs=None):
-        if self._measurements[-1]["step"] != int(np.array(self.model.step)):
+        if self._measurements[-1]["step"] != self._step:
             self._measure("after")
         before, last = self._measurements[0], self._measurements[-1]
         if self._is_worse():
@@ -77,20 +111,20 @@ class WatchFeatures(keras.callbacks.Callback):
             f"Features by {_NEIGHBORS} nearest neighbors: {before['accuracy']:.1%} before, {last['accuracy']:.1%} last."
         )
 
+    @property
+    def _step(self) -> int:
+        return int(np.array(self.model.step))
+
     def _measure(self, when: str) -> None:
         model = trained_model(self.model)
-        train, evaluation = (self._features(model, split) for split in self._splits)
+        train, evaluation = (computed_features(model, split, self._classes, _BATCH) for split in self._splits)
         (row,) = nearest_neighbors(train, evaluation, self._classes, neighbors=[min(_NEIGHBORS, len(train.labels))])
-        row |= {"step": int(np.array(self.model.step)), "when": when}
+        row |= {"step": self._step, "when": when}
         self._measurements.append(row)
         print(f"Features {when}: {row['accuracy']:.1%} by {row['neighbors']} nearest neighbors.")
         if self._best() is row:
             write_npz(self._best_file, {f"{i:05d}": np.array(v) for i, v in enumerate(self._variables())})
         write_text(self._file, json.dumps(self._measurements, indent=2) + "\n")
-
-    def _features(self, model: keras.Model, split: Split) -> Features:
-        compute, preprocessing = feature_extractor(model).predict_on_batch, preprocessing_of(model)
-        return Features(*outputs(compute, split, preprocessing, num_classes=self._classes, batch_size=_BATCH))
 
     def _best(self) -> dict:
         return max(self._measurements, key=lambda row: row["accuracy"])

@@ -19,7 +19,7 @@ _PAPER = "arXiv 2010.11929"
 _DATA_SHARES = (0.01, 0.1, 1.0)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Point:
     """One setting of a study, trained once for each seed."""
 
@@ -43,16 +43,17 @@ class Study:
     title: str
     source: str
     """Figure or table, and paper."""
-    grid: Callable[[PretrainRecipe, int], list[Point]]
+    grid: Callable[..., list[Point]]
     """The base recipe and the number of all training images -> points, in the order of the table."""
+    takes_sizes: bool = False
+    """Whether numbers of training images may follow."""
 
 
 def data_size(recipe: PretrainRecipe, num_examples: int, sizes: Sequence[int] | None = None) -> list[Point]:
-    """Models of each family on random subsets, all for the same number of steps."""
-    sizes = _sizes(recipe, num_examples, sizes)
+    """Return models of each family on random subsets, all for the same number of steps."""
     base = _vit_of(recipe)
     models: dict[str, ModelConfig] = {"ViT": base, "hybrid": _hybrid(base, 1.0), "BiT": _bit((1, 1, 1), 16)}
-    return _by_size(recipe, models, sizes)
+    return _by_size(recipe, models, num_examples, sizes)
 
 
 def small_data(recipe: PretrainRecipe, num_examples: int, sizes: Sequence[int] | None = None) -> list[Point]:
@@ -64,25 +65,13 @@ def small_data(recipe: PretrainRecipe, num_examples: int, sizes: Sequence[int] |
         "shifted patches and locality": with_shifted_patches(base),
         "convolutions and sequence pooling": compact(base),
     }
-    return _by_size(recipe, models, _sizes(recipe, num_examples, sizes))
+    return _by_size(recipe, models, num_examples, sizes)
 
 
-def _by_size(recipe: PretrainRecipe, models: Mapping[str, ModelConfig], sizes: Sequence[int]) -> list[Point]:
-    return [
-        Point(
-            name=f"{line.lower().replace(' ', '-')}-{size}",
-            line=line,
-            setting=f"{size:,} images",
-            recipe=dataclasses.replace(recipe, model=model),
-            train_images=size,
-        )
-        for line, model in models.items()
-        for size in sizes
-    ]
-
-
-def _sizes(recipe: PretrainRecipe, num_examples: int, sizes: Sequence[int] | None) -> Sequence[int]:
-    """The sizes of the subsets; by default shares of all images."""
+def _by_size(
+    recipe: PretrainRecipe, models: Mapping[str, ModelConfig], num_examples: int, sizes: Sequence[int] | None
+) -> list[Point]:
+    """Return each model on subsets of these sizes; by default shares of all images."""
     sizes = sizes or [round(share * num_examples) for share in _DATA_SHARES]
     for size in sizes:
         if not recipe.batch_size <= size <= num_examples:
@@ -90,29 +79,23 @@ def _sizes(recipe: PretrainRecipe, num_examples: int, sizes: Sequence[int] | Non
                 f"A subset must have from {recipe.batch_size} images, a batch, to {num_examples}, all of them, "
                 f"but one has {size}; give other --train-images or a smaller --batch-size."
             )
-    return sizes
+    return [
+        Point(f"{_as_name(line).lower()}-{size}", line, f"{size:,} images", _of(recipe, model), size)
+        for line, model in models.items()
+        for size in sizes
+    ]
 
 
 def scaling(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
-    """Three sizes of each family on all images."""
-    base = _vit_of(recipe)
+    """Return three sizes of each family on all images."""
+    base, scales = _vit_of(recipe), (0.5, 1.0, 2.0)
     models: dict[str, dict[str, ModelConfig]] = {
-        "ViT": {f"x{scale:g}": _scaled(base, scale) for scale in (0.5, 1.0, 2.0)},
-        "hybrid": {f"x{scale:g}": _hybrid(base, scale) for scale in (0.5, 1.0, 2.0)},
-        "BiT": {
-            "R11x0.5": _bit((1, 1, 1), 8),
-            "R11x1": _bit((1, 1, 1), 16),
-            "R20x1": _bit((2, 2, 2), 16),
-        },
+        "ViT": {f"x{scale:g}": _scaled(base, scale) for scale in scales},
+        "hybrid": {f"x{scale:g}": _hybrid(base, scale) for scale in scales},
+        "BiT": {"R11x0.5": _bit((1, 1, 1), 8), "R11x1": _bit((1, 1, 1), 16), "R20x1": _bit((2, 2, 2), 16)},
     }
     return [
-        Point(
-            name=f"{line.lower()}-{setting}",
-            line=line,
-            setting=setting,
-            recipe=dataclasses.replace(recipe, model=model),
-            train_images=num_examples,
-        )
+        Point(f"{line.lower()}-{setting}", line, setting, _of(recipe, model), num_examples)
         for line, sizes in models.items()
         for setting, model in sizes.items()
     ]
@@ -133,40 +116,37 @@ _POSITIONS = (
 
 
 def position_embedding(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
-    """Every kind of position embedding, added at every place."""
+    """Return every kind of position embedding, added at every place."""
+    change = functools.partial(dataclasses.replace, _vit_of(recipe))
     return [
         Point(
-            name=f"{kind}-{place}",
-            line=line,
-            setting=setting,
-            recipe=_with(recipe, position_embedding=kind, position_injection=place),
-            train_images=num_examples,
+            f"{embedding}-{place}",
+            line,
+            setting,
+            _of(recipe, change(position_embedding=embedding, position_injection=place)),
+            num_examples,
         )
-        for line, setting, kind, place in _POSITIONS
+        for line, setting, embedding, place in _POSITIONS
     ]
 
 
 def heads(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
-    """Class token or mean of the tokens, the latter at two learning rates, as it goes while they learn."""
-    rates = (("token", 1.0), ("gap", 1.0), ("gap", _LOWER_RATE))
-    names = {"token": "class token", "gap": "mean of the tokens"}
-    return [
-        Point(
-            name=f"{classifier}-{recipe.learning_rate * share:g}",
-            line=names[classifier],
-            setting=f"learning rate {recipe.learning_rate * share:g}",
-            recipe=dataclasses.replace(
-                _with(recipe, classifier=classifier), learning_rate=recipe.learning_rate * share
-            ),
-            train_images=num_examples,
-            evaluations=10,
-        )
-        for classifier, share in rates
-    ]
+    """Return class token and mean of the tokens, the latter at two learning rates, as it goes while they learn."""
+    points = []
+    token, gap = (dataclasses.replace(_vit_of(recipe), classifier=each) for each in ("token", "gap"))
+    for line, own, share in (
+        ("class token", token, 1.0),
+        ("mean of the tokens", gap, 1.0),
+        ("mean of the tokens", gap, _LOWER_RATE),
+    ):
+        rate = recipe.learning_rate * share
+        changed = dataclasses.replace(_of(recipe, own), learning_rate=rate)
+        points.append(Point(f"{own.classifier}-{rate:g}", line, f"learning rate {rate:g}", changed, num_examples, 10))
+    return points
 
 
 def shape(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
-    """One dimension of the model at a time, halved and doubled; patches to the nearest sizes that divide the image."""
+    """Return models with one dimension halved and doubled; patches of the nearest sizes that divide the image."""
     model = _vit_of(recipe)
     change = functools.partial(dataclasses.replace, model)
     widths = (_multiple(model.hidden_size // 2, model), 2 * model.hidden_size)
@@ -179,47 +159,42 @@ def shape(recipe: PretrainRecipe, num_examples: int) -> list[Point]:
         "all": {f"x{scale:g}": _scaled(model, scale) for scale in (0.5, 2.0)},
     }
     return [
-        Point(
-            name=f"{line}-{setting}".replace(" ", "-"),
-            line=line,
-            setting=setting,
-            recipe=dataclasses.replace(recipe, model=changed),
-            train_images=num_examples,
-        )
+        Point(_as_name(f"{line}-{setting}"), line, setting, _of(recipe, changed), num_examples)
         for line, settings in models.items()
         for setting, changed in settings.items()
     ]
 
 
 STUDIES = {
-    "data-size": Study("Accuracy against training images", f"Figures 3 and 4 of {_PAPER}", data_size),
+    "data-size": Study("Accuracy against training images", f"Figures 3 and 4 of {_PAPER}", data_size, True),
     "scaling": Study("Accuracy against the operations of training", f"Figure 5 of {_PAPER}", scaling),
     "position-embedding": Study("Position embeddings", f"Table 8 of {_PAPER}", position_embedding),
     "head": Study("Class token or mean of the tokens", f"Figure 9 of {_PAPER}", heads),
     "shape": Study("Scaling one dimension at a time", f"Figure 8 of {_PAPER}", shape),
-    "small-data": Study("Models for few images", "arXiv 2112.13492 and 2104.05704", small_data),
-}
-# Those that take numbers of training images.
-BY_SIZE: Mapping[str, Callable[[PretrainRecipe, int, Sequence[int]], list[Point]]] = {
-    "data-size": data_size,
-    "small-data": small_data,
+    "small-data": Study("Models for few images", "arXiv 2112.13492 and 2104.05704", small_data, True),
 }
 
 
 def check_base(recipe: PretrainRecipe) -> None:
     """Raise UserError for a recipe that the studies cannot vary."""
-    if not isinstance(recipe.model, ViTConfig) or recipe.model.stem is not None or recipe.target != "classes":
-        raise UserError("A study varies a ViT that cuts the image itself into patches and learns classes; give such.")
-    if recipe.steps is None:
-        raise UserError("A study trains all models for the same number of steps; give --steps, such as --steps 1000.")
+    is_vit = isinstance(recipe.model, ViTConfig) and recipe.model.stem is None
+    if not is_vit or recipe.target != "classes" or recipe.steps is None:
+        raise UserError(
+            "A study varies a ViT that cuts the image itself into patches and learns classes, and trains all models "
+            "for the same number of steps; give such a recipe, and --steps, such as --steps 1000."
+        )
 
 
-def _with(recipe: PretrainRecipe, **changes) -> PretrainRecipe:
-    return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, **changes))
+def _of(recipe: PretrainRecipe, model: ModelConfig) -> PretrainRecipe:
+    return dataclasses.replace(recipe, model=model)
+
+
+def _as_name(text: str) -> str:
+    return text.replace(" ", "-")
 
 
 def _scaled(model: ViTConfig, scale: float) -> ViTConfig:
-    """Wider and deeper at once, as from Ti over S to B."""
+    """Return a wider and deeper model, both at once, as from Ti over S to B."""
     return dataclasses.replace(
         model,
         hidden_size=_multiple(round(model.hidden_size * scale), model),
@@ -229,13 +204,13 @@ def _scaled(model: ViTConfig, scale: float) -> ViTConfig:
 
 
 def _multiple(hidden_size: int, model: ViTConfig) -> int:
-    """The nearest width that the heads, and sines and cosines of two axes, divide."""
+    """Return the nearest width that the heads, and sines and cosines of two axes, divide."""
     unit = 4 * model.num_heads
     return max(round(hidden_size / unit), 1) * unit
 
 
 def _hybrid(model: ViTConfig, scale: float) -> ViTConfig:
-    """The encoder on the pixels of a feature map: a root and one unit, a quarter of the image's side."""
+    """Return the encoder on the pixels of a feature map: a root and one unit, a quarter of the image's side."""
     channels = max(round(16 * scale), 4)
     stem = ResNetConfig((1,), channels, (4 * channels,), preactivation=False, num_groups=4)
     return dataclasses.replace(_scaled(model, scale), patch_size=1, stem=stem)
@@ -246,13 +221,13 @@ def _bit(block_units: tuple[int, ...], root_channels: int) -> ResNetConfig:
 
 
 def _vit_of(recipe: PretrainRecipe) -> ViTConfig:
-    """The model of a base recipe, which `check_base` requires to be a ViT."""
+    """Return the model of a base recipe, which `check_base` requires to be a ViT."""
     assert isinstance(recipe.model, ViTConfig)
     return recipe.model
 
 
 def _other_patches(recipe: PretrainRecipe) -> list[int]:
-    """The next larger and the next smaller patch that divides the image."""
+    """Return the next larger and the next smaller patch that divides the image."""
     patch, sides = _vit_of(recipe).patch[0], recipe.image_size
     dividing = [n for n in range(2, min(sides) // 2 + 1) if all(side % n == 0 for side in sides)]
     larger, smaller = [n for n in dividing if n > patch][:1], [n for n in dividing if n < patch][-1:]

@@ -25,10 +25,11 @@ from keras_vit.run import Run
 from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
 from training import knn, linear_probe
 from training.data.sources import DataOptions, DataSet, array_split, digits
+from training.features import extraction, least_squares, logistic_regression, nearest_neighbors
+from training.features import probe as probes
+from training.features.least_squares import LeastSquares, few_shot, shots_of, shots_that_fit
+from training.features.probe import Features
 from training.options.features import FeatureOptions, FewshotOptions, KnnOptions, LinearProbeOptions
-from training.probes import features, least_squares, linear_model, logistic_regression, nearest_neighbors
-from training.probes.features import Features
-from training.probes.least_squares import LeastSquares, few_shot, shots_of, shots_that_fit
 
 NAMES = ("ant", "bee", "cat")
 CONFIG = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
@@ -37,7 +38,8 @@ CONFIG = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_
 @pytest.mark.parametrize("name", ["fewshot_primal", "fewshot_dual"])
 def test_least_squares_are_the_originals_for_every_strength(name):
     golden = np.load(FIXTURES / f"{name}.io.npz")
-    solved = LeastSquares(golden["train_features"], golden["train_labels"], GOLDEN[name]["shape"]["classes"])
+    train = Features(golden["train_features"], golden["train_labels"])
+    solved = LeastSquares(train, GOLDEN[name]["shape"]["classes"])
     query = Features(golden["query_features"], golden["query_labels"])
     for i, l2 in enumerate(golden["l2_reg"]):
         weights, scores = solved.weights(l2), solved.scores(query.values, l2)
@@ -52,9 +54,9 @@ def test_both_forms_have_one_solution():
     values, labels = rng.normal(size=(12, 11)), np.arange(12) % 3  # 12 equations in 12 unknowns
     x = np.pad((values - values.mean(0)) / (values.std(0) + 1e-5), ((0, 0), (0, 1)), constant_values=100.0)
     expected = np.linalg.solve(x.T @ x + 8.0 * np.eye(12), x.T @ (2.0 * np.eye(3)[labels] - 1.0))
-    np.testing.assert_allclose(LeastSquares(values, labels, 3).weights(8.0), expected, rtol=1e-9)
+    np.testing.assert_allclose(LeastSquares(Features(values, labels), 3).weights(8.0), expected, rtol=1e-9)
     more = np.pad(values, ((0, 0), (0, 1)), constant_values=1.0)  # a thirteenth unknown, of a feature without spread
-    np.testing.assert_allclose(LeastSquares(more, labels, 3).weights(8.0)[-1], expected[-1], rtol=1e-9)
+    np.testing.assert_allclose(LeastSquares(Features(more, labels), 3).weights(8.0)[-1], expected[-1], rtol=1e-9)
 
 
 def test_shots_are_the_first_of_a_random_order_of_each_class():
@@ -81,7 +83,7 @@ def _clusters() -> tuple[Features, Features]:
 
 
 def test_more_shots_are_better_and_seeds_differ(clusters):
-    rows = few_shot(*clusters, NAMES, shots=(1, 25), seeds=3)
+    rows = few_shot(*clusters, 3, shots=(1, 25), seeds=3)
     assert [row["shots"] for row in rows] == [1, 25]
     assert rows[0]["mean"] < rows[1]["mean"]
     assert len(set(rows[0]["accuracies"])) > 1
@@ -91,22 +93,14 @@ def test_more_shots_are_better_and_seeds_differ(clusters):
 
 def test_a_swept_strength_is_chosen_without_the_evaluation_images(clusters):
     train, evaluation = clusters
-    chosen = few_shot(train, evaluation, NAMES, shots=(5,), strengths=(1e-3, 1.0, 64.0, 1e6))[0]
+    chosen = few_shot(train, evaluation, 3, shots=(5,), strengths=(1e-3, 1.0, 64.0, 1e6))[0]
     rng = np.random.default_rng(0)
     other = Features(evaluation.values, rng.permutation(evaluation.labels))
-    assert few_shot(train, other, NAMES, shots=(5,), strengths=(1e-3, 1.0, 64.0, 1e6))[0]["l2"] == chosen["l2"]
-    fixed = few_shot(train, evaluation, NAMES, shots=(5,), strengths=(chosen["l2"],))[0]
+    assert few_shot(train, other, 3, shots=(5,), strengths=(1e-3, 1.0, 64.0, 1e6))[0]["l2"] == chosen["l2"]
+    fixed = few_shot(train, evaluation, 3, shots=(5,), strengths=(chosen["l2"],))[0]
     assert fixed["accuracies"] == chosen["accuracies"]
     with pytest.raises(UserError, match="none is left to choose a strength on; give --l2"):
-        few_shot(train, evaluation, NAMES, shots=(40,), strengths=(1.0, 2.0))
-
-
-def test_a_class_with_fewer_images_than_the_shots_is_named(clusters):
-    train = Features(clusters[0].values[:-34], clusters[0].labels[:-34])
-    with pytest.raises(UserError, match="'cat' has 6 training images, fewer than the 25"):
-        few_shot(train, clusters[1], NAMES, shots=(1, 5, 25))
-    with pytest.raises(UserError, match="'bee' has 0 training images, fewer than the 1"):
-        few_shot(Features(train.values[:40], train.labels[:40]), clusters[1], NAMES, shots=(1,))
+        few_shot(train, evaluation, 3, shots=(40,), strengths=(1.0, 2.0))
 
 
 def test_the_usual_numbers_of_shots_that_every_class_has_are_run(capsys):
@@ -115,7 +109,9 @@ def test_the_usual_numbers_of_shots_that_every_class_has_are_run(capsys):
     assert capsys.readouterr().out == "No 25 shots: the class 'bee' has 12 training images.\n"
     assert shots_that_fit(np.repeat([0, 1], 25), ("ant", "bee")) == [1, 5, 10, 25]
     assert capsys.readouterr().out == ""
-    with pytest.raises(UserError, match="The class 'bee' has no training image"):
+    with pytest.raises(UserError, match="'bee' has 12 training images, fewer than the 25 or 50 shots"):
+        shots_that_fit(labels, ("ant", "bee"), [5, 25, 50])
+    with pytest.raises(UserError, match="'bee' has 0 training images"):
         shots_that_fit(np.zeros(30, int), ("ant", "bee"))
 
 
@@ -135,28 +131,20 @@ def test_nearest_neighbors_vote_as_scikit_learns(clusters):
     assert rows[0]["accuracy"] != rows[1]["accuracy"]
 
 
-def test_numbers_of_neighbors_above_that_of_the_images_are_left_out_and_named(clusters, capsys):
-    train, evaluation = clusters
-    for given, taken in (((1, 20, 121, 200), [1, 20]), ((121,), [120])):
-        rows = nearest_neighbors.nearest_neighbors(train, evaluation, 3, neighbors=given)
-        assert [row["neighbors"] for row in rows] == taken
-    assert "Not 121 or 200 neighbors: there are 120 training images." in capsys.readouterr().out
-
-
 def test_the_linear_probe_is_logistic_regression_on_standardised_features(clusters):
     train, evaluation = clusters
-    found = logistic_regression.linear_probe(train, evaluation, (0.1,))
+    fitted, found = logistic_regression.fit_probe(train, (0.1,))
     scaler = sklearn.preprocessing.StandardScaler().fit(train.values)
     reference = sklearn.linear_model.LogisticRegression(C=0.1).fit(scaler.transform(train.values), train.labels)
-    assert found["accuracy"] == reference.score(scaler.transform(evaluation.values), evaluation.labels)
+    expected = reference.score(scaler.transform(evaluation.values), evaluation.labels)
+    assert fitted.score(evaluation.values, evaluation.labels) == expected
     assert found["converged"]
     assert not found["tried"]
-    swept = logistic_regression.linear_probe(train, evaluation, (1e-6, 0.1))
+    _, swept = logistic_regression.fit_probe(train, (1e-6, 0.1))
     assert [row["c"] for row in swept["tried"]] == [1e-6, 0.1]
-    assert not logistic_regression.linear_probe(train, evaluation, (1000.0,), max_iterations=2)["converged"]
-    few = Features(train.values[::20], train.labels[::20])
-    with pytest.raises(UserError, match="6 training images are too few to hold a tenth of"):
-        logistic_regression.linear_probe(few, evaluation, (0.1, 1.0))
+    assert not logistic_regression.fit_probe(train, (1000.0,), max_iterations=2)[1]["converged"]
+    with pytest.raises(UserError, match="too few to choose --c on a tenth"):
+        logistic_regression.fit_probe(train.take(np.arange(0, 120, 20)), (0.1, 1.0))
 
 
 @pytest.fixture(name="run")
@@ -182,7 +170,9 @@ def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_pat
     assert f"| {rows[1]['mean']:.4f} |" in (run.path / "fewshot.md").read_text()
     assert len(list((tmp_path / "cache").iterdir())) == 2
     compute_no_more()
-    nearest_neighbors.knn(*_opened(KnnOptions, run.path, tmp_path, neighbors=(1,)))
+    nearest = nearest_neighbors.knn(*_opened(KnnOptions, run.path, tmp_path, neighbors=(1, 2000)))
+    assert [row["neighbors"] for row in nearest] == [1]
+    assert "Not 2000 neighbors: there are 1,437 training images." in capsys.readouterr().out
     logistic_regression.probe(*_opened(LinearProbeOptions, run.path, tmp_path, c=(0.1,)))
     assert {"knn.md", "knn.json", "linear_probe.md", "linear_probe.json"} <= {p.name for p in run.path.iterdir()}
     assert "12 features of 1,437 training and 360 evaluation images of 10 classes" in capsys.readouterr().out
@@ -200,9 +190,9 @@ def test_a_checkpoint_at_an_address_is_downloaded_and_probed(run, tmp_path, monk
 
 
 def _features(model, source, cache, **options):
-    preprocessing = options.pop("preprocessing", keras_vit.preprocessing_of(model))
-    return features.features_of(model, source, preprocessing=preprocessing, batch_size=options.get("batch_size", 100),
-                                cache=cache)  # fmt: skip
+    preprocessing = options.get("preprocessing", keras_vit.preprocessing_of(model))
+    extractor = extraction.open_extractor(model, preprocessing, batch_size=options.get("batch_size", 100))
+    return [probes.cached_features(extractor, split, cache) for split in probes.splits_of(source).values()]
 
 
 def test_the_cache_knows_another_model_other_data_and_a_broken_file(tmp_path):
@@ -238,16 +228,16 @@ def test_the_square_crop_is_the_papers():
     def options(crop_from: int) -> FeatureOptions:
         return FeatureOptions(run="runs/x", source=DataOptions("digits"), crop_from=crop_from)
 
-    cropped = features.preprocessing_for(own, options(10))(image)
+    cropped = options(10).preprocessing(own)(image)
     whole = tf.image.resize(image, (10, 10)).numpy()
     np.testing.assert_allclose(cropped, whole[1:9, 3:7] / 127.5 - 1.0, atol=1e-5)
     with pytest.raises(UserError, match=r"crop_from must be at least both sides of \(8, 4\),"):
-        features.preprocessing_for(own, options(7))
+        options(7).preprocessing(own)
 
 
 def test_random_weights_are_others_and_always_the_same(run, tmp_path):
     found = [
-        features.open_features(*_opened(FeatureOptions, run.path, tmp_path, random_weights=random)).train.values
+        probes.open_features(*_opened(FeatureOptions, run.path, tmp_path, random_weights=random)).train.values
         for random in (False, True, True)
     ]
     assert not np.allclose(found[0], found[1])
@@ -274,14 +264,14 @@ def test_probing_a_run_on_images_that_it_may_know_is_refused(run, tmp_path):
     data = dataclasses.replace(digits(), held_out=True)
     opened = _opened(FeatureOptions, run.path, tmp_path, data, source=DataOptions("folder:pictures"))
     with pytest.raises(UserError, match="when folder:pictures had 10 images, and now 1,797"):
-        features.open_features(*opened)
+        probes.open_features(*opened)
 
 
 def test_a_model_of_tokens_has_no_features_of_an_image():
     config = dataclasses.replace(CONFIG, classifier="unpooled")
     model = keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=0)
-    with pytest.raises(UserError, match="one for each token; one vector per image is needed"):
-        features.feature_extractor(model)
+    with pytest.raises(UserError, match="no features --features pre_logits"):
+        extraction.feature_model(model)
 
 
 @pytest.mark.parametrize(
@@ -302,18 +292,18 @@ def test_features_are_the_class_token_the_mean_of_the_patches_or_both(config, ru
     if config.has_class_token:
         expected |= {"token": token, "both": np.concatenate([token, mean], axis=-1)}
     for kind, values in expected.items():
-        found = features.open_features(*_opened(FeatureOptions, run.path, tmp_path, features=kind)).train.values
+        found = probes.open_features(*_opened(FeatureOptions, run.path, tmp_path, features=kind)).train.values
         np.testing.assert_allclose(found[:3], values, atol=1e-5)
     assert len(list((tmp_path / "cache").iterdir())) == 2 * len(expected)
     if not config.has_class_token:
-        with pytest.raises(UserError, match="has no class token for --features both; give"):
-            features.open_features(*_opened(FeatureOptions, run.path, tmp_path, features="both"))
+        with pytest.raises(UserError, match="no features --features both"):
+            probes.open_features(*_opened(FeatureOptions, run.path, tmp_path, features="both"))
 
 
 def test_a_resnet_has_no_tokens_to_probe():
     model = keras_vit.build(TINY_STEM, image_size=32, num_classes=3)
-    with pytest.raises(UserError, match="no normalized tokens for --features token"):
-        features.token_extractor(model, "token")
+    with pytest.raises(UserError, match="no features --features token"):
+        extraction.feature_model(model, "token")
 
 
 @pytest.mark.parametrize(
@@ -342,9 +332,9 @@ def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp
     probe = Run.open(workdir)
     assert probe.labels == data.labels[:classes]
     assert probe.preprocessing.resize == "pad"
-    assert probe.data.data == "digits"
-    assert len(probe.samples.labels) > 0
-    known = features.open_features(*opened)
+    assert probe.settings["source"]["data"] == "digits"
+    assert (probe.path / "samples.npz").is_file()
+    known = probes.open_features(*opened)
     fitted, _ = logistic_regression.fit_probe(known.train, (0.1,))
     expected = fitted.decision_function(known.train.values)
     logits = probe.model.predict(probe.preprocessing(list(images)), verbose=0)
@@ -360,9 +350,9 @@ def test_few_shots_with_a_workdir_are_a_run_with_their_scores(run, tmp_path, cap
     rows = least_squares.fewshot(*opened)
     assert "few holds the model of 5 shots and the first seed" in capsys.readouterr().out
     probe, data = Run.open(workdir), digits()
-    known = features.open_features(*opened)
+    known = probes.open_features(*opened)
     chosen = least_squares.shots_of(known.train.labels, 10, 5, seed=0)
-    solution = least_squares.LeastSquares(known.train.values[chosen], known.train.labels[chosen], 10)
+    solution = least_squares.LeastSquares(known.train.take(chosen), 10)
     images, labels = zip(*(data.evaluation.example(tf.constant(i)) for i in range(360)), strict=True)
     logits = probe.model.predict(probe.preprocessing(list(images)), verbose=0)
     scores = solution.scores(known.evaluation.values, 1024.0)
@@ -391,7 +381,7 @@ def test_a_probe_of_random_weights_is_no_run():
 
 
 def test_folds_measure_all_images_and_keep_copies_together(clusters):
-    known = features.FeatureSet(NAMES, *clusters, pathlib.Path())
+    known = probes.FeatureSet(NAMES, *clusters, pathlib.Path())
     count = sum(len(part.labels) for part in clusters)
     found = logistic_regression.cross_validated(known, 0.1, 5, np.arange(count))
     probe = logistic_regression.new_probe(0.1)
@@ -411,10 +401,10 @@ def test_folds_measure_all_images_and_keep_copies_together(clusters):
     noise = Features(
         np.repeat(rng.normal(size=(60, 200)), 2, axis=0).astype(np.float32), np.repeat(np.arange(60) % 2, 2)
     )
-    twice = features.FeatureSet(NAMES[:2], noise, Features(noise.values[:0], noise.labels[:0]), pathlib.Path())
+    twice = probes.FeatureSet(NAMES[:2], noise, Features(noise.values[:0], noise.labels[:0]), pathlib.Path())
     assert logistic_regression.cross_validated(twice, 1.0, 5, np.repeat(np.arange(60), 2))["mean"] < 0.8
     assert logistic_regression.cross_validated(twice, 1.0, 5, np.arange(120))["mean"] > 0.8
-    with pytest.raises(UserError, match="No class has 99 images, as --folds 99 needs; give"):
+    with pytest.raises(UserError, match="--folds 99 cannot be made of these images"):
         logistic_regression.cross_validated(known, 0.1, 99, np.arange(count))
 
 
@@ -422,4 +412,4 @@ def test_a_probe_of_a_changed_model_is_not_saved(run):
     model = load_model(run.path)
     changed = keras.Model(model.input, model.get_layer("head")(2.0 * model.get_layer("head").input))
     with pytest.raises(UserError, match="was changed after keras_vit built it.*leave --workdir out"):
-        linear_model.with_linear_head(changed, "pre_logits", Preprocessing((8, 8), 1), np.zeros((12, 2)), np.zeros(2))
+        probes.with_linear_head(changed, "pre_logits", Preprocessing((8, 8), 1), np.zeros((12, 2)), np.zeros(2))
