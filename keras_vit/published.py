@@ -272,10 +272,7 @@ def list_models(wildcard: str = "*", *, pretrained: bool = False) -> list[str]:
 
 
 def upstream_checkpoint(model: str) -> str:
-    """The name of the ImageNet-21k checkpoint of a model in MODELS: of the first paper where it has one, else AugReg's.
-
-    Raises UserError if none is published.
-    """
+    """The ImageNet-21k checkpoint of a model: of the first paper, else AugReg's. Raises UserError for none."""
     checkpoints_of = {each.name: each.checkpoints for each in find_models()}
     upstream = {
         name: checkpoints[0]
