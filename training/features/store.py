@@ -196,7 +196,7 @@ def _reading(file: pathlib.Path) -> contextlib.AbstractContextManager[None]:
 
 
 def part_file(folder: pathlib.Path, split: str, number: int) -> pathlib.Path:
-    """The file of a part."""
+    """Return the file of a part."""
     return folder / f"{split}-{number:05d}.parquet"
 
 
