@@ -6,7 +6,7 @@ from export.options import CALIBRATED, TFLiteOptions
 from export.source import read_folder
 from export.tflite.quantize import EIGHT_BIT_WEIGHTS
 from keras_vit import UserError
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 from keras_vit.run import CALIBRATION, Run
 
 # Images if no number is given.

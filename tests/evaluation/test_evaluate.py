@@ -20,7 +20,7 @@ from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.files.keras_model import load_model
 from keras_vit.files.npz import read_npz
 from keras_vit.files.tables import rounded_to
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 from keras_vit.run import Run
 from tests.exports import saved_model_of, tflite_of
 from tests.support import full_disk, randomize, serving

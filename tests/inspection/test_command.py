@@ -21,12 +21,13 @@ import tensorflow as tf
 import keras_vit
 import training.samples
 from keras_vit import UserError, inspection
+from keras_vit.images.files import Samples
 from keras_vit.images.formats import format_list
-from keras_vit.images.samples import Samples
 from keras_vit.inspection import __main__ as command
 from keras_vit.inspection import report
 from keras_vit.inspection.plots import explanation
 from keras_vit.inspection.report import html_report
+from keras_vit.run import Run
 from tests.images.test_opener import claiming
 from tests.support import FIXTURES, TINY, TINY_IMAGE, encoded, randomize
 from training.data.dataset import decoded as decode_image
@@ -38,7 +39,7 @@ GRAY = RNG.integers(0, 256, (9, 14), dtype=np.uint8)
 FILES = {
     "color.png": encoded(COLOR), "alpha.png": encoded(np.dstack([COLOR, GRAY])), "gray.png": encoded(GRAY),
     "gray.bmp": encoded(GRAY, "BMP"), "deep.png": encoded(GRAY.astype(np.uint16) * 257),
-    "photo.jpg": encoded(COLOR, "JPEG", quality=90), "first.gif": encoded(GRAY, "GIF"),
+    "photo.jpg": encoded(COLOR, "JPEG", quality=90),
 }  # fmt: skip
 
 
@@ -286,7 +287,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch
         "vit_token.npz has no images of its own; give --images": vit,
         "There is no image or folder 'cat.png'; --images takes": [*vit, "--images", "cat.png"],
         "file is not a readable picture: ": [*vit, "--images", "file"],
-        "The folder 'empty' contains no image": [*vit, "--images", "empty"],
+        "No image of the folder 'empty' can be read: it has none": [*vit, "--images", "empty"],
         "has no figure 'attention' because it has no attention; available figures": [*bit, "--figures", "attention"],
         "The model has 2 layers, numbered 0 to 1, but --layers asks for 7": [*good, "--layers", "0", "7"],
         "The model has 3 heads, numbered 0 to 2, but --heads asks for 3": [*good, "--heads", "3"],
@@ -342,13 +343,14 @@ def shown_in_tensorboard(run: pathlib.Path) -> set[tuple[int, str]]:
 def test_inspection_during_training_writes_figures_and_changes_no_weight(run, tmp_path):
     for name in ("labels.txt", "samples.npz"):
         shutil.copy(run / name, tmp_path / name)
+    (tmp_path / "config.json").write_text("{}")
     images = np.random.default_rng(1).uniform(-1, 1, (8, *TINY_IMAGE, 1)).astype(np.float32)
     trained = []
     for enabled in (False, True):
         keras.utils.set_random_seed(5)
         model = keras_vit.build(TINY, image_size=TINY_IMAGE, channels=1, num_classes=3)
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        callbacks = [InspectEpochs(lambda model=model: model, tmp_path, every=2, shown=1)] if enabled else []
+        callbacks = [InspectEpochs(lambda model=model: model, Run.at(tmp_path), every=2, shown=1)] if enabled else []
         model.fit(images, np.arange(8) % 3, batch_size=4, epochs=3, verbose=0, callbacks=callbacks)
         trained.append(model.get_weights())
     assert all(np.array_equal(one, other) for one, other in zip(*trained, strict=True))
@@ -359,5 +361,5 @@ def test_inspection_during_training_writes_figures_and_changes_no_weight(run, tm
     assert shown_in_tensorboard(tmp_path) == images_of_epoch
 
     shutil.rmtree(tmp_path / "tensorboard")
-    InspectEpochs(lambda: model, tmp_path, every=2)
+    InspectEpochs(lambda: model, Run.at(tmp_path), every=2)
     assert shown_in_tensorboard(tmp_path) == images_of_epoch

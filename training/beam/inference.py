@@ -8,7 +8,6 @@ import numpy as np
 
 from keras_vit import UserError
 from keras_vit.files.atomic import atomic_write, remove_temporary
-from keras_vit.files.file_contents import shown
 from keras_vit.files.lock import locked
 from keras_vit.files.remote import RemotePath, output_folder, to_path
 from keras_vit.images.files import decode
@@ -16,6 +15,7 @@ from keras_vit.run import Run
 from keras_vit.text.classes import Classes
 from training.beam.picture_list import Group, PictureList
 from training.beam.pipeline import GroupHandler, counted, infer, open_output, print_counts, write_problems
+from training.data.file_contents import shown
 from training.features.extraction import (
     Extractor,
     as_stored,

@@ -20,7 +20,6 @@ from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import Progress
 from keras_vit.files.atomic import remove_temporary
-from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.lock import locked
 from keras_vit.models.layers import PoolTokens
 from keras_vit.models.tasks import task_of
@@ -35,6 +34,7 @@ from training.data.dataset import (
     typical_image,
     without_autograph,
 )
+from training.data.file_contents import FileContents, shown
 from training.data.image_folder import file_problem
 from training.data.pipeline import evaluation_batches
 from training.features.store import (

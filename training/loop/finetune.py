@@ -14,7 +14,7 @@ from keras_vit import UserError, ViTConfig
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.checkpoints.load import weights_by_key
-from keras_vit.files.keras_weights import KERAS_WEIGHTS
+from keras_vit.files.keras_model import KERAS_WEIGHTS
 from keras_vit.published import upstream_checkpoint
 from keras_vit.run import Run
 from keras_vit.text.classes import classes_of_labels
