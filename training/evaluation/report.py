@@ -234,7 +234,8 @@ def multi_label_report(
         (row["image"], row["class"], "yes" if row["has_class"] else "no", f"{row['probability']:.3g}")
         for row in metrics["worst_mistakes"]
     ]
-    tables = [markdown_table(("class", "images", "average precision", _INTERVAL, *_SCORES), rows, num_text_columns=1)]
+    header = ("class", "images", "average precision", _INTERVAL, "precision", "recall", "F1")
+    tables = [markdown_table(header, rows, num_text_columns=1)]
     if wrong:
         tables.append(markdown_table(("image", "class", "has it", "probability"), wrong, num_text_columns=3))
     known = "unknown, since no image has a class" if average is None else f"{average:.4f}"
