@@ -428,7 +428,7 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
     """
     config = config_of(model)
     if not isinstance(config, ViTConfig):
-        raise UserError("A ResNet has no blocks of tokens; take feature_map with the name of a stage.")
+        raise UserError("A ResNet has no blocks of tokens; use feature_map with the name of a stage.")
     count = config.num_layers
     whole = all(isinstance(b, numbers.Integral) and not isinstance(b, bool) for b in blocks)
     if not len(blocks) or not whole or not all(-count <= block < count for block in blocks):

@@ -11,7 +11,7 @@ from keras_vit.published import ACCURACY
 from keras_vit.run import Run
 from training.data.checks import split_folders
 from training.data.sources import open_source
-from training.evaluation.evaluate import check_logits, check_same_classes
+from training.evaluation.evaluate import check_logits, class_order
 from training.evaluation.metrics import share_interval
 from training.evaluation.predictors import open_predictor
 from training.options.evaluate import InputOptions, VerifyOfficialOptions
@@ -31,14 +31,14 @@ def verify_official(options: VerifyOfficialOptions) -> None:
     if source.data.startswith("tfds:") and source.eval_split is None:
         source = dataclasses.replace(source, train_split="validation", eval_split="validation")
     dataset = open_source(source)
-    check_same_classes(predictor, dataset)
+    order = class_order(predictor, dataset)
     correct, count, splits = 0, 0, [dataset.evaluation]
     if source.kind == "folder" and split_folders(source.path) is None:  # of which the evaluation images are a tenth
         splits.append(dataset.train)
     for split in splits:
         logits, labels = predictor.predict(split, options.batch_size)
         check_logits(logits)
-        correct += int(np.sum(logits.argmax(axis=-1) == labels))
+        correct += int(np.sum(logits[:, order].argmax(axis=-1) == labels))
         count += len(labels)
     low, high = (100.0 * end for end in share_interval(correct, count))
     cells = (
