@@ -72,12 +72,6 @@ class TimesClassToken(keras.layers.Layer):
     def call(self, tokens):
         return tokens[:, self.prefix :] * tokens[:, :1]
 
-    def compute_output_shape(self, input_shape):
-        return input_shape[0], input_shape[1] - self.prefix, input_shape[2]
-
-    def get_config(self):
-        return {**super().get_config(), "prefix": self.prefix}
-
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class StopGradient(keras.layers.Layer):
@@ -85,9 +79,6 @@ class StopGradient(keras.layers.Layer):
 
     def call(self, x):
         return ops.stop_gradient(x)
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -104,9 +95,6 @@ class BoxesOnGrid(keras.layers.Layer):
 
     def call(self, predictions):
         return ops.sigmoid(predictions + ops.convert_to_tensor(box_bias(self.grid), predictions.dtype))
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
 
 
 def box_bias(grid: tuple[int, int]) -> np.ndarray:
@@ -140,9 +128,6 @@ class ClassEmbeddings(keras.layers.Layer):
         scale = ops.elu(ops.matmul(features, self.scale_kernel) + self.scale_bias) + 1.0
         return unit_length(embeddings), shift, scale
 
-    def compute_output_shape(self, features_shape, embeddings_shape):
-        return embeddings_shape, (*features_shape[:2], 1), (*features_shape[:2], 1)
-
 
 def unit_length(embeddings):
     """Embeddings (..., E) divided by their lengths."""
@@ -161,9 +146,6 @@ class ClassLogits(keras.layers.Layer):
     def call(self, embeddings, shift, scale, queries):
         queries = ops.swapaxes(ops.cast(unit_length(queries), embeddings.dtype), -1, -2)
         return (ops.matmul(embeddings, queries) + shift) * scale
-
-    def compute_output_shape(self, embeddings_shape, shift_shape, scale_shape, queries_shape):
-        return *embeddings_shape[:2], queries_shape[-2]
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -186,9 +168,6 @@ class KnownClasses(keras.layers.Layer):
 
     def call(self, x):
         return ops.cast(self.embeddings, x.dtype)
-
-    def compute_output_shape(self, input_shape):
-        return self.num_classes, self.embedding_size
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -226,12 +205,6 @@ class SuppressOverlaps(keras.layers.Layer):
 
         _, kept = ops.while_loop(is_left, take_best, (scores, scores < lowest))
         return ops.where(kept[..., None], logits, ops.minimum(logits, SUPPRESSED))
-
-    def compute_output_shape(self, logits_shape, boxes_shape):
-        return logits_shape
-
-    def get_config(self):
-        return {**super().get_config(), "max_overlap": self.max_overlap}
 
 
 def max_overlap_of(model: keras.Model) -> float | None:
@@ -292,9 +265,6 @@ class MaskQueries(keras.layers.Layer):
     def call(self, logits, queries):
         present = ops.any(queries != 0, axis=-1)[:, None]  # (B, 1, K)
         return ops.where(present, logits, _MASKED_LOGIT)
-
-    def compute_output_shape(self, logits_shape, queries_shape):
-        return logits_shape
 
 
 def query_embeddings(model: keras.Model, images, boxes=None) -> tuple[np.ndarray, np.ndarray]:

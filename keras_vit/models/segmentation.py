@@ -151,10 +151,6 @@ class SplitQueries(keras.layers.Layer):
         patches = tokens[:, self.num_queries + self.num_prefix_tokens :]
         return tokens[:, : self.num_queries], ops.reshape(patches, (-1, *self.grid, tokens.shape[-1]))
 
-    def compute_output_shape(self, input_shape):
-        batch, _, width = input_shape
-        return (batch, self.num_queries, width), (batch, *self.grid, width)
-
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class MaskProduct(keras.layers.Layer):
@@ -166,9 +162,6 @@ class MaskProduct(keras.layers.Layer):
         masks = ops.matmul(flat, ops.transpose(queries, (0, 2, 1)))  # (B, h * w, Q)
         return ops.reshape(masks, (-1, rows, columns, queries.shape[1]))
 
-    def compute_output_shape(self, pixels_shape, queries_shape):
-        return *pixels_shape[:3], queries_shape[1]
-
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class BlockPrediction(keras.layers.Layer):
@@ -176,9 +169,6 @@ class BlockPrediction(keras.layers.Layer):
 
     def call(self, class_logits, mask_logits):
         return class_logits, mask_logits
-
-    def compute_output_shape(self, class_logits_shape, mask_logits_shape):
-        return class_logits_shape, mask_logits_shape
 
 
 def block_predictions(model: keras.Model) -> keras.Model:
