@@ -15,10 +15,11 @@ from typing import Literal, get_args
 
 from benchmarks.case import Case, processor
 from benchmarks.comparison import LIMIT, REFERENCE, Result, compare, flops, rate
-from keras_vit import cli, run_directory
+from keras_vit import cli
 from keras_vit.cli import parser
 from keras_vit.cli.options import Count
 from keras_vit.files.atomic import staged
+from keras_vit.files.remote import output_folder
 
 Cases = Literal["inference", "bfloat16", "training", "training-bfloat16", "families", "phone"]
 _ALL: tuple[Cases, ...] = get_args(Cases)
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--cases … --output DIR`"""
     parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks", about=__doc__)
     cli.require_tensorflow()
-    output = run_directory.output_folder(parsed.output)
+    output = output_folder(parsed.output)
     head = f"{processor()}, {parsed.threads} threads, {time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds"
     lines, cases = ["# Speed beside the peers", "", head, ""], []
     for case, peers in comparisons(parsed):

@@ -18,10 +18,11 @@ from typing import Literal, get_args
 
 from benchmarks.case import Case, Task
 from benchmarks.comparison import LIMIT, Result, compare, rate
-from keras_vit import cli, run_directory
+from keras_vit import cli
 from keras_vit.cli import parser
 from keras_vit.cli.options import Count
 from keras_vit.files.atomic import staged
+from keras_vit.files.remote import output_folder
 
 _REFERENCE = "keras_vit_jax"
 _PEERS = (_REFERENCE, "timm_compiled", "transformers_compiled")
@@ -95,7 +96,7 @@ def cases(arguments: Arguments, gpu: str | None) -> list[Case]:
 def main(arguments: Sequence[str]) -> None:
     """`--models … --output DIR`"""
     parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.gpu", about=__doc__)
-    output = run_directory.output_folder(parsed.output)
+    output = output_folder(parsed.output)
     gpu = _gpu()
     if gpu is None:
         print("No GPU found, so ViT-Ti_16 runs with one image on the CPU; this only shows that the command works.")

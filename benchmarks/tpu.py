@@ -20,10 +20,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from keras_vit import UserError, cli, run_directory
+from keras_vit import UserError, cli
 from keras_vit.cli import parser
 from keras_vit.cli.options import Count, Positive
 from keras_vit.files.atomic import write_text
+from keras_vit.files.remote import output_folder
 from keras_vit.files.tables import markdown_table
 from training.recipes.pretrain import find_recipe
 
@@ -144,7 +145,7 @@ def _reason(done: subprocess.CompletedProcess) -> str:
 def main(arguments: Sequence[str]) -> None:
     """`--recipes … --steps … --chips … --batches … --output DIR`"""
     parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.tpu", about=__doc__)
-    output = run_directory.output_folder(parsed.output)
+    output = output_folder(parsed.output)
     if missing := [name for name in ("tensorflow", "jax", "libtpu") if importlib.util.find_spec(name) is None]:
         raise UserError(f"{missing[0]} is not installed; run pip install -r benchmarks/requirements-tpu.txt.")
     results = _earlier(output / "results.json")

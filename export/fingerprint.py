@@ -11,8 +11,7 @@ import keras
 from export.source import Provenance
 from keras_vit import UserError, config_of, preprocessing_of
 from keras_vit.checkpoints.load import changed_layer
-from keras_vit.files.labels import labels_text
-from keras_vit.run_directory import LABELS
+from keras_vit.files.labels import LABELS, labels_text
 
 # File with the fingerprint of the exports in its directory.
 _FINGERPRINT = "export.sha256"

@@ -12,7 +12,7 @@ from export.saved_model.export import export_saved_model
 from export.tasks import Classification, open_task
 from export.tflite.calibration import read_calibration
 from export.tflite.export import export_tflite
-from keras_vit.runs import Run, run_of
+from keras_vit.run import Run
 
 
 def to_saved_model(
@@ -80,5 +80,5 @@ def to_tflite(
 
 
 def _opened(model: keras.Model, images: str | os.PathLike | None) -> tuple[Run, SourceOptions]:
-    run = run_of(model)
+    run = Run.of_model(model)
     return run, SourceOptions(run.name, images=None if images is None else os.fspath(images))

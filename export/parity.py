@@ -14,8 +14,9 @@ from export.options import LARGEST_DISAGREEMENT
 from keras_vit import Preprocessing, UserError
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import ParityError, explained
-from keras_vit.run_directory import SAMPLES, Samples
-from keras_vit.unknown_score import UnknownScorer
+from keras_vit.images.samples import Samples
+from keras_vit.run import SAMPLES
+from keras_vit.scores import UnknownScorer
 
 # Largest difference that rounding in float32 explains, relative to the largest logit or to 1, whichever is larger.
 # Measured with logits up to 12: rounding causes 1e-5, a layer normalization with another epsilon causes 0.7.

@@ -3,11 +3,10 @@
 import pathlib
 
 from export.options import SourceOptions, TFLiteOptions
-from keras_vit import run_directory, runs
 from keras_vit.errors import UserError
-from keras_vit.files.remote import to_path
-from keras_vit.run_directory import CALIBRATION
-from keras_vit.runs import Run
+from keras_vit.files.keras_model import MODEL
+from keras_vit.files.remote import output_folder, to_path
+from keras_vit.run import CALIBRATION, CONFIG, Run
 
 
 def open_run(source: SourceOptions) -> Run:
@@ -15,7 +14,7 @@ def open_run(source: SourceOptions) -> Run:
     if to_path(source.run).suffix == ".tflite":
         raise UserError(f"{source.run} is an export already; give the model that it was exported from.")
     size, heads, groups = source.image_size, source.num_heads, source.num_groups
-    run = runs.open_run(source.run, image_size=size, num_heads=heads, num_groups=groups)
+    run = Run.open(source.run, image_size=size, num_heads=heads, num_groups=groups)
     if source.labels is not None:
         run.check_label_file(source.labels)
     return run
@@ -23,8 +22,8 @@ def open_run(source: SourceOptions) -> Run:
 
 def export_folder(output: str) -> pathlib.Path:
     """The path of --output. Raises UserError for a place where nothing can be written, and for a run directory."""
-    folder = run_directory.output_folder(output)
-    if run_directory.is_run(folder):
+    folder = output_folder(output)
+    if all((folder / name).is_file() for name in (MODEL, CONFIG)):
         raise UserError(f"{output} is a run directory, which would no longer be used as one; give another --output.")
     return folder
 

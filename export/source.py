@@ -9,17 +9,17 @@ import numpy as np
 import tensorflow as tf
 
 from export.options import SourceOptions
-from keras_vit import Preprocessing, UserError, classes_of, preprocessing_of, run_directory
+from keras_vit import Preprocessing, UserError, classes_of, preprocessing_of
 from keras_vit.errors import Rules, explained, refuse_first
 from keras_vit.files.labels import LABELS, check_number, read_labels
 from keras_vit.files.remote import existing_file, existing_folder
 from keras_vit.files.tables import short_name
 from keras_vit.images.formats import format_list, image_files
+from keras_vit.images.samples import Samples
 from keras_vit.models.build import classifier_head, has_own_call, logits_model
 from keras_vit.models.layers import ModelSpec
-from keras_vit.run_directory import SAMPLES, Samples
-from keras_vit.runs import Run
-from keras_vit.unknown_score import UnknownScorer
+from keras_vit.run import SAMPLES, Run, check_head
+from keras_vit.scores import UnknownScorer
 
 # Number of random images, and their sizes relative to the input of the model.
 _NUM_RANDOM, _RANDOM_SCALES = 16, (1.0, 1.5, 0.7)
@@ -92,7 +92,7 @@ class ExportedModel:
         if not (isinstance(model.input, keras.KerasTensor) and isinstance(model.output, keras.KerasTensor)):
             # Without names of its own, such as {"image": …}.
             model = keras.Model(model.inputs[0], model.outputs[0], name=model.name)
-        run_directory.check_head(model, self.labels)
+        check_head(model, self.labels)
         return dataclasses.replace(self, model=model)
 
 
@@ -107,7 +107,7 @@ def open_model(run: Run, options: SourceOptions) -> ExportedModel:
         name=run.name,
         images=seen,
         config=run.config,
-        metrics=run.metrics,
+        metrics=run.metrics[-1] if run.metrics else {},
         weights=weights,
         license=terms if options.license is None else options.license,
         temperature=run.temperature,
@@ -142,8 +142,8 @@ def _images_of(run: Run, options: SourceOptions, labels: Sequence[str]) -> tuple
     """The images to verify an export on, and what they are."""
     if options.images is not None:
         samples, seen = read_folder(options.images, labels), f"images of {options.images}"
-    elif run.file(SAMPLES):
-        samples, seen = run.samples, "evaluation images of the run"
+    elif file := run.file(SAMPLES):
+        samples, seen = Samples.from_file(file), "evaluation images of the run"
     else:
         samples, seen = random_images(run.preprocessing), "random images"
     some, count = samples.some(options.verify_images), len(samples.encoded)

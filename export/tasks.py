@@ -25,7 +25,7 @@ from keras_vit.models.build import classifier_head
 from keras_vit.models.config import DetectionConfig, LinearSegmentationConfig, SegmentationConfig, TaskConfig
 from keras_vit.models.segment_outputs import segment_outputs
 from keras_vit.models.tasks import task_of
-from keras_vit.runs import Run
+from keras_vit.run import Run
 
 # What was measured on a file, by name.
 Measures = dict[str, Any]

@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from keras_vit.models.tasks import task_of
     from keras_vit.models.weight_resizing import resize_position_embedding
     from keras_vit.published import list_models
-    from keras_vit.runs import load, predict
+    from keras_vit.run import load
+    from keras_vit.scores import predict
     from keras_vit.text.tokenizer import tokenizer
     from keras_vit.text.tower import text_tower
     from keras_vit.text.zero_shot import zero_shot

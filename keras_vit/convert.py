@@ -11,7 +11,7 @@ from keras_vit.checkpoints.layouts import check_new
 from keras_vit.cli import parser
 from keras_vit.cli.options import Positional
 from keras_vit.models.config import Gelu
-from keras_vit.run_directory import check_model_file
+from keras_vit.run import check_model_file
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,7 +89,7 @@ def tokenizers(folder: pathlib.Path) -> list[Case]:
 def keras_files(folder: pathlib.Path) -> list[Case]:
     import keras
 
-    from keras_vit.run_directory import load_model
+    from keras_vit.files.keras_model import load_model
 
     image = keras.Input((4, 4, 3))
     model = keras.Model(image, keras.layers.Dense(3)(keras.layers.Flatten()(image)))

@@ -13,7 +13,7 @@ import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.cli.commands import COMMANDS
 from keras_vit.cli.progress import duration
-from keras_vit.runs import open_run
+from keras_vit.run import Run
 from tests.support import FIXTURES, randomize
 from training import auto
 from training.data.sources import DataOptions, open_source
@@ -51,7 +51,7 @@ def test_without_a_gpu_the_features_stay_frozen_and_whole_pictures_are_shown(pic
     assert printed.count("Every tenth image of each class is kept") == 1  # the pictures are looked at once
     assert "Whole pictures (--resize pad): on 54 training images" in printed
     assert "All images in 5 folds: accuracy " in printed
-    run = open_run(workdir)
+    run = Run.open(workdir)
     assert run.preprocessing.resize == "pad"
     assert run.labels == ("left", "right")
     assert (run.directory / "evaluation.md").is_file()
@@ -64,12 +64,12 @@ def test_without_a_gpu_the_features_stay_frozen_and_whole_pictures_are_shown(pic
     again = str(tmp_path / "again")  # from a model that knows the classes already
     auto.main(["--data", f"folder:{pictures}", "--run", workdir, "--workdir", again])
     assert "so this one stays" in capsys.readouterr().out
-    for old, new in zip(run.model.weights, open_run(again).model.weights, strict=True):
+    for old, new in zip(run.model.weights, Run.open(again).model.weights, strict=True):
         np.testing.assert_array_equal(np.array(old), np.array(new))
 
 
 def test_minutes_that_suffice_fine_tune_and_others_do_not(pictures, backbone, monkeypatch, capsys):
-    run, source = open_run(str(backbone)), open_source(DataOptions(f"folder:{pictures}"))
+    run, source = Run.open(str(backbone)), open_source(DataOptions(f"folder:{pictures}"))
     monkeypatch.setattr(choices, "step_seconds", lambda model, batch_size: 10.0)
     assert choices.finetuning_epochs(run, source, minutes=0.1) == 0
     assert "0.1 minutes suffice for 0 epochs only" in capsys.readouterr().out
@@ -79,7 +79,7 @@ def test_minutes_that_suffice_fine_tune_and_others_do_not(pictures, backbone, mo
 
 @pytest.mark.parametrize(("resize", "seconds"), [(None, 540 + 60 + 540), ("pad", 600)])
 def test_the_announced_time_has_the_comparison_of_crops(resize, seconds, pictures, backbone, monkeypatch, capsys):
-    run, source = open_run(str(backbone)), open_source(DataOptions(f"folder:{pictures}"))
+    run, source = Run.open(str(backbone)), open_source(DataOptions(f"folder:{pictures}"))
     monkeypatch.setattr(choices, "image_seconds", lambda model: 10.0)
     assert choices.finetuning_epochs(run, source, None, resize) == 0
     assert f"its features take about {duration(seconds)} here" in capsys.readouterr().out
@@ -87,11 +87,11 @@ def test_the_announced_time_has_the_comparison_of_crops(resize, seconds, picture
 
 def test_a_checkpoint_is_opened_at_the_image_size_of_its_preprocessing(tmp_path):
     folder = shutil.copytree(FIXTURES / "hf_vit", tmp_path / "hf_vit")
-    own = open_run(str(folder)).model.input_shape
+    own = Run.open(str(folder)).model.input_shape
     processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 64, "width": 64}}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    assert open_run(str(folder)).model.input_shape == (None, 64, 64, 3) != own
-    assert open_run(str(folder), image_size=(48, 48)).model.input_shape == (None, 48, 48, 3)
+    assert Run.open(str(folder)).model.input_shape == (None, 64, 64, 3) != own
+    assert Run.open(str(folder), image_size=(48, 48)).model.input_shape == (None, 48, 48, 3)
 
 
 @pytest.mark.parametrize(("cropped", "chosen"), [(0.75, "pad"), (0.9, None)])
@@ -100,7 +100,7 @@ def test_pictures_are_cropped_only_where_that_is_better_than_noise(
 ):
     accuracies = iter([cropped, 0.74])
     monkeypatch.setattr(choices, "_accuracy", lambda *_: next(accuracies))
-    assert choices.resize_for(open_run(str(backbone)), open_source(DataOptions(f"folder:{pictures}"))) == chosen
+    assert choices.resize_for(Run.open(str(backbone)), open_source(DataOptions(f"folder:{pictures}"))) == chosen
     assert ("within the noise" in capsys.readouterr().out) == (chosen == "pad")
 
 

@@ -14,6 +14,7 @@ import runpy
 import shlex
 import shutil
 import sys
+import textwrap
 import types
 
 import keras
@@ -30,11 +31,13 @@ ROOT = pathlib.Path(__file__).parent.parent
 IN_ORDER = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / page for page in IN_ORDER)]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+# Blocks in tabs are indented.
 BLOCKS = [
-    (page.relative_to(ROOT).as_posix(), *block)
+    (page.relative_to(ROOT).as_posix(), language, textwrap.dedent(block))
     for page in PAGES
-    for block in re.findall(r"```(sh|python)\n(.*?)```", page.read_text(), re.DOTALL)
+    for language, block in re.findall(r"```(sh|python)\n(.*?)```", page.read_text(), re.DOTALL)
 ]
+LOGS = sorted((ROOT / "benchmarks").rglob("*.md"))
 # Commands with tests of their own, or with data that are not on every machine.
 SKIPPED = ("tfds:", "make demo", "keras-vit launch")
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -134,7 +137,7 @@ def test_every_documented_command_and_script_runs_as_written(pages, directory, m
 
 
 def test_every_link_of_the_documentation_leads_somewhere():
-    for page in [*PAGES, CONTRIBUTING]:
+    for page in [*PAGES, *LOGS, CONTRIBUTING]:
         prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)#]+)\)", prose):
             assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
@@ -190,9 +193,7 @@ def missing(span: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    "page", [CONTRIBUTING, *PAGES, ROOT / "benchmarks" / "README.md"], ids=lambda page: str(page.relative_to(ROOT))
-)
+@pytest.mark.parametrize("page", [CONTRIBUTING, *PAGES, *LOGS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_path_and_name_of_the_documentation_exists(page):
     assert not [span for span in code_spans(page) if missing(span)]
 

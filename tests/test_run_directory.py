@@ -12,8 +12,8 @@ import pytest
 
 from keras_vit import UserError
 from keras_vit.files.atomic import write_text
-from training.lock import check_unlocked, locked
-from training.loop.run import RunDirectory
+from keras_vit.files.lock import check_unlocked, locked
+from keras_vit.run import Run
 
 # Takes the lock as `locked` does, says so, and holds it until its input ends; without TensorFlow, which takes seconds.
 HOLDER = """
@@ -29,7 +29,7 @@ sys.stdin.read()
 @pytest.fixture(name="held")
 def _held(tmp_path):
     """A run directory, and a process that writes into it."""
-    RunDirectory(tmp_path / "run").start({}, ("ant",))
+    Run.at(tmp_path / "run").start({}, ("ant",))
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "run" / ".lock")]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "locked\n"
@@ -54,7 +54,7 @@ def test_the_lock_of_a_killed_process_is_released(held):
     check_unlocked(run)
     with locked(run):
         assert (run / ".lock").read_text() == f"{os.getpid()} on {socket.gethostname()}"
-        RunDirectory(run).start({}, ("ant",))
+        Run.at(run).start({}, ("ant",))
     assert {path.name for path in run.iterdir()} == {"config.json", "labels.txt", "checkpoints"}
 
 
@@ -88,7 +88,7 @@ def test_a_full_disk_leaves_no_part_of_a_model(tmp_path):
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(UserError, match="model could not be written to .* .No space left on device"):
-        RunDirectory(tmp_path).save_model(Model())
+        Run.at(tmp_path).save_model(Model())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -25,14 +25,14 @@ def _fit(arguments: Sequence[str]) -> None:
     options = parser.parse(AnomalyFitOptions, arguments, prog=f"{_PROG} fit", about=__doc__)
 
     from keras_vit.files.remote import existing_folder, to_path
-    from keras_vit.runs import open_run
+    from keras_vit.run import Run
     from training.prediction.pictures import find_pictures
 
     existing_folder(options.folder, "--data takes a folder of pictures of good parts")
     workdir = to_path(options.workdir)
     if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
         raise UserError(f"{options.workdir} exists already; choose another --workdir, or delete it.")
-    run = open_run(options.checkpoint, image_size=options.image_size)
+    run = Run.open(options.checkpoint, image_size=options.image_size)
     files = find_pictures([options.folder])
     cli.require_tensorflow()
 
@@ -45,12 +45,12 @@ def _fit(arguments: Sequence[str]) -> None:
 def _predict(arguments: Sequence[str]) -> None:
     given = parser.read(AnomalyPredictOptions, arguments, prog=f"{_PROG} predict", about=__doc__)
 
-    from keras_vit import run_directory
+    from keras_vit.files.keras_model import find
     from training.prediction.arguments import check_output, with_run
     from training.prediction.pictures import find_pictures
 
     options = parser.options_from(AnomalyPredictOptions, with_run(given), prog=f"{_PROG} predict")
-    run_directory.find(options.run, "anomaly.json")
+    find(options.run, "anomaly.json")
     check_output(options.output)
     files = find_pictures(options.pictures)
     cli.require_tensorflow()

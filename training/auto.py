@@ -18,9 +18,9 @@ def main(arguments: Sequence[str]) -> None:
     """`--data DATA [--checkpoint NAME]`"""
     options = parser.parse(AutoOptions, arguments, prog="keras-vit auto", about=__doc__)
 
-    from keras_vit.runs import open_run
+    from keras_vit.run import Run
+    from training.checks import check_new_workdir, check_outside
     from training.data.checks import check_data, unlabelled_path
-    from training.workdir import check_new_workdir, check_outside
 
     check_data(options.source)
     check_outside(options.workdir, options.source.data)
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.unlabelled is not None:
         unlabelled_path(options.unlabelled)
     if options.checkpoint is not None:
-        open_run(options.checkpoint)
+        Run.open(options.checkpoint)
     cli.require_tensorflow()
 
     from training.data.sources import open_source
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
     checkpoint = usable_checkpoint(options.checkpoint)
     source, baseline = train(options, checkpoint)
     measured = EvaluateOptions(run=options.workdir, source=options.source)
-    trained = open_run(measured.run)
+    trained = Run.open(measured.run)
     predictor = open_predictor(trained, measured.input, measured.devices)
     evaluate(predictor, source or open_source(options.source), measured)
     commands = trained.next_commands("evaluate")

@@ -45,8 +45,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(DemoOptions, arguments, prog="keras-vit demo", about=__doc__)
     cli.require_tensorflow()
 
+    from keras_vit.files.lock import locked
     from keras_vit.files.remote import local_path
-    from training.lock import locked
     from training.loop.signals import report_interruption
 
     # A second lock besides that of the training, because the exports also need the directory for themselves.

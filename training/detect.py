@@ -29,7 +29,7 @@ def _predict(arguments: Sequence[str]) -> None:
     given = parser.read(DetectPredictOptions, arguments, prog=prog, about=__doc__)
 
     from keras_vit.files.remote import existing_file
-    from keras_vit.runs import open_run
+    from keras_vit.run import Run
     from keras_vit.text.classes import classes_of_options
     from training.prediction.arguments import check_output, check_pictures, with_pictures, with_run
     from training.prediction.pictures import find_pictures
@@ -42,7 +42,7 @@ def _predict(arguments: Sequence[str]) -> None:
     if options.save is not None and pathlib.Path(options.save).exists():
         raise UserError(f"{options.save} exists, but --save takes a new directory; choose another.")
     texts = None if options.classes is None else classes_of_options(options.classes, options.templates)
-    run = open_run(options.run, image_size=options.image_size)
+    run = Run.open(options.run, image_size=options.image_size)
     files = find_pictures(options.pictures)
     cli.require_tensorflow()
 
@@ -71,12 +71,11 @@ def _predict(arguments: Sequence[str]) -> None:
 def _fit(arguments: Sequence[str]) -> None:
     options = parser.parse(DetectFitOptions, arguments, prog=f"{_PROG} fit", about=__doc__, usual=USUAL)
 
-    from training.checks import check_checkpoint
+    from training.checks import check_checkpoint, check_workdir
     from training.data.annotations.open_boxes import open_boxes
-    from training.workdir import check_workdir_of
 
     check_checkpoint(options.checkpoint)
-    check_workdir_of(options, "detect", "detect", is_final=True)
+    check_workdir(options, "detect", "detect", is_final=True)
     data = open_boxes(options.source)
     cli.require_tensorflow()
 
@@ -96,12 +95,12 @@ def _fit(arguments: Sequence[str]) -> None:
 def _evaluate(arguments: Sequence[str]) -> None:
     options = parser.parse(DetectEvaluateOptions, arguments, prog=f"{_PROG} evaluate", about=__doc__)
 
-    from keras_vit import run_directory
-    from keras_vit.runs import open_run
+    from keras_vit.files.remote import output_folder
+    from keras_vit.run import Run
     from training.data.annotations.open_boxes import open_boxes
 
-    run = open_run(options.run, image_size=options.image_size)
-    output = run_directory.output_folder(options.output)
+    run = Run.open(options.run, image_size=options.image_size)
+    output = output_folder(options.output)
     data = open_boxes(options.source)
     cli.require_tensorflow()
 

@@ -23,21 +23,21 @@ def main(arguments: Sequence[str]) -> None:
     own, behind = split_arguments(arguments)
     given = parser.read(EmbedOptions, own, prog=_PROG, about=__doc__)
 
-    from keras_vit import run_directory
-    from keras_vit.runs import open_run
+    from keras_vit.files.remote import output_folder
+    from keras_vit.run import Run
     from training.beam.start import pipeline_options, table_path
     from training.data.checks import check_data
     from training.prediction.arguments import with_run
     from training.prediction.pictures import find_pictures
 
     options = parser.options_from(EmbedOptions, with_run(given), prog=_PROG)
-    run_directory.output_folder(options.output)
+    output_folder(options.output)
     source = options.source
     table = table_path(source.data) if options.runner and source else None
     pipeline = pipeline_options(options.runner, behind, options.run, (*options.pictures, table, options.output))
     if source is not None and pipeline is None:
         check_data(source)
-    run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads)
+    run = Run.open(options.run, image_size=options.image_size, num_heads=options.num_heads)
     if pipeline is not None:
         cli.require_tensorflow()
 

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.data.checks import check_classes, check_data, listed_classes
+from keras_vit.files.labels import check_classes
+from training.checks import report_directory
+from training.data.checks import check_data, listed_classes
 from training.options.evaluate import EvaluateOptions
-from training.workdir import report_directory
 
 _PROG = "keras-vit evaluate"
 

@@ -15,9 +15,9 @@ from training.experiments.finetuning import train
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --data … --workdir … [--recipe NAME]`, and any field of the recipe."""
     if workdir := train(arguments, __doc__ or ""):
-        from keras_vit.runs import Run
+        from keras_vit.run import Run
 
-        cli.print_next(Run(workdir).next_commands("train"))
+        cli.print_next(Run.open(workdir).next_commands("train"))
 
 
 if __name__ == "__main__":

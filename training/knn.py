@@ -17,13 +17,13 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = parser.parse(KnnOptions, arguments, prog="keras-vit knn", about=__doc__)
 
-    from keras_vit.runs import open_run
+    from keras_vit.run import Run
+    from training.checks import report_directory
     from training.data.checks import check_data
     from training.data.known_images import check_split
-    from training.workdir import report_directory
 
     check_data(options.source)
-    run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads)
+    run = Run.open(options.run, image_size=options.image_size, num_heads=options.num_heads)
     report_directory(run, options.output)
     check_split(run, options.source)
     cli.require_tensorflow()

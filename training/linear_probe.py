@@ -18,13 +18,13 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = parser.parse(LinearProbeOptions, arguments, prog="keras-vit linear-probe", about=__doc__)
 
-    from keras_vit.runs import Run, open_run
+    from keras_vit.run import Run
+    from training.checks import check_probe_workdir
     from training.data.checks import check_data
     from training.data.known_images import check_split
-    from training.workdir import check_probe_workdir
 
     check_data(options.source)
-    run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads)
+    run = Run.open(options.run, image_size=options.image_size, num_heads=options.num_heads)
     check_probe_workdir(run, options)
     check_split(run, options.source)
     cli.require_tensorflow()
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> None:
 
     probe(run, open_source(options.source), options)
     made = options.workdir
-    cli.print_next([options.probe_command()] if made is None else Run(made).next_commands("train"))
+    cli.print_next([options.probe_command()] if made is None else Run.open(made).next_commands("train"))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> None:
     own, behind = split_arguments(arguments)
     given = parser.read(PredictOptions, own, prog=_PROG, about=__doc__)
 
-    from keras_vit.runs import open_run
+    from keras_vit.run import Run
     from keras_vit.text.classes import classes_of_options
     from training.beam.start import pipeline_options
     from training.prediction.arguments import check_output, check_pictures, next_commands, with_pictures, with_run
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> None:
     paths = (*options.pictures, options.labels, options.output)
     pipeline = pipeline_options(options.runner, behind, options.run, paths)
     texts = None if options.classes is None else classes_of_options(options.classes, options.templates)
-    run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads, texts=texts)
+    run = Run.open(options.run, image_size=options.image_size, num_heads=options.num_heads, texts=texts)
     if options.labels is not None:
         run.check_label_file(options.labels)
     if pipeline is not None:

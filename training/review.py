@@ -18,11 +18,11 @@ def main(arguments: Sequence[str]) -> None:
     """`--index DIR`"""
     options = parser.parse(ReviewOptions, arguments, prog="keras-vit review", about=__doc__)
 
-    from keras_vit import run_directory
+    from keras_vit.files.remote import output_folder
     from training.checks import index_folder
 
     index_folder(options.index)
-    run_directory.output_folder(options.folder)
+    output_folder(options.folder)
     cli.require_tensorflow()
 
     from training.features.review import review

@@ -32,14 +32,13 @@ def _fit(arguments: Sequence[str]) -> None:
     prog = f"{_PROG} fit"
     options = parser.parse(SegmentFitOptions, arguments, prog=prog, about=__doc__, usual=USUAL, recipe=recipe)
 
-    from training.checks import check_checkpoint
+    from training.checks import check_checkpoint, check_workdir
     from training.loop.devices.backend import prepare_backend
     from training.recipes.overrides import overridden
-    from training.workdir import check_workdir_of
 
     options = dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
     check_checkpoint(options.checkpoint)
-    check_workdir_of(options, "segment", options.recipe.head, is_final=True)
+    check_workdir(options, "segment", options.recipe.head, is_final=True)
     prepare_backend(options)
 
     from training.data.annotations.open_scenes import open_scenes
@@ -64,12 +63,12 @@ def _print_next(run: str, picture: str) -> None:
 def _evaluate(arguments: Sequence[str]) -> None:
     options = parser.parse(SegmentEvaluateOptions, arguments, prog=f"{_PROG} evaluate", about=__doc__)
 
-    from keras_vit import run_directory
-    from keras_vit.runs import open_run
-    from training.data.checks import check_classes
+    from keras_vit.files.labels import check_classes
+    from keras_vit.files.remote import output_folder
+    from keras_vit.run import Run
 
-    run = open_run(options.run)
-    output = run_directory.output_folder(options.output)
+    run = Run.open(options.run)
+    output = output_folder(options.output)
     cli.require_tensorflow()
 
     from training.data.annotations.open_scenes import open_scenes
@@ -87,16 +86,16 @@ def _predict(arguments: Sequence[str]) -> None:
     prog = f"{_PROG} predict"
     given = parser.read(SegmentPredictOptions, arguments, prog=prog, about=__doc__)
 
-    from keras_vit import run_directory
-    from keras_vit.runs import open_run
+    from keras_vit.files.remote import output_folder
+    from keras_vit.run import Run
     from training.prediction.arguments import check_pictures, with_run
     from training.prediction.pictures import find_pictures
 
     options = parser.options_from(SegmentPredictOptions, with_run(given), prog=prog)
     check_pictures(options.run, options.pictures, serve=False, classes=None)
-    run = open_run(options.run)
+    run = Run.open(options.run)
     files = find_pictures(options.pictures)
-    output = run_directory.output_folder(options.output)
+    output = output_folder(options.output)
     cli.require_tensorflow()
 
     from training.segmentation.predict import predict

@@ -17,17 +17,17 @@ def main(arguments: Sequence[str]) -> None:
     """`RUN RUN … --output DIR [--greedy]`"""
     options = parser.parse(SoupOptions, arguments, prog="keras-vit soup", about=__doc__)
 
-    from keras_vit.runs import open_run_directory
+    from keras_vit.run import Run
     from training.data.known_images import check_soup
 
-    runs = [open_run_directory(name) for name in options.runs]
+    runs = [Run.open_directory(name) for name in options.runs]
     check_soup(runs)
     cli.require_tensorflow()
 
     from training.evaluation.soup import cook
 
     cook(runs, options)
-    cli.print_next(open_run_directory(options.output).next_commands("soup"))
+    cli.print_next(Run.open_directory(options.output).next_commands("soup"))
 
 
 if __name__ == "__main__":

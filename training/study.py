@@ -36,8 +36,8 @@ def main(arguments: Sequence[str]) -> None:
     given = parser.read(StudyOptions, rest, prog=prog, about=__doc__, usual=USUAL, recipe=named)
     options = parser.options_from(StudyOptions, given, prog=prog, recipe=named)
 
+    from training.checks import check_outside
     from training.data.checks import check_data
-    from training.workdir import check_outside
 
     options = dataclasses.replace(options, recipe=overridden(options.recipe, named))
     check_data(options.source)

@@ -18,12 +18,12 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = parser.parse(UnknownOptions, arguments, prog="keras-vit unknown", about=__doc__)
 
-    from keras_vit.runs import open_run_directory
+    from keras_vit.run import Run
     from training.data.checks import check_data
     from training.data.known_images import check_split
 
     check_data(options.source)
-    run = open_run_directory(options.run)
+    run = Run.open_directory(options.run)
     if run.is_multi_label:
         raise UserError(f"{options.run} is for images of several classes each, or of none, so none is unknown to it.")
     check_split(run, options.source)

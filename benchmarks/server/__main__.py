@@ -21,10 +21,11 @@ import numpy as np
 
 from benchmarks.case import Case, Precision, processor
 from benchmarks.comparison import LIMIT, PeerProcess, flops, rate
-from keras_vit import MODELS, UserError, cli, run_directory
+from keras_vit import MODELS, UserError, cli
 from keras_vit.cli import parser
 from keras_vit.cli.options import Count, Positive
 from keras_vit.files.atomic import staged
+from keras_vit.files.remote import output_folder
 
 Peers = Literal["keras_vit_saved_model", "keras_vit_onnx", "timm"]
 _ALL: tuple[Peers, ...] = get_args(Peers)
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str]) -> None:
     """`--model … --clients … --output DIR`"""
     parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.server", about=__doc__)
     cli.require_tensorflow()
-    output = run_directory.output_folder(parsed.output)
+    output = output_folder(parsed.output)
     peers = [peer for peer in parsed.peers if parsed.precision == "float32" or peer != "keras_vit_onnx"]
     case = Case("inference", parsed.model, 1, parsed.size, parsed.precision, parsed.threads)
     head = (

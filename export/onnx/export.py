@@ -21,11 +21,12 @@ from export.onnx import onnx_file
 from export.options import OnnxOptions
 from export.source import ExportedModel, Provenance
 from export.tasks import Classification, Measures, Task
-from keras_vit import Preprocessing, UserError, run_directory
+from keras_vit import Preprocessing, UserError
 from keras_vit.cli.progress import Progress
 from keras_vit.files.atomic import staged
+from keras_vit.files.remote import output_folder
 from keras_vit.files.tables import short_name
-from keras_vit.unknown_score import UNKNOWN_SCORE, UnknownScorer, features_and_logits
+from keras_vit.scores import UNKNOWN_SCORE, UnknownScorer, features_and_logits
 
 # Further batch sizes to verify, on the first images.
 _BATCHES = (1, 5)
@@ -40,7 +41,7 @@ def export_onnx(task: Task, options: OnnxOptions) -> tuple[pathlib.Path, Measure
     outputs differ from those of the model by more than rounding. Raises UserError if the output holds files of another
     model. `options.source` is not used.
     """
-    output = run_directory.output_folder(options.output)
+    output = output_folder(options.output)
     if options.web:
         check_page(task)
     onnx_file.require_packages()

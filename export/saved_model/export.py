@@ -31,12 +31,11 @@ from export.source import ExportedModel
 from export.tasks import Classification, Detection, Embedding, Measures, Segmentation, Task
 from export.tflite.served import write_served_file
 from export.token_merging import merging_rules
-from keras_vit import run_directory
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import refuse_first
 from keras_vit.files.atomic import staged, upload_folder
-from keras_vit.files.labels import labels_text
-from keras_vit.files.remote import RemotePath
+from keras_vit.files.labels import LABELS, labels_text
+from keras_vit.files.remote import RemotePath, output_folder
 from keras_vit.files.tables import short_name
 from keras_vit.scores import Scoring
 
@@ -66,7 +65,7 @@ def export_saved_model(task: Task, options: SavedModelOptions) -> tuple[pathlib.
     nothing, if float32 differs from the model by more than rounding, or if bfloat16 or merged tokens predict other
     classes for too many images. `options.source` is not used.
     """
-    output, started = run_directory.output_folder(options.output), time.perf_counter()
+    output, started = output_folder(options.output), time.perf_counter()
     task = task.prepared(options.max_disagreement)
     if options.attention:
         attention_names(task.exported.model)
@@ -136,7 +135,7 @@ def _write(exported: ExportedModel, options: SavedModelOptions, path: pathlib.Pa
         exported.model, options.dtype, for_tensorflow=True, all_tokens=options.attention, merge_tokens=merge_tokens
     )
     with tempfile.TemporaryDirectory() as assets:
-        labels_file = pathlib.Path(assets) / run_directory.LABELS
+        labels_file = pathlib.Path(assets) / LABELS
         labels_file.write_text(labels_text(exported.labels), encoding="utf-8")
         servable = Servable(model, exported.labels, str(labels_file))
         functions = signatures(

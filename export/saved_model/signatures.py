@@ -39,8 +39,7 @@ from export.inference_model import inference_model
 from export.tasks import Reference, Task
 from keras_vit import Preprocessing, UserError, ViTConfig, config_of, intermediates, preprocessing_of
 from keras_vit.images.formats import LARGEST_SERVED, format_list
-from keras_vit.scores import TOP_K, Scoring
-from keras_vit.unknown_score import UnknownScorer
+from keras_vit.scores import TOP_K, Scoring, UnknownScorer
 
 # Feature of a tf.Example with the image file, as usual in TensorFlow datasets.
 ENCODED = "image/encoded"

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 
 from export import texts
 from export.options import KitOptions
-from keras_vit import cli, run_directory
+from keras_vit import cli
 from keras_vit.cli import parser
 from keras_vit.errors import refuse_first
 from keras_vit.files.atomic import staged
-from keras_vit.files.remote import existing_folder, local_path
+from keras_vit.files.remote import existing_folder, local_path, output_folder
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def write_kit(options: KitOptions) -> pathlib.Path:
     """Write the folder and return its path. Raises UserError for missing versions and for an invalid name."""
-    name, served, kit = options.name, local_path(options.models, "models"), run_directory.output_folder(options.output)
+    name, served, kit = options.name, local_path(options.models, "models"), output_folder(options.output)
     existing_folder(served, "pass the --output of `keras-vit saved-model`")
     versions = sorted(int(path.parent.name) for path in served.glob("*/saved_model.pb") if path.parent.name.isdecimal())
     labels = {"stable": max(versions, default=0) if options.stable is None else options.stable}

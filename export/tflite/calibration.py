@@ -6,8 +6,8 @@ from export.options import CALIBRATED, TFLiteOptions
 from export.source import read_folder
 from export.tflite.quantize import EIGHT_BIT_WEIGHTS
 from keras_vit import UserError
-from keras_vit.run_directory import CALIBRATION, Samples
-from keras_vit.runs import Run
+from keras_vit.images.samples import Samples
+from keras_vit.run import CALIBRATION, Run
 
 # Images if no number is given.
 _MOST_IMAGES = 256

@@ -17,7 +17,7 @@ from export.inference_model import inference_model, inner_blocks
 from export.tflite.delegate_model import delegate_model, with_four_axes
 from keras_vit import preprocessing_of
 from keras_vit.models.build import class_token_only
-from keras_vit.unknown_score import UNKNOWN_SCORE, UnknownScorer, features_and_logits
+from keras_vit.scores import UNKNOWN_SCORE, UnknownScorer, features_and_logits
 
 _Function = Callable[[tf.Tensor], Mapping[str, tf.Tensor]]
 

@@ -26,12 +26,13 @@ from export.tflite.four_bits import DenseLayers
 from export.tflite.gptq import round_kernels
 from export.tflite.half_precision import run_in_half
 from export.tflite.quantize import EIGHT_BIT_WEIGHTS, WEIGHT_SHARE
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
-from keras_vit.run_directory import Samples
-from keras_vit.unknown_score import UNKNOWN_SCORE
+from keras_vit.files.remote import output_folder
+from keras_vit.images.samples import Samples
+from keras_vit.scores import UNKNOWN_SCORE
 
 # Number of images for the comparison of layers, and of layers in the report.
 _COMPARED, _LISTED = 8, 30
@@ -53,7 +54,7 @@ def export_tflite(
         options: of the command; `source` and `calibration` are not used.
         calibration: representative images; see `export.tflite.calibration.read_calibration`.
     """
-    output = run_directory.output_folder(options.output)
+    output = output_folder(options.output)
     _check_formats(task, options, calibration)
     task = task.prepared(options.max_disagreement)
     texts = task.identity(output)

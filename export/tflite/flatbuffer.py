@@ -11,7 +11,7 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from keras_vit.cli.progress import tracked
-from keras_vit.unknown_score import UNKNOWN_SCORE
+from keras_vit.scores import UNKNOWN_SCORE
 
 _NAMES = {number: name for name, number in vars(schema.BuiltinOperator).items() if isinstance(number, int)}
 

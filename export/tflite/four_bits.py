@@ -4,7 +4,7 @@ The others have a scale for each block of 32 channels of a unit: with one for th
 have 1.7 times the error.
 
 The errors of the layers are far from equal: of a ViT of six blocks on Fashion-MNIST, the attention of the first block
-had 63 % of the squared error of all, and 6 % of the weights (docs/reference/benchmarks.md). Layers that read the same
+had 63 % of the squared error of all, and 6 % of the weights (benchmarks/logs/exports.md). Layers that read the same
 tensor, such as query, key and value, stay together: ai-edge-quantizer 0.10.0 breaks those in 4 bits beside one in 8
 bits.
 """

@@ -15,7 +15,7 @@ Quantizing all operators ("full int8") makes a Vision Transformer slower than fl
 residual stream and the softmax are limited by memory bandwidth and need the precision. So int8 quantizes only the
 products with weights (FULLY_CONNECTED, CONV_2D).
 The moving average of the library clips rare large activations that matter for the class, which causes most of its error
-(docs/reference/benchmarks.md has measurements). So the ranges of int8 are the extremes over all calibration images;
+(benchmarks/logs/exports.md has measurements). So the ranges of int8 are the extremes over all calibration images;
 ranges at run time and products in float32 follow, each kept only where the logits of the calibration images come nearer
 to those of the float32 file.
 """
@@ -40,7 +40,7 @@ from export.tflite import four_bits
 from export.tflite.flatbuffer import noisy_products, pack, products, unpack
 from keras_vit import UserError
 from keras_vit.cli.progress import tracked
-from keras_vit.unknown_score import UNKNOWN_SCORE
+from keras_vit.scores import UNKNOWN_SCORE
 
 # Formats whose dense layers have weights in 8 bits, which GPTQ rounds where there are calibration images.
 EIGHT_BIT_WEIGHTS: tuple[TFLiteFormat, ...] = ("int8-dynamic", "int8-weights", "int8")

@@ -14,11 +14,11 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from export import parity, report
 from export.tflite.flatbuffer import pack, unpack
-from keras_vit import Preprocessing, run_directory
+from keras_vit import Preprocessing
 from keras_vit.cli.native_stderr import native_stderr_silenced
-from keras_vit.files.labels import labels_text
+from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.tflite_metadata import preprocessing_text
-from keras_vit.unknown_score import UNKNOWN_SCORE
+from keras_vit.scores import UNKNOWN_SCORE
 
 # Largest number of interpreters in parallel.
 _MOST_WORKERS = 4
@@ -61,7 +61,7 @@ def with_metadata(
     model.metadata = [*(model.metadata or []), entry]
     stream = io.BytesIO(pack(model))
     with zipfile.ZipFile(stream, "a", zipfile.ZIP_STORED) as archive:
-        entry_info = zipfile.ZipInfo(run_directory.LABELS)  # without a date, for identical files from identical models
+        entry_info = zipfile.ZipInfo(LABELS)  # without a date, for identical files from identical models
         archive.writestr(entry_info, labels_text(labels))
     return stream.getvalue()
 
@@ -91,15 +91,12 @@ def _metadata(
     size = builder.EndObject()
     image = _table(builder, {1: size}, {0: _GRAYSCALE if preprocessing.channels == 1 else _RGB})
     content = _table(builder, {1: image}, {0: _IMAGE})
-    text = {
-        word: builder.CreateString(word)
-        for word in (name, description, terms, "image", *outputs, run_directory.LABELS, _PARSER)
-    }
+    text = {word: builder.CreateString(word) for word in (name, description, terms, "image", *outputs, LABELS, _PARSER)}
     values = "pixels 0..255" if raw_pixels else f"pixels 0..255 normalized to {preprocessing.value_range}"
     fields = {**preprocessing.resizing(), "value_range": preprocessing.value_range}
     about_input = builder.CreateString(f"{values}{preprocessing_text(fields)}")
     about_logits = builder.CreateString("one logit per class, in the order of the labels")
-    labels = _table(builder, {0: text[run_directory.LABELS]}, {2: _AXIS_LABELS})
+    labels = _table(builder, {0: text[LABELS]}, {2: _AXIS_LABELS})
     image_info = _table(builder, {0: text["image"], 1: about_input, 3: content, 4: _offsets(builder, [unit])})
     about_score = builder.CreateString("larger for an image of none of the classes; the description has its threshold")
     known = {"logits": {1: about_logits, 6: _offsets(builder, [labels])}, UNKNOWN_SCORE: {1: about_score}}

@@ -16,9 +16,9 @@ from keras_vit.checkpoints.layouts import HEADS, check_new, format_for
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.checkpoints.save import save_checkpoint, settings_to_set, written_model
+from keras_vit.files.keras_model import is_keras_model
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.build import preprocessing_of
-from keras_vit.run_directory import is_keras_model
 
 _UNCHANGED = LoadOptions()
 

@@ -21,10 +21,10 @@ from keras_vit.checkpoints.infer_config import (
 from keras_vit.checkpoints.layouts import HEADS, num_classes_of
 from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import UserError
+from keras_vit.files.keras_model import is_keras_model, load_model
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.models.config import ModelConfig, ResNetConfig, ViTConfig
 from keras_vit.models.named_models import MODELS
-from keras_vit.run_directory import is_keras_model, load_model
 
 _VIT_FIELDS = ("patch_size", "hidden_size", "num_layers", "num_heads", "mlp_dim", "classifier", "axial", "pre_norm")
 # The fields that identify an official model; dropout, GELU and epsilons vary with the code that wrote the file.

@@ -35,6 +35,7 @@ from keras_vit.checkpoints.layouts import HEADS, num_classes_of
 from keras_vit.checkpoints.load import assign, changed_layer, check_unchanged, match_weights, values_by_key
 from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import UserError
+from keras_vit.files.keras_model import MODEL, is_keras_model, load_model
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.images.preprocessing import Preprocessing
@@ -65,7 +66,6 @@ from keras_vit.models.config import (
 from keras_vit.models.layers import ModelSpec, no_init_weights
 from keras_vit.models.tasks import build_task, task_of
 from keras_vit.models.weight_resizing import ChannelRule, Resampler, adapt_channels, resize_patch_kernel
-from keras_vit.run_directory import MODEL, is_keras_model, load_model
 
 # What to do where a model with a changed graph should be rebuilt.
 _CHANGE_FIRST = "adapt the model first, and change its layers then"

@@ -2,6 +2,7 @@
 
 import collections
 import os
+import unicodedata
 from collections.abc import Sequence
 
 from keras_vit.errors import UserError, reading
@@ -48,3 +49,32 @@ def distinct_names(names: Sequence[str], path: str | os.PathLike) -> tuple[str, 
 def labels_text(labels: Sequence[str]) -> str:
     """The content of labels.txt; `parse_labels` reads it."""
     return "".join(f"{label}\n" for label in labels)
+
+
+def composed(name: str) -> str:
+    """Return a class name in Unicode's composed form (NFC), for macOS stores the names of files decomposed."""
+    return unicodedata.normalize("NFC", name)
+
+
+def check_classes(
+    of_model: Sequence[str],
+    of_data: Sequence[str],
+    model: str = "The run",
+    advice: str = "evaluate on data with the same classes",
+) -> None:
+    """Raise UserError unless a model, as a sentence begins with it, and the data have the same classes in one order."""
+    of_model, of_data = (tuple(map(composed, names)) for names in (of_model, of_data))
+    if of_model == of_data:
+        return
+    only = [
+        f"only {where} {', '.join(names[:5])}{' …' if names[5:] else ''}"
+        for where, names in (
+            (f"{model[0].lower()}{model[1:]} has", sorted(set(of_model) - set(of_data))),
+            ("the data have", sorted(set(of_data) - set(of_model))),
+        )
+        if names
+    ]
+    raise UserError(
+        f"{model} has {len(of_model)} classes and the data have {len(of_data)}: "
+        f"{' and '.join(only) or 'the same in another order'}; {advice}."
+    )

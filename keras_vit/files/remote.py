@@ -246,6 +246,23 @@ def local_path(path: str | os.PathLike, option: str) -> pathlib.Path:
     return pathlib.Path(path)
 
 
+def output_folder(output: str | os.PathLike) -> pathlib.Path:
+    """Return the path of --output. Raises UserError unless it is a writable directory or can be created.
+
+    Creates nothing. Of a directory in a bucket, only whether the bucket answers.
+    """
+    folder = to_path(output)
+    if is_web(folder):
+        raise UserError(f"{folder} is an address to download from; --output takes a directory.")
+    remote = is_remote(folder)
+    nearest = folder if remote else next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if nearest.is_file() or not (remote or nearest.is_dir()):
+        raise UserError(f"{nearest} is a file; --output takes a directory.")
+    if not remote and not os.access(nearest, os.W_OK | os.X_OK):
+        raise UserError(f"{nearest} is not writable; give another --output.")
+    return folder
+
+
 def read_places(path: str, use: Callable[[Callable[[int, int], bytes]], Result]) -> Result:
     """Call `use` with a function (position, size) -> bytes at most, of a file that is open meanwhile."""
     if not is_remote(path):

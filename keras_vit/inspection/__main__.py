@@ -17,7 +17,7 @@ from keras_vit.cli.options import Aliases, Count, MayLead
 from keras_vit.inspection import Figure
 
 if TYPE_CHECKING:
-    from keras_vit.runs import Run
+    from keras_vit.run import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,18 +57,19 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR | --checkpoint FILE --output DIR`"""
     options = parser.parse(InspectionOptions, arguments, prog="keras-vit inspect", about=__doc__)
 
-    from keras_vit import run_directory, runs
+    from keras_vit.files.remote import output_folder
     from keras_vit.inspection.images import image_source
+    from keras_vit.run import CONFIG, Run
 
     size, heads, groups = options.image_size, options.num_heads, options.num_groups
-    run = runs.open_run(options.run, image_size=size, num_heads=heads, num_groups=groups)
+    run = Run.open(options.run, image_size=size, num_heads=heads, num_groups=groups)
     if options.labels is not None:
         run.check_label_file(options.labels)
     source = image_source(options.images, run)
-    run_directory.output_folder(options.output)
+    output_folder(options.output)
     cli.import_keras()
     _inspect(run, source, options)
-    if run.file(run_directory.CONFIG):
+    if run.file(CONFIG):
         cli.print_next(run.next_commands("inspect"))
         return
     model = "--run", run.name, *(() if heads is None else ("--num-heads", str(heads)))

@@ -7,15 +7,16 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING
 
-from keras_vit import run_directory
 from keras_vit.errors import UserError
+from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.remote import to_path
 from keras_vit.images.files import Image, decode, read_folder, read_image
-from keras_vit.run_directory import Samples
+from keras_vit.images.samples import Samples
+from keras_vit.run import SAMPLES
 
 if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
-    from keras_vit.runs import Run
+    from keras_vit.run import Run
 
 # How the name of a data set begins, as `--data` of the training commands takes it.
 _DATA_SETS = ("digits", "tfds:", "folder:", "csv:", "tfrecord:", "tar:")
@@ -26,7 +27,7 @@ def image_source(source: str | None, run: "Run") -> str:
     if source:
         _check(source)
         return source
-    if (samples := run.file(run_directory.SAMPLES)) is None:
+    if (samples := run.file(SAMPLES)) is None:
         raise UserError(
             f"{run.name} has no images of its own; give --images, an image, a folder of images, or a data set."
         )
@@ -110,4 +111,4 @@ def _data_set(data: str, count: int, data_dir: str | None) -> list[Image]:
         for line in done.stdout.splitlines():
             if line.startswith("Warning: "):
                 print(line)
-        return _samples(pathlib.Path(folder) / run_directory.SAMPLES, count, run_directory.load_labels(folder))
+        return _samples(pathlib.Path(folder) / SAMPLES, count, read_labels(pathlib.Path(folder) / LABELS))

@@ -11,10 +11,10 @@ import matplotlib.colors
 import matplotlib.image
 import numpy as np
 
-from keras_vit import run_directory
 from keras_vit.cli.pages import data_address, render
 from keras_vit.files.atomic import staged
 from keras_vit.files.npz import write_npz
+from keras_vit.files.remote import output_folder
 from keras_vit.files.tables import short_name
 from keras_vit.inspection import plots
 from keras_vit.inspection.compute import InspectionResult, is_mistake
@@ -44,7 +44,7 @@ def write(result: InspectionResult, output: str | os.PathLike) -> list[str]:
     Files are moved to the directory after all are written. Figures of an earlier report that are not overwritten are
     removed.
     """
-    folder = run_directory.output_folder(output)
+    folder = output_folder(output)
     earlier = _figures_of(folder)
     with staged(folder) as stage:
         for name, figure in plots.draw_all(result):

@@ -17,9 +17,9 @@ from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.key_mapping import Weight, heads_in, translate
 from keras_vit.checkpoints.load import assign, weights_by_key
 from keras_vit.errors import UserError
+from keras_vit.files.keras_model import is_keras_model
 from keras_vit.files.lazy_array import LazyArray, check_all
 from keras_vit.files.safetensors import read_json
-from keras_vit.run_directory import is_keras_model
 from keras_vit.text.config import TextConfig
 from keras_vit.text.layouts import UNREAD, TextLayout, identify_text, sizes_of
 

@@ -13,6 +13,7 @@ import pytest
 
 import keras_vit
 from keras_vit import UserError
+from keras_vit.files.keras_model import load_model
 from tests.support import TINY, TINY_IMAGE, TINY_STEM, assert_equal_weights, randomize
 
 HYBRID = dataclasses.replace(TINY, patch_size=1, stem=TINY_STEM, gated_mlp=True, layer_scale=0.1, num_registers=2)
@@ -192,6 +193,6 @@ def test_arrays_that_are_larger_than_their_file_or_outside_of_it_are_not_read(ch
                     file.create_dataset("extra", dtype="f4", **change)
                 content = (tmp_path / "w.h5").read_bytes()
             bad.writestr(name, content)
-    keras_vit.run_directory.load_model(tmp_path / "good.keras")
+    load_model(tmp_path / "good.keras")
     with pytest.raises(UserError, match=words):
-        keras_vit.run_directory.load_model(tmp_path / "bad.keras")
+        load_model(tmp_path / "bad.keras")

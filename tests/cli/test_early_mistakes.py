@@ -12,14 +12,13 @@ import zipfile
 import pytest
 
 from keras_vit import UserError
+from keras_vit.files.lock import locked
 from training import finetune, predict, pretrain, samples, shard, study
-from training.checks import check_shards
+from training.checks import check_outside, check_shards
 from training.data.checks import check_data
-from training.lock import locked
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
-from training.workdir import check_outside, run_settings
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 # Runs each line of stdin as a command; prints its sentence, or what it has imported.
@@ -221,7 +220,7 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
     gone += f"to {tmp_path}: correct the paths."
     (tmp_path / "x.tflite").write_bytes(b"\x1c\0\0\0TFL3")
     options = PretrainOptions(source=DataOptions("digits"), workdir="", recipe=find_recipe("digits"))
-    settings = run_settings(options, "pretrain", "digits") | {"images": None}
+    settings = options.settings("pretrain", "digits") | {"images": None}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text(json.dumps({"settings": settings}))
     again = f"training.pretrain digits --data digits --workdir {tmp_path}/other --strategy mirrored"

@@ -29,7 +29,7 @@ from keras_vit import UserError, cli, convert
 from keras_vit.cli import commands, start
 from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.errors import ParityError
-from keras_vit.runs import Run
+from keras_vit.run import Run
 from tests.support import FIXTURES, options_of
 from training import demo, knn
 from training.recipes.pretrain import RECIPES
@@ -171,7 +171,7 @@ def test_the_next_commands_run_when_they_are_pasted(tmp_path, monkeypatch, capsy
 
 @pytest.mark.parametrize(("run", "output"), [("runs/a", "runs/a/saved_model"), ("pictures [new]/run", "saved_model")])
 def test_the_next_export_goes_where_tensorflow_can_load_it(run, output):
-    commands = Run(run).next_commands("predict")
+    commands = Run.open(run).next_commands("predict")
     assert ("saved-model", "--run", run, "--output", output) in commands
 
 

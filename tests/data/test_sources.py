@@ -17,13 +17,14 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
+from keras_vit.files.labels import check_classes
 from keras_vit.files.transfer import TransferError
 from keras_vit.images.formats import format_list
-from keras_vit.runs import Run
+from keras_vit.run import Run
 from training.data import dataset as examples
 from training.data import sources
-from training.data.checks import check_classes, check_data
+from training.data.checks import check_data
 from training.data.csv_file import listed_files
 from training.data.known_images import check_held_out, check_split, warn_of_known_images, warn_of_training_images
 from training.data.sample_images import write_samples
@@ -672,16 +673,16 @@ def test_images_that_a_rule_kept_are_no_longer_those_when_the_folder_has_others(
     assert source.held_out
     stored = {"source": data.settings(), "images": dict(zip(("train", "evaluation"), counts, strict=True))}
     (run / "config.json").write_text(json.dumps({"settings": stored}))
-    check_held_out(Run(str(run)), data, source)
-    check_held_out(Run(str(run)), DataOptions("folder:others"), made_up((1, 1), 0))
+    check_held_out(Run.at(run), data, source)
+    check_held_out(Run.at(run), DataOptions("folder:others"), made_up((1, 1), 0))
     words = f"had {sum(counts)} images, and now {sum(counts) + 1}, so that others are kept"
     with pytest.raises(UserError, match=words):
-        check_held_out(Run(str(run)), data, made_up((counts[0] + 1, counts[1]), 7))
+        check_held_out(Run.at(run), data, made_up((counts[0] + 1, counts[1]), 7))
     (run / "config.json").write_text(json.dumps({"settings": stored, "images_fingerprint": source.fingerprint}))
-    check_held_out(Run(str(run)), data, source)
-    for known in (run, run / "model.keras"):
+    check_held_out(Run.at(run), data, source)
+    for known in (Run.at(run), Run(str(run / "model.keras"))):
         with pytest.raises(UserError, match="had other images, or the same under other names"):
-            check_held_out(Run(str(known)), data, made_up(counts, 8))
+            check_held_out(known, data, made_up(counts, 8))
 
 
 def test_training_images_of_a_run_are_found_in_another_folder_where_a_rule_keeps_others(tmp_path, capsys):
@@ -691,13 +692,13 @@ def test_training_images_of_a_run_are_found_in_another_folder_where_a_rule_keeps
         write_image(here / ("ant" if number < 21 else "bee") / f"{number:02}.png", number)
     shutil.copytree(here, there)
     source = open_source(DataOptions(f"folder:{here}"))
-    assert not warn_of_training_images(Run(str(run)), source)
-    run_directory.save_training_images(run, source.train.digests)
+    assert not warn_of_training_images(Run.at(run), source)
+    Run.at(run).save_training_images(source.train.digests)
     trained = names_of(source.train)
     same = open_source(DataOptions(f"folder:{there}"))
     capsys.readouterr()
-    for known in (run, run / "model.keras"):
-        assert warn_of_training_images(Run(str(known)), same)
+    for known in (Run.at(run), Run(str(run / "model.keras"))):
+        assert warn_of_training_images(known, same)
     assert capsys.readouterr().out == ""
     (there / "ant" / "00.png").unlink()
     other_data = open_source(DataOptions(f"folder:{there}"))
@@ -705,7 +706,7 @@ def test_training_images_of_a_run_are_found_in_another_folder_where_a_rule_keeps
     seen = [name for name in names_of(others) if name in trained]
     assert seen
     capsys.readouterr()
-    assert warn_of_training_images(Run(str(run)), other_data)
+    assert warn_of_training_images(Run.at(run), other_data)
     printed = capsys.readouterr().out
     assert (
         f"Warning: {len(seen)} of the {others.num_examples} evaluation images are among the training images of {run},"
@@ -805,11 +806,11 @@ def test_another_split_of_the_folder_that_a_run_was_trained_on_is_refused(tmp_pa
         (DataOptions("folder:pictures"), DataOptions("folder:pictures"), "leave --split-seed out"),
     ):
         (run / "config.json").write_text(json.dumps({"settings": {"source": trained.settings()}}))
-        check_split(Run(str(run)), same)
-        check_split(Run(str(run)), DataOptions("folder:others", split_seed=4))
+        check_split(Run.at(run), same)
+        check_split(Run.at(run), DataOptions("folder:others", split_seed=4))
         another = None if same.split_seed else 4
         with pytest.raises(UserError, match=f"another split of folder:pictures, .*{words}"):
-            check_split(Run(str(run)), DataOptions(f"folder:{tmp_path}/pictures", split_seed=another))
+            check_split(Run.at(run), DataOptions(f"folder:{tmp_path}/pictures", split_seed=another))
         with pytest.raises(UserError, match=words):
             check_split(Run(str(run / "model.keras")), DataOptions("folder:pictures", split_seed=another))
 
@@ -833,6 +834,6 @@ def test_a_checkpoint_of_another_split_of_the_folder_is_warned_of(
     )
     for folder, is_warned in (("pictures", is_other), ("others", False)):
         options = DataOptions(f"folder:{folder}", split_seed=split_seed)
-        warn_of_known_images(Run(str(run)), options, made_up(images, fingerprint))
+        warn_of_known_images(Run.at(run), options, made_up(images, fingerprint))
         printed = capsys.readouterr().out
         assert ("was trained on another split of folder:pictures" in printed) == bool(printed) == is_warned

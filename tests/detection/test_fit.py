@@ -13,7 +13,7 @@ import pytest
 import keras_vit
 from export.saved_model import __main__ as saved_model
 from keras_vit import UserError
-from keras_vit.runs import open_run
+from keras_vit.run import Run
 from tests.interruptions import after_checkpoints, killed_after
 from tests.support import FIXTURES
 from tests.text.towers import with_tokenizer
@@ -61,7 +61,7 @@ def arguments(place: pathlib.Path, workdir: str, *more: str, steps: int = 4) -> 
 
 
 def weights_of(place: pathlib.Path, workdir: str) -> list[np.ndarray]:
-    return [np.array(weight) for weight in open_run(place / workdir).model.weights]
+    return [np.array(weight) for weight in Run.open(place / workdir).model.weights]
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def fit_options(checkpoint: str, place: pathlib.Path, side: int = 48) -> DetectF
 def test_a_published_detector_begins_with_the_names_of_the_classes(place, tmp_path):
     owl = str(with_tokenizer("hf_owlv2", tmp_path / "owl"))
     names = ("w3_w4", "w7")
-    model = detector_to_train(open_run(owl, image_size=(20, 20)), names, fit_options(owl, place, 20))
+    model = detector_to_train(Run.open(owl, image_size=(20, 20)), names, fit_options(owl, place, 20))
     original = keras_vit.from_checkpoint(owl)
     tokens = keras_vit.tokenizer(owl)(["w3 w4", "w7"])
     np.testing.assert_allclose(model.get_layer("classes").embeddings, keras_vit.text_tower(owl)(tokens), atol=1e-6)
@@ -129,7 +129,7 @@ def test_a_published_detector_begins_with_the_names_of_the_classes(place, tmp_pa
 
 def test_a_new_head_takes_one_patch_of_a_hundred_for_a_class(place):
     options = fit_options(str(place / "backbone.keras"), place)
-    model = detector_to_train(open_run(options.checkpoint), ("ball", "box"), options)
+    model = detector_to_train(Run.open(options.checkpoint), ("ball", "box"), options)
     images = np.random.default_rng(0).normal(size=(2, 48, 48, 3)).astype(np.float32)
     shares = 1 / (1 + np.exp(-np.asarray(model(images)["class_logits"])))
     assert 0.001 < np.median(shares) < 0.1
@@ -139,7 +139,7 @@ def test_a_new_head_takes_one_patch_of_a_hundred_for_a_class(place):
 def test_models_without_an_encoder_are_refused(place):
     eomt = str(FIXTURES / "tasks" / "hf_eomt")
     with pytest.raises(UserError, match="has no encoder for a detector"):
-        detector_to_train(open_run(eomt), ("ball",), fit_options(eomt, place))
+        detector_to_train(Run.open(eomt), ("ball",), fit_options(eomt, place))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import keras_vit
 from keras_vit import DetectionConfig, UserError
 from keras_vit.models.boxes import overlaps
-from keras_vit.runs import open_run
+from keras_vit.run import Run
 from tests.browser import open_browser
 from tests.support import TINY, TINY_IMAGE, answering, randomize, serving
 from tests.text.towers import with_tokenizer
@@ -177,7 +177,7 @@ def test_a_detector_of_words_is_saved_as_a_run(tmp_path, capsys):
 
 
 def test_the_page_in_the_browser_shows_the_boxes_of_a_dropped_picture():
-    page = DetectionPage(open_detector(open_run("run")), top=3, threshold=0.0)
+    page = DetectionPage(open_detector(Run.open("run")), top=3, threshold=0.0)
     with answering(open_server(page, 0, "Find objects")) as address:
         with urllib.request.urlopen(address) as answer:
             assert "<h1>Find objects</h1>" in answer.read().decode()

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import DetectionConfig, Preprocessing
+from keras_vit.files.keras_model import load_model
 from keras_vit.models.losses import DetectionWeights
 from tests.support import FIXTURES
 from training.data.annotations.boxes import Box, BoxData, Picture
@@ -105,4 +106,4 @@ def test_detection_heads_fit_models_without_class_token_and_with_registers(tmp_p
         boxes = model(images)["boxes"]
         assert boxes.shape == (1, 6, 4)
         model.save(tmp_path / "x.keras")
-        np.testing.assert_array_equal(keras_vit.run_directory.load_model(tmp_path / "x.keras")(images)["boxes"], boxes)
+        np.testing.assert_array_equal(load_model(tmp_path / "x.keras")(images)["boxes"], boxes)

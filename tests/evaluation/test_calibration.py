@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from keras_vit import UserError
-from keras_vit.runs import Run
+from keras_vit.run import Run
 from training.evaluation.metrics import log_loss, softmax
 from training.evaluation.temperature import calibration, fit_temperature
 
@@ -56,9 +56,9 @@ def test_infinite_logits_are_refused():
 
 
 def test_a_run_has_its_temperature_and_everything_else_the_temperature_1(tmp_path):
-    assert Run(str(tmp_path)).temperature == 1.0
+    assert Run.at(tmp_path).temperature == 1.0
     (tmp_path / "temperature.json").write_text(json.dumps({"temperature": 1.5}))
-    assert Run(str(tmp_path)).temperature == Run(str(tmp_path / "model.keras")).temperature == 1.5
+    assert Run.at(tmp_path).temperature == Run(str(tmp_path / "model.keras")).temperature == 1.5
     assert Run(str(tmp_path / "ViT-B_16.npz")).temperature == 1.0
 
 
@@ -68,7 +68,7 @@ def test_a_run_with_an_export_in_it_keeps_its_temperature(tmp_path):
     for name in ("model.keras", "model.bin", "model.safetensors"):
         (run / name).touch()
     (run / "temperature.json").write_text('{"temperature": 2.5}')
-    assert Run(str(run)).temperature == 2.5
+    assert Run.at(run).temperature == 2.5
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_a_run_with_an_export_in_it_keeps_its_temperature(tmp_path):
 def test_a_damaged_temperature_is_refused(tmp_path, content):
     (tmp_path / "temperature.json").write_text(content)
     with pytest.raises(UserError, match="temperature.json has no temperature; repeat"):
-        _ = Run(str(tmp_path)).temperature
+        _ = Run.at(tmp_path).temperature

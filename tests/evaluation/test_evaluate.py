@@ -16,11 +16,12 @@ import tensorflow as tf
 
 import keras_vit
 from export.tflite import __main__ as tflite_command
-from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
+from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit.files.keras_model import find, load_model
 from keras_vit.files.npz import read_npz
 from keras_vit.files.tables import rounded_to
-from keras_vit.run_directory import Samples
-from keras_vit.runs import open_run
+from keras_vit.images.samples import Samples
+from keras_vit.run import Run
 from tests.exports import saved_model_of, tflite_of
 from tests.support import full_disk, randomize, serving
 from training import evaluate as evaluate_command
@@ -32,7 +33,6 @@ from training.evaluation.metrics import intervals, measure, measure_real, read_r
 from training.evaluation.plots import draw_mistakes, draw_reliability
 from training.evaluation.predictors import Predictor, open_predictor
 from training.loop.devices.strategies import StrategyOptions
-from training.loop.run import RunDirectory
 from training.options.common import InputOptions
 from training.options.evaluate import EvaluateOptions
 
@@ -64,11 +64,11 @@ def test_top_five_counts_the_five_highest():
 
 
 @pytest.fixture(name="run")
-def _run(tmp_path) -> RunDirectory:
+def _run(tmp_path) -> Run:
     """A run directory with an untrained model for the digits."""
     config = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
     model = randomize(keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10))
-    run = RunDirectory(tmp_path / "run")
+    run = Run.at(tmp_path / "run")
     run.start({"command": "test"}, tuple("0123456789"))
     run.save_model(model)
     return run
@@ -117,7 +117,7 @@ def test_every_image_counts_once_with_any_batch_size(run, batch_size):
     split = digits().evaluation
     images = np.stack([split.example(index)[0] for index in range(360)])
     labels = np.array([int(split.example(index)[1]) for index in range(360)])
-    model = keras_vit.run_directory.load_model(run.path)
+    model = load_model(run.path)
     logits = model.predict((images.astype(np.float32) - 127.5) / 127.5, verbose=0)
     assert metrics["num_correct"] == int((logits.argmax(-1) == labels).sum())
 
@@ -146,7 +146,7 @@ def test_calibration_is_stored_in_the_run_and_used_by_it(run, tmp_path, capsys):
     stored = json.loads((copy / "temperature.json").read_text())
     assert stored == metrics["calibration"]
     assert stored["after"]["log_loss"] < stored["before"]["log_loss"] == metrics["log_loss"]
-    assert open_run(copy).temperature == stored["temperature"]
+    assert Run.open(copy).temperature == stored["temperature"]
     sentence = capsys.readouterr().out.splitlines()[-1]
     no_better = "The probabilities on these images are no better than equal ones for all classes. "
     assert sentence.startswith(f"{no_better if stored['temperature'] > 19.9 else ''}Temperature ")
@@ -253,7 +253,7 @@ def test_a_folder_of_tflite_files_is_no_run(tmp_path):
     for name in ("model-int8.tflite", "model-float32.tflite", "labels.txt"):
         (tmp_path / name).touch()
     with pytest.raises(UserError, match="holds TFLite files; give one of them, such as"):
-        keras_vit.run_directory.find(tmp_path, "model.keras")
+        find(tmp_path, "model.keras")
 
 
 def test_an_unfinished_run_is_refused(tmp_path):
@@ -264,7 +264,7 @@ def test_an_unfinished_run_is_refused(tmp_path):
 
 
 def test_a_broken_model_file_is_refused(run):
-    run.model_file.write_bytes(run.model_file.read_bytes()[:1000])
+    (run.path / "model.keras").write_bytes((run.path / "model.keras").read_bytes()[:1000])
     with pytest.raises(UserError, match="model.keras is not a complete .keras file"):
         evaluated(run.path)
 
@@ -277,7 +277,7 @@ def test_a_file_in_the_place_of_the_report_is_refused_at_once(run, output, tmp_p
 
 
 def test_the_report_of_another_run_is_not_overwritten(run, tmp_path, no_data):
-    RunDirectory(tmp_path / "other").start({"command": "other"}, NAMES)
+    Run.at(tmp_path / "other").start({"command": "other"}, NAMES)
     with pytest.raises(UserError, match="other is the directory of another run, not of"):
         evaluate_command.main(["--run", str(run.path), "--data", no_data, "--output", str(tmp_path / "other")])
 
@@ -395,7 +395,7 @@ def _made(tmp_path_factory) -> pathlib.Path:
     config = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
     preprocessing = Preprocessing((8, 8), channels=1, resize="resize-small", crop_from=10)
     model = randomize(keras_vit.build(config, preprocessing=preprocessing, num_classes=10))
-    run = RunDirectory(folder / "run")
+    run = Run.at(folder / "run")
     run.start({"command": "test"}, tuple("0123456789"))
     run.save_model(model)
     keras_vit.save_checkpoint(model, folder / "weights.npz", layout="npz")
@@ -561,11 +561,11 @@ def test_a_run_of_a_folder_on_records_and_one_of_records_on_a_folder_may_know_th
     data = dataclasses.replace(few_digits, held_out=held_out)
     _evaluated(run.path, data, tmp_path / "report")
     assert sentence not in capsys.readouterr().out  # a run that does not say what it was trained on
-    config = json.loads(run.config_file.read_text())
+    config = json.loads((run.path / "config.json").read_text())
     config["settings"]["source"] = {"data": trained}
-    run.config_file.write_text(json.dumps(config))
+    (run.path / "config.json").write_text(json.dumps(config))
     if not held_out:
-        run_directory.save_training_images(run.path, np.arange(3, dtype=np.uint64))
+        run.save_training_images(np.arange(3, dtype=np.uint64))
     _evaluated(run.path, data, tmp_path / "report")
     assert sentence in capsys.readouterr().out
 
@@ -637,7 +637,7 @@ def test_a_model_without_a_head_is_refused(few_digits, tmp_path):
 
 
 def test_logits_that_are_no_numbers_are_refused(run):
-    model = keras_vit.run_directory.load_model(run.path)
+    model = load_model(run.path)
     model.layers[-1].bias.assign(np.full(10, np.nan))
     run.save_model(model)
     with pytest.raises(UserError, match="outputs are not finite for 360 of 360 images"):

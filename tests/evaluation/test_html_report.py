@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import Preprocessing, UserError
+from keras_vit.run import Run
 from tests.browser import open_browser
 from tests.support import TINY, randomize
 from training import evaluate as command
@@ -18,7 +19,6 @@ from training.data.dataset import Split
 from training.evaluation.html_report import Report, html_report, mistakes_of, mistakes_of_several
 from training.evaluation.metrics import share_interval
 from training.evaluation.predictions import Comparison, comparison_sentence, one_class, several_classes
-from training.loop.run import RunDirectory
 
 NAMES = ("ant", "bee", "<b>cat")
 # Two right, and two wrong, of which the second has the less probable label.
@@ -125,7 +125,7 @@ def _place(tmp_path_factory) -> pathlib.Path:
             for n in range(count):
                 image = PIL.Image.fromarray(rng.integers(0, 256, (16, 20, 3), np.uint8))
                 image.save(place / "data" / split / name / f"{n}.png")
-    run = RunDirectory(place / "run")
+    run = Run.at(place / "run")
     source = {"data": f"folder:{place / 'data'}", "data_dir": None, "train_split": "train", "eval_split": None}
     run.start({"command": "test", "source": source, "recipe": {}}, ("ant", "bee", "cat"))
     run.save_model(randomize(keras_vit.build(TINY, preprocessing=Preprocessing((12, 30)), num_classes=3)))

@@ -19,8 +19,9 @@ from export.options import SourceOptions
 from export.saved_model import __main__ as saved_model
 from export.source import open_model
 from export.tflite import __main__ as tflite
-from keras_vit import UserError, run_directory
-from keras_vit.runs import open_run
+from keras_vit import UserError
+from keras_vit.files.keras_model import load_model
+from keras_vit.run import Run
 from tests.data.test_csv_targets import csv_file
 from tests.support import randomize
 from training import evaluate, predict, pretrain, soup
@@ -28,7 +29,6 @@ from training.data.sources import DataSet, array_split
 from training.evaluation.multi_label import measure_multi_label, multi_label_intervals, write_multi_label_report
 from training.evaluation.single_label import Subject
 from training.loop.build import compile_trainer
-from training.loop.run import RunDirectory
 from training.objectives.classification import Classification
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
@@ -129,7 +129,7 @@ def _place(tmp_path_factory) -> pathlib.Path:
         pixels[:, :2] += 150 * ("left" in labels)
         pixels[:, 6:] += 150 * ("right" in labels)
         PIL.Image.fromarray(pixels.astype(np.uint8)).save(place / name)
-    recipe, run = find_recipe("digits"), RunDirectory(place / "run")
+    recipe, run = find_recipe("digits"), Run.at(place / "run")
     run.start({"recipe": {"loss": "multi-label"}}, NAMES)
     run.save_model(randomize(recipe.build(len(NAMES))))
     return place
@@ -137,7 +137,7 @@ def _place(tmp_path_factory) -> pathlib.Path:
 
 def logits_of(place: pathlib.Path, names) -> np.ndarray:
     """By the model of the run and its preprocessing alone."""
-    model = run_directory.load_model(place / "run")
+    model = load_model(place / "run")
     images = [np.asarray(PIL.Image.open(place / name))[..., None] for name in names]
     return np.asarray(model(np.stack([np.asarray(keras_vit.preprocessing_of(model)(image)) for image in images])))
 
@@ -251,7 +251,7 @@ def test_a_soup_and_an_export_of_such_runs_are_of_their_kind(place, tmp_path):
         config["settings"]["source"] = {"data": "csv:list.csv"}
         (run / "config.json").write_text(json.dumps(config))
     soup.main([str(place / "run"), str(tmp_path / "other"), "--output", str(tmp_path / "soup")])
-    assert open_run(tmp_path / "soup").is_multi_label
+    assert Run.open(tmp_path / "soup").is_multi_label
     labels = place / "run" / "labels.txt"
     options = SourceOptions(run=str(place / "run"), labels=str(labels))
     assert open_model(export_run.open_run(options), options).origin.multi_label
@@ -259,9 +259,9 @@ def test_a_soup_and_an_export_of_such_runs_are_of_their_kind(place, tmp_path):
 
 @pytest.mark.slow
 def test_an_export_is_evaluated_on_its_kind_of_images_and_saturated_probabilities_are_finite(place, tmp_path):
-    model = run_directory.load_model(place / "run")
+    model = load_model(place / "run")
     model.get_layer("head").bias.assign([40.0, 0.0, -40.0])
-    run = RunDirectory(tmp_path / "run")
+    run = Run.at(tmp_path / "run")
     run.start({"recipe": {"loss": "multi-label"}}, NAMES)
     run.save_model(model)
     saved_model.main(["--checkpoint", str(run.path), "--output", str(tmp_path / "served")])
@@ -292,7 +292,7 @@ def test_training_learns_each_class(place, trained, tmp_path):
     last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["val_binary_accuracy"] > 0.9
     assert "val_accuracy" not in last
-    assert open_run(trained / "model.keras").is_multi_label
+    assert Run.open(trained / "model.keras").is_multi_label
     assert report_of(trained, place, tmp_path)["mean_average_precision"] > 0.95
 
 

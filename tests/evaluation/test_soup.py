@@ -9,12 +9,13 @@ import PIL.Image
 import pytest
 
 import keras_vit
-from keras_vit import UserError, run_directory
-from keras_vit.runs import open_run
+from keras_vit import UserError
+from keras_vit.files.keras_model import load_model
+from keras_vit.files.remote import to_path
+from keras_vit.run import Run
 from tests.support import randomize
 from training import evaluate, soup
 from training.data.known_images import check_split
-from training.loop.run import RunDirectory
 from training.options.common import DataOptions
 
 CONFIG = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
@@ -22,7 +23,7 @@ DIGITS = tuple("0123456789")
 
 
 def make_run(folder, accuracy: float, model, data: str = "digits", labels=DIGITS) -> str:
-    run = RunDirectory(folder)
+    run = Run.at(folder)
     run.start({"command": "finetune", "source": {"data": data}}, labels)
     run.write_metrics([{"epoch": 1, "val_accuracy": accuracy}])
     run.save_model(model)
@@ -46,7 +47,7 @@ def test_a_uniform_soup_is_a_run_with_the_mean_of_the_weights(runs, tmp_path):
     soup.main([*runs, "--output", str(tmp_path / "soup")])
     model, labels = keras_vit.load(tmp_path / "soup")
     assert labels == DIGITS
-    every = [run_directory.load_model(run).get_weights() for run in runs]
+    every = [load_model(run).get_weights() for run in runs]
     for mean, *weights in zip(model.get_weights(), *every, strict=True):
         np.testing.assert_allclose(mean, np.mean(weights, axis=0), rtol=1e-5, atol=1e-6)
     assert json.loads((tmp_path / "soup" / "config.json").read_text())["settings"]["runs"] == runs
@@ -59,14 +60,14 @@ def test_a_uniform_soup_is_a_run_with_the_mean_of_the_weights(runs, tmp_path):
 @pytest.mark.slow
 def test_a_greedy_soup_begins_with_the_best_run_and_keeps_what_does_not_harm(runs, tmp_path):
     # The last run is the best one again, the first is noise that can only harm.
-    shutil.copy(RunDirectory(tmp_path / "run1").model_file, RunDirectory(tmp_path / "run2").model_file)
+    shutil.copy(Run.at(tmp_path / "run1").path / "model.keras", Run.at(tmp_path / "run2").path / "model.keras")
     soup.main([*runs, "--output", str(tmp_path / "soup"), "--greedy"])
-    lines = RunDirectory(tmp_path / "soup").metrics()
+    lines = Run.at(tmp_path / "soup").metrics
     assert [line["run"] for line in lines] == [runs[1], runs[2], runs[0]]
     assert [line["kept"] for line in lines[:2]] == [True, True]
     assert lines[0]["val_accuracy"] == lines[1]["val_accuracy"]
-    kept = [run_directory.load_model(line["run"]).get_weights() for line in lines if line["kept"]]
-    for mean, *weights in zip(run_directory.load_model(tmp_path / "soup").get_weights(), *kept, strict=True):
+    kept = [load_model(line["run"]).get_weights() for line in lines if line["kept"]]
+    for mean, *weights in zip(load_model(tmp_path / "soup").get_weights(), *kept, strict=True):
         np.testing.assert_allclose(mean, np.mean(weights, axis=0), rtol=1e-5, atol=1e-6)
     assert lines[2]["kept"] == (lines[2]["val_accuracy"] >= lines[0]["val_accuracy"])
 
@@ -95,7 +96,7 @@ def test_runs_that_do_not_fit_are_refused(runs, tmp_path):
 
 def trained_on(run: str, data: str, images: tuple[int, int], fingerprint: int | None = None, **seed) -> None:
     """Let the config.json of a run say that it was trained on these images."""
-    file = RunDirectory(run_directory.to_path(run)).config_file
+    file = Run.at(to_path(run)).path / "config.json"
     config = json.loads(file.read_text())
     counts = dict(zip(("train", "evaluation"), images, strict=True))
     config["settings"] |= {"source": {"data": data, **seed}, "images": counts}
@@ -111,7 +112,7 @@ def test_a_soup_says_on_which_images_its_runs_were_trained(runs, tmp_path):
     assert config["images_fingerprint"] == 5
     assert config["settings"]["images"] == {"train": 9, "evaluation": 1}
     with pytest.raises(UserError, match="trained on another split of folder:.*give --split-seed 2"):
-        check_split(open_run(tmp_path / "soup"), DataOptions(f"folder:{tmp_path}/pictures"))
+        check_split(Run.open(tmp_path / "soup"), DataOptions(f"folder:{tmp_path}/pictures"))
 
 
 def test_a_greedy_soup_is_not_chosen_on_images_that_its_runs_may_know(runs, tmp_path):

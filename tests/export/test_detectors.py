@@ -18,7 +18,7 @@ from export.tasks import Detection, agreement_of_boxes
 from export.tflite import __main__ as tflite
 from keras_vit import DetectionConfig, UserError, inspection
 from keras_vit.errors import ParityError
-from keras_vit.runs import open_run
+from keras_vit.run import Run
 from tests.export import cpp_loader
 from tests.support import FIXTURES, TINY, TINY_IMAGE, randomize
 from training.detection.detector import open_detector
@@ -60,7 +60,7 @@ def test_a_saved_model_finds_in_files_what_the_detector_finds(name, place, tmp_p
     saved_model.main(["--run", str(place / name), "--output", str(tmp_path / "served")])
     version = tmp_path / "served" / "1"
     answer = tf.saved_model.load(version).signatures["serving_default"](image_bytes=tf.constant(pictures()))
-    detector = open_detector(open_run(place / name))
+    detector = open_detector(Run.open(place / name))
     images = [inspection.decode(data, "x", preprocessing=detector.preprocessing) for data in pictures()]
     assert images[2].pixels.shape[:2] == (41, 30)
     for number, objects in enumerate(detector.detect(images, 100)):
@@ -98,7 +98,7 @@ def test_tflite_files_give_boxes_and_logits(name, place, tmp_path):
     interpreter.set_tensor(interpreter.get_input_details()[0]["index"], image)
     interpreter.invoke()
     found = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
-    outputs = open_run(place / name).model(image)
+    outputs = Run.open(place / name).model(image)
     np.testing.assert_allclose(found[..., :4], outputs["boxes"], atol=1e-5)
     np.testing.assert_allclose(found[..., 4:], outputs["class_logits"], atol=1e-4)
     assert json.loads((tmp_path / "report.json").read_text())["files"]["float16"]["agreement"] >= 0.9
@@ -117,7 +117,7 @@ def test_onnx_files_give_the_same(name, place, tmp_path):
     images = np.random.default_rng(0).normal(size=(3, 20, 20, 3)).astype(np.float32)
     session = runtime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
     (found,) = session.run(["detections"], {"image": images})
-    outputs = open_run(place / name).model(images)
+    outputs = Run.open(place / name).model(images)
     np.testing.assert_allclose(found, np.concatenate([outputs["boxes"], outputs["class_logits"]], axis=-1), atol=1e-4)
 
 

@@ -19,7 +19,7 @@ from keras_vit import SegmentationConfig
 from keras_vit.errors import ParityError
 from keras_vit.models.config import LinearSegmentationConfig
 from keras_vit.models.segment_outputs import segment_outputs
-from keras_vit.runs import run_of
+from keras_vit.run import Run
 from tests.export import cpp_loader
 from tests.segmentation.shapes import LABELS
 from tests.support import randomize
@@ -38,7 +38,7 @@ def exported(task: str):
     model = randomize(keras_vit.models.tasks.build_task(TINY, TASKS[task], PREPROCESSING))
     if task in ("instance", "panoptic"):  # segments that are likely
         model.get_layer("class_head").kernel.assign(3.0 * model.get_layer("class_head").kernel.numpy())
-    source = open_task(run_of(model, labels=LABELS), SourceOptions(run="memory"))
+    source = open_task(Run.of_model(model, labels=LABELS), SourceOptions(run="memory"))
     samples = random_images(PREPROCESSING)
     few = dataclasses.replace(samples, encoded=samples.encoded[:3], labels=samples.labels[:3])
     return Segmentation(dataclasses.replace(source.exported, labels=LABELS, samples=few))

@@ -26,8 +26,8 @@ from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfi
 from keras_vit.cli.options import check_ranges
 from keras_vit.files import tflite_metadata
 from keras_vit.files.tflite_metadata import TFLiteMetadata
-from keras_vit.run_directory import CALIBRATION, Samples
-from keras_vit.runs import Run
+from keras_vit.images.samples import Samples
+from keras_vit.run import CALIBRATION, Run
 from tests.exports import tflite_of
 from tests.support import randomize
 
@@ -392,7 +392,7 @@ def test_unsupported_options_are_refused_before_conversion(tmp_path, monkeypatch
 
 def _calibration(run: str, images: int | None = None, folder: str | None = None, kind: str = "int8") -> Samples | None:
     options = TFLiteOptions(SourceOptions(run), "phone", (kind,), calibration=folder, calibration_images=images)
-    return read_calibration(Run(run), options, LABELS)
+    return read_calibration(Run.open(run), options, LABELS)
 
 
 def test_calibration_images_are_training_images(tmp_path):

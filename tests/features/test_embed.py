@@ -13,6 +13,7 @@ import pytest
 
 import keras_vit
 from keras_vit import UserError
+from keras_vit.files.keras_model import load_model
 from tests.features.places import CONFIG, picture_place
 from training import embed, knn
 from training.features import embed as embedding
@@ -64,7 +65,7 @@ def test_an_index_has_the_features_of_the_model_with_path_digest_label_and_split
     assert {pathlib.Path(path).parent.name for path in table.paths} == {"ant", "bee"}
     assert [pathlib.Path(path).parent.name for path in table.paths] == table.labels
     assert len(set(table.digests)) == 24
-    model = keras_vit.run_directory.load_model("model.keras")
+    model = load_model("model.keras")
     features = keras_vit.intermediates(model, "pre_logits")
     preprocess = keras_vit.preprocessing_of(model)
     images = np.stack([np.asarray(preprocess(PIL.Image.open(path))) for path in table.paths])
@@ -183,7 +184,7 @@ def test_mistakes_are_one_sentence(arguments, message, tmp_path):
 
 
 def test_features_that_are_no_numbers_are_refused(tmp_path):
-    model = keras_vit.run_directory.load_model("model.keras")
+    model = load_model("model.keras")
     weights = model.get_weights()
     weights[0][:] = np.nan
     model.set_weights(weights)

@@ -22,11 +22,11 @@ import keras_vit
 import training.samples
 from keras_vit import UserError, inspection
 from keras_vit.images.formats import format_list
+from keras_vit.images.samples import Samples
 from keras_vit.inspection import __main__ as command
 from keras_vit.inspection import report
 from keras_vit.inspection.plots import explanation
 from keras_vit.inspection.report import html_report
-from keras_vit.run_directory import Samples
 from tests.images.test_opener import claiming
 from tests.support import FIXTURES, TINY, TINY_IMAGE, encoded, randomize
 from training.data.dataset import decoded as decode_image

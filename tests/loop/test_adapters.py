@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
+from keras_vit.files.keras_model import load_model
 from keras_vit.models.layers import TokenDense
-from keras_vit.run_directory import load_model
 from training.data.pipeline import evaluation_batches
 from training.data.sources import DataOptions, open_source
 from training.loop.build import compile_trainer, trained_model

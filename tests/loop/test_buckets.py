@@ -11,16 +11,16 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError
+from keras_vit.files.lock import locked
 from keras_vit.files.remote import RemotePath, to_path
 from keras_vit.files.transfer import TransferError
+from keras_vit.run import Run
 from tests.interruptions import killed_after
 from tests.support import fetched, without_pauses
 from training import evaluate, pretrain, shard
 from training.data.record_index import record_lengths
 from training.data.sources import open_source
-from training.lock import locked
 from training.loop import checkpoints
-from training.loop.run import RunDirectory
 from training.options.common import DataOptions
 
 COMMAND = [
@@ -70,7 +70,7 @@ def train(workdir, data: str = RECORDS) -> None:
 
 
 def state(workdir) -> dict[str, np.ndarray]:
-    return fetched(checkpoints.load_latest(RunDirectory(to_path(workdir)).checkpoints_folder)[2])
+    return fetched(checkpoints.load_latest(Run.at(to_path(workdir)).path / "checkpoints")[2])
 
 
 @pytest.fixture(name="calls", scope="module")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from keras_vit import UserError
+from keras_vit.run import Run
 from tests.support import full_disk
 from training.loop import checkpoints
-from training.loop.run import RunDirectory
 
 
 def save(folder, step):
@@ -69,12 +69,12 @@ def test_a_state_renamed_to_another_step_is_passed_over(tmp_path, capsys):
 
 
 def test_a_state_of_another_run_of_the_same_settings_is_not_believed(tmp_path):
-    here, there = RunDirectory(tmp_path / "here"), RunDirectory(tmp_path / "there")
+    here, there = Run.at(tmp_path / "here"), Run.at(tmp_path / "there")
     for run in (here, there):
         run.start({"epochs": 3}, ("ant", "bee"))
-    save(there.checkpoints_folder, 12)
-    assert checkpoints.load_latest(there.checkpoints_folder)[0] == 12
-    for state in there.checkpoints_folder.iterdir():
-        shutil.copy(state, here.checkpoints_folder)
+    save(there.path / "checkpoints", 12)
+    assert checkpoints.load_latest(there.path / "checkpoints")[0] == 12
+    for state in (there.path / "checkpoints").iterdir():
+        shutil.copy(state, here.path / "checkpoints")
     with pytest.raises(UserError, match="are damaged, so the run cannot continue"):
-        checkpoints.load_latest(here.checkpoints_folder)
+        checkpoints.load_latest(here.path / "checkpoints")

@@ -11,6 +11,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 import keras_vit
 from keras_vit import UserError
+from keras_vit.files.keras_model import load_model
 from tests.loop.test_trainer import TINY, batches, flat, trainer
 from tests.support import randomize, replaced
 from training import pretrain
@@ -97,7 +98,7 @@ def test_a_run_says_its_weights_and_evaluates_without_them(uneven, tmp_path, cap
     assert "Class weights: 0.53 (ant) to 2.67 (cat), 1 on average over the images." in capsys.readouterr().out
     assert json.loads((run / "config.json").read_text())["settings"]["recipe"]["class_weights"] is True
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    model = keras_vit.run_directory.load_model(run)
+    model = load_model(run)
     split = open_source(DataOptions(data)).evaluation
     pixels = np.stack([np.asarray(split.example(tf.constant(n, tf.int64))[0]) for n in range(4)])
     logits = np.asarray(model(keras_vit.preprocessing_of(model)(pixels)))

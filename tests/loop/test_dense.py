@@ -13,6 +13,7 @@ import pytest
 import keras_vit
 from keras_vit import SegmentationConfig, UserError
 from keras_vit.models.config import LinearSegmentationConfig
+from keras_vit.run import Run
 from tests.interruptions import killed_after
 from tests.loop import dense_steps
 from tests.loop.dense_steps import RECIPE, SMALL_LINEAR, make_model
@@ -20,7 +21,6 @@ from tests.loop.test_resume import assert_ended_alike, final_state
 from tests.segmentation.shapes import LABELS, shapes
 from training.loop.build import build_trainer, trained_model
 from training.loop.devices.strategies import open_strategy
-from training.loop.run import RunDirectory
 from training.loop.setup import Setup
 from training.loop.train import run_training
 from training.options.common import DataOptions, Execution, StrategyOptions, TrainingOptions
@@ -30,7 +30,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 SINGLE = StrategyOptions("single")
 
 
-def train(folder, recipe: SegmentRecipe = RECIPE, devices: StrategyOptions = SINGLE, **execution) -> RunDirectory:
+def train(folder, recipe: SegmentRecipe = RECIPE, devices: StrategyOptions = SINGLE, **execution) -> Run:
     options = TrainingOptions(
         source=DataOptions("digits"), workdir=str(folder), recipe=recipe, devices=devices,
         execution=Execution(deterministic=True, **execution),
@@ -42,15 +42,15 @@ def train(folder, recipe: SegmentRecipe = RECIPE, devices: StrategyOptions = SIN
 
 
 @pytest.fixture(name="undisturbed", scope="module")
-def _undisturbed(tmp_path_factory) -> RunDirectory:
+def _undisturbed(tmp_path_factory) -> Run:
     return train(tmp_path_factory.mktemp("runs") / "undisturbed", checkpoint_every=1)
 
 
 def test_a_model_of_queries_is_trained_and_saved_without_its_training_form(undisturbed):
-    model = keras.models.load_model(undisturbed.model_file)
+    model = keras.models.load_model(undisturbed.path / "model.keras")
     assert keras_vit.task_of(model) == SegmentationConfig(len(LABELS), 6, 2, 1)
-    assert [record["step"] for record in undisturbed.metrics()] == [3, 6]
-    assert all(np.isfinite(record["val_loss"]) for record in undisturbed.metrics())
+    assert [record["step"] for record in undisturbed.metrics] == [3, 6]
+    assert all(np.isfinite(record["val_loss"]) for record in undisturbed.metrics)
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_replicas_micro_batches_and_jax_have_the_loss_of_the_batch(case, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("execution", [{"precision": "bfloat16"}, {"precision": "float16"}])
 def test_masks_are_learned_in_mixed_precision(execution, tmp_path):
-    assert np.isfinite(train(tmp_path / "run", **execution).metrics()[-1]["loss"])
+    assert np.isfinite(train(tmp_path / "run", **execution).metrics[-1]["loss"])
 
 
 def test_mask_attention_is_annealed_block_by_block_and_gone_at_the_end(undisturbed, tmp_path):
@@ -102,7 +102,7 @@ def test_mask_attention_is_annealed_block_by_block_and_gone_at_the_end(undisturb
 
 
 def test_the_head_of_pixels_learns(tmp_path):
-    records = train(tmp_path / "run", dataclasses.replace(SMALL_LINEAR, steps=30)).metrics()
+    records = train(tmp_path / "run", dataclasses.replace(SMALL_LINEAR, steps=30)).metrics
     assert records[-1]["val_accuracy"] > records[0]["val_accuracy"]
     assert records[-1]["val_accuracy"] > 0.8
     model = keras.models.load_model(tmp_path / "run" / "model.keras")

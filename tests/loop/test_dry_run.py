@@ -7,12 +7,12 @@ import pytest
 
 import keras_vit.models.complexity
 from keras_vit import UserError
+from keras_vit.run import Run
 from tests.support import FIXTURES
 from training import finetune, pretrain
 from training.data.sources import digits
 from training.loop import dry_run
 from training.loop.dry_run import Workload
-from training.loop.run import RunDirectory
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
 
@@ -147,6 +147,6 @@ def test_a_dry_run_of_finetuning_refuses_what_the_training_refuses(tmp_path):
 
 def test_a_dry_run_refuses_the_directory_of_another_run(tmp_path):
     workdir = tmp_path / "run"
-    RunDirectory(workdir).start({"command": "pretrain", "recipe_name": "digits"}, tuple("0123456789"))
+    Run.at(workdir).start({"command": "pretrain", "recipe_name": "digits"}, tuple("0123456789"))
     with pytest.raises(UserError, match="already holds another run, which differs in"):
         pretrain.main(["digits", "--data", "digits", "--workdir", str(workdir), *SMALL, "--dry-run"])

@@ -12,12 +12,13 @@ import pytest
 
 import export.tflite.__main__ as tflite
 import keras_vit
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
+from keras_vit.files.keras_model import load_model
+from keras_vit.run import Run
 from tests.support import FIXTURES, randomize, replaced
 from training import evaluate, finetune
 from training.data.sources import DataOptions
 from training.loop import pretrain as pretraining
-from training.loop.run import RunDirectory
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
 
@@ -26,7 +27,7 @@ COMMAND = ["--data", "digits", "--recipe", "mnist-finetune", "--steps", "2", "--
 
 
 @pytest.fixture(name="upstream", scope="module")
-def _upstream(tmp_path_factory) -> RunDirectory:
+def _upstream(tmp_path_factory) -> Run:
     recipe = dataclasses.replace(find_recipe("digits"), model=MODEL, epochs=1, batch_size=200)
     recipe = dataclasses.replace(recipe, schedule=dataclasses.replace(recipe.schedule, warmup_steps=2))
     folder = tmp_path_factory.mktemp("runs") / "upstream"
@@ -57,7 +58,7 @@ def test_a_run_becomes_a_run_at_another_resolution(upstream, tmp_path):
     assert (settings["command"], settings["checkpoint"]) == ("finetune", str(upstream.path))
     weights = json.loads((folder / "config.json").read_text())["weights"]
     assert weights == {"checkpoint": str(upstream.path), "license": None}
-    assert [record["step"] for record in RunDirectory(folder).metrics()] == [2]
+    assert [record["step"] for record in Run.at(folder).metrics] == [2]
 
 
 def test_it_starts_from_the_weights_with_positions_resized_and_a_new_head(upstream, untrained, tmp_path):
@@ -168,12 +169,12 @@ def _old_run(upstream, tmp_path) -> pathlib.Path:
 def test_a_run_of_an_older_version_is_evaluated(upstream, old_run):
     evaluate.main(["--run", str(old_run), "--data", "digits"])
     accuracy = json.loads((old_run / "evaluation.json").read_text())["accuracy"]
-    assert accuracy == pytest.approx(upstream.metrics()[-1]["val_accuracy"])
+    assert accuracy == pytest.approx(upstream.metrics[-1]["val_accuracy"])
 
 
 @pytest.mark.slow
 def test_a_run_of_an_older_version_is_finetuned_and_exported(old_run, tmp_path):
     finetune.main([*COMMAND, "--checkpoint", str(old_run), "--workdir", str(tmp_path / "new")])
     tflite.main(["--run", str(old_run), "--output", str(tmp_path / "phone"), "--formats", "float32"])
-    assert run_directory.load_model(tmp_path / "new").input_shape == (None, 56, 56, 1)
+    assert load_model(tmp_path / "new").input_shape == (None, 56, 56, 1)
     assert list((tmp_path / "phone").glob("*.tflite"))

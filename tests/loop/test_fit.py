@@ -15,13 +15,13 @@ from tensorflow.python.framework import config
 import keras_vit
 from keras_vit import UserError, ViTConfig
 from keras_vit.models.layers import no_init_weights
+from keras_vit.run import Run
 from tests.interruptions import Interrupted
 from tests.support import fetched, randomize
 from training.data.pipeline import training_batches
 from training.data.sources import DataOptions, array_split
 from training.loop import build, checkpoints
 from training.loop import pretrain as pretraining
-from training.loop.run import RunDirectory
 from training.options.common import Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
@@ -38,7 +38,7 @@ def arguments(workdir: pathlib.Path, recipe=RECIPE, **changed) -> PretrainOption
 
 
 @pytest.fixture(name="finished", scope="module")
-def _finished(tmp_path_factory) -> RunDirectory:
+def _finished(tmp_path_factory) -> Run:
     return pretraining.pretrain(arguments(tmp_path_factory.mktemp("runs") / "finished"), "tiny")
 
 
@@ -54,13 +54,13 @@ def test_a_run_leaves_everything_that_belongs_to_it(finished):
     assert config["settings"]["images"] == {"train": 1437, "evaluation": 360}
     assert config["environment"]["keras"] == keras.__version__
     assert (finished.path / "labels.txt").read_text().split() == list("0123456789")
-    assert [record["epoch"] for record in finished.metrics()] == [1, 2, 3]
-    assert finished.metrics()[0].keys() >= {"loss", "accuracy", "val_loss", "val_accuracy", "learning_rate", "seconds"}
+    assert [record["epoch"] for record in finished.metrics] == [1, 2, 3]
+    assert finished.metrics[0].keys() >= {"loss", "accuracy", "val_loss", "val_accuracy", "learning_rate", "seconds"}
     with (finished.path / "metrics.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert [{name: float(number) for name, number in row.items()} for row in rows] == finished.metrics()
+    assert [{name: float(number) for name, number in row.items()} for row in rows] == finished.metrics
     assert any((finished.path / "tensorboard").rglob("events*"))
-    model = keras.models.load_model(finished.model_file)
+    model = keras.models.load_model(finished.path / "model.keras")
     assert keras_vit.preprocessing_of(model) == keras_vit.Preprocessing((8, 8), channels=1)
 
 
@@ -68,11 +68,11 @@ def killed(*_) -> None:
     raise Interrupted
 
 
-def assert_ended_alike(run: RunDirectory, other: RunDirectory, *, metrics: bool = False) -> None:
-    ends = [fetched(checkpoints.load_latest(each.checkpoints_folder)[2]) for each in (run, other)]
+def assert_ended_alike(run: Run, other: Run, *, metrics: bool = False) -> None:
+    ends = [fetched(checkpoints.load_latest(each.path / "checkpoints")[2]) for each in (run, other)]
     for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
         np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
-    for here, there in zip(run.metrics(), other.metrics(), strict=True) if metrics else ():
+    for here, there in zip(run.metrics, other.metrics, strict=True) if metrics else ():
         timed = {"seconds": 0, "images_per_second": 0}
         assert here | timed == there | timed
 
@@ -83,7 +83,7 @@ def assert_ended_alike(run: RunDirectory, other: RunDirectory, *, metrics: bool 
 )
 def test_a_run_that_ended_while_it_started_can_be_started_again(settings, second_label, left, tmp_path):
     """Its first or its second file could not be written; a killed process leaves a part of it."""
-    run = RunDirectory(tmp_path / "run")
+    run = Run.at(tmp_path / "run")
     with pytest.raises((TypeError, UnicodeEncodeError)):
         run.start(settings, ("ant", second_label))
     run.path.mkdir(exist_ok=True)
@@ -93,7 +93,7 @@ def test_a_run_that_ended_while_it_started_can_be_started_again(settings, second
 
 
 def test_what_killed_processes_left_unfinished_is_removed_and_nothing_else(tmp_path):
-    run = RunDirectory(tmp_path / "run")
+    run = Run.at(tmp_path / "run")
     run.start({}, ("ant", "bee"))
     left = ["model.99.tmp.keras", "metrics.99.tmp.jsonl", "checkpoints/state.99.tmp.npz"]
     for name in [*left, "notes.tmp", "checkpoints/mine.npz"]:
@@ -105,11 +105,11 @@ def test_what_killed_processes_left_unfinished_is_removed_and_nothing_else(tmp_p
 
 
 @pytest.fixture(name="trained", scope="module")
-def _trained(tmp_path_factory) -> RunDirectory:
+def _trained(tmp_path_factory) -> Run:
     """A run that was killed after its last epoch, when its model was to be saved."""
-    run = RunDirectory(tmp_path_factory.mktemp("runs") / "trained")
+    run = Run.at(tmp_path_factory.mktemp("runs") / "trained")
     with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(Interrupted):
-        monkeypatch.setattr(RunDirectory, "save_model", killed)
+        monkeypatch.setattr(Run, "save_model", killed)
         pretraining.pretrain(arguments(run.path), "tiny")
     return run
 
@@ -117,14 +117,14 @@ def _trained(tmp_path_factory) -> RunDirectory:
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [lambda text: None, lambda text: text[:-20], lambda text: ""])
 def test_lost_metrics_come_back_from_the_state(damage, trained, tmp_path):
-    run = RunDirectory(shutil.copytree(trained.path, tmp_path / "run"))
-    left = damage(run.metrics_file.read_text())
-    run.metrics_file.unlink()
+    run = Run.at(shutil.copytree(trained.path, tmp_path / "run"))
+    left = damage((run.path / "metrics.jsonl").read_text())
+    (run.path / "metrics.jsonl").unlink()
     if left is not None:
-        run.metrics_file.write_text(left)
+        (run.path / "metrics.jsonl").write_text(left)
     pretraining.pretrain(arguments(run.path), "tiny")
-    assert run.metrics() == trained.metrics()
-    assert run.model_file.is_file()
+    assert run.metrics == trained.metrics
+    assert (run.path / "model.keras").is_file()
 
 
 @pytest.mark.slow
@@ -137,12 +137,12 @@ def test_lost_metrics_come_back_from_the_state(damage, trained, tmp_path):
     ],
 )
 def test_a_state_of_another_model_is_refused_in_one_sentence(damage, trained, tmp_path):
-    run = RunDirectory(shutil.copytree(trained.path, tmp_path / "run"))
-    step, progress, arrays = checkpoints.load_latest(run.checkpoints_folder)
-    checkpoints.save(run.checkpoints_folder, step + 1, progress, damage(fetched(arrays)))
+    run = Run.at(shutil.copytree(trained.path, tmp_path / "run"))
+    step, progress, arrays = checkpoints.load_latest(run.path / "checkpoints")
+    checkpoints.save(run.path / "checkpoints", step + 1, progress, damage(fetched(arrays)))
     with pytest.raises(UserError, match=f"saved by another version .* remove {run.path}"):
         pretraining.pretrain(arguments(run.path), "tiny")
-    assert not run.model_file.exists()
+    assert not (run.path / "model.keras").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff"])
@@ -150,7 +150,7 @@ def test_an_invalid_config_is_refused(content, tmp_path):
     config = tmp_path / "config.json"
     config.write_bytes(content)
     with pytest.raises(UserError, match="config.json cannot be read as the settings of a run"):
-        RunDirectory(tmp_path).start({}, ("ant", "bee"))
+        Run.at(tmp_path).start({}, ("ant", "bee"))
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
@@ -163,16 +163,16 @@ def test_an_invalid_config_is_refused(content, tmp_path):
     ],
 )
 def test_a_run_does_not_go_on_with_other_classes(labels, words, tmp_path):
-    RunDirectory(tmp_path / "run").start({}, ("ant", "bee"))
+    Run.at(tmp_path / "run").start({}, ("ant", "bee"))
     with pytest.raises(UserError, match=words):
-        RunDirectory(tmp_path / "run").start({}, labels)
+        Run.at(tmp_path / "run").start({}, labels)
     assert (tmp_path / "run" / "labels.txt").read_text() == "ant\nbee\n"
 
 
 def test_a_finished_run_is_not_changed(finished, capsys):
-    before = finished.model_file.stat().st_mtime_ns
+    before = (finished.path / "model.keras").stat().st_mtime_ns
     pretraining.pretrain(arguments(finished.path), "tiny")
-    assert finished.model_file.stat().st_mtime_ns == before
+    assert (finished.path / "model.keras").stat().st_mtime_ns == before
     assert "nothing to do" in capsys.readouterr().out
 
 
@@ -276,8 +276,8 @@ def test_a_diverged_run_is_not_finished(tmp_path):
 def test_steps_instead_of_epochs_are_exact(steps, epochs, tmp_path):
     recipe = dataclasses.replace(RECIPE, steps=steps, schedule=Schedule(warmup_steps=0))
     run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
-    assert len(run.metrics()) == epochs
-    step, _, arrays = checkpoints.load_latest(run.checkpoints_folder)
+    assert len(run.metrics) == epochs
+    step, _, arrays = checkpoints.load_latest(run.path / "checkpoints")
     assert step == arrays["step/00000"].fetch() == steps
     assert arrays["optimizer/00000"].fetch() == steps  # the optimizer's own count of its updates
 
@@ -286,14 +286,14 @@ def test_steps_instead_of_epochs_are_exact(steps, epochs, tmp_path):
 def test_a_run_of_an_earlier_version_that_counted_evaluations_goes_on_with_epochs(tmp_path):
     options = arguments(tmp_path / "run", execution=Execution(evaluate_every=8))
     run = pretraining.pretrain(options, "tiny")
-    step, progress, arrays = checkpoints.load_latest(run.checkpoints_folder)
+    step, progress, arrays = checkpoints.load_latest(run.path / "checkpoints")
     older = progress | {"records": [record | {"epoch": n} for n, record in enumerate(progress["records"], 1)]}
     arrays = fetched(arrays)
-    for path in run.checkpoints_folder.iterdir():
+    for path in (run.path / "checkpoints").iterdir():
         path.unlink()
-    checkpoints.save(run.checkpoints_folder, step, older, arrays)
+    checkpoints.save(run.path / "checkpoints", step, older, arrays)
     (run.path / "model.keras").unlink()
-    assert [record["epoch"] for record in pretraining.pretrain(options, "tiny").metrics()] == [1.143, 2.286, 3]
+    assert [record["epoch"] for record in pretraining.pretrain(options, "tiny").metrics] == [1.143, 2.286, 3]
 
 
 class Seen(keras.callbacks.Callback):
@@ -328,23 +328,23 @@ def test_callbacks_of_the_caller_see_one_training_of_all_epochs_and_change_no_bi
     run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny", callbacks=[early, seen])
     assert seen.calls == ["begin", *((epoch, MEASURED) for epoch in range(3)), "end"]
     assert seen.steps == 21
-    assert early.best == pytest.approx(min(record["val_loss"] for record in run.metrics()))
+    assert early.best == pytest.approx(min(record["val_loss"] for record in run.metrics))
     assert_ended_alike(run, finished)
-    assert [record["step"] for record in run.metrics()] == [8, 16, 21]
-    assert [record["epoch"] for record in run.metrics()] == [1.143, 2.286, 3]  # of 7 steps each
+    assert [record["step"] for record in run.metrics] == [8, 16, 21]
+    assert [record["epoch"] for record in run.metrics] == [1.143, 2.286, 3]  # of 7 steps each
 
 
 @pytest.mark.slow
 def test_a_callback_that_stops_within_an_epoch_ends_the_run_with_everything_saved(tmp_path, capsys):
     seen = Seen(stop_after=10)
     run = pretraining.pretrain(arguments(tmp_path / "run"), "tiny", callbacks=[seen])
-    assert [record["step"] for record in run.metrics()] == [7, 10]
+    assert [record["step"] for record in run.metrics] == [7, 10]
     assert seen.calls == ["begin", (0, MEASURED), (1, MEASURED), "end"]
-    step, _, arrays = checkpoints.load_latest(run.checkpoints_folder)
+    step, _, arrays = checkpoints.load_latest(run.path / "checkpoints")
     assert step == arrays["step/00000"].fetch() == 10
     assert {"model.keras", "curves.png", "labels.txt"} <= {path.name for path in run.path.iterdir()}
     weights = [arrays[name].fetch() for name in sorted(arrays) if name.startswith("weight/")]
-    saved = keras.models.load_model(run.model_file).trainable_weights
+    saved = keras.models.load_model(run.path / "model.keras").trainable_weights
     for there, here in zip(weights, saved, strict=False):
         np.testing.assert_array_equal(np.array(here), there)
     pretraining.pretrain(arguments(run.path), "tiny")
@@ -357,16 +357,16 @@ def test_early_stopping_that_restores_the_best_weights_decides_what_is_saved(tmp
     early = keras.callbacks.EarlyStopping("val_loss", mode="max", patience=1, restore_best_weights=True)
     recipe = dataclasses.replace(RECIPE, learning_rate=1e-3)
     run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny", callbacks=[early])
-    assert len(run.metrics()) == 2
-    last = checkpoints.load_latest(run.checkpoints_folder)[2]["weight/00000"].fetch()
-    assert not np.array_equal(np.array(keras.models.load_model(run.model_file).trainable_weights[0]), last)
+    assert len(run.metrics) == 2
+    last = checkpoints.load_latest(run.path / "checkpoints")[2]["weight/00000"].fetch()
+    assert not np.array_equal(np.array(keras.models.load_model(run.path / "model.keras").trainable_weights[0]), last)
 
 
 @pytest.mark.parametrize("steps", [pytest.param(4, marks=pytest.mark.slow), 50])
 def test_several_steps_of_an_execution_end_in_the_same_bits(steps, finished, tmp_path):
     execution = Execution(steps_per_execution=steps)
     run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
-    assert [record["step"] for record in run.metrics()] == [7, 14, 21]
+    assert [record["step"] for record in run.metrics] == [7, 14, 21]
     assert_ended_alike(run, finished, metrics=True)
 
 
@@ -449,7 +449,7 @@ def test_a_warmup_that_is_longer_than_the_run_is_shortened_and_said(tmp_path, ca
     pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
     said = "The warm-up of 100 steps is not shorter than the run of 14; it takes 1 instead."
     assert said in capsys.readouterr().out
-    assert RunDirectory(tmp_path / "run").metrics()[0]["learning_rate"] > 0.5 * recipe.learning_rate  # not in a warm-up
+    assert Run.at(tmp_path / "run").metrics[0]["learning_rate"] > 0.5 * recipe.learning_rate  # not in a warm-up
 
 
 def test_the_notes_model_has_its_7850_parameters():

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from keras_vit import UserError
+from keras_vit.run import Run
 from tests.loop import jax_steps
 from training import pretrain
 from training.loop.devices.jax_options import check_jax
-from training.loop.run import RunDirectory
 from training.options.common import DataOptions, Execution, StrategyOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
@@ -162,9 +162,9 @@ pretrain.main([
 """
 
 
-def run(workdir: pathlib.Path, *more: str, devices: int = 8) -> RunDirectory:
+def run(workdir: pathlib.Path, *more: str, devices: int = 8) -> Run:
     assert "nothing to do" not in on_jax("-c", _RUN, str(workdir), "0", *more, devices=devices)
-    return RunDirectory(workdir)
+    return Run.at(workdir)
 
 
 def killed_run(workdir: pathlib.Path, *more: str, devices: int = 8) -> pathlib.Path:
@@ -172,13 +172,13 @@ def killed_run(workdir: pathlib.Path, *more: str, devices: int = 8) -> pathlib.P
     return workdir
 
 
-def weights(finished: RunDirectory) -> list[np.ndarray]:
-    return [np.array(weight) for weight in keras.models.load_model(finished.model_file).weights]
+def weights(finished: Run) -> list[np.ndarray]:
+    return [np.array(weight) for weight in keras.models.load_model(finished.path / "model.keras").weights]
 
 
-def assert_equal(one: RunDirectory, two: RunDirectory) -> None:
+def assert_equal(one: Run, two: Run) -> None:
     timed = {"seconds": 0, "images_per_second": 0}
-    assert [record | timed for record in one.metrics()] == [record | timed for record in two.metrics()]
+    assert [record | timed for record in one.metrics] == [record | timed for record in two.metrics]
     for here, there in zip(weights(one), weights(two), strict=True):
         np.testing.assert_array_equal(here, there)
 
@@ -192,7 +192,7 @@ def test_a_run_that_was_stopped_and_continued_ends_in_the_same_bits_and_opens_on
     killed = killed_run(tmp_path / "resumed", *more, devices=devices)
     printed = on_jax("-c", _RUN, str(killed), "0", *more, devices=devices)
     assert "Continuing after step 8, in epoch 1." in printed
-    assert_equal(RunDirectory(killed), run(tmp_path / "undisturbed", *more, devices=devices))
+    assert_equal(Run.at(killed), run(tmp_path / "undisturbed", *more, devices=devices))
 
 
 OPTIONS = PretrainOptions(source=DataOptions("digits"), workdir="runs/never", recipe=RECIPES["digits"])

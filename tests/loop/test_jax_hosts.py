@@ -9,10 +9,10 @@ import sys
 import numpy as np
 import pytest
 
+from keras_vit.run import Run
 from tests.loop.test_jax import assert_equal, jax_process, weights
 from tests.loop.test_sharded_weights import SHARDED
 from training.loop.devices.strategies import CONTINUE_LATER
-from training.loop.run import RunDirectory
 
 # A run with dropout and an average. A host sends itself a signal when the checkpoint of a step is saved, if they are
 # given, and has more options than the other, if these are given after a comma.
@@ -50,16 +50,16 @@ def started(workdir: pathlib.Path, *more: str, hosts: int, signalled=(0, 0, 0)) 
     return jax_process(*_LAUNCHER, sys.executable, *program, devices=4)
 
 
-def run(workdir: pathlib.Path, *more: str, hosts: int = 2) -> RunDirectory:
+def run(workdir: pathlib.Path, *more: str, hosts: int = 2) -> Run:
     done = started(workdir, *more, hosts=hosts)
     assert done.returncode == 0, done.stdout[-3000:]
     assert "nothing to do" not in done.stdout
-    return RunDirectory(workdir)
+    return Run.at(workdir)
 
 
-def assert_close(one: RunDirectory, two: RunDirectory, rtol: float = 1e-5, atol: float = 1e-5) -> None:
-    assert len(one.metrics()) == 4
-    for here, there in zip(one.metrics(), two.metrics(), strict=True):
+def assert_close(one: Run, two: Run, rtol: float = 1e-5, atol: float = 1e-5) -> None:
+    assert len(one.metrics) == 4
+    for here, there in zip(one.metrics, two.metrics, strict=True):
         for name in ("loss", "val_loss", "accuracy", "val_accuracy"):
             assert here[name] == pytest.approx(there[name], rel=rtol)
     for here, there in zip(weights(one), weights(two), strict=True):
@@ -67,7 +67,7 @@ def assert_close(one: RunDirectory, two: RunDirectory, rtol: float = 1e-5, atol:
 
 
 @pytest.fixture(name="undisturbed", scope="module")
-def _undisturbed(tmp_path_factory) -> RunDirectory:
+def _undisturbed(tmp_path_factory) -> Run:
     return run(tmp_path_factory.mktemp("undisturbed") / "run", SHARDED)
 
 

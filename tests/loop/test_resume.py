@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from keras_vit.files.npz import read_npz
+from keras_vit.run import Run
 from tests.interruptions import after_checkpoints, killed_after
 from tests.loop.devices.test_service import running, stop
 from tests.support import fetched, replaced
 from training import pretrain
 from training.loop import checkpoints, train
 from training.loop.devices.strategies import CONTINUE_LATER
-from training.loop.run import RunDirectory
 
 # The smallest run that has everything in it that could go wrong: dropout, shifts, an average, momenta, several epochs
 # with several states in each.
@@ -51,7 +51,7 @@ def finish(folder: pathlib.Path, *more: str, launcher: tuple[str, ...] = ()) -> 
 
 def final_state(folder: pathlib.Path) -> dict[str, np.ndarray]:
     """Everything that training changes, at the end; without the clock."""
-    return fetched(checkpoints.load_latest(RunDirectory(folder).checkpoints_folder)[2])
+    return fetched(checkpoints.load_latest(Run.at(folder).path / "checkpoints")[2])
 
 
 def assert_ended_alike(folder: pathlib.Path, undisturbed: pathlib.Path) -> None:
@@ -60,7 +60,7 @@ def assert_ended_alike(folder: pathlib.Path, undisturbed: pathlib.Path) -> None:
     for name in here:
         np.testing.assert_array_equal(here[name], there[name], err_msg=name)
     timed = {"seconds": 0, "images_per_second": 0}
-    here, there = ([record | timed for record in RunDirectory(path).metrics()] for path in (folder, undisturbed))
+    here, there = ([record | timed for record in Run.at(path).metrics] for path in (folder, undisturbed))
     assert here == there
     assert [record["epoch"] for record in here] == [*range(1, len(here) + 1)]
 

@@ -9,12 +9,13 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
+from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit.files.keras_model import load_model
 from keras_vit.models.self_supervised import CorruptPatches, RandomMasking, masked_autoencoder, masked_patch_model
+from keras_vit.run import Run
 from training import finetune
 from training.data.sources import DataOptions
 from training.loop import pretrain as pretraining
-from training.loop.run import RunDirectory
 from training.objectives.masked_patches import MaskedPatches
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
@@ -28,7 +29,7 @@ RECIPE = dataclasses.replace(
 
 
 @pytest.fixture(name="finished", scope="module")
-def _finished(tmp_path_factory) -> RunDirectory:
+def _finished(tmp_path_factory) -> Run:
     folder = tmp_path_factory.mktemp("runs") / "masked"
     return pretraining.pretrain(
         PretrainOptions(source=DataOptions("digits"), workdir=str(folder), recipe=RECIPE), "tiny-masked"
@@ -182,9 +183,9 @@ def test_without_corruption_the_encoder_is_that_of_the_plain_model(final_norm):
 
 @pytest.mark.slow
 def test_a_run_learns_and_ends_with_the_features_of_its_model(finished):
-    losses = [record["loss"] for record in finished.metrics()]
+    losses = [record["loss"] for record in finished.metrics]
     assert losses[-1] < losses[0]
-    model = run_directory.load_model(finished.path)
+    model = load_model(finished.path)
     assert keras_vit.config_of(model) == TINY
     assert model.output_shape == (None, 12)
     assert not any("mask" in weight.path for weight in model.weights)
@@ -201,7 +202,7 @@ def test_a_run_is_fine_tuned_to_classes(finished, tmp_path):
     command = ["--data", "digits", "--recipe", "mnist-finetune", "--steps", "2", "--batch-size", "8"]
     command += ["--warmup-steps", "1", "--image-size", "8", "8", "--learning-rate", "1e-9"]
     finetune.main([*command, "--checkpoint", str(finished.path), "--workdir", str(tmp_path / "fine")])
-    before = run_directory.load_model(finished.path)
+    before = load_model(finished.path)
     after, _ = keras_vit.load(tmp_path / "fine")
     assert after.output_shape == (None, 10)
     old = {weight.path: np.array(weight) for weight in before.weights}
@@ -216,7 +217,7 @@ def test_pixels_have_no_accuracy(tmp_path):
     arguments = PretrainOptions(source=DataOptions("digits"), workdir=str(tmp_path / "run"), recipe=recipe)
     logged = []
     callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logged.append(dict(logs)))
-    records = pretraining.pretrain(arguments, "tiny-pixels", callbacks=[callback]).metrics()
+    records = pretraining.pretrain(arguments, "tiny-pixels", callbacks=[callback]).metrics
     # The objective's loss, and nothing of Keras beside it.
     assert logged[-1] == {"loss": records[-1]["loss"], "val_loss": records[-1]["val_loss"]}
     assert {"loss", "val_loss"} <= records[-1].keys()
@@ -326,9 +327,9 @@ def test_in_bfloat16_the_same_patches_are_masked_and_the_loss_is_close():
 def test_a_masked_autoencoder_learns_and_is_fine_tuned(tmp_path):
     options = PretrainOptions(source=DataOptions("digits"), workdir=str(tmp_path / "mae"), recipe=AUTOENCODER)
     run = pretraining.pretrain(options, "tiny-mae")
-    losses = [record["loss"] for record in run.metrics()]
+    losses = [record["loss"] for record in run.metrics]
     assert losses[-1] < losses[0]
-    model = run_directory.load_model(run.path)
+    model = load_model(run.path)
     assert keras_vit.config_of(model) == AUTOENCODER.model
     assert not any("mask" in weight.path or "decoder" in weight.path for weight in model.weights)
     fine = keras_vit.from_checkpoint(run.path, num_classes=3)

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 import keras_vit
+from keras_vit.run import Run
 from training.loop import pretrain as pretraining
-from training.loop.run import RunDirectory
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
@@ -14,7 +14,7 @@ from training.recipes.schedules import Schedule
 
 
 @pytest.fixture(name="upstream", scope="package")
-def _upstream(tmp_path_factory) -> RunDirectory:
+def _upstream(tmp_path_factory) -> Run:
     """A finished run of a tiny model on the digits."""
     model = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
     recipe = dataclasses.replace(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit import run_directory
+from keras_vit.files.keras_model import load_model
 from training import pretrain
 from training.probes import watch
 
@@ -21,7 +21,7 @@ WAYS = {
 def test_it_begins_with_all_weights_of_the_checkpoint_and_a_tenth_of_the_learning_rate(
     name, upstream, handed_over, tmp_path, capsys
 ):
-    start = run_directory.load_model(upstream.path)
+    start = load_model(upstream.path)
     workdir = ["--workdir", str(tmp_path / "run")]
     pretrain.main([name, *COMMAND, *WAYS[name], "--checkpoint", str(upstream.path), *workdir])
     [run] = handed_over

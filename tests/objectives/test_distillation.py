@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import keras_vit
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
+from keras_vit.files.keras_model import load_model
+from keras_vit.run import load
 from tests.support import randomize, replaced
 from training import pretrain
 from training.loop.build import compile_trainer
@@ -36,7 +38,7 @@ def test_the_loss_compares_with_the_teacher_on_the_same_images(distillation, ups
     if not hard:
         recipe = dataclasses.replace(recipe, temperature=2.0)
     recipe = dataclasses.replace(recipe, schedule=Schedule(warmup_steps=1), label_smoothing=0.0)
-    model, teacher = randomize(recipe.build(10)), run_directory.load_model(upstream.path)
+    model, teacher = randomize(recipe.build(10)), load_model(upstream.path)
     names = ["cls_logits", "distillation_logits"] if hard else ["logits"]
     rng = np.random.default_rng(2)
     images = rng.uniform(-1, 1, (5, 8, 8, 1)).astype(np.float32)
@@ -59,7 +61,7 @@ def test_the_loss_compares_with_the_teacher_on_the_same_images(distillation, ups
 def test_a_distilled_run_keeps_no_teacher(upstream, tmp_path):
     workdir = tmp_path / "run"
     pretrain.main([*COMMAND, "--teacher", str(upstream.path), "--workdir", str(workdir)])
-    model, labels = run_directory.load(workdir)
+    model, labels = load(workdir)
     assert (model.output_shape, labels) == ((None, 10), tuple("0123456789"))
     settings = json.loads((workdir / "config.json").read_text())["settings"]
     assert settings["recipe"]["teacher"] == str(upstream.path)
@@ -68,7 +70,7 @@ def test_a_distilled_run_keeps_no_teacher(upstream, tmp_path):
 def other_classes(upstream, tmp_path) -> str:
     folder = tmp_path / "letters"
     folder.mkdir()
-    keras.models.load_model(upstream.model_file).save(folder / "model.keras")
+    keras.models.load_model(upstream.path / "model.keras").save(folder / "model.keras")
     (folder / "labels.txt").write_text("\n".join("abcdefghij") + "\n")
     return str(folder)
 
@@ -87,7 +89,7 @@ def other_size(upstream, tmp_path) -> str:
 
 def unfinished(upstream, tmp_path) -> str:
     (tmp_path / "unfinished").mkdir()
-    shutil.copy(upstream.labels_file, tmp_path / "unfinished")
+    shutil.copy(upstream.path / "labels.txt", tmp_path / "unfinished")
     return str(tmp_path / "unfinished")
 
 

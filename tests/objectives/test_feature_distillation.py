@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import Preprocessing, ResNetConfig, UserError, run_directory
+from keras_vit import Preprocessing, ResNetConfig, UserError
+from keras_vit.files.keras_model import load_model
 from tests.support import FIXTURES, randomize
 from training import pretrain
 from training.objectives.feature_distillation import (
@@ -83,6 +84,6 @@ def test_a_run_learns_and_ends_without_head_and_projections(upstream, tmp_path):
     command += ["--model.patch-size", "2", "--model.num-layers", "1", "--model.hidden-size", "12"]
     command += ["--model.mlp-dim", "20", "--teacher", str(upstream.path), "--distil", "features"]
     pretrain.main([*command, "--workdir", str(tmp_path / "run")])
-    model = run_directory.load_model(tmp_path / "run")
+    model = load_model(tmp_path / "run")
     assert model.output_shape == (None, 12)
     assert not any("projection" in weight.path for weight in model.weights)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_vit import run_directory
+from keras_vit.run import load
 from training import finetune
 
 COMMAND = ["--data", "digits", "--recipe", "mnist-finetune", "--image-size", "8", "8", "--batch-size", "8"]
@@ -13,7 +13,7 @@ COMMAND += ["--steps", "4", "--warmup-steps", "0", "--decay", "constant", "--lor
 @pytest.mark.slow
 def test_adapters_of_the_chosen_layers_and_the_head_are_trained_and_merged(upstream, tmp_path):
     finetune.main([*COMMAND, "--checkpoint", str(upstream.path), "--workdir", str(tmp_path / "run")])
-    (before, _), (after, _) = run_directory.load(upstream.path), run_directory.load(tmp_path / "run")
+    (before, _), (after, _) = load(upstream.path), load(tmp_path / "run")
     changes = {new.path: np.array(new) - np.array(old) for old, new in zip(before.weights, after.weights, strict=True)}
     for path, change in changes.items():
         layer, _, name = path.partition("/")

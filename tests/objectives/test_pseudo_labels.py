@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
+from keras_vit.files.keras_model import load_model
+from keras_vit.run import load
 from tests.support import assert_equal_weights
 from training import finetune
 from training.data.sources import DataSet, array_split
@@ -123,10 +125,10 @@ def test_the_better_run_on_the_evaluation_images_is_kept_and_said(way, upstream,
     printed, report = capsys.readouterr().out, (tmp_path / "run" / "few_labels.md").read_text()
     assert "labels alone" in report
     assert "Kept: " in printed
-    model, labels = run_directory.load(tmp_path / "run")
+    model, labels = load(tmp_path / "run")
     assert (model.output_shape, labels) == ((None, 2), ("bright", "dark"))
     kept = "labels" if "Kept: the labels alone" in printed else {"noisy-student": "round-1"}.get(way, way)
-    expected = run_directory.load_model(tmp_path / f"run-{kept}")
+    expected = load_model(tmp_path / f"run-{kept}")
     assert_equal_weights(model, expected)
 
 

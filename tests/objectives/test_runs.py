@@ -6,10 +6,11 @@ import shlex
 import numpy as np
 import pytest
 
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
+from keras_vit.files.keras_model import MODEL, load_model
+from keras_vit.run import Run
 from tests.interruptions import killed_after
 from training import finetune, pretrain
-from training.loop.run import RunDirectory
 
 DIGITS = "digits --data digits --epochs 2 --batch-size 200 --warmup-steps 2"
 SMALL = f"{DIGITS} --model.num-layers 1 --model.hidden-size 12 --model.mlp-dim 20"
@@ -46,12 +47,12 @@ def test_a_killed_run_ends_in_the_same_bits_and_metrics(name, upstream, tmp_path
     train(command, upstream.path, tmp_path / "undisturbed")
     with killed_after(step):
         train(command, upstream.path, tmp_path / "killed")
-    assert not (tmp_path / "killed" / run_directory.MODEL).exists()
+    assert not (tmp_path / "killed" / MODEL).exists()
     train(command, upstream.path, tmp_path / "killed")
-    runs = [RunDirectory(tmp_path / name) for name in ("undisturbed", "killed")]
-    for here, there in zip(*(run_directory.load_model(run.path).get_weights() for run in runs), strict=True):
+    runs = [Run.at(tmp_path / name) for name in ("undisturbed", "killed")]
+    for here, there in zip(*(load_model(run.path).get_weights() for run in runs), strict=True):
         np.testing.assert_array_equal(here, there)
-    losses = [[{n: x for n, x in record.items() if "loss" in n} for record in run.metrics()] for run in runs]
+    losses = [[{n: x for n, x in record.items() if "loss" in n} for record in run.metrics] for run in runs]
     assert losses[0] == losses[1]
 
 

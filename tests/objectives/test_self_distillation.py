@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import UserError, ViTConfig, run_directory
+from keras_vit import UserError, ViTConfig
+from keras_vit.files.keras_model import load_model
 from keras_vit.models.self_supervised import Center
 from training.data.dataset import Split
 from training.data.pipeline import training_batches
@@ -175,11 +176,11 @@ def options(workdir, **changes) -> PretrainOptions:
 @pytest.mark.slow
 def test_a_run_learns_and_is_fine_tuned(tmp_path):
     run = pretraining.pretrain(options(tmp_path / "run"), "tiny-dino")
-    first, last = run.metrics()
+    first, last = run.metrics
     assert last["loss"] < first["loss"]
     assert 0.0 < last["val_entropy"] < math.log(12)
     assert last["val_loss"] > last["val_entropy"]
-    model = run_directory.load_model(run.path)
+    model = load_model(run.path)
     assert keras_vit.config_of(model) == TINY.model
     assert not any("proto" in weight.path or "project" in weight.path for weight in model.weights)
     assert keras_vit.from_checkpoint(run.path, num_classes=3).output_shape == (None, 3)
@@ -198,7 +199,7 @@ def test_two_replicas_end_where_one_device_does(tmp_path):
         "two": ["--strategy", "mirrored", "--replicas", "2"],
     }.items():
         subprocess.run([*command, *devices, "--workdir", str(tmp_path / name)], check=True, capture_output=True)
-        models.append(run_directory.load_model(tmp_path / name))
+        models.append(load_model(tmp_path / name))
     for one, other in zip(*(model.weights for model in models), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 

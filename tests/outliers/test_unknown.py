@@ -27,11 +27,11 @@ from export.tflite.convert import to_tflite
 from export.tflite.export import export_tflite
 from export.tflite.flatbuffer import unpack
 from export.tflite.quantize import quantize, quantize_static
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
+from keras_vit.images.samples import Samples
 from keras_vit.inspection import Image
-from keras_vit.run_directory import Samples
-from keras_vit.runs import open_run
-from keras_vit.unknown_score import KINDS, UNKNOWN, UnknownKind, features_and_logits, threshold_of
+from keras_vit.run import SAMPLES, Run
+from keras_vit.scores import KINDS, UNKNOWN, UnknownKind, features_and_logits, threshold_of
 from tests.support import randomize
 from training import evaluate, linear_probe, predict, unknown
 from training.data.sources import open_source
@@ -102,7 +102,7 @@ def _run(tmp_path_factory) -> pathlib.Path:
         tf.io.encode_png(np.minimum(image[..., None] * 16, 255).astype(np.uint8)).numpy()
         for image in digits.images[:20]
     )
-    Samples(encoded, digits.target[:20]).save(folder / run_directory.SAMPLES)
+    Samples(encoded, digits.target[:20]).save(folder / SAMPLES)
     unknown.main(["--run", str(folder), "--data", "digits", "--images", "600", "--kind", "knn"])
     return folder
 
@@ -112,12 +112,12 @@ def test_a_share_of_known_images_is_unknown_and_prediction_says_so(run, tmp_path
     assert report["kind"] == "knn"
     assert report["training_images"] == 600
     assert report["auroc_of_left_out_classes"].keys() == set(KINDS)
-    scorer = open_run(run).unknown
+    scorer = Run.open(run).unknown
     assert scorer.arrays["bank"].shape == (600, 24)
     assert scorer.threshold == report["threshold"]
     pictures = tmp_path / "pictures"
     pictures.mkdir()
-    for name, data in (("digit", Samples.from_file(run / run_directory.SAMPLES).encoded[0]),):
+    for name, data in (("digit", Samples.from_file(run / SAMPLES).encoded[0]),):
         (pictures / f"{name}.png").write_bytes(data)
     PIL.Image.fromarray(np.tile(np.uint8([[255, 0], [0, 255]]), (4, 4))).save(pictures / "checks.png")
     predict.main(["--run", str(run), str(pictures), "--output", str(tmp_path / "out.json")])
@@ -138,7 +138,7 @@ def test_an_evaluation_reports_the_auroc_of_left_out_classes(run, tmp_path):
 def test_exports_compute_the_same_score(run, tmp_path):
     saved_model.main(["--run", str(run), "--output", str(tmp_path / "saved")])
     tflite.main(["--run", str(run), "--output", str(tmp_path / "phone"), "--formats", "float32"])
-    opened = open_run(run)
+    opened = Run.open(run)
     image = np.asarray(opened.preprocessing.normalize(np.full((1, 8, 8, 1), 100.0, np.float32)))
     (expected,) = opened.unknown.scores(opened.model, [image])
     served = tf.saved_model.load(str(tmp_path / "saved" / "1")).signatures
@@ -208,7 +208,7 @@ def test_onnx_computes_the_same_score(run, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("tf2onnx")
     onnx.main(["--run", str(run), "--output", str(tmp_path)])
-    opened = open_run(run)
+    opened = Run.open(run)
     image = np.asarray(opened.preprocessing.normalize(np.full((3, 8, 8, 1), 100.0, np.float32)))
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
     found = session.run(["unknown_score"], {"image": image})[0]
@@ -222,24 +222,24 @@ def test_onnx_computes_the_same_score(run, tmp_path):
 
 def test_a_picture_goes_through_the_model_once(run, monkeypatch):
     monkeypatch.setattr(prediction, "logits_model", None)  # what another pass would take
-    classifier = prediction.open_classifier(open_run(run))
+    classifier = prediction.open_classifier(Run.open(run))
     [card] = classifier.classify([Image("checks", np.tile(np.uint8([[255, 0], [0, 255]]), (4, 4))[..., None])])
     assert card.ranked.is_unknown
 
 
 def test_the_score_of_another_model_is_refused(run, tmp_path):
-    opened = open_run(run)
+    opened = Run.open(run)
     opened.model.save(tmp_path / "model.keras")
     (tmp_path / UNKNOWN).write_bytes((run / UNKNOWN).read_bytes())
     with pytest.raises(UserError, match="was fitted to another model"):
-        _ = open_run(tmp_path).unknown
+        _ = Run.open(tmp_path).unknown
 
 
 def test_a_damaged_file_of_the_score_is_named(run, tmp_path):
     (tmp_path / "model.keras").write_bytes((run / "model.keras").read_bytes())
     np.savez(tmp_path / UNKNOWN, kind=np.array(2))
     with pytest.raises(UserError, match="cannot be read as a score for unknown images"):
-        _ = open_run(tmp_path).unknown
+        _ = Run.open(tmp_path).unknown
 
 
 @pytest.mark.slow
@@ -253,7 +253,7 @@ def test_fashion_is_unknown_to_a_probe_of_digits(tmp_path):
     options = ["--image-size", "56", "56", "--c", "0.1", "--cache", str(tmp_path / "cache"), "--output", str(tmp_path)]
     linear_probe.main(["--checkpoint", str(DINOV2), *data, "--workdir", run, *options])
     unknown.main(["--run", run, *data])
-    opened, scores = open_run(run), []
+    opened, scores = Run.open(run), []
     for name in ("mnist", "fashion_mnist"):
         split = open_source(DataOptions(f"tfds:{name}", str(SHARED), "train[:1%]", "test[:1000]")).evaluation
         found = outputs_of(opened, split, 10, 100)

@@ -19,12 +19,12 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError, inspection
-from keras_vit.runs import open_run
+from keras_vit.files.keras_model import load_model
+from keras_vit.run import Run
 from tests.browser import open_browser
 from tests.support import TINY, TINY_IMAGE, Terminal, answering, randomize, serving
 from training import predict as command
 from training.data.dataset import decoded as decode_image
-from training.loop.run import RunDirectory
 from training.prediction import classifier as prediction
 from training.prediction.classifier import open_classifier
 from training.prediction.pictures import find_pictures
@@ -57,7 +57,7 @@ def _arguments(place, monkeypatch) -> list[str]:
 
 def expected(place, picture: str) -> list[tuple[str, float]]:
     """The five most likely classes, by the model and its preprocessing alone."""
-    model = keras_vit.run_directory.load_model(place / "model.keras")
+    model = load_model(place / "model.keras")
     with PIL.Image.open(place / "pictures" / picture) as image:
         pixels = np.asarray(image)
     logits = np.asarray(model(np.asarray(keras_vit.preprocessing_of(model)(pixels))[None]))[0]
@@ -157,7 +157,7 @@ def test_the_pixels_of_a_jpeg_are_those_of_training():
 def test_more_than_five_classes_of_an_image_are_said_to_be_more(place, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(place)
     model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
-    run = RunDirectory(tmp_path / "run")
+    run = Run.at(tmp_path / "run")
     run.start({"recipe": {"loss": "multi-label"}}, NAMES)
     for count, more in ((6, " … |"), (5, "% |")):
         model.get_layer("head").set_weights([np.zeros((12, 7)), np.where(np.arange(7) < count, 2.0, -2.0)])
@@ -215,7 +215,7 @@ def test_results_in_every_form_name_files_that_are_not_utf_8_and_broken_ones(for
 
 
 def test_pixels_of_classified_pictures_are_not_kept(place):
-    classifier = open_classifier(open_run(place / "model.keras"))
+    classifier = open_classifier(Run.open(place / "model.keras"))
     files = [place / "pictures" / name for name in ("a.png", "b.jpg")]
     batch = [(file, *prediction.read_picture(file, classifier.run.preprocessing)) for file in files]
     _, cards = prediction.classified(classifier, batch)
@@ -227,15 +227,15 @@ def test_pixels_of_classified_pictures_are_not_kept(place):
 def test_class_names_are_those_of_the_config_beside_a_checkpoint(place, tmp_path):
     model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
     keras_vit.save_checkpoint(model, tmp_path / "named", layout="huggingface", labels=NAMES)
-    assert open_classifier(open_run(tmp_path / "named")).labels == NAMES
+    assert open_classifier(Run.open(tmp_path / "named")).labels == NAMES
     keras_vit.save_checkpoint(model, tmp_path / "numbers", layout="huggingface")
-    assert open_classifier(open_run(tmp_path / "numbers")).labels == ()
+    assert open_classifier(Run.open(tmp_path / "numbers")).labels == ()
     with pytest.raises(UserError, match="labels names 2 classes, but the model .* has 7"):
         keras_vit.save_checkpoint(model, tmp_path / "few", layout="huggingface", labels=("ant", "bee"))
 
 
 def test_a_checkpoint_at_an_address_is_downloaded_and_classifies(place, arguments, tmp_path, monkeypatch, capsys):
-    keras_vit.save_checkpoint(keras_vit.run_directory.load_model("model.keras"), tmp_path / "x.npz", layout="npz")
+    keras_vit.save_checkpoint(load_model("model.keras"), tmp_path / "x.npz", layout="npz")
     monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
     command.main([*arguments, "pictures/a.png"])
     table = capsys.readouterr().out
@@ -249,7 +249,7 @@ def test_the_projection_of_clip_is_no_classifier(place, tmp_path):
     projecting = dataclasses.replace(TINY, pre_norm=True, head_bias=False)
     keras_vit.build(projecting, image_size=TINY_IMAGE, num_classes=7).save(tmp_path / "model.keras")
     with pytest.raises(UserError, match="ends with features of shape .* has no classes; add a head"):
-        open_classifier(open_run(tmp_path / "model.keras"))
+        open_classifier(Run.open(tmp_path / "model.keras"))
 
 
 def test_results_are_written_as_csv(place, arguments):
@@ -280,10 +280,10 @@ def test_a_calibrated_run_has_calibrated_probabilities(place, tmp_path):
     shutil.copy(place / "model.keras", tmp_path)
     shutil.copy(place / "names.txt", tmp_path / "labels.txt")
     image = inspection.read_images(place / "pictures" / "a.png", 1)
-    cold = open_classifier(open_run(tmp_path / "model.keras"))
+    cold = open_classifier(Run.open(tmp_path / "model.keras"))
     [before] = cold.classify(image)
     (tmp_path / "temperature.json").write_text(json.dumps({"temperature": 2.0}))
-    [after] = open_classifier(open_run(tmp_path / "model.keras")).classify(image)
+    [after] = open_classifier(Run.open(tmp_path / "model.keras")).classify(image)
     assert [name for name, _ in after.ranked.likeliest] == [name for name, _ in before.ranked.likeliest]
     logits = np.asarray(cold.run.model(np.asarray(cold.run.preprocessing(image[0].pixels))[None]))[0]
     shares = np.exp(logits / 2.0) / np.exp(logits / 2.0).sum()
@@ -292,9 +292,9 @@ def test_a_calibrated_run_has_calibrated_probabilities(place, tmp_path):
 
 def test_what_a_partly_copied_run_does_not_say_is_said(place, tmp_path, capsys):
     shutil.copy(place / "model.keras", tmp_path)
-    open_classifier(open_run(tmp_path / "model.keras"))
+    open_classifier(Run.open(tmp_path / "model.keras"))
     assert capsys.readouterr().out == ""  # a file alone is no run
-    open_classifier(open_run(tmp_path))
+    open_classifier(Run.open(tmp_path))
     assert capsys.readouterr().out.splitlines() == [
         f"{tmp_path} has no labels.txt, so classes are shown by their numbers; copy it from the run, or give --labels.",
         f"{tmp_path} has no config.json, so each image is taken to have one class; copy it from the run, if it is "
@@ -302,7 +302,7 @@ def test_what_a_partly_copied_run_does_not_say_is_said(place, tmp_path, capsys):
     ]
     shutil.copy(place / "names.txt", tmp_path / "labels.txt")
     (tmp_path / "config.json").write_text("{}")
-    open_classifier(open_run(tmp_path))
+    open_classifier(Run.open(tmp_path))
     assert capsys.readouterr().out == ""
 
 
@@ -353,7 +353,7 @@ def test_a_map_lies_on_the_part_of_the_picture_that_the_model_sees(place, tmp_pa
         config = dataclasses.replace(TINY, patch_size=6)
         model = randomize(keras_vit.build(config, preprocessing=preprocessing, num_classes=7))
         model.save(tmp_path / f"{name}.keras")
-        classifier = open_classifier(open_run(tmp_path / f"{name}.keras"), explain="rollout")
+        classifier = open_classifier(Run.open(tmp_path / f"{name}.keras"), explain="rollout")
         sides = (64, 128) if name == "cropped" else (64, 213)
         picture = encoded_png(np.random.default_rng(0).integers(0, 256, (*sides, 3), np.uint8))
         page = classifier.answer(picture, "x.png")
@@ -398,16 +398,16 @@ def test_a_picture_is_taken_once(place, monkeypatch):
 def test_a_model_without_a_head_and_other_labels_are_refused(place, tmp_path):
     keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=None).save(tmp_path / "features.keras")
     with pytest.raises(UserError, match="ends with features of shape .* has no classes; add a head"):
-        open_classifier(open_run(tmp_path / "features.keras"))
+        open_classifier(Run.open(tmp_path / "features.keras"))
     (tmp_path / "two.txt").write_text("ant\nbee\n")
     with pytest.raises(UserError, match="two.txt names 2 classes, but the model .* has 7"):
-        open_classifier(open_run(place / "model.keras"), str(tmp_path / "two.txt"))
+        open_classifier(Run.open(place / "model.keras"), str(tmp_path / "two.txt"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_picture_dropped_on_the_page_shows_its_classes_bars_and_map(place, width, tmp_path):
-    classifier = open_classifier(open_run(place / "model.keras"), str(place / "names.txt"), explain="rollout")
+    classifier = open_classifier(Run.open(place / "model.keras"), str(place / "names.txt"), explain="rollout")
     with answering(open_server(classifier, 0)) as address, open_browser() as page:
         page.open(address, width)
         page.drop("#drop", place / "pictures" / "a.png")

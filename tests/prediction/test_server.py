@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import keras_vit
 from keras_vit import UserError, inspection
 from keras_vit.images.formats import LARGEST_SERVED
-from keras_vit.runs import open_run
+from keras_vit.run import Run
 from tests.support import TINY, TINY_IMAGE, answering, randomize
 from training.prediction.classifier import open_classifier
 from training.prediction.server import _CONNECTIONS, open_server
@@ -74,7 +74,7 @@ def test_the_page_classifies_what_is_sent_to_it(tmp_path):
     stream = io.BytesIO()
     PIL.Image.fromarray(pixels).save(stream, "PNG")
     (tmp_path / "names.txt").write_text("".join(f"class {number}\n" for number in range(7)))
-    classifier = open_classifier(open_run(tmp_path / "model.keras"), str(tmp_path / "names.txt"), explain="rollout")
+    classifier = open_classifier(Run.open(tmp_path / "model.keras"), str(tmp_path / "names.txt"), explain="rollout")
     server = open_server(classifier, 0)
     with answering(server):
         assert "Drop a picture here" in answer(int(server.effective_port))[1]

@@ -18,13 +18,13 @@ import tensorflow as tf
 
 import keras_vit
 import training.fewshot
-from keras_vit import Preprocessing, UserError, ViTConfig, run_directory
+from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.cli import commands
-from keras_vit.runs import open_run
+from keras_vit.files.keras_model import load_model
+from keras_vit.run import Run
 from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
 from training import knn, linear_probe
 from training.data.sources import DataOptions, DataSet, array_split, digits
-from training.loop.run import RunDirectory
 from training.options.common import FeatureOptions
 from training.options.probes import FewshotOptions, KnnOptions, LinearProbeOptions
 from training.probes import features, least_squares, linear_model, logistic_regression, nearest_neighbors
@@ -161,9 +161,9 @@ def test_the_linear_probe_is_logistic_regression_on_standardised_features(cluste
 
 
 @pytest.fixture(name="run")
-def _run(tmp_path) -> RunDirectory:
+def _run(tmp_path) -> Run:
     """A run directory with an untrained model for the digits."""
-    run = RunDirectory(tmp_path / "run")
+    run = Run.at(tmp_path / "run")
     run.start({"command": "test"}, tuple("0123456789"))
     model = keras_vit.build(CONFIG, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10)
     run.save_model(randomize(model))
@@ -174,7 +174,7 @@ def _opened(kind: type[FeatureOptions], run: pathlib.Path, tmp_path, data: DataS
     """A run, the digits or other data, and the options of a command."""
     options = kind(run=str(run), **{"source": DataOptions("digits"), "cache": str(tmp_path / "cache"), **fields})
     size, heads = options.image_size, options.num_heads
-    return open_run(options.run, image_size=size, num_heads=heads), data or digits(), options
+    return Run.open(options.run, image_size=size, num_heads=heads), data or digits(), options
 
 
 def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_path, compute_no_more, capsys):
@@ -190,7 +190,7 @@ def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_pat
 
 
 def test_a_checkpoint_at_an_address_is_downloaded_and_probed(run, tmp_path, monkeypatch):
-    keras_vit.save_checkpoint(run_directory.load_model(run.path), run.path / "x.npz", layout="npz")
+    keras_vit.save_checkpoint(load_model(run.path), run.path / "x.npz", layout="npz")
     monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
     output = str(tmp_path / "report")
     options = ["--data", "digits", "--output", output, "--num-heads", "3", "--image-size", "8", "--neighbors", "1"]
@@ -258,7 +258,7 @@ def test_random_weights_are_others_and_always_the_same(run, tmp_path):
 
 def test_what_cannot_be_probed_is_refused(run, tmp_path):
     with pytest.raises(UserError, match="is not a run directory to put the report into;"):
-        shutil.copy(run.model_file, tmp_path / "alone.keras")
+        shutil.copy(run.path / "model.keras", tmp_path / "alone.keras")
         least_squares.fewshot(*_opened(FewshotOptions, tmp_path / "alone.keras", tmp_path))
     for option in ("shots", "seeds", "l2"):
         with pytest.raises(UserError, match=f"--{option} must be"):
@@ -269,9 +269,9 @@ def test_what_cannot_be_probed_is_refused(run, tmp_path):
 
 
 def test_probing_a_run_on_images_that_it_may_know_is_refused(run, tmp_path):
-    config = json.loads(run.config_file.read_text())
+    config = json.loads((run.path / "config.json").read_text())
     config["settings"] = {"source": {"data": "folder:pictures"}, "images": {"train": 9, "evaluation": 1}}
-    run.config_file.write_text(json.dumps(config))
+    (run.path / "config.json").write_text(json.dumps(config))
     data = dataclasses.replace(digits(), held_out=True)
     opened = _opened(FeatureOptions, run.path, tmp_path, data, source=DataOptions("folder:pictures"))
     with pytest.raises(UserError, match="when folder:pictures had 10 images, and now 1,797"):
@@ -340,7 +340,7 @@ def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp
     opened = _opened(LinearProbeOptions, run.path, tmp_path, few, **options)
     found = logistic_regression.probe(*opened)
 
-    probe = open_run(workdir)
+    probe = Run.open(workdir)
     assert probe.labels == data.labels[:classes]
     assert probe.preprocessing.resize == "pad"
     assert probe.data.data == "digits"
@@ -360,7 +360,7 @@ def test_few_shots_with_a_workdir_are_a_run_with_their_scores(run, tmp_path, cap
     opened = _opened(FewshotOptions, run.path, tmp_path, shots=(1, 5), workdir=workdir)
     rows = least_squares.fewshot(*opened)
     assert "few holds the model of 5 shots and the first seed" in capsys.readouterr().out
-    probe, data = open_run(workdir), digits()
+    probe, data = Run.open(workdir), digits()
     known = features.open_features(*opened)
     chosen = least_squares.shots_of(known.train.labels, 10, 5, seed=0)
     solution = least_squares.LeastSquares(known.train.values[chosen], known.train.labels[chosen], 10)
@@ -420,7 +420,7 @@ def test_folds_measure_all_images_and_keep_copies_together(clusters):
 
 
 def test_a_probe_of_a_changed_model_is_not_saved(run):
-    model = run_directory.load_model(run.path)
+    model = load_model(run.path)
     changed = keras.Model(model.input, model.get_layer("head")(2.0 * model.get_layer("head").input))
     with pytest.raises(UserError, match="was changed after keras_vit built it.*leave --workdir out"):
         linear_model.with_linear_head(changed, "pre_logits", Preprocessing((8, 8), 1), np.zeros((12, 2)), np.zeros(2))

@@ -9,8 +9,9 @@ import PIL.Image
 import pytest
 
 import keras_vit
-from keras_vit import UserError, run_directory
-from keras_vit.runs import run_of
+from keras_vit import UserError
+from keras_vit.files.keras_model import load_model
+from keras_vit.run import Run
 from tests.segmentation import shapes
 from tests.segmentation.shapes import LABELS
 from tests.support import randomize
@@ -42,7 +43,7 @@ def test_a_linear_head_is_trained_alone_and_measured(backbone, tmp_path, capsys)
     assert list(report["classes"]) == list(LABELS)
     assert report["pictures"] == 2
     assert report["pixel_accuracy"] > 0.5
-    model, before = run_directory.load_model(run), keras.models.load_model(backbone)
+    model, before = load_model(run), keras.models.load_model(backbone)
     name = "Transformer.encoderblock_0.MlpBlock_3.Dense_0"
     np.testing.assert_array_equal(model.get_layer(name).kernel, before.get_layer(name).kernel)
     saved = (run / "model.keras").read_bytes()
@@ -57,7 +58,7 @@ def test_queries_are_trained_measured_and_used(kind, task, backbone, tmp_path, c
     data = getattr(shapes, f"write_{kind}")(tmp_path / "d", 11)
     run, found = tmp_path / "run", tmp_path / "found"
     fit(backbone, data, run, *SMALL, *QUERIES, "--task", task)
-    model = run_directory.load_model(run)
+    model = load_model(run)
     assert keras_vit.task_of(model).task == task
     segment.main(["evaluate", "--run", str(run), "--data", data, "--output", str(tmp_path / "report")])
     one, other = (json.loads((folder / "segmentation.json").read_text()) for folder in (run, tmp_path / "report"))
@@ -78,7 +79,7 @@ def test_a_model_that_segments_is_trained_further_for_other_classes(backbone, tm
     fit(backbone, shapes.write_folder(tmp_path / "d", 11), tmp_path / "run", *SMALL, *QUERIES)
     data = shapes.write_coco(tmp_path / "c", 11)
     fit(str(tmp_path / "run"), data, tmp_path / "next", *SMALL, *QUERIES, "--task", "instance")
-    assert run_directory.load_model(tmp_path / "next").output["class_logits"].shape == (None, 6, 4)
+    assert load_model(tmp_path / "next").output["class_logits"].shape == (None, 6, 4)
 
 
 def test_more_segments_than_queries_are_refused(backbone, tmp_path):
@@ -96,7 +97,7 @@ def test_a_dry_run_trains_nothing(backbone, tmp_path, capsys):
 
 def test_a_classifier_does_not_segment(backbone):
     with pytest.raises(UserError, match="does not segment pictures; train a model that does"):
-        open_segmenter(run_of(keras.models.load_model(backbone)))
+        open_segmenter(Run.of_model(keras.models.load_model(backbone)))
 
 
 def test_other_classes_are_not_measured(backbone, tmp_path):

@@ -19,6 +19,7 @@ from export.source import Provenance, open_model
 from export.tflite import __main__ as tflite
 from keras_vit import UserError
 from keras_vit.cli import parser
+from keras_vit.files.keras_model import load_model
 from keras_vit.text.classes import classes_of_options
 from tests.support import FIXTURES
 from tests.text.towers import CLIP, SIGLIP, golden, logits_of, texts_of, with_tokenizer
@@ -178,7 +179,7 @@ SMALL = ("--image-size", "20", "--steps", "2", "--batch-size", "4", "--warmup-st
 def finetune(workdir, *options: str) -> keras.Model:
     """Fine-tune CLIP on the two classes for a few steps, and return the saved model."""
     finetuning.main(["--checkpoint", CLIP, "--data", "folder:data", "--workdir", str(workdir), *SMALL, *options])
-    return keras_vit.run_directory.load_model(workdir)
+    return load_model(workdir)
 
 
 def test_finetuning_begins_with_the_texts_and_wise_ft_averages_with_them(handed_over, tmp_path):

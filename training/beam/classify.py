@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import apache_beam
 
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
 from keras_vit.files.atomic import atomic_write, remove_temporary
-from keras_vit.files.remote import RemotePath, to_path
+from keras_vit.files.lock import locked
+from keras_vit.files.remote import RemotePath, output_folder, to_path
 from keras_vit.images.files import decode
-from keras_vit.runs import Run, open_run
+from keras_vit.run import Run
 from keras_vit.text.classes import Classes
 from training.beam.picture_list import Group, PictureList, paths_of
 from training.beam.pipeline import (
@@ -23,7 +24,6 @@ from training.beam.pipeline import (
 )
 from training.features.extractors import fingerprint_of
 from training.features.store import part_file
-from training.lock import locked
 from training.options.pipeline import PipelineOptions
 from training.options.predict import PredictOptions
 from training.prediction.classifier import (
@@ -49,7 +49,7 @@ def predict(run: Run, pictures: PictureList, options: PredictOptions, pipeline: 
     """
     assert options.output is not None
     output = options.output
-    folder, summary = run_directory.output_folder(output), pictures.summary()
+    folder, summary = output_folder(output), pictures.summary()
     classifier = open_classifier(run, options.labels, threshold=options.threshold)
     settings = {
         "model": fingerprint_of(run.model, run.preprocessing, "pre_logits"),
@@ -69,7 +69,7 @@ def predict(run: Run, pictures: PictureList, options: PredictOptions, pipeline: 
 
 
 def _load(options: PredictOptions, texts: Classes | None) -> Classifier:
-    run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads, texts=texts)
+    run = Run.open(options.run, image_size=options.image_size, num_heads=options.num_heads, texts=texts)
     return open_classifier(run, options.labels, threshold=options.threshold)
 
 

@@ -10,13 +10,13 @@ import numpy as np
 from keras_vit import UserError
 from keras_vit.files.atomic import remove_temporary
 from keras_vit.files.file_contents import shown
+from keras_vit.files.lock import locked
 from keras_vit.files.remote import to_path
-from keras_vit.runs import Run, open_run
+from keras_vit.run import Run
 from training.beam.picture_list import Group, PictureList, paths_of
 from training.beam.pipeline import GroupHandler, counted, infer, print_counts, write_problems
 from training.features.embed import Extractor, as_stored, describe_features, embed_rows, listing_of_files, start_folder
 from training.features.store import NO_SPLIT, FeatureDescription, Part, part_file, write_part
-from training.lock import locked
 from training.options.features import EmbedOptions
 from training.options.pipeline import PipelineOptions
 
@@ -41,7 +41,7 @@ def embed(run: Run, pictures: PictureList, options: EmbedOptions, pipeline: Pipe
 
 def _load(options: EmbedOptions, description: FeatureDescription) -> Extractor:
     """The model in a worker. Raises UserError if it is not the one that the pipeline was started with."""
-    run = open_run(options.run, image_size=options.image_size, num_heads=options.num_heads)
+    run = Run.open(options.run, image_size=options.image_size, num_heads=options.num_heads)
     found, extractor = describe_features(run, options, description.labels, description.splits, description.checksum)
     if found.fingerprint != description.fingerprint:
         raise UserError(f"The workers find another model at {options.run}; give one address that all of them read.")

@@ -12,18 +12,17 @@ import apache_beam
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import run_directory
 from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.files.atomic import atomic_write, remove_temporary, write_text
-from keras_vit.files.labels import labels_text
-from keras_vit.files.remote import to_path
+from keras_vit.files.labels import LABELS, labels_text
+from keras_vit.files.lock import locked
+from keras_vit.files.remote import output_folder, to_path
 from training.beam.picture_list import PictureList, Summary
 from training.beam.pipeline import counted, open_output, run_pipeline, write_problems
 from training.data import record_index
 from training.data.dataset import decoding_problem, error_reason
 from training.data.tfrecord import shard_name
 from training.data.write_tfrecord import check_shards, print_written, record
-from training.lock import locked
 from training.options.data import ShardOptions
 from training.options.pipeline import PROBLEMS, PipelineOptions
 
@@ -39,7 +38,7 @@ def shard(pictures: PictureList, options: ShardOptions, pipeline: PipelineOption
 
     A picture that cannot be decoded is left out. Raises UserError for a folder with other TFRecord files.
     """
-    directory = run_directory.output_folder(options.output)
+    directory = output_folder(options.output)
     summary, shards = pictures.summary(), options.shards
     settings = {"counts": summary.counts, "checksum": summary.checksum, "labels": [*summary.labels], "shards": shards}
     check_shards(summary.counts, shards)
@@ -58,7 +57,7 @@ def shard(pictures: PictureList, options: ShardOptions, pipeline: PipelineOption
     with locked(directory):
         remove_temporary(directory)
         open_output(directory, settings)
-        write_text(directory / run_directory.LABELS, labels_text(summary.labels))
+        write_text(directory / LABELS, labels_text(summary.labels))
         counts = run_pipeline(pipeline, build)
     if counts["problems"]:
         print(f"{counts['problems']:,} pictures cannot be read and are left out, see {directory / PROBLEMS}.")

@@ -9,7 +9,7 @@ import numpy as np
 from keras_vit import UserError
 from keras_vit.errors import is_or_are
 from keras_vit.files.remote import is_remote, to_path
-from keras_vit.runs import Run, TrainingData
+from keras_vit.run import Run, TrainingData
 from training.data.checks import split_folders
 from training.data.csv_file import listed_files
 from training.options.common import DataOptions
@@ -116,7 +116,7 @@ def check_soup(runs: Sequence[Run]) -> None:
 
     The average of others would know the evaluation images of each of them.
     """
-    places = {run.place if is_remote(run.name) else run.place.resolve() for run in runs}
+    places = {run.path if is_remote(run.name) else run.path.resolve() for run in runs}
     if len(places) < max(len(runs), 2):
         raise UserError(f"A soup takes two different runs or more, but was given {', '.join(r.name for r in runs)}.")
     trained_on = [(run.name, run.data) for run in runs if run.data is not None]

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
 from keras_vit.images import graph
-from keras_vit.run_directory import Samples
+from keras_vit.images.samples import Samples
 from training.data import augment, color, randaugment
 from training.data.dataset import DataSet, Split, decoded, without_autograph
 from training.recipes.recipe import PretrainRecipe, Recipe

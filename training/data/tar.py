@@ -15,9 +15,8 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.errors import explained
 from keras_vit.files.file_contents import shown
-from keras_vit.files.labels import distinct_names, read_labels
+from keras_vit.files.labels import LABELS, distinct_names, read_labels
 from keras_vit.files.remote import is_remote, matching, read_places, to_path
-from keras_vit.run_directory import LABELS
 from training.data.checks import HOLD_OUT, check_class_size, files_of
 from training.data.dataset import DataSet, Split, check_classes_of_splits, skip_undecodable
 from training.data.tar_index import BLOCK, NAME, tar_images

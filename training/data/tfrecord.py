@@ -17,9 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.files.labels import distinct_names, read_labels
+from keras_vit.files.labels import LABELS, distinct_names, read_labels
 from keras_vit.files.remote import is_remote, matching, to_path
-from keras_vit.run_directory import LABELS
 from training.data.checks import files_of
 from training.data.dataset import DataSet, Split, bad_examples_reported, checked_label, skip_undecodable
 from training.data.record_index import FOOTER, HEADER, NAME, file_size, record_lengths, scan

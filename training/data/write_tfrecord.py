@@ -9,10 +9,11 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
 from keras_vit.cli.progress import tracked
 from keras_vit.files.atomic import staged
-from keras_vit.files.labels import labels_text
+from keras_vit.files.labels import LABELS, labels_text
+from keras_vit.files.remote import output_folder
 from training.data import record_index
 from training.data.dataset import Split
 from training.data.sources import bad_examples_reported, open_source
@@ -29,7 +30,7 @@ def check_shards(counts: Mapping[str, int], shards: int) -> None:
 
 def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
     """Write train-*, eval-* and labels.txt into the directory `output`, all of them or none."""
-    directory = run_directory.output_folder(output)
+    directory = output_folder(output)
     if directory.is_dir() and any(directory.glob("*.tfrecord")):
         raise UserError(f"{directory} holds TFRecord files already; give another --output, or remove them.")
     dataset = open_source(source)
@@ -46,7 +47,7 @@ def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
             paths = [str(stage / shard_name(name, number, shards)) for number in range(shards)]
             lengths |= _write(split, paths, f"Writing {name}")
         record_index.write_index(stage, lengths)
-        (stage / run_directory.LABELS).write_text(labels_text(dataset.labels), encoding="utf-8")
+        (stage / LABELS).write_text(labels_text(dataset.labels), encoding="utf-8")
     print_written(directory, dataset.train.num_examples, dataset.evaluation.num_examples, len(dataset.labels), shards)
 
 

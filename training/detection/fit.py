@@ -10,16 +10,15 @@ import numpy as np
 import keras_vit
 from keras_vit import DetectionConfig, UserError, ViTConfig, preprocessing_of, with_classes
 from keras_vit.checkpoints.load import check_unchanged, fill_from
+from keras_vit.files.keras_model import MODEL
 from keras_vit.models.config import TaskConfig
 from keras_vit.models.tasks import build_task, task_of
-from keras_vit.run_directory import MODEL
-from keras_vit.runs import Run, open_run
+from keras_vit.run import Run
 from keras_vit.text.classes import classes_of_labels
 from keras_vit.text.zero_shot import class_embeddings
 from training.data.annotations.boxes import BoxData
 from training.detection.detector import open_detector
 from training.detection.evaluation import evaluate
-from training.loop.run import RunDirectory
 from training.loop.setup import Setup
 from training.loop.train import run_training
 from training.options.detect import DetectFitOptions
@@ -31,12 +30,12 @@ _SCALE, _PRIOR = 10.0, 0.01
 _STEP_OF_FORWARD = 3.0
 
 
-def fit(options: DetectFitOptions, data: BoxData, setup: Setup) -> RunDirectory:
+def fit(options: DetectFitOptions, data: BoxData, setup: Setup) -> Run:
     """Train a detector, or continue, and measure it; return the finished run.
 
     Raises UserError if the checkpoint has no encoder for a detector, and for what `run_training` refuses.
     """
-    backbone = open_run(options.checkpoint, image_size=options.recipe.image_size)
+    backbone = Run.open(options.checkpoint, image_size=options.recipe.image_size)
 
     def make_model(num_classes: int) -> keras.Model:
         return detector_to_train(backbone, data.labels, options)
@@ -47,7 +46,7 @@ def fit(options: DetectFitOptions, data: BoxData, setup: Setup) -> RunDirectory:
         options, setup, make_model, command="detect", recipe_name="detect", checkpoint=options.checkpoint
     )
     if not options.dry_run:
-        detector = open_detector(open_run(str(run.path)))
+        detector = open_detector(Run.open(str(run.path)))
         evaluate(detector, data.evaluation, data.kind, run.path)
     return run
 

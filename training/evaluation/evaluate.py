@@ -5,12 +5,13 @@ import json
 import keras
 import numpy as np
 
-from keras_vit import UserError, run_directory
+from keras_vit import UserError
 from keras_vit.files.atomic import write_text
+from keras_vit.files.labels import check_classes
 from keras_vit.files.tables import short_name
-from keras_vit.runs import run_of
-from keras_vit.unknown_score import KINDS
-from training.data.checks import check_classes
+from keras_vit.run import TEMPERATURE, Run
+from keras_vit.scores import KINDS
+from training.checks import report_directory
 from training.data.known_images import check_evaluation_images, may_know_images
 from training.data.sources import DataSet, open_source
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels
@@ -21,7 +22,6 @@ from training.evaluation.single_label import Subject, calibration_sentence, writ
 from training.evaluation.temperature import calibration
 from training.options.common import DataOptions, InputOptions, StrategyOptions
 from training.options.evaluate import EvaluateOptions
-from training.workdir import report_directory
 
 
 def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> dict:
@@ -61,7 +61,7 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
         write_report(subject, predictor, source, logits, labels, metrics)  # which is right without a temperature
         raise
     text = json.dumps(metrics["calibration"], indent=2) + "\n"
-    write_text(run.directory / run_directory.TEMPERATURE, text)
+    write_text(run.directory / TEMPERATURE, text)
     metrics = write_report(subject, predictor, source, logits, labels, metrics)
     print(calibration_sentence(metrics["calibration"]))
     return metrics
@@ -83,7 +83,7 @@ def evaluate_model(model: keras.Model, data: str | DataOptions, *, batch_size: i
     """
     options = DataOptions(data) if isinstance(data, str) else data
     source = open_source(options, multi_label=True)
-    predictor = open_predictor(run_of(model), InputOptions(), StrategyOptions("single"))
+    predictor = open_predictor(Run.of_model(model), InputOptions(), StrategyOptions("single"))
     check_same_classes(predictor, source)
     logits, labels = predictor.predict(source.evaluation, batch_size)
     check_logits(logits)

@@ -11,13 +11,14 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from keras_vit import Preprocessing, UserError, run_directory
+from keras_vit import Preprocessing, UserError
 from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import reading
 from keras_vit.files import tflite_metadata
-from keras_vit.files.remote import check_saved_model_path
-from keras_vit.runs import Run
+from keras_vit.files.documents import read_json
+from keras_vit.files.remote import check_saved_model_path, existing_file, local_copy
+from keras_vit.run import Run
 from training.data.dataset import Split, bad_examples_reported, without_autograph
 from training.data.pipeline import evaluation_batches
 from training.loop.devices.strategies import open_strategy
@@ -55,7 +56,7 @@ def open_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions) 
     The image size and the number of heads are those that the run was opened with. Raises UserError when it is none of
     these, or does not take the overrides or devices.
     """
-    if run.saved_model is None and run.place.suffix != ".tflite":
+    if run.saved_model is None and run.path.suffix != ".tflite":
         return _keras_predictor(run, overrides, devices)
     if devices != StrategyOptions("single"):
         raise UserError("An exported model runs on this machine's CPU alone; leave --strategy and --replicas out.")
@@ -244,7 +245,8 @@ def _saved_model(run: Run, path: pathlib.Path, overrides: InputOptions) -> Predi
             return outputs(compute, split, preprocessing, num_classes=num_classes, batch_size=batch_size)
 
     report = path / "report.json"
-    is_multi_label = run_directory.read_config(report).get("multi_label") if report.is_file() else None
+    facts = read_json(report) if report.is_file() else None
+    is_multi_label = facts.get("multi_label") if isinstance(facts, dict) else None
     return Predictor(
         run,
         f"SavedModel by {kind}",
@@ -279,7 +281,7 @@ def _of_files(
 
 def _tflite(run: Run, overrides: InputOptions) -> Predictor:
     """A TFLite file of images, one at a time, float32 or, as 0..255, uint8; its output is taken for logits."""
-    path = run.tflite_file
+    path = local_copy(existing_file(run.path, "give the path of a .tflite file"))
     content = path.read_bytes()
     interpreter, taken, returned = _open_interpreter(run, path)
     metadata, names = tflite_metadata.read_metadata(content), tflite_metadata.read_names(content, run.name)
@@ -313,7 +315,7 @@ def _open_interpreter(run: Run, path: pathlib.Path) -> tuple[Any, dict[str, Any]
     from ai_edge_litert.interpreter import Interpreter  # here, so that measuring a run needs no TFLite
 
     with (
-        reading(run.place, "a TFLite model", RuntimeError, advice="it may be damaged"),
+        reading(run.path, "a TFLite model", RuntimeError, advice="it may be damaged"),
         native_stderr_silenced(),  # it announces its delegate
     ):
         interpreter = Interpreter(model_path=str(path), num_threads=2)

@@ -2,7 +2,7 @@
 
 "Model soups: averaging weights of multiple fine-tuned models improves accuracy without increasing inference time"
 (arXiv 2203.05482). Its Table 3, CLIP ViT-B/32 on ImageNet: 80.4 % for the best run, 80.0 % for the uniform soup of all,
-81.0 % for the greedy soup. Here: `docs/reference/results.md`.
+81.0 % for the greedy soup. Here: `benchmarks/logs/techniques.md`.
 """
 
 import dataclasses
@@ -12,24 +12,24 @@ import keras
 import numpy as np
 
 import keras_vit
-from keras_vit import UserError, preprocessing_of, run_directory
+from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.errors import refuse_first
-from keras_vit.runs import Run
+from keras_vit.files.keras_model import load_model
+from keras_vit.files.lock import locked
+from keras_vit.files.remote import output_folder
+from keras_vit.run import CALIBRATION, CONFIG, IMAGES, SAMPLES, Run, differences
 from training.data.known_images import check_held_out
 from training.data.sources import DataSet, open_source
 from training.evaluation.predictors import accuracy
-from training.lock import locked
-from training.loop import run as run_to_write
 from training.options.common import DataOptions
 from training.options.evaluate import SoupOptions
-from training.workdir import differences
 
 _BATCH = 500
-_COPIED = (run_directory.SAMPLES, run_directory.CALIBRATION)
+_COPIED = (SAMPLES, CALIBRATION)
 
 
-def cook(runs: Sequence[Run], options: SoupOptions) -> run_to_write.RunDirectory:
+def cook(runs: Sequence[Run], options: SoupOptions) -> Run:
     """Average finished runs and return the run directory of the average.
 
     Raises UserError if the runs differ in architecture, preprocessing or classes; if greedy, also in their data.
@@ -41,7 +41,7 @@ def cook(runs: Sequence[Run], options: SoupOptions) -> run_to_write.RunDirectory
         [
             (
                 damaged,
-                f"The {run_directory.CONFIG} of {', '.join(damaged)} is damaged; average other runs, or train again.",
+                f"The {CONFIG} of {', '.join(damaged)} is damaged; average other runs, or train again.",
             ),
             (len(labels) > 1, f"The runs {names} have different classes; average runs on the same data."),
             (len(kinds) > 1, f"Of the runs {names} some are for images of several classes; average one kind."),
@@ -52,9 +52,9 @@ def cook(runs: Sequence[Run], options: SoupOptions) -> run_to_write.RunDirectory
     model = _read(runs[0])
     for run in runs[1:]:
         _check_model(run, model)
-    target = run_to_write.RunDirectory(run_directory.output_folder(options.output))
-    source = _source_of(runs) if options.greedy and not target.model_file.is_file() else None
-    fingerprints = {run.config.get(run_directory.IMAGES) for run in runs}
+    target = Run.at(output_folder(options.output))
+    source = _source_of(runs) if options.greedy and not target.is_finished else None
+    fingerprints = {run.config.get(IMAGES) for run in runs}
     settings = {"command": "soup", "runs": list(options.runs), "greedy": options.greedy, **_common_data(runs)}
     if kinds == {True}:
         settings["recipe"] = {"loss": "multi-label"}  # by which a run is known as one
@@ -62,8 +62,8 @@ def cook(runs: Sequence[Run], options: SoupOptions) -> run_to_write.RunDirectory
         target.start(settings, labels.pop(), images=fingerprints.pop() if len(fingerprints) == 1 else None)
         digests = [run.training_images for run in runs if run.training_images is not None]
         if digests:
-            run_directory.save_training_images(target.path, np.concatenate(digests))
-        if target.model_file.is_file():
+            target.save_training_images(np.concatenate(digests))
+        if target.is_finished:
             print(f"{target.path} is finished: nothing to do.")
             return target
         records = _uniform(model, runs) if source is None else _greedy(model, runs, source)
@@ -78,7 +78,7 @@ def cook(runs: Sequence[Run], options: SoupOptions) -> run_to_write.RunDirectory
 
 def _read(run: Run) -> keras.Model:
     """The model of a run; `Run.model` would keep those of all runs in memory."""
-    return run_directory.load_model(run.checkpoint)
+    return load_model(run.checkpoint)
 
 
 def _common_data(runs: Sequence[Run]) -> dict:
@@ -93,7 +93,7 @@ def _common_data(runs: Sequence[Run]) -> dict:
 
 def _accuracy_at_end(run: Run) -> float | None:
     """On its evaluation images; None if its metrics do not say."""
-    return run.metrics.get("val_accuracy")
+    return run.metrics[-1].get("val_accuracy") if run.metrics else None
 
 
 def _check_data(runs: Sequence[Run]) -> None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit.published_accuracy import ACCURACY
-from keras_vit.runs import open_run
+from keras_vit.run import Run
 from training.data.checks import split_folders
 from training.data.dataset import Split
 from training.data.sources import DataSet, open_source
@@ -53,7 +53,7 @@ def verify_official(options: VerifyOfficialOptions) -> Verification:
     overrides = InputOptions(
         image_size=(published.pixels, published.pixels), resize=published.resize, crop_from=published.crop_from
     )
-    predictor = open_predictor(open_run(name, image_size=overrides.image_size), overrides, options.devices)
+    predictor = open_predictor(Run.open(name, image_size=overrides.image_size), overrides, options.devices)
     if source.data.startswith("tfds:") and source.eval_split is None:
         source = dataclasses.replace(source, train_split="validation", eval_split="validation")
     dataset = open_source(source)

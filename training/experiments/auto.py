@@ -9,14 +9,13 @@ import sklearn.model_selection
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import Preprocessing, UserError, run_directory
+from keras_vit import Preprocessing, UserError
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.options import rows_of
 from keras_vit.cli.progress import Progress, duration
-from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
 from keras_vit.models.build import logits_model
-from keras_vit.runs import Run, open_run
+from keras_vit.run import Run
 from keras_vit.text.checkpoint import has_text_tower
 from keras_vit.text.classes import classes_of_labels
 from training.data.dataset import Split, random_subset, typical_image
@@ -68,9 +67,8 @@ def usable_checkpoint(name: str | None) -> str | None:
 
 def unfinished_recipe(workdir: str) -> dict | None:
     """The settings of the recipe of a fine-tuning that was interrupted in this directory; None if there is none."""
-    file = to_path(workdir) / run_directory.CONFIG
-    settings = run_directory.read_config(file).get("settings") if file.is_file() else None
-    if not isinstance(settings, dict) or settings.get("command") != "finetune":
+    settings = Run.at(workdir).settings
+    if settings.get("command") != "finetune":
         return None
     recipe = settings.get("recipe")
     return recipe if isinstance(recipe, dict) and {"epochs", "resize"} <= recipe.keys() else None
@@ -85,7 +83,7 @@ def zero_shot_accuracy(checkpoint: str, source: DataSet) -> float | None:
         return None
     texts = classes_of_labels(source.labels, (_TEMPLATE,))
     try:
-        run = open_run(checkpoint, texts=texts)
+        run = Run.open(checkpoint, texts=texts)
         model, preprocessing = run.model, run.preprocessing
     except UserError as error:
         print(f"No accuracy without training: {error}")
@@ -253,7 +251,7 @@ def train(options: AutoOptions, checkpoint: str | None) -> tuple[DataSet | None,
     if recipe := unfinished_recipe(first):  # another timing might choose other epochs
         finetuning.train([*tuned, str(recipe["epochs"]), *_resize(recipe["resize"]), *more, *training])
         return None, None
-    run, source = open_run(checkpoint), open_source(options.source)
+    run, source = Run.open(checkpoint), open_source(options.source)
     baseline = zero_shot_accuracy(checkpoint, source)
     epochs = finetuning_epochs(run, source, options.minutes, options.resize)
     resize = options.resize or resize_for(run, source)

@@ -4,12 +4,14 @@ import dataclasses
 import json
 import pathlib
 
+from keras_vit.files.atomic import write_text
+from keras_vit.files.keras_model import MODEL
+from keras_vit.run import Run
 from training.data.sources import digits
 from training.evaluation.evaluate import evaluate
 from training.evaluation.opening import open_run
 from training.evaluation.predictors import open_predictor
 from training.loop.pretrain import pretrain
-from training.loop.run import RunDirectory, write_text
 from training.options.common import DataOptions, Execution
 from training.options.evaluate import EvaluateOptions
 from training.options.train import PretrainOptions
@@ -31,7 +33,7 @@ class Artifact:
     """On all test images."""
 
 
-def train_and_evaluate(workdir: str, seed: int) -> tuple[RunDirectory, float]:
+def train_and_evaluate(workdir: str, seed: int) -> tuple[Run, float]:
     """Train on the digits, evaluate, and return the run and its test accuracy."""
     data = DataOptions("digits")
     run = pretrain(
@@ -50,7 +52,7 @@ def train_and_evaluate(workdir: str, seed: int) -> tuple[RunDirectory, float]:
 
 
 def write_summary(
-    run: RunDirectory, parameters: int, test_accuracy: float, saved_model: Artifact, tflite: dict[str, Artifact]
+    run: Run, parameters: int, test_accuracy: float, saved_model: Artifact, tflite: dict[str, Artifact]
 ) -> dict:
     """Write summary.json into the run directory and return it. Its paths are relative to the file."""
 
@@ -61,7 +63,7 @@ def write_summary(
     summary = {
         "parameters": parameters,
         "test_accuracy": test_accuracy,
-        "train_seconds": round(sum(epoch["seconds"] for epoch in run.metrics()), 1),
+        "train_seconds": round(sum(epoch["seconds"] for epoch in run.metrics), 1),
         "saved_model": entry(saved_model),
         "tflite": {name: entry(artifact) | {"accuracy": artifact.accuracy} for name, artifact in tflite.items()},
     }
@@ -70,13 +72,13 @@ def write_summary(
 
 
 def summary_rows(
-    run: RunDirectory, test_accuracy: float, saved_model: Artifact, tflite: dict[str, Artifact]
+    run: Run, test_accuracy: float, saved_model: Artifact, tflite: dict[str, Artifact]
 ) -> list[tuple[str, ...]]:
     """Return the table of the demo: a header, the Keras model, and its exports."""
-    size = run.model_file.stat().st_size
+    size = (run.path / MODEL).stat().st_size
     rows: list[tuple[str, ...]] = [
         ("artifact", "path", "bytes", "max |logit diff|", "test accuracy"),
-        ("Keras model", run.model_file.name, f"{size:,}", "", f"{test_accuracy:.4f}"),
+        ("Keras model", MODEL, f"{size:,}", "", f"{test_accuracy:.4f}"),
     ]
     exports = {"SavedModel": saved_model, **{f"TFLite {name}": artifact for name, artifact in tflite.items()}}
     for name, artifact in exports.items():

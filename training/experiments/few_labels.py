@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 import keras_vit
-from keras_vit import UserError, ViTConfig, preprocessing_of, run_directory
+from keras_vit import UserError, ViTConfig, preprocessing_of
 from keras_vit.files.atomic import atomic_folder
+from keras_vit.files.keras_model import load_model
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.tables import markdown_table
-from keras_vit.runs import open_run
+from keras_vit.run import Run
 from keras_vit.scores import softmax
 from training.data.dataset import Split
 from training.data.unlabelled import open_unlabelled, strong, with_pseudo_labels
@@ -27,7 +28,6 @@ from training.evaluation.predictors import outputs
 from training.evaluation.temperature import fit_temperature
 from training.loop.build import rebuilt
 from training.loop.finetune import finetune
-from training.loop.run import RunDirectory
 from training.loop.setup import Setup
 from training.loop.train import run_training
 from training.options.train import FinetuneOptions
@@ -43,7 +43,7 @@ _BATCH = 250
 REPORT = "few_labels.md"
 
 
-def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: Setup) -> RunDirectory:
+def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: Setup) -> Run:
     """Train with the labels alone, then with the pictures too; copy the better run to the workdir, and say which it is.
 
     The runs are beside the workdir, as WORKDIR-labels, WORKDIR-round-1 … or WORKDIR-ema-teacher. When the same command
@@ -68,7 +68,7 @@ def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: 
         for number in range(1, options.rounds + 1):
             teacher = _student(options, recipe_name, setup, unlabelled, teacher, number)
             runs[f"round {number}"] = teacher
-    accuracies = {name: run.metrics()[-1]["val_accuracy"] for name, run in runs.items()}
+    accuracies = {name: run.metrics[-1]["val_accuracy"] for name, run in runs.items()}
     best = max(accuracies, key=lambda name: accuracies[name])  # the first of equals: the labels alone
     gain = accuracies[best] - accuracies["labels alone"]
     rows = [(name, f"{value:.2%}", f"{value - accuracies['labels alone']:+.2%}") for name, value in accuracies.items()]
@@ -86,12 +86,12 @@ def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: 
 _WITHOUT: dict[str, Any] = {"unlabelled": None, "learn_by": "noisy-student", "confidence": 0.6, "rounds": 2}
 
 
-def _keep(run: RunDirectory, workdir: pathlib.Path, report: str) -> RunDirectory:
+def _keep(run: Run, workdir: pathlib.Path, report: str) -> Run:
     """Copy a run without its checkpoints to the workdir, with the report."""
     with atomic_folder(workdir) as folder:
         shutil.copytree(run.path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("checkpoints", _LABELS))
         (folder / REPORT).write_text(report, encoding="utf-8")
-    return RunDirectory(workdir)
+    return Run.at(workdir)
 
 
 # Noisy student
@@ -101,8 +101,8 @@ _LABELS = "unlabelled_logits.npz"
 
 
 def _student(
-    options: FinetuneOptions, recipe_name: str, setup: Setup, unlabelled: Split, teacher: RunDirectory, number: int
-) -> RunDirectory:
+    options: FinetuneOptions, recipe_name: str, setup: Setup, unlabelled: Split, teacher: Run, number: int
+) -> Run:
     """The run of a round: from the checkpoint, with the labels and what the teacher is sure of."""
     shares = _probabilities(teacher, setup, unlabelled)
     kept = np.flatnonzero(shares.max(axis=-1) >= options.confidence)
@@ -119,7 +119,7 @@ def _student(
     # Each labeled image is seen as often as with the labels alone.
     recipe = _with_steps(strong(options.recipe), (1 + _PER_IMAGE) * num_steps)
     rate = options.stochastic_depth_rate
-    if isinstance(keras_vit.config_of(open_run(teacher.path).model), ViTConfig):
+    if isinstance(keras_vit.config_of(Run.open(teacher.path).model), ViTConfig):
         rate = max(rate, _DEPTH_RATE)
     student = dataclasses.replace(
         options,
@@ -136,9 +136,9 @@ def _with_steps(recipe: Recipe, num_steps: int) -> Recipe:
     return dataclasses.replace(recipe, **durations)
 
 
-def _probabilities(teacher: RunDirectory, setup: Setup, unlabelled: Split) -> np.ndarray:
+def _probabilities(teacher: Run, setup: Setup, unlabelled: Split) -> np.ndarray:
     """Return probabilities (n, K), by the temperature that fits the evaluation images best, if one does."""
-    model, source = run_directory.load_model(teacher.path), setup.source
+    model, source = load_model(teacher.path), setup.source
     compute = functools.partial(
         outputs,
         model.predict_on_batch,
@@ -168,9 +168,7 @@ def _temperature(logits: np.ndarray, labels: np.ndarray) -> float:
 # Semi-ViT
 
 
-def _semi_supervised(
-    options: FinetuneOptions, recipe_name: str, setup: Setup, unlabelled: Split, start: RunDirectory
-) -> RunDirectory:
+def _semi_supervised(options: FinetuneOptions, recipe_name: str, setup: Setup, unlabelled: Split, start: Run) -> Run:
     """Go on from the run with the labels alone, with pictures in every batch and its moving average as the teacher."""
     recipe, count = options.recipe, setup.source.train.num_examples
     num_steps = recipe.num_steps(count)
@@ -183,7 +181,7 @@ def _semi_supervised(
     return run_training(
         dataclasses.replace(options, workdir=f"{options.workdir}-ema-teacher", recipe=semi),
         dataclasses.replace(setup, source=dataclasses.replace(setup.source, unlabelled=unlabelled)),
-        lambda _: rebuilt(run_directory.load_model(start.path), rates=rates),
+        lambda _: rebuilt(load_model(start.path), rates=rates),
         command="finetune",
         recipe_name=recipe_name,
     )

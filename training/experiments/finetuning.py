@@ -45,14 +45,13 @@ def _check(options: FinetuneOptions, name: str) -> None:
     from keras_vit.errors import check_known
     from keras_vit.models.named_models import MODELS
     from keras_vit.published import upstream_checkpoint
-    from training.checks import check_checkpoint, check_data_service
+    from training.checks import check_checkpoint, check_data_service, check_new_workdir, check_outside, check_workdir
     from training.data.checks import check_data, unlabelled_path
-    from training.workdir import check_new_workdir, check_outside, check_workdir_of
 
     check_data(options.source)
     check_data_service(options)
     if options.unlabelled is None:
-        check_workdir_of(options, "finetune", name, is_final=name in FINETUNE_RECIPES)
+        check_workdir(options, "finetune", name, is_final=name in FINETUNE_RECIPES)
     else:  # the runs beside it are checked where they begin
         unlabelled_path(options.unlabelled)
         check_outside(options.workdir, options.source.data)

@@ -33,10 +33,9 @@ def train(arguments: Sequence[str], about: str = "") -> str | None:
     named, prog = _named(name, DataFacts(1000, (64, 64))), f"keras-vit pretrain {name}"
     given = parser.read(PretrainOptions, rest, prog=prog, about=_about(about, name), usual=USUAL, recipe=named)
 
-    from training.checks import check_checkpoint, check_data_service
+    from training.checks import check_checkpoint, check_data_service, check_workdir
     from training.data.checks import check_data
     from training.loop.devices.backend import prepare_backend
-    from training.workdir import check_workdir_of
 
     request = Request(PretrainOptions, prog, given, functools.partial(_named, name))
     if (checkpoint := given.get(("checkpoint",))) is None:
@@ -51,7 +50,7 @@ def train(arguments: Sequence[str], about: str = "") -> str | None:
         return None
     check_data(options.source)
     check_data_service(options)
-    check_workdir_of(options, "pretrain", name, is_final=name in RECIPES and checkpoint is None)
+    check_workdir(options, "pretrain", name, is_final=name in RECIPES and checkpoint is None)
     prepare_backend(options)
     return _pretrain(request, name, options, named)
 
@@ -63,10 +62,10 @@ def _named(name: str, facts: DataFacts, steps: int | None = None) -> PretrainRec
 def _pretrain(request: Request, name: str, options: PretrainOptions, named: PretrainRecipe) -> str | None:
     """Open devices, data and checkpoint, and train."""
     from keras_vit.checkpoints.describe import describe
+    from keras_vit.run import Run
     from training.data.dataset import typical_image
     from training.loop.devices.strategies import is_chief
     from training.loop.pretrain import pretrain
-    from training.loop.run import RunDirectory
     from training.loop.setup import open_setup
     from training.loop.signals import report_interruption
     from training.probes.watch import WatchFeatures
@@ -81,7 +80,7 @@ def _pretrain(request: Request, name: str, options: PretrainOptions, named: Pret
             print("\n".join(auto_reasons(facts, named, options.recipe)))
         watches = options.knn_every is not None or (options.checkpoint is not None and len(setup.source.labels) > 1)
         if watches and not setup.source.multi_label and not options.dry_run:
-            callbacks = [WatchFeatures(setup.source, RunDirectory(options.directory), options.knn_every)]
+            callbacks = [WatchFeatures(setup.source, Run.at(options.directory), options.knn_every)]
         pretrain(options, name, setup, callbacks)
         return options.workdir if is_chief(setup.strategy) and not options.dry_run else None
 

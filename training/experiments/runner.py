@@ -14,15 +14,14 @@ from scipy import stats
 
 from keras_vit import UserError
 from keras_vit.files.atomic import atomic_write, write_text
-from keras_vit.files.remote import local_path
+from keras_vit.files.lock import locked
+from keras_vit.files.remote import local_path, output_folder
 from keras_vit.files.tables import markdown_table, short_name
 from keras_vit.models.complexity import costs
-from keras_vit.run_directory import output_folder
 from training.data.sources import open_source
 from training.experiments.figures import draw
 from training.experiments.grids import BY_SIZE, STUDIES, Point, check_base
 from training.experiments.trial import Trial, labels_of, run_trial
-from training.lock import locked
 from training.loop.signals import TrainingInterrupted
 from training.options.experiments import StudyOptions
 from training.probes.least_squares import check_shots

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_vit import UserError, preprocessing_of
 from keras_vit.errors import reading
 from keras_vit.files.atomic import write_text
-from keras_vit.runs import open_run_directory
+from keras_vit.run import Run, differences
 from training.data.dataset import DataSet, Split, random_subset
 from training.data.sources import open_source
 from training.evaluation.predictors import outputs
@@ -29,7 +29,6 @@ from training.options.common import DataOptions, Execution, StrategyOptions
 from training.options.train import PretrainOptions
 from training.probes.features import Features
 from training.probes.least_squares import LeastSquares, shots_of
-from training.workdir import differences
 
 MEASURED = "trial.json"
 # big_vision's penalty, and how many random choices of the shots one accuracy is a mean over.
@@ -105,8 +104,8 @@ def _trained(trial: Trial) -> dict:
     )
     setting = Setup(dataclasses.replace(source, train=subset), strategy)
     run = pretrain(arguments, point.name, setting)
-    curve = [[record["step"], record["val_accuracy"]] for record in run.metrics()]
-    few_shot = few_shot_accuracy(open_run_directory(run.path).model, source, trial.shots)
+    curve = [[record["step"], record["val_accuracy"]] for record in run.metrics]
+    few_shot = few_shot_accuracy(Run.open_directory(run.path).model, source, trial.shots)
     return {"accuracy": curve[-1][1], "curve": curve, "few_shot": few_shot}
 
 

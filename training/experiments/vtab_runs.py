@@ -67,7 +67,7 @@ def vtab(options: VtabOptions) -> dict:
             execution=options.execution,
         )
         source = dataclasses.replace(source, train=repeated(source.train, num_steps * own.batch_size))
-        return finetune(fine_tuning, RECIPE_NAME, Setup(source, strategy)).metrics()[-1]["val_accuracy"]
+        return finetune(fine_tuning, RECIPE_NAME, Setup(source, strategy)).metrics[-1]["val_accuracy"]
 
     found = {}
     for task in chosen:

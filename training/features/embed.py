@@ -17,7 +17,8 @@ from keras_vit.cli.progress import Progress
 from keras_vit.errors import Rules, refuse_first
 from keras_vit.files.atomic import remove_temporary
 from keras_vit.files.file_contents import FileContents, shown
-from keras_vit.runs import Run
+from keras_vit.files.lock import locked
+from keras_vit.run import Run
 from keras_vit.text.checkpoint import has_text_tower
 from training.data.dataset import (
     DataSet,
@@ -42,7 +43,6 @@ from training.features.store import (
     write_description,
     write_part,
 )
-from training.lock import locked
 from training.options.features import DESCRIPTION, EmbedOptions
 
 # Pictures that cannot be read of which the reasons are printed.

@@ -11,7 +11,7 @@ import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.models.layers import PoolTokens
 from keras_vit.models.tasks import task_of
-from keras_vit.runs import Run
+from keras_vit.run import Run
 from training.options.common import FeatureKind, FeatureOptions
 from training.options.features import IndexKind
 

@@ -11,7 +11,7 @@ from keras_vit import UserError
 from keras_vit.cli.pages import render
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.tables import CsvWriter, markdown_table
-from keras_vit.runs import Run, open_run
+from keras_vit.run import Run
 from training.data.dataset import check_some_read
 from training.features.embed import Extractor, embed_rows, listing_of_files
 from training.features.extractors import extractor_of, fingerprint_of
@@ -69,7 +69,7 @@ def _run_of(index: FeatureIndex, options: LookupOptions) -> Run:
     """The model that made an index."""
     settings, name = index.description.settings, options.run or index.description.model
     size = settings["image_size"]
-    return open_run(name, image_size=tuple(size) if size else None, num_heads=settings["num_heads"])
+    return Run.open(name, image_size=tuple(size) if size else None, num_heads=settings["num_heads"])
 
 
 def _extractor(index: FeatureIndex, run: Run) -> Extractor:

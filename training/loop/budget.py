@@ -41,7 +41,7 @@ CHIPS = {
     "v6e": Chip(918e12, 32 * 2**30),
 }
 # Two of (images on a chip, bytes) by recipe, chip, and training or remat: steps that were compiled in bfloat16 with
-# 1,000 classes for one chip, from `python -m benchmarks.tpu`; docs/reference/benchmarks.md has the complete table.
+# 1,000 classes for one chip, from `python -m benchmarks.tpu`; benchmarks/logs/tpu.md has the complete table.
 _COMPILED: dict[tuple[str, str, str], tuple[tuple[int, float], tuple[int, float]]] = {
     ("augreg-b16-i21k", "v5e", "training"): ((32, 3.49e9), (64, 5.71e9)),
     ("vit-b16-i21k", "v5e", "training"): ((32, 4.52e9), (64, 7.39e9)),

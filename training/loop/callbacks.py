@@ -6,12 +6,10 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from keras_vit import run_directory
 from keras_vit.files.remote import remove_folder
 from keras_vit.inspection import inspect, read_images, write
-from keras_vit.runs import Run
+from keras_vit.run import SAMPLES, Run
 from keras_vit.scores import Scoring
-from training.loop.run import RunDirectory
 
 
 class InspectEpochs(keras.callbacks.Callback):
@@ -22,15 +20,12 @@ class InspectEpochs(keras.callbacks.Callback):
     bit. The attention distance is a mean over `count` images at most, of which the maps of `shown` are shown.
     """
 
-    def __init__(
-        self, make_model: Callable[[], keras.Model], run: pathlib.Path, every: int, count: int = 64, shown: int = 4
-    ):
+    def __init__(self, make_model: Callable[[], keras.Model], run: Run, every: int, count: int = 64, shown: int = 4):
         super().__init__()
         self._make_model, self._run, self._every, self._shown = make_model, run, every, shown
-        self._labels = run_directory.load_labels(run)
-        self._pictures = read_images(run / run_directory.SAMPLES, count, self._labels)
-        self._writer = tf.summary.create_file_writer(str(run / "tensorboard" / "inspection"))
-        for folder in sorted((run / "inspection").glob("epoch_*")):
+        self._pictures = read_images(run.path / SAMPLES, count, run.labels)
+        self._writer = tf.summary.create_file_writer(str(run.path / "tensorboard" / "inspection"))
+        for folder in sorted((run.path / "inspection").glob("epoch_*")):
             self._show(folder)
 
     def on_epoch_end(self, epoch, logs=None):
@@ -39,12 +34,12 @@ class InspectEpochs(keras.callbacks.Callback):
         result = inspect(
             self._make_model(),
             self._pictures,
-            checkpoint=f"{self._run}, epoch {epoch + 1}",
-            labels=self._labels,
+            checkpoint=f"{self._run.path}, epoch {epoch + 1}",
+            labels=self._run.labels,
             shown=self._shown,
-            scoring=Scoring(is_multi_label=Run(str(self._run)).is_multi_label),
+            scoring=Scoring(is_multi_label=self._run.is_multi_label),
         )
-        folder = self._run / "inspection" / f"epoch_{epoch + 1:04d}"
+        folder = self._run.path / "inspection" / f"epoch_{epoch + 1:04d}"
         write(result, folder)
         self._show(folder)
 
@@ -88,7 +83,7 @@ class ProfileSteps(keras.callbacks.Callback):
 class MetricsLog:
     """Writes the metrics of every evaluation. Each process rewrites all files, so they have no gaps or duplicates."""
 
-    def __init__(self, run: RunDirectory, records: list[dict]):
+    def __init__(self, run: Run, records: list[dict]):
         """Write the records of earlier processes."""
         self._run = run
         folder = run.path / "tensorboard"

@@ -22,7 +22,7 @@ from keras_vit.files.atomic import atomic_write
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz, write_npz
 from keras_vit.files.remote import RemoteError, is_remote, local_copy
-from keras_vit.run_directory import CONFIG
+from keras_vit.run import CONFIG
 from training.loop.devices.jax_devices import assign_whole
 
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.npz")
@@ -134,5 +134,5 @@ def _run_id(folder: pathlib.Path) -> str | None:
         return None
     except RemoteError:
         raise
-    except (OSError, ValueError, AttributeError):  # `RunDirectory.start` reports it
+    except (OSError, ValueError, AttributeError):  # `Run.start` reports it
         return None

@@ -13,11 +13,11 @@ from keras_vit import ViTConfig, config_of, preprocessing_of
 from keras_vit.files.atomic import atomic_write
 from keras_vit.models.complexity import costs
 from keras_vit.models.config import ModelConfig
+from keras_vit.run import Run
 from training.data.sources import DataSet
 from training.loop.build import network_to_train
 from training.loop.learning_rate import LearningRate
 from training.loop.plan import Plan
-from training.loop.run import RunDirectory
 from training.objectives.of_recipe import objective_of
 from training.options.common import Execution
 from training.recipes.recipe import Recipe
@@ -47,7 +47,7 @@ class Workload:
     """Those of the parameters that have a gradient; default all."""
 
 
-def dry_run_report(plan: Plan, run: RunDirectory, make_model: Callable[[int], keras.Model]) -> None:
+def dry_run_report(plan: Plan, run: Run, make_model: Callable[[int], keras.Model]) -> None:
     """Print the dry run's report and plot the learning rate next to the run directory, which is not created.
 
     Raises UserError for whatever `run_training` refuses. See there for the arguments.

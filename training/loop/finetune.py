@@ -14,13 +14,12 @@ from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.published import upstream_checkpoint
-from keras_vit.runs import Run
+from keras_vit.run import Run
 from keras_vit.text.classes import classes_of_labels
 from training.data.dataset import typical_image
 from training.data.known_images import warn_of_known_images, warn_of_training_images
 from training.loop.build import rebuilt
 from training.loop.devices.strategies import on_this_host
-from training.loop.run import RunDirectory
 from training.loop.setup import Setup
 from training.loop.train import run_training
 from training.objectives.wise_ft import AveragedWithStart
@@ -30,14 +29,14 @@ from training.recipes.recipe import NO_BLOCKS
 
 def finetune(
     options: FinetuneOptions, recipe_name: str, setup: Setup, callbacks: Sequence[keras.callbacks.Callback] = ()
-) -> RunDirectory:
+) -> Run:
     """Fine-tune a checkpoint and return the run; with `options.dry_run` only print the report.
 
     See `training.loop.train.run_training` for the arguments.
     """
     recipe, data, checkpoint = options.recipe, setup.source, _checkpoint_name(options)
     path = find_checkpoint(checkpoint)
-    upstream = Run(str(path))
+    upstream = Run.open(path)
     if not warn_of_training_images(upstream, data) and data.held_out:
         warn_of_known_images(upstream, options.source, data)
     rates = {"dropout_rate": options.dropout_rate, "stochastic_depth_rate": options.stochastic_depth_rate}

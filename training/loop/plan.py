@@ -11,15 +11,14 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.errors import Rules, refuse_first
-from keras_vit.runs import Run
-from training.data.checks import check_classes
+from keras_vit.files.labels import check_classes
+from keras_vit.run import Run
 from training.data.dataset import balanced, class_weights
 from training.data.pipeline import steps_per_epoch
 from training.data.sources import DataSet
 from training.loop.setup import Setup
 from training.options.common import FOR_SEVERAL_CLASSES, Execution, TrainingOptions
 from training.recipes.recipe import Recipe
-from training.workdir import run_settings
 
 # Bytes that a pixel takes in a step of a small model, and what no machine holds for a step.
 _BYTES_PER_PIXEL, MOST_MEMORY = 1000, 10**15
@@ -67,11 +66,11 @@ def resolve(options: TrainingOptions, setup: Setup, *, command: str, recipe_name
     data, recipe = setup.source, _with_loss_for(setup.source, options.recipe)
     options = dataclasses.replace(options, recipe=recipe)
     images = {"train": data.train.num_examples, "evaluation": data.evaluation.num_examples}
-    settings = {**run_settings(options, command, recipe_name), "images": images}
+    settings = {**options.settings(command, recipe_name), "images": images}
     if recipe.balance:
         data = dataclasses.replace(data, train=balanced(data.train))
     weights = class_weights(data.train, len(data.labels)) if recipe.class_weights else None
-    if recipe.teacher is not None and recipe.distillation != "features" and (known := Run(recipe.teacher).labels):
+    if recipe.teacher is not None and recipe.distillation != "features" and (known := Run.open(recipe.teacher).labels):
         advice = "give a teacher that was trained on these classes"
         check_classes(known, data.labels, f"The teacher {recipe.teacher}", advice)
     num_steps = recipe.num_steps(data.train.num_examples)

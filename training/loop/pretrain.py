@@ -8,7 +8,7 @@ import keras_vit
 from keras_vit import preprocessing_of
 from keras_vit.checkpoints.fetch.find import find_checkpoint
 from keras_vit.checkpoints.load import weights_by_key
-from training.loop.run import RunDirectory
+from keras_vit.run import Run
 from training.loop.setup import Setup, open_setup
 from training.loop.train import run_training
 from training.options.train import PretrainOptions
@@ -19,7 +19,7 @@ def pretrain(
     recipe_name: str,
     setup: Setup | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
-) -> RunDirectory:
+) -> Run:
     """Train a model and return its run; with `options.dry_run` only print the report.
 
     With a checkpoint, the recipe's model is that of the checkpoint. By default, the setup is that of the options. See

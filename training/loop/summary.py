@@ -1,14 +1,15 @@
-"""Print what a run trains when it begins, and save the images that it keeps."""
+"""Print what a run trains when it begins, save the images that it keeps, and plot its metrics at the end."""
 
 import keras
+import matplotlib.figure
 import numpy as np
 
 from keras_vit import Preprocessing
-from keras_vit.run_directory import CALIBRATION, SAMPLES, save_training_images
+from keras_vit.files.atomic import atomic_write
+from keras_vit.run import CALIBRATION, SAMPLES, Run
 from training.data.pipeline import save_samples
 from training.data.sources import DataSet
 from training.loop.plan import Plan
-from training.loop.run import RunDirectory
 from training.recipes.advice import advice
 
 # Training images saved for the exports, which calibrate quantization ranges on them.
@@ -43,9 +44,25 @@ def print_summary(plan: Plan, network: keras.Model) -> None:
             print(sentence)
 
 
-def save_images(run: RunDirectory, source: DataSet, preprocessing: Preprocessing) -> None:
+def save_images(run: Run, source: DataSet, preprocessing: Preprocessing) -> None:
     """Save what a run keeps of its images: before the model, which marks the run as finished."""
     if source.train.digests is not None:
-        save_training_images(run.path, source.train.digests)
+        run.save_training_images(source.train.digests)
     save_samples(source.evaluation, preprocessing, run.path / SAMPLES)
     save_samples(source.train, preprocessing, run.path / CALIBRATION, most=_CALIBRATION_IMAGES)
+
+
+def write_curves(run: Run) -> None:
+    """Plot the loss and the accuracy over the epochs to curves.png."""
+    records = run.metrics
+    epochs = [record["epoch"] for record in records]
+    names = [name for name in ("loss", "accuracy", "binary_accuracy") if name in records[-1]]
+    figure = matplotlib.figure.Figure(figsize=(4.5 * len(names), 3.6), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        axes.plot(epochs, [record[name] for record in records], color="tab:blue", label="training")
+        axes.plot(epochs, [record[f"val_{name}"] for record in records], color="tab:orange", label="evaluation")
+        axes.set(xlabel="epoch", title=name)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    with atomic_write(run.path / "curves.png") as temporary:
+        figure.savefig(temporary, dpi=120)

@@ -15,10 +15,11 @@ import tensorflow as tf
 
 from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.describe import license_of
+from keras_vit.files.lock import locked
+from keras_vit.run import CHECKPOINTS, Run
 from training.data.pipeline import evaluation_batches, resized_once, training_batches
 from training.data.sources import bad_examples_reported
 from training.data.unlabelled import semi_supervised_batches
-from training.lock import locked
 from training.loop import checkpoints
 from training.loop.build import build_trainer, trained_model
 from training.loop.callbacks import InspectEpochs, MetricsLog, ProfileSteps
@@ -27,10 +28,9 @@ from training.loop.devices.strategies import check_equal_on_workers, distributed
 from training.loop.dry_run import dry_run_report
 from training.loop.plan import Plan, resolve
 from training.loop.progress import TrainingProgress, display
-from training.loop.run import RunDirectory, write_curves
 from training.loop.setup import Setup
 from training.loop.signals import StopSignals, TrainingInterrupted
-from training.loop.summary import print_summary, save_images
+from training.loop.summary import print_summary, save_images, write_curves
 from training.loop.trainer import Trainer
 from training.options.common import TrainingOptions
 
@@ -47,7 +47,7 @@ def run_training(
     recipe_name: str,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     checkpoint: str | None = None,
-) -> RunDirectory:
+) -> Run:
     """Train, or resume, or do nothing if the run is finished; return the run. With `options.dry_run`, only report.
 
     Args:
@@ -66,30 +66,28 @@ def run_training(
         UserError: if options, data, devices and directory do not fit, the loss is not finite or the disk is full; the
             last checkpoint remains.
     """
-    plan, run = resolve(options, setup, command=command, recipe_name=recipe_name), RunDirectory(options.directory)
+    plan, run = resolve(options, setup, command=command, recipe_name=recipe_name), Run.at(options.directory)
     if options.dry_run:
         dry_run_report(plan, run, make_model)
         return run
     writes = is_chief(plan.strategy)
-    with locked(run.path) if writes and not run.model_file.is_file() else contextlib.nullcontext():
+    with locked(run.path) if writes and not run.is_finished else contextlib.nullcontext():
         images = "the images of their data, by its files or by the index of its records"
         check_equal_on_workers(plan.strategy, {"their settings or data": plan.number, images: plan.images})
-        if run.model_file.is_file():
+        if run.is_finished:
             run.start(plan.settings, plan.data.labels, images=plan.images)
             print(f"{run.path} is finished: nothing to do.")
             return run
 
         _train(Training(plan, _started(plan, run, make_model, checkpoint), run, callbacks))
     if writes:
-        last = sorted(run.metrics()[-1].items())
+        last = sorted(run.metrics[-1].items())
         metrics = ", ".join(f"{name[4:]} {value:.4f}" for name, value in last if name.startswith("val_"))
         print(f"Trained: {metrics} on the evaluation images; see {run.path}.")
     return run
 
 
-def _started(
-    plan: Plan, run: RunDirectory, make_model: Callable[[int], keras.Model], checkpoint: str | None
-) -> Trainer:
+def _started(plan: Plan, run: Run, make_model: Callable[[int], keras.Model], checkpoint: str | None) -> Trainer:
     """Build the trainer, and write the first files of the run."""
     keras.utils.set_random_seed(plan.options.seed)
     if plan.execution.deterministic:
@@ -142,16 +140,14 @@ class Training:
         writes: whether this process writes the files.
     """
 
-    def __init__(
-        self, plan: Plan, trainer: Trainer, run: RunDirectory, callbacks: Sequence[keras.callbacks.Callback] = ()
-    ):
+    def __init__(self, plan: Plan, trainer: Trainer, run: Run, callbacks: Sequence[keras.callbacks.Callback] = ()):
         """Restore the latest checkpoint of a started run. Raises UserError if it does not fit the compiled trainer."""
         self.plan, self.trainer, self.run, self._callers_callbacks = plan, trainer, run, callbacks
         self.writes = is_chief(plan.strategy)
         self._epoch = plan.execution.evaluate_every or plan.epoch_steps
         self.step, self.records, self.signals = 0, list[dict](), StopSignals()
         self._seconds = 0.0  # that earlier processes spent on the current epoch
-        if restored := checkpoints.restore(run.checkpoints_folder, trainer.state):
+        if restored := checkpoints.restore(run.path / CHECKPOINTS, trainer.state):
             self.step, progress = restored
             self.records, self._seconds = progress["records"], progress["seconds"]
             for record in self.records:  # earlier versions counted evaluations
@@ -231,7 +227,7 @@ class Training:
         with contextlib.ExitStack() as stack:
             if self.writes and execution.inspect_every:
                 make_model = functools.partial(trained_model, self.trainer)
-                callbacks.append(InspectEpochs(make_model, self.run.path, execution.inspect_every))
+                callbacks.append(InspectEpochs(make_model, self.run, execution.inspect_every))
             if self.writes and execution.profile_steps:
                 folder, per_execution = self.run.path / "profile", execution.steps_per_execution
                 profile = ProfileSteps(folder, *execution.profile_steps, lambda: self.step, per_execution)
@@ -305,7 +301,7 @@ class Training:
                 np.asarray(array)
             return
         progress = {"records": self.records, "seconds": seconds}
-        checkpoints.save(self.run.checkpoints_folder, self.step, progress, arrays)
+        checkpoints.save(self.run.path / CHECKPOINTS, self.step, progress, arrays)
 
     def diverged(self) -> UserError:
         """The error for a loss or a weight that is not finite."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of
-from keras_vit.runs import Run
+from keras_vit.run import Run
 from training.loop.devices.cpu_kernels import on_cpu, with_cpu_kernels
 from training.objectives.classification import Classification
 from training.objectives.objective import Objective, is_right, sums_of
@@ -22,7 +22,7 @@ def open_teacher(teacher: str, student: keras.Model) -> keras.Model:
     A teacher is a run directory, .keras file, or checkpoint of any layout, by path, address or official name. Raises
     UserError if its images or classes are not those of the student.
     """
-    model = Run(teacher).model
+    model = Run.open(teacher).model
     own, other = preprocessing_of(student), preprocessing_of(model)
     if (own.image_size, own.channels) != (other.image_size, other.channels):
         sizes = f"sees images of {_shown(other)}, but this model those of {_shown(own)}"

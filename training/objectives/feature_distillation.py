@@ -18,7 +18,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of
 from keras_vit.models.layers import TokenDense
-from keras_vit.runs import Run
+from keras_vit.run import Run
 from training.loop.devices.cpu_kernels import on_cpu, with_cpu_kernels
 from training.objectives.distillation import rescaled
 from training.objectives.objective import Objective, sums_of
@@ -98,7 +98,7 @@ def open_feature_teacher(teacher: str, own: Preprocessing) -> keras.Model:
     It sees the images in its own range and size; of a published checkpoint, the size of the original's preprocessing.
     `own` is the preprocessing of the student. Raises UserError if it takes gray images, but the student colors.
     """
-    model = Run(teacher).model
+    model = Run.open(teacher).model
     other = preprocessing_of(model)
     if other.channels < own.channels:
         raise UserError(f"The teacher {teacher} sees gray images, but this model colors; give --channels 1.")

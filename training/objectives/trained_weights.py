@@ -5,7 +5,7 @@ LoRA: the kernels of a trained model stay as they are, and a product of two thin
 "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv 2106.09685). Its Table 4, on GPT-3: 91.7 % on MNLI-m with
 4.7 million trained parameters, where fine-tuning all 175 billion reaches 89.5 %; on WikiSQL 73.4 % and 73.8 %. Its
 Table 6, with adapters on query and value: 91.3 % on MNLI-m at rank 1, 91.6 % at rank 8. On images:
-`docs/reference/results.md`.
+`benchmarks/logs/techniques.md`.
 """
 
 from collections.abc import Sequence

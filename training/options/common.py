@@ -4,7 +4,6 @@ import dataclasses
 import os
 import pathlib
 import re
-import unicodedata
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,6 +11,7 @@ from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayLead, Natural, Seed, check_ranges
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
+from keras_vit.files.labels import composed as composed
 from keras_vit.files.remote import to_path
 from keras_vit.images.geometry import Resize
 from training.recipes.recipe import Recipe
@@ -24,18 +24,13 @@ OnBadImage = Literal["stop", "skip"]
 TRAINING_NAMES = ("train", "training")
 EVALUATION_NAMES = ("test", "testing", "val", "valid", "validation")
 # Fields of DataOptions that config.json has only where they are set.
-_NEWER = ("split_seed", "exclude")
+_NEWER_OF_DATA = ("split_seed", "exclude")
 FOR_SEVERAL_CLASSES = (
     "--loss multi-label is for images of several classes each, from --data csv:FILE with a column labels; leave it out."
 )
 StrategyKind = Literal["auto", "single", "mirrored", "multi-worker", "tpu"]
 FeatureKind = Literal["pre_logits", "token", "mean", "both"]
 Precision = Literal["float32", "bfloat16", "float16"]
-
-
-def composed(name: str) -> str:
-    """A class name in Unicode's composed form (NFC), for macOS stores the names of files decomposed."""
-    return unicodedata.normalize("NFC", name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +75,7 @@ class DataOptions:
     def settings(self) -> dict[str, Any]:
         """The fields as config.json stores them: without what is newer and not set, as runs did before it."""
         fields = dataclasses.asdict(self)
-        return {name: value for name, value in fields.items() if value is not None or name not in _NEWER}
+        return {name: value for name, value in fields.items() if value is not None or name not in _NEWER_OF_DATA}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,6 +166,15 @@ class Execution:
             )
 
 
+# Options that may change when a run is resumed: they change where and how it is computed, not the result.
+_CHANGEABLE = ("workdir", "devices", "execution", "dry_run", "chips", "model_parallel", "shard_weights", "data_service")
+# Defaults of options that older runs do not have, and continue without; of pretraining too, and of the recipe.
+_NEWER = (("zero_shot_head", False), ("templates", None), ("wise_ft", 1.0), ("knn_every", None), ("new_head", False))
+_NEWER_OF_PRETRAINING, _NEWER_OF_RECIPE = ("checkpoint", None), ("class_weights", False)
+# Options of which runs without --unlabelled say nothing.
+_OF_UNLABELLED = ("unlabelled", "learn_by", "confidence", "rounds")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     """Options of all commands that train."""
@@ -215,6 +219,22 @@ class TrainingOptions:
     def directory(self) -> pathlib.Path:
         """The run directory."""
         return to_path(self.workdir)
+
+    def settings(self, command: str, recipe_name: str) -> dict[str, Any]:
+        """Return everything but the images that changes the result of a run, as in config.json."""
+        newer = (*_NEWER, *([_NEWER_OF_PRETRAINING] if command == "pretrain" else []))
+        settings = {
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if name not in _CHANGEABLE and (name, value) not in newer
+        }
+        if settings.get("unlabelled") is None:
+            settings = {name: value for name, value in settings.items() if name not in _OF_UNLABELLED}
+        recipe = settings["recipe"].items()
+        settings["recipe"] = {name: value for name, value in recipe if (name, value) != _NEWER_OF_RECIPE}
+        settings["source"] = self.source.settings()
+        execution = {name: getattr(self.execution, name) for name in ("precision", "deterministic")}
+        return {"command": command, "recipe_name": recipe_name, **execution, **settings}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Annotated
 
 from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Range, Seed
-from keras_vit.unknown_score import UnknownKind
+from keras_vit.scores import UnknownKind
 from training.options.common import DataOptions
 from training.options.features import TABLES
 from training.options.predict import check_ending

@@ -10,15 +10,17 @@ import keras
 import numpy as np
 from sklearn.random_projection import SparseRandomProjection, johnson_lindenstrauss_min_dim
 
-from keras_vit import Preprocessing, UserError, ViTConfig, config_of, preprocessing_of, run_directory
+from keras_vit import Preprocessing, UserError, ViTConfig, config_of, preprocessing_of
 from keras_vit.cli.progress import tracked
 from keras_vit.files.atomic import atomic_write, write_text
+from keras_vit.files.documents import read_json
+from keras_vit.files.keras_model import MODEL, find, load_model
 from keras_vit.files.tables import CsvWriter, markdown_table
 from keras_vit.images.files import Image, read_image
 from keras_vit.inspection.compute import model_inputs
 from keras_vit.models.patch_memory import anomaly_model, local_features
-from keras_vit.runs import Run
-from keras_vit.unknown_score import threshold_of
+from keras_vit.run import Run
+from keras_vit.scores import threshold_of
 from training.data.dataset import check_some_read
 from training.features.embed import check_finite
 from training.options.outliers import AnomalyFitOptions
@@ -90,7 +92,7 @@ def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOpti
     }
     workdir = pathlib.Path(options.workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    with atomic_write(workdir / run_directory.MODEL) as temporary:
+    with atomic_write(workdir / MODEL) as temporary:
         named = temporary.with_suffix(".keras")  # Keras goes by the name
         model.save(named)
         named.replace(temporary)
@@ -116,10 +118,10 @@ def _middle_block(model: keras.Model) -> tuple[int]:
 
 def open_anomaly_detector(directory: str) -> AnomalyDetector:
     """Open what `fit_anomaly` has written. Raises UserError for anything else."""
-    facts = run_directory.read_config(run_directory.find(directory, FACTS))
-    if not isinstance(facts.get("threshold"), float):
+    facts = read_json(find(directory, FACTS))
+    if not (isinstance(facts, dict) and isinstance(facts.get("threshold"), float)):
         raise UserError(f"{directory}/{FACTS} has no threshold; write it again by keras-vit anomaly fit.")
-    return AnomalyDetector(run_directory.load_model(directory), facts["threshold"])
+    return AnomalyDetector(load_model(directory), facts["threshold"])
 
 
 def predict_anomaly(

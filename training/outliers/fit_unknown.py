@@ -9,10 +9,10 @@ from sklearn.metrics import roc_auc_score
 
 from keras_vit import UserError
 from keras_vit.files.atomic import write_text
+from keras_vit.files.labels import check_classes
 from keras_vit.files.tables import markdown_table
-from keras_vit.runs import Run
-from keras_vit.unknown_score import KINDS, UNKNOWN, UnknownKind, UnknownScorer, features_and_logits, threshold_of
-from training.data.checks import check_classes
+from keras_vit.run import Run
+from keras_vit.scores import KINDS, UNKNOWN, UnknownKind, UnknownScorer, features_and_logits, threshold_of
 from training.data.dataset import DataSet, Split
 from training.data.known_images import check_evaluation_images
 from training.evaluation.predictors import outputs

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from keras_vit import UserError
 from keras_vit.cli.parser import Given, arguments_of
+from keras_vit.files.keras_model import MODEL
 from keras_vit.files.remote import is_remote, matching
 from keras_vit.images.formats import is_picture_name
-from keras_vit.run_directory import CONFIG, MODEL
-from keras_vit.runs import Run
+from keras_vit.run import CONFIG, Run
 from keras_vit.text.classes import is_text_file
 from training.options.predict import PredictOptions
 

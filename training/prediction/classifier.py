@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tqdm
 
-from keras_vit import Preprocessing, UserError, inspection, run_directory
+from keras_vit import Preprocessing, UserError, inspection
 from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.pages import thumbnail_address
 from keras_vit.files.atomic import atomic_write
@@ -25,9 +25,8 @@ from keras_vit.images.formats import LARGEST_SERVED
 from keras_vit.inspection.compute import checked_logits, model_inputs, model_name
 from keras_vit.inspection.report import maps_of
 from keras_vit.models.build import logits_model
-from keras_vit.runs import Run
-from keras_vit.scores import TOP_K, RankedClasses, Scoring
-from keras_vit.unknown_score import features_and_logits
+from keras_vit.run import Run, check_head
+from keras_vit.scores import TOP_K, RankedClasses, Scoring, features_and_logits
 from training.data.dataset import check_some_read
 from training.options.predict import Explanation, PredictOptions
 from training.prediction.pictures import only_folder
@@ -146,7 +145,7 @@ def open_classifier(
         if own and own != names:
             print(f"The names of {labels} replace those of {run.name}, {', '.join(own[:5])}{' …' if own[5:] else ''}.")
     if names:
-        run_directory.check_head(model, names)
+        check_head(model, names)
     figures = inspection.available_figures(model)
     if "relevance" not in figures:
         raise UserError(

@@ -16,11 +16,13 @@ import keras
 import numpy as np
 
 import keras_vit
-from keras_vit import Preprocessing, UserError, preprocessing_of, run_directory
+from keras_vit import Preprocessing, UserError, preprocessing_of
 from keras_vit.checkpoints.fetch.find import CACHE_VARIABLE
 from keras_vit.files.atomic import staged
+from keras_vit.files.remote import output_folder
 from keras_vit.files.tables import markdown_table, short_name
-from keras_vit.runs import Run
+from keras_vit.run import Run
+from training.checks import report_directory
 from training.data.dataset import DataSet, Split
 from training.data.known_images import check_evaluation_images
 from training.features.embed import Extractor, Listing, check_finite, contents_of, write_features
@@ -33,7 +35,6 @@ from training.features.extractors import (
 from training.features.store import NO_SPLIT, FeatureDescription, FeatureIndex, check_same_model, open_index
 from training.options.common import FeatureKind, FeatureOptions
 from training.options.probes import ProbeOptions
-from training.workdir import report_directory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +216,7 @@ def _with_fresh_weights(model: keras.Model) -> keras.Model:
 def _cache(folder: str | None) -> pathlib.Path:
     if folder is None:
         return pathlib.Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser() / "features"
-    return run_directory.output_folder(folder)
+    return output_folder(folder)
 
 
 def _data_key(split: Split) -> tuple[str, np.ndarray]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from keras_vit import UserError
-from keras_vit.runs import Run
+from keras_vit.run import Run
 from training.data.sources import DataSet
 from training.evaluation.temperature import fit_temperature
 from training.options.probes import FewshotOptions

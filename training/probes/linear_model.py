@@ -13,12 +13,11 @@ import keras_vit
 from keras_vit import Preprocessing, ViTConfig
 from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
+from keras_vit.files.lock import locked
 from keras_vit.models.config import ModelConfig
-from keras_vit.runs import Run
+from keras_vit.run import Run
 from training.data.sources import DataSet
 from training.features.extractors import preprocessing_for
-from training.lock import locked
-from training.loop.run import RunDirectory
 from training.loop.summary import save_images
 from training.options.common import FeatureKind
 from training.options.probes import ProbeOptions
@@ -98,7 +97,7 @@ def save_probe(run: Run, model: keras.Model, source: DataSet, options: ProbeOpti
         accuracy: on the evaluation images.
     """
     assert options.directory is not None
-    directory = RunDirectory(options.directory)
+    directory = Run.at(options.directory)
     images = {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples}
     settings = {**options.settings(), "checkpoint": run.name, "images": images}
     with locked(directory.path):

@@ -11,7 +11,7 @@ import sklearn.preprocessing
 from scipy import stats
 
 from keras_vit import UserError
-from keras_vit.runs import Run
+from keras_vit.run import Run
 from training.data.sources import DataSet
 from training.features.linear_head import new_probe, one_thread
 from training.options.probes import LinearProbeOptions

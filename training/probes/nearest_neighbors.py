@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import sklearn.neighbors
 
-from keras_vit.runs import Run
+from keras_vit.run import Run
 from training.data.sources import DataSet
 from training.options.probes import KnnOptions
 from training.probes.features import Features, open_features, write_report

@@ -9,11 +9,11 @@ import numpy as np
 from keras_vit import preprocessing_of
 from keras_vit.files.atomic import write_text
 from keras_vit.files.npz import read_npz, write_npz
+from keras_vit.run import Run
 from training.data.dataset import Split, random_subset
 from training.data.sources import DataSet
 from training.evaluation.predictors import outputs
 from training.loop.build import trained_model
-from training.loop.run import RunDirectory
 from training.probes.features import Features, check_several_classes, feature_extractor
 from training.probes.nearest_neighbors import nearest_neighbors
 
@@ -37,7 +37,7 @@ class WatchFeatures(keras.callbacks.Callback):
         every: epochs between two measurements; None for the first and the last only.
     """
 
-    def __init__(self, source: DataSet, run: RunDirectory, every: int | None):
+    def __init__(self, source: DataSet, run: Run, every: int | None):
         super().__init__()
         check_several_classes(source)
         self._classes, self._every = len(source.labels), every

@@ -9,9 +9,8 @@ from keras_vit import UserError, ViTConfig, preprocessing_of
 from keras_vit.checkpoints.load import check_unchanged, fill_from
 from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
 from keras_vit.models.tasks import build_task, task_of
-from keras_vit.runs import Run, open_run
+from keras_vit.run import Run
 from training.data.annotations.open_scenes import SceneBatches
-from training.loop.run import RunDirectory
 from training.loop.setup import Setup
 from training.loop.train import run_training
 from training.options.segment import SegmentFitOptions
@@ -21,12 +20,12 @@ from training.segmentation.segmenter import open_segmenter
 _HEAD = "segmentation_"
 
 
-def fit(options: SegmentFitOptions, setup: Setup) -> RunDirectory:
+def fit(options: SegmentFitOptions, setup: Setup) -> Run:
     """Train, or continue, and measure on the evaluation pictures; return the finished run.
 
     Raises UserError if the checkpoint has no encoder that fits, and for what `run_training` refuses.
     """
-    recipe, backbone = options.recipe, open_run(options.checkpoint, image_size=options.recipe.image_size)
+    recipe, backbone = options.recipe, Run.open(options.checkpoint, image_size=options.recipe.image_size)
     batches = setup.source.batches
     assert isinstance(batches, SceneBatches)
     if recipe.head == "eomt" and batches.num_targets > recipe.num_queries:
@@ -42,7 +41,7 @@ def fit(options: SegmentFitOptions, setup: Setup) -> RunDirectory:
         options, setup, make_model, command="segment", recipe_name=recipe.head, checkpoint=options.checkpoint
     )
     if not options.dry_run:
-        segmenter = open_segmenter(open_run(str(run.path)))
+        segmenter = open_segmenter(Run.open(str(run.path)))
         write_report(evaluate(segmenter, setup.source.evaluation), run.path)
     return run
 

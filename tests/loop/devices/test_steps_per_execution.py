@@ -19,7 +19,7 @@ from training.loop.devices.strategies import StrategyOptions, open_strategy
 from training.data.sources import DataSet, array_split
 from training.loop.build import build_trainer
 from training.loop.plan import resolve
-from training.loop.run import RunDirectory
+from keras_vit.run import Run
 from training.loop.setup import Setup
 from training.loop.train import Training
 from training.options.common import DataOptions, Execution
@@ -45,7 +45,7 @@ for steps in map(int, sys.argv[3:]):
         lambda: keras_vit.build(config, preprocessing=preprocessing, num_classes=5), recipe, 14,
         strategy=strategy, execution=Execution(steps_per_execution=steps, deterministic=True), seed=1,
     )
-    run = RunDirectory(pathlib.Path(sys.argv[2]).parent / str(steps))
+    run = Run.at(pathlib.Path(sys.argv[2]).parent / str(steps))
     run.start({}, tuple("abcde"))
     options = PretrainOptions(
         source=DataOptions("digits"), workdir=str(run.path), recipe=recipe, seed=1,

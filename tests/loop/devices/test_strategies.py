@@ -34,7 +34,7 @@ import keras, numpy as np, tensorflow as tf
 import keras_vit
 from training.loop.build import build_trainer
 from training.loop.plan import resolve
-from training.loop.run import RunDirectory
+from keras_vit.run import Run
 from training.loop.setup import Setup
 from training.loop.train import Training
 from training.recipes.pretrain import RECIPES
@@ -81,7 +81,7 @@ def train(strategy, name, several):
         recipe, 16, strategy=strategy, execution=Execution(steps_per_execution=several), seed=1,
         class_weights=np.array([0.2, 0.5, 1, 2, 4], np.float32) if name == "weighted" else None,
     )
-    run = RunDirectory(pathlib.Path(f"{sys.argv[1]}/{kind}-{name}"))
+    run = Run.at(pathlib.Path(f"{sys.argv[1]}/{kind}-{name}"))
     if is_chief(strategy):
         run.start({}, CLASSES)
     options = PretrainOptions(

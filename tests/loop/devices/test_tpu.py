@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from keras_vit import UserError
+from keras_vit.files.lock import locked
 from keras_vit.images.formats import formats
 from training import workdir
-from training.lock import locked
 from training.loop.devices.tpu import has_tpu, may_be_slice, prepare_tpu
 from training.options.common import DataOptions, StrategyOptions
 from training.options.train import PretrainOptions
@@ -195,4 +195,4 @@ def test_a_host_of_a_slice_leaves_the_lock_of_a_shared_workdir_to_the_first(
     options = PretrainOptions(source=DataOptions("digits"), workdir=f"{tmp_path}/run", recipe=find_recipe("digits"))
     refused = pytest.raises(UserError, match="Another process") if is_refused else contextlib.nullcontext()
     with locked(tmp_path / "run"), refused:
-        workdir.check_workdir_of(options, "pretrain", "digits", is_final=True)
+        workdir.check_workdir(options, "pretrain", "digits", is_final=True)

@@ -1,0 +1,116 @@
+"""The model of a .keras file, or of a run directory by its model.keras."""
+
+import json
+import os
+import pathlib
+import re
+import tempfile
+import zipfile
+import zlib
+from typing import TYPE_CHECKING
+
+from keras_vit.errors import UserError, near_path
+from keras_vit.files.keras_weights import check_weights_in
+from keras_vit.files.kinds import kind_of
+from keras_vit.files.labels import LABELS
+from keras_vit.files.remote import is_remote, local_copy, to_path
+
+if TYPE_CHECKING:
+    import keras
+
+# The trained model of a run directory.
+MODEL = "model.keras"
+
+# What is raised for a .keras file that is cut off or has other bytes.
+_OF_DAMAGE = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
+# Bytes of a .keras file's members for each of its own; Keras does not compress them.
+_LARGEST_RATIO = 20
+
+
+def is_keras_model(path: str | os.PathLike) -> bool:
+    """Return whether a path is a .keras file, or a run directory, finished or not, and no published checkpoint."""
+    path = to_path(path)
+    if path.is_file():
+        return kind_of(path) == "keras"
+    if (path / MODEL).is_file():  # beside which an export may have the name of a published file
+        return True
+    published = (entry for pattern in ("*.safetensors", "*.bin") for entry in path.glob(pattern))
+    return (path / LABELS).is_file() and not any(published)
+
+
+def find(run: str | os.PathLike, name: str = MODEL) -> pathlib.Path:
+    """Return the path of a file of a finished run. Raises UserError if it does not exist."""
+    run = to_path(run)
+    if not (run / name).is_file():
+        raise UserError(_what_is_wrong(run, name))
+    if name == MODEL and not is_remote(run / name) and not zipfile.is_zipfile(run / name):
+        raise UserError(f"{run / name} is not a complete .keras file; copy it again, or train again.")
+    return run / name
+
+
+def _what_is_wrong(run: pathlib.Path, name: str) -> str:
+    """Return a sentence on a path that should be a run with a file of this name."""
+    if run.is_file():
+        return f"A run is a directory, but {run} is a file; give the directory that it is in."
+    if not run.is_dir():
+        advice = "" if is_remote(run) else near_path(run, os.path.isdir)
+        return f"There is no run directory {str(run)!r}{advice or '; give the --workdir of a training command.'}"
+    if inside := sorted(run.glob(f"*/{name}")):
+        return f"{run} is not a run, but holds runs; give one of them, such as {inside[0].parent}."
+    if phone := sorted(run.glob("*.tflite")):
+        return f"{run} is not a run, but holds TFLite files; give one of them, such as {phone[0]}."
+    if not is_remote(run) and (run.parent / name).is_file():
+        return f"{run} is a folder of a run, but not the run itself; give {run.parent}."
+    waits = "; wait for its training, or repeat the command, which continues it"
+    return f"{run} is not a finished run: it has no {name}{waits if (run / LABELS).is_file() else ''}."
+
+
+def load_model(run: str | os.PathLike) -> "keras.Model":
+    """Load the trained model of a run, or of a .keras file. Raises UserError for a file that cannot be read."""
+    import keras  # lazy: importing Keras takes seconds
+
+    path = to_path(run)
+    path = path if path.is_file() and kind_of(path) == "keras" else find(path)
+    shown, path = path, local_copy(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+            is_bomb = size > _LARGEST_RATIO * path.stat().st_size  # Keras reads whole members into memory
+            damaged = None if is_bomb else archive.testzip()  # Keras does not verify the checksum of the weights
+            if not (is_bomb or damaged):
+                check_weights_in(archive)
+        if is_bomb or damaged:
+            what = f"it would be {size:,} bytes after decompression" if is_bomb else f"bad checksum of {damaged!r}"
+            raise zipfile.BadZipFile(what)
+        if path.suffix == ".keras":
+            return keras.models.load_model(path, compile=False)
+        with tempfile.TemporaryDirectory() as folder:  # Keras goes by the name
+            named = pathlib.Path(folder) / MODEL
+            named.symlink_to(path.resolve())
+            return keras.models.load_model(named, compile=False)
+    except (*_OF_DAMAGE, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        raise UserError(f"{shown} {_problem(path, error)}.") from error
+
+
+def _problem(path: pathlib.Path, error: Exception) -> str:
+    """Return why Keras cannot read a file, and what to do."""
+    import keras
+
+    if code := re.search(r"Could not locate \w+ '([^']+)'|(`Lambda`|__lambda__)", str(error)):
+        return (
+            f"has a layer of its author's code, {code[1] or 'Lambda'}, which is not run from a file; replace it by "
+            "layers of Keras or functions of keras.ops, and save the model again"
+        )
+    version = keras.__version__
+    if not isinstance(error, _OF_DAMAGE):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                version = str(json.loads(archive.read("metadata.json"))["keras_version"])
+        except (KeyError, TypeError, ValueError, RecursionError):
+            version = "of an unknown version"
+    advice = "it may be damaged or changed"
+    if version != keras.__version__:
+        advice = f"Keras {version} saved it, and this is {keras.__version__}; install that version"
+    # Of nested errors of Keras, the innermost, in one line.
+    words = " ".join(str(error).rsplit("Exception encountered: ", 1)[-1].split()).rstrip(".")[:200]
+    return f"cannot be read as a Keras model ({words or type(error).__name__}); {advice}"
