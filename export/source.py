@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from export.options import SourceOptions
 from keras_vit import Preprocessing, UserError, classes_of, preprocessing_of
+from keras_vit.checkpoints.describe import license_of
 from keras_vit.errors import Rules, explained, refuse_first
 from keras_vit.files.labels import LABELS, check_number, read_labels
 from keras_vit.files.remote import existing_file, existing_folder
@@ -102,12 +103,12 @@ def open_model(run: Run, options: SourceOptions) -> ExportedModel:
     labels = _labels_of(run, options)
     run.warn_of_missing_files(labels_given=options.labels is not None)
     samples, seen = _images_of(run, options, labels)
-    weights, terms = _weights(run.config) if run.config else (short_name(run.name), run.license)
+    weights, terms = _weights(run.config) if run.config else (short_name(run.name), license_of(run.name))
     origin = Provenance(
         name=run.name,
         images=seen,
         config=run.config,
-        metrics=run.metrics[-1] if run.metrics else {},
+        metrics=run.metrics()[-1] if run.metrics() else {},
         weights=weights,
         license=terms if options.license is None else options.license,
         temperature=run.temperature,
@@ -119,7 +120,7 @@ def open_model(run: Run, options: SourceOptions) -> ExportedModel:
 def open_without_classes(run: Run, options: SourceOptions) -> ExportedModel:
     """The model of a run or checkpoint, with or without a head, and images to verify its export on."""
     samples, seen = _images_of(run, options, ())
-    terms = options.license or run.license
+    terms = options.license or license_of(run.name)
     return ExportedModel(
         run.model, (), samples, Provenance(run.name, seen, weights=short_name(run.name), license=terms)
     )

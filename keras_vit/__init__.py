@@ -36,7 +36,7 @@ from keras_vit.models.named_models import MODELS
 
 if TYPE_CHECKING:
     from keras_vit.checkpoints.describe import Description, describe
-    from keras_vit.checkpoints.fetch.find import find_checkpoint
+    from keras_vit.checkpoints.find import find_checkpoint
     from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint
     from keras_vit.checkpoints.load import LoadReport, load_checkpoint
     from keras_vit.checkpoints.save import save_checkpoint
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from keras_vit.published import list_models
     from keras_vit.run import load
     from keras_vit.scores import predict
+    from keras_vit.text.checkpoint import text_tower
     from keras_vit.text.tokenizer import tokenizer
-    from keras_vit.text.tower import text_tower
     from keras_vit.text.zero_shot import zero_shot
 else:
     __getattr__, __dir__ = public_names(globals())

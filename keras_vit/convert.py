@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from keras_vit import cli
-from keras_vit.checkpoints.fetch.find import check_name
-from keras_vit.checkpoints.layouts import check_new
+from keras_vit.checkpoints.find import check_name
+from keras_vit.checkpoints.layouts import check_target
 from keras_vit.cli import parser
 from keras_vit.cli.options import Positional
 from keras_vit.models.config import Gelu
@@ -36,7 +36,7 @@ class Arguments:
     """Groups of GroupNorm, if they are not in the file."""
 
     def __post_init__(self) -> None:
-        check_new(self.target, self.layout)
+        check_target(self.target, self.layout, is_new=True)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -14,7 +14,13 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """An error that the caller can fix. The message is one sentence: what was expected, what was found, what to do."""
+    """An error that the caller can fix. The message is one sentence: what was expected, what was found, what to do.
+
+    Names from files are part of messages, so control characters are escaped.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ParityError(RuntimeError):

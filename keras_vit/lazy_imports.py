@@ -21,7 +21,7 @@ _WITH_LAYERS = (
     "keras_vit.models.stems",
     "keras_vit.models.detection",
     "keras_vit.models.segmentation",
-    "keras_vit.text.layers",
+    "keras_vit.text.tower",
     "keras_vit.images.preprocessing",
 )
 

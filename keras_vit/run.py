@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_vit.checkpoints.describe import describe, license_of
-from keras_vit.checkpoints.fetch.find import check_name, find_checkpoint
+from keras_vit.checkpoints.describe import describe
+from keras_vit.checkpoints.find import check_name, find_checkpoint
 from keras_vit.errors import UserError, reading
 from keras_vit.files.atomic import atomic_write, is_temporary, remove_temporary, write_text
 from keras_vit.files.keras_model import MODEL, find, is_keras_model
@@ -126,14 +126,8 @@ class Run:
     ) -> "Run":
         """Open a run directory, a .keras file, a checkpoint file or folder, an address or an official name.
 
-        Args:
-            name: see `keras_vit.find_checkpoint`.
-            image_size: (height, width) in pixels to take the model to. Default: as stored.
-            num_heads: of a checkpoint that does not tell them.
-            num_groups: of GroupNorm, likewise.
-            texts: the classes that a checkpoint with a text tower gets as its head. Default: its own head.
-
-        Raises UserError for what is no model; a download fails only when the model is asked for.
+        See the fields for the arguments. Raises UserError for what is no model; a download fails only when the model
+        is asked for.
         """
         if texts is not None and num_heads is not None:
             raise UserError("The number of heads of two towers is in their config; leave --num-heads out.")
@@ -146,7 +140,7 @@ class Run:
             run._refuse_settings()
             _ = run.config  # raises UserError if it is damaged
         if run.path.is_dir() and not any(entry for pattern in _MODELS for entry in run.path.glob(pattern)):
-            find(run.path)  # raises
+            find(run.path)  # raises UserError
         return run
 
     @classmethod
@@ -221,14 +215,12 @@ class Run:
 
             classes = dict(zip(self.texts.labels, self.texts.texts, strict=True))
             return zero_shot(self.name, classes, self.texts.templates, self.image_size)
-        heads, groups = self.num_heads, self.num_groups
         if is_keras_model(self.checkpoint):
             self._refuse_settings()
             model = load_named_model(self.checkpoint)
             return model if self.image_size is None else adapt(model, image_size=self.image_size)
-        size = self.image_size
-        if size is None:
-            # DINOv2's position embeddings are for 518 pixels, but its features are computed at 224.
+        size, heads, groups = self.image_size, self.num_heads, self.num_groups
+        if size is None:  # DINOv2's position embeddings are for 518 pixels, but its features are computed at 224
             known = describe(self.checkpoint, num_heads=heads, num_groups=groups)
             size = None if known.original_size == known.image_size else known.original_size
         return from_checkpoint(self.checkpoint, image_size=size, num_heads=heads, num_groups=groups)
@@ -280,11 +272,6 @@ class Run:
     def model_checksum(self) -> int:
         """CRC-32 of model.keras of the run directory. Raises UserError if it has none."""
         return zlib.crc32(find(self.directory or self.path).read_bytes())
-
-    @functools.cached_property
-    def license(self) -> str | None:
-        """The license of the weights, as their publisher states it; None if nothing states it."""
-        return license_of(self.name)
 
     # Its classes
 
@@ -357,12 +344,11 @@ class Run:
         """Divides the logits before the softmax; 1 unless `keras-vit evaluate --calibrate` fitted another."""
         if (file := self.file(TEMPERATURE)) is None:
             return 1.0
-        try:
-            temperature = json.loads(file.read_text(encoding="utf-8"))["temperature"]
-        except (ValueError, KeyError, TypeError):
-            temperature = None
-        if not isinstance(temperature, float) or not 0.0 < temperature < math.inf:
-            raise UserError(f"{file} has no temperature; repeat keras-vit evaluate --calibrate, or remove it.")
+        advice = "repeat keras-vit evaluate --calibrate, or remove it"
+        with reading(file, "a temperature", KeyError, TypeError, advice=advice):
+            temperature = float(json.loads(file.read_text(encoding="utf-8"))["temperature"])
+            if not 0.0 < temperature < math.inf:
+                raise ValueError(f"it is {temperature}")
         return temperature
 
     def scoring(self, threshold: float | None = None) -> Scoring:
@@ -416,9 +402,8 @@ class Run:
         file = self.file(TRAINING_IMAGES)
         return read_npz(file).get("digests") if file else None
 
-    @property
     def metrics(self) -> list[dict]:
-        """The metrics of each evaluation, in order; empty without a file. Raises UserError if it is damaged."""
+        """Return the metrics of each evaluation, in order; empty without a file. Raises UserError if it is damaged."""
         if (file := self.file(METRICS)) is None:
             return []
         with reading(file, "lines of JSON", advice="copy it again, or remove it"):

@@ -47,7 +47,7 @@ def edited(data: bytes, edits: list[tuple[str, int, bytes]]) -> bytes:
 
 
 def images() -> list[Case]:
-    from keras_vit.images import open_image, pillow
+    from keras_vit.images.decode import decode_with_pillow, open_image
 
     pixels = np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8)
     whole = {"JPEG": pixels, "PNG": pixels, "BMP": pixels, "GIF": pixels[..., 0], "WEBP": pixels, "TIFF": pixels}
@@ -61,7 +61,7 @@ def images() -> list[Case]:
                 with open_image(data, formats=(kind,), most_pixels=10**6) as image:
                     np.asarray(image.convert("RGB"))
                 if kind != "TIFF":
-                    pillow.decode(data, upright=True, most_pixels=10**6)
+                    decode_with_pillow(data, upright=True, most_pixels=10**6)
             except Exception as error:  # Pillow raises many types for damaged files; their readers catch all
                 raise UserError(str(error)) from error
 

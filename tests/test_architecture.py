@@ -33,15 +33,14 @@ FLOORS = (
     "keras_vit.scores",
     "keras_vit.run",
     "keras_vit.inspection",
-    "keras_vit.published_accuracy",
     "keras_vit.published",
     "keras_vit.cli.commands",
     "keras_vit",  # keras_vit.convert
     "training.recipes",
     "training.options",
     "training.loop.devices.tpu",  # imports no TensorFlow
-    "training.checks",
     "training.data",
+    "training.checks",
     "training.loop.devices",
     "training.objectives",
     "training.loop",

@@ -133,7 +133,8 @@ def test_an_interrupted_fine_tuning_goes_on_with_its_epochs(pictures, backbone, 
         auto.main(["--data", f"folder:{pictures}", "--checkpoint", str(backbone), "--workdir", str(workdir)])
     assert calls[0][4:8] == ["--epochs", "7", "--resize", "pad"]
     (workdir / "config.json").write_text("{")
-    assert choices.unfinished_recipe(str(workdir)) is None
+    with pytest.raises(UserError, match="config.json cannot be read as the settings of a run"):
+        choices.unfinished_recipe(str(workdir))
 
 
 @pytest.mark.slow

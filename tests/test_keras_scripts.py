@@ -71,7 +71,7 @@ def test_a_data_set_has_what_evaluation_sees_and_another_order_in_each_epoch(pic
     first, second = (np.concatenate([x for x, _ in train.as_numpy_iterator()]) for _ in range(2))
     assert first.shape == (32, 16, 16, 3)
     assert np.abs(first - second).max() > 0
-    with pytest.raises(UserError, match="augment takes .*, but was given flips"):
+    with pytest.raises(TypeError, match="flips"):
         training.dataset(f"folder:{pictures}", model, augment={"flips": True})
 
 

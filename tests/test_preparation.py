@@ -177,7 +177,7 @@ def test_broken_files_and_copies_are_left_out_with_the_reason(tmp_path, capsys):
     assert table["bee/2.png"] == ["copy", "", "of ant/1.png"]
     assert table["bee/3.bmp"][:2] == ["converted", "bee/3.png"]
     assert [table[f"bee/{name}"][0] for name in ("cut.png", "cut.jpg", "page.jpg")] == ["broken"] * 3
-    assert table["bee/page.jpg"][2] == "no picture"
+    assert table["bee/page.jpg"][2] == "no image"
     assert "bee/notes.txt" not in table
     printed = capsys.readouterr().out
     assert "Ignored: 1 file in" in printed
@@ -231,12 +231,12 @@ def test_a_folder_in_the_way_or_inside_the_other_is_refused(tmp_path):
     for output, words in (
         (tmp_path / "in", "OUT should be a new folder outside of .*in, but is .*in"),
         (tmp_path / "in" / "more" / "out", "OUT should be a new folder outside of .*in, but is .*out"),
-        (tmp_path / "out", "in holds no picture; give the folder with the pictures"),
+        (tmp_path / "out", "in holds no image; give the folder with the images"),
     ):
         with pytest.raises(UserError, match=words):
             command.main([str(tmp_path / "in"), str(output)])
     (tmp_path / "in" / "a.jpg").write_text("no picture")
-    with pytest.raises(UserError, match=r"No picture of .*in can be read: a.jpg \(no picture\)\.$"):
+    with pytest.raises(UserError, match=r"No image of .*in can be read: a.jpg \(no image\)\.$"):
         command.main([str(tmp_path / "in"), str(tmp_path / "out")])
     with pytest.raises(UserError, match="There is no folder"):
         command.main([str(tmp_path / "inn"), str(tmp_path / "out")])

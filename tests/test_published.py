@@ -4,8 +4,8 @@ import pytest
 
 import keras_vit
 from keras_vit import UserError
-from keras_vit.checkpoints.fetch.find import official_names
-from keras_vit.checkpoints.fetch.hub import parse_name
+from keras_vit.checkpoints.find import official_names
+from keras_vit.checkpoints.hub import parse_name
 from keras_vit.published import find_models, upstream_checkpoint
 from tests.models.test_families import COUNTS
 from tests.models.test_models import OFFICIAL_COUNTS

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.auto import AutoOptions
 from training.options.evaluate import EvaluateOptions
+from training.options.train import AutoOptions
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -5,20 +5,20 @@ import pathlib
 import socket
 
 from keras_vit import UserError
-from keras_vit.checkpoints.fetch.find import check_name
+from keras_vit.checkpoints.find import check_name
 from keras_vit.errors import explained
 from keras_vit.files.atomic import is_temporary
-from keras_vit.files.labels import LABELS
+from keras_vit.files.labels import LABELS, check_classes
 from keras_vit.files.lock import check_unlocked
 from keras_vit.files.remote import existing_folder, is_remote, output_folder, to_path
 from keras_vit.images.formats import is_hidden
 from keras_vit.run import CONFIG, Run, check_model_file
+from training.data.checks import check_data, listed_classes
+from training.data.known_images import check_split
 from training.loop.devices.tpu import may_be_slice
-from training.options.common import TrainingOptions
-from training.options.data import RECORD_INDEX
-from training.options.features import DESCRIPTION
-from training.options.pipeline import PIPELINE, PROBLEMS
-from training.options.probes import ProbeOptions
+from training.options.common import DataOptions, TrainingOptions
+from training.options.data import PIPELINE, PROBLEMS, RECORD_INDEX
+from training.options.features import DESCRIPTION, FeatureOptions, ProbeOptions
 
 # Until a host that does not answer counts as absent.
 _CONNECT_SECONDS = 5
@@ -116,13 +116,27 @@ def check_workdir(options: TrainingOptions, command: str, recipe_name: str, *, i
         check_unlocked(run.path)
 
 
-def check_probe_workdir(run: Run, options: ProbeOptions) -> None:
-    """Raise UserError unless the run of a probe, if any, and its report can be written."""
-    if options.workdir is not None:
-        check_outside(options.workdir, options.source.data)
-        check_new_workdir(options.workdir)
-    if options.workdir is None or options.output is not None:
+def open_backbone(options: FeatureOptions) -> Run:
+    """Open the model whose features are measured. Raises UserError for it, its data, and an unusable output."""
+    check_data(options.source)
+    run = Run.open(options.run, image_size=options.image_size, num_heads=options.num_heads)
+    workdir = options.workdir if isinstance(options, ProbeOptions) else None
+    if workdir is not None:
+        check_outside(workdir, options.source.data)
+        check_new_workdir(workdir)
+    if workdir is None or options.output is not None:
         report_directory(run, options.output)
+    check_split(run, options.source)
+    return run
+
+
+def check_measured(run: Run, source: DataOptions, output: str | None) -> None:
+    """Raise UserError unless a model can be measured on data that it does not know, and the report written."""
+    check_data(source)
+    report_directory(run, output)
+    check_split(run, source)
+    if run.labels and (classes := listed_classes(source)) is not None:
+        check_classes(run.labels, classes)
 
 
 def report_directory(run: Run, output: str | None) -> pathlib.Path:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.experiments import DemoOptions
+from training.options.train import DemoOptions
 
 
 def demo(workdir: str, seed: int) -> dict:

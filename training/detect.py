@@ -79,8 +79,7 @@ def _fit(arguments: Sequence[str]) -> None:
     data = open_boxes(options.source)
     cli.require_tensorflow()
 
-    from training.detection.data import box_data_set
-    from training.detection.fit import fit
+    from training.detection.fit import box_data_set, fit
     from training.loop.setup import open_setup
     from training.loop.signals import report_interruption
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
+from training.options.data import split_arguments
 from training.options.features import EmbedOptions
-from training.options.pipeline import split_arguments
 
 _PROG = "keras-vit embed"
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
 
     options = parser.options_from(EmbedOptions, with_run(given), prog=_PROG)
     output_folder(options.output)
-    source = options.source
+    source = options.source if options.source.data else None
     table = table_path(source.data) if options.runner and source else None
     pipeline = pipeline_options(options.runner, behind, options.run, (*options.pictures, table, options.output))
     if source is not None and pipeline is None:
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     if pipeline is not None:
         cli.require_tensorflow()
 
-        from training.beam.embed import embed as embed_by_pipeline
+        from training.beam.inference import embed as embed_by_pipeline
         from training.beam.picture_list import PictureList
 
         _print_next(options, embed_by_pipeline(run, PictureList(options.pictures, table), options, pipeline))
@@ -61,9 +61,8 @@ def main(arguments: Sequence[str]) -> None:
 def _print_next(options: EmbedOptions, first: str) -> None:
     from training.features.store import read_description
 
-    source = options.source
     following: list[tuple[str, ...]] = [("review", "--index", options.output)]
-    if source is None or source.kind in ("folder", "csv"):
+    if options.pictures or options.source.kind in ("folder", "csv"):
         following.insert(0, ("similar", "--index", options.output, first))
     if read_description(options.folder).features == "joint":
         following.append(("search", "red bicycle in snow", "--index", options.output))

@@ -13,9 +13,6 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from keras_vit.files.labels import check_classes
-from training.checks import report_directory
-from training.data.checks import check_data, listed_classes
 from training.options.evaluate import EvaluateOptions
 
 _PROG = "keras-vit evaluate"
@@ -26,17 +23,13 @@ def main(arguments: Sequence[str]) -> None:
     given = parser.read(EvaluateOptions, arguments, prog=_PROG, about=__doc__)
 
     from keras_vit.text.classes import classes_of_labels
-    from training.data.known_images import check_split
+    from training.checks import check_measured
     from training.evaluation.opening import next_commands, open_run, with_data
     from training.loop.devices.tpu import prepare_tpu
 
     options = parser.options_from(EvaluateOptions, with_data(given), prog=_PROG)
     run = open_run(options)
-    check_data(options.source)
-    report_directory(run, options.output)
-    check_split(run, options.source)
-    if run.labels and (classes := listed_classes(options.source)) is not None:
-        check_classes(run.labels, classes)
+    check_measured(run, options.source, options.output)
     prepare_tpu(options.devices)
     cli.require_tensorflow()
 
@@ -44,14 +37,11 @@ def main(arguments: Sequence[str]) -> None:
     from training.evaluation.evaluate import evaluate
     from training.evaluation.predictors import open_predictor
 
-    if options.classes == ():  # the names of the data's classes are the texts
-        source = open_source(options.source, multi_label=True)
+    source = open_source(options.source, multi_label=True) if options.classes == () else None
+    if source is not None:  # the names of the data's classes are the texts
         run = dataclasses.replace(run, texts=classes_of_labels(source.labels, options.templates))
-        predictor = open_predictor(run, options.input, options.devices)
-    else:
-        predictor = open_predictor(run, options.input, options.devices)  # whose mistakes are found before data are read
-        source = open_source(options.source, multi_label=True)
-    evaluate(predictor, source, options)
+    predictor = open_predictor(run, options.input, options.devices)  # whose mistakes are found before data are read
+    evaluate(predictor, source or open_source(options.source, multi_label=True), options)
     if not predictor.is_export:
         cli.print_next(next_commands(options, run))
 

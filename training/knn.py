@@ -10,22 +10,16 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.probes import KnnOptions
+from training.options.features import KnnOptions
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--run DIR --data …`"""
     options = parser.parse(KnnOptions, arguments, prog="keras-vit knn", about=__doc__)
 
-    from keras_vit.run import Run
-    from training.checks import report_directory
-    from training.data.checks import check_data
-    from training.data.known_images import check_split
+    from training.checks import open_backbone
 
-    check_data(options.source)
-    run = Run.open(options.run, image_size=options.image_size, num_heads=options.num_heads)
-    report_directory(run, options.output)
-    check_split(run, options.source)
+    run = open_backbone(options)
     cli.require_tensorflow()
 
     from training.data.sources import open_source

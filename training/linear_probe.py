@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.probes import LinearProbeOptions
+from training.options.features import LinearProbeOptions
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -19,14 +19,9 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(LinearProbeOptions, arguments, prog="keras-vit linear-probe", about=__doc__)
 
     from keras_vit.run import Run
-    from training.checks import check_probe_workdir
-    from training.data.checks import check_data
-    from training.data.known_images import check_split
+    from training.checks import open_backbone
 
-    check_data(options.source)
-    run = Run.open(options.run, image_size=options.image_size, num_heads=options.num_heads)
-    check_probe_workdir(run, options)
-    check_split(run, options.source)
+    run = open_backbone(options)
     cli.require_tensorflow()
 
     from training.data.sources import open_source

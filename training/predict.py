@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.pipeline import split_arguments
+from training.options.data import split_arguments
 from training.options.predict import PredictOptions
 
 _PROG = "keras-vit predict"
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
     if pipeline is not None:
         cli.require_tensorflow()
 
-        from training.beam.classify import predict as predict_by_pipeline
+        from training.beam.inference import predict as predict_by_pipeline
         from training.beam.picture_list import PictureList
 
         predict_by_pipeline(run, PictureList(options.pictures), options, pipeline)

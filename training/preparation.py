@@ -7,7 +7,6 @@ files in work are in memory, and a digest of each.
 import collections
 import concurrent.futures
 import contextlib
-import dataclasses
 import hashlib
 import importlib
 import itertools
@@ -15,7 +14,7 @@ import os
 import pathlib
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL.Image
@@ -24,20 +23,14 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import Progress
+from keras_vit.errors import reason_of
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.file_contents import shown
 from keras_vit.files.tables import CsvWriter, markdown_table
-from keras_vit.images.formats import (
-    convertible_format,
-    format_problem,
-    is_hidden,
-    is_picture,
-    is_picture_name,
-    orientation,
-    others_line,
-)
-from keras_vit.images.pillow import check_png, open_image, turned
+from keras_vit.images.decode import check_png, open_image, turned
+from keras_vit.images.formats import convertible_format, format_problem, is_picture_name, orientation
 from training.data.dataset import decoding_problem
+from training.data.image_folder import images_in
 
 # What was done to each picture, in the new folder.
 TABLE = "prepared.csv"
@@ -65,8 +58,7 @@ _WORDS_OF = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Outcome:
+class _Outcome(NamedTuple):
     """The outcome for a file."""
 
     done: str
@@ -84,7 +76,7 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
 
     Raises UserError if no picture can be read. The new folder appears when it is complete.
     """
-    files = _pictures(folder)
+    files = sorted(map(pathlib.Path, images_in(folder)))  # those of a folder together
     with contextlib.suppress(ImportError):
         importlib.import_module("pillow_heif").register_heif_opener()
     counts: collections.Counter[str] = collections.Counter()
@@ -113,7 +105,7 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
             counts[done] += 1
             table.writerow((shown(str(name)), done, written, note))
         if not first:
-            raise UserError(f"No picture of {folder} can be read: {'; '.join(broken)}{_advice(reasons, output)}")
+            raise UserError(f"No image of {folder} can be read: {'; '.join(broken)}{_advice(reasons, output)}")
     rows = [[words, f"{counts[done]:,}"] for done, words in _WORDS_OF.items()]
     print(markdown_table(["", "files"], rows, num_text_columns=1))
     if broken:
@@ -127,33 +119,16 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
 
 
 def _advice(reasons: collections.Counter[str], output: pathlib.Path) -> str:
-    """The end of a sentence on broken files."""
+    """Return the end of a sentence on broken files."""
     if _HEIC not in reasons:
         return "."
     return f"; for HEIC, pip install pillow-heif, remove {output} if it is there, and run the command again."
 
 
-def _pictures(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Return the files that are called pictures or hold one, those of a folder together; count the others in a line."""
-    files, others = [], []
-    for path in folder.rglob("*"):
-        if any(map(is_hidden, path.relative_to(folder).parts)) or (path.is_dir() and not path.is_symlink()):
-            continue
-        if is_picture(path):
-            files.append(path)
-        else:
-            others.append(path.name)
-    if others:
-        print(others_line(others, str(folder)))
-    if not files:
-        raise UserError(f"{folder} holds no picture; give the folder with the pictures.")
-    return sorted(files)
-
-
 def _outcomes(
     folder: pathlib.Path, files: list[pathlib.Path], stage: pathlib.Path
 ) -> Iterator[tuple[pathlib.Path, pathlib.Path, _Outcome]]:
-    """(file, the file that was written for it if it is not broken, outcome) in the order of the files."""
+    """Yield each file, the file that was written for it if it is not broken, and the outcome, in their order."""
     threads = min(os.cpu_count() or 1, 16)
     numbered = enumerate(files)
     with (
@@ -185,34 +160,31 @@ def _outcome(file: pathlib.Path, temporary: pathlib.Path) -> _Outcome:
             return _Outcome("broken", f"{size:,} bytes, more than the maximum of {_LARGEST_FILE:,}")
         data = file.read_bytes()
     except OSError as error:
-        return _Outcome("broken", error.strerror or str(error))
+        return _Outcome("broken", reason_of(error))
     try:
         image, outcome = _clean(data)
     except PIL.UnidentifiedImageError:
         known = convertible_format(data)
-        return _Outcome(
-            "broken",
-            _HEIC if known == "HEIC" else f"a {known} file that Pillow does not read" if known else "no picture",
-        )
+        note = f"a {known} file that Pillow does not read" if known else "no image"
+        return _Outcome("broken", _HEIC if known == "HEIC" else note)
     except Exception as error:  # Pillow raises many types for damaged files
-        return _Outcome("broken", " ".join(str(error).split())[:120] or type(error).__name__)
-    if image is None:
-        if problem := decoding_problem(tf.constant(data)):
-            return _Outcome("broken", problem)
-        temporary.write_bytes(data)
-    else:
-        profile = image.info.get("icc_profile")
+        return _Outcome("broken", reason_of(error)[:120])
+    if image is not None:
         options = _JPEG_OPTIONS if outcome.format == "JPEG" else {}
-        image.save(temporary, outcome.format, icc_profile=profile, **options)
-    return dataclasses.replace(outcome, digest=hashlib.sha256(data).digest())
+        image.save(temporary, outcome.format, icc_profile=image.info.get("icc_profile"), **options)
+    elif problem := decoding_problem(tf.constant(data)):
+        return _Outcome("broken", problem)
+    else:
+        temporary.write_bytes(data)
+    return outcome._replace(digest=hashlib.sha256(data).digest())
 
 
 def _clean(data: bytes) -> tuple[PIL.Image.Image | None, _Outcome]:
-    """The picture of a file as it is to be saved, or None if the file is fine. Raises any of Pillow's errors."""
+    """Return the image of a file as it is to be saved, or None if the file is fine. Raises any of Pillow's errors."""
     with open_image(data, formats=_FORMATS) as image:
-        if image.format == "PNG":
-            check_png(data)
         kind, frames = image.format, getattr(image, "n_frames", 1)
+        if kind == "PNG":
+            check_png(data)
         profile = image.info.get("icc_profile") if image.mode != "CMYK" else None
         image.load()
         turn = orientation(data)
@@ -224,13 +196,17 @@ def _clean(data: bytes) -> tuple[PIL.Image.Image | None, _Outcome]:
     if turn != _UPRIGHT:
         clean = PIL.Image.fromarray(np.squeeze(turned(np.atleast_3d(np.asarray(clean)), turn)))
     clean.info = {"icc_profile": profile} if profile else {}
-    is_lossy = kind in _LOSSY or (kind == "WEBP" and b"VP8L" not in data[12:4096])
     notes = [kind.replace("HEIF", "HEIC"), note]
     if frames > 1 and kind not in ("JPEG", "MPO"):
         notes.append(f"the first of {frames:,} {'pages' if kind == 'TIFF' else 'frames'}")
-    fits = clean.mode in ("L", "RGB") and max(clean.size) <= _LONGEST_JPEG
-    saved = "JPEG" if is_lossy and fits else "PNG"
-    return clean, _Outcome("converted" if turn == _UPRIGHT else "turned", ", ".join(filter(None, notes)), saved)
+    done = "converted" if turn == _UPRIGHT else "turned"
+    return clean, _Outcome(done, ", ".join(filter(None, notes)), _saved_format(clean, kind, data))
+
+
+def _saved_format(image: PIL.Image.Image, kind: str, data: bytes) -> str:
+    """Return JPEG for what was lossy, if it can hold the image; else PNG."""
+    is_lossy = kind in _LOSSY or (kind == "WEBP" and b"VP8L" not in data[12:4096])
+    return "JPEG" if is_lossy and image.mode in ("L", "RGB") and max(image.size) <= _LONGEST_JPEG else "PNG"
 
 
 def _is_clean(image: PIL.Image.Image, data: bytes) -> bool:
@@ -244,7 +220,7 @@ def _is_clean(image: PIL.Image.Image, data: bytes) -> bool:
 
 
 def _as_bytes(image: PIL.Image.Image) -> tuple[PIL.Image.Image, str]:
-    """An image as L, LA, RGB or RGBA with 8 bits, and what is to be said of its bits."""
+    """Return an image as L, LA, RGB or RGBA with 8 bits, and a note on its bits."""
     if image.mode == "F":
         return PIL.Image.fromarray(_of_fractions(np.asarray(image))), "fractions of 0 to 1"
     is_signed = _tags(image).get(_SAMPLE_FORMAT, (1,))[0] == 2
@@ -263,12 +239,12 @@ def _as_bytes(image: PIL.Image.Image) -> tuple[PIL.Image.Image, str]:
 
 
 def _tags(image: PIL.Image.Image) -> Mapping[int, Any]:
-    """The tags of a TIFF; of other files none."""
+    """Return the tags of a TIFF; of other files none."""
     return getattr(image, "tag_v2", {})
 
 
 def _integers(image: PIL.Image.Image, is_signed: bool) -> tuple[np.ndarray, int]:
-    """The values of a gray image (h, w) int64 and how many bits they have.
+    """Return the values of a gray image (h, w) int64 and how many bits they have.
 
     Raises ValueError for signed colors. Pillow shows signed bytes as unsigned ones, and unsigned values of 32 bits as
     signed ones.
@@ -289,7 +265,7 @@ def _integers(image: PIL.Image.Image, is_signed: bool) -> tuple[np.ndarray, int]
 
 
 def _levels(pixels: np.ndarray) -> tuple[np.ndarray, str]:
-    """Integers (h, w) -> uint8, and what is to be said of their range: by the bits in use, or from the lowest value."""
+    """Return integers (h, w) as uint8, by the bits in use or from the lowest value, and a note on their range."""
     low, high = int(pixels.min()), int(pixels.max())
     if low < 0:
         return np.round((pixels - low) * (255 / max(high - low, 1))).astype(np.uint8), f", scaled from {low} to {high}"
@@ -299,7 +275,7 @@ def _levels(pixels: np.ndarray) -> tuple[np.ndarray, str]:
 
 
 def _of_fractions(pixels: np.ndarray) -> np.ndarray:
-    """(h, w) float, 0..1 -> uint8. Raises ValueError for other values."""
+    """Return fractions (h, w), 0 to 1, as uint8. Raises ValueError for other values."""
     low, high = pixels.min(), pixels.max()
     if not (low >= 0 and high <= 1):
         raise ValueError(f"fractions from {low:.6g} to {high:.6g}, where 0 to 1 can be read")
@@ -307,7 +283,7 @@ def _of_fractions(pixels: np.ndarray) -> np.ndarray:
 
 
 def _free(file: pathlib.Path, target: pathlib.Path, saved: str) -> pathlib.Path:
-    """Where to write a file: under its own name, if that is one of the format and of no other file."""
+    """Return where to write a file: under its own name, if that is one of the format and of no other file."""
     if target.suffix.lower() in _ENDINGS[saved]:
         return target
     ending = _ENDINGS[saved][0]

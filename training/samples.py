@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(f"{options.output} is a run directory; give --output a folder of its own.")
     cli.require_tensorflow()
 
-    from training.data.sample_images import write_samples
+    from training.data.write import write_samples
 
     write_samples(**vars(options))
     images = ("--images", str(options.output / SAMPLES), "--output", "inspection")

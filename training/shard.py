@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.data import ShardOptions
-from training.options.pipeline import split_arguments
+from training.options.data import ShardOptions, split_arguments
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
 
         shard_by_pipeline(PictureList(table=table, evaluation="eval"), options, pipeline)
     else:
-        from training.data.write_tfrecord import shard
+        from training.data.write import shard
 
         shard(options.source, options.output, shards=options.shards)
     cli.print_next([("auto", "--data", f"tfrecord:{options.output}/*.tfrecord", "--workdir", "runs/auto")])

@@ -17,12 +17,9 @@ from keras_vit import cli
 from keras_vit.cli import parser
 from keras_vit.errors import check_known
 from training.experiments.grids import STUDIES
-from training.options.experiments import StudyOptions
-from training.options.train import USUAL
+from training.options.train import USUAL, StudyOptions
 from training.recipes.overrides import overridden
 from training.recipes.pretrain import find_recipe
-
-_DEFAULT_RECIPE = "study-small"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -31,15 +28,14 @@ def main(arguments: Sequence[str]) -> None:
     if name in ("-h", "--help"):
         name, rest = "data-size", ["--help"]
     check_known("study", name, STUDIES)
-    recipe_name, rest = parser.named(rest, "--recipe", _DEFAULT_RECIPE)
+    recipe_name, rest = parser.named(rest, "--recipe", "study-small")
     named, prog = find_recipe(recipe_name), f"keras-vit study {name} --recipe {recipe_name}"
-    given = parser.read(StudyOptions, rest, prog=prog, about=__doc__, usual=USUAL, recipe=named)
-    options = parser.options_from(StudyOptions, given, prog=prog, recipe=named)
+    options = parser.parse(StudyOptions, rest, prog=prog, about=__doc__, usual=USUAL, recipe=named)
+    options = dataclasses.replace(options, recipe=overridden(options.recipe, named))
 
     from training.checks import check_outside
     from training.data.checks import check_data
 
-    options = dataclasses.replace(options, recipe=overridden(options.recipe, named))
     check_data(options.source)
     check_outside(options.workdir, options.source.data)
     cli.require_tensorflow()

@@ -5,7 +5,7 @@
 
 The checkpoint is downloaded, the images are preprocessed as the figure was measured, and the result is a row of a
 Markdown table. A folder is that of the 1000 class folders, of which every image counts, or holds train and val. The
-names are those of keras_vit/published_accuracy.py.
+names are those of keras_vit/published.py.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(VerifyOfficialOptions, arguments, prog="keras-vit verify-official", about=__doc__)
 
     from keras_vit.errors import check_known
-    from keras_vit.published_accuracy import ACCURACY
+    from keras_vit.published import ACCURACY
     from training.data.checks import check_data
     from training.loop.devices.tpu import prepare_tpu
 

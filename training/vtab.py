@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.experiments import VtabOptions
+from training.options.train import VtabOptions
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -42,7 +42,7 @@ def keras_vit_folder(folder: pathlib.Path, workers: int) -> Iterator:
 
 def keras_vit_tfrecord(folder: pathlib.Path, workers: int) -> Iterator:
     """The same of TFRecord files, read in shuffled order, each record by its position."""
-    from training.data.write_tfrecord import shard
+    from training.data.write import shard
     from training.options.common import DataOptions
 
     shards = folder.with_name(f"{folder.name}-shards")

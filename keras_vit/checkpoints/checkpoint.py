@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.file_config import FileConfig
-from keras_vit.checkpoints.formats.layout import Layout
+from keras_vit.checkpoints.formats.layout import Format, Layout
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_rank, same_weight, translate
-from keras_vit.checkpoints.layouts import Format, UnknownLayout, identify_format
+from keras_vit.checkpoints.layouts import UnknownLayout, identify_format
 from keras_vit.errors import UserError
 from keras_vit.files.kinds import kind_of, readable_kind
 from keras_vit.files.lazy_array import LazyArray
@@ -31,7 +31,7 @@ _PREFIXES = ("opt/target/", "params/img/", "params/")
 # TimmWrapper of transformers: timm's model and config.json.
 _TIMM_WRAPPER = "timm_model."
 # Files that belong to the config.json beside them.
-_IN_FOLDER = ("model.safetensors", "model.keras")
+IN_FOLDER = ("model.safetensors", "model.keras")
 # What training keeps beside a model, by the beginning of its keys.
 _OF_TRAINING = ("epoch", "global_step", "iteration", "lr_scheduler", "n_averaged", "optim", "scaler", "step")
 # Substrings of keys that identify unsupported models with otherwise the same arrays.
@@ -65,10 +65,12 @@ class Checkpoint:
         """The settings in its configs. Raises UserError for unsupported ones."""
         if self.format is None or self.path is None:
             return FileConfig()
-        found = self.format.read_config(read_configs(self.path, self.format.CONFIG_FILES), self.layout)
-        if found == FileConfig() and kind_of(self.path) == "safetensors":
-            return FileConfig(image_size=stored_image_size(self.path))
-        return found
+        names = self.format.config_files
+        files = read_configs(self.path, names)
+        if not names or names[0] in files:
+            return self.format.read_config(files, self.layout)
+        is_safetensors = kind_of(self.path) == "safetensors"
+        return FileConfig(image_size=stored_image_size(self.path) if is_safetensors else None)
 
 
 def read_configs(path: pathlib.Path, names: Sequence[str] = ("config.json",)) -> dict[str, dict]:
@@ -80,9 +82,9 @@ def read_configs(path: pathlib.Path, names: Sequence[str] = ("config.json",)) ->
     return {name: read_json(folder / name) for name in names if (folder / name).is_file()}
 
 
-def belongs_to_folder(path: pathlib.Path) -> bool:
-    """Whether a path is a folder, or a file that the config.json beside it belongs to."""
-    return path.is_dir() or path.name in _IN_FOLDER
+def config_beside(path: pathlib.Path) -> dict:
+    """The config.json of a folder, or of a file that it belongs to; empty if there is none."""
+    return read_configs(path).get("config.json", {}) if path.is_dir() or path.name in IN_FOLDER else {}
 
 
 def class_names_of(path: pathlib.Path) -> tuple[str, ...]:
@@ -90,18 +92,13 @@ def class_names_of(path: pathlib.Path) -> tuple[str, ...]:
 
     Empty if there are none, or only the placeholders LABEL_0, LABEL_1, ….
     """
-    config = read_configs(path).get("config.json", {}) if belongs_to_folder(path) else {}
+    config = config_beside(path)
     names = config.get("id2label") or config.get("label_names")
     if isinstance(names, dict):
         names = [names.get(str(index)) for index in range(len(names))]
     if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
         return ()
     return () if all(name == f"LABEL_{index}" for index, name in enumerate(names)) else tuple(names)
-
-
-def _classes_beside(path: pathlib.Path) -> Classes | None:
-    names = class_names_of(path)
-    return Classes(names) if names else None
 
 
 def folder_of(path: pathlib.Path) -> pathlib.Path:
@@ -122,32 +119,28 @@ def open_checkpoint(path: str | os.PathLike, stored_grid: tuple[int, int] | None
             warnings.warn(f"The keys of {path.name} are read without {prefix!r}.", stacklevel=2)
         ignored += tuple(key for key in arrays if not key.startswith(prefix))
         arrays = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
-    module, layout = identify_format(arrays)
+    format_, layout = identify_format(arrays)
     weights, unused = translate(arrays, layout.rules)
     if "registers/tokens" in weights and weights["registers/tokens"].shape[1:2] == (0,):
         del weights["registers/tokens"]  # which DINOv3 of transformers has without registers, too
     if layout.prefix_positions is False:
         weights = _with_class_position(weights)
-    counters = {key for key in unused if key.endswith((".num_batches_tracked", "embeddings.mask_token", ".bias_mask"))}
-    counters |= {key for key in unused if key.startswith(_OF_TRAINING)}
-    counters |= {key for key in unused if layout.ignored and key.startswith(layout.ignored)}
-    unexpected_keys = tuple(sorted(key for key in unused if key not in counters))
-    checkpoint = Checkpoint(
-        module, layout, weights, unexpected_keys, (*ignored, *sorted(counters)), path, _classes_beside(path)
-    )
+    ends, begins = (".num_batches_tracked", "embeddings.mask_token", ".bias_mask"), (*_OF_TRAINING, *layout.ignored)
+    counters = {key for key in unused if key.endswith(ends) or key.startswith(begins)}
+    unexpected, names = tuple(sorted(set(unused) - counters)), class_names_of(path)
+    classes = Classes(names) if names else None
+    checkpoint = Checkpoint(format_, layout, weights, unexpected, (*ignored, *sorted(counters)), path, classes)
     return checkpoint if layout.prefix_positions is not None else _without_register_positions(checkpoint, stored_grid)
 
 
 def refuse_unexpected_keys(checkpoint: Checkpoint) -> None:
     """Raise UserError if the checkpoint has arrays that no supported model has."""
-    if not checkpoint.unexpected_keys:
-        return
-    kinds = {kind for part, kind in _UNSUPPORTED.items() if any(part in key for key in checkpoint.unexpected_keys)}
-    reason = f" (it has {join_keys(sorted(kinds))})" if kinds else ""
-    raise UserError(
-        f"The checkpoint is of an unsupported kind of model{reason}; unexpected keys: "
-        f"{join_keys(checkpoint.unexpected_keys)}."
-    )
+    if keys := checkpoint.unexpected_keys:
+        parts = {name for part, name in _UNSUPPORTED.items() if any(part in key for key in keys)}
+        reason = f" (it has {join_keys(sorted(parts))})" if parts else ""
+        raise UserError(
+            f"The checkpoint is of an unsupported kind of model{reason}; unexpected keys: {join_keys(keys)}."
+        )
 
 
 def join_keys(keys: Sequence[str]) -> str:
@@ -201,14 +194,6 @@ def _wrapper(arrays: Mapping[str, LazyArray]) -> str:
             "The file holds a PEFT adapter, not a whole model; merge it into its model (PEFT: merge_and_unload) and "
             "save that with save_pretrained."
         )
-    for first in sorted({match[0] for key in keys if (match := re.match("[^./]*[./]", key))}):
-        prefix = _prefix_of_model([key for key in keys if key.startswith(first)], arrays)
-        others = [key for key in keys if not key.startswith(first)]
-        if prefix and others:
-            raise UserError(
-                f"The file holds a model under {prefix!r} and other arrays beside it ({join_keys(others)}); save the "
-                "model alone."
-            )
     return ""
 
 
@@ -246,11 +231,7 @@ def _with_class_position(weights: dict[str, Weight]) -> dict[str, Weight]:
     table = weights[POSITIONS]
     check_rank(table.source.key, table.shape, (3,))
     shape = (table.shape[0], table.shape[1] + 1, table.shape[2])
-
-    def pad(array: np.ndarray) -> np.ndarray:
-        return np.pad(table.convert(array), ((0, 0), (1, 0), (0, 0)))
-
-    return weights | {POSITIONS: Weight(table.source, shape, pad)}
+    return weights | {POSITIONS: table.mapped(shape, lambda array: np.pad(array, ((0, 0), (1, 0), (0, 0))))}
 
 
 def _without_register_positions(checkpoint: Checkpoint, grid: tuple[int, int] | None) -> Checkpoint:
@@ -276,16 +257,10 @@ def _without_register_positions(checkpoint: Checkpoint, grid: tuple[int, int] | 
     if patches in without or (patches != rows - last and squares != [False, False, True]):
         return checkpoint
 
-    def with_positions(tokens: np.ndarray) -> np.ndarray:
-        return tokens + table.read()[:, first:last]
-
+    shape = (table.shape[0], rows - registers.shape[1], table.shape[2])
     moved = {
-        "registers/tokens": Weight(registers.source, registers.shape, with_positions),
-        POSITIONS: Weight(
-            table.source,
-            (table.shape[0], rows - registers.shape[1], table.shape[2]),
-            lambda array: np.delete(array, slice(first, last), axis=1),
-        ),
+        "registers/tokens": registers.mapped(registers.shape, lambda tokens: tokens + table.read()[:, first:last]),
+        POSITIONS: table.mapped(shape, lambda array: np.delete(array, slice(first, last), axis=1)),
     }
     return dataclasses.replace(checkpoint, weights={**weights, **moved})
 

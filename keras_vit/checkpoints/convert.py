@@ -9,10 +9,10 @@ import keras
 import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.from_checkpoint import open_source
 from keras_vit.checkpoints.infer_config import original_preprocessing
-from keras_vit.checkpoints.layouts import HEADS, check_new, format_for
+from keras_vit.checkpoints.layouts import HEADS, check_target, format_for
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.checkpoints.save import save_checkpoint, settings_to_set, written_model
@@ -35,7 +35,7 @@ def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, option
     Raises:
         UserError: for an unknown layout, an existing target, and a source that cannot be read or converted.
     """
-    check_new(target, layout)
+    check_target(target, layout, is_new=True)
     source = find_checkpoint(source)
     model = open_source(source, options.stored_grid).build(options)
     checkpoint = None if is_keras_model(source) else open_checkpoint(source, options.stored_grid)

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, belongs_to_folder, folder_of, open_checkpoint, read_configs
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.checkpoint import IN_FOLDER, Checkpoint, config_beside, folder_of, open_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.infer_config import (
     UnknownNumHeads,
     ambiguous_settings,
@@ -150,7 +150,7 @@ def describe(
     is_complete = heads != "unknown"
     sources = {weight.source.key: weight.source for weight in weights.values()}
     return Description(
-        layout=checkpoint.format.LAYOUT if checkpoint.format else "keras",
+        layout=checkpoint.format.name if checkpoint.format else "keras",
         name=official_name(config) if is_complete else None,
         config=config if is_complete else None,
         fields=fields if heads == "known" else fields | {"num_heads": None},
@@ -238,20 +238,15 @@ def license_of(checkpoint: str | os.PathLike) -> str | None:
         return next((text for pattern, text in _OFFICIAL_LICENSES.items() if re.match(pattern, name)), None)
     path = to_path(name)
     try:
-        config = _config_of(path)
+        config = config_beside(path)
     except UserError:  # a damaged file, which is reported where the model is read
         return None
     for place in (config, *(config.get(name) for name in ("pretrained_cfg", "weights"))):
         if isinstance(place, dict) and isinstance(place.get("license"), str):
             return place["license"]
     card = folder_of(path) / "README.md"
-    if not belongs_to_folder(path) or not card.is_file():
+    if not (path.is_dir() or path.name in IN_FOLDER) or not card.is_file():
         return None
     front = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
     stated = front and re.search(r"^license: *([\w.+-]+) *$", front[1], re.MULTILINE)
     return stated[1] if stated else None
-
-
-def _config_of(path: pathlib.Path) -> dict:
-    """The config.json of a folder, or of a file that belongs to it; empty if there is none."""
-    return read_configs(path).get("config.json", {}) if belongs_to_folder(path) else {}

@@ -4,7 +4,6 @@ Changes follow the official code (vit_jax `checkpoint.load_pretrained`); patches
 """
 
 import dataclasses
-import functools
 import io
 import os
 import pathlib
@@ -17,7 +16,7 @@ import keras
 import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, not_square_error, open_checkpoint, refuse_unexpected_keys
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.infer_config import (
     FIRST_CONVOLUTIONS,
@@ -33,8 +32,7 @@ from keras_vit.checkpoints.infer_config import (
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
 from keras_vit.checkpoints.layouts import HEADS, num_classes_of
 from keras_vit.checkpoints.load import assign, changed_layer, check_unchanged, match_weights, values_by_key
-from keras_vit.checkpoints.options import LoadOptions
-from keras_vit.errors import UserError
+from keras_vit.checkpoints.options import RATES, LoadOptions
 from keras_vit.files.keras_model import MODEL, is_keras_model, load_model
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.lazy_array import LazyArray
@@ -292,7 +290,7 @@ def _assumed(
     checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions, preprocessing: Preprocessing
 ) -> list[str]:
     """Return the settings that the files do not contain, although models of this format differ in them."""
-    if checkpoint.format is None or not checkpoint.format.CONFIG_FILES:
+    if checkpoint.format is None or not checkpoint.format.config_files:
         return []
     file_config, assumed = checkpoint.file_config, list[str]()
     if file_config.images is None:
@@ -321,8 +319,6 @@ def _from_keras_model(model: keras.Model, options: LoadOptions) -> keras.Model:
         check_unchanged(model, _CHANGE_FIRST)
     if isinstance(config, ViTConfig):
         config = dataclasses.replace(config, **options.rates)
-    elif any(options.rates.values()):
-        raise UserError("The file is of a ResNet, which has no dropout; leave the rates out.")
     if (task := task_of(model)) is not None:
         options.refuse(_of_classifiers(task, options))
     activation = options.classifier_activation or classifier_activation_of(model)
@@ -333,7 +329,7 @@ def _inapplicable(checkpoint: Checkpoint, config: ModelConfig, options: LoadOpti
     """Options that do not apply to this checkpoint, and why."""
     is_vit, has_table = isinstance(config, ViTConfig), POSITIONS in checkpoint.weights
     stem = config.stem if isinstance(config, ViTConfig) else config
-    of_vit = ("num_heads", "gelu", "layer_norm_epsilon", "classifier", "position_embedding", *options.rates)
+    of_vit = ("num_heads", "gelu", "layer_norm_epsilon", "classifier", "position_embedding")
     inapplicable: dict[str, str] = {} if is_vit else dict.fromkeys(of_vit, "the file is of a ResNet")
     if has_table and options.position_embedding != "learned":
         inapplicable["position_embedding"] = "the file has a table of them"
@@ -404,9 +400,8 @@ def adapt(
 
 def _adapted(model: keras.Model, config: ModelConfig, options: LoadOptions) -> keras.Model:
     """Build a model with the changes and copy the weights; `config` may differ from the model's in its drop rates."""
-    preprocessing, weights = preprocessing_of(model), {}
-    for key, value in values_by_key(model).items():
-        weights[key] = weight_of(key, value)
+    preprocessing = preprocessing_of(model)
+    weights = {key: weight_of(key, value) for key, value in values_by_key(model).items()}
     grid = config.grid(preprocessing.image_size) if isinstance(config, ViTConfig) and POSITIONS in weights else None
     if options.image_size is not None:
         size, preprocessing = preprocessing.image_size, preprocessing.for_image_size(options.image_size)
@@ -420,12 +415,10 @@ def _adapted(model: keras.Model, config: ModelConfig, options: LoadOptions) -> k
 
 def weight_of(key: str, value: Any) -> Weight:
     """A weight in memory, float32."""
-    array = LazyArray(key, tuple(value.shape), np.dtype(np.float32), functools.partial(_value_stream, value))
+    array = LazyArray(
+        key, tuple(value.shape), np.dtype(np.float32), lambda: io.BytesIO(np.array(value, np.float32).tobytes())
+    )
     return Weight(array, array.shape, np.asarray)
-
-
-def _value_stream(value: Any) -> io.BytesIO:
-    return io.BytesIO(np.array(value, np.float32).tobytes())
 
 
 def _build_and_fill(
@@ -446,6 +439,7 @@ def _build_and_fill(
         options: changes to config and preprocessing, and the arguments of `build` that no file tells.
         task: the further task of the model, if it has one.
     """
+    options.refuse(_without_effect(config))
     options, classes, rows = options.for_classes(checkpoint.classes)
     weights, num_classes = _with_rows(checkpoint.weights, rows), options.num_classes
     new_head = num_classes is not None
@@ -456,16 +450,31 @@ def _build_and_fill(
         config = dataclasses.replace(config, head_bias=True)
         if drops_pre_logits:
             config = dataclasses.replace(config, representation_size=None, representation="tanh", normalized=False)
-    if options.patch_size is not None:
-        if not isinstance(config, ViTConfig):
-            raise UserError("patch_size does not apply to a ResNet, which has no patches; leave it out.")
+    if options.patch_size is not None and isinstance(config, ViTConfig):
         config = options.with_patch(config)
         config.check_image_size(preprocessing.image_size)
-        weights = _with_patch(weights, config.patch)
-    if options.channels is not None:
-        weights = _with_channels(config, weights, options.channels, options.channel_rule)
-        preprocessing = preprocessing.for_channels(options.channels)
-    model = _built(config, preprocessing, num_classes, options, task)
+        kernel, patch = weights["embedding/kernel"], config.patch
+        resized = kernel.mapped((*patch, *kernel.shape[2:]), lambda array: resize_patch_kernel(array, patch))
+        weights = {**weights, "embedding/kernel": resized}
+    if (channels := options.channels) is not None:
+        key, kernel = _first_kernel(weights)
+        shape = (*kernel.shape[:2], channels, kernel.shape[3])
+        adapted = kernel.mapped(shape, lambda array: adapt_channels(array, channels, options.channel_rule))
+        weights, preprocessing = {**weights, key: adapted}, preprocessing.for_channels(channels)
+    with no_init_weights():
+        if task is not None and isinstance(config, ViTConfig):
+            if isinstance(task, SegmentationConfig) and num_classes:
+                task = dataclasses.replace(task, num_classes=num_classes)
+            model = build_task(config, task, preprocessing, dtype=options.dtype, name=options.name)
+        else:
+            model = build(
+                config,
+                preprocessing=preprocessing,
+                num_classes=num_classes,
+                classifier_activation=options.classifier_activation,
+                dtype=options.dtype,
+                name=options.name,
+            )
     keep = () if not new_head else HEADS if task is None else ("class_head/",)
     drop = (*keep, "pre_logits/") if drops_pre_logits else keep
     checkpoint = dataclasses.replace(checkpoint, weights=weights)
@@ -475,40 +484,21 @@ def _build_and_fill(
     return model
 
 
-def _built(
-    config: ModelConfig,
-    preprocessing: Preprocessing,
-    num_classes: int | None,
-    options: LoadOptions,
-    task: TaskConfig | None,
-) -> keras.Model:
-    """The model without its weights."""
-    with no_init_weights():
-        if task is not None and isinstance(config, ViTConfig):
-            if isinstance(task, SegmentationConfig) and num_classes:
-                task = dataclasses.replace(task, num_classes=num_classes)
-            return build_task(config, task, preprocessing, dtype=options.dtype, name=options.name)
-        return build(
-            config,
-            preprocessing=preprocessing,
-            num_classes=num_classes,
-            classifier_activation=options.classifier_activation,
-            dtype=options.dtype,
-            name=options.name,
-        )
+def _without_effect(config: ModelConfig) -> dict[str, str]:
+    """Options that do not apply to any model of this config, and why."""
+    if not isinstance(config, ViTConfig):
+        return dict.fromkeys(("patch_size", *RATES), "the file is of a ResNet")
+    shifted = isinstance(config.stem, ShiftedPatches)
+    return {"channels": "shifted patches are normalized over all of them"} if shifted else {}
 
 
 def _with_rows(weights: Mapping[str, Weight], rows: Sequence[int | None]) -> Mapping[str, Weight]:
     """The weights with a head of these rows of it, that is columns of the kernel; None is a row of zeros."""
     if not rows:
         return weights
-    known, taken = [row is not None for row in rows], [row or 0 for row in rows]
-
-    def select(weight: Weight, array: np.ndarray) -> np.ndarray:
-        return weight.convert(array)[..., taken] * np.array(known, np.float32)
-
+    known, taken = np.array([row is not None for row in rows], np.float32), [row or 0 for row in rows]
     heads = {
-        key: Weight(weight.source, (*weight.shape[:-1], len(rows)), functools.partial(select, weight))
+        key: weight.mapped((*weight.shape[:-1], len(rows)), lambda array: array[..., taken] * known)
         for key, weight in weights.items()
         if key.startswith(HEADS)
     }
@@ -518,21 +508,3 @@ def _with_rows(weights: Mapping[str, Weight], rows: Sequence[int | None]) -> Map
 def _first_kernel(weights: Mapping[str, Weight]) -> tuple[str, Weight]:
     key = next(key for key in (*FIRST_CONVOLUTIONS, "embedding/kernel") if key in weights)
     return key, weights[key]
-
-
-def _with_patch(weights: Mapping[str, Weight], patch: tuple[int, int]) -> dict[str, Weight]:
-    kernel = weights["embedding/kernel"]
-    shape = (*patch, *kernel.shape[2:])
-    resized = Weight(kernel.source, shape, lambda array: resize_patch_kernel(kernel.convert(array), patch))
-    return {**weights, "embedding/kernel": resized}
-
-
-def _with_channels(
-    config: ModelConfig, weights: Mapping[str, Weight], channels: int, rule: ChannelRule
-) -> dict[str, Weight]:
-    if isinstance(config, ViTConfig) and isinstance(config.stem, ShiftedPatches):
-        raise UserError("Shifted patches are normalized over all channels; keep their number, and leave channels out.")
-    key, kernel = _first_kernel(weights)
-    shape = (*kernel.shape[:2], channels, kernel.shape[3])
-    adapted = Weight(kernel.source, shape, lambda array: adapt_channels(kernel.convert(array), channels, rule))
-    return {**weights, key: adapted}

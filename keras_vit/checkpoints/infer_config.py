@@ -3,13 +3,13 @@
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, square_grid
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.transformers.eomt import delta_error
-from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_rank, heads_in, key_of
+from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, check_rank, heads_in, key_of
 from keras_vit.checkpoints.layouts import NUM_GROUPS, TORCH_STAGES
 from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import Rules, UserError, refuse_first
@@ -47,7 +47,8 @@ FIRST_CONVOLUTIONS = ("conv_root/kernel", "conv_stem/0/conv/kernel", "resnet/roo
 
 def ambiguous_settings(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Settings that neither the arrays nor a config.json determine, because several models have the same arrays."""
-    return checkpoint.layout.ambiguous if checkpoint.file_config.gelu is None else ()
+    is_named = checkpoint.file_config.gelu is not None or checkpoint.file_config.resnet_sizes
+    return () if is_named else checkpoint.layout.ambiguous
 
 
 def refuse_ambiguous_settings(checkpoint: Checkpoint, options: LoadOptions) -> None:
@@ -57,7 +58,8 @@ def refuse_ambiguous_settings(checkpoint: Checkpoint, options: LoadOptions) -> N
         ambiguous.discard("position_embedding")
     missing = [name for name in sorted(ambiguous) if getattr(options, name, 0) is None]
     # With biases of query, key and value, it is the order of norms that models here have.
-    if missing or ("block" in ambiguous and f"{_FIRST_QUERY}/bias" not in checkpoint.weights):
+    has_other_blocks = "block" in ambiguous and f"{_FIRST_QUERY}/bias" not in checkpoint.weights
+    if missing or has_other_blocks or "global_padding" in ambiguous:
         advice = f", or give {' and '.join(missing)} to keras_vit.from_checkpoint" if missing else ""
         raise UserError(
             "Several models have these arrays but other outputs; put the config.json beside the file, which names the "
@@ -72,36 +74,38 @@ def check_numbered(what: str, numbers: Collection[int], first: int = 0) -> None:
         raise UserError(f"The {what} should be numbered from {first} without gaps, but are [{shown}].")
 
 
+def count(weights: Iterable[str], pattern: str, what: str) -> int:
+    """The number of things that the keys count from 0."""
+    numbers = {int(match[1]) for key in weights if (match := re.match(pattern, key))}
+    check_numbered(what, numbers)
+    return len(numbers)
+
+
 def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
     """The further task of the model of a checkpoint; None for a classifier or features."""
     weights, file_config, task = checkpoint.weights, checkpoint.file_config, checkpoint.layout.task
     if task is None:
         return None
     settings: dict[str, Any] = {name: value for name, value in file_config.task_settings.items() if value is not None}
-    found: TaskConfig
+    config: TaskConfig
     if task == "segmentation":
-        _shape(checkpoint, "mask_attention/probabilities", 1)
-        values = weights["mask_attention/probabilities"].read()
-        if not ((values >= 0) & (values <= 1)).all():
-            raise UserError("The array 'attn_mask_probs' should hold probabilities, but has numbers outside of 0 to 1.")
         _refuse_missing(_missing_in_blocks(weights, r"(upscale_\d+/)(.*)"))
-        upscale = {int(match[1]) for key in weights if (match := re.match(r"upscale_(\d+)/", key))}
-        check_numbered("blocks of upscaling", upscale)
-        found = SegmentationConfig(
+        num_blocks = _shape(checkpoint, "mask_attention/probabilities", 1)[0]
+        config = SegmentationConfig(
             num_classes=_shape(checkpoint, "class_head/kernel", 2)[1] - 1,
             num_queries=_shape(checkpoint, "queries/tokens", 3)[1],
-            num_blocks=values.shape[0],
-            num_upscale_blocks=len(upscale),
-            mask_attention=bool(values.any()),
+            num_blocks=num_blocks,
+            num_upscale_blocks=count(weights, r"upscale_(\d+)/", "blocks of upscaling"),
+            mask_attention=bool(weights["mask_attention/probabilities"].read().any()),
             **settings,
         )
     else:
-        found = DetectionConfig(
+        config = DetectionConfig(
             embedding_size=_shape(checkpoint, "class_head/Dense_0/kernel", 2)[1],
             objectness="objectness_head/Dense_0/kernel" in weights,
         )
-    refuse_first(_contradictions(found, file_config.task_sizes))
-    return found
+    refuse_first(contradictions(config, file_config.task_sizes))
+    return config
 
 
 def refuse_differences(checkpoint: Checkpoint) -> None:
@@ -120,14 +124,14 @@ def infer_config(checkpoint: Checkpoint, options: LoadOptions) -> ModelConfig:
     if "embedding/kernel" in checkpoint.weights:
         vit = _with_prefix_positions(checkpoint, _infer_vit(checkpoint, file_config, options), options)
         least = vit.num_layers * (4 * vit.hidden_size**2 + 2 * vit.hidden_size * vit.mlp_dim)
-        refuse_first(_contradictions(vit, file_config.sizes))
+        refuse_first(contradictions(vit, file_config.sizes))
         _refuse_missing(_missing_biases(checkpoint))
         if isinstance(vit.stem, ResNetConfig):
-            refuse_first(_contradictions(vit.stem, file_config.resnet_sizes))
+            refuse_first(contradictions(vit.stem, file_config.resnet_sizes))
         config = vit
     else:
         resnet = _infer_resnet(checkpoint, file_config, "resnet/group_norm/gamma" in checkpoint.weights)
-        refuse_first(_contradictions(resnet, file_config.resnet_sizes))
+        refuse_first(contradictions(resnet, file_config.resnet_sizes))
         least = sum(
             units * (wide // 4) * (2 * wide + 9 * wide // 4)
             for units, wide in zip(resnet.block_units, resnet.output_channels, strict=True)
@@ -142,7 +146,8 @@ def infer_config(checkpoint: Checkpoint, options: LoadOptions) -> ModelConfig:
     return config
 
 
-def _contradictions(config: ModelConfig | TaskConfig, sizes: Mapping[str, tuple[str, object]]) -> Rules:
+def contradictions(config: object, sizes: Mapping[str, tuple[str, object]]) -> Rules:
+    """The sizes of a config.json, by field of the config, are those of the config of the arrays."""
     for field, (name, value) in sizes.items():
         yield (
             getattr(config, field) != value,
@@ -168,8 +173,7 @@ def _other_widths(weights: Mapping[str, Weight], file_config: FileConfig) -> Rul
 
 def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOptions) -> ViTConfig:
     weights, layout, position_embedding = checkpoint.weights, checkpoint.layout, options.position_embedding
-    blocks = {int(match[1]) for key in weights if (match := re.match(r"Transformer/encoderblock_(\d+)/", key))}
-    check_numbered("encoder blocks", blocks)
+    num_layers = count(weights, r"Transformer/encoderblock_(\d+)/", "encoder blocks")
     _refuse_missing(_missing_in_blocks(weights, r"(Transformer/encoderblock_\d+/)(.*)"))
     first = "Transformer/encoderblock_0/"
     patch = _shape(checkpoint, "embedding/kernel", 4)
@@ -181,14 +185,16 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
     if POSITIONS in weights:
         _shape(checkpoint, POSITIONS, 3)
         position_embedding = "learned"
-    has_scale = f"{first}LayerScale_0/scale" in weights
-    _refuse_missing_parts(checkpoint, file_config, has_scale)
+    has_scale, qkv_bias = f"{first}LayerScale_0/scale" in weights, f"{_FIRST_QUERY}/bias" in weights
+    stated = [f"{head}/kernel" for head in file_config.heads]
+    stated += [] if file_config.layer_scale is None else [f"{first}LayerScale_0/scale"]
+    _refuse_missing([key_of(name, layout.rules) for name in stated if name not in weights])
     mlp_dim = _shape(checkpoint, f"{first}MlpBlock_3/Dense_0/kernel", 2)[1]
     return ViTConfig(
         patch_size=patch[0] if patch[0] == patch[1] else (patch[0], patch[1]),
         hidden_size=patch[3],
-        num_layers=len(blocks),
-        num_heads=_num_heads(checkpoint, options, (patch[3], mlp_dim, len(blocks))),
+        num_layers=num_layers,
+        num_heads=_num_heads(checkpoint, options, (patch[3], mlp_dim, num_layers)),
         mlp_dim=mlp_dim,
         classifier=classifier,
         representation_size=_optional_size(checkpoint, "pre_logits/kernel", 2),
@@ -198,7 +204,10 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
         position_embedding=position_embedding or layout.settings.get("position_embedding") or layout.default_positions,
         norm_after_pooling=norm_after_pooling,
         final_norm=layout.settings.get("final_norm", True),
-        **_biases(weights),
+        qkv_bias=qkv_bias,
+        key_bias=not qkv_bias or f"{_FIRST_QUERY.removesuffix('query')}key/bias" in weights,
+        patch_bias="embedding/bias" in weights,
+        head_bias="head/bias" in weights or "head/kernel" not in weights,
         pre_norm="Transformer/pre_norm/scale" in weights,
         gated_mlp=f"{first}MlpBlock_3/gate/kernel" in weights,
         layer_scale=min(file_config.layer_scale or _LAYER_SCALE, 1.0) if has_scale else None,
@@ -206,15 +215,6 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
         distillation=_distillation(checkpoint),
         with_class_token="cls" in weights and classifier in ("gap", "none"),
     )
-
-
-def _refuse_missing_parts(checkpoint: Checkpoint, file_config: FileConfig, has_scale: bool) -> None:
-    missing = [head for head in file_config.heads if f"{head}/kernel" not in checkpoint.weights]
-    missing += ["layer scale"] if file_config.layer_scale is not None and not has_scale else []
-    if missing:
-        raise UserError(
-            f"config.json is of a model with the {', '.join(missing)}, which the arrays lack; use the complete file."
-        )
 
 
 def _infer_classifier(
@@ -228,25 +228,11 @@ def _infer_classifier(
     averages |= given == "gap" and "classifier" in layout.ambiguous
     if in_weights == "token" and averages:
         in_weights = "gap"
-    if in_weights and given not in (None, in_weights):
-        raise UserError(f"The file has the weights of classifier={in_weights!r}, but {given!r} was given.")
     classifier = in_weights or given or "gap"
-    if file_config.classifier not in (None, classifier):
-        raise UserError(
-            f"config.json has the classifier {file_config.classifier!r}, but the arrays are those of {classifier!r}."
-        )
+    for place, other in (("was given", given), ("is in config.json", file_config.classifier)):
+        if other not in (None, classifier):
+            raise UserError(f"The file has the weights of classifier={classifier!r}, but {other!r} {place}.")
     return classifier
-
-
-def _biases(weights: Mapping[str, Weight]) -> dict[str, Any]:
-    """Which biases the arrays have, by field of ViTConfig."""
-    qkv_bias = f"{_FIRST_QUERY}/bias" in weights
-    return {
-        "qkv_bias": qkv_bias,
-        "key_bias": not qkv_bias or f"{_FIRST_QUERY.removesuffix('query')}key/bias" in weights,
-        "patch_bias": "embedding/bias" in weights,
-        "head_bias": "head/bias" in weights or "head/kernel" not in weights,
-    }
 
 
 def _optional_size(checkpoint: Checkpoint, name: str, rank: int) -> int | None:
@@ -394,13 +380,16 @@ def _infer_resnet(checkpoint: Checkpoint, file_config: FileConfig, preactivation
     )
 
 
-def _shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
-    _refuse_missing([] if name in checkpoint.weights else [key_of(name, checkpoint.layout.rules)])
-    weight = checkpoint.weights[name]
+def shape_of(weights: Mapping[str, Weight], rules: Iterable[Rule], name: str, rank: int) -> tuple[int, ...]:
+    """The shape of a weight of this number of axes. Raises UserError if it is missing, or has others."""
+    _refuse_missing([] if name in weights else [key_of(name, rules)])
+    weight = weights[name]
     check_rank(weight.source.key, weight.shape, (rank,))
-    if min(weight.shape) < 1:
-        raise UserError(f"The array {weight.source.key!r} is empty, of shape {weight.shape}; use the complete file.")
     return weight.shape
+
+
+def _shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
+    return shape_of(checkpoint.weights, checkpoint.layout.rules, name, rank)
 
 
 def file_config_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int] | None:
@@ -411,21 +400,16 @@ def file_config_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, 
         return None
     num_tokens = checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions
     holds_a_patch = config.stem is not None or (size[0] >= config.patch[0] and size[1] >= config.patch[1])
-    if holds_a_patch and math.prod(grid := config.grid(size)) == num_tokens:
-        if not checkpoint.layout.square_positions or size[0] == size[1]:
-            return grid
-        if (square := square_grid(num_tokens)) is None:
-            raise UserError(
-                f"config.json says image_size={size}, but DINOv2 of transformers has positions for a square number of "
-                f"patches, not for {num_tokens}; correct it."
-            )
-        return square
-    if file_config.image_size_is_exact:
+    fits = holds_a_patch and math.prod(config.grid(size)) == num_tokens
+    if fits and not checkpoint.layout.square_positions:
+        return config.grid(size)
+    grid = square_grid(num_tokens) if fits else None
+    if grid is None and (fits or file_config.image_size_is_exact):
         raise UserError(
             f"config.json says image_size={size}, but the arrays hold position embeddings for {num_tokens} patches of "
             f"{config.patch}; replace it by the one that belongs to them."
         )
-    return None
+    return grid
 
 
 def resampler_of(checkpoint: Checkpoint, config: ModelConfig) -> Resampler:

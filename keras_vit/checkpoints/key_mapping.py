@@ -7,7 +7,7 @@ least two digits. Its transform maps the array to the weight. The same table of 
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -147,12 +147,52 @@ def bit_units(unit: str) -> tuple[Rule, ...]:
 
 def fused(names: tuple[str, ...], weight: str, bias: str) -> tuple[Rule, Rule]:
     """The rules of dense layers whose kernels and biases are concatenated in PyTorch."""
-    return fused_kernels(names, weight), Rule(tuple(f"{name}/bias" for name in names), bias)
+    kernels = Rule(tuple(f"{name}/kernel" for name in names), weight, LINEAR)
+    return kernels, Rule(tuple(f"{name}/bias" for name in names), bias)
 
 
-def fused_kernels(names: tuple[str, ...], key: str) -> Rule:
-    """The rule of the kernels alone."""
-    return Rule(tuple(f"{name}/kernel" for name in names), key, LINEAR)
+def packed_mlp(layer: str, key: str) -> tuple[Rule, Rule]:
+    """The rules of gate and value of a gated MLP in one array; they go before those of the block."""
+    mlp = f"{BLOCK}MlpBlock_3/"
+    return fused((f"{mlp}gate", f"{mlp}Dense_0"), f"{layer}{key}.weight", f"{layer}{key}.bias")
+
+
+def block_rules(
+    layer: str,
+    norms: tuple[str, str],
+    attention: tuple[str, ...],
+    mlp: Sequence[str],
+    scales: str = "",
+    to: str = BLOCK,
+) -> tuple[Rule, ...]:
+    """The rules of an encoder block in PyTorch.
+
+    Args:
+        layer: beginning of its keys.
+        norms: keys of the two norms, behind it; likewise the others.
+        attention: of query, key, value and output; or where the first three are one array what is before "weight" and
+            "bias", and the output.
+        mlp: of the two layers; of a gated MLP value, output and gate.
+        scales: of the factors of both branches, with {n} for 1 and 2; empty without them.
+        to: beginning of the names of its weights.
+    """
+    first = f"{to}MultiHeadDotProductAttention_1/"
+    inputs = tuple(f"{first}{part}" for part in QKV)
+    if len(attention) == 2:
+        projections: tuple[Rule, ...] = fused(inputs, f"{layer}{attention[0]}weight", f"{layer}{attention[0]}bias")
+    else:
+        projections = tuple(
+            rule for name, key in zip(inputs, attention, strict=False) for rule in dense(name, layer + key)
+        )
+    layers = zip(("Dense_0", "Dense_1", "gate"), mlp, strict=False)
+    return (
+        *norm(f"{to}LayerNorm_0", layer + norms[0]),
+        *projections,
+        *dense(f"{first}out", layer + attention[-1]),
+        *norm(f"{to}LayerNorm_2", layer + norms[1]),
+        *(rule for name, key in layers for rule in dense(f"{to}MlpBlock_3/{name}", layer + key)),
+        *(Rule((f"{to}LayerScale_{n}/scale",), f"{layer}{scales.format(n=n + 1)}") for n in (0, 1) if scales),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +214,10 @@ class Weight:
         self.source.fill(self.view(weight))
         return weight
 
+    def mapped(self, shape: tuple[int, ...], function: Callable[[np.ndarray], np.ndarray]) -> "Weight":
+        """The weight of this shape that a function makes of this one."""
+        return Weight(self.source, shape, lambda array: function(self.convert(array)))
+
     def taken_from(self, array: np.ndarray) -> np.ndarray:
         """Copy the weight from the complete array of the file."""
         weight = empty(self.shape)
@@ -189,10 +233,10 @@ def translate(arrays: Mapping[str, LazyArray], rules: Iterable[Rule]) -> tuple[d
         for rule in rules:
             numbers = _match(rule.key, key)
             if numbers is not None:
-                found = _weights(array, rule, numbers)
-                if duplicates := weights.keys() & found.keys():
+                of_rule = _weights(array, rule, numbers)
+                if duplicates := weights.keys() & of_rule.keys():
                     raise same_weight(weights[min(duplicates)].source.key, key)
-                weights |= found
+                weights |= of_rule
                 if not rule.names:
                     unused.append(key)
                 break
@@ -208,7 +252,9 @@ def same_weight(key: str, other: str) -> UserError:
 
 def _weights(array: LazyArray, rule: Rule, numbers: dict[str, int]) -> dict[str, Weight]:
     transform, parts = rule.transform, len(rule.names)
-    if parts and not array.is_float:
+    if not parts:
+        return {}
+    if not array.is_float:
         raise UserError(f"The array {array.key!r} should hold floating-point numbers, but holds {array.dtype}.")
     if transform.ranks:
         check_rank(array.key, array.shape, transform.ranks)
@@ -217,22 +263,22 @@ def _weights(array: LazyArray, rule: Rule, numbers: dict[str, int]) -> dict[str,
         if array.part is not None:
             return {name: Weight(array, shape, functools.partial(_load_part, transform, array.part))}
         return {name: Weight(array, shape, transform.load, functools.partial(_file_view, transform, array.shape))}
-    if parts and (not array.shape or array.shape[0] % parts):
+    if not array.shape or array.shape[0] % parts:
         raise UserError(f"The array {array.key!r} should hold {parts} equal parts, but has shape {array.shape}.")
-    found = {}
+    size, weights = array.shape[0] // parts, {}
     for part, name in enumerate(rule.names):
-        if not name:
-            continue
-        size = array.shape[0] // parts
-        load = functools.partial(_load_part, transform, slice(part * size, (part + 1) * size))
-        found[_fill(name, numbers)] = Weight(array, transform.shape((size, *array.shape[1:])), load)
-    return found
+        if name:
+            load = functools.partial(_load_part, transform, slice(part * size, (part + 1) * size))
+            weights[_fill(name, numbers)] = Weight(array, transform.shape((size, *array.shape[1:])), load)
+    return weights
 
 
 def check_rank(key: str, shape: tuple[int, ...], ranks: Collection[int]) -> None:
     """Raise UserError unless an array, or what is read of it, has one of these numbers of axes."""
-    if len(shape) not in ranks:
-        raise UserError(f"The array {key!r} should have {' or '.join(map(str, ranks))} axes, but has shape {shape}.")
+    if len(shape) not in ranks or 0 in shape:
+        raise UserError(
+            f"The array {key!r} should have {' or '.join(map(str, ranks))} axes and values, but has shape {shape}."
+        )
 
 
 def _load_part(transform: Transform, part: int | slice, array: np.ndarray) -> np.ndarray:

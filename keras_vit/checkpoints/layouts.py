@@ -2,76 +2,36 @@
 
 import pathlib
 from collections.abc import Mapping
-from typing import Protocol
 
-from keras_vit.checkpoints.formats import (
-    big_transfer,
-    big_vision,
-    meta,
-    open_clip,
-    timm,
-    timm_eva,
-    torchvision,
-    vit_jax,
-    vit_jax_linen,
-)
-from keras_vit.checkpoints.formats.file_config import FileConfig
-from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
-from keras_vit.checkpoints.formats.transformers import bit, clip, dinov2, dinov3, eomt, owl, vit
-from keras_vit.errors import UserError, check_choice, refuse_first
+from keras_vit.checkpoints.formats.jax import BIG_TRANSFER, BIG_VISION, VIT_JAX, VIT_JAX_LINEN
+from keras_vit.checkpoints.formats.layout import Format, Layout, WrittenModel
+from keras_vit.checkpoints.formats.meta import META
+from keras_vit.checkpoints.formats.open_clip import OPEN_CLIP
+from keras_vit.checkpoints.formats.timm import TIMM
+from keras_vit.checkpoints.formats.torchvision import TORCHVISION
+from keras_vit.checkpoints.formats.transformers.clip import CLIP, OWL
+from keras_vit.checkpoints.formats.transformers.dino import DINOV2, DINOV3
+from keras_vit.checkpoints.formats.transformers.eomt import EOMT
+from keras_vit.checkpoints.formats.transformers.vit import BIT, VIT
+from keras_vit.errors import UserError, check_choice
 from keras_vit.files.kinds import MODEL_SUFFIXES
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.remote import is_remote
-from keras_vit.models.config import ModelConfig, ResNetConfig
+from keras_vit.models.config import ResNetConfig
 
 # ResNets of timm and transformers have an output stride of at most 32: they dilate later stages, ResNets here do not.
 TORCH_STAGES = 4
 # Groups of GroupNorm in all codes; only config.json of transformers has others.
 NUM_GROUPS = 32
 HEADS = ("head/", "head_distillation/", "resnet/head/")
-
-
-class Format(Protocol):
-    """A module of `keras_vit/checkpoints/formats/`, such as meta.py: how one kind of files is read."""
-
-    LAYOUT: str
-    """Name in `save_checkpoint` and in messages; several formats may share it."""
-    CONFIG_FILES: tuple[str, ...]
-    """Names of the configs beside the weights."""
-
-    def identify(self, arrays: Mapping[str, LazyArray], /) -> Layout | None:
-        """Is a file with these arrays of this format? Then the rules of its keys, and the numerics of its code."""
-
-    def read_config(self, files: Mapping[str, dict], layout: Layout, /) -> FileConfig:
-        """Read its configs, by name of the file. Raises UserError for unsupported settings."""
-
-
-class WrittenFormat(Format, Protocol):
-    """A module such as timm.py, of files that are written, too."""
-
-    SUFFIXES: tuple[str, ...]
-    """Of its files; "" is a folder with configs."""
-
-    def expressible(self, model: WrittenModel, /) -> dict[str, tuple | None] | None:
-        """The values that it can express, by field of ViTConfig; None if it is for other kinds of models."""
-
-    def layout_for(self, model: WrittenModel, /) -> Layout:
-        """The rules and numerics for writing a model that it can express."""
-
-    def write_config(self, model: WrittenModel, /) -> dict[str, dict]:
-        """Its configs, by name of the file. Raises UserError for what they cannot express."""
-
-
 # A new format is a module and its name here. Of those with one name, the first that is for a kind of model writes it.
-_WRITTEN: tuple[WrittenFormat, ...] = (
-    *(vit_jax, big_transfer, vit_jax_linen, big_vision),
-    *(eomt, owl, dinov3, dinov2, clip, vit, bit),  # transformers
-    *(timm_eva, timm, torchvision),
+FORMATS: tuple[Format, ...] = (
+    *(META, OPEN_CLIP, VIT_JAX, BIG_TRANSFER, VIT_JAX_LINEN, BIG_VISION),
+    *(EOMT, OWL, DINOV3, DINOV2, CLIP, VIT, BIT),  # transformers
+    *(TIMM, TORCHVISION),
 )
-FORMATS: tuple[Format, ...] = (meta, open_clip, *_WRITTEN)
-# Those of models with a further task, which no other format can write.
-_OF_TASKS = (eomt, owl)
-LAYOUTS = tuple(dict.fromkeys(module.LAYOUT for module in _WRITTEN))
+_SUFFIXES = {each.name: each.suffixes for each in FORMATS if each.suffixes}
+LAYOUTS = tuple(_SUFFIXES)
 
 
 class UnknownLayout(UserError):
@@ -83,85 +43,85 @@ def identify_format(arrays: Mapping[str, LazyArray]) -> tuple[Format, Layout]:
 
     Raises UnknownLayout, or UserError for a layout that is known but not supported.
     """
-    for module in FORMATS:
-        if (layout := module.identify(arrays)) is not None:
-            return module, layout
+    for each in FORMATS:
+        if (layout := each.identify(arrays)) is not None:
+            return each, layout
     raise UnknownLayout(
         f"The file is not a Vision Transformer, hybrid or BiT of a known layout: its {len(arrays)} arrays begin with "
         f"{', '.join(sorted(arrays)[:3]) or 'nothing'}."
     )
 
 
-def format_for(model: WrittenModel, layout_name: str) -> tuple[WrittenFormat, Layout]:
+def format_for(model: WrittenModel, name: str) -> tuple[Format, Layout]:
     """The format that a model is written in. Raises UserError for settings that it cannot express."""
-    able: dict[str, tuple[WrittenFormat, dict]] = {}
-    for module in _WRITTEN:
-        if (module in _OF_TASKS) != (model.task is not None):
+    able: dict[str, tuple[Format, Layout, dict]] = {}
+    for each in FORMATS:
+        if each.layout_for is None or each.name in able or each.has_task != (model.task is not None):
             continue
-        if (fields := module.expressible(model)) is not None:
-            able.setdefault(module.LAYOUT, (module, fields))
+        if (fields := each.expressible(model)) is not None:
+            able[each.name] = each, each.layout_for(model), fields
     resnet = model.config if isinstance(model.config, ResNetConfig) else model.config.stem
     own_groups = isinstance(resnet, ResNetConfig) and resnet.num_groups != NUM_GROUPS
-    if layout_name not in able:
-        others = [
-            name for name, (module, _) in able.items() if not own_groups or module.layout_for(model).stores_groups
-        ]
-        kind = "a model that segments or detects" if model.task is not None else "this ResNet"
-        raise UserError(f"The layout {layout_name} cannot express {kind}; {' or '.join(others) or 'only .keras'} can.")
-    module, fields = able[layout_name]
-    _refuse_inexpressible(model.config, layout_name, fields)
-    layout = module.layout_for(model)
-    if isinstance(resnet, ResNetConfig):
-        cannot, stages = f"The layout {layout_name} cannot express", len(resnet.block_units)
-        too_deep = f"{cannot} a ResNet of {stages} stages, only of up to {TORCH_STAGES}; choose another."
-        groups = f"{cannot} GroupNorm with {resnet.num_groups} groups, because its files are read with {NUM_GROUPS}"
-        refuse_first(
-            [
-                (resnet.axial_heads is not None, f"{cannot} axial attention; save it as a .keras file."),
-                (layout.torch and stages > TORCH_STAGES, too_deep),
-                (own_groups and not layout.stores_groups, f"{groups}; choose huggingface."),
-            ]
-        )
-    return module, layout
+    others = [other for other, (_, layout, _) in able.items() if not own_groups or layout.stores_groups]
+    others = others or ["only .keras"]
+    if name in able:
+        chosen, layout, fields = able[name]
+        problem = _inexpressible(model, layout, fields, resnet if isinstance(resnet, ResNetConfig) else None)
+        if not problem:
+            return chosen, layout
+        advice = f"choose {' or '.join(others) if own_groups else 'another'}"
+    else:
+        problem = "this ResNet" if model.task is None else "a model that segments or detects"
+        advice = f"{' or '.join(others)} can"
+    raise UserError(f"The layout {name} cannot express {problem}; {advice}.")
 
 
-def _refuse_inexpressible(config: ModelConfig, layout: str, fields: Mapping[str, tuple | None]) -> None:
+def _inexpressible(
+    model: WrittenModel, layout: Layout, fields: Mapping[str, tuple | None], resnet: ResNetConfig | None
+) -> str:
+    """What a layout cannot express of a model; empty if it can."""
     for field, values in fields.items():
-        value = getattr(config, field)
+        value = getattr(model.config, field)
         if values is not None and value not in values and type(value) not in values:
-            and_head = "" if values else " and a head"
-            raise UserError(f"The layout {layout} cannot express {field}={value!r:.80}{and_head}; choose another.")
+            return f"{field}={value!r:.80}" + ("" if values else " and a head")
+    if resnet is None:
+        return ""
+    stages = len(resnet.block_units)
+    if resnet.axial_heads is not None:
+        return "axial attention"
+    if layout.torch and stages > TORCH_STAGES:
+        return f"a ResNet of {stages} stages, only of up to {TORCH_STAGES}"
+    if resnet.num_groups != NUM_GROUPS and not layout.stores_groups:
+        return f"GroupNorm with {resnet.num_groups} groups, because its files are read with {NUM_GROUPS}"
+    return ""
 
 
-def check_target(path: pathlib.Path, layout: str) -> None:
-    """Raise UserError for an unknown layout, and for a file with another suffix or in a missing folder."""
+def check_target(path: pathlib.Path, layout: str, *, is_new: bool = False) -> None:
+    """Raise UserError for an unknown layout, an existing folder, another suffix, and a missing folder around it.
+
+    is_new: whether a file must not be there yet, either.
+    """
     check_choice("The layout", layout, LAYOUTS)
-    if not is_remote(path) and not path.parent.is_dir():
-        raise UserError(f"There is no folder {str(path.parent)!r} to write {path.name} into.")
-    suffix = _suffixes(layout)[0]
-    if not is_folder(path, layout) and path.suffix != suffix:
-        raise UserError(f"A file of the layout {layout} should end in {suffix}, but is {path.name!r}; name it so.")
-
-
-def check_new(path: pathlib.Path, layout: str) -> None:
-    """As `check_target`, for what must not be there yet."""
-    if path.exists():
-        raise UserError(f"{path} already exists; give the name of a new one.")
-    check_target(path, layout)
-
-
-def _suffixes(layout: str) -> tuple[str, ...]:
-    return next(module.SUFFIXES for module in _WRITTEN if layout == module.LAYOUT)
+    suffix, is_a_folder = _SUFFIXES[layout][0], is_folder(path, layout)
+    problem = ""
+    if (is_new or is_a_folder) and path.exists():
+        problem = "already exists; give the name of a new one"
+    elif not is_remote(path) and not path.parent.is_dir():
+        problem = f"cannot be written, because there is no folder {path.parent}"
+    elif not is_a_folder and path.suffix != suffix:
+        problem = f"should end in {suffix}, as files of the layout {layout} do; name it so"
+    if problem:
+        raise UserError(f"{path} {problem}.")
 
 
 def is_folder(path: pathlib.Path, layout: str) -> bool:
     """Whether the layout is written as a folder with configs."""
-    suffixes = _suffixes(layout)
+    suffixes = _SUFFIXES[layout]
     return suffixes == ("",) or ("" in suffixes and path.suffix not in MODEL_SUFFIXES)
 
 
 def num_classes_of(weights: Mapping) -> int:
     """Width of the head among weights (anything with a shape) by name; 0 without a head."""
     leaves = ("head/bias", "resnet/head/conv2d/bias", "head/kernel")  # a projection has no bias
-    found = next((weights[key] for key in leaves if key in weights), None)
-    return 0 if found is None else found.shape[-1] if found.shape else 1
+    shape = next((weights[key].shape for key in leaves if key in weights), (0,))
+    return shape[-1] if shape else 1

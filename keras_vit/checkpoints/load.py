@@ -16,10 +16,10 @@ import keras
 import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, not_square_error, open_checkpoint, square_grid
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.infer_config import check_heads, file_config_grid, resampler_of
-from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, heads_in, key_of
+from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, check_rank, heads_in, key_of
 from keras_vit.checkpoints.layouts import num_classes_of
 from keras_vit.errors import UserError, check_integers
 from keras_vit.files.keras_weights import open_keras_weights
@@ -33,7 +33,7 @@ from keras_vit.models.build import (
     has_own_call,
     preprocessing_of,
 )
-from keras_vit.models.config import ModelConfig, ViTConfig
+from keras_vit.models.config import ViTConfig
 from keras_vit.models.layers import ModelSpec, TokenDense, no_init_weights, zero_copy
 from keras_vit.models.positions import PositionEmbedding
 from keras_vit.models.tasks import build_task, task_of
@@ -174,7 +174,9 @@ def match_weights(
 ) -> Match:
     """Check every array against every weight; nothing is read or assigned yet."""
     weights = weights_by_key(model)
-    left_out = {key for key, weight in checkpoint.weights.items() if _has_prefix(drop, key, weight)}
+    left_out = {
+        key for key, weight in checkpoint.weights.items() if key.startswith(drop) or weight.source.key.startswith(drop)
+    }
     left_out |= _OF_TRAINING - weights.keys()
     matched = {key: weight for key, weight in checkpoint.weights.items() if key not in left_out}
     dropped = {
@@ -182,10 +184,8 @@ def match_weights(
         *(key for key in checkpoint.unexpected_keys if key.startswith(drop)),
     }
     kept = {key for key in weights.keys() - matched.keys() if key.startswith(keep)}
-    missing = weights.keys() - matched.keys() - kept
-    unexpected = set(checkpoint.unexpected_keys) - dropped
-    unexpected |= {matched[key].source.key for key in matched.keys() - weights.keys()}
-    _refuse_keys({key_of(key, checkpoint.layout.rules) for key in missing}, unexpected)
+    needed = {key: weight for key, weight in weights.items() if key not in kept}
+    check_keys(matched, needed, checkpoint.layout.rules, set(checkpoint.unexpected_keys) - dropped)
     resized: tuple[str, ...] = ()
     config = config_of(model)
     if checkpoint.format is not None and isinstance(config, ViTConfig):
@@ -197,20 +197,28 @@ def match_weights(
         fitted = _fit_positions(checkpoint, layer, resampler, stored_grid)
         resized = (POSITIONS,) if fitted is not matched[POSITIONS] else ()
         matched[POSITIONS] = fitted
-    _check_shapes(matched, weights, config)
+    check_shapes(matched, weights, config.num_heads if isinstance(config, ViTConfig) else None)
     loaded = {key: weight.source.key for key, weight in sorted(matched.items())}
     report = LoadReport(loaded, resized, tuple(sorted((*dropped, *checkpoint.unused))), tuple(sorted(kept)))
     return Match(matched, report)
 
 
-def _refuse_keys(missing: set[str], unexpected: set[str]) -> None:
+def check_keys(
+    matched: Mapping[str, Weight],
+    needed: Mapping[str, keras.Variable],
+    rules: Iterable[Rule],
+    unexpected_keys: Iterable[str],
+) -> None:
+    """Raise UserError unless the weights of a file are those that a model needs, and all of them."""
+    missing = {key_of(key, rules) for key in needed.keys() - matched.keys()}
+    unexpected = {*unexpected_keys, *(matched[key].source.key for key in matched.keys() - needed.keys())}
     problems = {"missing keys": sorted(missing), "unexpected keys": sorted(unexpected)}
     if sentences := [f"{problem}: {join_keys(keys)}" for problem, keys in problems.items() if keys]:
         raise UserError(f"The checkpoint does not fit the model; {'; '.join(sentences)}.")
 
 
-def _check_shapes(matched: Mapping[str, Weight], weights: Mapping[str, keras.Variable], config: ModelConfig) -> None:
-    """Raise UserError unless the arrays have the shapes of the weights, and the heads of the config."""
+def check_shapes(matched: Mapping[str, Weight], weights: Mapping[str, keras.Variable], num_heads: int | None) -> None:
+    """Raise UserError unless the arrays have the shapes of the weights and, where it shows, the number of heads."""
     for key, weight in matched.items():
         if weight.shape != (needed := tuple(weights[key].shape)):
             read_as = "" if weight.shape == weight.source.shape else f", read as {weight.shape}"
@@ -218,8 +226,7 @@ def _check_shapes(matched: Mapping[str, Weight], weights: Mapping[str, keras.Var
                 f"The array {weight.source.key!r} has shape {weight.source.shape}{read_as}, but the model needs "
                 f"{needed}."
             )
-        if isinstance(config, ViTConfig):
-            check_heads(weight, heads_in(key, weight), config.num_heads)
+        check_heads(weight, heads_in(key, weight), num_heads)
 
 
 def _check_settings(checkpoint: Checkpoint, config: ViTConfig) -> None:
@@ -238,10 +245,6 @@ def _check_settings(checkpoint: Checkpoint, config: ViTConfig) -> None:
             raise UserError(
                 f"The file is of a model with {field}={value!r}, but this one has {getattr(config, field)!r}."
             )
-
-
-def _has_prefix(prefixes: tuple[str, ...], key: str, weight: Weight) -> bool:
-    return key.startswith(prefixes) or weight.source.key.startswith(prefixes)
 
 
 def assign(model: keras.Model, weights: Mapping[str, Weight]) -> None:
@@ -273,8 +276,7 @@ def _fit_positions(
     of tokens means a square grid.
     """
     table = checkpoint.weights[POSITIONS]
-    if len(table.shape) != 3 or table.shape[0] != 1:
-        raise UserError(f"The array {table.source.key!r} should be (1, tokens, width), but has shape {table.shape}.")
+    check_rank(table.source.key, table.shape, (3,))
     rows, columns = layer.grid
     num_tokens = table.shape[1] - layer.num_prefix_tokens
     if stored_grid is None:
@@ -289,14 +291,11 @@ def _fit_positions(
         raise UserError(f"The file has position embeddings for {num_tokens} patches, not for a grid of {stored_grid}.")
     if old_grid == (rows, columns):
         return table
-    shape = (1, layer.num_prefix_tokens + rows * columns, table.shape[2])
-
-    def resize(array: np.ndarray) -> np.ndarray:
-        return resize_position_embedding(
-            table.convert(array), old_grid, (rows, columns), layer.num_prefix_tokens, resampler
-        )
-
-    return Weight(table.source, shape, resize)
+    prefix = layer.num_prefix_tokens
+    shape = (table.shape[0], prefix + rows * columns, table.shape[2])
+    return table.mapped(
+        shape, lambda array: resize_position_embedding(array, old_grid, (rows, columns), prefix, resampler)
+    )
 
 
 def changed_layer(model: keras.Model) -> str | None:

@@ -1,24 +1,27 @@
 """Save the weights of a model in the layout of another library."""
 
+import dataclasses
 import os
 import pathlib
+import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
 
+from keras_vit.checkpoints.checkpoint import join_keys, open_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
 from keras_vit.checkpoints.key_mapping import POSITIONS, untranslate
 from keras_vit.checkpoints.layouts import check_target, format_for, is_folder, num_classes_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key
-from keras_vit.checkpoints.two_towers import image_tower, write_image_tower
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.labels import check_number
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import to_path
-from keras_vit.files.safetensors import write_json, write_safetensors
+from keras_vit.files.safetensors import overwrite, write_json, write_safetensors
 from keras_vit.models.build import classes_of, config_of, preprocessing_of
 from keras_vit.models.config import ModelConfig, ResNetConfig, SegmentationConfig, ViTConfig
 from keras_vit.models.tasks import task_of
@@ -55,7 +58,7 @@ def save_checkpoint(
     if two_towers is not None:
         if layout != "huggingface" or labels:
             raise UserError("two_towers is for the layout huggingface, without labels; give that, or leave it out.")
-        write_image_tower(path, os.fspath(two_towers), *image_tower(config_of(model), weights))
+        _write_image_tower(path, os.fspath(two_towers), *_image_tower(config_of(model), weights))
         return
     written = written_model(model, labels or classes_of(model) or ())
     if written.labels:
@@ -68,7 +71,11 @@ def save_checkpoint(
         weights, num_heads = _with_positions_of(own, weights, written.config), written.config.num_heads
     arrays = {**untranslate(weights, own.rules, num_heads), **own.constants}
     if is_folder(path, layout):
-        _write_folder(path, arrays, module.write_config(written))
+        configs = module.write_config(written)
+        with atomic_folder(path) as temporary:
+            write_safetensors(temporary / "model.safetensors", arrays)
+            for name, fields in configs.items():
+                write_json(temporary / name, fields)
     elif path.suffix == ".npz":
         write_npz(path, arrays)
     else:  # without a config.json the arrays alone would not tell the grid of the positions
@@ -107,16 +114,6 @@ def settings_to_set(model: WrittenModel, layout: str, has_config: bool) -> list[
     ]
 
 
-def _write_folder(folder: pathlib.Path, arrays: dict, settings: dict[str, dict]) -> None:
-    """Write model.safetensors and JSON files by name, all or none."""
-    if folder.exists():
-        raise UserError(f"{folder.name} already exists; give the name of a new one.")
-    with atomic_folder(folder) as temporary:
-        write_safetensors(temporary / "model.safetensors", arrays)
-        for name, fields in settings.items():
-            write_json(temporary / name, fields)
-
-
 def _with_positions_of(layout: Layout, weights: dict[str, np.ndarray], config: ViTConfig) -> dict[str, np.ndarray]:
     """Add the position of the class token to the token, or a position of zeros, as the layout has it.
 
@@ -128,3 +125,59 @@ def _with_positions_of(layout: Layout, weights: dict[str, np.ndarray], config: V
     if layout.prefix_positions:
         return weights | {POSITIONS: np.pad(table, ((0, 0), (config.num_class_tokens, 0), (0, 0)))}
     return weights | {"cls": weights["cls"] + table[:, :1], POSITIONS: table[:, 1:]}
+
+
+# Two towers
+
+# What a folder of transformers has beside the weights, but not older forms of the weights.
+_COPIED = (".json", ".txt", ".model", ".md", ".safetensors")
+
+
+def _image_tower(config: ModelConfig, weights: Mapping[str, np.ndarray]) -> tuple[ModelConfig, dict[str, np.ndarray]]:
+    """(config, weights) without a head of texts, whose projection is then the head, as in the files of CLIP."""
+    if not isinstance(config, ViTConfig) or not config.normalized:
+        return config, dict(weights)
+    kept = {key: value for key, value in weights.items() if not key.startswith("head/")}
+    if "pre_logits/kernel" in kept:
+        kept["head/kernel"] = kept.pop("pre_logits/kernel")
+    tower = dataclasses.replace(
+        config, representation_size=None, representation="tanh", normalized=False, head_bias="head/kernel" not in kept
+    )
+    return tower, kept
+
+
+def _write_image_tower(
+    folder: pathlib.Path, source: str, config: ModelConfig, weights: Mapping[str, np.ndarray]
+) -> None:
+    """Write a copy of the folder of two towers with the weights of another image tower of the same sizes.
+
+    Args:
+        folder: that is not there yet.
+        source: the two towers, as `find_checkpoint` takes them.
+        config: of the image tower.
+        weights: by their names, see `_image_tower`.
+
+    Raises UserError for a source that is no folder of two towers, or of another image tower.
+    """
+    origin = find_checkpoint(source)
+    checkpoint = open_checkpoint(origin)
+    if not origin.is_dir() or not any("text_model." in key for key in checkpoint.unused):
+        raise UserError(f"{source} should be a folder with two towers, but has no text tower; leave two_towers out.")
+    heads = config.num_heads if isinstance(config, ViTConfig) else 1
+    arrays = untranslate(weights, checkpoint.layout.rules, heads)
+    stored = {weight.source.key: weight.source for weight in checkpoint.weights.values()}
+    shapes = [{key: array.shape for key, array in each.items()} for each in (arrays, stored)]
+    if different := sorted(key for key in arrays.keys() | stored.keys() if shapes[0].get(key) != shapes[1].get(key)):
+        raise UserError(
+            f"The model is another image tower than that of {source}: it lacks, or has in another shape, "
+            f"{join_keys(different)}. Adapt it to the image size of the checkpoint; a head that is none of texts "
+            "dropped the projection: fine-tune a model of keras_vit.zero_shot."
+        )
+    if rounded := sorted({array.dtype.str for array in stored.values() if array.dtype.itemsize < 4}):
+        warnings.warn(f"The weights of {source} have 16 bits ({', '.join(rounded)}), so the new ones do.", stacklevel=3)
+    with atomic_folder(folder) as temporary:
+        for file in sorted(origin.iterdir()):
+            if file.is_file() and file.suffix in _COPIED:
+                shutil.copyfile(file, temporary / file.name)
+        for file in temporary.glob("*.safetensors"):
+            overwrite(file, arrays)

@@ -1,4 +1,7 @@
-"""Download a file over HTTP: whole, checked against the checksums that its server states, or not at all."""
+"""Download a file over HTTP: whole, checked against the checksums that its server states, or not at all.
+
+`keras.utils.get_file` has no timeout, does not read the checksums of a server, and follows redirects to http.
+"""
 
 import base64
 import contextlib
@@ -21,14 +24,15 @@ _TIMEOUT = 30.0  # seconds, for the connection and for each read
 PAUSES = (0.5, 2.0)  # seconds before the second and the third attempt
 _CHUNK = 2**20  # bytes
 _SPARE = 2**26  # bytes of disk space that a download leaves free
-_HEAD = 512  # bytes that distinguish a file from an HTML page
-_LOCAL = {"localhost", "127.0.0.1"}
+# How files begin; some servers return an HTML page instead of an error.
+_BEGINNINGS = {".npz": rb"PK\x03\x04|PK\x05\x06", ".safetensors": rb".{8}\{"}
+_NO_PAGE = rb"(?!(\xef\xbb\xbf)?\s*<)"
 
 
 def is_local(address: str) -> bool:
     """Whether an address is one of a server on this machine."""
     parts = urllib.parse.urlsplit(address)
-    return parts.scheme == "http" and parts.hostname in _LOCAL
+    return parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1")
 
 
 class TransferError(Exception):
@@ -39,61 +43,62 @@ class TransferError(Exception):
         self.retry = retry
 
 
-def download_file(address: str, path: pathlib.Path, *, elsewhere: str) -> str:
+def download_file(address: str, path: pathlib.Path) -> str:
     """Download to `path`, in up to three attempts, and return the SHA-256, hexadecimal.
 
     Args:
         address: https, or http on this machine.
         path: in a folder that exists. Nothing is there until the file is complete.
-        elsewhere: what the user can do to use another disk, for the sentence about a full one.
 
     Raises UserError.
     """
-    pauses = iter(PAUSES)
-    while True:
+    for pause in (*PAUSES, None):
         try:
-            return _attempt(address, path, elsewhere)
+            return _attempt(address, path)
         except TransferError as failure:
-            pause = next(pauses, None)
             if pause is None or not failure.retry:
                 raise UserError(
                     f"{address} cannot be downloaded ({failure}); download it elsewhere and put the file at {path}."
                 ) from failure
             time.sleep(pause)
+    raise AssertionError("the last attempt returns or raises")
 
 
-def _attempt(address: str, path: pathlib.Path, elsewhere: str) -> str:
+def _attempt(address: str, path: pathlib.Path) -> str:
     import tqdm  # lazy: only downloads need it
 
-    checksums, received, head = _checksums(), 0, b""
+    checksums, received, chunk = _checksums(), 0, b""
     with atomic_write(path) as temporary, open(temporary, "xb") as stream, opened(address) as response:
-        size = response.length  # bytes of Content-Length
+        size, free = response.length, shutil.disk_usage(path.parent).free - _SPARE
         if size is None and not response.chunked:  # chunked: Google's compressed files
             raise TransferError("the server does not say its size", retry=False)
-        free = shutil.disk_usage(path.parent).free - _SPARE
-        if size is not None and size > free:
-            raise _no_space(path, free, elsewhere)
         with tqdm.tqdm(
             total=size, desc=path.name, unit="B", unit_scale=True, unit_divisor=1024, disable=None
         ) as progress:
-            while chunk := _read(response):
+            while True:
+                if max(size or 0, received) > free:
+                    raise TransferError(
+                        f"it is larger than the {max(free, 0)} bytes of free space on the disk of {path.parent}",
+                        retry=False,
+                    )
+                with _network_errors():
+                    chunk = response.read(_CHUNK)
+                if not chunk:
+                    break
+                if not received and not re.match(_BEGINNINGS.get(path.suffix, _NO_PAGE), chunk, re.DOTALL):
+                    raise TransferError(f"it is no {path.suffix} file, but begins with {chunk[:40]!r}", retry=False)
                 received += len(chunk)
-                if received > free:
-                    raise _no_space(path, free, elsewhere)
-                head = head or chunk[:_HEAD]
                 stream.write(chunk)
                 for checksum in checksums.values():
                     checksum.update(chunk)
                 progress.update(len(chunk))
         if size is not None and received != size:
             raise TransferError(f"it ended after {received} of {size} bytes", retry=True)
-        found = {name: checksum.digest().hex() for name, checksum in checksums.items()}
-        for name, stated in {**_stated_by_google(response), "sha256": _stated_by_hugging_face(response)}.items():
-            if stated and name in found and stated != found[name]:
-                raise TransferError(f"its {name} is {found[name]}, but the server states {stated}", retry=True)
-        if not _begins_as(path.suffix, head):
-            raise TransferError(f"it is no {path.suffix} file, but begins with {head[:40]!r}", retry=False)
-    return found["sha256"]
+        digests = {name: checksum.digest().hex() for name, checksum in checksums.items()}
+        for name, stated in _stated_checksums(response.headers).items():
+            if digests.get(name, stated) != stated:
+                raise TransferError(f"its {name} is {digests[name]}, but the server states {stated}", retry=True)
+    return digests["sha256"]
 
 
 def _checksums() -> dict[str, Any]:
@@ -106,38 +111,19 @@ def _checksums() -> dict[str, Any]:
     return checksums
 
 
-def _stated_by_google(response: http.client.HTTPResponse) -> dict[str, str]:
-    """Checksums of a response of Google Cloud Storage by name, hexadecimal. Composite objects have no MD5."""
-    headers = response.headers
-    if headers.get("X-Goog-Stored-Content-Encoding", "identity") != "identity":
-        return {}  # they are those of the compressed object
-    stated = ",".join(headers.get_all("X-Goog-Hash", []))
-    found = re.findall(r"\b(md5|crc32c)=([\w+/]{22}==|[\w+/]{6}==)", stated, re.ASCII)
-    return {name: base64.b64decode(value).hex() for name, value in found}
-
-
-def _stated_by_hugging_face(response: http.client.HTTPResponse) -> str | None:
-    """The SHA-256 of a large file of Hugging Face, hexadecimal. Its ETag of a small file is a Git hash."""
-    headers = response.headers
+def _stated_checksums(headers: http.client.HTTPMessage) -> dict[str, str]:
+    """Checksums that Google Cloud Storage or Hugging Face states of a file by name, hexadecimal."""
+    checksums: dict[str, str] = {}
+    # Those of Google are of the compressed object, if it is; composite objects have no MD5.
+    if headers.get("X-Goog-Stored-Content-Encoding", "identity") == "identity":
+        stated = ",".join(headers.get_all("X-Goog-Hash", []))
+        pairs = re.findall(r"\b(md5|crc32c)=([\w+/]{22}==|[\w+/]{6}==)", stated, re.ASCII)
+        checksums = {name: base64.b64decode(value).hex() for name, value in pairs}
+    # The ETag of a small file of Hugging Face is a Git hash.
     tag = headers.get("X-Linked-Etag") or (headers.get("ETag") if "X-Repo-Commit" in headers else None)
-    found = re.fullmatch(r'"?([0-9a-f]{64})"?', tag or "")
-    return found and found[1]
-
-
-def _begins_as(suffix: str, head: bytes) -> bool:
-    """Whether a file with this suffix can begin so; some servers return an HTML page instead of an error."""
-    if suffix == ".npz":
-        return head.startswith((b"PK\x03\x04", b"PK\x05\x06"))  # archive, empty archive
-    if suffix == ".safetensors":
-        return head[8:9] == b"{"
-    return not head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
-
-
-def _no_space(path: pathlib.Path, free: int, elsewhere: str) -> UserError:
-    return UserError(
-        f"{path.name} is larger than the {max(free, 0)} bytes of free space on the disk of {path.parent}; free some "
-        f"space or {elsewhere}."
-    )
+    if sha256 := re.fullmatch(r'"?([0-9a-f]{64})"?', tag or ""):
+        checksums["sha256"] = sha256[1]
+    return checksums
 
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
@@ -155,31 +141,27 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
 
 @contextlib.contextmanager
 def opened(address: str) -> Iterator[http.client.HTTPResponse]:
+    """Yield the response of a server. Raises TransferError."""
     redirects = _SafeRedirects()
-    try:
+    with _network_errors():
         response = urllib.request.build_opener(redirects).open(address, timeout=_TIMEOUT)
-    except urllib.error.HTTPError as error:
-        error.close()
-        retry = error.code in (408, 429) or error.code >= 500
-        raise TransferError(f"{error.code} {error.reason}", retry=retry) from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise TransferError(_reason(error), retry=not isinstance(error, ValueError)) from error
     if redirects.linked_etag:
         response.headers["X-Linked-Etag"] = redirects.linked_etag
     with response:
         yield response
 
 
-def _read(response: http.client.HTTPResponse) -> bytes:
+@contextlib.contextmanager
+def _network_errors() -> Iterator[None]:
     try:
-        return response.read(_CHUNK)
-    except (OSError, http.client.HTTPException) as error:
-        raise TransferError(_reason(error), retry=True) from error
-
-
-def _reason(error: Exception) -> str:
-    """The message of a network error, on one line."""
-    return " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__
+        yield
+    except urllib.error.HTTPError as error:
+        error.close()
+        retry = error.code in (408, 429) or error.code >= 500
+        raise TransferError(f"{error.code} {error.reason}", retry=retry) from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__
+        raise TransferError(reason, retry=not isinstance(error, ValueError)) from error
 
 
 def sha256_of(path: pathlib.Path) -> str:

@@ -8,9 +8,8 @@ import numpy as np
 
 from keras_vit.errors import UserError
 from keras_vit.files.remote import existing_file
-from keras_vit.images.decode import decode_file
+from keras_vit.images.decode import decode_file, highest_of_unused_bits, is_uniform
 from keras_vit.images.formats import LARGEST_IMAGE, SCALE_BITS, format_list, image_files
-from keras_vit.images.pillow import highest_of_unused_bits
 
 if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
@@ -35,8 +34,7 @@ def decode(
 ) -> Image:
     """Decode the bytes of an image file; for a GIF, its first frame. An alpha channel is kept.
 
-    Formats and pixels are those of training (`keras_vit.images.formats`). In the name, bytes that are not UTF-8 become
-    "?".
+    Pixels are those of training. In the name, bytes that are not UTF-8 become "?".
 
     Args:
         data: the file.
@@ -85,8 +83,6 @@ def read_image(path: pathlib.Path, preprocessing: "Preprocessing | None" = None,
 
     Raises UserError if there is no such file, or if it cannot be decoded.
     """
-    from keras_vit.images.preprocessing import is_uniform  # imported here: it imports Keras, which takes seconds
-
     data, name = existing_file(path, "check the path").read_bytes(), name or path.name
     image = decode(data, name, preprocessing=preprocessing)
     if (highest := highest_of_unused_bits(data)) is not None:

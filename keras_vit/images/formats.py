@@ -1,7 +1,7 @@
-"""The supported image formats, by content: the same for training, evaluation, inspection and serving.
+"""The supported image formats, by content: the same for training, evaluation and serving.
 
-TensorFlow decodes images (`keras_vit.images.graph`), or Pillow where it is missing (`keras_vit.images.pillow`). Files
-that the two decode differently, or that TensorFlow decodes incorrectly, are refused everywhere.
+TensorFlow decodes images (`keras_vit.images.graph`), or Pillow where it is missing (`keras_vit.images.decode`). What
+TensorFlow would decode incorrectly or without a limit is refused in a graph; single files are read by Pillow then.
 """
 
 import collections
@@ -9,11 +9,14 @@ import functools
 import importlib.metadata
 import pathlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from keras_vit.files.remote import first_bytes
 
-_MAGIC = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "BMP": b"BM", "GIF": b"GIF8"}
+_MAGIC = {"JPEG": b"\xff\xd8\xff", "PNG": b"\x89PNG\r\n\x1a\n", "BMP": b"BM"}
+_GIF = b"GIF8"
+# The palette of a gray BMP, whose indices are its values.
+GRAY_PALETTE = b"".join(bytes([gray, gray, gray, 0]) for gray in range(256))
 # Formats that people have and TensorFlow does not decode, by their first bytes; `keras-vit prepare` reads the latter.
 _UNSUPPORTED = {b"%PDF": "PDF", b"8BPS": "Photoshop"}
 _CONVERTIBLE = {b"II*\0": "TIFF", b"MM\0*": "TIFF", b"\0\0\0\x0cjP  ": "JPEG 2000"}
@@ -30,14 +33,7 @@ _ENDINGS_NAMED = 5
 _OF_THE_SYSTEM = ("thumbs.db", "desktop.ini", "__macosx", "@eadir")
 # The first TensorFlow version that decodes WebP, and the names of its distributions.
 _WEBP_SINCE = (2, 21)
-_DISTRIBUTIONS = (
-    "tensorflow",
-    "tensorflow-cpu",
-    "tensorflow-tpu",
-    "tensorflow-intel",
-    "tensorflow-macos",
-    "tf-nightly",
-)
+_DISTRIBUTIONS = "tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tensorflow-intel", "tensorflow-macos", "tf-nightly"
 SCALE_BITS = "multiply its values so that white is 65,535, as the command prepare does"
 # The EXIF tag for orientation, and its value for upright images.
 _ORIENTATION, _UPRIGHT = 0x0112, 1
@@ -45,18 +41,18 @@ _ORIENTATION, _UPRIGHT = 0x0112, 1
 # USUAL_SCANS scans; encoders of progressive files write about ten. Served models and pages accept the lower number.
 LARGEST_IMAGE, LARGEST_SERVED = 89_478_485, 32_000_000
 USUAL_SCANS = 32
-# Where a search in a file stops: segments of a JPEG, chunks of a PNG or WebP, steps through the blocks of a GIF.
-SEGMENTS, CHUNKS, SUB_BLOCKS = 64, 4096, 8192
+# Where a search in a file stops: segments of a JPEG, chunks of a PNG or WebP.
+SEGMENTS, CHUNKS = 64, 4096
 
 
 @functools.cache
 def formats() -> tuple[str, ...]:
-    """Names of the formats; includes WebP unless the installed TensorFlow cannot decode it."""
+    """Return the names of the formats; includes WebP unless the installed TensorFlow cannot decode it."""
     return (*_MAGIC, "WebP") if _supports_webp() else tuple(_MAGIC)
 
 
 def format_list() -> str:
-    """The formats for a message, such as "JPEG, PNG, BMP, GIF or WebP"."""
+    """Return the formats for a message, such as "JPEG, PNG, BMP or WebP"."""
     return f"{', '.join(formats()[:-1])} or {formats()[-1]}"
 
 
@@ -71,15 +67,20 @@ def _supports_webp() -> bool:
 
 
 def image_format(data: bytes) -> str | None:
-    """The format of a file from its first 12 bytes; None if it is not supported."""
+    """Return the format of a file from its first 12 bytes; None if it is not supported."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WebP" if "WebP" in formats() else None
     return next((name for name, magic in _MAGIC.items() if data.startswith(magic)), None)
 
 
+def is_gif(data: bytes) -> bool:
+    """Whether a file is a GIF, of which single files are read, but none in a graph: it may hold gigabytes of frames."""
+    return data.startswith(_GIF)
+
+
 def convertible_format(data: bytes) -> str | None:
-    """The format of a file that `keras-vit prepare` converts and nothing else reads, from its first 12 bytes."""
-    brand = _BRANDS.get(data[8:12]) if data[4:8] == b"ftyp" else None
+    """Return the format of a file that `keras-vit prepare` converts and a graph does not read, from 12 bytes."""
+    brand = _BRANDS.get(data[8:12]) if data[4:8] == b"ftyp" else "GIF" if is_gif(data) else None
     return brand or next((name for magic, name in _CONVERTIBLE.items() if data.startswith(magic)), None)
 
 
@@ -131,14 +132,11 @@ def image_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _holds_image(start: bytes) -> bool:
-    """Whether a file is a supported image by its first 12 bytes; a text that begins with BM or GIF8 is none."""
-    match image_format(start):
-        case "BMP":
-            return start[6:10] == bytes(4)  # reserved
-        case "GIF":
-            return start[:6] in (b"GIF87a", b"GIF89a")
-        case found:
-            return found is not None
+    """Whether a file is a readable image by its first 12 bytes; a text that begins with BM or GIF8 is none."""
+    if is_gif(start):
+        return start[:6] in (b"GIF87a", b"GIF89a")
+    found = image_format(start)
+    return start[6:10] == bytes(4) if found == "BMP" else found is not None  # reserved
 
 
 def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -148,7 +146,7 @@ def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def format_problem(data: bytes) -> str | None:
-    """Why an image file is not supported, from its header alone; None if it is."""
+    """Return why a graph does not read an image file, from its header alone; None if it does."""
     match image_format(data):
         case None:
             if known := convertible_format(data):
@@ -157,24 +155,23 @@ def format_problem(data: bytes) -> str | None:
             return f"not {format_list()}, but a {known} file; save it as JPEG" if known else f"not {format_list()}"
         case "BMP" if not _has_raw_pixels(data):
             return f"a BMP with a palette or compression, which would be decoded incorrectly; {_CONVERT}"
-        case "GIF" if not _first_frame_is_full(data):
-            return f"a GIF whose first frame does not fill it; {_CONVERT}"
         case "WebP" if data[12:16] == b"VP8X" and data[20:21] and data[20] & 0x02:
             # TensorFlow 2.21 writes all frames into the memory of one.
             return f"an animated WebP; {_CONVERT}"
     return None
 
 
-def color_key(data: bytes) -> tuple[int, ...] | None:
-    """The transparent gray value or RGB color of a PNG without alpha channel; None if there is none.
+def _has_raw_pixels(data: bytes) -> bool:
+    """Whether the data of a BMP are its pixels: TensorFlow assumes so for every BMP.
 
-    It has the bit depth of the file. TensorFlow converts it to alpha only when decoding four channels.
+    Offsets: 14 length of the header, which the palette follows; 28 bits per pixel; 30 compression.
     """
-    if image_format(data) != "PNG" or len(data) < 26 or data[25] not in (0, 2):
-        return None
-    numbers = 1 if data[25] == 0 else 3
-    keys = (part for kind, part in _png_chunks(data) if kind == b"tRNS" and len(part) >= 2 * numbers)
-    return next((struct.unpack_from(f">{numbers}H", part) for part in keys), None)
+    if len(data) < 54:
+        return True  # too short to be decoded
+    (header_bytes,) = struct.unpack_from("<I", data, 14)
+    bits, compression = struct.unpack_from("<HI", data, 28)
+    is_gray = bits == 8 and data.startswith(GRAY_PALETTE, 14 + header_bytes)
+    return header_bytes >= 40 and compression == 0 and (bits in (24, 32) or is_gray)
 
 
 def orientation(data: bytes) -> int:
@@ -184,7 +181,7 @@ def orientation(data: bytes) -> int:
             case "JPEG":
                 return _from_tiff(_jpeg_exif(data))
             case "PNG":
-                return _from_tiff(next((part for kind, part in _png_chunks(data, b"IEND") if kind == b"eXIf"), b""))
+                return _from_tiff(_png_exif(data))
             case "WebP":
                 return _from_tiff(_webp_exif(data))
     except (struct.error, IndexError):  # a damaged header
@@ -192,59 +189,14 @@ def orientation(data: bytes) -> int:
     return _UPRIGHT
 
 
-def _has_raw_pixels(data: bytes) -> bool:
-    """Whether the data of a BMP are its pixels; TensorFlow assumes so for every BMP.
-
-    Offsets: 10 first pixel; 14 length of the header, which the palette follows; 28 bits per pixel; 30 compression,
-    where 3 means a mask per color at 54. Palette entries are blue, green, red, unused; that of a gray image is a ramp.
-    """
-    if len(data) < 54:
-        return True  # too short to be decoded
-    first_pixel, header_bytes = struct.unpack_from("<II", data, 10)
-    if header_bytes < 40:
-        return False
-    bits, compression = struct.unpack_from("<HI", data, 28)
-    if bits > 8:
-        default_masks = compression == 3 and data[54:66] == struct.pack("<III", 0xFF0000, 0xFF00, 0xFF)
-        return bits in (24, 32) and (compression == 0 or default_masks)
-    palette = data[14 + header_bytes : first_pixel][:1024]
-    ramp = all(palette[4 * gray : 4 * gray + 3] == bytes([gray] * 3) for gray in range(len(palette) // 4))
-    return compression == 0 and ramp
-
-
-def _first_frame_is_full(data: bytes) -> bool:
-    """Whether the first frame of a GIF, the only one that is decoded, has the size of the image.
-
-    Other decoders put a smaller frame on the canvas. A file that ends before its first frame passes: no decoder opens
-    it.
-    """
-    try:
-        screen = struct.unpack_from("<HH", data, 6)
-        position = 13 + _table_bytes(data[10])
-        while data[position] == 0x21:  # an extension
-            position += 2
-            while data[position]:
-                position += 1 + data[position]
-            position += 1
-        return data[position] != 0x2C or struct.unpack_from("<HHHH", data, position + 1) == (0, 0, *screen)
-    except (struct.error, IndexError):
-        return True
-
-
-def _table_bytes(flags: int) -> int:
-    """Size in bytes of a GIF color table, from its flags."""
-    return 3 * 2 ** (flags % 8 + 1) if flags >= 128 else 0
-
-
-def _png_chunks(data: bytes, end: bytes = b"IDAT") -> Iterator[tuple[bytes, bytes]]:
-    """(kind, content) of the chunks of a PNG before the first of kind `end`."""
+def _png_exif(data: bytes) -> bytes:
     position = 8
     while position + 8 <= len(data):
         length, kind = struct.unpack_from(">I4s", data, position)
-        if kind == end:
-            return
-        yield kind, data[position + 8 : position + 8 + min(length, 2**16)]
-        position += 12 + length
+        if kind == b"eXIf":
+            return data[position + 8 : position + 8 + min(length, 2**16)]
+        position += 12 + length if kind != b"IEND" else len(data)
+    return b""
 
 
 def _jpeg_exif(data: bytes) -> bytes:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import functools
 import importlib
-import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from keras_vit.images.filters import SUPPORT, columns_first, kernel
-from keras_vit.images.formats import CHUNKS, LARGEST_IMAGE, SEGMENTS, SUB_BLOCKS, USUAL_SCANS, format_list, formats
+from keras_vit.images.formats import CHUNKS, GRAY_PALETTE, LARGEST_IMAGE, SEGMENTS, USUAL_SCANS, format_list, formats
+from keras_vit.images.resizing import SUPPORT, columns_first, kernel
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -28,8 +27,6 @@ else:
 
     tf = _TensorFlow()
 
-# Sub-blocks of a GIF that are skipped in one step if they have the same length.
-_GIF_RUN = 1024
 # Header fields lie in the first bytes; shorter files are padded with zeros.
 _HEADER_BYTES = 80
 # The names of Pillow's filters in ScaleAndTranslate.
@@ -53,7 +50,7 @@ def _rare(function: Callable) -> Callable:
 
 
 def decode_image(data: tf.Tensor, *, accurate: bool, upright: bool, most_pixels: int = LARGEST_IMAGE) -> tf.Tensor:
-    """Bytes of an image file (of a GIF the first frame) -> uint8 (h, w, C).
+    """Bytes of an image file -> uint8 (h, w, C).
 
     C is that of the file, with an alpha where it has one. A file of another format, or one that declares more pixels
     than the maximum, is INVALID_ARGUMENT.
@@ -106,56 +103,27 @@ def dct_method(*, accurate: bool) -> str:
 @_rare
 def _other(data: tf.Tensor, most_pixels: tf.Tensor) -> tf.Tensor:
     """A file that is no JPEG."""
-    pixels, end = header_pixels(data)
+    header = _header(data)
+    is_bmp, pixels = begins(data, b"BM"), header_pixels(data)
     good = (pixels > 0) & (pixels <= most_pixels)
     with tf.control_dependencies([tf.debugging.Assert(good, [f"not a whole {format_list()}, or too large"])]):
-        data = tf.identity(data)
-
-    def first(length: tf.Tensor) -> tf.Tensor:
-        return tf.strings.substr(data, 0, tf.cast(length, tf.int32))
-
-    def whole(data: tf.Tensor = data) -> tf.Tensor:
-        return tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False)
-
-    def png() -> tf.Tensor:
-        return tf.cond(has_color_key(data), lambda: _with_color_key(data), whole)
-
-    def gif() -> tf.Tensor:
-        return tf.io.decode_gif(tf.strings.join([first(end), b"\x3b"]))[0]
-
-    cases = [
-        (_is_png(data), png),
-        (begins(data, b"BM"), lambda: whole(first(end))[..., :3]),  # the fourth byte is seldom an alpha channel
-        (begins(data, b"GIF8"), gif),
-    ]
-    image = tf.case(cases, default=whole)
+        data = tf.cond(is_bmp, lambda: tf.strings.substr(data, 0, _bmp_end(header)), lambda: tf.identity(data))
+    image = tf.io.decode_image(data, channels=0, dtype=tf.uint8, expand_animations=False)
     image.set_shape((None, None, None))
-    return image
+    return tf.cond(is_bmp, lambda: image[..., :3], lambda: image)  # its fourth byte is seldom an alpha channel
 
 
-def _with_color_key(data: tf.Tensor) -> tf.Tensor:
-    """A PNG with a transparent color, which becomes alpha if four channels are decoded; else TensorFlow ignores it."""
-    image = tf.io.decode_png(data, channels=4)
-    # For gray of fewer than 8 bits, TensorFlow scales the alpha down, too.
-    return tf.concat([image[..., :3], tf.where(image[..., 3:] > 0, tf.constant(255, tf.uint8), 0)], axis=-1)
-
-
-def header_pixels(data: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """(pixels in the header of a PNG, BMP, WebP or GIF, 0 for an invalid file; where the data of a BMP or GIF end)."""
-    header = tf.cast(
-        tf.io.decode_raw(tf.strings.substr(data, 0, _HEADER_BYTES) + b"\0" * _HEADER_BYTES, tf.uint8), tf.int64
-    )
-    cases = [(_is_png(data), lambda: _big_endian(header, 16) * _big_endian(header, 20))]
+def header_pixels(data: tf.Tensor) -> tf.Tensor:
+    """Bytes of an image file -> the pixels that the header of a PNG, BMP or WebP states; 0 for another file."""
+    header = _header(data)
+    cases = [
+        (_is_png(data), lambda: _big_endian(header, 16) * _big_endian(header, 20)),
+        (begins(data, b"BM"), lambda: _bmp_pixels(data, header)),
+    ]
     if "WebP" in formats():
         is_webp = begins(data, b"RIFF") & tf.reduce_all(header[8:12] == list(b"WEBP"))
         cases.append((is_webp, lambda: _webp_pixels(header)))
-    nothing = tf.constant(0, tf.int64)
-    without_end = [(kind, lambda pixels=pixels: (pixels(), nothing)) for kind, pixels in cases]
-    with_end = [
-        (begins(data, b"BM"), lambda: _bmp_pixels(data, header)),
-        (begins(data, b"GIF8"), lambda: _first_gif_frame(data)),
-    ]
-    return tf.case([*without_end, *with_end], default=lambda: (nothing, nothing))
+    return tf.case(cases, default=lambda: tf.constant(0, tf.int64))
 
 
 def turned(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
@@ -287,48 +255,18 @@ def _is_png(data: tf.Tensor) -> tf.Tensor:
     return begins(data, b"\x89PNG\r\n\x1a\n")
 
 
-def _may_have_color_key(data: tf.Tensor) -> tf.Tensor:
-    """Whether a PNG is gray or RGB, without alpha, and something comes before its pixels."""
-    without_alpha = tf.reduce_any(_bytes_at(data, 25, 1) == [b"\0", b"\2"])
-    return without_alpha & tf.not_equal(_bytes_at(data, 37, 4), b"IDAT")
-
-
 def _bytes_at(data: tf.Tensor, position, count) -> tf.Tensor:
     return tf.strings.substr(data, tf.minimum(tf.strings.length(data), position), count)
-
-
-def has_color_key(data: tf.Tensor) -> tf.Tensor:
-    """Whether a PNG without alpha channel has a transparent color, which TensorFlow applies only to four channels."""
-    length = tf.strings.length(data)
-
-    def chunk(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """(length, kind) of the chunk at a position; of IDAT behind the end."""
-        inside = position + 8 <= length
-        part = tf.where(inside, tf.strings.substr(data, tf.where(inside, position, 0), 8), b"\0\0\0\0IDAT")
-        size = tf.reduce_sum(tf.cast(_numbers(tf.strings.substr(part, 0, 4)), tf.int64) * [2**24, 2**16, 2**8, 1])
-        return tf.cast(tf.minimum(size, 2**30), tf.int32), tf.strings.substr(part, 4, 4)
-
-    def is_key(position: tf.Tensor) -> tf.Tensor:
-        size, kind = chunk(position)
-        return tf.equal(kind, b"tRNS") & (tf.minimum(size, length - position - 8) >= key_bytes)
-
-    def goes_on(position: tf.Tensor) -> tf.Tensor:
-        return tf.not_equal(chunk(position)[1], b"IDAT") & ~is_key(position)
-
-    def behind(position: tf.Tensor) -> tuple[tf.Tensor]:
-        return (position + 12 + chunk(position)[0],)
-
-    def has_key() -> tf.Tensor:
-        # Positions may pass the length by one chunk of 2**30 at most, so they stay below 2**31 for files of a gigabyte.
-        return is_key(tf.while_loop(goes_on, behind, [tf.constant(8)])[0])
-
-    key_bytes = tf.where(tf.equal(_bytes_at(data, 25, 1), b"\0"), 2, 6)
-    return tf.cond(_is_png(data) & _may_have_color_key(data), has_key, lambda: tf.constant(False))
 
 
 def _numbers(data: tf.Tensor) -> tf.Tensor:
     """Bytes as int32."""
     return tf.cast(tf.io.decode_raw(data, tf.uint8), tf.int32)
+
+
+def _header(data: tf.Tensor) -> tf.Tensor:
+    """The first bytes of a file, int64, with zeros behind a shorter one."""
+    return tf.cast(_numbers(tf.strings.substr(data, 0, _HEADER_BYTES) + b"\0" * _HEADER_BYTES), tf.int64)
 
 
 def _little_endian(header: tf.Tensor, position: int, size: int = 4) -> tf.Tensor:
@@ -349,27 +287,25 @@ def _jpeg_pixels(data: tf.Tensor) -> tf.Tensor:
     return sides[0] * sides[1] * tf.maximum(scans // USUAL_SCANS, 1)
 
 
-def _bmp_pixels(data: tf.Tensor, header: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """(pixels, end of their bytes, behind which TensorFlow accepts none, but Photoshop writes two).
+def _bmp_pixels(data: tf.Tensor, header: tf.Tensor) -> tf.Tensor:
+    """0 for files that TensorFlow decodes wrongly: those of palettes other than a gray one, and compressed ones."""
+    header_bytes, bits = _little_endian(header, 14), _little_endian(header, 28, 2)
+    palette = _bytes_at(data, tf.cast(tf.minimum(14 + header_bytes, 2**30), tf.int32), len(GRAY_PALETTE))
+    plain = (bits == 24) | (bits == 32) | ((bits == 8) & (palette == GRAY_PALETTE))
+    plain &= (header_bytes >= 40) & (_little_endian(header, 30) == 0)
+    return tf.where(plain, _little_endian(header, 18) * _bmp_rows(header), 0)
 
-    0 pixels for files that TensorFlow decodes wrongly: palettes other than a gray ramp, compression, unusual masks.
-    """
-    length = tf.cast(tf.strings.length(data), tf.int64)
-    first_pixel, header_bytes = _little_endian(header, 10), _little_endian(header, 14)
-    bits, compression = _little_endian(header, 28, 2), _little_endian(header, 30)
-    start = tf.minimum(14 + header_bytes, length)
-    in_palette = tf.clip_by_value(first_pixel - start, 0, 1024)
-    palette = tf.io.decode_raw(tf.strings.substr(data, start, in_palette) + b"\0\0\0", tf.uint8)
-    palette = tf.reshape(palette[: tf.size(palette) // 4 * 4], (-1, 4))[: in_palette // 4, :3]
-    ramp = tf.reduce_all(tf.cast(palette, tf.int32) == tf.range(tf.shape(palette)[0])[:, None])
-    usual = tf.reduce_all(header[54:66] == list(struct.pack("<III", 0xFF0000, 0xFF00, 0xFF)))
-    color = ((bits == 24) | (bits == 32)) & ((compression == 0) | ((compression == 3) & usual))
-    supported = (header_bytes >= 40) & (color | ((bits <= 8) & (compression == 0) & ramp))
-    width, height = (
-        tf.cast(tf.bitcast(tf.cast(_little_endian(header, at), tf.uint32), tf.int32), tf.int64) for at in (18, 22)
-    )
-    end = first_pixel + (width * bits + 31) // 32 * 4 * tf.abs(height)
-    return tf.where(supported, tf.abs(width * height), 0), tf.clip_by_value(end, 0, length)
+
+def _bmp_rows(header: tf.Tensor) -> tf.Tensor:
+    """The height, which is negative where rows go from top to bottom, as a positive number."""
+    height = _little_endian(header, 22)
+    return tf.minimum(height, 2**32 - height)
+
+
+def _bmp_end(header: tf.Tensor) -> tf.Tensor:
+    """Where the pixels of a BMP end, int32: behind them TensorFlow accepts no byte, but Photoshop writes two."""
+    row_bytes = (_little_endian(header, 18) * _little_endian(header, 28, 2) + 31) // 32 * 4
+    return tf.cast(tf.minimum(_little_endian(header, 10) + row_bytes * _bmp_rows(header), 2**31 - 1), tf.int32)
 
 
 def _webp_pixels(header: tf.Tensor) -> tf.Tensor:
@@ -391,65 +327,6 @@ def _webp_pixels(header: tf.Tensor) -> tf.Tensor:
 
     kinds = [(is_kind(b"VP8X"), extended), (is_kind(b"VP8L"), lossless), (is_kind(b"VP8 "), lossy)]
     return tf.case(kinds, default=lambda: tf.constant(0, tf.int64))
-
-
-def _first_gif_frame(data: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """(pixels, end) of the first frame of a GIF, int64; 0 pixels if it does not cover the canvas or is not found.
-
-    Only this frame is decoded, whatever follows it. Consecutive sub-blocks of the same length, as encoders write them,
-    are one step.
-    """
-    content = tf.io.decode_raw(data, tf.uint8)
-    length = tf.size(content, out_type=tf.int64)
-
-    def at(position: tf.Tensor) -> tf.Tensor:
-        return tf.where(position < length, tf.cast(content[tf.minimum(position, length - 1)], tf.int64), 0)
-
-    def side(position: tf.Tensor) -> tf.Tensor:
-        return at(position) + 256 * at(position + 1)
-
-    def color_table(position: tf.Tensor) -> tf.Tensor:
-        """Bytes of the color table, from the flags at this position."""
-        flags = at(position)
-        return tf.where(flags >= 128, 3 * tf.bitwise.left_shift(tf.constant(2, tf.int64), flags % 8), 0)
-
-    def step(position: tf.Tensor, inside: tf.Tensor, pixels: tf.Tensor, done: tf.Tensor, count: tf.Tensor):
-        """One block, or several sub-blocks; `inside` tells whether sub-blocks follow."""
-        kind = at(position)
-        frame, extension = ~inside & tf.equal(kind, 0x2C), ~inside & tf.equal(kind, 0x21)
-        after, ends = tf.cond(
-            inside,
-            lambda: _skip_sub_blocks(content, at, position),
-            lambda: (tf.where(extension, position + 2, length), tf.constant(False)),
-        )
-        after = tf.where(frame, position + 11 + color_table(position + 9), after)
-        width, height = side(position + 5), side(position + 7)
-        fills = tf.equal(side(position + 1) + side(position + 3), 0) & (width == screen[0]) & (height == screen[1])
-        pixels = tf.where(frame & fills, width * height, pixels)
-        done = (frame & ~fills) | (inside & ends & (pixels > 0)) | ~(inside | frame | extension)
-        return after, frame | extension | (inside & ~ends), pixels, done, count + 1
-
-    zero = tf.constant(0, tf.int64)
-    screen = side(zero + 6), side(zero + 8)
-    walk = (13 + color_table(zero + 10), tf.constant(False), zero, tf.constant(False), zero)
-    end, _, pixels, done, _ = tf.while_loop(
-        lambda position, inside, pixels, done, count: (position < length) & ~done & (count < SUB_BLOCKS), step, walk
-    )
-    # A file that ends within its first frame is left to the decoder, which refuses it.
-    return tf.where(done | (end >= length), pixels, 0), tf.minimum(end, length)
-
-
-def _skip_sub_blocks(content: tf.Tensor, at: Callable, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Position behind a run of equal sub-blocks and one other sub-block; whether their terminator came, too."""
-    stride = 1 + at(position)
-    lengths = tf.reshape(content[position : position + stride * _GIF_RUN : stride], (-1,))  # static rank
-    differs = tf.cast(lengths, tf.int64) != stride - 1
-    equal = tf.where(tf.reduce_any(differs), tf.argmax(differs), tf.size(lengths, out_type=tf.int64))
-    other = position + tf.where(stride > 1, equal * stride, 0)
-    after = other + 1 + at(other)
-    ends = tf.equal(at(other), 0)
-    ends_after = ~ends & tf.equal(at(after), 0)
-    return after + tf.cast(ends_after, tf.int64), ends | ends_after
 
 
 def preprocessed_bytes(image: tf.Tensor, preprocessing) -> tf.Tensor:

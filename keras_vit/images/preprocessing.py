@@ -19,10 +19,10 @@ import numpy as np
 
 from keras_vit.errors import Rules, UserError, check_choice, check_integers, explained, refuse_first
 from keras_vit.files.remote import existing_file
-from keras_vit.images import filters
+from keras_vit.images import graph, resizing
 from keras_vit.images.decode import decode_file
 from keras_vit.images.formats import LARGEST_IMAGE
-from keras_vit.images.geometry import (
+from keras_vit.images.resizing import (
     Background,
     Interpolation,
     Library,
@@ -68,11 +68,6 @@ def _traced_as_it_is(function: Callable) -> Callable:
     """
     function.autograph_info__ = {}  # type: ignore[attr-defined]
     return function
-
-
-def _graph():
-    """The operations of TensorFlow, which this package does not need where it is not the backend."""
-    return importlib.import_module("keras_vit.images.graph")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,12 +264,12 @@ class Preprocessing:
             image = _as_bytes(image)
             if isinstance(image, np.ndarray):
                 return _each(image, self._bytes_resized)
-            if filters.is_tensor_of_tensorflow(image):
-                return _graph().preprocessed_bytes(image, self)
+            if resizing.is_tensor_of_tensorflow(image):
+                return graph.preprocessed_bytes(image, self)
         return self._resampled(image)
 
     def placements(self, sides, xp) -> list[Placement]:
-        """The placements of height and width; see `keras_vit.images.geometry.placements`."""
+        """The placements of height and width; see `keras_vit.images.resizing.placements`."""
         return placements(sides, self.image_size, self.resize, self.crop_from, self.library, xp, padding=self.padding)
 
     def boxes_in_picture(self, boxes, picture_size: tuple[int, int]) -> np.ndarray:
@@ -330,7 +325,7 @@ class Preprocessing:
         places = self.placements([np.float64(side) for side in image.shape[:2]], np)
         rows, columns = (Placement(*map(int, place)) for place in places)
         window = image[rows.first : rows.first + rows.window, columns.first : columns.first + columns.window]
-        resized = filters.resize_with_pillow(window, (rows.resized, columns.resized), str(self.interpolation))
+        resized = resizing.resize_with_pillow(window, (rows.resized, columns.resized), str(self.interpolation))
         height, width = self.image_size
         resized = resized[rows.begin : rows.begin + height, columns.begin : columns.begin + width]
         if resized.shape[:2] == self.image_size:
@@ -346,13 +341,13 @@ class Preprocessing:
         pixels = ops.cast(image, "float32")
         rounds = self.dtype == "uint8"
         if fill is None or rounds:
-            result = filters.resample(pixels, *matrices, round_bytes=rounds, ops=ops)
+            result = resizing.resample(pixels, *matrices, round_bytes=rounds, ops=ops)
             if fill is not None:
                 inside = [ops.cast(ops.sum(matrix, axis=1) > 0.5, "float32") for matrix in matrices]
                 result = result + (1.0 - inside[0][:, None, None] * inside[1][None, :, None]) * fill
         else:
             # Where the weights are 0, the fill remains.
-            result = fill + filters.resample(pixels - fill, *matrices, round_bytes=False, ops=ops)
+            result = fill + resizing.resample(pixels - fill, *matrices, round_bytes=False, ops=ops)
         return ops.cast(result, "uint8") if rounds else result
 
     def _matrices(self, image):
@@ -376,13 +371,13 @@ class Preprocessing:
         for side, length, place in zip(sides, self.image_size, places, strict=True):
             begin, count = place.begin - place.before, xp.maximum(side, place.window)
             if static:
-                matrix = filters.weights(place.window, place.resized, begin, length, *kernel)
+                matrix = resizing.weights(place.window, place.resized, begin, length, *kernel)
                 matrix = np.pad(matrix, ((0, 0), (int(place.first), int(count - place.window - place.first))))
                 matrix = matrix[:, : int(side)]
             else:
                 numbers = (count, place.resized, begin)
                 floats = (ops.cast(number, "float64" if blurs else "float32") for number in numbers)
-                matrix = filters.weights(*floats, length, *kernel, ops=ops)[:, : ops.cast(side, "int32")]
+                matrix = resizing.weights(*floats, length, *kernel, ops=ops)[:, : ops.cast(side, "int32")]
             matrices.append(ops.cast(ops.convert_to_tensor(matrix), "float32"))
         return matrices
 
@@ -413,7 +408,7 @@ class Preprocessing:
             content = data if isinstance(data, bytes) else existing_file(data, "give an image file").read_bytes()
             accurate = self.library != "tensorflow"
             return decode_file(content, str(name), accurate=accurate, upright=self.exif_orientation)
-        return _graph().decode_image(data, accurate=self.library != "tensorflow", upright=self.exif_orientation)
+        return graph.decode_image(data, accurate=self.library != "tensorflow", upright=self.exif_orientation)
 
     @_traced_as_it_is
     def read(self, data, *, most_pixels: int = LARGEST_IMAGE):
@@ -421,7 +416,7 @@ class Preprocessing:
 
         `resized(decode(data))` in less time. A file of more pixels is INVALID_ARGUMENT when the graph runs.
         """
-        return self.resized(_graph().decode_to_channels(data, self, most_pixels=most_pixels))
+        return self.resized(graph.decode_to_channels(data, self, most_pixels=most_pixels))
 
     @_traced_as_it_is
     def to_channels(self, image):
@@ -591,24 +586,18 @@ def to_channels(image, channels: int, background: Background | None = None):
     return ops.cast(ops.round(gray), image.dtype)  # (h, w, 1)
 
 
-def is_uniform(image: np.ndarray) -> bool:
-    """Whether an image (h, w, C) uint8, 1 to 4 channels, has one color throughout once it is on white."""
-    if image.shape[-1] % 2 and not np.array_equal(image[0, 0], image[-1, image.shape[1] // 2]):
-        return False  # as nearly all are, at no cost
-    seen = np.asarray(to_channels(image, 3, "white"))
-    return bool((seen == seen[:1, :1]).all())
-
-
 def _on_white(image, rgb):
-    """Blend an image (h, w, C) with colors `rgb` (h, w, 3) on white. Without alpha, return `rgb`.
-
-    Of integer pixels, no result is halfway between two integers (255 is odd), so all backends round alike.
-    """
+    """Blend an image (h, w, C) with colors `rgb` (h, w, 3) on white. Without alpha, return `rgb`."""
 
     def blended():
-        alpha = ops.cast(image[..., -1:], "float32") / 255.0
-        seen = 255.0 - (255.0 - ops.cast(rgb, "float32")) * alpha
-        return ops.cast(seen if keras.backend.is_float_dtype(image.dtype) else ops.round(seen), image.dtype)
+        alpha = image[..., -1:]
+        if keras.backend.is_float_dtype(image.dtype):
+            return ops.cast(
+                255.0 - (255.0 - ops.cast(rgb, "float32")) * (ops.cast(alpha, "float32") / 255.0), image.dtype
+            )
+        # As `keras_vit.images.decode.on_white`, in two bytes: as floats, 32 megapixels would take gigabytes.
+        darkness = ops.cast(255 - rgb, "uint16") * ops.cast(alpha, "uint16")
+        return 255 - ops.cast((darkness + 127) // 255, image.dtype)
 
     if image.shape[-1] is not None:
         return blended() if image.shape[-1] % 2 == 0 else rgb

@@ -10,6 +10,7 @@ import keras
 from keras import ops
 
 from keras_vit.errors import UserError, check_integers
+from keras_vit.models.fused_attention import fused_attention, runs_on_cudnn
 from keras_vit.models.layers import CHANNELS_LAST, PACKAGE, TokenDense, initial, small_normal
 from keras_vit.models.positions import RotaryPositions
 
@@ -151,8 +152,8 @@ class DotProductAttention(keras.layers.Layer):
 
     `queries_at_a_time` is set by `chunk_attention` and is not saved.
 
-    On JAX, attention without dropout, relative positions and chunks is `keras.ops.dot_product_attention`: cuDNN's flash
-    attention on GPUs since Ampere, in bfloat16 and float16.
+    On JAX, attention without dropout, attention bias and chunks is one operation: on GPUs since Ampere that of cuDNN
+    in bfloat16 and float16, else that of XLA.
     """
 
     # Whether the query already includes the factor 1 / sqrt(d). Only exported inference models set it.
@@ -194,9 +195,11 @@ class DotProductAttention(keras.layers.Layer):
         """The same without dropout and attention_bias: (B, N, D), (B, M, D) and (B, M, D) -> (B, N, D)."""
         heads = self.num_heads, query.shape[-1] // self.num_heads
         query, key, value = (ops.reshape(x, (-1, x.shape[1], *heads)) for x in (query, key, value))
-        # On a TPU, Keras 3.15 would choose a kernel with a causal mask, although none is given.
-        flash = False if keras.distribution.list_devices()[0].startswith("tpu") else None  # None: Keras chooses
-        outputs = ops.dot_product_attention(query, key, value, flash_attention=flash)
+        if runs_on_cudnn(keras.backend.standardize_dtype(query.dtype), heads[1]):
+            outputs = fused_attention()(query, key, value)
+        else:
+            # Left to choose, Keras 3.15 would take a kernel with a causal mask on a TPU, although none is given.
+            outputs = ops.dot_product_attention(query, key, value, flash_attention=False)
         return ops.reshape(outputs, (-1, query.shape[1], heads[0] * heads[1]))
 
     def _in_chunks(self, query, key, value):

@@ -1,23 +1,26 @@
-"""Texts -> token ids, as each family of text towers has them: its form of a text, length, start, end and padding."""
+"""Texts -> token ids, as each family of text towers has them: its form of a text, length, start, end and padding.
+
+The form of CLIP is that of OpenAI's `simple_tokenizer`, which repairs texts with ftfy; of SigLIP `canonicalize_text` of
+big_vision's `prompt_engineering`; of SigLIP 2 lower-case, section 3.1 of arXiv 2502.14786.
+"""
 
 import dataclasses
+import html
 import os
+import re
+import string
+import unicodedata
 import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from keras_vit.checkpoints.fetch import hub
+from keras_vit.checkpoints import hub
 from keras_vit.errors import UserError
-from keras_vit.text.canonical import clip_form, siglip2_form, siglip_form
 from keras_vit.text.checkpoint import TextCheckpoint, open_text
 from keras_vit.text.vocabulary import (
     CLIP_END,
     CLIP_START,
-    FILE,
-    MERGES,
-    PIECES,
-    VOCABULARY,
     Vocabulary,
     open_vocabulary,
     read_settings,
@@ -98,24 +101,21 @@ def open_tokenizer(path: str | os.PathLike, text: TextCheckpoint) -> Tokenizer:
     """`tokenizer` of a text tower whose headers have been read; `path` is what it was opened by."""
     folder = text.folder
     if (name := hub.parse_name(os.fspath(path))) is not None:
-        hub.download_beside(name, folder, (FILE, _SETTINGS), instead=(VOCABULARY, MERGES, PIECES))
+        hub.download_tokenizer(name, folder)
     vocabulary = open_vocabulary(folder, os.fspath(path))
-    if vocabulary.size != text.config.vocab_size:
-        raise UserError(
-            f"The tokenizer of {os.fspath(path)} has {vocabulary.size} tokens, but its text tower has "
-            f"{text.config.vocab_size}; put the tokenizer that belongs to the weights there."
-        )
-    canonical, length = _canonical(vocabulary, text), text.config.length
-    if text.config.causal:
+    causal, start = text.config.causal, tuple[int, ...]()
+    if causal:
         start, end = _clip_ids(vocabulary)
-        if len(start) + len(end) >= length:
-            raise UserError(
-                f"The tokenizer puts {len(start) + len(end)} tokens around a text, but its text tower has room for "
-                f"{length}; put the tokenizer that belongs to the weights there."
-            )
-        return Tokenizer(vocabulary, canonical, length, start, end, padding=0)  # as OpenAI; no pooled token sees it
-    end = tuple(number for token in _ENDS if (number := vocabulary.id_of(token)) is not None)[:1]
-    return Tokenizer(vocabulary, canonical, length, (), end, _padding(vocabulary, text))
+    else:
+        end = tuple(number for token in _ENDS if (number := vocabulary.id_of(token)) is not None)[:1]
+    sizes = vocabulary.size, text.config.vocab_size, len(start) + len(end), text.config.length
+    if sizes[0] != sizes[1] or sizes[2] >= sizes[3]:
+        raise UserError(
+            f"The tokenizer of {os.fspath(path)} has {sizes[0]} tokens and puts {sizes[2]} of them around a text, but "
+            f"its text tower has {sizes[1]} and room for {sizes[3]}; put the one of the weights there."
+        )
+    padding = 0 if causal else _padding(vocabulary, text)  # as OpenAI; no token that is pooled sees it
+    return Tokenizer(vocabulary, _canonical(vocabulary, text), text.config.length, start, end, padding)
 
 
 def _clip_ids(vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -146,3 +146,51 @@ def _padding(vocabulary: Vocabulary, text: TextCheckpoint) -> int:
             f"the {_SETTINGS} of the model beside the weights."
         )
     return number
+
+
+# The forms of a text
+
+# Characters that ftfy replaces by what Unicode calls compatible: ligatures, full and half width, the ideographic space.
+_COMPATIBLE = (
+    *(range(0xFB00, 0xFB05), range(0xFB06, 0xFB07), range(0xFF01, 0xFFF0), range(0x3000, 0x3001), range(0x132, 0x134)),
+    *(range(0x149, 0x14A), range(0x1C4, 0x1CD), range(0x1F1, 0x1F4)),
+)
+_QUOTES = dict.fromkeys((0x2BC, *range(0x2018, 0x201C)), "'") | dict.fromkeys(range(0x201C, 0x2020), '"')
+# Control characters but for the white space among them, and the marks that no text should have.
+_CONTROLS = (*range(0x9), 0xB, *range(0xE, 0x20), 0x7F, *range(0x206A, 0x2070), 0xFEFF, *range(0xFFF9, 0xFFFD))
+# Most of the C1 controls, which are characters of Windows' encoding in texts that were taken for Latin-1.
+_WINDOWS = {code: bytes([code]).decode("cp1252", "ignore") or chr(code) for code in range(0x80, 0xA0)}
+_REPAIRS: dict[int, str | None] = {
+    code: unicodedata.normalize("NFKC", chr(code)).translate(_QUOTES) for part in _COMPATIBLE for code in part
+}
+_REPAIRS |= {code: character.translate(_QUOTES) for code, character in _WINDOWS.items()}
+_REPAIRS |= _QUOTES | {0xFB05: "ſt"}
+_REPAIRS |= dict.fromkeys(_CONTROLS)
+# What colors the text of a terminal.
+_TERMINAL = re.compile(r"\x1b\[[\d;]*[a-zA-Z]")
+_NO_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
+
+
+def clip_form(text: str) -> str:
+    """Lower-case, with single spaces, without HTML entities; typographic characters become plain ones.
+
+    The same as OpenAI's but for texts that were decoded in a wrong encoding, which ftfy guesses and this does not.
+    """
+    if "<" not in text:  # ftfy leaves the entities of what may be HTML
+        text = html.unescape(text)
+    text = unicodedata.normalize("NFC", _TERMINAL.sub("", text).translate(_REPAIRS))
+    return _single_spaces(html.unescape(html.unescape(text))).lower()
+
+
+def siglip_form(text: str) -> str:
+    """Lower-case, with single spaces, without punctuation."""
+    return _single_spaces(text.translate(_NO_PUNCTUATION)).lower()
+
+
+def siglip2_form(text: str) -> str:
+    """Lower-case, each character by itself as in the library `tokenizers`: the sigma that ends a word is no other."""
+    return "".join(character.lower() for character in text)
+
+
+def _single_spaces(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()

@@ -8,39 +8,164 @@ are those of the image tower; layers bear their names.
 Axes: B batch, T tokens, D width.
 """
 
-import os
+import dataclasses
+from typing import Literal
 
 import keras
+from keras import ops
 
+from keras_vit.errors import check_integers, refuse_first
 from keras_vit.models.attention import DotProductAttention
-from keras_vit.models.layers import TokenDense, no_init_weights
+from keras_vit.models.config import Gelu
+from keras_vit.models.layers import PACKAGE, TokenDense, initial, small_normal
 from keras_vit.models.vit import layer_norm, mlp
-from keras_vit.text.checkpoint import open_text
-from keras_vit.text.config import TextConfig
-from keras_vit.text.layers import CausalMask, PadText, PoolText, TextEmbedding
+
+Pooling = Literal["first-end", "largest", "last"]
+# Bounds of what a hostile config.json can ask for: SigLIP 2 has 256,000 tokens, and no published tower a width of 4096.
+_MOST_TOKENS, _MOST_LENGTH = 2_000_000, 4096
+# exp underflows to 0 behind it, and float16 holds it.
+_FORBIDDEN = -30000.0
 
 
-def text_tower(path: str | os.PathLike) -> keras.Model:
-    """The text tower of a two-tower checkpoint, with its weights.
+@dataclasses.dataclass(frozen=True)
+class TextConfig:
+    """A text tower of CLIP or SigLIP."""
 
-    Reads CLIP, SigLIP and SigLIP 2 of fixed size in the layout of transformers, OpenCLIP's own files
-    (open_clip_model.safetensors with open_clip_config.json), and big_vision's SigLIP as .npz.
+    vocab_size: int
+    """Number of tokens; ids are below it."""
+    length: int
+    """Positions T: the most tokens of a text, start and end included."""
+    hidden_size: int
+    """Width of the token stream; a multiple of num_heads."""
+    num_layers: int
+    """Number of encoder blocks."""
+    num_heads: int
+    """Attention heads per block."""
+    mlp_dim: int
+    """Width of the hidden layer of each block's MLP."""
+    output_size: int
+    """Width D of the embeddings, which the images' embeddings have too."""
+    gelu: Gelu
+    """Activation of the MLPs."""
+    layer_norm_epsilon: float
+    """Added to the variance in every LayerNorm."""
+    pooling: Pooling
+    """The token that stands for the text: the first end_token (CLIP), the one with the largest id (CLIP's first files,
+    OpenCLIP), or the last of the padded text (SigLIP)."""
+    end_token: int | None = None
+    """Id of the token behind a text, for the pooling "first-end"."""
+    causal: bool = True
+    """Whether a token attends only to itself and those before it (CLIP); in SigLIP to all, padding included."""
+    head_bias: bool = False
+    """Whether the projection to the embeddings has a bias (SigLIP)."""
+
+    def __post_init__(self) -> None:
+        for field in ("vocab_size", "length", "hidden_size", "num_layers", "num_heads", "mlp_dim", "output_size"):
+            check_integers(field, getattr(self, field))
+        tokens, end, width = self.vocab_size, self.end_token, self.hidden_size
+        has_end = isinstance(end, int) and not isinstance(end, bool) and 0 <= end < tokens
+        refuse_first(
+            [
+                (
+                    width % self.num_heads,
+                    f"The width {width} of the text tower is no multiple of its {self.num_heads} heads.",
+                ),
+                (
+                    tokens > _MOST_TOKENS or self.length > _MOST_LENGTH,
+                    f"A text tower has at most {_MOST_TOKENS:,} tokens and {_MOST_LENGTH:,} positions, but the file "
+                    f"says {tokens:,} and {self.length:,}.",
+                ),
+                (
+                    self.pooling == "first-end" and not has_end,
+                    f"eos_token_id in config.json should be a number below {tokens}, but is {end!r:.80}.",
+                ),
+            ]
+        )
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class PadText(keras.layers.Layer):
+    """Token ids (B, t) with t <= length -> (B, length), with the id 0 behind them.
+
+    No token of a causal tower sees what comes after it, so the padding does not change the embedding.
+    """
+
+    def __init__(self, length: int, **kwargs):
+        super().__init__(**kwargs)
+        self.length = length
+
+    def call(self, ids):
+        missing = self.length - ops.shape(ids)[1]
+        return ops.reshape(ops.pad(ids, ((0, 0), (0, missing))), (-1, self.length))
+
+    def compute_output_shape(self, input_shape):
+        return input_shape[0], self.length
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class TextEmbedding(keras.layers.Layer):
+    """The embeddings of tokens and of their positions, added: ids (B, T) -> (B, T, D).
 
     Args:
-        path: file, folder, address or name of the checkpoint, as `keras_vit.from_checkpoint` takes it.
-
-    Returns:
-        A functional keras.Model from token ids (B, T) int32, as `keras_vit.tokenizer` makes them, to embeddings (B, D)
-        of length 1, as the original compares them. CLIP takes up to T ids, SigLIP exactly T, with its padding.
-
-    Raises:
-        UserError: if the checkpoint has no text tower, or one of another kind.
+        vocab_size: number of tokens.
+        length: T.
+        width: D.
     """
-    checkpoint = open_text(path)
-    with no_init_weights():
-        model = build_text_tower(checkpoint.config)
-    checkpoint.load_into(model)
-    return model
+
+    def __init__(self, vocab_size: int, length: int, width: int, **kwargs):
+        super().__init__(**kwargs)
+        self.vocab_size = vocab_size
+        self.length = length
+        self.width = width
+
+    def build(self, input_shape):
+        for name, rows in (("tokens", self.vocab_size), ("positions", self.length)):
+            weight = self.add_weight(name=name, shape=(rows, self.width), initializer=initial(small_normal()))
+            setattr(self, name, weight)
+
+    def call(self, ids):
+        return ops.take(self.tokens, ids, axis=0) + self.positions  # (B, T, D)
+
+    def compute_output_shape(self, input_shape):
+        return *input_shape, self.width
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class CausalMask(keras.layers.Layer):
+    """An attention bias that keeps each token from the later ones: query (B, T, D) -> (1, 1, T, T)."""
+
+    def call(self, query):
+        later = ops.triu(ops.ones((query.shape[1], query.shape[1])), 1)
+        return ops.cast(_FORBIDDEN * later[None, None], query.dtype)
+
+    def compute_output_shape(self, query_shape):
+        return 1, 1, query_shape[1], query_shape[1]
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class PoolText(keras.layers.Layer):
+    """The token that stands for the text: tokens (B, T, D) and their ids (B, T) -> (B, D).
+
+    Args:
+        kind: "first-end": the first whose id is `end_token`; "largest": the first with the largest id; "last": the
+            last.
+        end_token: see `kind`.
+    """
+
+    def __init__(self, kind: str, end_token: int | None = None, **kwargs):
+        super().__init__(**kwargs)
+        self.kind = kind
+        self.end_token = end_token
+
+    def call(self, tokens, ids):
+        if self.kind == "last":
+            return tokens[:, -1]
+        values = ops.cast(ops.equal(ids, self.end_token), "int32") if self.kind == "first-end" else ids
+        place = ops.argmax(values, axis=1)  # (B,), the first of equal ones
+        return ops.take_along_axis(tokens, ops.cast(place, "int32")[:, None, None], axis=1)[:, 0]
+
+    def compute_output_shape(self, tokens_shape, ids_shape):
+        return tokens_shape[0], tokens_shape[2]
 
 
 def build_text_tower(config: TextConfig, name: str = "text_tower") -> keras.Model:

@@ -20,12 +20,10 @@ from keras_vit.cli.progress import Progress
 from keras_vit.errors import UserError
 from keras_vit.models.build import dtype_policy, set_classes
 from keras_vit.models.config import Classes, ModelConfig, ViTConfig
-from keras_vit.models.layers import no_init_weights
 from keras_vit.models.tasks import task_of
 from keras_vit.text.checkpoint import TextCheckpoint, open_text
 from keras_vit.text.classes import text_classes
 from keras_vit.text.tokenizer import Tokenizer, open_tokenizer
-from keras_vit.text.tower import build_text_tower
 
 # Texts of one forward pass.
 _BATCH = 256
@@ -106,23 +104,14 @@ def _with_head(
     config: ModelConfig, weights: Mapping[str, Weight], embeddings: np.ndarray, text: TextCheckpoint, name: str
 ) -> tuple[ModelConfig, Mapping[str, Weight]]:
     """Config and weights of an image tower whose head are the embeddings of texts (K, D)."""
-    if not isinstance(config, ViTConfig):
-        raise UserError(f"{name} has a ResNet for its images, which is not supported; give one with a ViT.")
-    if own := sorted(weights.keys() & {"head/bias", "pre_logits/kernel"}):
-        raise UserError(
-            f"The embeddings of images of {name} have {join_keys(own)}, as those of LiT, which is not supported; give "
-            "a checkpoint of CLIP or SigLIP."
-        )
+    own = weights.keys() & {"head/bias", "pre_logits/kernel"}
+    if own or not isinstance(config, ViTConfig):
+        what = join_keys(sorted(own)) if own else "a ResNet"
+        raise UserError(f"The image tower of {name} has {what}, unlike CLIP and SigLIP; give one of those.")
     weights = dict(weights)
     projection = weights.pop("head/kernel", None)
     if projection is not None:  # CLIP's
         weights["pre_logits/kernel"] = projection
-    width = config.hidden_size if projection is None else projection.shape[1]
-    if width != embeddings.shape[1]:
-        raise UserError(
-            f"The embeddings of images have {width} numbers, those of texts {embeddings.shape[1]}; use the complete "
-            "checkpoint."
-        )
     # In float64, because the product with the scale is rounded once.
     kernel = (embeddings.astype(np.float64).T * text.scale).astype(np.float32)
     weights["head/kernel"] = weight_of("head/kernel", kernel)
@@ -130,7 +119,7 @@ def _with_head(
         weights["head/bias"] = weight_of("head/bias", np.full(len(embeddings), text.bias, np.float32))
     config = dataclasses.replace(
         config,
-        representation_size=None if projection is None else width,
+        representation_size=None if projection is None else projection.shape[1],
         representation="tanh" if projection is None else "projection",
         normalized=True,
         head_bias=text.bias is not None,
@@ -186,11 +175,7 @@ def _embed(text: TextCheckpoint, towers: dict[int, keras.Model], ids: np.ndarray
 def _tower_of_length(text: TextCheckpoint, length: int) -> keras.Model:
     weights = dict(text.weights)
     table = weights["embedding/positions"]
-    weights["embedding/positions"] = Weight(
-        table.source, (length, table.shape[1]), lambda array: table.convert(array)[:length]
-    )
-    shortened = dataclasses.replace(text, config=dataclasses.replace(text.config, length=length), weights=weights)
-    with no_init_weights(), dtype_policy("float32"):  # whatever the image tower will be trained in
-        model = build_text_tower(shortened.config)
-    shortened.load_into(model)
-    return model
+    weights["embedding/positions"] = table.mapped((length, table.shape[1]), lambda array: array[:length])
+    config = dataclasses.replace(text.config, length=length)
+    with dtype_policy("float32"):  # whatever the image tower will be trained in
+        return dataclasses.replace(text, config=config, weights=weights).build()

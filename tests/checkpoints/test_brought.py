@@ -173,7 +173,7 @@ def test_names_of_today_stay_as_they_are():
 
 
 def test_a_config_of_another_family_with_the_same_keys_is_refused(tmp_path):
-    with pytest.raises(UserError, match="model_type='vit', but the arrays are those of ijepa"):
+    with pytest.raises(UserError, match="unsupported model_type='vit'; supported: ijepa"):
         keras_vit.from_checkpoint(changed_folder(BROUGHT / "hf_ijepa", tmp_path / "vit", model_type="vit"))
 
 

@@ -20,7 +20,7 @@ import google_crc32c
 import pytest
 
 from keras_vit import UserError
-from keras_vit.checkpoints.fetch.find import best_upstream, find_checkpoint
+from keras_vit.checkpoints.find import best_upstream, find_checkpoint
 from keras_vit.files import transfer
 from tests.support import without_pauses
 
@@ -311,8 +311,8 @@ def test_augreg_selects_the_best_upstream_file_of_the_model(model, file):
         (INDEX, "no i21k file of 'L_16'"),
         (index_of(("i21k", "", "L_16-i21k-a")), "no i21k file of 'L_16' with a final_val"),
         (f"{COLUMNS}\nL/16,i21k,300\n", "no i21k file of 'L_16'"),
-        ("<html>Please log in</html>", "should have the column ds"),
-        ("", "should have the column ds"),
+        ("<html>Please log in</html>", "no i21k file of 'L_16'"),
+        ("filename,other\nL_16,x\n", "cannot be read as CSV ('ds')"),
         (f"{COLUMNS}\n{'x' * 200_000}\n", "cannot be read as CSV (field larger"),
     ],
 )

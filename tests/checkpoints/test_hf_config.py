@@ -14,7 +14,8 @@ import keras_vit
 from keras_vit import ConvStem, ResNetConfig, UserError
 from keras_vit.checkpoints.checkpoint import class_names_of
 from keras_vit.checkpoints.convert import convert
-from keras_vit.checkpoints.formats.timm_models import timm_model
+from keras_vit.checkpoints.formats.layout import Layout
+from keras_vit.checkpoints.formats.timm import TIMM
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json
 from tests.support import FIXTURES, TINY, assert_equal_weights, randomize
@@ -68,8 +69,8 @@ def test_describe_needs_no_settings_that_are_not_in_the_file(tmp_path):
         ({"intermediate_size": 97}, "config.json says intermediate_size=97, but the arrays are of a model with 96"),
         ({"image_size": 30}, r"image_size=\(30, 30\), but the arrays hold .* 16 patches"),
         ({"patch_size": "x"}, "config.json should give 'patch_size' as one or two numbers of pixels, but gives 'x'"),
-        ({"model_type": "swin"}, "says model_type='swin', but the arrays are those of vit"),
-        ({"model_type": "vit_mae"}, "says model_type='vit_mae', but the arrays are those of vit"),
+        ({"model_type": "swin"}, "unsupported model_type='swin'; supported: vit"),
+        ({"model_type": "vit_mae"}, "unsupported model_type='vit_mae'; supported: vit"),
         ({"model_type": "vit_msn", "hidden_act": "relu"}, "unsupported hidden_act='relu'"),
     ],
 )
@@ -352,7 +353,7 @@ def without(folder: pathlib.Path, *fields: str) -> pathlib.Path:
     ("architecture", "arguments", "facts"),
     [
         ("vit_base_patch16_224", {}, (12, "erf")),
-        ("vit_base_patch16_224.augreg_in21k", {"num_heads": 4, "act_layer": None, "drop_path_rate": 0.1}, (12, "erf")),
+        ("vit_base_patch16_224.augreg_in21k", {"num_heads": 4, "act_layer": None, "drop_path_rate": 0.1}, (4, "erf")),
         ("vit_base_patch16_gap_224", {}, (16, "erf")),
         ("vit_base_patch16_siglip_gap_224", {}, (12, "erf")),
         ("vit_base_patch32_siglip_gap_256", {}, (12, "tanh")),
@@ -371,7 +372,7 @@ def without(folder: pathlib.Path, *fields: str) -> pathlib.Path:
     ],
 )
 def test_a_timm_architecture_and_its_arguments_determine_heads_and_gelu(architecture, arguments, facts):
-    model = timm_model(architecture, arguments)
+    model = TIMM.read_config({"config.json": {"architecture": architecture, "model_args": arguments}}, Layout(()))
     assert (model.num_heads, model.gelu) == facts
 
 
@@ -381,7 +382,7 @@ def test_a_timm_architecture_and_its_arguments_determine_heads_and_gelu(architec
         ("vit_base_patch16_rpn_224", {}, "architecture='vit_base_patch16_rpn_224'"),
         ("vit_so150m_patch16_reg4_map_256", {}, "architecture="),
         ("aimv2_large_patch14_224", {}, "architecture="),
-        (None, {}, "architecture=None"),
+        (None, {}, "architecture='None'"),
         (["vit_base_patch16_224"], {}, "architecture="),
         ("vit_base_patch16_224", {"act_layer": "relu"}, "act_layer='relu'"),
         ("vit_base_patch16_224", {"act_layer": ["gelu"]}, "act_layer="),
@@ -401,7 +402,7 @@ def test_a_timm_architecture_and_its_arguments_determine_heads_and_gelu(architec
 )
 def test_unsupported_timm_architectures_and_arguments_are_refused(architecture, arguments, name):
     with pytest.raises(UserError, match=re.escape(name)):
-        timm_model(architecture, arguments)
+        TIMM.read_config({"config.json": {"architecture": architecture, "model_args": arguments}}, Layout(()))
 
 
 def test_a_timm_folder_has_the_settings_of_its_architecture(tmp_path):
@@ -502,7 +503,7 @@ def test_a_mean_beside_a_class_token_is_read_and_written(tmp_path):
 def test_a_bottleneck_bit_without_config_is_refused_for_its_padding(tmp_path):
     (tmp_path / "bit").mkdir()
     shutil.copy(FIXTURES / "hf_bit_bottleneck_same" / "model.safetensors", tmp_path / "bit")
-    with pytest.raises(UserError, match="do not tell its global_padding"):
+    with pytest.raises(UserError, match="put the config.json beside the file"):
         keras_vit.from_checkpoint(tmp_path / "bit")
 
 
@@ -535,7 +536,7 @@ def test_missing_fields_of_config_json_have_the_defaults_of_its_class(tmp_path):
         ("hf_bit", "global_padding", None),
         ("hf_bit", "num_groups", "GroupNorm|num_groups|groups"),
         ("hf_bit", "depths", r"depths=\(3, 4, 6, 3\)"),
-        ("hf_bit_bottleneck_same", "layer_type", "layer_type 'preactivation'"),
+        ("hf_bit_bottleneck_same", "layer_type", "'layer_type' as 'preactivation' with"),
         ("hf_bit_bottleneck_same", "global_padding", "'bottleneck' with 'same'"),
         ("hf_bit_bottleneck_same", "embedding_dynamic_padding", "embedding_dynamic_padding=False; supported: True"),
     ],

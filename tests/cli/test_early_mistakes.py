@@ -248,7 +248,7 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
             for model in (f"--run {run}", "--checkpoint augreg:B_16")
         },
         f"{digits}/list": f"There is no folder '{tmp_path}/list'; --data folder:PATH",  # list.csv is no folder
-        f"{digits}/list.csv": f"is a file; give --data csv:{tmp_path}/list.csv.",
+        f"{digits}/list.csv": f"; for this file, give --data csv:{tmp_path}/list.csv.",
         f"training.evaluate --run {run} --data folder:{tmp_path}/few": "only the run has cat and only the data",
         f"training.evaluate --run {run} --data csv:{tmp_path}/list.csv": "only the run has cat and only the data have",
         f"training.evaluate --run {run}/model.keras --data folder:{tmp_path}/split --output never": "only the run has",
@@ -328,7 +328,7 @@ def test_a_folder_given_as_a_csv_file_is_answered_with_the_kind_to_give_and_so_i
     listed = tmp_path / "list.CSV"
     listed.touch()
     for given, advice in ((f"csv:{tmp_path}", f"folder:{tmp_path}"), (f"folder:{listed}", f"csv:{listed}")):
-        with pytest.raises(UserError, match=f"; give --data {advice}"):
+        with pytest.raises(UserError, match=f", give --data {advice}"):
             check_data(DataOptions(given))
 
 

@@ -32,7 +32,7 @@ def test_a_balanced_split_is_another_one_to_the_workers():
 
 def test_labels_that_are_not_known_cannot_be_balanced():
     split = images_of([0, 1])
-    with pytest.raises(UserError, match="--balance needs --data digits, folder:PATH or csv:FILE"):
+    with pytest.raises(UserError, match="--balance .* are not of digits, folder:PATH or csv:FILE"):
         balanced(Split(split.num_examples, split.read))
 
 

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError
-from training.data import color
+from training.data import augment
 from training.data.pipeline import training_batches
 from training.data.sources import array_split
 from training.recipes.pretrain import RECIPES
@@ -26,7 +26,7 @@ FLOATS = tf.constant(IMAGES, tf.float32)
 
 
 def draws(key: int) -> tf.Tensor:
-    return tf.stack([color.color_draws(tf.constant([key, number], tf.int64)) for number in range(NUMBER)])
+    return tf.stack([augment.color_draws(tf.constant([key, number], tf.int64)) for number in range(NUMBER)])
 
 
 def jitter_draws(*factors: float, amount: float) -> tf.Tensor:
@@ -49,30 +49,30 @@ def pil(operation, images: np.ndarray = IMAGES) -> np.ndarray:
 )
 def test_colors_repeat_with_their_seed_and_vary_without(jitter, three, channels):
     images = IMAGES[..., :channels]
-    change = tf.function(lambda images, draws: color.augment_colors(images, draws, jitter=jitter, three=three))
+    change = tf.function(lambda images, draws: augment.augment_colors(images, draws, jitter=jitter, three=three))
     once, again, other = (change(images, draws(key)).numpy() for key in (5, 5, 6))
     np.testing.assert_array_equal(once, again)
-    np.testing.assert_allclose(color.augment_colors(images, draws(5), jitter=jitter, three=three), once, atol=1)
+    np.testing.assert_allclose(augment.augment_colors(images, draws(5), jitter=jitter, three=three), once, atol=1)
     assert (once.dtype, once.shape) == (np.dtype(np.uint8), images.shape)
     changed = [(image != another).any() for image, another in zip(once, other, strict=True)]
     assert np.mean(changed) >= 0.5
 
 
 def test_an_image_does_not_depend_on_the_rest_of_its_batch():
-    change = tf.function(lambda images, draws: color.augment_colors(images, draws, jitter=0.3, three=True))
+    change = tf.function(lambda images, draws: augment.augment_colors(images, draws, jitter=0.3, three=True))
     whole = change(IMAGES, draws(5)).numpy()
     for begin, end in ((0, 1), (3, 5), (7, 12)):
         np.testing.assert_array_equal(change(IMAGES[begin:end], draws(5)[begin:end]), whole[begin:end])
 
 
 def test_neutral_factors_change_nothing():
-    assert largest_difference(color.color_jitter(FLOATS, tf.fill((NUMBER, 3), 0.5), 0.3), FLOATS) < 1e-3
+    assert largest_difference(augment.color_jitter(FLOATS, tf.fill((NUMBER, 3), 0.5), 0.3), FLOATS) < 1e-3
 
 
 @pytest.mark.parametrize("factor", [0.7, 1.3])
 def test_brightness_moves_the_mean_as_the_factor_would(factor):
     images = FLOATS * 0.3 + 90.0  # far from the ends of the range
-    found = color.color_jitter(images, jitter_draws(factor, 1.0, 1.0, amount=0.3), 0.3).numpy()
+    found = augment.color_jitter(images, jitter_draws(factor, 1.0, 1.0, amount=0.3), 0.3).numpy()
     np.testing.assert_allclose(found.mean(axis=(1, 2, 3)), factor * tf.reduce_mean(images, axis=(1, 2, 3)), rtol=1e-4)
     assert largest_difference(np.ptp(found, axis=(1, 2)), np.ptp(images, axis=(1, 2))) < 1e-2
 
@@ -80,14 +80,14 @@ def test_brightness_moves_the_mean_as_the_factor_would(factor):
 @pytest.mark.parametrize("factor", [0.7, 1.3])
 def test_contrast_is_about_the_mean_of_each_channel(factor):
     images = FLOATS * 0.3 + 90.0
-    found = color.color_jitter(images, jitter_draws(1.0, factor, 1.0, amount=0.3), 0.3)
+    found = augment.color_jitter(images, jitter_draws(1.0, factor, 1.0, amount=0.3), 0.3)
     means = tf.reduce_mean(images, axis=(1, 2), keepdims=True)
     assert largest_difference(found, means + factor * (images - means)) < 1e-2
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.7, 1.3])
 def test_saturation_is_that_of_hsv(factor):
-    found = color.color_jitter(FLOATS, jitter_draws(1.0, 1.0, factor, amount=1.0), 1.0)
+    found = augment.color_jitter(FLOATS, jitter_draws(1.0, 1.0, factor, amount=1.0), 1.0)
     hue, saturation, value = tf.unstack(tf.image.rgb_to_hsv(FLOATS), axis=-1)
     expected = tf.image.hsv_to_rgb(tf.stack([hue, tf.clip_by_value(saturation * factor, 0.0, 1.0), value], axis=-1))
     assert largest_difference(found, expected) < 1e-2
@@ -96,7 +96,7 @@ def test_saturation_is_that_of_hsv(factor):
 
 
 def test_factors_are_even_between_their_ends():
-    drawn = np.stack([color.color_draws(tf.constant([3, number], tf.int64)) for number in range(400)])
+    drawn = np.stack([augment.color_draws(tf.constant([3, number], tf.int64)) for number in range(400)])
     assert drawn.shape == (400, 5)
     assert 0.0 <= drawn.min() < 0.02 < 0.98 < drawn.max() < 1.0
     np.testing.assert_allclose(drawn.mean(axis=0), 0.5, atol=0.06)
@@ -105,25 +105,25 @@ def test_factors_are_even_between_their_ends():
 
 def test_grayscale_and_solarization_are_those_of_pil_but_for_rounding():
     expected = pil(lambda image: np.asarray(image.convert("L").convert("RGB")))
-    assert largest_difference(color.grayscale(FLOATS), expected) <= 1.0
-    np.testing.assert_array_equal(color.solarize(FLOATS), pil(lambda image: np.asarray(PIL.ImageOps.solarize(image))))
+    assert largest_difference(augment.grayscale(FLOATS), expected) <= 1.0
+    np.testing.assert_array_equal(augment.solarize(FLOATS), pil(lambda image: np.asarray(PIL.ImageOps.solarize(image))))
 
 
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 2.0])
 def test_the_blur_is_near_that_of_pil_to_the_border(sigma):
-    found = color.gaussian_blur(FLOATS, tf.fill((NUMBER,), (sigma - 0.1) / 1.9))
+    found = augment.gaussian_blur(FLOATS, tf.fill((NUMBER,), (sigma - 0.1) / 1.9))
     assert found.shape == IMAGES.shape
     expected = pil(lambda image: np.asarray(image.filter(PIL.ImageFilter.GaussianBlur(sigma))))
     assert largest_difference(found, expected) <= 4.0
     assert np.abs(np.asarray(found) - expected).mean() < 1.0
     flat = np.full((2, 3, 5, 1), 200.0, np.float32)  # smaller than the kernel
-    assert largest_difference(color.gaussian_blur(flat, tf.ones((2,))), flat) < 1e-3
+    assert largest_difference(augment.gaussian_blur(flat, tf.ones((2,))), flat) < 1e-3
 
 
 def test_the_operations_of_3_augment_are_chosen_evenly_and_put_back_in_order():
     choices = np.linspace(0.0, 0.999, NUMBER, dtype=np.float32)[::-1].copy()
-    found = color.three_augment(FLOATS, choices, np.full(NUMBER, 0.5, np.float32)).numpy()
-    operations = (color.grayscale, color.solarize, color.gaussian_blur)
+    found = augment.three_augment(FLOATS, choices, np.full(NUMBER, 0.5, np.float32)).numpy()
+    operations = (augment.grayscale, augment.solarize, augment.gaussian_blur)
     for number, choice in enumerate(choices):
         one = FLOATS[number : number + 1]
         expected = operations[int(choice * 3)](one, tf.fill((1,), 0.5))
@@ -134,7 +134,7 @@ def test_the_operations_of_3_augment_are_chosen_evenly_and_put_back_in_order():
 @pytest.fixture(name="make_layers_anew")
 def _make_layers_anew() -> Iterator[Callable[[], None]]:
     """The layers are new at the begin, and when this is called."""
-    forget = color._layers.cache_clear
+    forget = augment._layers.cache_clear
     forget()
     yield forget
     forget()
@@ -144,22 +144,22 @@ def test_mixed_precision_does_not_reach_the_images(make_layers_anew):
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
-        changed = color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True)
+        changed = augment.augment_colors(IMAGES, draws(5), jitter=0.3, three=True)
     finally:
         keras.config.set_dtype_policy(policy)
     make_layers_anew()
-    np.testing.assert_array_equal(changed, color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True))
+    np.testing.assert_array_equal(changed, augment.augment_colors(IMAGES, draws(5), jitter=0.3, three=True))
 
 
 @pytest.mark.parametrize("scope", ["graph", "replicas"])
 def test_layers_can_be_made_anywhere(make_layers_anew, scope):
     if scope == "graph":
-        changed = tf.function(lambda: color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True))()
+        changed = tf.function(lambda: augment.augment_colors(IMAGES, draws(5), jitter=0.3, three=True))()
     else:
         with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-            changed = color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True)
+            changed = augment.augment_colors(IMAGES, draws(5), jitter=0.3, three=True)
     make_layers_anew()
-    np.testing.assert_array_equal(changed, color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True))
+    np.testing.assert_array_equal(changed, augment.augment_colors(IMAGES, draws(5), jitter=0.3, three=True))
 
 
 RECIPE = Recipe(
@@ -193,11 +193,11 @@ def test_any_step_and_any_part_can_be_made_again(channels, mixup):
 def test_runs_without_colors_do_without_keras_cv(make_layers_anew, monkeypatch):
     monkeypatch.setitem(sys.modules, "keras_cv", None)
     with pytest.raises(ImportError):
-        color.augment_colors(IMAGES, draws(5), jitter=0.3, three=True)
+        augment.augment_colors(IMAGES, draws(5), jitter=0.3, three=True)
     recipe = dataclasses.replace(RECIPE, three_augment=False, color_jitter=0.0, batch_size=2)
     split = array_split(np.zeros((4, 6, 8, 3), np.uint8), np.zeros(4, int), ("a",))
     next(iter(training_batches(split, recipe, recipe.preprocessing(3), num_classes=1, seed=0, first_step=0)))
-    assert "keras_cv" not in vars(color)
+    assert "keras_cv" not in vars(augment)
 
 
 def test_the_jitter_of_a_recipe_is_a_share():

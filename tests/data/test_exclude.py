@@ -83,9 +83,9 @@ def test_a_csv_file_of_images_is_decided_in_the_same_way(place):
     ("rows", "message"),
     [
         ("a.png,00,drop,,\n", None),
-        ("a.png,00,remove,,\n", "Line 2 .* the decision 'remove'"),
-        ("a.png,00,relabel,,\n", "Line 2 .* no new_label"),
-        ("a.png,00\n", "Line 2 .* no decision"),
+        ("a.png,00,remove,,\n", "Line 2 .* decision 'remove'"),
+        ("a.png,00,relabel,,\n", "Line 2 .* a new_label"),
+        ("a.png,00\n", "Line 2 .* decision ''"),
     ],
 )
 def test_wrong_files_are_one_sentence(rows, message, place):
@@ -106,5 +106,5 @@ def test_what_the_data_do_not_allow_is_one_sentence(place):
     with pytest.raises(UserError, match="the label 'aunt', which the data do not have; correct it; the nearest: ant"):
         labeled()
     (place / "decisions.csv").write_text(HEADER + "".join(line(f"data/test/ant/{n}.png", "drop") for n in (0, 1)))
-    with pytest.raises(UserError, match="leaves no image of the class 'ant'"):
+    with pytest.raises(UserError, match="The class 'ant' of .* drops has no image"):
         labeled()

@@ -9,8 +9,9 @@ import tensorflow as tf
 from keras_vit import Preprocessing, UserError
 from keras_vit.images.samples import Samples
 from training.data import augment
-from training.data.pipeline import evaluation_batches, resized_once, save_samples, steps_per_epoch, training_batches
+from training.data.pipeline import evaluation_batches, resized_once, steps_per_epoch, training_batches
 from training.data.sources import DataOptions, Split, array_split, open_source
+from training.data.write import save_samples
 from training.recipes.pretrain import RECIPES
 
 PREPROCESSING = Preprocessing((4, 6), channels=1)

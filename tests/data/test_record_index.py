@@ -15,7 +15,7 @@ from training.data.dataset import DataSet, Split, bad_examples_reported
 from training.data.pipeline import evaluation_batches, training_batches
 from training.data.sources import DataOptions, open_source
 from training.data.tfrecord import TFRecords
-from training.data.write_tfrecord import shard
+from training.data.write import shard
 from training.recipes.pretrain import find_recipe
 
 

@@ -188,7 +188,7 @@ HOSTILE = {
     "a hard link": (member("1.jpg", type=tarfile.LNKTYPE, linkname="0.jpg") + CLS + END, "1.jpg of .* is a link or a"),
     "a huge size": (member("1.jpg", size=2**60) + CLS + END, "at byte 0, which claims 1152921504606846976 bytes; "),
     "a negative size": (member("1.jpg", size=-5) + CLS + END, "which claims -5 bytes"),
-    "an empty image": (member("1.jpg") + CLS + END, "1.jpg of .* should be an image, but has 0 bytes"),
+    "an empty image": (member("1.jpg") + CLS + END, "1.jpg of .* is no image, but has 0 bytes"),
     "a long name of a gigabyte": (member("x", type=b"L", size=2**30) + END, "claims 1073741824 bytes; it is truncated"),
     "a pax header that is none": (member("x", type=b"x", size=9) + b"99 path=a".ljust(512) + END, "is none; fetch"),
     "a pax size": (member("x", type=b"x", size=19) + b"19 size=1234567890\n".ljust(512, b"\0") + member("1.jpg") + END,
@@ -202,9 +202,9 @@ HOSTILE = {
     "nothing": (b"", "does not end as tar files do, with two empty blocks"),
     "the end alone": (END, r"should hold images \(jpg, .* beside them, but is empty; give others"),
     "other files": (member("a.txt", size=1) + b"0".ljust(512, b"\0") + END, "none of its 1 files is one, a.txt first"),
-    "a label alone": (CLS + END, "label 1.cls of .* should lie beside an image of the same name"),
+    "a label alone": (CLS + END, "1.cls of .* is no image, but a label alone"),
     "no label": (member("1.jpg", size=3) + bytes(512) + END, "1.jpg of .* has no label; write name.cls, name.json"),
-    "two images": (member("1.jpg") + member("1.png") + END, "have the same name; rename"),
+    "two images": (member("1.jpg") + member("1.png") + END, "has the same name as .*; rename"),
     "a long label": (JPG + member("1.cls", size=2**20 + 1) + bytes(2**20 + 512) + END, "1.cls of .* one label"),
     "a label that is no text": (JPG + member("1.cls", size=2) + b"\xff\xfe".ljust(512, b"\0") + END, "one label"),
     "several labels": (JPG + member("1.json", size=5) + b"[1,2]".ljust(512, b"\0") + END, "1.json of .* one label"),
@@ -224,10 +224,10 @@ def test_a_tar_file_that_cannot_be_used_is_one_sentence(case, tmp_path):
     ("files", "words"),
     [
         ({"train.tar": "0", "test.tar": "x"}, "must have the same classes, but 0, x are only in one of them"),
-        ({"train.tar": "7", "test.tar": str(10**9)}, "numbers of classes, 0 to 999,999, but one is 10"),
-        ({"train.tar": "0", "more.tar": "0"}, "with eval, test or val in their names, or files .* gives more.tar, "),
-        ({"train.tar": "0"}, "should give tar files with train and tar files with eval, .* gives train.tar; "),
-        ({"a.tar": "0", "b.tar.gz": "0"}, "as they are, but .*b.tar.gz is compressed; unpack it to a .tar"),
+        ({"train.tar": "7", "test.tar": str(10**9)}, "the label '1000000000', but there are 1,000,000 classes"),
+        ({"train.tar": "0", "more.tar": "0"}, "with eval, test or val in their names, but gives more.tar, "),
+        ({"train.tar": "0"}, "should give files with train and files with eval, .* gives train.tar; "),
+        ({"a.tar": "0", "b.tar.gz": "0"}, "end in .tar, but .*b.tar.gz is compressed; unpack it"),
     ],
 )
 def test_labels_and_splits_that_do_not_fit_are_one_sentence(files, words, tmp_path):
@@ -240,10 +240,10 @@ def test_labels_and_splits_that_do_not_fit_are_one_sentence(files, words, tmp_pa
 def test_a_label_that_is_no_line_of_labels_txt_is_named(tmp_path):
     write(tmp_path / "a.tar", labeled(range(4)))
     (tmp_path / "labels.txt").write_text("ant\n")
-    with pytest.raises(UserError, match=r"numbers of classes, 0 to 0, the lines of"):
+    with pytest.raises(UserError, match="the label '1', but there are 1 classes, the lines of"):
         opened(tmp_path)
     write(tmp_path / "a.tar", [("1.jpg", png(1)), ("1.cls", b"bee")])
-    with pytest.raises(UserError, match="have the label 'bee', which is no line of"):
+    with pytest.raises(UserError, match="have the label 'bee', but there are 1 classes"):
         opened(tmp_path)
 
 

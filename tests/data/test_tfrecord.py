@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError
-from training.data import write_tfrecord
 from training.data.dataset import bad_examples_reported, typical_image
 from training.data.pipeline import training_batches
 from training.data.sources import DataOptions, DataSet, Split, open_source
 from training.data.tfrecord import IMAGE, LABEL, TFRecords
+from training.data.write import shard
 from training.recipes.pretrain import find_recipe
 
 MODES = ("RGB", "L", "P", "RGBA", "LA", "1", "I;16")
@@ -39,7 +39,7 @@ def _folder(tmp_path_factory) -> pathlib.Path:
 
 
 def sharded(folder: pathlib.Path, output: pathlib.Path, shards: int = 3, **arguments) -> DataSet:
-    write_tfrecord.shard(DataOptions(f"folder:{folder}", **arguments), str(output), shards=shards)
+    shard(DataOptions(f"folder:{folder}", **arguments), str(output), shards=shards)
     return open_source(DataOptions(f"tfrecord:{output}/*.tfrecord"))
 
 
@@ -81,7 +81,7 @@ def test_any_png_trains_from_a_folder_and_from_records(folder, shards, capfd):
 
 @pytest.mark.slow
 def test_arrays_become_png(tmp_path):
-    write_tfrecord.shard(DataOptions("digits"), str(tmp_path / "out"), shards=2)
+    shard(DataOptions("digits"), str(tmp_path / "out"), shards=2)
     records, digits = open_source(DataOptions(f"tfrecord:{tmp_path}/out/*")), open_source(DataOptions("digits"))
     assert (records.train.num_examples, records.labels) == (1437, digits.labels)
     image, label = records.train.example(tf.constant(0, tf.int64))
@@ -187,16 +187,16 @@ def test_what_are_no_records_of_images_is_refused(tmp_path):
 
     opened(r"nothing\*' matches none", "nothing*")
     write(tmp_path / "train.tfrecord", [(GOOD, 0)])
-    opened("names begin with train and with eval, test or val, but gives train.tfrecord")
+    opened("files with train and files with eval, test or val in their names, but gives train.tfrecord")
     write(tmp_path / "eval.tfrecord", [])
-    opened("TFRecord files eval.tfrecord hold no record")
+    opened("eval.tfrecord must be tf.train.Examples .*, at least one")
     write(tmp_path / "eval.tfrecord", [(GOOD, 0)], image="image/raw")
     opened(f"must be tf.train.Examples with {IMAGE} and {LABEL}")
     write(tmp_path / "eval.tfrecord", [(GOOD, 7)])
     opened("has the label 7; correct")
     write(tmp_path / "eval.tfrecord", [(GOOD, 1)])
     (tmp_path / "labels.txt").unlink()
-    opened("must lie in one folder with labels.txt, a class in each line, but there is no")
+    opened("need .*labels.txt, with a class in each line, but it is not there")
     write(tmp_path / "train-00001-of-00003.tfrecord", [(GOOD, 0)])
     opened("names of the TFRecord files speak of 3 shards, but 2 are there, train-00001-of-00003.tfrecord first")
 

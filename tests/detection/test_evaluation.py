@@ -12,7 +12,7 @@ from keras_vit import DetectionConfig, UserError, inspection
 from tests.segmentation.oracle import measured_by_pycocotools
 from tests.support import TINY, TINY_IMAGE, randomize
 from training import detect as command
-from training.data.annotations.boxes import Box, Picture
+from training.data.annotations.images import Box, BoxedImage
 from training.data.annotations.open_boxes import open_boxes
 from training.detection.detector import Objects
 from training.detection.evaluation import measured, mistakes
@@ -24,13 +24,13 @@ LABELS = ("cat", "dog", "eel")
 SIZE = (200, 300)
 
 
-def picture_of(name: str, corners: np.ndarray, classes: np.ndarray, size: tuple[int, int] = SIZE) -> Picture:
+def picture_of(name: str, corners: np.ndarray, classes: np.ndarray, size: tuple[int, int] = SIZE) -> BoxedImage:
     rows = zip(corners.astype(np.float32).tolist(), classes.tolist(), strict=True)
     boxes = tuple(Box(label, (x, y, right - x, bottom - y)) for (x, y, right, bottom), label in rows)
-    return Picture(pathlib.Path(name), size, boxes)
+    return BoxedImage(pathlib.Path(name), size, boxes)
 
 
-def recorded(count: int = 30) -> tuple[list[Picture], list[Objects]]:
+def recorded(count: int = 30) -> tuple[list[BoxedImage], list[Objects]]:
     """Pictures with up to five boxes, most of which are found, a little displaced, beside false alarms."""
     rng, pictures, found = np.random.default_rng(0), [], []
     for number in range(count):
@@ -199,25 +199,26 @@ def test_metrics_of_random_annotations_are_those_of_the_tool(check, count, image
 def test_difficult_objects_are_neither_missed_nor_false_however_often_they_are_found():
     boxes = [Box(0, (0, 0, 10, 10)), Box(0, (20, 0, 10, 10), is_difficult=True), Box(0, (0, 20, 30, 10), is_crowd=True)]
     boxes += [Box(0, (50, 50, 9, 9), is_difficult=True), Box(0, (70, 50, 9, 9), is_crowd=True)]  # not found
-    picture = Picture(pathlib.Path("a.png"), SIZE, tuple(boxes))
+    picture = BoxedImage(pathlib.Path("a.png"), SIZE, tuple(boxes))
     corners = np.array([[0, 0, 10, 10], [20, 0, 30, 10], [20, 0, 29, 10], [0, 20, 9, 30], [22, 0, 26, 3]], np.float32)
     found = Objects(corners, np.linspace(0.9, 0.5, 5), np.zeros(5, int))
     missed, false = mistakes(picture, found)
     assert not missed.any()
     np.testing.assert_array_equal(false, [False, False, False, False, True])
     assert measured(["a"], [picture], [found])["ap"] == pytest.approx(1.0)
-    assert picture.corners.tolist() == [[0, 0, 10, 10], [20, 0, 30, 10], [50, 50, 59, 59]]
+    assert picture.targets[0].tolist() == [[0, 0, 10, 10], [20, 0, 30, 10], [50, 50, 59, 59]]
 
 
 def test_intervals_of_equal_pictures_are_points_and_no_object_is_refused():
     pictures, found = recorded()
-    picture, objects = max(zip(pictures, found, strict=True), key=lambda pair: len(pair[0].classes))
-    found = Objects(picture.corners, np.linspace(1, 0.5, len(picture.classes)), picture.classes)
+    picture, objects = max(zip(pictures, found, strict=True), key=lambda pair: len(pair[0].targets[1]))
+    corners, classes = picture.targets
+    found = Objects(corners, np.linspace(1, 0.5, len(classes)), classes)
     metrics = measured(LABELS, [picture] * 3, [found] * 3)
     assert metrics["ap"] == pytest.approx(1.0)
     assert metrics["intervals"]["ap"] == pytest.approx([1.0, 1.0])
-    empty = Picture(picture.file, SIZE, ())
-    with pytest.raises(UserError, match="None of the pictures has a box"):
+    empty = BoxedImage(picture.file, SIZE, ())
+    with pytest.raises(UserError, match="None of the images has a box"):
         measured(LABELS, [empty], [objects])
 
 

@@ -20,7 +20,7 @@ from tests.text.towers import with_tokenizer
 from training import detect as command
 from training.detection.fit import detector_to_train
 from training.options.detect import BoxesOptions, DetectFitOptions
-from training.recipes.detect import DetectRecipe
+from training.recipes.dense import DetectRecipe
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = keras_vit.ViTConfig(patch_size=8, hidden_size=24, num_layers=2, num_heads=3, mlp_dim=48)
@@ -68,7 +68,7 @@ def weights_of(place: pathlib.Path, workdir: str) -> list[np.ndarray]:
 def test_a_detector_learns_is_measured_used_and_exported(place, tmp_path, capsys):
     command.main(arguments(place, "run", "--learning-rate", "2e-3", "--layer-decay", "1", steps=400))
     printed = capsys.readouterr().out
-    assert "on this machine for 400 steps of 4 pictures" in printed
+    assert "on this machine for 400 steps of 4 images" in printed
     report = json.loads((place / "run" / "detection.json").read_text())
     assert report["ap50"] > 0.3
     command.main(
@@ -146,7 +146,7 @@ def test_models_without_an_encoder_are_refused(place):
     ("options", "words"),
     [
         (["--mosaic", "2"], "--mosaic must be in"),
-        (["--label-smoothing", "0.1"], "--label-smoothing is for classes of whole images"),
+        (["--label-smoothing", "0.1"], "--label-smoothing applies only to classes of whole images"),
         (["--scale-jitter", "2", "1"], "--scale-jitter takes the least"),
     ],
 )

@@ -115,7 +115,7 @@ def test_an_example_is_found_and_boxes_on_one_object_are_one():
 def test_the_csv_is_one_that_training_reads_and_an_empty_picture_is_a_row(tmp_path):
     command.main(["predict", "--run", "run", "--threshold", "0", "--top", "2", "--output", "out.csv", "pictures"])
     data = open_boxes(BoxesOptions(data="csv:out.csv"))
-    assert [len(picture.corners) for picture in data.all] == [2, 2]
+    assert [len(picture.targets[0]) for picture in data.all] == [2, 2]
     command.main(["predict", "--run", "run", "--threshold", "1", "--output", "out.csv", "pictures"])
     assert [row["label"] for row in csv.DictReader(pathlib.Path("out.csv").read_text().splitlines())] == ["", ""]
 

@@ -10,10 +10,11 @@ from keras_vit import DetectionConfig, Preprocessing
 from keras_vit.files.keras_model import load_model
 from keras_vit.models.losses import DetectionWeights
 from tests.support import FIXTURES
-from training.data.annotations.boxes import Box, BoxData, Picture
-from training.detection.data import box_data_set
+from training.data.annotations.images import Box, BoxedImage
+from training.data.annotations.open_boxes import BoxData
+from training.detection.fit import box_data_set
 from training.objectives.detection import BoxSetPrediction
-from training.recipes.detect import DetectRecipe
+from training.recipes.dense import DetectRecipe
 
 RECIPE = DetectRecipe(image_size=(48, 64), batch_size=4, learning_rate=0.1, steps=1, flip=True, mosaic=1.0)
 PAD = Preprocessing((48, 64), resize="pad", padding="after", background="black")
@@ -33,7 +34,7 @@ def _data(tmp_path_factory) -> BoxData:
         PIL.Image.fromarray(pixels).save(folder / f"{number}.png")
         rows = zip(corners.tolist(), classes.tolist(), strict=True)
         boxes = tuple(Box(label, (x, y, right - x, bottom - y)) for (x, y, right, bottom), label in rows)
-        pictures.append(Picture(folder / f"{number}.png", (60, 80), boxes))
+        pictures.append(BoxedImage(folder / f"{number}.png", (60, 80), boxes))
     return BoxData(("red", "green", "blue"), tuple(pictures), tuple(pictures), has_split=True, kind="coco")
 
 
@@ -73,7 +74,7 @@ def test_evaluation_shows_every_picture_once_with_the_boxes_of_the_input(data):
     found = list(batches.as_numpy_iterator())
     np.testing.assert_array_equal(np.concatenate([each[2] for each in found]), [1] * 6 + [0] * 2)
     boxes = np.concatenate([each[1]["boxes"] for each in found])
-    np.testing.assert_allclose(boxes[2][:2], PAD.boxes_in_input(data.train[2].corners, (60, 80)), atol=1e-6)
+    np.testing.assert_allclose(boxes[2][:2], PAD.boxes_in_input(data.train[2].targets[0], (60, 80)), atol=1e-6)
 
 
 def test_the_objective_is_the_golden_loss():

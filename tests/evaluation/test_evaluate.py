@@ -33,8 +33,7 @@ from training.evaluation.metrics import intervals, measure, measure_real, read_r
 from training.evaluation.plots import draw_mistakes, draw_reliability
 from training.evaluation.predictors import Predictor, open_predictor
 from training.loop.devices.strategies import StrategyOptions
-from training.options.common import InputOptions
-from training.options.evaluate import EvaluateOptions
+from training.options.evaluate import EvaluateOptions, InputOptions
 
 NAMES = ("ant", "bee", "cat")
 
@@ -678,7 +677,6 @@ from training.evaluation.evaluate import evaluate
 from training.evaluation.predictors import Predictor, open_predictor
 from training.data.sources import DataOptions, DataSet, array_split
 from training.evaluation import opening
-from training.options.evaluate import EvaluateOptions
 
 single_label.draw_confusion = single_label.draw_reliability = single_label.draw_mistakes = lambda *_: None
 run, output = sys.argv[1:]

@@ -62,7 +62,7 @@ def test_a_greedy_soup_begins_with_the_best_run_and_keeps_what_does_not_harm(run
     # The last run is the best one again, the first is noise that can only harm.
     shutil.copy(Run.at(tmp_path / "run1").path / "model.keras", Run.at(tmp_path / "run2").path / "model.keras")
     soup.main([*runs, "--output", str(tmp_path / "soup"), "--greedy"])
-    lines = Run.at(tmp_path / "soup").metrics
+    lines = Run.at(tmp_path / "soup").metrics()
     assert [line["run"] for line in lines] == [runs[1], runs[2], runs[0]]
     assert [line["kept"] for line in lines[:2]] == [True, True]
     assert lines[0]["val_accuracy"] == lines[1]["val_accuracy"]

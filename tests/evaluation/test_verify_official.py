@@ -9,10 +9,10 @@ import scipy.stats
 import tensorflow as tf
 
 import keras_vit
-from keras_vit import UserError, published_accuracy
-from keras_vit.checkpoints.fetch import find as download
-from keras_vit.checkpoints.fetch.find import check_name
-from keras_vit.published_accuracy import ACCURACY, PublishedAccuracy
+from keras_vit import UserError, published
+from keras_vit.checkpoints import find as download
+from keras_vit.checkpoints.find import check_name
+from keras_vit.published import ACCURACY, PublishedAccuracy
 from tests.support import TINY, randomize
 from training import verify_official
 from training.evaluation import verify_official as verification
@@ -38,7 +38,7 @@ def _official(tmp_path, monkeypatch):
 
     def publish(top1: float) -> None:
         table = types.MappingProxyType({NAME: PublishedAccuracy(top1, "a paper", 24, "resize-small", 30)})
-        for module in (published_accuracy, verification):
+        for module in (published, verification):
             monkeypatch.setattr(module, "ACCURACY", table)
 
     return model, publish
@@ -85,12 +85,12 @@ def test_the_interval_is_that_of_scipy(correct, count):
 
 
 def test_every_published_accuracy_is_of_a_checkpoint_that_can_be_downloaded():
-    for name, published in ACCURACY.items():
+    for name, accuracy in ACCURACY.items():
         check_name(name)
-        assert 70 < published.top1 < 90
-        if published.resize is not None:
-            size = (published.pixels, published.pixels)
-            keras_vit.Preprocessing(size, resize=published.resize, crop_from=published.crop_from)
+        assert 70 < accuracy.top1 < 90
+        if accuracy.resize is not None:
+            size = (accuracy.pixels, accuracy.pixels)
+            keras_vit.Preprocessing(size, resize=accuracy.resize, crop_from=accuracy.crop_from)
 
 
 def test_a_name_without_a_published_accuracy_is_one_sentence():

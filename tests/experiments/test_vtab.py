@@ -14,7 +14,7 @@ from tests.support import randomize
 from training.data.dataset import Split
 from training.experiments import vtab_runs
 from training.experiments.vtab_sources import RULES, open_builder, task_source
-from training.options.experiments import VtabOptions
+from training.options.train import VtabOptions
 from training.recipes.finetune import FINETUNE_RECIPES
 from training.recipes.vtab_tasks import RECIPE_NAME, TASKS
 

@@ -28,7 +28,7 @@ from export.onnx.export import FACTS, PAGE, check_page, write_page
 from export.source import ExportedModel, Provenance, random_images
 from export.tasks import Classification, embedding_of
 from keras_vit import Preprocessing, UserError, preprocessing_of
-from keras_vit.images import pillow
+from keras_vit.images.decode import turned as turned_upright
 from tests.browser import Page, find_browser, open_browser
 from tests.exports import onnx_of
 from tests.support import TINY, randomize
@@ -218,7 +218,7 @@ def test_the_page_turns_a_picture_by_its_exif_orientation(kind, order):
         wanted = orientation if orientation <= 8 else 1
         assert found[:2] == [wanted, wanted if kind == "webp" else 1]
         if orientation <= 8:
-            turned = pillow.turned(np.asarray(image), orientation)
+            turned = turned_upright(np.asarray(image), orientation)
             assert [found[2]["height"], found[2]["width"]] == list(turned.shape[:2])
             assert list(found[2]["pixels"].values()) == turned.flatten().tolist()
     for damaged in (b"", b"\xff", stream.getvalue()[:40], stream.getvalue()[:30]):

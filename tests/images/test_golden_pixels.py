@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from keras_vit.images import filters, graph
+from keras_vit.images import graph, resizing
 
 FOLDER = pathlib.Path(__file__).parents[1] / "fixtures" / "pixels"
 INDEX = json.loads((FOLDER / "index.json").read_text())
@@ -68,7 +68,7 @@ def test_the_filters_in_a_graph_are_pillows_for_tall_wide_and_tiny_images(interp
         image = rng.integers(0, 256, (*sides, 3), np.uint8)
         for size in ((48, 48), (224, 60)):
             found = graph.resize_bytes(tf.constant(image), size, interpolation).numpy()
-            expected = filters.resize_with_pillow(image, size, interpolation)
+            expected = resizing.resize_with_pillow(image, size, interpolation)
             assert np.abs(found.astype(int) - expected).max() <= 1
             assert np.mean(found != expected) <= 0.005
 

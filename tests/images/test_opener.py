@@ -11,7 +11,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from keras_vit.images import TooManyPixels, open_image
+from keras_vit.images.decode import TooManyPixels, open_image
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -74,4 +74,4 @@ def opens_images(path: pathlib.Path) -> bool:
 
 def test_no_other_code_opens_images():
     files = [path for package in ("keras_vit", "training", "export") for path in (ROOT / package).rglob("*.py")]
-    assert [str(path.relative_to(ROOT)) for path in files if opens_images(path)] == ["keras_vit/images/pillow.py"]
+    assert [str(path.relative_to(ROOT)) for path in files if opens_images(path)] == ["keras_vit/images/decode.py"]

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import Preprocessing, UserError
+from keras_vit.images.decode import on_white
 from keras_vit.images.preprocessing import to_channels
 from tests.support import TINY, TINY_IMAGE
 
@@ -114,6 +115,15 @@ def test_transparent_pictures_are_put_on_white(channels, wanted):
     np.testing.assert_array_equal(graph(image), to_channels(seen, wanted))
     dropped = Preprocessing((5, 7), channels=wanted, background=None).to_channels(image)
     np.testing.assert_array_equal(dropped, to_channels(colors, wanted))
+
+
+def test_every_color_and_alpha_is_blended_to_the_nearest_number_and_the_same_in_numpy():
+    levels = np.arange(256, dtype=np.uint8)
+    image = np.stack(np.meshgrid(levels, levels), axis=-1)  # (256, 256, 2)
+    color, alpha = (image[..., index].astype(np.float64) for index in range(2))
+    expected = np.round(255.0 - (255.0 - color) * alpha / 255.0)
+    np.testing.assert_array_equal(on_white(image)[..., 0], expected)
+    np.testing.assert_array_equal(to_channels(tf.constant(image), 1, "white")[..., 0], expected)
 
 
 def test_a_model_stored_before_there_was_a_background_goes_on_dropping_alpha():

@@ -18,7 +18,7 @@ from training.loop.devices.strategies import distributed, open_strategy
 from training.objectives.segmentation import MaskSetPrediction
 from training.options.common import Execution, StrategyOptions
 from training.recipes.dense import EOMT, LINEAR, SegmentRecipe
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 TINY = keras_vit.ViTConfig(
     patch_size=8, hidden_size=24, num_layers=3, num_heads=3, mlp_dim=48, classifier="none", with_class_token=True

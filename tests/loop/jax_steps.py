@@ -17,7 +17,7 @@ from training.loop.build import build_trainer
 from training.loop.devices.strategies import distributed, open_strategy
 from training.options.common import Execution, StrategyOptions
 from training.recipes.pretrain import RECIPES
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 STEPS, BATCH = 20, 48
 ADAMW = dataclasses.replace(

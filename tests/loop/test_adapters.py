@@ -18,7 +18,7 @@ from training.loop.pretrain import pretrain
 from training.options.common import Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
 needs_mnist = pytest.mark.skipif(not (TFDS / "mnist").is_dir(), reason="no prepared MNIST beside the checkout")

@@ -139,7 +139,7 @@ def test_a_finished_run_in_a_bucket_is_exported_and_inspected(undisturbed, capsy
 
 
 def test_a_file_that_only_credentials_open_is_read_through_tensorflow(tmp_path, monkeypatch):
-    from keras_vit.checkpoints.fetch import find as download
+    from keras_vit.checkpoints import find as download
 
     def refuse(*_, **__):
         raise UserError("cannot be downloaded") from TransferError("403 Forbidden", retry=False)

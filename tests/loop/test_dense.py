@@ -49,8 +49,8 @@ def _undisturbed(tmp_path_factory) -> Run:
 def test_a_model_of_queries_is_trained_and_saved_without_its_training_form(undisturbed):
     model = keras.models.load_model(undisturbed.path / "model.keras")
     assert keras_vit.task_of(model) == SegmentationConfig(len(LABELS), 6, 2, 1)
-    assert [record["step"] for record in undisturbed.metrics] == [3, 6]
-    assert all(np.isfinite(record["val_loss"]) for record in undisturbed.metrics)
+    assert [record["step"] for record in undisturbed.metrics()] == [3, 6]
+    assert all(np.isfinite(record["val_loss"]) for record in undisturbed.metrics())
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_replicas_micro_batches_and_jax_have_the_loss_of_the_batch(case, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("execution", [{"precision": "bfloat16"}, {"precision": "float16"}])
 def test_masks_are_learned_in_mixed_precision(execution, tmp_path):
-    assert np.isfinite(train(tmp_path / "run", **execution).metrics[-1]["loss"])
+    assert np.isfinite(train(tmp_path / "run", **execution).metrics()[-1]["loss"])
 
 
 def test_mask_attention_is_annealed_block_by_block_and_gone_at_the_end(undisturbed, tmp_path):
@@ -102,7 +102,7 @@ def test_mask_attention_is_annealed_block_by_block_and_gone_at_the_end(undisturb
 
 
 def test_the_head_of_pixels_learns(tmp_path):
-    records = train(tmp_path / "run", dataclasses.replace(SMALL_LINEAR, steps=30)).metrics
+    records = train(tmp_path / "run", dataclasses.replace(SMALL_LINEAR, steps=30)).metrics()
     assert records[-1]["val_accuracy"] > records[0]["val_accuracy"]
     assert records[-1]["val_accuracy"] > 0.8
     model = keras.models.load_model(tmp_path / "run" / "model.keras")
@@ -123,7 +123,7 @@ def test_a_dry_run_says_what_it_does_not_count(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"mixup": 0.2}, "--mixup is for classes of whole images"),
+        ({"mixup": 0.2}, "--mixup applies only to classes of whole images"),
         ({"scale_jitter": (2.0, 0.5)}, "--scale-jitter takes the least and the largest factor"),
     ],
 )

@@ -58,7 +58,7 @@ def test_a_run_becomes_a_run_at_another_resolution(upstream, tmp_path):
     assert (settings["command"], settings["checkpoint"]) == ("finetune", str(upstream.path))
     weights = json.loads((folder / "config.json").read_text())["weights"]
     assert weights == {"checkpoint": str(upstream.path), "license": None}
-    assert [record["step"] for record in Run.at(folder).metrics] == [2]
+    assert [record["step"] for record in Run.at(folder).metrics()] == [2]
 
 
 def test_it_starts_from_the_weights_with_positions_resized_and_a_new_head(upstream, untrained, tmp_path):
@@ -169,7 +169,7 @@ def _old_run(upstream, tmp_path) -> pathlib.Path:
 def test_a_run_of_an_older_version_is_evaluated(upstream, old_run):
     evaluate.main(["--run", str(old_run), "--data", "digits"])
     accuracy = json.loads((old_run / "evaluation.json").read_text())["accuracy"]
-    assert accuracy == pytest.approx(upstream.metrics[-1]["val_accuracy"])
+    assert accuracy == pytest.approx(upstream.metrics()[-1]["val_accuracy"])
 
 
 @pytest.mark.slow

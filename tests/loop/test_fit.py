@@ -25,7 +25,7 @@ from training.loop import pretrain as pretraining
 from training.options.common import Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 MODEL = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20, dropout_rate=0.1)
 RECIPE = dataclasses.replace(
@@ -54,11 +54,11 @@ def test_a_run_leaves_everything_that_belongs_to_it(finished):
     assert config["settings"]["images"] == {"train": 1437, "evaluation": 360}
     assert config["environment"]["keras"] == keras.__version__
     assert (finished.path / "labels.txt").read_text().split() == list("0123456789")
-    assert [record["epoch"] for record in finished.metrics] == [1, 2, 3]
-    assert finished.metrics[0].keys() >= {"loss", "accuracy", "val_loss", "val_accuracy", "learning_rate", "seconds"}
+    assert [record["epoch"] for record in finished.metrics()] == [1, 2, 3]
+    assert finished.metrics()[0].keys() >= {"loss", "accuracy", "val_loss", "val_accuracy", "learning_rate", "seconds"}
     with (finished.path / "metrics.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert [{name: float(number) for name, number in row.items()} for row in rows] == finished.metrics
+    assert [{name: float(number) for name, number in row.items()} for row in rows] == finished.metrics()
     assert any((finished.path / "tensorboard").rglob("events*"))
     model = keras.models.load_model(finished.path / "model.keras")
     assert keras_vit.preprocessing_of(model) == keras_vit.Preprocessing((8, 8), channels=1)
@@ -72,7 +72,7 @@ def assert_ended_alike(run: Run, other: Run, *, metrics: bool = False) -> None:
     ends = [fetched(checkpoints.load_latest(each.path / "checkpoints")[2]) for each in (run, other)]
     for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
         np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
-    for here, there in zip(run.metrics, other.metrics, strict=True) if metrics else ():
+    for here, there in zip(run.metrics(), other.metrics(), strict=True) if metrics else ():
         timed = {"seconds": 0, "images_per_second": 0}
         assert here | timed == there | timed
 
@@ -123,7 +123,7 @@ def test_lost_metrics_come_back_from_the_state(damage, trained, tmp_path):
     if left is not None:
         (run.path / "metrics.jsonl").write_text(left)
     pretraining.pretrain(arguments(run.path), "tiny")
-    assert run.metrics == trained.metrics
+    assert run.metrics() == trained.metrics()
     assert (run.path / "model.keras").is_file()
 
 
@@ -276,7 +276,7 @@ def test_a_diverged_run_is_not_finished(tmp_path):
 def test_steps_instead_of_epochs_are_exact(steps, epochs, tmp_path):
     recipe = dataclasses.replace(RECIPE, steps=steps, schedule=Schedule(warmup_steps=0))
     run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
-    assert len(run.metrics) == epochs
+    assert len(run.metrics()) == epochs
     step, _, arrays = checkpoints.load_latest(run.path / "checkpoints")
     assert step == arrays["step/00000"].fetch() == steps
     assert arrays["optimizer/00000"].fetch() == steps  # the optimizer's own count of its updates
@@ -293,7 +293,7 @@ def test_a_run_of_an_earlier_version_that_counted_evaluations_goes_on_with_epoch
         path.unlink()
     checkpoints.save(run.path / "checkpoints", step, older, arrays)
     (run.path / "model.keras").unlink()
-    assert [record["epoch"] for record in pretraining.pretrain(options, "tiny").metrics] == [1.143, 2.286, 3]
+    assert [record["epoch"] for record in pretraining.pretrain(options, "tiny").metrics()] == [1.143, 2.286, 3]
 
 
 class Seen(keras.callbacks.Callback):
@@ -328,17 +328,17 @@ def test_callbacks_of_the_caller_see_one_training_of_all_epochs_and_change_no_bi
     run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny", callbacks=[early, seen])
     assert seen.calls == ["begin", *((epoch, MEASURED) for epoch in range(3)), "end"]
     assert seen.steps == 21
-    assert early.best == pytest.approx(min(record["val_loss"] for record in run.metrics))
+    assert early.best == pytest.approx(min(record["val_loss"] for record in run.metrics()))
     assert_ended_alike(run, finished)
-    assert [record["step"] for record in run.metrics] == [8, 16, 21]
-    assert [record["epoch"] for record in run.metrics] == [1.143, 2.286, 3]  # of 7 steps each
+    assert [record["step"] for record in run.metrics()] == [8, 16, 21]
+    assert [record["epoch"] for record in run.metrics()] == [1.143, 2.286, 3]  # of 7 steps each
 
 
 @pytest.mark.slow
 def test_a_callback_that_stops_within_an_epoch_ends_the_run_with_everything_saved(tmp_path, capsys):
     seen = Seen(stop_after=10)
     run = pretraining.pretrain(arguments(tmp_path / "run"), "tiny", callbacks=[seen])
-    assert [record["step"] for record in run.metrics] == [7, 10]
+    assert [record["step"] for record in run.metrics()] == [7, 10]
     assert seen.calls == ["begin", (0, MEASURED), (1, MEASURED), "end"]
     step, _, arrays = checkpoints.load_latest(run.path / "checkpoints")
     assert step == arrays["step/00000"].fetch() == 10
@@ -357,7 +357,7 @@ def test_early_stopping_that_restores_the_best_weights_decides_what_is_saved(tmp
     early = keras.callbacks.EarlyStopping("val_loss", mode="max", patience=1, restore_best_weights=True)
     recipe = dataclasses.replace(RECIPE, learning_rate=1e-3)
     run = pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny", callbacks=[early])
-    assert len(run.metrics) == 2
+    assert len(run.metrics()) == 2
     last = checkpoints.load_latest(run.path / "checkpoints")[2]["weight/00000"].fetch()
     assert not np.array_equal(np.array(keras.models.load_model(run.path / "model.keras").trainable_weights[0]), last)
 
@@ -366,7 +366,7 @@ def test_early_stopping_that_restores_the_best_weights_decides_what_is_saved(tmp
 def test_several_steps_of_an_execution_end_in_the_same_bits(steps, finished, tmp_path):
     execution = Execution(steps_per_execution=steps)
     run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
-    assert [record["step"] for record in run.metrics] == [7, 14, 21]
+    assert [record["step"] for record in run.metrics()] == [7, 14, 21]
     assert_ended_alike(run, finished, metrics=True)
 
 
@@ -449,7 +449,7 @@ def test_a_warmup_that_is_longer_than_the_run_is_shortened_and_said(tmp_path, ca
     pretraining.pretrain(arguments(tmp_path / "run", recipe), "tiny")
     said = "The warm-up of 100 steps is not shorter than the run of 14; it takes 1 instead."
     assert said in capsys.readouterr().out
-    assert Run.at(tmp_path / "run").metrics[0]["learning_rate"] > 0.5 * recipe.learning_rate  # not in a warm-up
+    assert Run.at(tmp_path / "run").metrics()[0]["learning_rate"] > 0.5 * recipe.learning_rate  # not in a warm-up
 
 
 def test_the_notes_model_has_its_7850_parameters():

@@ -100,7 +100,6 @@ from keras_vit import UserError
 from tests.loop.jax_steps import ADAMW
 from training.loop.devices.jax_devices import JaxDevices
 from training.loop.build import build_trainer
-from training.options.common import Execution
 
 def build(model_parallel, width):
     recipe = dataclasses.replace(ADAMW, model=dataclasses.replace(ADAMW.model, hidden_size=width, classifier="map"))
@@ -178,7 +177,7 @@ def weights(finished: Run) -> list[np.ndarray]:
 
 def assert_equal(one: Run, two: Run) -> None:
     timed = {"seconds": 0, "images_per_second": 0}
-    assert [record | timed for record in one.metrics] == [record | timed for record in two.metrics]
+    assert [record | timed for record in one.metrics()] == [record | timed for record in two.metrics()]
     for here, there in zip(weights(one), weights(two), strict=True):
         np.testing.assert_array_equal(here, there)
 

@@ -58,8 +58,8 @@ def run(workdir: pathlib.Path, *more: str, hosts: int = 2) -> Run:
 
 
 def assert_close(one: Run, two: Run, rtol: float = 1e-5, atol: float = 1e-5) -> None:
-    assert len(one.metrics) == 4
-    for here, there in zip(one.metrics, two.metrics, strict=True):
+    assert len(one.metrics()) == 4
+    for here, there in zip(one.metrics(), two.metrics(), strict=True):
         for name in ("loss", "val_loss", "accuracy", "val_accuracy"):
             assert here[name] == pytest.approx(there[name], rel=rtol)
     for here, there in zip(weights(one), weights(two), strict=True):

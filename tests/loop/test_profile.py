@@ -14,7 +14,7 @@ from training.loop.callbacks import ProfileSteps
 from training.options.common import DataOptions, Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 
 @pytest.fixture(name="events")

@@ -60,7 +60,7 @@ def assert_ended_alike(folder: pathlib.Path, undisturbed: pathlib.Path) -> None:
     for name in here:
         np.testing.assert_array_equal(here[name], there[name], err_msg=name)
     timed = {"seconds": 0, "images_per_second": 0}
-    here, there = ([record | timed for record in Run.at(path).metrics] for path in (folder, undisturbed))
+    here, there = ([record | timed for record in Run.at(path).metrics()] for path in (folder, undisturbed))
     assert here == there
     assert [record["epoch"] for record in here] == [*range(1, len(here) + 1)]
 

@@ -134,7 +134,7 @@ def test_a_killed_run_continues_to_the_same_bits_and_opens_on_tensorflow(killed,
 @pytest.mark.parametrize(("devices", "more"), [(4, (SHARDED,)), (8, (SHARDED, "--model-parallel", "2")), (1, ())])
 def test_it_continues_on_other_devices_and_without_the_option(devices, more, killed, undisturbed, tmp_path):
     resumed = run(shutil.copytree(killed, tmp_path / "run"), *more, devices=devices)
-    for one, other in zip(undisturbed.metrics, resumed.metrics, strict=True):
+    for one, other in zip(undisturbed.metrics(), resumed.metrics(), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
     for here, there in zip(weights(undisturbed), weights(resumed), strict=True):
         np.testing.assert_allclose(here, there, atol=1e-3)
@@ -144,5 +144,5 @@ def test_it_continues_on_other_devices_and_without_the_option(devices, more, kil
 def test_micro_batches_in_bfloat16_and_frozen_layers_too(tmp_path):
     more = ("--precision", "bfloat16", "--accumulation", "2", "--freeze", "embedding", "--remat")
     one, eight = run(tmp_path / "one", *more, devices=1), run(tmp_path / "eight", SHARDED, *more)
-    for here, there in zip(one.metrics, eight.metrics, strict=True):
+    for here, there in zip(one.metrics(), eight.metrics(), strict=True):
         assert here["loss"] == pytest.approx(there["loss"], rel=1e-2)

@@ -19,7 +19,7 @@ from training.loop import pretrain as pretraining
 from training.objectives.masked_patches import MaskedPatches
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 TINY = ViTConfig(patch_size=2, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20, classifier="gap")
 RECIPE = dataclasses.replace(
@@ -183,7 +183,7 @@ def test_without_corruption_the_encoder_is_that_of_the_plain_model(final_norm):
 
 @pytest.mark.slow
 def test_a_run_learns_and_ends_with_the_features_of_its_model(finished):
-    losses = [record["loss"] for record in finished.metrics]
+    losses = [record["loss"] for record in finished.metrics()]
     assert losses[-1] < losses[0]
     model = load_model(finished.path)
     assert keras_vit.config_of(model) == TINY
@@ -217,7 +217,7 @@ def test_pixels_have_no_accuracy(tmp_path):
     arguments = PretrainOptions(source=DataOptions("digits"), workdir=str(tmp_path / "run"), recipe=recipe)
     logged = []
     callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logged.append(dict(logs)))
-    records = pretraining.pretrain(arguments, "tiny-pixels", callbacks=[callback]).metrics
+    records = pretraining.pretrain(arguments, "tiny-pixels", callbacks=[callback]).metrics()
     # The objective's loss, and nothing of Keras beside it.
     assert logged[-1] == {"loss": records[-1]["loss"], "val_loss": records[-1]["val_loss"]}
     assert {"loss", "val_loss"} <= records[-1].keys()
@@ -327,7 +327,7 @@ def test_in_bfloat16_the_same_patches_are_masked_and_the_loss_is_close():
 def test_a_masked_autoencoder_learns_and_is_fine_tuned(tmp_path):
     options = PretrainOptions(source=DataOptions("digits"), workdir=str(tmp_path / "mae"), recipe=AUTOENCODER)
     run = pretraining.pretrain(options, "tiny-mae")
-    losses = [record["loss"] for record in run.metrics]
+    losses = [record["loss"] for record in run.metrics()]
     assert losses[-1] < losses[0]
     model = load_model(run.path)
     assert keras_vit.config_of(model) == AUTOENCODER.model
@@ -354,14 +354,14 @@ RELATIVE = dataclasses.replace(TINY, position_embedding="relative")
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"mixup": 0.2}, "mixup is for labels; with --target patch-4x4 leave it 0"),
+        ({"mixup": 0.2}, "--mixup applies only to --target classes"),
         ({"corruption": 0.0}, r"corruption must be in \(0, 1\], but is 0.0"),
         ({"model": keras_vit.MODELS["BiT-R50x1"]}, "is for a ViT that cuts the image itself"),
         ({"image_size": (2, 2)}, "needs at least 2 patches, but the image has 1"),
         ({"model": RELATIVE, "decoder_layers": 2}, "needs position_embedding sincos-2d or learned"),
-        ({"decoder_layers": 1, "decoder_width": 40}, "a decoder_width that is a multiple of 32"),
+        ({"decoder_layers": 1, "decoder_width": 40}, "must be a multiple of 32, but is 40"),
         ({"model": SINCOS, "decoder_layers": 1, "corruption": 1.0}, "should leave some visible and some masked"),
-        ({"target": "classes", "decoder_layers": 1}, "A decoder is for masked patches"),
+        ({"target": "classes", "decoder_layers": 1}, "--decoder-layers applies only to a --target of masked patches"),
     ],
 )
 def test_a_recipe_that_means_nothing_is_refused(change, words):

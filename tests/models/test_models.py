@@ -11,7 +11,7 @@ import pytest
 
 import keras_vit
 from keras_vit import MODELS, Preprocessing, ResNetConfig, UserError, ViTConfig
-from keras_vit.checkpoints.formats import big_transfer, vit_jax
+from keras_vit.checkpoints.formats.jax import BIG_TRANSFER, VIT_JAX
 from keras_vit.checkpoints.formats.layout import WrittenModel
 from keras_vit.checkpoints.key_mapping import untranslate
 from keras_vit.checkpoints.load import weights_by_key
@@ -128,9 +128,9 @@ def shapes(name: str, num_classes: int) -> dict[str, tuple[int, ...]]:
         weights = {key: np.broadcast_to(np.float32(0), w.shape) for key, w in weights_by_key(model).items()}
     config = MODELS[name]
     num_heads = config.num_heads if isinstance(config, ViTConfig) else 1
-    module = vit_jax if isinstance(config, ViTConfig) else big_transfer
+    released = VIT_JAX if isinstance(config, ViTConfig) else BIG_TRANSFER
     written = WrittenModel(config, Preprocessing(224), num_classes)
-    arrays = untranslate(weights, module.layout_for(written).rules, num_heads)
+    arrays = untranslate(weights, released.layout_for(written).rules, num_heads)
     return {key: array.shape for key, array in arrays.items()}
 
 

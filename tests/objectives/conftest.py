@@ -10,7 +10,7 @@ from training.loop import pretrain as pretraining
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 
 @pytest.fixture(name="upstream", scope="package")

@@ -17,7 +17,7 @@ from training import pretrain
 from training.loop.build import compile_trainer
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 STUDENT = keras_vit.ViTConfig(patch_size=2, hidden_size=8, num_layers=1, num_heads=2, mlp_dim=12)
 COMMAND = ["digits", "--data", "digits", "--epochs", "2", "--batch-size", "200", "--warmup-steps", "2"]

@@ -14,7 +14,7 @@ from training.objectives.classification import Classification
 from training.objectives.patch_dropout import PatchDropout
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 CONFIG = keras_vit.ViTConfig(patch_size=2, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20, num_registers=2)
 

@@ -52,7 +52,7 @@ def test_a_killed_run_ends_in_the_same_bits_and_metrics(name, upstream, tmp_path
     runs = [Run.at(tmp_path / name) for name in ("undisturbed", "killed")]
     for here, there in zip(*(load_model(run.path).get_weights() for run in runs), strict=True):
         np.testing.assert_array_equal(here, there)
-    losses = [[{n: x for n, x in record.items() if "loss" in n} for record in run.metrics] for run in runs]
+    losses = [[{n: x for n, x in record.items() if "loss" in n} for record in run.metrics()] for run in runs]
     assert losses[0] == losses[1]
 
 
@@ -61,9 +61,8 @@ def test_a_killed_run_ends_in_the_same_bits_and_metrics(name, upstream, tmp_path
     [
         (f"{LORA} --lora 13", "--lora 13 is larger than .*query of 12 inputs and 12 outputs; give --lora 12"),
         (LORA.replace("query out", "querry --lora 2"), "--lora-on querry is not a dense layer .* are query,"),
-        (f"{DIGITS} --lora 2", "give --lora to keras-vit finetune"),
+        (f"{DIGITS} --lora 2", "--lora applies only to keras-vit finetune"),
         (f"{SMALL} --patch-sizes 3", "image height must be a multiple of the patch height"),
-        (f"{SMALL} --patch-sizes 4 4", r"patch-sizes must be different pixels, but are \(4, 4\)"),
         (f"{SMALL} --patch-sizes 2 4 --remat", "cannot be combined with remat"),
         (f"{SMALL} --patch-sizes 2 4 --model.position-embedding relative", "learned positions only, not .*relative"),
         (f"{LORA} --lora -1", "lora must be at least 0, but is -1"),
@@ -73,18 +72,18 @@ def test_a_killed_run_ends_in_the_same_bits_and_metrics(name, upstream, tmp_path
         (f"{SMALL} --patch-dropout 0.5 --patch-sizes 2 4", "a run takes one"),
         (f"{SMALL} --patch-dropout 0.5 --remat", "cannot be combined with rematerialization"),
         (f"{SMALL} --patch-dropout 0.5 --model.position-embedding rotary", "does not fit rotary positions"),
-        (f"{DIGITS} --teacher x --loss sigmoid", "leave --loss sigmoid out"),
-        (f"{DIGITS} --distillation hard", "--distillation and --temperature need a teacher"),
-        (f"{DIGITS} --teacher x --target patch-color --label-smoothing 0", "leave --teacher out"),
+        (f"{DIGITS} --teacher x --loss sigmoid", "--loss applies only to labels"),
+        (f"{DIGITS} --distillation hard", "--distillation applies only to --teacher"),
+        (f"{DIGITS} --teacher x --target patch-color --label-smoothing 0", "--teacher applies only to --target"),
         (f"{SMALL} --teacher {{}} --distillation hard", "give --model.distillation head or a distilled checkpoint"),
-        (f"{DIGITS} --distil features", "need a teacher"),
-        (f"{DIGITS} --teacher x --distil features --temperature 2", "Feature distillation has no temperature"),
+        (f"{DIGITS} --distil features", "applies only to --teacher"),
+        (f"{DIGITS} --teacher x --distil features --temperature 2", "--temperature applies only to"),
         (f"{DIGITS} --teacher x --distil features --patch-dropout 0.5", "Of --distillation features"),
-        (f"{DIGITS} --checkpoint {{}}", "for classes, give the checkpoint to keras-vit finetune"),
-        ("auto --data digits --checkpoint {}", "for recipes without labels"),
+        (f"{DIGITS} --checkpoint {{}}", "for classes, keras-vit finetune takes"),
+        ("auto --data digits --checkpoint {}", "to recipes without labels"),
         (f"mnist-dino {WITHOUT_LABELS} {DINO} --remat", "leave --remat out"),
         (f"mnist-masked-patch {WITHOUT_LABELS} --model.patch-size 4 --remat", "leave --remat out"),
-        (f"{DIGITS} --knn-every 1", "--knn-every are for recipes without labels"),
+        (f"{DIGITS} --knn-every 1", "--knn-every applies only to recipes without labels"),
         ("mnist-mae --data digits --checkpoint {} --model.hidden-size 8", "has no effect; leave it out"),
     ],
 )

@@ -24,7 +24,7 @@ from training.objectives.self_distillation import SelfDistillation
 from training.options.common import DataOptions, Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES, PretrainRecipe
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 TINY = PretrainRecipe(
     model=ViTConfig(patch_size=2, hidden_size=8, num_layers=2, num_heads=2, mlp_dim=16), image_size=(8, 8),
@@ -176,7 +176,7 @@ def options(workdir, **changes) -> PretrainOptions:
 @pytest.mark.slow
 def test_a_run_learns_and_is_fine_tuned(tmp_path):
     run = pretraining.pretrain(options(tmp_path / "run"), "tiny-dino")
-    first, last = run.metrics
+    first, last = run.metrics()
     assert last["loss"] < first["loss"]
     assert 0.0 < last["val_entropy"] < math.log(12)
     assert last["val_loss"] > last["val_entropy"]
@@ -216,14 +216,14 @@ def test_the_recipe_of_the_paper():
     [
         ({"ema_decay": None}, "learns from the moving average of the weights; give --ema-decay 0.996"),
         ({"model": keras_vit.MODELS["BiT-R50x1"]}, "is for a ViT"),
-        ({"patch_dropout": 0.5}, "needs all patches"),
-        ({"teacher": "runs/large"}, "A teacher gives classes"),
+        ({"patch_dropout": 0.5}, "--patch-dropout applies only to --target classes"),
+        ({"teacher": "runs/large"}, "--teacher applies only to --target classes"),
         ({"local_size": 16}, r"local-size must be at most --image-size, \(8, 8\), but is 16"),
         ({"local_size": 5}, "patch"),
         ({"local_crops": -1}, "local-crops must be at least 0, but is -1"),
-        ({"prototypes": 1}, "at least 2 prototypes"),
-        ({"head_width": 12}, "a head_width that is a multiple of 8"),
-        ({"inception_crop": True}, "draws its own crops"),
+        ({"prototypes": 1}, "prototypes must be at least 2"),
+        ({"head_width": 12}, "must be a multiple of 8, but is 12"),
+        ({"inception_crop": True}, "--inception-crop applies only to other targets"),
     ],
 )
 def test_a_recipe_that_means_nothing_is_refused(change, words):

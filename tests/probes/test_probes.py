@@ -25,8 +25,7 @@ from keras_vit.run import Run
 from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
 from training import knn, linear_probe
 from training.data.sources import DataOptions, DataSet, array_split, digits
-from training.options.common import FeatureOptions
-from training.options.probes import FewshotOptions, KnnOptions, LinearProbeOptions
+from training.options.features import FeatureOptions, FewshotOptions, KnnOptions, LinearProbeOptions
 from training.probes import features, least_squares, linear_model, logistic_regression, nearest_neighbors
 from training.probes.features import Features
 from training.probes.least_squares import LeastSquares, few_shot, shots_of, shots_that_fit

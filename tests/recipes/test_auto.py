@@ -11,8 +11,14 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import ResNetConfig, ViTConfig
 from training import evaluate, finetune, pretrain
-from training.recipes.advice import advice
-from training.recipes.auto import DataFacts, auto_finetune_reasons, auto_finetune_recipe, auto_reasons, auto_recipe
+from training.recipes.auto import (
+    DataFacts,
+    advice,
+    auto_finetune_reasons,
+    auto_finetune_recipe,
+    auto_reasons,
+    auto_recipe,
+)
 
 
 def test_only_images_in_color_are_flipped_and_transparent_ones_are_shown_whole():

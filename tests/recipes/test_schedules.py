@@ -7,7 +7,7 @@ import pytest
 from keras_vit import UserError
 from tests.support import FIXTURES, GOLDEN
 from training.loop.learning_rate import LearningRate
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 CASES = GOLDEN["lr_schedules"]["cases"]
 RECORDED = np.load(FIXTURES / "lr_schedules.io.npz")
@@ -67,7 +67,6 @@ def test_a_schedule_survives_saving():
         ({"linear_end": float("nan")}, "linear-end must be a finite number"),
         ({"timescale": 0}, "timescale must be at least 1"),
         ({"decay": "stair"}, "decay stair needs the stairs where the learning rate drops; give --stairs 0.3 0.6 0.9"),
-        ({"stairs": (0.6, 0.3)}, "stairs must be increasing fractions"),
         ({"stairs": (0.6, 1.3)}, r"stairs must be in \(0, 1\), but is 1.3"),
     ],
 )

@@ -13,7 +13,7 @@ from pycocotools.cocoeval import COCOeval
 
 import keras_vit
 from keras_vit import SegmentationConfig
-from training.data.annotations.segments import Segments
+from training.data.annotations.masks import Segments
 from training.data.dataset import Split
 from training.segmentation.segmenter import FoundSegments, Segmenter
 

@@ -12,8 +12,8 @@ from pycocotools import mask as rle
 from pycocotools.coco import COCO
 
 from tests.segmentation.oracle import found_of, measured_by_pycocotools, oracle, segments_of, split_of
+from training.data.annotations.masks import NONE, UNCOUNTED
 from training.data.annotations.open_scenes import open_scenes
-from training.data.annotations.segments import NONE, UNCOUNTED
 from training.evaluation import average_precision
 from training.options.segment import SceneOptions
 from training.segmentation import evaluation

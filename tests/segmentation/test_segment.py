@@ -112,9 +112,9 @@ def test_other_classes_are_not_measured(backbone, tmp_path):
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["--head", "linear", "--task", "instance"], "linear head tells classes of pixels alone"),
+        (["--head", "linear", "--task", "instance"], "--task applies only to --head eomt"),
         (["--background", "ignore"], "--background applies only to --data coco:FILE or panoptic:FILE"),
-        (["--lora", "4"], "leave --lora out"),
+        (["--lora", "4"], "--lora applies only to"),
         (["--inspect-every", "1"], "--inspect-every applies only to models of classes"),
     ],
 )

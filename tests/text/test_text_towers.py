@@ -72,11 +72,11 @@ def test_the_end_token_2_is_that_of_metaclip_2_but_not_of_clip(tmp_path):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda config: config["text_config"].update(num_attention_heads=5), "must be a multiple of its heads"),
+        (lambda config: config["text_config"].update(num_attention_heads=5), "no multiple of its"),
         (lambda config: config["text_config"].update(hidden_act="relu"), "unsupported hidden_act='relu'"),
         (lambda config: config["text_config"].update(vocab_size=51), "vocab_size=51"),
-        (lambda config: config["text_config"].update(eos_token_id=50), "must be below 50"),
-        (lambda config: config.update(text_config=[1]), "should give text_config as an object"),
+        (lambda config: config["text_config"].update(eos_token_id=50), "number below 50"),
+        (lambda config: config.update(text_config=[1]), "should give 'text_config' as an object"),
     ],
 )
 def test_a_config_that_does_not_belong_to_the_arrays_is_one_sentence(edit, message, tmp_path):
@@ -87,7 +87,7 @@ def test_a_config_that_does_not_belong_to_the_arrays_is_one_sentence(edit, messa
 def test_a_tower_without_an_array_or_with_another_is_one_sentence(tmp_path):
     key = "text_model.encoder.layers.1.mlp.fc1.bias"
     folder = edited(SIGLIP, tmp_path / "lacks", lambda config: None, lambda arrays: arrays.pop(key))
-    with pytest.raises(keras_vit.UserError, match="missing keys: encoderblock_1/MlpBlock_3/Dense_0/bias"):
+    with pytest.raises(keras_vit.UserError, match="missing keys: text_model.encoder.layers.1.mlp.fc1.bias"):
         keras_vit.text_tower(folder)
     more = edited(
         SIGLIP, tmp_path / "more", lambda config: None, lambda arrays: arrays.update({f"{key}2": arrays[key].copy()})
@@ -192,7 +192,7 @@ def test_a_tower_of_timm_inside_of_open_clip_is_refused_by_its_name(tmp_path):
 
 def test_a_setting_of_open_clip_that_changes_the_computation_is_refused(tmp_path):
     folder = open_clip_folder(tmp_path / "own", no_causal_mask=True)
-    with pytest.raises(keras_vit.UserError, match="unsupported no_causal_mask=True in text_cfg"):
+    with pytest.raises(keras_vit.UserError, match="unsupported no_causal_mask=True"):
         keras_vit.text_tower(folder)
 
 
@@ -252,7 +252,7 @@ def test_the_text_tower_of_big_vision_is_read(form, tmp_path):
 def test_both_towers_of_big_vision_make_a_model_of_texts_but_not_with_a_head_of_their_own(tmp_path):
     folder, io = with_tokenizer(SIGLIP, tmp_path / "tokens"), golden(SIGLIP)
     texts = dict(np.load(big_vision_file(folder / "siglip.npz")))
-    for num_classes, message in ((None, None), (48, "have head/bias, as those of LiT, which is not supported")):
+    for num_classes, message in ((None, None), (48, "has head/bias, unlike CLIP and SigLIP")):
         image_tower = keras_vit.from_checkpoint(TOWERS / SIGLIP, num_classes=num_classes)
         keras_vit.save_checkpoint(image_tower, folder / "images.npz", layout="big_vision")
         images = {f"params/img/{key}": array for key, array in np.load(folder / "images.npz").items()}

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import keras_vit
 from keras_vit.text import vocabulary
-from keras_vit.text.canonical import clip_form, siglip2_form, siglip_form
+from keras_vit.text.tokenizer import clip_form, siglip2_form, siglip_form
 from tests.text.towers import CLIP, SIGLIP, TOWERS, tokenizer_json, with_tokenizer
 
 RECORDED = json.loads((TOWERS / "clip_tokens.json").read_text())
@@ -161,7 +161,7 @@ def fifty_ends():
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("post_processor", fifty_ends(), "puts 50 tokens around a text, but its text tower has room for 8"),
+        ("post_processor", fifty_ends(), "puts 50 of them around a text, but its text tower has 50 and room for 8"),
         (
             "pre_tokenizer",
             {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False},

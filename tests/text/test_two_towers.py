@@ -52,7 +52,7 @@ def test_weights_of_16_bits_stay_so_and_this_is_said(tmp_path):
     ("changes", "message"),
     [
         ({"num_classes": 3}, "is another image tower than that of .*lacks"),
-        ({"image_size": 28}, "adapt the model to the image size of the checkpoint first"),
+        ({"image_size": 28}, "Adapt it to the image size of the checkpoint"),
     ],
 )
 def test_another_image_tower_is_one_sentence(changes, message, tmp_path):

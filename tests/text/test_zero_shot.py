@@ -9,7 +9,7 @@ import pytest
 
 import keras_vit
 from keras_vit.models.build import saved_classes
-from keras_vit.text.templates import TEMPLATES
+from keras_vit.text.classes import TEMPLATES
 from tests.support import FIXTURES
 from tests.text.towers import ALL, CLIP, SIGLIP, TOWERS, golden, logits_of, texts_of, with_tokenizer
 
@@ -91,9 +91,9 @@ def test_another_image_size_keeps_the_classes_and_another_head_does_not(folder):
     [
         ("cat", None, "must be several texts"),
         (["w2", "w3", "w2"], None, "The class 'w2' is named twice"),
-        (["w2", " "], None, "The class ' ' is empty"),
-        ({"cat": ["w3", ""]}, None, "The class 'cat' is empty, or has an empty text"),
-        ([3], None, "The class 3 is empty"),
+        (["w2", " "], None, "' ' is empty"),
+        ({"cat": ["w3", ""]}, None, "'cat' is empty or has an empty one"),
+        ([3], None, "3 is empty"),
         (["w2"], "a photo", "A template must have {} where the class goes"),
     ],
 )
@@ -114,5 +114,5 @@ def test_a_tokenizer_of_another_vocabulary_is_one_sentence(tmp_path):
     content = json.loads((folder / "tokenizer.json").read_text())
     del content["model"]["vocab"]["w48"]
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(keras_vit.UserError, match="has 49 tokens, but its text tower has 50"):
+    with pytest.raises(keras_vit.UserError, match="has 49 tokens .* but its text tower has 50"):
         keras_vit.zero_shot(folder, ["w2"])

@@ -1,6 +1,6 @@
-"""Lists of pictures as streams: files, folders, patterns and CSV files, here or in a bucket, without a list in memory.
+"""Lists of images as streams: files, folders, patterns and CSV files, here or in a bucket, without a list in memory.
 
-A pipeline reads its list twice: once where it is started, to count it, and once in a worker, which hands the pictures
+A pipeline reads its list twice: once where it is started, to count it, and once in a worker, which hands the images
 on in groups. Both times the order is the same: that of the list, and that of their names in a folder.
 """
 
@@ -11,7 +11,7 @@ import os
 import pathlib
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from apache_beam.io.filesystems import FileSystems
@@ -19,13 +19,13 @@ from apache_beam.io.filesystems import FileSystems
 from keras_vit import UserError
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.images.formats import is_hidden, is_picture, is_picture_name
-from training.data.csv_file import ONE_CLASS, read_lines
+from training.data.dataset import check_classes_of_splits
+from training.data.listed_files import ONE_CLASS, check_several_classes, read_lines, used_splits
 from training.features.store import NO_SPLIT
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES
 
 
 class Row(NamedTuple):
-    """A picture of the list."""
+    """A image of the list."""
 
     path: str
     label: str | None
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Pictures of one split in a row."""
+    """Images of one split in a row."""
 
     split: str
     number: int
@@ -49,17 +49,17 @@ class Summary:
     splits: dict[str, str]
     """What the list calls a split -> its name in the output; of those that are used."""
     counts: dict[str, int]
-    """Pictures of each split, by its name in the output."""
+    """Images of each split, by its name in the output."""
     labels: tuple[str, ...]
     """Names of the classes, in order."""
     checksum: int
     first: str
-    """The path of the first picture."""
+    """The path of the first image."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PictureList:
-    """A list of pictures."""
+    """A list of images."""
 
     names: tuple[str, ...] = ()
     """Files, folders, patterns with *, ** and ?, and CSV files with a column path."""
@@ -69,7 +69,7 @@ class PictureList:
     """Name in the output of the split to evaluate on."""
 
     def rows(self) -> Iterator[Row]:
-        """The pictures, in order. Raises UserError for what cannot be read as a list."""
+        """Return the images, in order. Raises UserError for what cannot be read as a list."""
         if self.table is not None:
             yield from _table(self.table, labelled=True)
             return
@@ -80,7 +80,7 @@ class PictureList:
                 yield from (Row(path, None, NO_SPLIT) for path in _files(name))
 
     def groups(self, splits: Mapping[str, str], size: int) -> Iterator[Group]:
-        """The pictures of the splits that are used, in groups of one size; the last of each split may be smaller."""
+        """The images of the splits that are used, in groups of one size; the last of each split may be smaller."""
         waiting: dict[str, list[Row]] = {split: [] for split in splits.values()}
         numbers = dict.fromkeys(waiting, 0)
         for row in self.rows():
@@ -95,7 +95,7 @@ class PictureList:
                 yield Group(split, numbers[split], tuple(rows))
 
     def summary(self) -> Summary:
-        """Read the list. Raises UserError without pictures, and for a table whose splits have not the same classes."""
+        """Read the list. Raises UserError without images, and for a table whose splits have not the same classes."""
         counts: collections.Counter[str] = collections.Counter()
         labels: dict[str, set[str]] = collections.defaultdict(set)
         checksum, first = 0, ""
@@ -114,33 +114,21 @@ class PictureList:
         for name, split in splits.items():
             named[split] += counts[name]
             classes[split] |= labels[name]
-        everywhere, [*several] = set.union(*classes.values()), classes.values()
-        if self.table is not None and (len(everywhere) < 2 or any(found != everywhere for found in several)):
-            raise UserError(
-                f"{self.table} must list pictures of at least two classes, the same in both splits, but "
-                + " and ".join(f"{split} has {len(found)}" for split, found in classes.items())
-                + "; complete it."
-            )
-        return Summary(splits, dict(named), tuple(sorted(everywhere)), checksum, first)
+        if self.table is not None:
+            check_classes_of_splits(classes["train"], classes[self.evaluation], self.table)
+            check_several_classes(classes["train"], self.table)
+        return Summary(splits, dict(named), tuple(sorted(set.union(*classes.values()))), checksum, first)
 
     def _splits(self, counts: Mapping[str, int]) -> dict[str, str]:
-        """The splits of a table that are used: those to train on, and the first to evaluate on that has pictures."""
-        train = [name for name in TRAINING_NAMES if counts.get(name)]
-        evaluation = [name for name in EVALUATION_NAMES if counts.get(name)]
-        if not train or not evaluation:
-            raise UserError(
-                f"{self.table} must have pictures of the split train and of one of {', '.join(EVALUATION_NAMES)}, but "
-                f"has those of {', '.join(sorted(counts))}; correct its column split."
-            )
+        """The splits of a table that are used: those to train on, and the first to evaluate on that has images."""
+        train, evaluation = used_splits(counts, self.table)
         for name in evaluation[1:]:
-            print(
-                f"Not used, beside the pictures of {self.table} to train and to evaluate on: {counts[name]:,} {name}."
-            )
+            print(f"Not used, beside the images of {self.table} to train and to evaluate on: {counts[name]:,} {name}.")
         return {**dict.fromkeys(train, "train"), evaluation[0]: self.evaluation}
 
 
 def _table(path: str, *, labelled: bool) -> Iterator[Row]:
-    """The rows of a CSV file in UTF-8 (`training/data/csv_file.py`), line by line."""
+    """Return the rows of a CSV file in UTF-8 (`training/data/listed_files.py`), line by line."""
     with io.TextIOWrapper(FileSystems.open(path), "utf-8-sig", newline="") as stream:
         place_of, lines = read_lines(stream, path)
         wanted = ("path", ONE_CLASS, "split") if labelled else ("path",)
@@ -154,7 +142,7 @@ def _table(path: str, *, labelled: bool) -> Iterator[Row]:
 
 
 def _files(name: str) -> Iterator[str]:
-    """A file, the pictures of a folder and of those inside it, or the files that a pattern matches."""
+    """Return a file, the images of a folder and of those inside it, or the files that a pattern matches."""
     if is_remote(name):
         yield from _in_bucket(name)
         return
@@ -171,7 +159,7 @@ def _files(name: str) -> Iterator[str]:
 
 
 def _walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The files in a folder and in those inside it, in the order of their paths, without hidden ones.
+    """Return the files in a folder and in those inside it, in the order of their paths, without hidden ones.
 
     At any time, the names of one folder and of those above it are held.
     """
@@ -187,7 +175,7 @@ def _walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _in_bucket(name: str) -> Iterator[str]:
-    """The objects that a pattern matches, or the pictures of a folder, in the bucket's order, page by page.
+    """Return the objects that a pattern matches, or the images of a folder, in the bucket's order, page by page.
 
     `FileSystems.match` would hold the list of all.
     """
@@ -204,8 +192,3 @@ def _in_bucket(name: str) -> Iterator[str]:
             inside = file.path.removeprefix(folder).split("/")
             if is_picture_name(inside[-1]) and not any(map(is_hidden, inside)):
                 yield file.path
-
-
-def paths_of(rows: Sequence[Row]) -> list[str]:
-    """The paths of some pictures."""
-    return [row.path for row in rows]

@@ -1,4 +1,4 @@
-"""Shared by the pipelines: their start, the groups of pictures, files that are there already, and the model."""
+"""Shared by the pipelines: their start, the groups of images, files that are there already, and the model."""
 
 import collections
 import functools
@@ -24,7 +24,7 @@ from training.beam.picture_list import Group, PictureList, Summary
 from training.data.dataset import check_some_read
 from training.features.store import PART, part_file
 from training.loop.devices.strategies import CONTINUE_LATER
-from training.options.pipeline import PIPELINE, PROBLEMS, PipelineOptions
+from training.options.data import PIPELINE, PROBLEMS, PipelineOptions
 
 _NAMESPACE = "keras_vit"
 # One call of a model at a time in each process: it uses all cores itself.
@@ -36,33 +36,20 @@ def counted(name: str, number: int) -> None:
     Metrics.counter(_NAMESPACE, name).inc(number)
 
 
-class ListGroups(apache_beam.DoFn):
-    """Reads a list of pictures in one worker, and hands them on in groups."""
-
-    def __init__(self, pictures: PictureList, summary: Summary, size: int):
-        self._pictures, self._summary, self._size = pictures, summary, size
-
-    def process(self, element: Any) -> Iterator[Group]:
-        """Yields all groups; the element means nothing."""
-        yield from self._pictures.groups(self._summary.splits, self._size)
+def _list_groups(pictures: PictureList, summary: Summary, _: None) -> Iterator[Group]:
+    """Read a list of images in one worker, and hand them on in groups."""
+    yield from pictures.groups(summary.splits, PART)
 
 
-class NotThere(apache_beam.DoFn):
-    """Leaves out the groups whose file an earlier pipeline has written."""
-
-    def __init__(self, file_of: Callable[[str, int], pathlib.Path]):
-        self._file_of = file_of
-
-    def process(self, element: Group) -> Iterator[Group]:
-        """Yields the group, or nothing."""
-        if self._file_of(element.split, element.number).is_file():
-            counted("kept", len(element.rows))
-        else:
-            yield element
+def _is_missing(folder: pathlib.Path, group: Group) -> bool:
+    """Whether no earlier pipeline has written the file of a group."""
+    is_there = part_file(folder, group.split, group.number).is_file()
+    counted("kept", len(group.rows) * is_there)
+    return not is_there
 
 
 class GroupHandler(ModelHandler):
-    """Runs a model of ours on groups of pictures: for `RunInference`, which loads it once for each process.
+    """Runs a model of ours on groups of images: for `RunInference`, which loads it once for each process.
 
     A group is read, decoded and batched as on one machine, by the same code and in the same batches. So the numbers are
     the same to the last bit, on processors of one kind.
@@ -74,17 +61,14 @@ class GroupHandler(ModelHandler):
         self._load, self._compute = load, compute
 
     def load_model(self) -> Any:
-        """See `load`."""
         return self._load()
 
     def run_inference(self, batch: Sequence[Group], model: Any, inference_args: dict | None = None) -> Iterator[Any]:
-        """Yields what `compute` returns for each group."""
         with _one_at_a_time:
             results = [self._compute(group, model) for group in batch]
         yield from results
 
     def get_num_bytes(self, batch: Sequence[Group]) -> int:
-        """Size of the paths."""
         return sum(len(row.path) for group in batch for row in group.rows)
 
 
@@ -93,26 +77,29 @@ def infer(
     pictures: tuple[PictureList, Summary],
     folder: pathlib.Path,
     handler: GroupHandler,
-    write: apache_beam.DoFn,
+    write: Callable[[Any], None],
 ) -> collections.Counter[str]:
-    """Run a model on the groups of a list whose files are not in the folder yet; see `run_pipeline`."""
+    """Run a model on the groups of a list whose files are not in the folder yet; see `run_pipeline`.
+
+    write: writes a result under a temporary name and renames it; a second time, it gives the same bytes.
+    """
 
     def build(root: apache_beam.Pipeline) -> None:
         (
             root
             | apache_beam.Create([None])
-            | "List" >> apache_beam.ParDo(ListGroups(*pictures, PART))
+            | "List" >> apache_beam.FlatMap(functools.partial(_list_groups, *pictures))
             | apache_beam.Reshuffle()
-            | "Missing" >> apache_beam.ParDo(NotThere(functools.partial(part_file, folder)))
+            | "Missing" >> apache_beam.Filter(functools.partial(_is_missing, folder))
             | RunInference(handler)
-            | "Write" >> apache_beam.ParDo(write)
+            | "Write" >> apache_beam.Map(write)
         )
 
     return run_pipeline(pipeline, build)
 
 
 def print_counts(result: str, folder: pathlib.Path, total: int, counts: Mapping[str, int]) -> None:
-    """Print what `infer` has written of all pictures. Raises UserError if none can be read."""
+    """Print what `infer` has written of all images. Raises UserError if none can be read."""
     check_some_read(total - counts["problems"])
     print(
         f"{result} {total:,} pictures, {counts['kept']:,} of them from an earlier pipeline"
@@ -121,7 +108,7 @@ def print_counts(result: str, folder: pathlib.Path, total: int, counts: Mapping[
 
 
 def write_problems(folder: pathlib.Path, name: str, problems: Mapping[str, str]) -> None:
-    """Write the pictures that cannot be read as JSON, one in each line; call it before the file without them is there.
+    """Write the images that cannot be read as JSON, one in each line; call it before the file without them is there.
 
     So a pipeline that is started again, and leaves out what is there, leaves out none of these.
     """

@@ -6,7 +6,6 @@ import itertools
 import os
 import pathlib
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import apache_beam
 import numpy as np
@@ -22,13 +21,12 @@ from training.beam.pipeline import counted, open_output, run_pipeline, write_pro
 from training.data import record_index
 from training.data.dataset import decoding_problem, error_reason
 from training.data.tfrecord import shard_name
-from training.data.write_tfrecord import check_shards, print_written, record
-from training.options.data import ShardOptions
-from training.options.pipeline import PROBLEMS, PipelineOptions
+from training.data.write import check_shards, print_written, record
+from training.options.data import PROBLEMS, PipelineOptions, ShardOptions
 
-# Pictures that are read at the same time, for each read from a bucket mostly waits.
+# Images that are read at the same time, for each read from a bucket mostly waits.
 _READS = 64
-# (split, number of the file), and (number in the split, path, label) of a picture.
+# (split, number of the file), and (number in the split, path, label) of a image.
 Shard = tuple[str, int]
 Item = tuple[int, str, int]
 
@@ -36,7 +34,7 @@ Item = tuple[int, str, int]
 def shard(pictures: PictureList, options: ShardOptions, pipeline: PipelineOptions) -> None:
     """Write train-*, eval-*, labels.txt and the index of the records, or what of it is missing.
 
-    A picture that cannot be decoded is left out. Raises UserError for a folder with other TFRecord files.
+    A image that cannot be decoded is left out. Raises UserError for a folder with other TFRecord files.
     """
     directory = output_folder(options.output)
     summary, shards = pictures.summary(), options.shards
@@ -47,9 +45,9 @@ def shard(pictures: PictureList, options: ShardOptions, pipeline: PipelineOption
         (
             root
             | apache_beam.Create([None])
-            | "List" >> apache_beam.ParDo(_List(pictures, summary, shards))
+            | "List" >> apache_beam.FlatMap(functools.partial(_list, pictures, summary, shards))
             | apache_beam.GroupByKey()
-            | "Write" >> apache_beam.ParDo(_Write(options.output, shards))
+            | "Write" >> apache_beam.Map(functools.partial(_write, options.output, shards))
             | apache_beam.combiners.ToList()
             | "Index" >> apache_beam.Map(functools.partial(_write_index, options.output))
         )
@@ -64,57 +62,46 @@ def shard(pictures: PictureList, options: ShardOptions, pipeline: PipelineOption
     print_written(directory, summary.counts["train"], summary.counts["eval"], len(summary.labels), shards)
 
 
-class _List(apache_beam.DoFn):
-    """Reads the table in one worker: picture i of a split goes to file i mod N."""
-
-    def __init__(self, pictures: PictureList, summary: Summary, shards: int):
-        self._pictures, self._summary, self._shards = pictures, summary, shards
-
-    def process(self, element: Any) -> Iterator[tuple[Shard, Item]]:
-        """Yields all pictures; the element means nothing."""
-        number_of = {name: number for number, name in enumerate(self._summary.labels)}
-        numbers = {split: itertools.count() for split in self._summary.splits.values()}
-        for row in self._pictures.rows():
-            if (split := self._summary.splits.get(row.split)) is not None:
-                number = next(numbers[split])
-                yield (split, number % self._shards), (number, row.path, number_of[row.label or ""])
+def _list(pictures: PictureList, summary: Summary, shards: int, _: None) -> Iterator[tuple[Shard, Item]]:
+    """Read the table in one worker: image i of a split goes to file i mod N."""
+    number_of = {name: number for number, name in enumerate(summary.labels)}
+    numbers = {split: itertools.count() for split in summary.splits.values()}
+    for row in pictures.rows():
+        if (split := summary.splits.get(row.split)) is not None:
+            number = next(numbers[split])
+            yield (split, number % shards), (number, row.path, number_of[row.label or ""])
 
 
-class _Write(apache_beam.DoFn):
-    """Writes a file under a temporary name and renames it; a second time, it gives the same bytes."""
+def _write(output: str, shards: int, element: tuple[Shard, Iterable[Item]]) -> tuple[str, np.ndarray]:
+    """Write a file, the second time the same bytes; return its name and the length of each record."""
+    (split, number), items = element
+    file = to_path(output) / shard_name(split, number, shards)
+    if not file.is_file():
+        _write_records(file, sorted(items))
+    return file.name, record_index.scan(str(file))
 
-    def __init__(self, output: str, shards: int):
-        self._output, self._shards = output, shards
 
-    def process(self, element: tuple[Shard, Iterable[Item]]) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields the name of the file, and the length of each record."""
-        (split, number), items = element
-        file = to_path(self._output) / shard_name(split, number, self._shards)
-        if not file.is_file():
-            self._write(file, sorted(items))
-        yield file.name, record_index.scan(str(file))
-
-    def _write(self, file: pathlib.Path, items: list[Item]) -> None:
-        problems: dict[str, str] = {}
-        with (
-            atomic_write(file) as temporary,
-            tf.io.TFRecordWriter(str(temporary)) as writer,
-            concurrent.futures.ThreadPoolExecutor(_READS) as pool,
-            native_stderr_silenced(),
-        ):
-            for begin in range(0, len(items), _READS):
-                some = items[begin : begin + _READS]
-                for (_, path, label), (content, problem) in zip(some, pool.map(_read, some), strict=True):
-                    if problem is None:
-                        writer.write(record(content, label))
-                    else:
-                        problems[path] = problem
-            write_problems(file.parent, file.stem, problems)
-        counted("written", len(items) - len(problems))
+def _write_records(file: pathlib.Path, items: list[Item]) -> None:
+    problems: dict[str, str] = {}
+    with (
+        atomic_write(file) as temporary,
+        tf.io.TFRecordWriter(str(temporary)) as writer,
+        concurrent.futures.ThreadPoolExecutor(_READS) as pool,
+        native_stderr_silenced(),
+    ):
+        for begin in range(0, len(items), _READS):
+            some = items[begin : begin + _READS]
+            for (_, path, label), (content, problem) in zip(some, pool.map(_read, some), strict=True):
+                if problem is None:
+                    writer.write(record(content, label))
+                else:
+                    problems[path] = problem
+        write_problems(file.parent, file.stem, problems)
+    counted("written", len(items) - len(problems))
 
 
 def _read(item: Item) -> tuple[bytes, str | None]:
-    """The content of a picture, and why it cannot be decoded."""
+    """Return the content of a image, and why it cannot be decoded."""
     try:
         data = tf.io.read_file(os.fsencode(item[1]))
         return data.numpy(), decoding_problem(data)

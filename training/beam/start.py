@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from keras_vit import UserError
 from keras_vit.files.remote import existing_file, is_remote
-from training.options.pipeline import PipelineOptions, Runner
+from training.options.common import Runner
+from training.options.data import PipelineOptions
 
 
 def pipeline_options(
@@ -18,7 +19,7 @@ def pipeline_options(
         runner: `--runner`.
         arguments: Beam's options.
         run: `--run`, which may also be a name that each worker downloads.
-        paths: what the workers read and write: pictures, tables and the output; of these None is left out.
+        paths: what the workers read and write: images, tables and the output; of these None is left out.
 
     Raises UserError for Beam's options without a runner, if Beam is not installed, and for paths that the workers of
     Dataflow cannot reach.
@@ -43,7 +44,7 @@ def pipeline_options(
 
 
 def table_path(data: str) -> str:
-    """The path of `--data csv:FILE`. Raises UserError for other data, which a pipeline does not read."""
+    """Return the path of `--data csv:FILE`. Raises UserError for other data, which a pipeline does not read."""
     kind, _, path = data.partition(":")
     if kind != "csv" or not path:
         raise UserError(

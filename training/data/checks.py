@@ -5,16 +5,17 @@ import itertools
 import os
 import pathlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from keras_vit import UserError
 from keras_vit.cli.options import option_name
 from keras_vit.files.file_contents import shown
-from keras_vit.files.remote import existing_folder, is_remote, matching
+from keras_vit.files.labels import LABELS, composed, distinct_names, read_labels
+from keras_vit.files.remote import existing_folder, is_remote, matching, to_path
 from keras_vit.images.formats import format_list, is_hidden
-from training.data.csv_file import ONE_CLASS, class_shares, listed_files
 from training.data.decisions import read_decisions
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage, composed
+from training.data.listed_files import ONE_CLASS, class_shares, listed_files
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage
 
 # Of a folder without splits of its own, a tenth of each class is kept for evaluation.
 HOLD_OUT = 10
@@ -24,8 +25,6 @@ _MOST_LISTED = 10_000
 _ENDINGS = {"tfrecord": ".tfrecord", "tar": ".tar"}
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
-# What a path of each kind is.
-_NOUNS: dict[str | None, str] = {"folder": "folder", "csv": "file"}
 # Which fields of DataOptions each kind of source takes.
 _FIELDS_OF = {
     "digits": (),
@@ -39,75 +38,72 @@ _FIELDS_OF = {
 
 def check_data(source: DataOptions) -> None:
     """Raise UserError unless `--data` names a kind of source, with the options that it takes, and its folder exists."""
-    kind, _, rest = source.data.partition(":")
-    if kind not in _FIELDS_OF or bool(rest) == (kind == "digits"):
-        there = _kind_of(source.data)
-        advice = f"; for this {_NOUNS[there]}, give --data {shlex.quote(f'{there}:{source.data}')}" if there else ""
-        raise UserError(
-            "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given "
-            f"{source.data!r}{advice}."
-        )
+    kind, rest = _kind_and_path(source.data)
     for field in dataclasses.fields(source):
         if field.name not in ("data", *_FIELDS_OF[kind]) and getattr(source, field.name) != field.default:
             raise UserError(f"{option_name(field.name)} does not apply to --data {kind}; leave it out.")
-    there = _kind_of(rest)
-    if kind in _NOUNS and there not in (kind, None):
-        raise UserError(f"{rest!r} is a {_NOUNS[there]}; give --data {shlex.quote(f'{there}:{rest}')}.")
     if source.exclude is not None:
         read_decisions(source.exclude)
-    if kind == "folder":
-        _check_folder(rest)
-    if kind == "csv" and not is_remote(rest):
-        _check_listed(source.path, source.on_bad_image)
-    if kind in _ENDINGS and not is_remote(rest):
-        files_of(kind, rest, matching(rest))
     if source.data_dir is not None and not is_remote(source.data_dir):
         existing_folder(source.data_dir, "--data-dir takes the folder of prepared data sets, or an empty one")
+    if kind == "folder":
+        root = existing_folder(rest, "--data folder:PATH takes a folder of class folders")
+        for folder in () if is_remote(rest) else split_folders(root) or (root,):
+            class_folders(folder)
+    elif kind == "csv" and not is_remote(rest):
+        _check_listed(source.path, source.on_bad_image)
+    elif kind in _ENDINGS and not is_remote(rest):
+        files_of(kind, rest, matching(rest))
 
 
-def _kind_of(path: str) -> str | None:
-    """The kind of source that a path of this machine is; None if it is of neither."""
+def _kind_and_path(data: str) -> tuple[str, str]:
+    """Return the kind of `--data` and what stands behind it. Raises UserError for what is no kind, or not of it."""
+    kind, _, rest = data.partition(":")
+    is_known = kind in _FIELDS_OF and bool(rest) == (kind != "digits")
+    path, meant = rest if is_known else data, None
     if os.path.isdir(path):
-        return "folder"
-    return "csv" if path.lower().endswith(".csv") and os.path.isfile(path) else None
+        meant = "folder"
+    elif path.lower().endswith(".csv") and os.path.isfile(path):
+        meant = "csv"
+    if not is_known or (kind in ("folder", "csv") and meant not in (kind, None)):
+        this = {"folder": "folder", "csv": "file"}
+        advice = f"; for this {this[meant]}, give --data {shlex.quote(f'{meant}:{path}')}" if meant else ""
+        raise UserError(
+            "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given "
+            f"{data!r}{advice}."
+        )
+    return kind, rest
 
 
-def _check_folder(name: str) -> None:
-    """Raise UserError unless there are at least two folders of classes, or one of a split."""
-    path = existing_folder(name, "--data folder:PATH takes a folder of class folders")
-    if is_remote(name):
-        return  # each entry costs a request
-    inside = directories(path)
-    if len(inside) < 2 and not {entry.lower() for entry in inside} & {*TRAINING_NAMES, *EVALUATION_NAMES}:
-        raise few_classes(path, inside)
-    for folder in split_folders(path) or (path,):
-        _check_levels(folder)
+def class_folders(path: pathlib.Path) -> list[str]:
+    """Return the names of the class folders in a folder.
 
-
-def _check_levels(path: pathlib.Path) -> None:
-    """Raise UserError if class folders hold nothing but folders of the same names: they are splits, or masks."""
+    Raises UserError for fewer than two, and if they hold nothing but folders of the same names: splits, or masks.
+    """
+    names = directories(path)
+    if len(names) < 2:
+        held = f"only the folder {names[0]}" if names else "none"
+        raise UserError(f"{path} should hold a folder for each of at least two classes, but holds {held}.")
     alike: dict[tuple[str, ...], str] = {}
-    for name in directories(path):
+    for name in () if is_remote(path) else names:  # of a bucket, each entry costs a request
         inside = _folders_alone(path / name)
-        if len(inside) < 2:  # one of the same name, such as images, may well be in each class
-            continue
-        if inside in alike:
+        if len(inside) > 1 and (other := alike.setdefault(inside, name)) != name:  # one, such as images, may well be
             raise UserError(
-                f"{path / alike[inside]} and {path / name} should be class folders, but both hold only the folders "
+                f"{path / other} and {path / name} should be class folders, but both hold only the folders "
                 f"{', '.join(inside[:5])}{' …' if inside[5:] else ''}; call splits train and test, give one of the two "
-                "as --data, or move the pictures of each class directly into its folder."
+                "as --data, or move the images of each class directly into its folder."
             )
-        alike[inside] = name
+    return names
 
 
 def _folders_alone(path: pathlib.Path) -> tuple[str, ...]:
-    """The names of the folders in a folder, in order; () if a file is beside them."""
+    """Return the names of the folders in a folder, in order; () if a file is beside them."""
     names = []
     with os.scandir(path) as entries:
-        for entry in entries:
-            if not is_hidden(entry.name) and not entry.is_dir():
-                return ()  # at once: a class may have many pictures
-            names += [] if is_hidden(entry.name) else [entry.name]
+        for entry in itertools.filterfalse(lambda each: is_hidden(each.name), entries):
+            if not entry.is_dir():
+                return ()  # at once: a class may have many images
+            names.append(entry.name)
     return tuple(sorted(names))
 
 
@@ -129,34 +125,58 @@ def _check_listed(path: pathlib.Path, on_bad_image: OnBadImage) -> None:
         )
 
 
-def files_of(kind: str, pattern: str, found: Sequence[str]) -> list[str]:
-    """The TFRecord or tar files among those that a pattern matches, in order. Raises UserError if there is none.
+def files_of(kind: str, pattern: str, matching_files: Sequence[str]) -> list[str]:
+    """Return the TFRecord or tar files among those that a pattern matches, in order. Raises UserError if there is none.
 
     So it does for compressed tar files, in which nothing can be read by its place.
     """
     ending = _ENDINGS[kind]
-    compressed = [file for file in found if file.endswith(_COMPRESSED)]
-    if kind == "tar" and compressed:
+    compressed = [file for file in matching_files if kind == "tar" and file.endswith(_COMPRESSED)]
+    files = sorted(file for file in matching_files if file.endswith(ending))
+    if compressed or not files:
+        problem = f"{pattern!r} matches none"
+        if compressed:
+            problem = f"{min(compressed)} is compressed; unpack it, such as by gunzip: the images inside are compressed"
+        elif os.path.isdir(pattern):
+            problem += f"; for this folder, give {shlex.quote(f'{kind}:{pattern}/*{ending}')}"
+        raise UserError(f"--data {kind}:GLOB takes files that end in {ending}, but {problem}.")
+    return files
+
+
+def split_of(*words: str) -> str | None:
+    """Return the split that the first of the words with a meaning names, "train" or "test"; None if none has one."""
+    for word in map(str.lower, words):
+        if word in (*TRAINING_NAMES, "eval", *EVALUATION_NAMES):
+            return "train" if word in TRAINING_NAMES else "test"
+    return None
+
+
+def files_of_splits(pattern: str, splits: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """Return the files of "train" and "test", from the split of each file; print those of none.
+
+    Raises UserError if there is no file of one of them.
+    """
+    files = {split: [file for file in splits if splits[file] == split] for split in ("train", "test")}
+    if not all(files.values()):
         raise UserError(
-            f"--data tar:GLOB takes tar files as they are, but {min(compressed)} is compressed; unpack it to a "
-            f"{ending} file, such as by gunzip: the pictures inside are compressed already."
+            f"{pattern!r} should give files with train and files with eval, test or val in their names, but gives "
+            f"{', '.join(os.path.basename(file) for file in [*splits][:5])}; rename them, or give another pattern."
         )
-    if files := sorted(file for file in found if file.endswith(ending)):
-        return files
-    folder = f"; for this folder, give {shlex.quote(f'{kind}:{pattern}/*{ending}')}" if os.path.isdir(pattern) else ""
-    raise UserError(f"--data {kind}:GLOB takes files that end in {ending}, but {pattern!r} matches none{folder}.")
+    if others := [os.path.basename(file) for file, split in splits.items() if split is None]:
+        print(f"Not used, since their names name no split: {len(others):,} files, {others[0]} first.")
+    return files
 
 
-def few_classes(path: pathlib.Path, names: Sequence[str]) -> UserError:
-    """Return the error of a folder with these class folders, fewer than two."""
-    held = f"only the folder {names[0]}" if names else "none"
-    return UserError(f"{path} should hold a folder for each of at least two classes, but holds {held}.")
+def labels_beside(files: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    """Return where labels.txt is in the folder that files have in common, and its names; none without it."""
+    path = os.path.join(os.path.commonpath([os.path.dirname(file) for file in files]), LABELS)
+    return path, distinct_names(read_labels(path), path) if to_path(path).is_file() else ()
 
 
 def split_folders(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
-    """The folders of the training and the evaluation split, in any case; None where the folders are the classes."""
-    found = {entry.lower(): path / entry for entry in directories(path)}
-    train, test = ([found[name] for name in names if name in found] for names in (TRAINING_NAMES, EVALUATION_NAMES))
+    """Return the folders of the training and the evaluation split; None where the folders are the classes."""
+    folders = {entry.lower(): path / entry for entry in directories(path)}
+    train, test = ([folders[name] for name in names if name in folders] for names in (TRAINING_NAMES, EVALUATION_NAMES))
     if train and test:
         return train[0], test[0]
     for split in train + test:
@@ -169,7 +189,7 @@ def split_folders(path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | Non
 
 
 def directories(path: pathlib.Path) -> list[str]:
-    """The names of the folders in a folder, in order, without what is hidden."""
+    """Return the names of the folders in a folder, in order, without what is hidden."""
     return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not is_hidden(entry.name))
 
 
@@ -181,7 +201,7 @@ def check_class_size(name: str, count: int, where: str, *, least: int) -> None:
 
 
 def unlabelled_path(name: str) -> pathlib.Path:
-    """The folder that `--unlabelled folder:PATH` names. Raises UserError unless it exists."""
+    """Return the folder that `--unlabelled folder:PATH` names. Raises UserError unless it exists."""
     kind, _, rest = name.partition(":")
     if kind != "folder" or not rest:
         raise UserError(f"--unlabelled takes folder:PATH of pictures, but was given {name!r}.")
@@ -189,7 +209,7 @@ def unlabelled_path(name: str) -> pathlib.Path:
 
 
 def listed_classes(source: DataOptions) -> tuple[str, ...] | None:
-    """The classes of a folder or CSV file of this machine, without a look at the pictures; None for other data."""
+    """Return the classes of a folder or CSV file of this machine, without a look at the images; None for others."""
     kind, _, rest = source.data.partition(":")
     if kind not in ("folder", "csv") or is_remote(rest):
         return None

@@ -12,7 +12,7 @@ import itertools
 import re
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,8 +22,9 @@ from keras_vit import Preprocessing, UserError
 from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import tracked
 from keras_vit.errors import is_or_are
-from keras_vit.images import formats, graph, pillow
-from keras_vit.images.preprocessing import is_uniform
+from keras_vit.images import formats, graph
+from keras_vit.images.decode import highest_of_unused_bits, is_uniform
+from training.options.common import OnBadImage
 
 # TensorFlow's errors of a file that cannot be read any more.
 _LOST = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError)
@@ -89,21 +90,31 @@ class Split:
         )
 
 
+def array_split(images: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> Split:
+    """Return images (n, h, w, C) uint8 and labels (n,) in memory as a split. Raises UserError for other labels."""
+    outside = labels[(labels < 0) | (labels >= len(names))]
+    if len(outside):
+        raise UserError(
+            f"Labels must be 0 to {len(names) - 1}, one for each of the {len(names)} classes, "
+            f"but {len(outside)} of {len(labels)} are outside, {outside[0]} first."
+        )
+    pixels, numbers = tf.constant(images), tf.constant(labels, tf.int32)
+    return Split(len(labels), lambda index: (pixels[index], numbers[index]), labels=labels)
+
+
 class Batches(Protocol):
     """How batches of a data set are made whose targets are no classes of whole images, but masks or boxes.
 
     The order and the arguments but num_classes are those of `training_batches` and `evaluation_batches` of
-    `training/data/pipeline.py`.
-    The targets are a dict of arrays (B, ...), among them "labels" (B, T): the class of each target, -1 for none.
+    `training/data/pipeline.py`: of images and targets, and of images, targets and weights. The targets are a dict of
+    arrays (B, ...), among them "labels" (B, T): the class of each target, -1 for none.
     """
 
     @property
-    def training(self) -> Callable[..., tf.data.Dataset]:
-        """Makes batches of (images, targets)."""
+    def training(self) -> Callable[..., tf.data.Dataset]: ...
 
     @property
-    def evaluation(self) -> Callable[..., tf.data.Dataset]:
-        """Makes batches of (images, targets, weights)."""
+    def evaluation(self) -> Callable[..., tf.data.Dataset]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +125,7 @@ class DataSet:
     train: Split
     evaluation: Split
     unlabelled: Split | None = None
-    """Pictures without labels to train on, beside those of `train`; their labels mean nothing."""
+    """Images without labels to train on, beside those of `train`; their labels mean nothing."""
     held_out: bool = False
     """Whether the evaluation images are a part that a rule chose, so that a new image may change which they are."""
     batches: Batches | None = dataclasses.field(default=None, compare=False)
@@ -138,29 +149,26 @@ without_autograph = tf.autograph.experimental.do_not_convert
 
 
 def decoded(image: tf.Tensor, preprocessing: Preprocessing | None = None) -> tf.Tensor:
-    """An image as it is stored, the bytes of a file or pixels -> its pixels (h, w, C); see `Split.example`."""
+    """Return the pixels (h, w, C) of an image as it is stored, the bytes of a file or pixels; see `Split.example`."""
     if image.dtype != tf.string:
         return image
-    return (
-        graph.decode_image(image, accurate=True, upright=True) if preprocessing is None else preprocessing.decode(image)
-    )
+    if preprocessing is not None:
+        return preprocessing.decode(image)
+    return graph.decode_image(image, accurate=True, upright=True)
 
 
 def typical_image(split: Split) -> tuple[tuple[int, int], int, bool]:
-    """Look at up to 32 images: (median (height, width), channels, whether most have transparent pixels).
+    """Return of up to 32 images the median (height, width), the channels, and whether most have transparent pixels.
 
     channels: 1 if all are gray, with or without an alpha, else 3.
     """
     chosen = np.unique(np.linspace(0, split.num_examples - 1, 32).astype(np.int64))
     images = [split.example(tf.constant(index))[0].numpy() for index in chosen]
     heights, widths, channels = np.array([image.shape for image in images]).T
-    # Many pictures have an alpha that is opaque throughout.
+    # Many images have an alpha that is opaque throughout.
     transparent = [image.shape[-1] % 2 == 0 and image[..., -1].min() < 255 for image in images]
-    return (
-        (int(np.median(heights)), int(np.median(widths))),
-        1 if np.all(channels < 3) else 3,
-        bool(np.mean(transparent) > 0.5),
-    )
+    size = int(np.median(heights)), int(np.median(widths))
+    return size, 1 if np.all(channels < 3) else 3, bool(np.mean(transparent) > 0.5)
 
 
 def random_subset(split: Split, num_examples: int, seed: int) -> Split:
@@ -194,17 +202,15 @@ def class_weights(split: Split, num_classes: int) -> np.ndarray:
 
 
 def _known_labels(split: Split, what: str) -> np.ndarray:
-    """The label of each example (n,). Raises UserError where there is none, for an option that does `what`."""
-    if split.multi_label:
-        raise UserError(f"{what}, but these images have several classes; leave it out.")
+    """Return the label of each example (n,). Raises UserError where there is none, for an option that does `what`."""
     if split.labels is None:
-        option = what.partition(" ")[0]
-        raise UserError(f"{option} needs --data digits, folder:PATH or csv:FILE, whose labels are known; leave it out.")
+        reason = "have several classes" if split.multi_label else "are not of digits, folder:PATH or csv:FILE"
+        raise UserError(f"{what}, whose labels must be known, but these images {reason}; leave it out.")
     return split.labels
 
 
 def checked_label(label: tf.Tensor, names: tuple[str, ...]) -> tf.Tensor:
-    """A stored label as int32. The graph fails, in a way that `bad_examples_reported` knows, where it is no class."""
+    """Return a stored label as int32. The graph fails where it is no class, as `bad_examples_reported` knows."""
     label = tf.cast(label, tf.int32)
     inside = tf.debugging.Assert((label >= 0) & (label < len(names)), [_LABEL_OUTSIDE, label])
     with tf.control_dependencies([inside]):
@@ -213,10 +219,10 @@ def checked_label(label: tf.Tensor, names: tuple[str, ...]) -> tf.Tensor:
 
 @contextlib.contextmanager
 def bad_examples_reported(*splits: Split) -> Iterator[None]:
-    """Turns the graph error of a label outside the classes, met while examples are read, into a UserError.
+    """Make a UserError of the graph error of a label outside the classes, met while examples are read.
 
-    Also that of an image which cannot be decoded: all such images of the splits are then looked for and named. And that
-    of a file which cannot be read any more, or of a damaged record.
+    Also of that of an image which cannot be decoded: all such images of the splits are then looked for and named. And
+    of that of a file which cannot be read any more, or of a damaged record.
     """
     try:
         yield
@@ -229,40 +235,52 @@ def bad_examples_reported(*splits: Split) -> Iterator[None]:
 
 
 def _lost_file(message: str) -> str | None:
-    """The sentence on a file that a graph could not read: its path and the reason stand before the operator."""
+    """Return the sentence on a file that a graph could not read: its path and the reason stand before the operator."""
     reader = r"(?:ReadFile|DatasetToSingleElement)"
-    found = re.search(rf"(?:\}}\}} |: |^)([^\n{{}}]+?)\s*\[(?:\[\{{\{{node [\w/]*{reader}|Op:{reader})", message, re.M)
-    if not found:
+    lost = re.search(rf"(?:\}}\}} |: |^)([^\n{{}}]+?)\s*\[(?:\[\{{\{{node [\w/]*{reader}|Op:{reader})", message, re.M)
+    if not lost:
         return None
-    path, _, why = found[1].strip().rpartition("; ")
+    path, _, why = lost[1].strip().rpartition("; ")
     return f"{path} can no longer be read ({why}); put it back, and the same command continues."
 
 
 def _bad_example(message: str, splits: Sequence[Split]) -> str | None:
-    """The sentence on what a graph refused: a damaged record, a label, or images, for which all are read again."""
+    """Return the sentence on what a graph refused: a damaged record, or a label; look for images and name them."""
     if sentence := next(filter(None, (split.explain_damage(message) for split in splits)), None):
         return sentence
-    if found := re.search(rf"{_LABEL_OUTSIDE}\W*(-?\d+)", message):
-        return f"{_LABEL_OUTSIDE} {found[1]}; correct the data, or give splits without it."
+    if label := re.search(rf"{_LABEL_OUTSIDE}\W*(-?\d+)", message):
+        return f"{_LABEL_OUTSIDE} {label[1]}; correct the data, or give splits without it."
     for split in splits:
-        if bad := _undecodable(split):
-            return f"{_bad_images(split, bad)}; repair or remove them."
+        _check_decoding(split)
     return None
 
 
 def skip_undecodable(split: Split) -> Split:
-    """The split without what cannot be decoded, which is named."""
-    bad = _undecodable(split)
-    if not bad:
-        return split
-    print(f"Skipped: {_bad_images(split, bad)}.")
-    good = np.setdiff1d(np.arange(split.num_examples), list(bad))
+    """Return the split without what cannot be decoded, which is named."""
+    bad = _check_decoding(split, "skip")
+    good = np.setdiff1d(np.arange(split.num_examples), bad)
     check_some_read(len(good))
-    return split.take(good)
+    return split.take(good) if bad else split
+
+
+def _check_decoding(split: Split, on_bad_image: OnBadImage = "stop") -> list[int]:
+    """Read all examples, and name those that cannot be decoded; return their numbers if these are skipped."""
+
+    def problem(index: int) -> str | None:
+        try:
+            image, _ = split.read(tf.constant(index, tf.int64))
+        except tf.errors.DataLossError as error:
+            return split.explain_damage(error.message) or error_reason(error)
+        return decoding_problem(image) if image.dtype == tf.string else None
+
+    bad = problems_of(range(split.num_examples), problem)
+    named = [(split.name(index), why) for index, why in bad.items()]
+    report_bad(named, f"of {split.num_examples} images cannot be decoded", on_bad_image=on_bad_image)
+    return list(bad)
 
 
 def check_some_read(count: int) -> None:
-    """Raise UserError if none of the pictures could be read."""
+    """Raise UserError if none of the images could be read."""
     if not count:
         raise UserError("None of the pictures could be read; convert them, or give others.")
 
@@ -277,50 +295,44 @@ def check_classes_of_splits(train: Iterable[str], evaluation: Iterable[str], whe
         )
 
 
-def _undecodable(split: Split) -> dict[int, str]:
-    """Numbers of the examples that cannot be decoded, each with the reason. Reads all of them."""
+def report_bad(
+    problems: Collection[tuple[str, str]],
+    what: str,
+    advice: str = "repair or remove them",
+    on_bad_image: OnBadImage = "stop",
+) -> None:
+    """Raise UserError for names with their problems, or print it where they are skipped; return if there is none.
 
-    def problem(index: int) -> str | None:
-        try:
-            image, _ = split.read(tf.constant(index, tf.int64))
-        except tf.errors.DataLossError as error:
-            return split.explain_damage(error.message) or error_reason(error)
-        return decoding_problem(image) if image.dtype == tf.string else None
-
-    return problems_of(range(split.num_examples), problem)
-
-
-def _bad_images(split: Split, bad: dict[int, str]) -> str:
-    named = summarize_problems({split.name(index): why for index, why in bad.items()})
-    return f"{len(bad)} of {split.num_examples} images cannot be decoded: {named}"
-
-
-def summarize_problems(problems: Mapping[str, str]) -> str:
-    """Names with their problems, for a message: a few of them, how many have which, and a file that holds all."""
-    shown = "; ".join(f"{name} ({why})" for name, why in itertools.islice(problems.items(), _MOST_NAMED))
-    if len(problems) <= _MOST_NAMED:
-        return shown
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", prefix="keras_vit-images-", suffix=".txt", delete=False
-    ) as file:
-        file.writelines(f"{name}\t{why}\n" for name, why in problems.items())
-    counts = collections.Counter(problems.values())
-    reasons = ", ".join(f"{count} times {why[:200]}" for why, count in counts.most_common(_REASONS))
-    rest = f", and {len(counts) - _REASONS} reasons more" if len(counts) > _REASONS else ""
-    return f"{shown}; and {len(problems) - _MOST_NAMED} more (in all {reasons}{rest}), which are listed in {file.name}"
+    The sentence names a few, and says how many have which problem; a file lists all.
+    """
+    if not problems:
+        return
+    named = "; ".join(f"{name} ({why})" for name, why in itertools.islice(problems, _MOST_NAMED))
+    if len(problems) > _MOST_NAMED:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", prefix="keras_vit-images-", suffix=".txt", delete=False
+        ) as file:
+            file.writelines(f"{name}\t{why}\n" for name, why in problems)
+        counts = collections.Counter(why for _, why in problems)
+        reasons = ", ".join(f"{count} times {why[:200]}" for why, count in counts.most_common(_REASONS))
+        rest = f", and {len(counts) - _REASONS} reasons more" if len(counts) > _REASONS else ""
+        named += f"; and {len(problems) - _MOST_NAMED} more (in all {reasons}{rest}), which are listed in {file.name}"
+    sentence = f"{len(problems)} {what}: {named}"
+    if on_bad_image == "stop":
+        raise UserError(f"{sentence}; {advice}.")
+    print(f"Skipped: {sentence}.")
 
 
 def problems_of(examples: Sequence, problem: Callable) -> dict:
-    """Those of the examples for which `problem` finds one, each with it. Looks at every one of them once."""
+    """Return the problems that `problem` finds, by their examples. Looks at every one of them once."""
     # On stdout, beside Keras' progress, since what libjpeg prints of broken files on stderr is kept away.
     with native_stderr_silenced(), concurrent.futures.ThreadPoolExecutor() as pool:
-        found = pool.map(problem, examples)
-        progress = tracked(found, "Checking images", len(examples))
+        progress = tracked(pool.map(problem, examples), "Checking images", len(examples))
         return {example: why for example, why in zip(examples, progress, strict=True) if why}
 
 
 def decoding_problem(data: tf.Tensor, image_warnings: "ImageWarnings | None" = None, name: str = "") -> str | None:
-    """Why the bytes of a file are no image that we read, or None; `image_warnings` notes what else is odd about it."""
+    """Say why the bytes of a file are no image that we read; else return None, and note what is odd about it."""
     content = data.numpy()
     if problem := formats.format_problem(content):
         return problem
@@ -353,7 +365,7 @@ class ImageWarnings:
 
     def note(self, name: str, image: tf.Tensor, content: bytes | None = None) -> None:
         """Look at an image (h, w, C) uint8, and at the bytes of its file."""
-        if content is not None and (highest := pillow.highest_of_unused_bits(content)) is not None:
+        if content is not None and (highest := highest_of_unused_bits(content)) is not None:
             self.dark.append(f"{name} ({highest})")  # or even all black
         elif is_uniform(image.numpy()):
             self.uniform.append(name)

@@ -1,9 +1,9 @@
-"""Pictures with masks or boxes -> tf.data. One random transform of the places moves picture, masks and boxes alike.
+"""Images with masks or boxes -> tf.data. One random transform of the places moves image, masks and boxes alike.
 
 The order of the examples is that of `training/data/pipeline.py`, and so is their randomness: the transform of an
 example is drawn from the run's seed and the number of the example in the run.
 
-What `Split.target` gives for an index, of a picture (h, w), seen upright: "labels" (n,) int32, the classes of its
+What `Split.target` gives for an index, of a image (h, w), seen upright: "labels" (n,) int32, the classes of its
 targets; "segments" (h, w) int32, the number of the target that each pixel belongs to, negative for none; or "boxes"
 (n, 4) float32: left, top, right and bottom in pixels. The targets of a batch: "labels" (B, T), -1 for none;
 "segments" (B, height, width); or "boxes" (B, T, 4): centre x and y, width and height as shares of the model's input.
@@ -16,20 +16,22 @@ import tensorflow as tf
 
 from keras_vit import Preprocessing
 from keras_vit.images import graph
-from training.data import color
+from training.data import augment
 from training.data.dataset import Split, decoded, without_autograph
-from training.data.pipeline import example_numbers, rows_of_part, training_order
-from training.recipes.dense import DenseRecipe
+from training.data.pipeline import batches_in_order, example_numbers, rows_of_part, training_order
+from training.recipes.dense import DenseRecipe, DetectRecipe
 
 # Share of a box that must stay visible in a window for it to remain a target.
 _LEAST_VISIBLE = 0.25
+# Rows and columns of a mosaic.
+TILES = 2
 
 
 class Geometry(NamedTuple):
-    """Where the pixels of a picture go in the model's input: a window is resized, perhaps flipped, and placed."""
+    """Where the pixels of a image go in the model's input: a window is resized, perhaps flipped, and placed."""
 
     window: tf.Tensor
-    """(4,) int32: top, left, height and width in the picture."""
+    """(4,) int32: top, left, height and width in the image."""
     size: tf.Tensor
     """(2,) int32: height and width of the resized window."""
     corner: tf.Tensor
@@ -40,10 +42,10 @@ class Geometry(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DenseBatches:
-    """Batches of pictures with masks or boxes; see `training.data.dataset.Batches`."""
+    """Batches of images with masks or boxes; see `training.data.dataset.Batches`."""
 
     num_targets: int
-    """T, to which the targets of each picture are filled up."""
+    """T, to which the targets of each image are filled up."""
 
     def training(
         self,
@@ -65,12 +67,12 @@ class DenseBatches:
             index, position = shuffled(number)
             example_seed = tf.stack([seed, position])
             image, target = self.example(split, recipe, preprocessing, index, example_seed)
-            return image, self.filled(target), color.color_draws(example_seed)
+            return image, self.filled(target), augment.color_draws(example_seed)
 
         @without_autograph
         def batch(images: tf.Tensor, targets: dict[str, tf.Tensor], draws: tf.Tensor) -> tuple:
             if recipe.color_jitter or recipe.three_augment:
-                images = color.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
+                images = augment.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
             return preprocessing.normalize(images), targets
 
         data = example_numbers(len(rows), first_step, num_steps)
@@ -80,7 +82,7 @@ class DenseBatches:
     def example(
         self, split: Split, recipe: DenseRecipe, preprocessing: Preprocessing, index: tf.Tensor, seed: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """One augmented example: (height, width, C) float32, 0..255, and its target, not filled up."""
+        """Return one augmented example: (height, width, C) float32, 0..255, and its target, not filled up."""
         assert split.target is not None
         image = preprocessing.to_channels(decoded(split.read(index)[0], preprocessing))
         geometry = random_geometry(tf.shape(image)[:2], seed, recipe)
@@ -92,11 +94,9 @@ class DenseBatches:
     ) -> tf.data.Dataset:
         """Images, targets and weights (B,); see `evaluation_batches`, whose order and filling-up this is."""
         assert split.target is not None
-        target_of, rows = split.target, rows_of_part(batch_size, part)
+        target_of = split.target
 
-        @without_autograph
-        def example(number: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor], tf.Tensor]:
-            index = number // len(rows) * batch_size + tf.constant(rows)[number % len(rows)]
+        def example(index: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor], tf.Tensor]:
             is_real = index < split.num_examples
             index = tf.minimum(index, split.num_examples - 1)
             image = decoded(split.read(index)[0], preprocessing)
@@ -106,12 +106,10 @@ class DenseBatches:
             fitted = tf.ensure_shape(preprocessing.resized(image), (*preprocessing.image_size, preprocessing.channels))
             return preprocessing.normalize(fitted), target, tf.cast(is_real, tf.float32)
 
-        data = tf.data.Dataset.range(-(-split.num_examples // batch_size) * len(rows))
-        data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        return data.batch(len(rows), drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+        return batches_in_order(split, example, batch_size, part)
 
     def filled(self, target: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """The targets of an example, as many as each has."""
+        """Return the targets of an example, as many as each has."""
         missing = self.num_targets - tf.shape(target["labels"])[0]
         labels = tf.pad(target["labels"], [[0, missing]], constant_values=-1)
         filled = {**target, "labels": tf.ensure_shape(labels, (self.num_targets,))}
@@ -119,6 +117,75 @@ class DenseBatches:
             boxes = tf.pad(target["boxes"], [[0, missing], [0, 0]])
             filled["boxes"] = tf.ensure_shape(boxes, (self.num_targets, 4))
         return filled
+
+
+@dataclasses.dataclass(frozen=True)
+class SceneBatches(DenseBatches):
+    """Batches of images with segments."""
+
+    stuff: tuple[int, ...] = ()
+    """Classes that have no objects."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BoxBatches(DenseBatches):
+    """Batches of images with boxes, some of them mosaics."""
+
+    of_image: int
+    """Boxes of one image at most; `num_targets` is as many as four can have."""
+
+    def example(
+        self, split: Split, recipe: DenseRecipe, preprocessing: Preprocessing, index: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """One augmented image or, with the probability of the recipe, four of them; see `DenseBatches.example`."""
+        single = super().example
+        if not isinstance(recipe, DetectRecipe) or not recipe.mosaic:
+            return single(split, recipe, preprocessing, index, seed)
+        own, drawn = tf.unstack(tf.random.split(tf.random.experimental.stateless_fold_in(seed, 1)))
+        return tf.cond(
+            tf.random.stateless_uniform((), own) < recipe.mosaic,
+            lambda: self._mosaic(split, recipe, preprocessing, index, drawn),
+            lambda: self._alone(single(split, recipe, preprocessing, index, seed)),
+        )
+
+    def _alone(self, example: tuple[tf.Tensor, dict[str, tf.Tensor]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        return example[0], self.filled(example[1])
+
+    def _mosaic(
+        self, split: Split, recipe: DenseRecipe, preprocessing: Preprocessing, index: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Return the image of the index and three by chance, each in a quarter."""
+        count, full = TILES**2, preprocessing.image_size
+        height, width = (side // TILES for side in full)
+        small = dataclasses.replace(recipe, image_size=(height, width))
+        small_input = dataclasses.replace(preprocessing, image_size=(height, width))
+        of_one, alone = DenseBatches(self.of_image), super().example
+        seeds = tf.random.split(seed, count + 1)
+        others = tf.random.stateless_uniform((count - 1,), seeds[-1], maxval=split.num_examples, dtype=tf.int64)
+
+        def tile(inputs: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            image, target = alone(split, small, small_input, *inputs)
+            target = of_one.filled(target)
+            return image, target["labels"], target["boxes"]
+
+        images, labels, boxes = tf.map_fn(  # one after the other, so that the graph decodes in one place
+            tile,
+            (tf.concat([index[None], others], axis=0), seeds[:count]),
+            fn_output_signature=(
+                tf.TensorSpec((height, width, preprocessing.channels), tf.float32),
+                tf.TensorSpec((self.of_image,), tf.int32),
+                tf.TensorSpec((self.of_image, 4), tf.float32),
+            ),
+        )
+        rows = [tf.concat(tf.unstack(images[begin : begin + TILES]), axis=1) for begin in range(0, count, TILES)]
+        # Of an odd side, a line is left.
+        left = [[0, side - TILES * part] for side, part in zip(full, (height, width), strict=True)]
+        image = tf.pad(tf.concat(rows, axis=0), [*left, [0, 0]], constant_values=preprocessing.fill()[0])
+        part = tf.constant([width / full[1], height / full[0]], tf.float32)
+        corners = tf.constant([divmod(number, TILES)[::-1] for number in range(count)], tf.float32) * part
+        moved = boxes * tf.tile(part, [2]) + tf.pad(corners, [[0, 0], [0, 2]])[:, None]
+        flat = {"labels": tf.reshape(labels, [-1]), "boxes": tf.reshape(moved, (-1, 4))}
+        return tf.ensure_shape(image, (*full, preprocessing.channels)), flat
 
 
 def random_geometry(picture_size: tf.Tensor, seed: tf.Tensor, recipe: DenseRecipe) -> Geometry:
@@ -150,7 +217,7 @@ def model_geometry(picture_size: tf.Tensor, preprocessing: Preprocessing) -> Geo
         tf.minimum(p.resized - p.begin, float(n))
         for p, n in zip((rows, columns), preprocessing.image_size, strict=True)
     ]
-    # The pixels of the picture behind the crop of the resized window.
+    # The pixels of the image behind the crop of the resized window.
     firsts = [tf.round(p.first + p.begin * p.window / p.resized) for p in (rows, columns)]
     windows = [tf.round(n * p.window / p.resized) for p, n in zip((rows, columns), lengths, strict=True)]
     window = tf.cast(tf.stack([*firsts, *windows]), tf.int32)
@@ -159,7 +226,7 @@ def model_geometry(picture_size: tf.Tensor, preprocessing: Preprocessing) -> Geo
 
 
 def moved_image(image: tf.Tensor, geometry: Geometry, preprocessing: Preprocessing) -> tf.Tensor:
-    """A picture (h, w, C), 0..255 -> (height, width, C) float32, 0..255, beside it the fill of the preprocessing."""
+    """A image (h, w, C), 0..255 -> (height, width, C) float32, 0..255, beside it the fill of the preprocessing."""
     top, left, height, width = tf.unstack(geometry.window)
     window = image[top : top + height, left : left + width]
     resized = tf.cast(graph.resize(window, geometry.size, preprocessing), tf.float32)
@@ -169,7 +236,7 @@ def moved_image(image: tf.Tensor, geometry: Geometry, preprocessing: Preprocessi
 
 
 def moved_target(target: dict[str, tf.Tensor], geometry: Geometry, size: tuple[int, int]) -> dict[str, tf.Tensor]:
-    """The target of a picture -> that of the model's input of a size.
+    """Return the target of a image -> that of the model's input of a size.
 
     Of segments that it does not show, none is left; boxes that it does not show have label -1.
     """
@@ -203,7 +270,7 @@ def _moved_boxes(labels: tf.Tensor, boxes: tf.Tensor, geometry: Geometry, size: 
 
 
 def _placed(window: tf.Tensor, geometry: Geometry, size: tuple[int, int], fill) -> tf.Tensor:
-    """A resized window (h, w, C), flipped and filled up to (height, width, C)."""
+    """Return a resized window (h, w, C), flipped and filled up to (height, width, C)."""
     window = tf.cond(geometry.flip, lambda: tf.reverse(window, [1]), lambda: window)
     after = tf.constant(size) - geometry.corner - geometry.size
     paddings = tf.concat([tf.stack([geometry.corner, after], axis=1), [[0, 0]]], axis=0)

@@ -4,10 +4,10 @@ import collections
 import concurrent.futures
 import dataclasses
 import hashlib
-import itertools
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,10 +15,10 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.errors import is_or_are, nearest
 from keras_vit.files.file_contents import FileContents, shown
+from keras_vit.files.labels import composed
 from keras_vit.files.remote import is_remote
 from keras_vit.images.formats import is_hidden, is_picture, is_picture_name, others_line
-from training.data.checks import HOLD_OUT, check_class_size, directories, few_classes, split_folders
-from training.data.csv_file import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
+from training.data.checks import HOLD_OUT, check_class_size, class_folders, directories, split_folders
 from training.data.dataset import (
     DataSet,
     ImageWarnings,
@@ -27,291 +27,162 @@ from training.data.dataset import (
     decoding_problem,
     error_reason,
     problems_of,
-    summarize_problems,
+    report_bad,
 )
 from training.data.decisions import read_decisions
-from training.options.common import OnBadImage, composed
+from training.data.listed_files import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
+from training.options.common import OnBadImage
 
 _PURPOSES = {"train": "train on", "test": "evaluate on"}
+# File -> the name of its class, in the order of the classes and then of the files.
+Labels = dict[str, str]
 
 
 def folder(
     path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None, exclude: str | None = None
 ) -> DataSet:
-    """Class folders of image files (keras_vit/images/formats.py), whatever they are called; classes in name order.
+    """Open class folders of image files (keras_vit/images/formats.py), whatever they are called; classes in name order.
 
-    Files that neither are called like a picture nor hold one are counted in a line.
+    Files that neither are called like an image nor hold one are counted in a line.
 
     With train (or training) and test (testing, val, valid, validation) above the classes these are the splits, and must
     hold the same classes; else a tenth of each class is kept for evaluation, as `_held_out` says. The decisions of the
     file `exclude` come before that.
     """
-    splits, check = split_folders(path), _FileCheck(on_bad_image, exclude)
-    if splits:
-        if left_out := [name for name in directories(path) if path / name not in splits]:
-            print(f"Not used, beside {splits[0].name} and {splits[1].name} of {path}: {', '.join(left_out)}.")
-        _refuse_seed(split_seed, path)
-        train, test = _decided([_class_files(split, check, least=1) for split in splits], check)
-        check_classes_of_splits(train, test, path)
-    else:
-        [classes] = _decided([_class_files(path, check, least=2)], check)
-        train, test = _held_out(classes, path, split_seed)
-    return _source_of_classes(train, test, check.contents, held_out=not splits)
+    folders = split_folders(path)
+    if folders and (left_out := [name for name in directories(path) if path / name not in folders]):
+        print(f"Not used, beside {folders[0].name} and {folders[1].name} of {path}: {', '.join(left_out)}.")
+    places = dict(zip(("train", "test"), folders, strict=True)) if folders else {"": path}
+    listed = {split: _class_files(place, least=1 if folders else 2) for split, place in places.items()}
+    _check_seed(split_seed, listed, path)
+    reader = _Reader(on_bad_image)
+    files = {split: reader.readable(listed[split], str(place)) for split, place in places.items()}
+    return _of_classes(_decided(files, exclude, reader.contents), reader.contents, path, path, split_seed)
 
 
 def unlabelled_folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Split:
-    """All image files in a folder and the folders inside it, whatever they are called; the labels are -1."""
-    check = _FileCheck(on_bad_image, exclude=None)
-    found, others = _entries(path)
-    if others:
-        print(others_line(others, str(path)))
-    files = _good_files(found, str(path), check)
-    if not files:
-        raise UserError(f"{path} should hold pictures without labels, but has none; give another folder.")
+    """Open all image files in a folder and the folders inside it, whatever they are called; the labels are -1."""
+    reader = _Reader(on_bad_image)
+    files = reader.good_files(sorted(images_in(path)), str(path))
     names = [os.path.relpath(file, path) for file in files]
-    split = _split_of_files(files, np.full(len(files), -1), names, check.contents)
-    return dataclasses.replace(split, labels=None)
-
-
-@dataclasses.dataclass(frozen=True)
-class _FileCheck:
-    """Reads every file once: which are readable images, and what they contain."""
-
-    on_bad_image: OnBadImage
-    exclude: str | None
-    """File of decisions on single images."""
-    contents: FileContents = dataclasses.field(default_factory=FileContents)
-
-
-def _decided(splits: Sequence[dict[str, list[str]]], check: _FileCheck) -> list[dict[str, list[str]]]:
-    """Class name -> files of each split, without what the decisions drop, and with their new labels.
-
-    Raises UserError for a new label that is no class, and for a class that loses all its images.
-    """
-    if check.exclude is None:
-        return [*splits]
-    files = [file for split in splits for found in split.values() for file in found]
-    decisions = read_decisions(check.exclude).of_files(files, check.contents)
-    results, dropped, relabeled = [], 0, 0
-    for split in splits:
-        result: dict[str, list[str]] = {name: [] for name in split}
-        for name, found in split.items():
-            for file in found:
-                decision = decisions.get(file)
-                label = decision.new_label if decision and decision.decision == "relabel" else name
-                if label not in result:
-                    raise UserError(
-                        f"{check.exclude} gives {shown(file)} the label {label!r}, which the data do not have; "
-                        f"correct it; the nearest: {nearest(label, result)}."
-                    )
-                if decision and decision.decision == "drop":
-                    dropped += 1
-                    continue
-                result[label].append(file)
-                relabeled += label != name
-        if empty := [name for name, found in result.items() if not found]:
-            raise UserError(
-                f"{check.exclude} leaves no image of the class {empty[0]!r}; keep some, or remove the class."
-            )
-        results.append({name: sorted(found) for name, found in result.items()})
-    print(
-        f"{check.exclude}: {dropped:,} of {len(files):,} images {is_or_are(dropped)} left out, and {relabeled:,} "
-        f"{'has' if relabeled == 1 else 'have'} another label."
-    )
-    return results
-
-
-def _source_of_classes(
-    train: dict[str, list[str]], test: dict[str, list[str]], contents: FileContents, *, held_out: bool
-) -> DataSet:
-    """The files of each class to train on, and to evaluate on, as a source."""
-    label_of = [{file: name for name, files in split.items() for file in files} for split in (train, test)]
-    for remark in contents.remarks(*label_of):
-        print(f"Warning: {remark}")
-    return DataSet(tuple(train), _file_split(train, contents), _file_split(test, contents), held_out=held_out)
-
-
-def _held_out(
-    classes: dict[str, list[str]], root: pathlib.Path, seed: int | None
-) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """The files of each class to train on, and to evaluate on: a tenth, rounded up.
-
-    Without a seed it is every tenth file by name, else the first tenth in the order of a hash of the seed and of the
-    path below `root`. So the split is the same on any machine, and a new file hardly changes it.
-    """
-    train, test = {}, {}
-    for name, files in classes.items():
-        check_class_size(name, len(files), str(root), least=2)
-        count = -(-len(files) // HOLD_OUT)
-        drawn = files[::HOLD_OUT] if seed is None else sorted(files, key=lambda file: _draw(file, root, seed))[:count]
-        test[name] = sorted(drawn)
-        train[name] = sorted(set(files) - set(test[name]))
-    kept, images = (sum(map(len, files.values())) for files in (test, classes))
-    fewest, most = (limit(map(len, test.values())) for limit in (min, max))
-    each = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
-    how = "Every tenth image of each class" if seed is None else f"A tenth of each class, drawn with the seed {seed},"
-    print(f"{how} is kept for evaluation: {kept:,} of {images:,} images, {each} of each class.")
-    return train, test
-
-
-def _draw(file: str, root: pathlib.Path, seed: int) -> bytes:
-    """Return a hash that puts the files in a random order."""
-    return hashlib.sha256(os.fsencode(f"{seed}/{os.path.relpath(file, root)}")).digest()
-
-
-def _refuse_seed(split_seed: int | None, path: pathlib.Path) -> None:
-    """Raise UserError for a seed of splits that are there already."""
-    if split_seed is not None:
-        raise UserError(f"--split-seed draws a split, but {path} has splits of its own; leave it out.")
+    return dataclasses.replace(_split(files, np.full(len(files), -1), names, reader.contents), labels=None)
 
 
 def csv_list(
     path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None, exclude: str | None = None
 ) -> DataSet:
-    """Image files with their classes from a CSV file with the columns path and label; classes in name order.
+    """Open image files with their classes from a CSV file with the columns path and label; classes in name order.
 
-    What the file holds says `training.data.csv_file`. Without a column split a tenth of each class is kept for
+    What the file holds says `training.data.listed_files`. Without a column split a tenth of each class is kept for
     evaluation, as `_held_out` says.
     """
     column, value_of, not_used = listed_files(path)
     for split, count in not_used.items():
         print(f"Not used, beside the images of {path} to train and to evaluate on: {count:,} of the split {split}.")
-    check = _FileCheck(on_bad_image, exclude)
+    if column != ONE_CLASS and exclude is not None:
+        raise UserError(f"--exclude is for images of one class each, but {path} has the column {column}.")
+    _check_seed(split_seed, value_of, path)
+    _say_separators(path, column, sorted({text for files in value_of.values() for text in files.values()}))
+    reader = _Reader(on_bad_image)
+    where = {split: f"{path} ({split})" if split else str(path) for split in value_of}
     if column != ONE_CLASS:
-        if exclude is not None:
-            raise UserError(f"--exclude is for images of one class each, but {path} has the column {column}.")
-        _warn_of_separators(path, column, {label for files in value_of.values() for label in files.values()})
-        return _with_targets(path, column, value_of, check, split_seed)
-    if unusual := [label for files in value_of.values() for label in files.values() if "|" in label]:
-        print(f"{unusual[0]!r} is one class of {path}; for several classes of an image, call the column labels.")
-    found = {split: _by_class(files) for split, files in value_of.items()}
-    if set(found) == {""}:
-        [classes] = _decided([_readable(found[""], str(path), check)], check)
-        train, test = _held_out(classes, path.parent, split_seed)
-    else:
-        _refuse_seed(split_seed, path)
-        train, test = _decided(
-            [_readable(found[split], f"{path} ({split})", check) for split in ("train", "test")], check
+        return _of_shares(column, value_of, where, reader, path, split_seed)
+    files = {split: reader.readable(_sorted(labels), where[split]) for split, labels in value_of.items()}
+    return _of_classes(_decided(files, exclude, reader.contents), reader.contents, path, path.parent, split_seed)
+
+
+def _check_seed(split_seed: int | None, splits: Iterable[str], path: pathlib.Path) -> None:
+    """Raise UserError for a seed of splits that are there already."""
+    if split_seed is not None and "" not in splits:
+        raise UserError(f"--split-seed draws a split, but {path} has splits of its own; leave it out.")
+
+
+def _say_separators(path: pathlib.Path, column: str, texts: Sequence[str]) -> None:
+    """Name a class with a bar in a column of one class, and one with a comma if no bar separates any classes."""
+    with_bar = [text for text in texts if "|" in text]
+    with_comma = [text for text in texts if {",", ";"} & {*text}]
+    if column == ONE_CLASS and with_bar:
+        print(f"{with_bar[0]!r} is one class of {path}; for several classes of an image, call the column labels.")
+    if column == SEVERAL_CLASSES and with_comma and not with_bar:
+        print(
+            f"Warning: {with_comma[0]!r} is one class of {path}; for several classes of an image, put | between them."
         )
-        check_classes_of_splits(train, test, path)
-    return _source_of_classes(train, test, check.contents, held_out=set(found) == {""})
 
 
-def _warn_of_separators(path: pathlib.Path, column: str, labels: set[str]) -> None:
-    """Name a label with a comma or semicolon if none of the labels has a bar, which separates classes."""
-    if column == SEVERAL_CLASSES and not any("|" in label for label in labels):
-        for label in sorted(label for label in labels if {",", ";"} & {*label})[:1]:
-            print(f"Warning: {label!r} is one class of {path}; for several classes of an image, put | between them.")
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    """Reads every file once: which are readable images, and what they contain."""
+
+    on_bad_image: OnBadImage
+    contents: FileContents = dataclasses.field(default_factory=FileContents)
+
+    def good_files(self, files: Sequence[str], where: str) -> list[str]:
+        """Return the files that are readable images; a UserError names the others, unless they are skipped."""
+        image_warnings = ImageWarnings()
+        bad = problems_of(files, lambda file: file_problem(file, image_warnings, self.contents))
+        report_bad(
+            [(shown(file), why) for file, why in bad.items()],
+            f"of {len(files)} files in {where} cannot be read as images",
+            "repair or remove them, or give --on-bad-image skip",
+            self.on_bad_image,
+        )
+        good = [file for file in files if file not in bad]
+        image_warnings.warn(f"{len(good):,} images in {where}")
+        return good
+
+    def readable(self, labels: Labels, where: str) -> Labels:
+        """Return the `good_files` with their classes, all of which must be left."""
+        good = {file: labels[file] for file in self.good_files(list(labels), where)}
+        _check_sizes(good, labels.values(), where)
+        return good
 
 
-def _by_class(label_of: dict[str, str]) -> dict[str, list[str]]:
-    """Class name -> its files, both in order, from the class name of each file."""
-    classes: dict[str, list[str]] = {name: [] for name in sorted(set(label_of.values()))}
-    for file in sorted(label_of):
-        classes[label_of[file]].append(file)
-    return classes
+def _check_sizes(labels: Labels, classes: Iterable[str], where: str, least: int = 1) -> None:
+    counts = collections.Counter(labels.values())
+    for name in sorted({*classes}):
+        check_class_size(name, counts[name], where, least=least)
 
 
-def _with_targets(
-    path: pathlib.Path, column: str, value_of: dict[str, dict[str, str]], check: _FileCheck, split_seed: int | None
-) -> DataSet:
-    """A source of images with several classes each, or with a share of each class."""
-    shares = {file: class_shares(text, column) for files in value_of.values() for file, text in files.items()}
-    names = tuple(sorted({name for found in shares.values() for name in found}))
-    parts = {
-        split: _good_files(sorted(files), f"{path} ({split})" if split else str(path), check)
-        for split, files in value_of.items()
-    }
-    if set(parts) == {""}:
-        parts = _spread_tenth({file: shares[file] for file in parts[""]}, path.parent, split_seed)
-    else:
-        _refuse_seed(split_seed, path)
-    for split, files in parts.items():
-        missing = sorted(set(names) - {name for file in files for name, share in shares[file].items() if share})
-        if not files or (missing and split == "train"):
-            what = f"image of the class {missing[0]!r}" if files else "image"
-            advice = "add some, or leave the class out" if files else "add some"
-            raise UserError(f"{path} has no {what} to {_PURPOSES[split]}; {advice}.")
-        if missing:
-            print(f"No image to evaluate on has the class {', '.join(missing)}.")
-    known = [{file: shares[file] for file in parts[split]} for split in ("train", "test")]
-    for remark in check.contents.remarks(*known):
-        print(f"Warning: {remark}")
-    train, test = (_target_split(split, names, column == SEVERAL_CLASSES, check.contents) for split in known)
-    return DataSet(names, train, test, held_out=set(value_of) == {""})
+def _sorted(labels: Mapping[str, str]) -> Labels:
+    return dict(sorted(labels.items(), key=lambda item: item[::-1]))
 
 
-def _spread_tenth(shares: dict[str, dict[str, float]], root: pathlib.Path, seed: int | None) -> dict[str, list[str]]:
-    """Split -> its files: every tenth is kept for evaluation, of the files in the order of the rarest of their classes.
-
-    So each class has about a tenth of its images there.
-    """
-    counts = collections.Counter(name for found in shares.values() for name, share in found.items() if share)
-
-    def place(file: str) -> tuple:
-        classes = [name for name, share in shares[file].items() if share]
-        rarest = min(((counts[name], name) for name in classes), default=(0, ""))
-        return rarest, "" if seed is None else _draw(file, root, seed), file
-
-    if len(shares) < 2:
-        raise UserError("One image is too few: two are needed, to train on and to evaluate on.")
-    ordered = sorted(shares, key=place)
-    test = ordered[min(HOLD_OUT // 2, len(ordered) - 1) :: HOLD_OUT]  # the single image of a class is for training
-    print(f"A tenth of the images is kept for evaluation, spread over the classes: {len(test):,} of {len(ordered):,}.")
-    return {"train": sorted(set(ordered) - set(test)), "test": sorted(test)}
-
-
-def _class_files(path: pathlib.Path, check: _FileCheck, *, least: int) -> dict[str, list[str]]:
-    """Class name -> its image files in the order of their paths, at least so many, all of them seen to be readable."""
-    classes = directories(path)
-    if len(classes) < 2:
-        raise few_classes(path, classes)
+def _class_files(path: pathlib.Path, *, least: int) -> Labels:
+    """Return the files in the class folders that are called like images or hold one, at least so many of each class."""
+    classes = class_folders(path)
     if beside := [entry.name for entry in path.iterdir() if not entry.is_dir() and is_picture_name(entry.name)]:
-        pictures = "1 picture" if len(beside) == 1 else f"{len(beside):,} pictures"
-        print(f"Not used, because outside the class folders of {path}: {pictures}, {min(beside)} first.")
-    names = sorted(map(composed, classes))
+        count = "1 image" if len(beside) == 1 else f"{len(beside):,} images"
+        print(f"Not used, because outside the class folders of {path}: {count}, {min(beside)} first.")
     # A line break would split a name in labels.txt; what is no UTF-8 is not printable either.
     if odd := [name for name in classes if not name.isprintable()]:
         raise UserError(f"The class folder {odd[0]!r} in {path} has unprintable characters in its name; rename it.")
-    if twice := [name for name, following in itertools.pairwise(names) if name == following]:
-        raise UserError(f"Two folders of {path} are called {twice[0]!r}, in two forms of Unicode; join them.")
-    of_name, others = {}, []
+    labels: Labels = {}
+    others = []
     for name in classes:
-        of_name[composed(name)], beside = _entries(path / name)
+        files, beside = _entries(path / name)
+        labels |= dict.fromkeys(files, composed(name))
         others += beside
     if others:
         print(others_line(others, str(path)))
-    for name in names:  # before all of them are decoded, which may take minutes
-        check_class_size(name, len(of_name[name]), str(path), least=least)
-    return _readable({name: of_name[name] for name in names}, str(path), check)
+    _check_sizes(labels, map(composed, classes), str(path), least)  # before all are decoded, which may take minutes
+    return _sorted(labels)
 
 
-def _readable(found: dict[str, list[str]], where: str, check: _FileCheck) -> dict[str, list[str]]:
-    """The files of each class that are readable images; a UserError names the others, unless they are skipped."""
-    good = set(_good_files([file for files in found.values() for file in files], where, check))
-    images = {name: [file for file in files if file in good] for name, files in found.items()}
-    for name, files in images.items():
-        check_class_size(name, len(files), where, least=1)
+def images_in(folder: pathlib.Path) -> list[str]:
+    """Return the images in a folder and the folders inside it; print how many other files there are.
+
+    Raises UserError if there is no image.
+    """
+    images, others = _entries(folder)
+    if others:
+        print(others_line(others, str(folder)))
+    if not images:
+        raise UserError(f"{folder} holds no image; give the folder with the images.")
     return images
 
 
-def _good_files(files: Sequence[str], where: str, check: _FileCheck) -> list[str]:
-    """The files that are readable images; a UserError names the others, unless they are skipped."""
-    image_warnings = ImageWarnings()
-    bad = problems_of(files, lambda file: file_problem(file, image_warnings, check.contents))
-    if bad:
-        named = summarize_problems({shown(file): why for file, why in bad.items()})
-        count = f"{len(bad)} of {len(files)} files in {where} cannot be read as images: {named}"
-        if check.on_bad_image == "stop":
-            raise UserError(f"{count}; repair or remove them, or give --on-bad-image skip.")
-        print(f"Skipped: {count}.")
-    good = [file for file in files if file not in bad]
-    image_warnings.warn(f"{len(good):,} images in {where}")
-    return good
-
-
 def _entries(folder: pathlib.Path) -> tuple[list[str], list[str]]:
-    """The pictures in a folder and the folders inside it, and what else lies there, without what is hidden.
+    """Return the images in a folder and the folders inside it, and what else lies there, without what is hidden.
 
     A link to a folder is one entry.
     """
@@ -319,15 +190,15 @@ def _entries(folder: pathlib.Path) -> tuple[list[str], list[str]]:
     if not is_remote(folder):  # else they are files
         entries = [entry for entry in entries if entry.is_symlink() or not entry.is_dir()]
     with concurrent.futures.ThreadPoolExecutor() as pool:  # of a bucket, each first byte is a request
-        pictures = list(pool.map(is_picture, entries))
+        are_images = list(pool.map(is_picture, entries))
     split: tuple[list[str], list[str]] = ([], [])
-    for entry, picture in zip(entries, pictures, strict=True):
-        split[not picture].append(str(entry))
+    for entry, is_image in zip(entries, are_images, strict=True):
+        split[not is_image].append(str(entry))
     return sorted(split[0]), split[1]
 
 
 def file_problem(file: str, image_warnings: ImageWarnings, contents: FileContents) -> str | None:
-    """Why a file cannot be decoded, or None; the others note what is odd about it and what is in it."""
+    """Say why a file cannot be decoded; of others return None, and note what is odd about them and what is in them."""
     if os.path.isdir(file):
         return "a link to a folder, which is not followed"
     if not is_remote(file) and not os.path.isfile(file):
@@ -340,24 +211,157 @@ def file_problem(file: str, image_warnings: ImageWarnings, contents: FileContent
         return error_reason(error)
 
 
-def _file_split(classes: dict[str, list[str]], contents: FileContents) -> Split:
-    paths = [file for files in classes.values() for file in files]
-    known = np.repeat(np.arange(len(classes)), [len(files) for files in classes.values()])
-    # Without the path of the folder, which may differ between workers.
-    names = [os.path.join(name, os.path.basename(file)) for name, files in classes.items() for file in files]
-    return _split_of_files(paths, known, names, contents)
+def _decided(splits: dict[str, Labels], exclude: str | None, contents: FileContents) -> dict[str, Labels]:
+    """Return the files of each split without what the decisions of a file drop, and with their new labels.
+
+    Raises UserError for a new label that is no class, and for a class that loses all its images.
+    """
+    if exclude is None:
+        return splits
+    files = [file for labels in splits.values() for file in labels]
+    decisions = read_decisions(exclude).of_files(files, contents)
+    results, dropped, relabeled = {}, 0, 0
+    for split, labels in splits.items():
+        classes, result = set(labels.values()), dict(labels)
+        for file in sorted(labels.keys() & decisions.keys()):
+            decision, label = decisions[file].decision, decisions[file].new_label
+            if decision == "drop":
+                del result[file]
+                dropped += 1
+            if decision == "relabel" and label not in classes:
+                raise UserError(
+                    f"{exclude} gives {shown(file)} the label {label!r}, which the data do not have; correct it; the "
+                    f"nearest: {nearest(label, classes)}."
+                )
+            if decision == "relabel":
+                relabeled += label != labels[file]
+                result[file] = label
+        _check_sizes(result, classes, f"the data without what {exclude} drops")
+        results[split] = _sorted(result)
+    print(
+        f"{exclude}: {dropped:,} of {len(files):,} images {is_or_are(dropped)} left out, and {relabeled:,} "
+        f"{'has' if relabeled == 1 else 'have'} another label."
+    )
+    return results
 
 
-def _split_of_files(paths: Sequence[str], known: np.ndarray, lines: Sequence[str], contents: FileContents) -> Split:
-    """The files with their labels (n,); the fingerprint is that of their contents and of a line of text for each."""
+def _of_classes(
+    splits: dict[str, Labels], contents: FileContents, path: pathlib.Path, root: pathlib.Path, seed: int | None
+) -> DataSet:
+    """Return the data set of files of one class each; `path` is in messages, `root` the folder of the paths."""
+    held_out = "" in splits
+    if held_out:
+        splits = _held_out(splits[""], root, seed)
+    train, test = splits["train"], splits["test"]
+    check_classes_of_splits(train.values(), test.values(), path)
+    for remark in contents.remarks(train, test):
+        print(f"Warning: {remark}")
+    names = sorted({*train.values()})
+    number_of = {name: number for number, name in enumerate(names)}
+    made: list[Split] = []
+    for labels in (train, test):
+        # Without the path of the folder, which may differ between workers.
+        lines = [os.path.join(label, os.path.basename(file)) for file, label in labels.items()]
+        made.append(_split(list(labels), np.array([number_of[label] for label in labels.values()]), lines, contents))
+    return DataSet(tuple(names), made[0], made[1], held_out=held_out)
+
+
+def _held_out(labels: Labels, root: pathlib.Path, seed: int | None) -> dict[str, Labels]:
+    """Return the files to train on, and to evaluate on: a tenth of each class, rounded up.
+
+    Without a seed it is every tenth file by name, else the first tenth in the order of a hash of the seed and of the
+    path below `root`. So the split is the same on any machine, and a new file hardly changes it.
+    """
+    _check_sizes(labels, labels.values(), str(root), least=2)
+    of_class: dict[str, list[str]] = collections.defaultdict(list)
+    for file, label in labels.items():
+        of_class[label].append(file)
+    kept: set[str] = set()
+    for files in of_class.values():
+        count = -(-len(files) // HOLD_OUT)
+        kept |= {*files[::HOLD_OUT]} if seed is None else {*sorted(files, key=lambda f: _draw(f, root, seed))[:count]}
+    counts = [-(-len(files) // HOLD_OUT) for files in of_class.values()]
+    each = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
+    how = "Every tenth image of each class" if seed is None else f"A tenth of each class, drawn with the seed {seed},"
+    print(f"{how} is kept for evaluation: {len(kept):,} of {len(labels):,} images, {each} of each class.")
+    return _divided(labels, kept)
+
+
+def _draw(file: str, root: pathlib.Path, seed: int) -> bytes:
+    """Return a hash that puts the files in a random order."""
+    return hashlib.sha256(os.fsencode(f"{seed}/{os.path.relpath(file, root)}")).digest()
+
+
+def _of_shares(
+    column: str,
+    value_of: Mapping[str, Mapping[str, str]],
+    where: Mapping[str, str],
+    reader: _Reader,
+    path: pathlib.Path,
+    seed: int | None,
+) -> DataSet:
+    """Return the data set of files with several classes each, or with a share of each class."""
+    names: set[str] = set()
+    splits: dict[str, dict[str, dict[str, float]]] = {}
+    for split, texts in value_of.items():
+        shares = {file: class_shares(text, column) for file, text in sorted(texts.items())}
+        names = names.union(*shares.values())
+        splits[split] = {file: shares[file] for file in reader.good_files(list(shares), where[split])}
+    if held_out := set(splits) == {""}:
+        splits = _spread_tenth(splits[""], path.parent, seed)
+    _check_shares(splits, sorted(names), path)
+    train, test = splits["train"], splits["test"]
+    for remark in reader.contents.remarks(train, test):
+        print(f"Warning: {remark}")
+    made = [_target_split(part, sorted(names), column == SEVERAL_CLASSES, reader.contents) for part in (train, test)]
+    return DataSet(tuple(sorted(names)), made[0], made[1], held_out=held_out)
+
+
+def _spread_tenth(shares: dict[str, dict[str, float]], root: pathlib.Path, seed: int | None) -> dict[str, dict]:
+    """Keep every tenth file for evaluation, in the order of the rarest of their classes; return those of each split.
+
+    So each class has about a tenth of its images there.
+    """
+    counts = collections.Counter(name for found in shares.values() for name, share in found.items() if share)
+
+    def place(file: str) -> tuple:
+        classes = [name for name, share in shares[file].items() if share]
+        rarest = min(((counts[name], name) for name in classes), default=(0, ""))
+        return rarest, "" if seed is None else _draw(file, root, seed), file
+
+    ordered = sorted(shares, key=place)
+    test = {*ordered[min(HOLD_OUT // 2, len(ordered) - 1) :: HOLD_OUT]}  # the one image of a class is for training
+    print(f"A tenth of the images is kept for evaluation, spread over the classes: {len(test):,} of {len(ordered):,}.")
+    return _divided(dict(sorted(shares.items())), test)
+
+
+def _divided(files: dict[str, Any], kept: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Return the files to train on, and those that are kept to evaluate on."""
+    return {
+        split: {file: value for file, value in files.items() if (file in kept) == (split == "test")}
+        for split in ("train", "test")
+    }
+
+
+def _check_shares(splits: Mapping[str, dict[str, dict[str, float]]], names: Sequence[str], path: pathlib.Path) -> None:
+    """Raise UserError for a split without images, and for a class without any to train on."""
+    for split in ("train", "test"):
+        files = splits[split].values()
+        missing = sorted(set(names) - {name for shares in files for name, share in shares.items() if share})
+        if not files or (missing and split == "train"):
+            what = f"image of the class {missing[0]!r}" if files else "image"
+            advice = "add some, or leave the class out" if files else "add some"
+            raise UserError(f"{path} has no {what} to {_PURPOSES[split]}; {advice}.")
+        if missing:
+            print(f"No image to evaluate on has the class {', '.join(missing)}.")
+
+
+def _split(paths: Sequence[str], known: np.ndarray, lines: Sequence[str], contents: FileContents) -> Split:
+    """Return files with their labels (n,); the fingerprint is that of their contents and of a line of text for each."""
     files, labels = tf.constant([os.fsencode(path) for path in paths]), tf.constant(known, tf.int32)
-
-    def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return tf.io.read_file(files[index]), labels[index]
-
     return Split(
         len(paths),
-        read,
+        lambda index: (tf.io.read_file(files[index]), labels[index]),
         lambda index: shown(paths[index]),
         fingerprint=contents.fingerprint(paths, lines),
         digests=contents.digests(paths),
@@ -366,9 +370,9 @@ def _split_of_files(paths: Sequence[str], known: np.ndarray, lines: Sequence[str
 
 
 def _target_split(
-    shares: dict[str, dict[str, float]], names: tuple[str, ...], multi_label: bool, contents: FileContents
+    shares: dict[str, dict[str, float]], names: Sequence[str], multi_label: bool, contents: FileContents
 ) -> Split:
-    """The files with their shares of the classes; the label is -1, or the first of those with the largest share."""
+    """Return files with their shares of the classes; the label is -1, or the first of those with the largest share."""
     number_of, paths = {name: index for index, name in enumerate(names)}, list(shares)
     classes = [[number_of[name] for name in found] for found in shares.values()]
     values = [list(found.values()) for found in shares.values()]
@@ -382,13 +386,11 @@ def _target_split(
         return tf.linalg.matvec(tf.one_hot(all_classes[begin:end], len(names)), all_values[begin:end], transpose_a=True)
 
     lines = [f"{os.path.basename(path)} {sorted(found.items())}" for path, found in shares.items()]
-    known = [-1 if multi_label else _first_largest(row, share) for row, share in zip(classes, values, strict=True)]
-    split = _split_of_files(paths, np.array(known), lines, contents)
+    known = np.full(len(paths), -1)
+    if not multi_label:  # as argmax over all classes finds it
+        rows = zip(classes, values, strict=True)
+        known = np.array([min(n for n, share in zip(*row, strict=True) if share == max(row[1])) for row in rows])
+    split = _split(paths, known, lines, contents)
     return dataclasses.replace(
         split, target=target, multi_label=multi_label, labels=None if multi_label else split.labels
     )
-
-
-def _first_largest(classes: Sequence[int], shares: Sequence[float]) -> int:
-    """The lowest class number among those with the largest share, as argmax over all classes finds it."""
-    return min(number for number, share in zip(classes, shares, strict=True) if share == max(shares))

@@ -11,7 +11,7 @@ from keras_vit.errors import is_or_are
 from keras_vit.files.remote import is_remote, to_path
 from keras_vit.run import Run, TrainingData
 from training.data.checks import split_folders
-from training.data.csv_file import listed_files
+from training.data.listed_files import listed_files
 from training.options.common import DataOptions
 
 if TYPE_CHECKING:
@@ -58,22 +58,17 @@ def check_held_out(run: Run, options: DataOptions, source: "DataSet") -> None:
     then = f"{sum(known.counts):,} images, and now {sum(now.counts or ()):,}"
     if known.counts == now.counts:
         then = "other images, or the same under other names or classes"
+    exclude, advice = run.settings["source"].get("exclude"), "evaluate on images of another folder"
+    if exclude != options.exclude:
+        advice = "leave --exclude out" if exclude is None else f"give --exclude {exclude}, as in training"
     raise UserError(
         f"{run.name} was trained when {known.data} had {then}, so that others are kept for evaluation now, and the run "
-        f"may have been trained on them; {_advice(run, options)}."
+        f"may have been trained on them; {advice}."
     )
 
 
-def _advice(run: Run, options: DataOptions) -> str:
-    """Advise what to do about other evaluation images than those of a run."""
-    exclude = run.settings["source"].get("exclude")
-    if exclude == options.exclude:
-        return "evaluate on images of another folder"
-    return "leave --exclude out" if exclude is None else f"give --exclude {exclude}, as in training"
-
-
 def warn_of_training_images(run: Run, source: "DataSet") -> bool:
-    """Print a sentence if a run was trained on some of the evaluation images. Returns whether that is known."""
+    """Print a sentence if a run was trained on some of the evaluation images; return whether that is known."""
     digests, known = source.evaluation.digests, run.training_images
     if digests is None or known is None:
         return False
@@ -124,8 +119,8 @@ def check_soup(runs: Sequence[Run]) -> None:
         differ = one.place == two.place and (one.is_other_split(two) or one.has_other_images(two))
         if differ and one.place[0] in ("folder", "csv") and not _has_splits(*one.place):
             raise UserError(
-                f"{name} and {other} were trained on different splits of {one.data}, so each may have been "
-                "trained on images that the other is evaluated on; average runs of one split."
+                f"{name} and {other} were trained on different splits of {one.data}, so each may have been trained on "
+                "images that the other is evaluated on; average runs of one split."
             )
 
 
@@ -133,8 +128,6 @@ def _has_splits(kind: str, path: str) -> bool:
     """Whether a folder or list has splits of its own; False where it is no longer there, so that a rule is assumed."""
     root = to_path(path)
     try:
-        if kind == "csv":
-            return "" not in listed_files(root).value_of
-        return split_folders(root) is not None
+        return "" not in listed_files(root).value_of if kind == "csv" else split_folders(root) is not None
     except (OSError, UserError):
         return False

@@ -1,17 +1,207 @@
-"""Files that a file of others names: found in every form of their names, and inside of the folder that the user named.
+"""Files that a file of others names: a CSV file of images and their classes, and names in files of annotations.
 
 Imports neither TensorFlow nor NumPy.
+
+In a CSV file, the column path names the files, relative to its folder. One of the columns label (a class), labels (any
+number of classes such as "cat|dog", or none) and probabilities (shares that sum to 1, such as "cat=0.7|dog=0.3") says
+what they show. A further column split says train (or training), or test (testing, val, valid, validation); as in a
+folder, the images of test are evaluated on where there are others beside them. Other columns are ignored.
+
+The text is UTF-8, with or without a byte order mark. Columns may have some other names, in any case (`_NAMES`), and may
+be separated by commas, semicolons, tabs or bars, as the first line says. What is ambiguous is refused.
 """
 
+import csv
+import math
 import os
 import pathlib
+import re
 import unicodedata
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TextIO
 
-from keras_vit.errors import UserError, shown
+from keras_vit.errors import UserError, reading, shown
+from keras_vit.files.labels import composed
+from keras_vit.files.remote import existing_file
+from training.options.common import EVALUATION_NAMES, TRAINING_NAMES
 
+# Columns for one class, for any number of classes, and for a share of each class.
+ONE_CLASS, SEVERAL_CLASSES, CLASS_SHARES = "label", "labels", "probabilities"
+_OF_CLASSES = (ONE_CLASS, SEVERAL_CLASSES, CLASS_SHARES)
+# Meaning of a column -> its names, without spaces and underscores.
+_NAMES = {
+    "path": ("path", "filepath", "filename", "file", "imagepath", "image"),
+    ONE_CLASS: ("label", "class", "category", "species"),
+    SEVERAL_CLASSES: ("labels", "classes", "tags"),
+    CLASS_SHARES: ("probabilities",),
+    "split": ("split",),
+}
+_SEPARATORS = ",;\t|"
+_SPLITS = (*TRAINING_NAMES, *EVALUATION_NAMES)
+_KIND, _ADVICE = ("CSV in UTF-8", csv.Error), 'save it again, in Excel as "CSV UTF-8"'
+# How far from 1 the sum of an image's shares may be; they are then divided by it.
+_ROUNDING = 0.02
 # Files that a message names.
 _MOST_NAMED = 3
+
+
+class ListedFiles(NamedTuple):
+    """The contents of a CSV file."""
+
+    column: str
+    """The column of the classes."""
+    value_of: dict[str, dict[str, str]]
+    """Split ("train" and "test", or "" alone) -> file -> what the column says of it."""
+    not_used: dict[str, int]
+    """The further evaluation splits, and their numbers of images."""
+
+
+class Line(NamedTuple):
+    """A line below the first one."""
+
+    where: str
+    """Its number and file, as a message begins."""
+    image: str
+    label: str
+    """The value in the column of the classes; "" without one."""
+    split: str
+    """In lower case; "" without the column."""
+
+
+def listed_files(path: pathlib.Path) -> ListedFiles:
+    """Read a CSV file. Raises UserError for the first wrong row."""
+    existing_file(path, "--data csv:FILE takes one with the columns path and label")
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        place_of, lines = read_lines(stream, path)
+        columns = [name for name in _OF_CLASSES if name in place_of]
+        if "path" not in place_of or len(columns) != 1:
+            raise UserError(
+                f"The first line of {path} must name the columns path and one of {', '.join(_OF_CLASSES)}, each once."
+            )
+        [column] = columns
+        found: dict[str, dict[str, str]] = {}
+        first_line: dict[str, str] = {}
+        for where, image, label, split in lines:
+            file = str(listed_file(path.parent, image))
+            if file in first_line:
+                raise UserError(f"{first_line[file]} and {where} are of the same image {image!r}; keep one of them.")
+            if column != ONE_CLASS:
+                class_shares(label, column, where)
+            first_line[file] = where
+            found.setdefault(split, {})[file] = label
+    _check_classes(path, column, {label for files in found.values() for label in files.values()})
+    if "" in found:
+        return ListedFiles(column, found, {})
+    train, evaluation = used_splits(found, path)
+    used = {"train": {file: label for name in train for file, label in found[name].items()}}
+    used["test"] = found[evaluation[0]]
+    return ListedFiles(column, used, {name: len(found[name]) for name in evaluation[1:]})
+
+
+def used_splits(names: Collection[str], path: object) -> tuple[list[str], list[str]]:
+    """Return the names of splits to train on and to evaluate on, of which the first is used.
+
+    Raises UserError if there is none of either.
+    """
+    train, evaluation = ([name for name in known if name in names] for known in (TRAINING_NAMES, EVALUATION_NAMES))
+    if not train or not evaluation:
+        raise UserError(
+            f"The column split of {path} says only {', '.join(names)}; it must say train and one of "
+            f"{', '.join(EVALUATION_NAMES)}, or leave the column out."
+        )
+    return train, evaluation
+
+
+def read_lines(stream: TextIO, path: object) -> tuple[dict[str, int], Iterator[Line]]:
+    """Return the meanings of the columns with their numbers, and the lines, which are read one after the other.
+
+    Raises UserError for a line that lacks a value, has more of them than columns, or a split of another name.
+
+    Args:
+        stream: the text.
+        path: of the file, for messages.
+    """
+    with reading(path, *_KIND, advice=_ADVICE):
+        first = stream.readline().rstrip("\r\n")
+        separator = next((each for each in _SEPARATORS if "path" in places_of(_cells(first, each))), ",")
+        header = _cells(first, separator)
+    rows = csv.reader(stream, delimiter=separator, skipinitialspace=True, strict=True)
+    return places_of(header), _lines(rows, path, len(header), places_of(header))
+
+
+def _lines(rows: Any, path: object, num_columns: int, place_of: Mapping[str, int]) -> Iterator[Line]:
+    """Yield the lines of a reader of csv, without empty ones."""
+    column = next((name for name in _OF_CLASSES if name in place_of), "")
+    with reading(path, *_KIND, advice=_ADVICE):
+        for row in rows:
+            if not any(map(str.strip, row)):
+                continue
+            where = f"Line {rows.line_num + 1} of {path}"
+            values = {name: row[place].strip() for name, place in place_of.items() if place < len(row)}
+            image, label = values.get("path", ""), composed(values.get(column, ""))
+            split = values.get("split", "").lower()
+            has_label = label.isprintable() and (label or column not in (ONE_CLASS, CLASS_SHARES))
+            has_split = split in _SPLITS or not column or "split" not in place_of
+            if not image or not has_label or not has_split or any(map(str.strip, row[num_columns:])):
+                raise UserError(
+                    f"{where} should have a path, printable characters in the column {column or 'path'}, as a split "
+                    f"train or one of {', '.join(EVALUATION_NAMES)}, and no more values than there are columns, but is "
+                    f"{shown(row)}; put a value with commas in quotes, and | between several classes."
+                )
+            yield Line(where, image, label, split)
+
+
+def _check_classes(path: pathlib.Path, column: str, texts: Collection[str]) -> None:
+    """Raise UserError for fewer than two classes, and for several of them in one name."""
+    names = {*texts} if column == ONE_CLASS else {name for text in texts for name in class_shares(text, column)}
+    check_several_classes(names, path)
+    parts = {name: [part.strip() for part in re.split("[;,]", name)] for name in sorted(names)}
+    joined = [name for name, several in parts.items() if len(several) > 1 and names.issuperset(several)]
+    if column == SEVERAL_CLASSES and joined:
+        raise UserError(f"{path} has labels that are several classes, {joined[0]!r}; put | between them.")
+
+
+def check_several_classes(names: Collection[str], path: object) -> None:
+    """Raise UserError for fewer than two classes."""
+    if len(names) < 2:
+        raise UserError(f"{path} must list images of at least two classes.")
+
+
+def _cells(line: str, separator: str) -> list[str]:
+    return next(csv.reader([line], delimiter=separator, skipinitialspace=True), [])
+
+
+def places_of(header: Sequence[str]) -> dict[str, int]:
+    """Return the meaning -> the number of its column; without a meaning that several columns may have."""
+    names = [re.sub("[^a-z]", "", name.lower()) for name in header]
+    places = {meaning: [n for n, name in enumerate(names) if name in known] for meaning, known in _NAMES.items()}
+    own = {meaning: [n for n, name in enumerate(names) if name == meaning] or places[meaning] for meaning in places}
+    return {meaning: numbers[0] for meaning, numbers in own.items() if len(numbers) == 1}
+
+
+def class_shares(text: str, column: str, where: str = "") -> dict[str, float]:
+    """Return the share of each class: 1 for each of "cat|dog", or those of "cat=0.7|dog=0.3", which sum to 1.
+
+    Raises UserError, which begins with `where`, for anything else.
+    """
+    parts = [part.strip() for part in text.split("|")] if text else []
+    names, shares, total = parts, [1.0] * len(parts), 1.0
+    advice = "give different classes with | between them"
+    if column == CLASS_SHARES:
+        names, shares = [part.rpartition("=")[0].strip() for part in parts], [_share(part) for part in parts]
+        total, advice = sum(shares), "give them as cat=0.7|dog=0.3, each class once, with a sum of 1"
+    is_distribution = abs(total - 1.0) <= _ROUNDING and min(shares, default=0.0) >= 0.0
+    if "" in names or len(set(names)) < len(names) or not is_distribution:
+        raise UserError(f"{where} has the {column} {text!r:.200}; {advice}.")
+    return {name: share / total for name, share in zip(names, shares, strict=True)}
+
+
+def _share(part: str) -> float:
+    """Return the number behind the last = of a text; NaN if it is none."""
+    try:
+        return float(part.rpartition("=")[2])
+    except ValueError:
+        return math.nan
 
 
 def listed_file(folder: pathlib.Path, name: str) -> pathlib.Path:
@@ -71,5 +261,5 @@ def check_inside(files: Iterable[pathlib.Path], source: object, folder: pathlib.
 
 
 def _name(path: object) -> str:
-    """A path for a message, cut and without control characters."""
+    """Return a path for a message, cut and without control characters."""
     return shown(str(path))[1:-1]

@@ -7,8 +7,6 @@ image that a pseudo-random permutation, keyed by seed and epoch, puts at its pla
 
 import dataclasses
 import itertools
-import os
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
@@ -17,15 +15,12 @@ import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
 from keras_vit.images import graph
-from keras_vit.images.samples import Samples
-from training.data import augment, color, randaugment
+from training.data import augment, randaugment
 from training.data.dataset import DataSet, Split, decoded, without_autograph
 from training.recipes.recipe import PretrainRecipe, Recipe
 
 # Rounds of the index permutation's cipher; at TensorFlow's default of 4, neighbors stay correlated.
 _SHUFFLE_ROUNDS = 16
-# Of the images kept beside a model: largest side in sides of its input, and bytes of all together.
-_LARGEST_SAMPLE, _SAMPLE_BYTES = 4, 64 * 2**20
 # What a batch's seed is folded with, so that it is not that of an example.
 _OF_THE_BATCH = 1
 # What the seed of an image is folded with for its first crop, if it has several; the next crops take the next numbers.
@@ -39,7 +34,7 @@ _COLOR_ROWS = 32
 
 
 def steps_per_epoch(split: Split, batch_size: int) -> int:
-    """Whole batches in an epoch; the rest of the permutation is left out, another rest in every epoch."""
+    """Return whole batches in an epoch; the rest of the permutation is left out, another rest in every epoch."""
     if batch_size > split.num_examples:
         raise UserError(
             f"A batch of {batch_size} is larger than the training set of {split.num_examples} images; give "
@@ -59,7 +54,7 @@ def training_batches(
     num_steps: int | None = None,
     part: tuple[int, int] = (0, 1),
 ) -> tf.data.Dataset:
-    """Batches from `first_step` on, `num_steps` of them or endless.
+    """Return batches from `first_step` on, `num_steps` of them or endless.
 
     Images (B, h, w, C) in the model's range, labels (B, K) that sum to 1, or are 1 for each of several classes. For
     self-distillation the images are large crops (B, 2, height, width, C), or a tuple of them and of small ones (B, n,
@@ -82,7 +77,7 @@ def training_batches(
         if crops is not None:
             return _multi_crop(image, example_seed, crops, preprocessing), label
         image = _training_image(image, example_seed, recipe, preprocessing)
-        return (image, label, color.color_draws(example_seed)) if recolored else (image, label)
+        return (image, label, augment.color_draws(example_seed)) if recolored else (image, label)
 
     @without_autograph
     def batch(step: tf.Tensor, examples: tuple) -> tuple:
@@ -101,11 +96,11 @@ def training_batches(
 
 
 def _recolored(data: tf.data.Dataset, recipe: Recipe) -> tf.data.Dataset:
-    """Batches of examples (image, label, draws), without the draws, by which their colors are changed."""
+    """Return batches of examples (image, label, draws), without the draws, by which their colors are changed."""
 
     @without_autograph
     def recolor(images: tf.Tensor, labels: tf.Tensor, draws: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        images = color.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
+        images = augment.augment_colors(images, draws, jitter=recipe.color_jitter, three=recipe.three_augment)
         return images, labels
 
     return data.batch(_COLOR_ROWS).map(recolor, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -139,7 +134,7 @@ def example_numbers(num_rows: int, first_step: int, num_steps: int | None) -> tf
 
 
 def rows_of_part(batch_size: int, part: tuple[int, int]) -> np.ndarray:
-    """Rows of every batch that one part gives."""
+    """Return rows of every batch that one part gives."""
     if batch_size % part[1]:
         raise UserError(
             f"A batch of {batch_size} images cannot be shared evenly by {part[1]} workers; "
@@ -163,7 +158,7 @@ def _rows_to_read(recipe: Recipe, part: tuple[int, int]) -> tuple[np.ndarray, np
 
 
 def _training_image(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
-    """An image, decoded or not, as it is shown in training: (height, width, channels), 0..255.
+    """Return an image, decoded or not, as it is shown in training: (height, width, channels), 0..255.
 
     It is rounded to uint8 only for operations on bytes. So without augmentation, training sees what evaluation sees.
     """
@@ -172,7 +167,7 @@ def _training_image(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocess
 
 
 def _multi_crop(data: tf.Tensor, seed: tf.Tensor, recipe: PretrainRecipe, preprocessing: Preprocessing):
-    """The crops of an image, decoded or not, for self-distillation, each augmented for itself, 0..255.
+    """Return the crops of an image, decoded or not, for self-distillation, each augmented for itself, 0..255.
 
     Large crops (2, height, width, C), or these and small crops (n, h, w, C).
 
@@ -187,8 +182,10 @@ def _multi_crop(data: tf.Tensor, seed: tf.Tensor, recipe: PretrainRecipe, prepro
         window = _window_resized(window, dataclasses.replace(preprocessing, antialias=True), size)
         window = _augmented(window, seeds, recipe, preprocessing)
         if recipe.color_jitter or recipe.three_augment:
-            draws = color.color_draws(crop_seed)[None]
-            windows = color.augment_colors(window[None], draws, jitter=recipe.color_jitter, three=recipe.three_augment)
+            draws = augment.color_draws(crop_seed)[None]
+            windows = augment.augment_colors(
+                window[None], draws, jitter=recipe.color_jitter, three=recipe.three_augment
+            )
             window = windows[0]
         return window
 
@@ -200,7 +197,7 @@ def _multi_crop(data: tf.Tensor, seed: tf.Tensor, recipe: PretrainRecipe, prepro
 
 
 def _augmented(image: tf.Tensor, seeds: Sequence[tf.Tensor], recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
-    """A crop with all changes but those of colors."""
+    """Return a crop with all changes but those of colors."""
     shift_seed, flip_seed, policy_seed, erasing_seed = seeds
     if image.dtype != tf.uint8 and _changes_bytes(recipe):
         image = tf.saturate_cast(tf.round(image), tf.uint8)
@@ -226,7 +223,7 @@ def _changes_bytes(recipe: Recipe) -> bool:
 
 
 def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
-    """The part of an image that training shows, (height, width, channels), 0..255.
+    """Return the part of an image that training shows, (height, width, channels), 0..255.
 
     `resized_once` has resized images in float32.
     """
@@ -250,7 +247,7 @@ def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Pr
 
 
 def _window_resized(window: tf.Tensor, preprocessing: Preprocessing, size: tuple[int, int]) -> tf.Tensor:
-    """A random window of an image at a size, with the filter of the model."""
+    """Return a random window of an image at a size, with the filter of the model."""
     if preprocessing.resize == "pad":  # so that training too shows no stretched shapes, and the background
         return dataclasses.replace(preprocessing, image_size=size, crop_from=None).resized(window)
     if preprocessing.interpolation == "area":  # big_vision averages areas in evaluation alone
@@ -265,7 +262,7 @@ def _stretched(image: tf.Tensor, side: int, preprocessing: Preprocessing) -> tf.
 def resized_once(
     source: DataSet, recipe: Recipe, preprocessing: Preprocessing, *, epochs: float, evaluations: int
 ) -> DataSet:
-    """A source with the same batches, of which files are decoded and resized once instead of in every epoch.
+    """Return a source with the same batches, of which files are decoded and resized once instead of in every epoch.
 
     Each split stays as it is where that saves nothing or needs more than 512 MB, and that of training where each epoch
     decodes other windows of the images; so does a source with `batches` of its own.
@@ -318,7 +315,7 @@ def _in_memory(
 def _mixed(
     images: tf.Tensor, labels: tf.Tensor, partners: np.ndarray, seed: tf.Tensor, recipe: Recipe
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The own rows of what was read, mixed with their partners."""
+    """Return the own rows of what was read, mixed with their partners."""
     if not (recipe.mixup or recipe.cutmix):
         return images, labels
     pairs = (
@@ -341,15 +338,13 @@ def _mixed(
 def evaluation_batches(
     split: Split, preprocessing: Preprocessing, *, num_classes: int, batch_size: int, part: tuple[int, int] = (0, 1)
 ) -> tf.data.Dataset:
-    """Every example once, in order: images (B, h, w, C), labels (B, K) as in training, weights (B,) float32.
+    """Return every example once, in order: images (B, h, w, C), labels (B, K) as in training, weights (B,) float32.
 
     Every batch has its full size: behind the last example come black images of weight 0 and without a label. With
     `part` (i, n) only rows i * B / n to (i + 1) * B / n of the very same batches, equally many in every part.
     """
-    rows = rows_of_part(batch_size, part)
 
-    @without_autograph
-    def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def example(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         def real() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             image, label = split.read(index)
             target = split.target(index) if split.target else tf.one_hot(label, num_classes)
@@ -363,55 +358,19 @@ def evaluation_batches(
             shape = (*preprocessing.image_size, preprocessing.channels)
             return tf.zeros(shape), tf.zeros((num_classes,)), tf.constant(0.0)
 
-        index = number // len(rows) * batch_size + tf.constant(rows)[number % len(rows)]
         return tf.cond(index < split.num_examples, real, padding)
 
-    data = tf.data.Dataset.range(-(-split.num_examples // batch_size) * len(rows))
-    data = data.map(example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    return data.batch(len(rows), drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    return batches_in_order(split, example, batch_size, part)
 
 
-def save_samples(split: Split, preprocessing: Preprocessing, path: str | os.PathLike, most: int | None = None) -> None:
-    """Keep images of a split beside a model, as PNG in an evenly mixed order, up to `most` and 64 MB of them.
-
-    Pictures far larger than the model's input are reduced first, so that every data set gives enough of them.
-    """
-    limit = tuple(_LARGEST_SAMPLE * side for side in preprocessing.image_size)
+def batches_in_order(split: Split, example: Callable, batch_size: int, part: tuple[int, int]) -> tf.data.Dataset:
+    """Return batches of what a function makes of each index, to the end of the last batch; see `evaluation_batches`."""
+    rows = rows_of_part(batch_size, part)
 
     @without_autograph
-    def sample(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        image, label = split.example(index, preprocessing)
+    def of_number(number: tf.Tensor) -> tuple:
+        return example(number // len(rows) * batch_size + tf.constant(rows)[number % len(rows)])
 
-        def reduced() -> tf.Tensor:
-            # The channels first, as a model sees them: hidden colors must not mix in.
-            smaller = tf.image.resize(
-                preprocessing.to_channels(image), limit, preserve_aspect_ratio=True, antialias=True
-            )
-            return tf.saturate_cast(tf.round(smaller), tf.uint8)
-
-        is_large = tf.reduce_all(tf.shape(image)[:2] > limit)
-        return tf.io.encode_png(tf.cond(is_large, reduced, lambda: image)), label
-
-    # In a graph, which walks through the header of an image file a hundred times as fast as eager operations do.
-    chosen = np.random.default_rng(0).permutation(split.num_examples)[:most]
-    data = tf.data.Dataset.from_tensor_slices(chosen)
-    data = data.map(sample, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    encoded: list[bytes] = []
-    labels: list[int] = []
-    total = 0
-    # In batches, because a step of the iterator takes longer than a small image.
-    for images, classes in data.batch(16).as_numpy_iterator():
-        for image, label in zip(images, classes, strict=True):
-            if total < _SAMPLE_BYTES:
-                encoded.append(image)
-                labels.append(int(label))
-                total += len(image)
-        if total >= _SAMPLE_BYTES:
-            break
-    names = tuple(sample_name(split, int(index)) for index in chosen[: len(encoded)])
-    Samples(tuple(encoded), np.array(labels), names).save(path)
-
-
-def sample_name(split: Split, index: int) -> str:
-    """Name an example beside a model: a file by its folder and name, without the other folders."""
-    return "/".join(pathlib.PurePath(split.name(index)).parts[-2:])
+    data = tf.data.Dataset.range(-(-split.num_examples // batch_size) * len(rows))
+    data = data.map(of_number, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return data.batch(len(rows), drop_remainder=True).prefetch(tf.data.AUTOTUNE)

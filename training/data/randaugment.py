@@ -32,7 +32,7 @@ def randaugment(image: tf.Tensor, seed: tf.Tensor, layers: int, level: float) ->
 
 
 def autoaugment(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """One of the 25 pairs of operations found for ImageNet, each of them applied with its probability."""
+    """Return one of the 25 pairs of operations found for ImageNet, each of them applied with its probability."""
     names, probabilities, levels = zip(*(single for pair in _POLICIES for single in pair), strict=True)
     pairs = zip(names, levels, strict=True)
     amounts = tf.constant([_amount(name, level, _AUTOAUGMENT_PIXELS, image.shape) for name, level in pairs])
@@ -49,7 +49,7 @@ def autoaugment(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def _amount(name: str, level: float, pixels: tuple[int, int], shape: tf.TensorShape) -> float:
-    """The magnitude of an operation at a level, in its own unit."""
+    """Return the magnitude of an operation at a level, in its own unit."""
     share, (translation, cutout_half) = level / 10.0, pixels
     if name in ("Color", "Contrast", "Brightness", "Sharpness"):
         return share * 1.8 + 0.1
@@ -68,7 +68,7 @@ def _amount(name: str, level: float, pixels: tuple[int, int], shape: tf.TensorSh
 
 @tf.function(autograph=False)  # traced once for each shape, not for each use
 def _operate(image: tf.Tensor, choice: tf.Tensor, amount: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """The operation of that number, in a random direction or place; none for the number after the last."""
+    """Return the operation of that number, in a random direction or place; none for the number after the last."""
     sign_seed, place_seed = tf.unstack(tf.random.split(seed))
     sign = tf.where(tf.random.stateless_uniform((), sign_seed) < 0.5, -1.0, 1.0)
 
@@ -114,7 +114,7 @@ def equalize(image: tf.Tensor) -> tf.Tensor:
 
 
 def posterize(image: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
-    """The highest bits alone; as TensorFlow's shifts, at least one and at most all of them."""
+    """Return the highest bits alone; as TensorFlow's shifts, at least one and at most all of them."""
     shift = tf.cast(tf.clip_by_value(8 - tf.cast(bits, tf.int32), 0, 7), tf.uint8)
     return tf.bitwise.left_shift(tf.bitwise.right_shift(image, shift), shift)
 
@@ -131,7 +131,7 @@ def solarize_add(image: tf.Tensor, addition: tf.Tensor) -> tf.Tensor:
 
 
 def gray(image: tf.Tensor) -> tf.Tensor:
-    """The luma, with one channel."""
+    """Return the luma, with one channel."""
     return tf.image.rgb_to_grayscale(image) if image.shape[-1] == 3 else image
 
 
@@ -172,7 +172,7 @@ def rotate(image: tf.Tensor, degrees: tf.Tensor) -> tf.Tensor:
 
 
 def cutout(image: tf.Tensor, half: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """A gray square of twice `half` pixels about a place anywhere in the image, as far as it is inside."""
+    """Return a gray square of twice `half` pixels about a place anywhere in the image, as far as it is inside."""
     half = tf.cast(half, tf.int32)
     rows, columns = (
         tf.range(side) - tf.random.stateless_uniform((), place, 0, side, tf.int32)

@@ -5,10 +5,11 @@ A record is: length (8 bytes, little-endian), CRC of it (4), data, CRC of them (
 """
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import google_crc32c
@@ -25,20 +26,21 @@ HEADER, FOOTER = 12, 4
 # Bytes read at once where records are short, and up to which length they are.
 _AHEAD, _SHORT = 2**18, 2**14
 # Files read at the same time: a read from a bucket takes tens of milliseconds.
-_THREADS = 64
-
+THREADS = 64
 
 Parsed = TypeVar("Parsed")
+# Bytes of a file, and when it was written, in nanoseconds.
+Version = tuple[int, int]
 
 
 def record_lengths(paths: Sequence[str]) -> dict[str, np.ndarray]:
-    """Path -> (records,) int64, the bytes of the data of each record.
+    """Return the bytes of the data of each record (records,) int64, by the path.
 
     Raises UserError for files that are no TFRecord files, or end within a record.
     """
     paths = sorted(set(paths))
     lengths: dict[str, np.ndarray] = {}
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         sizes = dict(zip(paths, pool.map(file_size, paths), strict=True))
         for folder in sorted({os.path.dirname(path) for path in paths}):
             here = {path: size for path, size in sizes.items() if os.path.dirname(path) == folder}
@@ -46,14 +48,14 @@ def record_lengths(paths: Sequence[str]) -> dict[str, np.ndarray]:
     return lengths
 
 
-def version_of(path: str) -> tuple[int, int]:
-    """Bytes of a file, and when it was written, in nanoseconds."""
-    found = to_path(path).stat()
-    return found.st_size, found.st_mtime_ns
+def version_of(path: str) -> Version:
+    """Return the size of a file and when it was written."""
+    status = to_path(path).stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def file_size(path: str) -> int:
-    """Bytes of a file."""
+    """Return the bytes of a file."""
     return version_of(path)[0]
 
 
@@ -70,31 +72,32 @@ def read_index(index: str, parse: Callable[[Mapping[str, np.ndarray]], Parsed], 
         return None
 
 
+@contextlib.contextmanager
+def index_kept(index: str, what: str) -> Iterator[None]:
+    """Print that an index could not be written inside, so that `what` is indexed again by each run."""
+    try:
+        yield
+    except OSError as error:
+        print(f"The index {index} cannot be written ({error.strerror}), so each run indexes the {what} again.")
+
+
 def _lengths_in(
     folder: str, sizes: Mapping[str, int], pool: concurrent.futures.ThreadPoolExecutor
 ) -> dict[str, np.ndarray]:
     index = os.path.join(folder, NAME)
     known = read_index(index, _lengths_of, "records") or {}
-    found = {path: known[os.path.basename(path)] for path in sizes if os.path.basename(path) in known}
-    stale = [path for path, lengths in found.items() if _bytes_of(lengths) != sizes[path]]
+    lengths = {path: known[os.path.basename(path)] for path in sizes if os.path.basename(path) in known}
+    ends = {path: int(own.sum()) + len(own) * (HEADER + FOOTER) for path, own in lengths.items()}
+    stale = [path for path, end in ends.items() if end != sizes[path]]
     if stale:
         print(f"The index {index} does not fit {stale[0]}, which has changed; its records are indexed again.")
-    missing = [path for path in sizes if path not in found or path in stale]
-    if not missing:
-        return found
-    scanned = pool.map(scan, missing)
-    progress = tracked(scanned, "Indexing records", len(missing), "files")
-    found |= dict(zip(missing, progress, strict=True))
-    try:
-        write_index(folder, known | {os.path.basename(path): lengths for path, lengths in found.items()})
-    except OSError as error:
-        print(f"The index {index} cannot be written ({error.strerror}), so each run indexes the records again.")
-    return found
-
-
-def _bytes_of(lengths: np.ndarray) -> int:
-    """Size of a file with records of these lengths."""
-    return int(lengths.sum()) + len(lengths) * (HEADER + FOOTER)
+    missing = [path for path in sizes if path not in lengths or path in stale]
+    if missing:
+        progress = tracked(pool.map(scan, missing), "Indexing records", len(missing), "files")
+        lengths |= dict(zip(missing, progress, strict=True))
+        with index_kept(index, "records"):
+            write_index(folder, known | {os.path.basename(path): own for path, own in lengths.items()})
+    return lengths
 
 
 def write_index(folder: str | os.PathLike, lengths: Mapping[str, np.ndarray]) -> None:
@@ -108,19 +111,18 @@ def write_index(folder: str | os.PathLike, lengths: Mapping[str, np.ndarray]) ->
 
 
 def _lengths_of(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """File name -> lengths."""
+    """Return the lengths by the names of the files."""
     names, counts = json.loads(arrays["names"].tobytes()), arrays["counts"]
     return dict(zip(names, np.split(arrays["lengths"], np.cumsum(counts)[:-1]), strict=True))
 
 
 def scan(path: str) -> np.ndarray:
-    """The length of every record of a file. Raises UserError if it is no complete TFRecord file."""
+    """Return the length of every record of a file. Raises UserError if it is no complete TFRecord file."""
     size = file_size(path)
     return read_places(path, lambda read: _walk(path, size, read))
 
 
 def _walk(path: str, size: int, read: Callable[[int, int], bytes]) -> np.ndarray:
-    """The length of every record of a file of `size` bytes. `read`: (position, size) -> bytes."""
     lengths: list[int] = []
     position, start, data = 0, 0, b""
     while position < size:
@@ -141,6 +143,6 @@ def _walk(path: str, size: int, read: Callable[[int, int], bytes]) -> np.ndarray
 
 
 def _checksum(data: bytes) -> bytes:
-    """CRC-32C as TFRecord files store it: rotated by 15 bits, plus a constant, little-endian."""
+    """Return the CRC-32C as TFRecord files store it: rotated by 15 bits, plus a constant, little-endian."""
     crc = google_crc32c.value(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

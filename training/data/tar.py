@@ -15,16 +15,16 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.errors import explained
 from keras_vit.files.file_contents import shown
-from keras_vit.files.labels import LABELS, distinct_names, read_labels
-from keras_vit.files.remote import is_remote, matching, read_places, to_path
-from training.data.checks import HOLD_OUT, check_class_size, files_of
+from keras_vit.files.labels import composed
+from keras_vit.files.remote import is_remote, matching, read_places
+from training.data.checks import HOLD_OUT, check_class_size, files_of, files_of_splits, labels_beside, split_of
 from training.data.dataset import DataSet, Split, check_classes_of_splits, skip_undecodable
 from training.data.tar_index import BLOCK, NAME, tar_images
 from training.data.tfrecord import PARALLEL_READS
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, OnBadImage, composed
+from training.options.common import OnBadImage
 
-# Largest number of a class without a file of names.
-_LARGEST_LABEL = 1_000_000
+# Classes at most without a file of names.
+_MOST_CLASSES = 1_000_000
 
 
 class TarImages:
@@ -40,7 +40,7 @@ class TarImages:
         return len(self._images)
 
     def place(self, index: int) -> tuple[str, np.void]:
-        """The file of an image, and its place there."""
+        """Return the file of an image, and its place there."""
         return self._paths[int(np.searchsorted(self._ends, index, side="right"))], self._images[index]
 
     def name(self, index: int) -> str:
@@ -50,7 +50,7 @@ class TarImages:
         return f"{shown(os.fsdecode(header[:100].rstrip(bytes(1))))} of {os.path.basename(path)}"
 
     def bytes(self, index: int) -> bytes:
-        """The content of an image. Raises UserError if the file has changed."""
+        """Return the content of an image. Raises UserError if the file has changed."""
         path, image = self.place(index)
         with explained(
             lambda reason: f"{path} can no longer be read ({reason}); put it back, and the same command continues.",
@@ -63,18 +63,18 @@ class TarImages:
         return data[BLOCK:]
 
     def read(self, index: tf.Tensor) -> tf.Tensor:
-        """The content of image number `index` (an int64 scalar) as a scalar string; usable in a tf.data map."""
+        """Return the content of image number `index` (an int64 scalar) as a scalar string; usable in a tf.data map."""
         data = tf.numpy_function(lambda number: self.bytes(int(number)), [index], tf.string, stateful=False)
         return tf.ensure_shape(data, ())
 
     def split(self, labels: np.ndarray, on_bad_image: OnBadImage) -> Split:
-        """The images as examples with these labels (n,)."""
+        """Return the images as examples with these labels (n,)."""
         known = tf.constant(labels, tf.int32)
         split = Split(
             len(self),
             lambda index: (self.read(index), known[index]),
             self.name,
-            _sentence,
+            lambda message: found[1] if (found := re.search(r"UserError: (.*)", message)) else None,  # of `bytes`
             zlib.crc32(labels.astype(np.int32).tobytes(), self._fingerprint),
             parallel_reads=PARALLEL_READS if any(map(is_remote, self._paths)) else None,
             labels=labels,
@@ -93,94 +93,58 @@ class TarImages:
         return zlib.crc32(self._images[["header", "size", "checksum"]].tobytes(), zlib.crc32(os.fsencode(names)))
 
 
-def _sentence(message: str) -> str | None:
-    """The sentence of a UserError of `TarImages.bytes` in that of a graph."""
-    found = re.search(r"UserError: (.*)", message)
-    return found[1] if found else None
-
-
 def tar(pattern: str, on_bad_image: OnBadImage) -> DataSet:
-    """Tar files of images with a label beside each, a number or the name of a class.
+    """Open tar files of images with a label beside each, a number or the name of a class.
 
     The splits are the files with train, and with eval, test or val in their names, or else in those of their folders.
     Without such names, a tenth of each class is kept for evaluation. Numbers are lines of labels.txt, from 0, if the
     folder has one, and else the names of their classes.
     """
     files = files_of("tar", pattern, matching(pattern))
-    kinds = [_split_of(file) for file in files]
-    has_splits = any(kinds)
-    if has_splits and (None in kinds or len(set(kinds)) < 2):
-        first = ", ".join(os.path.basename(file) for file in files[:5])
-        raise UserError(
-            f"{pattern!r} should give tar files with train and tar files with eval, test or val in their names, or "
-            f"files without any of these, but gives {first}; rename them, or give another pattern."
-        )
-    found, texts = tar_images(files)
-    parts = [
-        TarImages({file: found[file] for file, kind in zip(files, kinds, strict=True) if kind == wanted})
-        for wanted in (("train", "evaluation") if has_splits else (None,))
-    ]
-    names, number_of = _classes(texts, [part.labels for part in parts], files)
-    labeled = [(part, number_of[part.labels]) for part in parts]
-    if has_splits:
-        train, evaluation = (part.split(labels, on_bad_image) for part, labels in labeled)
-    else:
-        [(part, labels)] = labeled
-        train, evaluation = _held_out(part.split(labels, on_bad_image), names, pattern)
-    return DataSet(names, train, evaluation, held_out=not has_splits)
-
-
-def _split_of(file: str) -> str | None:
-    """Which split a file is of, by its name, or else by that of its folder; None if neither says it."""
-    folder, name = os.path.split(file.lower())
-    for word in (*re.split(r"[-_.]", name), os.path.basename(folder)):
-        if word in TRAINING_NAMES:
-            return "train"
-        if word in ("eval", *EVALUATION_NAMES):
-            return "evaluation"
-    return None
+    words = [(*re.split(r"[-_.]", os.path.basename(file)), os.path.basename(os.path.dirname(file))) for file in files]
+    split_of_file = {file: split_of(*each) for file, each in zip(files, words, strict=True)}
+    held_out = not any(split_of_file.values())
+    splits = {"": files} if held_out else files_of_splits(pattern, split_of_file)
+    images_of, texts = tar_images(files)
+    images = [TarImages({file: images_of[file] for file in split}) for split in splits.values()]
+    names, number_of = _classes(texts, [each.labels for each in images], files)
+    opened = [each.split(number_of[each.labels], on_bad_image) for each in images]
+    train, evaluation = _held_out(opened[0], names, pattern) if held_out else opened
+    return DataSet(names, train, evaluation, held_out=held_out)
 
 
 def _classes(texts: list[str], labels: Sequence[np.ndarray], files: list[str]) -> tuple[tuple[str, ...], np.ndarray]:
-    """The names of the classes, and the class of each label text (n,).
+    """Return the names of the classes, and the class of each label text (n,).
 
     Args:
         texts: of the labels of both splits.
         labels: of the images of each split, as numbers among the texts.
         files: the tar files, whose folder may have a file of names.
     """
-    used = [np.unique(numbers) for numbers in labels]
-    spoken = {number: composed(texts[number]) for part in used for number in part}
+    used = [{int(number): composed(texts[number]) for number in np.unique(each)} for each in labels]
+    spoken = {number: text for each in used for number, text in each.items()}
+    are_numbers = all(re.fullmatch(r"[0-9]{1,18}", text) for text in spoken.values())
+    names_file, names = labels_beside(files)
+    if not names and are_numbers:
+        names = tuple(map(str, range(min(max(map(int, spoken.values())) + 1, _MOST_CLASSES))))
+    elif not names:
+        check_classes_of_splits(used[0].values(), used[-1].values(), "the tar files")
+        names = tuple(sorted({*spoken.values()}))
+    number_of = {name: number for number, name in enumerate(names)}
     result = np.full(len(texts), -1, np.int32)
-    names_file = os.path.join(os.path.commonpath([os.path.dirname(file) for file in files]), LABELS)
-    names = distinct_names(read_labels(names_file), names_file) if to_path(names_file).is_file() else ()
-    if all(re.fullmatch(r"[0-9]{1,18}", text) for text in spoken.values()):
-        most = (len(names) if names else _LARGEST_LABEL) - 1
-        numbers = {number: int(text) for number, text in spoken.items()}
-        if max(numbers.values()) > most:
+    for number, text in spoken.items():
+        label = int(text) if are_numbers else number_of.get(text, len(names))
+        if label >= len(names):
             raise UserError(
-                f"The labels in the tar files should be numbers of classes, 0 to {most:,}"
-                f"{f', the lines of {names_file}' if names else ''}, but one is {max(numbers.values())}; correct them."
+                f"The tar files have the label {text!r}, but there are {len(names):,} classes, the lines of "
+                f"{names_file} or numbers from 0 on; correct it."
             )
-        names = names or tuple(str(number) for number in range(max(numbers.values()) + 1))
-    else:
-        if not names:
-            train, evaluation = ({spoken[number] for number in part} for part in (used[0], used[-1]))
-            check_classes_of_splits(train, evaluation, "the tar files")
-        names = names or tuple(sorted(set(spoken.values())))
-        known = {name: number for number, name in enumerate(names)}
-        if unknown := sorted(set(spoken.values()) - known.keys()):
-            raise UserError(
-                f"The tar files have the label {unknown[0]!r}, which is no line of {names_file}; correct it."
-            )
-        numbers = {number: known[text] for number, text in spoken.items()}
-    for number, label in numbers.items():
         result[number] = label
     return names, result
 
 
 def _held_out(split: Split, names: tuple[str, ...], pattern: str) -> tuple[Split, Split]:
-    """The images to train on, and every tenth of each class, which is kept for evaluation."""
+    """Return the images to train on, and every tenth of each class, which is kept for evaluation."""
     assert split.labels is not None
     counts = np.bincount(split.labels, minlength=len(names))
     for number in np.flatnonzero(counts == 1):

@@ -5,23 +5,24 @@ side under one name, up to its first dot: `cat/7.jpg`, `cat/7.cls`. Nothing is u
 """
 
 import concurrent.futures
-import dataclasses
 import json
 import os
 import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from keras_vit import UserError
 from keras_vit.cli.progress import tracked
+from keras_vit.errors import explained
 from keras_vit.files.file_contents import shown
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import read_places
 from keras_vit.images.formats import is_hidden
-from training.data.record_index import file_size, read_index, version_of
+from training.data.record_index import THREADS, Version, file_size, index_kept, read_index, version_of
 
 NAME = "tars.npz"
 BLOCK = tarfile.BLOCKSIZE
@@ -35,76 +36,61 @@ _LABELS, _KEYS = ("cls", "json", "txt"), ("label", "class", "cls")
 _AHEAD, _MOST = 2**12, 2**20
 # How compressed files begin.
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-# Files read at the same time: a read from a bucket takes tens of milliseconds.
-_THREADS = 64
 
 Read = Callable[[int, int], bytes]
 
 
 def tar_images(paths: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Path -> the images of each tar file (n,) IMAGE, and the text of each label.
+    """Return the images of each tar file (n,) IMAGE by its path, and the text of each label.
 
     Raises UserError for files that are no complete tar files, and for images without a label.
     """
-    found: dict[str, np.ndarray] = {}
+    images: dict[str, np.ndarray] = {}
     numbers: dict[str, int] = {}
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         versions = dict(zip(paths, pool.map(version_of, paths), strict=True))
         for folder in sorted({os.path.dirname(path) for path in paths}):
             here = {path: version for path, version in versions.items() if os.path.dirname(path) == folder}
-            found |= _images_in(folder, here, numbers, pool)
-    return found, list(numbers)
+            images |= _images_in(folder, here, numbers, pool)
+    return images, list(numbers)
 
 
 def _images_in(
-    folder: str,
-    versions: Mapping[str, tuple[int, int]],
-    numbers: dict[str, int],
-    pool: concurrent.futures.ThreadPoolExecutor,
+    folder: str, versions: Mapping[str, Version], numbers: dict[str, int], pool: concurrent.futures.ThreadPoolExecutor
 ) -> dict[str, np.ndarray]:
-    """The images of the tar files of one folder; the texts of their labels get the next `numbers`."""
+    """Return the images of the tar files of one folder; the texts of their labels get the next `numbers`."""
     index = os.path.join(folder, NAME)
-    known, texts = read_index(index, _images_of, "tar files") or ({}, [])
-    found = {
+    known, texts = read_index(index, _parsed, "tar files") or ({}, [])
+    images = {
         path: _renumbered(known[name][1], texts, numbers)
         for path, version in versions.items()
         if (name := os.path.basename(path)) in known and known[name][0] == version
     }
-    missing = [path for path in versions if path not in found]
-    if not missing:
-        return found
-    scanned = pool.map(scan, missing)
-    for path, (images, labels) in zip(
-        missing, tracked(scanned, "Indexing tar files", len(missing), "files"), strict=True
-    ):
-        found[path] = _renumbered(images, labels, numbers)
-    files = {os.path.basename(path): (version, found[path]) for path, version in versions.items()}
-    kept = {name: (version, _renumbered(images, texts, numbers)) for name, (version, images) in known.items()}
-    try:
-        _write(index, kept | files, list(numbers))
-    except OSError as error:
-        print(f"The index {index} cannot be written ({error.strerror}), so each run indexes the tar files again.")
-    return found
+    missing = [path for path in versions if path not in images]
+    scanned = tracked(pool.map(scan, missing), "Indexing tar files", len(missing), "files") if missing else ()
+    for path, (own, labels) in zip(missing, scanned, strict=True):
+        images[path] = _renumbered(own, labels, numbers)
+    if missing:
+        files = {name: (version, _renumbered(own, texts, numbers)) for name, (version, own) in known.items()}
+        files |= {os.path.basename(path): (version, images[path]) for path, version in versions.items()}
+        with index_kept(index, "tar files"):
+            described = [(name, *version, len(own)) for name, (version, own) in files.items()]
+            text = json.dumps({"files": described, "labels": list(numbers)}).encode()
+            every = np.concatenate([np.zeros(0, IMAGE), *(own for _, own in files.values())])
+            write_npz(index, {"text": np.frombuffer(text, np.uint8), "images": every.view(np.uint8)})
+    return images
 
 
 def _renumbered(images: np.ndarray, texts: Sequence[str], numbers: dict[str, int]) -> np.ndarray:
-    """The images with the numbers of their label texts among all texts."""
+    """Return the images with the numbers of their label texts among all texts."""
     changed = images.copy()
     number_of = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int32)
     changed["label"] = number_of[images["label"]]
     return changed
 
 
-def _write(index: str, files: Mapping[str, tuple[tuple[int, int], np.ndarray]], texts: list[str]) -> None:
-    """Write the index of a folder: file name -> its version and its images."""
-    described = [(name, *version, len(images)) for name, (version, images) in files.items()]
-    images = np.concatenate([np.zeros(0, IMAGE), *(images for _, images in files.values())])
-    text = json.dumps({"files": described, "labels": texts})
-    write_npz(index, {"text": np.frombuffer(text.encode(), np.uint8), "images": images.view(np.uint8)})
-
-
-def _images_of(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, tuple[tuple[int, int], np.ndarray]], list[str]]:
-    """File name -> its version and its images, and the texts of the labels."""
+def _parsed(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, tuple[Version, np.ndarray]], list[str]]:
+    """Return of each file name its version and its images, and the texts of the labels."""
     text = json.loads(arrays["text"].tobytes())
     images, ends = arrays["images"].view(IMAGE), np.cumsum([count for *_, count in text["files"]])
     parts = np.split(images, ends[:-1]) if len(ends) else []
@@ -114,8 +100,7 @@ def _images_of(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, tuple[tuple[
     return files, text["labels"]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Member:
+class _Member(NamedTuple):
     name: str
     header: int
     """Where the header begins, and behind it the content."""
@@ -127,7 +112,7 @@ class _Member:
 
 
 def scan(path: str) -> tuple[np.ndarray, list[str]]:
-    """The images (n,) IMAGE of a tar file, with the numbers of their labels' texts, and these texts.
+    """Return the images (n,) IMAGE of a tar file, with the numbers of their labels' texts, and these texts.
 
     Raises UserError if it is no complete tar file of images with labels.
     """
@@ -136,13 +121,12 @@ def scan(path: str) -> tuple[np.ndarray, list[str]]:
 
 
 def _walk(path: str, size: int, read: Read) -> tuple[np.ndarray, list[str]]:
-    """As `scan`, of a file of `size` bytes. `read`: (position, size) -> bytes."""
     read, images = _ahead(read), []
     numbers: dict[str, int] = {}
-    for kind, magic in ((kind, magic) for magic, kind in _COMPRESSED.items()):
+    for magic, program in _COMPRESSED.items():
         if read(0, len(magic)) == magic:
             raise UserError(
-                f"The file {path} should be a tar file as it is, but is compressed by {kind}; unpack it: the pictures "
+                f"The file {path} should be a tar file as it is, but is compressed by {program}; unpack it: the images "
                 "inside are compressed already."
             )
     first, count = "", 0
@@ -153,19 +137,16 @@ def _walk(path: str, size: int, read: Read) -> tuple[np.ndarray, list[str]]:
             label = numbers.setdefault(_label(members, image, path, read), len(numbers))
             images.append((image.header, image.size, image.checksum, label))
     if not images:
+        there = f"none of its {count:,} files is one, {shown(first)} first" if count else "is empty"
         raise UserError(
             f"The file {path} should hold images ({', '.join(_IMAGES)}) with labels ({', '.join(_LABELS)}) beside "
-            + (
-                f"them, but none of its {count:,} files is one, {shown(first)} first; give others."
-                if count
-                else "them, but is empty; give others."
-            )
+            f"them, but {there}; give others."
         )
     return np.array(images, IMAGE), list(numbers)
 
 
 def _ahead(read: Read) -> Read:
-    """`read` with what follows in memory, since headers and labels are small and lie side by side."""
+    """Return `read` with what follows in memory, since headers and labels are small and lie side by side."""
     start, data = 0, b""
 
     def read_ahead(position: int, size: int) -> bytes:
@@ -178,7 +159,7 @@ def _ahead(read: Read) -> Read:
 
 
 def _members(path: str, size: int, read: Read) -> Iterator[_Member]:
-    """All members of a tar file of `size` bytes, of the formats ustar, GNU and pax."""
+    """Yield all members of a tar file of `size` bytes, of the formats ustar, GNU and pax."""
     position, ended = 0, False
     extended: dict[str, str] = {}  # what the headers before that of a member say of it
     while position < size:
@@ -186,27 +167,20 @@ def _members(path: str, size: int, read: Read) -> Iterator[_Member]:
         if block == bytes(BLOCK):  # the end; another tar file may follow
             position, ended = position + BLOCK, True
             continue
-        try:
+        where = f"The file {path} is damaged, or not a tar file: at byte {position}"
+        with explained(f"{where} there is no header of a member; fetch it again.", tarfile.HeaderError):
             header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        except tarfile.HeaderError as error:
-            raise UserError(
-                f"The file {path} is damaged, or not a tar file: at byte {position} there is no header of a member "
-                f"({error}); fetch or write it again."
-            ) from error
         ended, begin = False, position + BLOCK
         is_file, is_extension = header.isreg(), header.type in (*tarfile.GNU_TYPES[:2], b"x", b"g")
-        length = _number(extended.pop("size", ""), header.size) if not is_extension else header.size
-        what = ""
-        if length < 0 or begin + length > size:
-            what = f"ends within {shown(header.name)} at byte {position}, which claims {length} bytes; it is truncated"
-        elif header.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in extended):
-            what = f"holds {shown(header.name)} with holes left out; write it without --sparse"
-        elif is_extension and length > _MOST:
-            what = f"has a name of {length} bytes at byte {position}; write it again"
-        if what:
-            raise UserError(f"The file {path} {what}.")
+        length = header.size
+        if not is_extension and re.fullmatch(r"\d{1,20}", stated := extended.pop("size", "")):
+            length = int(stated)
+        if problem := _problem_of(header, position, length, size, is_extension, extended):
+            raise UserError(f"The file {path} {problem}.")
         if is_extension:
-            extended |= _extension(header.type, read(begin, length), path, position)
+            data = read(begin, length)
+            with explained(f"{where} the extended header is none; fetch it again.", ValueError):
+                extended |= _extension(header.type, data)
         else:
             yield _Member(extended.pop("path", header.name), position, length, is_file, zlib.crc32(block))
             extended = {}
@@ -217,12 +191,24 @@ def _members(path: str, size: int, read: Read) -> Iterator[_Member]:
         raise UserError(f"The file {path} does not end as tar files do, with two empty blocks; it is truncated.")
 
 
-def _number(text: str, default: int) -> int:
-    return int(text) if re.fullmatch(r"\d{1,20}", text) else default
+def _problem_of(
+    header: tarfile.TarInfo, position: int, length: int, size: int, is_extension: bool, extended: Mapping[str, str]
+) -> str | None:
+    """Say why a member with content of `length` bytes in a file of `size` bytes cannot be used; else return None."""
+    if length < 0 or position + BLOCK + length > size:
+        return f"ends within {shown(header.name)} at byte {position}, which claims {length} bytes; it is truncated"
+    if header.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in extended):
+        return f"holds {shown(header.name)} with holes left out; write it without --sparse"
+    if is_extension and length > _MOST:
+        return f"has a name of {length} bytes at byte {position}; write it again"
+    return None
 
 
-def _extension(kind: bytes, data: bytes, path: str, position: int) -> dict[str, str]:
-    """Read a header of GNU or pax about the member behind it: "path", "size" and others by the names of pax."""
+def _extension(kind: bytes, data: bytes) -> dict[str, str]:
+    """Read a header of GNU or pax about the member behind it: "path", "size" and others by the names of pax.
+
+    Raises ValueError for one that is damaged.
+    """
     if kind == tarfile.GNUTYPE_LONGNAME:
         return {"path": data.partition(b"\0")[0].decode("utf-8", "surrogateescape")}
     values: dict[str, str] = {}
@@ -230,18 +216,15 @@ def _extension(kind: bytes, data: bytes, path: str, position: int) -> dict[str, 
         record = re.match(rb"(\d{1,7}) ([^=]+)=", data)
         length = int(record[1]) if record else 0
         if record is None or not record.end() < length <= len(data):
-            raise UserError(
-                f"The file {path} is damaged: at byte {position} the extended header is none; fetch or write it again."
-            )
-        values[record[2].decode("utf-8", "replace")] = data[record.end() : length - 1].decode(
-            "utf-8", "surrogateescape"
-        )
+            raise ValueError
+        text = data[record.end() : length - 1].decode("utf-8", "surrogateescape")
+        values[record[2].decode("utf-8", "replace")] = text
         data = data[length:]
     return values
 
 
 def _examples(members: Iterator[_Member]) -> Iterator[dict[str, _Member]]:
-    """Ending in lower case -> member, of each example; without folders and what is hidden."""
+    """Yield the members of each example by their endings in lower case, without folders and what is hidden."""
     key, example = ("", ""), dict[str, _Member]()
     for member in members:
         folder, _, name = member.name.rpartition("/")
@@ -258,29 +241,26 @@ def _examples(members: Iterator[_Member]) -> Iterator[dict[str, _Member]]:
 
 
 def _image_of(members: Mapping[str, _Member], path: str) -> _Member | None:
-    """The image of an example; None for other files. Raises UserError for two, for links, and for a label alone."""
+    """Return the image of an example; None for other files. Raises UserError for what is no image with a label."""
     images = [members[ending] for ending in _IMAGES if ending in members]
-    if not images:
-        if "cls" in members:
-            raise UserError(
-                f"The label {shown(members['cls'].name)} of {path} should lie beside an image of the same name "
-                f"({', '.join(_IMAGES)}), but does not; write each image and its label one after the other."
-            )
+    if not images and "cls" not in members:
         return None
-    image, name = images[0], shown(images[0].name)
-    if len(images) > 1:
-        raise UserError(f"{name} and {shown(images[-1].name)} of {path} have the same name; rename one.")
-    if not image.is_file:
-        raise UserError(
-            f"{name} of {path} should be a file, but is a link or a device; write the tar file with --dereference."
-        )
-    if not 0 < image.size < 2**32:
-        raise UserError(f"{name} of {path} should be an image, but has {image.size} bytes; leave it out.")
-    return image
+    problem = None
+    if not images:
+        problem = f"is no image, but a label alone; write images ({', '.join(_IMAGES)}) and labels one after the other"
+    elif len(images) > 1:
+        problem = f"has the same name as {shown(images[-1].name)}; rename one"
+    elif not images[0].is_file:
+        problem = "is a link or a device; write the tar file with --dereference"
+    elif not 0 < images[0].size < 2**32:
+        problem = f"is no image, but has {images[0].size} bytes; leave it out"
+    if problem:
+        raise UserError(f"{shown((images or [members['cls']])[0].name)} of {path} {problem}.")
+    return images[0]
 
 
 def _label(members: Mapping[str, _Member], image: _Member, path: str, read: Read) -> str:
-    """The text of an example's label, without spaces around it."""
+    """Return the text of an example's label, without spaces around it."""
     for ending in _LABELS:
         label = members.get(ending)
         if label is None or not label.is_file:
@@ -290,16 +270,14 @@ def _label(members: Mapping[str, _Member], image: _Member, path: str, read: Read
             value = json.loads(text) if ending == "json" else text
         except (ValueError, RecursionError):  # also of text that is no UTF-8
             value = None
+        if isinstance(value, dict) and not value.keys() & {*_KEYS}:
+            continue
         if isinstance(value, dict):
-            value = next((value[key] for key in _KEYS if key in value), None)
-            if value is None:
-                continue
+            value = next(value[key] for key in _KEYS if key in value)
         text = str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
-        if text and text.isprintable():
-            return text
-        raise UserError(
-            f"{shown(label.name)} of {path} should hold one label, a number or a name, but does not; correct it."
-        )
+        if not text or not text.isprintable():
+            raise UserError(f"{shown(label.name)} of {path} should hold one label, a number or a name; correct it.")
+        return text
     raise UserError(
         f"{shown(image.name)} of {path} has no label; write name.cls, name.json with a {_KEYS[0]!r} or name.txt "
         "directly before or after it."

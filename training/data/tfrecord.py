@@ -4,6 +4,7 @@ The lengths of all records (training/data/record_index.py) give the place of eac
 there, compares the checksums, and ends after one record. So a remote TPU host, which runs no Python, can read, too.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -17,12 +18,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.files.labels import LABELS, distinct_names, read_labels
-from keras_vit.files.remote import is_remote, matching, to_path
-from training.data.checks import files_of
+from keras_vit.files.remote import is_remote, matching
+from training.data.checks import files_of, files_of_splits, labels_beside, split_of
 from training.data.dataset import DataSet, Split, bad_examples_reported, checked_label, skip_undecodable
 from training.data.record_index import FOOTER, HEADER, NAME, file_size, record_lengths, scan
-from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, OnBadImage
+from training.options.common import OnBadImage
 
 # The features of a record that is an image with its class, and what the files of a split are called.
 IMAGE, LABEL = "image/encoded", "image/class/label"
@@ -32,7 +32,7 @@ SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.tfrecord$")
 
 
 def shard_name(split: str, number: int, count: int) -> str:
-    """The name of file `number`, from 0, of `count`."""
+    """Return the name of file `number`, from 0, of `count`."""
     return f"{split}-{number:05d}-of-{count:05d}.tfrecord"
 
 
@@ -49,11 +49,11 @@ class _Spans:
     """Where the beginning of the first record of each stands among all edges of records (spans,)."""
 
     def of(self, index: int) -> int:
-        """The span of record number `index`."""
+        """Return the span of record number `index`."""
         return int(np.searchsorted(self.starts, index, side="right")) - 1
 
     def records_at(self, edges: np.ndarray) -> np.ndarray:
-        """The numbers of the records that begin at these edges (n,), as far as they are in a span."""
+        """Return the numbers of the records that begin at these edges (n,), as far as they are in a span."""
         numbers = [edges - edge + start for edge, start in zip(self.edges, self.starts, strict=False)]
         return np.concatenate(
             [
@@ -111,7 +111,7 @@ class TFRecords:
         return f"record {number} of {os.path.basename(self._spans.paths[span])}"
 
     def read(self, index: tf.Tensor) -> tf.Tensor:
-        """The record number `index` (an int64 scalar) as a scalar string; usable in a tf.data map."""
+        """Return the record number `index` (an int64 scalar) as a scalar string; usable in a tf.data map."""
         span = tf.searchsorted(self._spans.starts, index[None], side="right")[0] - 1
         edge = tf.gather(self._spans.edges - self._spans.starts[:-1], span) + index
         begin, end = tf.unstack(self._in_graph[edge : edge + 2], num=2)
@@ -127,12 +127,12 @@ class TFRecords:
         return tf.raw_ops.DatasetToSingleElement(dataset=first, **string)[0]
 
     def split(self, read: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]) -> Split:
-        """The records as examples, which `read` makes of their numbers."""
+        """Return the records as examples, which `read` makes of their numbers."""
         parallel_reads = PARALLEL_READS if any(map(is_remote, self._spans.paths)) else None
         return Split(len(self), read, self.name, self.explain_damage, self.fingerprint, parallel_reads=parallel_reads)
 
     def explain_damage(self, message: str) -> str | None:
-        """The record that the reader's message is about, in a sentence; None if it is about none of these."""
+        """Return the record that the reader's message is about, in a sentence; None if it is about none of these."""
         for path, place in self._of_file.items():
             if "Dataset was empty" in message and file_size(path) != self._edges[place][-1]:
                 return f"The file {path} was changed while it was read; the same command continues."
@@ -156,39 +156,25 @@ class TFRecords:
 
 
 def tfrecord(pattern: str, on_bad_image: OnBadImage) -> DataSet:
-    """TFRecord files as `keras-vit shard` writes them: train-*, eval-* (or test, val) and, beside them, labels.txt.
+    """Open TFRecord files as `keras-vit shard` writes them: train-*, eval-* (or test, val), and labels.txt beside them.
 
     Each record is a tf.train.Example with image/encoded, the bytes of a file, and image/class/label, a line of
     labels.txt from 0.
     """
     files = files_of("tfrecord", pattern, matching(pattern))
-    splits = [[file for file in files if _shard_kind(file) == kind] for kind in ("train", "evaluation")]
-    if not all(splits):
-        raise UserError(
-            f"{pattern!r} must give files whose names begin with train and with eval, test or val, but gives "
-            f"{', '.join(os.path.basename(file) for file in files[:5])}."
-        )
-    for split in splits:
+    first_words = [re.split(r"[-_.]", os.path.basename(file))[0] for file in files]
+    splits = files_of_splits(pattern, dict(zip(files, map(split_of, first_words), strict=True)))
+    for split in splits.values():
         _check_shards(split)
-    folders = sorted({os.path.dirname(file) for file in files})
-    names_file = os.path.join(folders[0], LABELS)
-    if len(folders) > 1 or not to_path(names_file).is_file():
-        raise UserError(
-            f"The TFRecord files must lie in one folder with {LABELS}, a class in each line, but "
-            + (f"there is no {names_file}." if len(folders) == 1 else f"they lie in {', '.join(folders)}.")
-        )
-    names = distinct_names(read_labels(names_file), names_file)
-    train, evaluation = (_record_split(split, names, on_bad_image) for split in splits)
+    names_file, names = labels_beside(files)
+    if not names:
+        raise UserError(f"The TFRecord files need {names_file}, with a class in each line, but it is not there.")
+    train, evaluation = (_record_split(splits[split], names, on_bad_image) for split in ("train", "test"))
     return DataSet(names, train, evaluation)
 
 
-def _shard_kind(file: str) -> str | None:
-    name = re.split(r"[-_.]", os.path.basename(file).lower())[0]
-    return "train" if name in TRAINING_NAMES else "evaluation" if name in ("eval", *EVALUATION_NAMES) else None
-
-
 def _check_shards(files: list[str]) -> None:
-    """Raises UserError when some of the shards that the names speak of are not there."""
+    """Raise UserError when some of the shards that the names speak of are not there."""
     counts = {int(match[2]) for file in files if (match := SHARD.search(file))}
     if counts and (len(counts) > 1 or len(files) != max(counts)):
         raise UserError(
@@ -199,20 +185,21 @@ def _check_shards(files: list[str]) -> None:
 
 def _record_split(files: list[str], names: tuple[str, ...], on_bad_image: OnBadImage) -> Split:
     records = TFRecords([(file, 0, sys.maxsize) for file in files])
-    if not len(records):
-        raise UserError(f"The TFRecord files {', '.join(map(os.path.basename, files[:5]))} hold no record.")
+    features = {IMAGE: tf.io.FixedLenFeature((), tf.string), LABEL: tf.io.FixedLenFeature((), tf.int64)}
 
     def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        features = {key: tf.io.FixedLenFeature((), kind) for key, kind in ((IMAGE, tf.string), (LABEL, tf.int64))}
         parsed = tf.io.parse_single_example(records.read(index), features)
         return parsed[IMAGE], checked_label(parsed[LABEL], names)
 
     split = records.split(read)
+    first, is_example = tf.constant(0, tf.int64), False
     with bad_examples_reported(split):
-        try:
-            read(tf.constant(0, tf.int64))
-        except tf.errors.InvalidArgumentError as error:
-            if IMAGE not in str(error) and LABEL not in str(error) and "parse" not in str(error):
-                raise
-            raise UserError(f"The records of {files[0]} must be tf.train.Examples with {IMAGE} and {LABEL}.") from error
+        with contextlib.suppress(tf.errors.InvalidArgumentError):
+            if len(records):
+                tf.io.parse_single_example(records.read(first), features)
+                is_example = True
+        if is_example:
+            read(first)
+    if not is_example:
+        raise UserError(f"The records of {files[0]} must be tf.train.Examples with {IMAGE} and {LABEL}, at least one.")
     return split if on_bad_image == "stop" else skip_undecodable(split)

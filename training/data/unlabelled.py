@@ -1,4 +1,4 @@
-"""Pictures without labels: the folder, beside labeled ones in every batch, and as examples with shares of classes."""
+"""Images without labels, beside labeled ones in every batch, and as examples with shares of classes."""
 
 import dataclasses
 import zlib
@@ -8,40 +8,19 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
-from training.data.checks import unlabelled_path
 from training.data.dataset import DataSet, Split, decoded
-from training.data.image_folder import unlabelled_folder
 from training.data.pipeline import training_batches
-from training.options.common import OnBadImage
 from training.recipes.recipe import PseudoLabelRecipe, Recipe
 
 # Fields without which only crops, shifts and flips are left.
-_WEAK: dict[str, Any] = {
-    "autoaugment": False,
-    "randaugment_layers": 0,
-    "randaugment_magnitude": 0.0,
-    "random_erasing": 0.0,
-    "three_augment": False,
-    "color_jitter": 0.0,
-    "mixup": 0.0,
-    "cutmix": 0.0,
-}
+_WEAK: dict[str, Any] = {"autoaugment": False, "randaugment_layers": 0, "randaugment_magnitude": 0.0}
+_WEAK |= {"random_erasing": 0.0, "three_augment": False, "color_jitter": 0.0, "mixup": 0.0, "cutmix": 0.0}
 # Strong changes where a recipe has none: those of Semi-ViT's code (rand-m9, two operations, reprob 0.25).
 _STRONG: dict[str, Any] = {"randaugment_layers": 2, "randaugment_magnitude": 9.0, "random_erasing": 0.25}
 
 
-def open_unlabelled(name: str, on_bad_image: OnBadImage) -> Split:
-    """The pictures of `folder:PATH`, in any folders inside it."""
-    return unlabelled_folder(unlabelled_path(name), on_bad_image)
-
-
-def weak(recipe: Recipe) -> Recipe:
-    """The recipe with crops, shifts and flips alone."""
-    return dataclasses.replace(recipe, **_WEAK)
-
-
 def strong(recipe: Recipe) -> Recipe:
-    """The recipe with strong changes of each image, its own if it has RandAugment or AutoAugment."""
+    """Return the recipe with strong changes of each image, its own if it has RandAugment or AutoAugment."""
     return recipe if recipe.randaugment_layers or recipe.autoaugment else dataclasses.replace(recipe, **_STRONG)
 
 
@@ -57,7 +36,7 @@ def semi_supervised_batches(
     num_steps: int | None = None,
     part: tuple[int, int] = (0, 1),
 ) -> tf.data.Dataset:
-    """As `training_batches`, with a tuple of images: labeled (B, h, w, C); and the same crops of pictures without
+    """As `training_batches`, with a tuple of images: labeled (B, h, w, C); and the same crops of images without
     labels, weakly and strongly changed, each (B, n, h, w, C) with n of them for each labeled image.
     """
     per_image, size = recipe.unlabelled_per_image, recipe.batch_size * recipe.unlabelled_per_image
@@ -77,7 +56,7 @@ def semi_supervised_batches(
     # Another seed, so that the order is not that of the labeled images; the same for both, so that the crops are equal.
     views = [
         training_batches(unlabelled, changed, preprocessing, seed=(seed + 1) % 2**32, **options)
-        for changed in (weak(plain), strong(plain))
+        for changed in (dataclasses.replace(plain, **_WEAK), strong(plain))
     ]
 
     def grouped(images: tf.Tensor) -> tf.Tensor:
@@ -91,11 +70,11 @@ def semi_supervised_batches(
 
 
 def with_pseudo_labels(source: DataSet, unlabelled: Split, kept: np.ndarray, shares: np.ndarray, times: int) -> DataSet:
-    """The data set with pictures without labels among those to train on, which have the shares of the classes.
+    """Return the data set with images without labels among those to train on, which have the shares of the classes.
 
     Args:
         source: labeled.
-        unlabelled: pictures.
+        unlabelled: images.
         kept: (n,) numbers of those to learn from.
         shares: (n, K) probability of each class.
         times: the labeled images are repeated as often as 1 in 1 + `times` examples is labeled, or once.
@@ -118,14 +97,13 @@ def with_pseudo_labels(source: DataSet, unlabelled: Split, kept: np.ndarray, sha
         )
         return image, tf.constant(-1)
 
+    def labeled_target(index: tf.Tensor) -> tf.Tensor:
+        return train.target(index) if train.target else tf.one_hot(train.read(index)[1], num_classes)
+
     def target(index: tf.Tensor) -> tf.Tensor:
         return tf.cond(
             index < count,
-            lambda: (
-                train.target(index % train.num_examples)
-                if train.target
-                else tf.one_hot(train.read(index % train.num_examples)[1], num_classes)
-            ),
+            lambda: labeled_target(index % train.num_examples),
             lambda: targets[tf.maximum(index - count, 0)],
         )
 

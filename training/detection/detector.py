@@ -1,4 +1,4 @@
-"""A detector with its classes: of a run, of words, or of an example; and the objects that it finds on pictures."""
+"""A detector with its classes: of a run, of words, or of an example; and the objects that it finds on images."""
 
 import dataclasses
 import pathlib
@@ -29,20 +29,20 @@ class Objects:
     """The objects of one image, the likeliest first."""
 
     corners: np.ndarray
-    """(n, 4) float32: left, top, right and bottom in pixels of the upright picture, cut at its edges."""
+    """(n, 4) float32: left, top, right and bottom in pixels of the upright image, cut at its edges."""
     scores: np.ndarray
     """(n,), 0 to 1."""
     classes: np.ndarray
     """(n,) int."""
 
     def annotations(self) -> list[dict[str, Any]]:
-        """The objects in COCO's format."""
+        """Return the objects in COCO's format."""
         found = zip(coco_boxes(self.corners, self.classes), self.scores.tolist(), strict=True)
         return [box | {"score": score} for box, score in found]
 
 
 def coco_boxes(corners: np.ndarray, classes: np.ndarray) -> list[dict[str, Any]]:
-    """Boxes (n, 4), left, top, right, bottom, as annotations in COCO's format; categories begin at 1."""
+    """Return boxes (n, 4), left, top, right, bottom, as annotations in COCO's format; categories begin at 1."""
     boxes = np.asarray(corners, np.float64)
     sizes = boxes[:, 2:] - boxes[:, :2]
     rows = zip(np.concatenate([boxes[:, :2], sizes], axis=1).tolist(), classes, sizes.prod(axis=1), strict=True)
@@ -63,7 +63,7 @@ class Detector:
         return dataclasses.replace(preprocessing_of(self.model), exif_orientation=True)
 
     def detect(self, images: Sequence[Image], top: int, threshold: float = 0.0) -> list[Objects]:
-        """At most `top` objects of each picture with a score of at least `threshold`."""
+        """Return at most `top` objects of each image with a score of at least `threshold`."""
         inputs = np.stack([np.asarray(self.preprocessing(image.pixels)) for image in images])
         outputs = self.model.predict_on_batch(inputs)
         found = zip(outputs["boxes"], outputs["class_logits"], images, strict=True)
@@ -91,22 +91,21 @@ def save_detector(detector: Detector, folder: pathlib.Path) -> None:
 
 
 def open_detector(run: Run, texts: Classes | None = None) -> Detector:
-    """The detector of a run, or of a checkpoint that looks for texts. Raises UserError for a model of another kind."""
+    """Return the detector of a run, or of a checkpoint that looks for texts. Raises UserError for another model."""
     model = _detector_model(run)
     has_classes = "class_logits" in model.output
-    if texts is None and not has_classes:
-        raise UserError(
-            f"{run.name} has no classes of its own; give --classes, words to look for, or --like, a picture."
-        )
+    if has_classes == (texts is not None):
+        problem = "no classes of its own; give --classes, words to look for, or --like, an image"
+        if has_classes:
+            problem = f"classes of its own, {', '.join(run.labels[:5])}; leave --classes out"
+        raise UserError(f"{run.name} has {problem}.")
     if texts is None:
         return Detector(run.name, model, run.labels_of(model.output["class_logits"].shape[-1]))
-    if has_classes:
-        raise UserError(f"{run.name} has classes of its own, {', '.join(run.labels[:5])}; leave --classes out.")
     return Detector(run.name, with_classes(model, class_embeddings(run.checkpoint, texts)), texts.labels)
 
 
 def open_detector_of(run: Run, labels: Sequence[str], templates: Sequence[str] | None) -> Detector:
-    """The detector of a run with these classes; of a checkpoint without its own, it looks for their names."""
+    """Return the detector of a run with these classes; of a checkpoint without its own, it looks for their names."""
     texts = None if "class_logits" in _detector_model(run).output else classes_of_labels(labels, templates)
     detector = open_detector(run, texts)
     check_classes(detector.labels, tuple(labels))
@@ -114,12 +113,12 @@ def open_detector_of(run: Run, labels: Sequence[str], templates: Sequence[str] |
 
 
 def detector_like(run: Run, file: pathlib.Path, box: tuple[float, float, float, float] | None) -> Detector:
-    """A detector of what an example shows.
+    """Return a detector of what an example shows.
 
     Args:
         run: OWL-ViT, OWLv2, or any other detector.
-        file: picture of the example.
-        box: left, top, width and height in pixels of the upright picture; None for the whole picture.
+        file: image of the example.
+        box: left, top, width and height in pixels of the upright image; None for the whole image.
     """
     model = _detector_model(run)
     preprocessing = dataclasses.replace(preprocessing_of(model), exif_orientation=True)

@@ -12,11 +12,10 @@ import numpy as np
 from keras_vit import UserError
 from keras_vit.cli.progress import Progress
 from keras_vit.files.tables import markdown_table, with_interval
-from keras_vit.images.files import Image, read_image
-from training.data.annotations.boxes import Box, Picture
+from keras_vit.images.files import read_image
+from training.data.annotations.images import Box, BoxedImage
 from training.detection.detector import Detector, Objects
-from training.detection.page import DrawnBox, DrawnPicture, boxes_page
-from training.detection.voc import voc_average_precision
+from training.detection.page import DrawnBox, boxes_page
 from training.evaluation.average_precision import (
     STATS,
     average_precision,
@@ -25,30 +24,32 @@ from training.evaluation.average_precision import (
     write_measured,
 )
 
-# Objects of a picture that count, as in COCO; pictures of one forward pass.
+# Objects of a image that count, as in COCO; images of one forward pass.
 _TOP, _BATCH = 100, 8
-# Pictures on the page with missed objects, and with false alarms; false alarms on each, and the score from which one
+# Images on the page with missed objects, and with false alarms; false alarms on each, and the score from which one
 # counts.
 _MOST_SHOWN, _MOST_FALSE, _LEAST_SCORE = 12, 5, 0.1
+# IoU from which VOC counts an object as found.
+_LEAST_OVERLAP = 0.5
 _MISSED, _FALSE, _FOUND = "#c44e00", "#a0457a", "#00734f"
 
 
-def evaluate(detector: Detector, pictures: Sequence[Picture], kind: str, output: pathlib.Path) -> None:
+def evaluate(detector: Detector, images: Sequence[BoxedImage], kind: str, output: pathlib.Path) -> None:
     """Find objects on images with boxes, measure them, and write detection.json, detection.md and detection.html.
 
     kind: of the data; for voc, VOC's average precision is measured, too. Raises UserError if there is no box.
     """
-    found: list[Objects] = []
-    with Progress("Finding objects", len(pictures)) as progress:
-        for begin in range(0, len(pictures), _BATCH):
-            images = [_read(detector, picture) for picture in pictures[begin : begin + _BATCH]]
-            found += detector.detect(images, _TOP)
-            progress.update(len(images))
-    metrics = measured(detector.labels, pictures, found, kind)
+    detections: list[Objects] = []
+    with Progress("Finding objects", len(images)) as progress:
+        for begin in range(0, len(images), _BATCH):
+            batch = [read_image(image.file, detector.preprocessing) for image in images[begin : begin + _BATCH]]
+            detections += detector.detect(batch, _TOP)
+            progress.update(len(batch))
+    metrics = measured(detector.labels, images, detections, kind)
     voc = f", VOC's AP {with_interval(metrics['voc_ap'])}" if kind == "voc" else ""
     sentence = (
         f"AP {with_interval(metrics['ap'], metrics['intervals']['ap'])}, AP50 "
-        f"{with_interval(metrics['ap50'], metrics['intervals']['ap50'])}{voc} on {metrics['pictures']:,} pictures with "
+        f"{with_interval(metrics['ap50'], metrics['intervals']['ap50'])}{voc} on {metrics['pictures']:,} images with "
         f"{metrics['objects']:,} objects"
     )
     sizes = [(name.replace("_", " "), with_interval(metrics[name])) for name in STATS]
@@ -64,35 +65,31 @@ def evaluate(detector: Detector, pictures: Sequence[Picture], kind: str, output:
         markdown_table(("metric", "value"), sizes, num_text_columns=1),
         markdown_table(("class", "objects", "AP", "AP50"), classes, num_text_columns=1),
     ]
-    page = _page(detector, pictures, found)
+    page = _page(detector, images, detections)
     write_measured(output, "detection", detector.name, metrics, [f"{sentence}.", words, *tables], page)
 
 
-def _read(detector: Detector, picture: Picture) -> Image:
-    return read_image(picture.file, detector.preprocessing)
-
-
 def measured(
-    labels: Sequence[str], pictures: Sequence[Picture], found: Sequence[Objects], kind: str = "coco"
+    labels: Sequence[str], images: Sequence[BoxedImage], detections: Sequence[Objects], kind: str = "coco"
 ) -> dict[str, Any]:
     """COCO's metrics, see `average_precision`, and for the kind voc `voc_ap`, see `voc_average_precision`.
 
     The truth is what the file annotates: crowds and difficult objects are neither missed nor false alarms.
     """
-    if all(box.is_crowd or box.is_difficult for picture in pictures for box in picture.boxes):
-        raise UserError("None of the pictures has a box, so nothing can be measured; give pictures with objects.")
-    metrics = average_precision(*_documents(labels, pictures, found), labels, "bbox")
-    return metrics | ({"voc_ap": voc_average_precision(pictures, found, len(labels))} if kind == "voc" else {})
+    if all(box.is_crowd or box.is_difficult for image in images for box in image.boxes):
+        raise UserError("None of the images has a box, so nothing can be measured; give images with objects.")
+    metrics = average_precision(*_documents(labels, images, detections), labels, "bbox")
+    return metrics | ({"voc_ap": voc_average_precision(images, detections, len(labels))} if kind == "voc" else {})
 
 
-def _documents(labels: Sequence[str], pictures: Sequence[Picture], found: Sequence[Objects]) -> tuple[dict, dict]:
+def _documents(labels: Sequence[str], images: Sequence[BoxedImage], detections: Sequence[Objects]) -> tuple[dict, dict]:
     """Truth and detections in COCO's format, in the order of the ids of the images, which decides between equal scores.
 
     Objects have ids in the order of the boxes.
     """
-    order = sorted(range(len(pictures)), key=lambda number: pictures[number].id)
-    truth = [[_annotation(box) for box in pictures[number].boxes] for number in order]
-    return coco_document(labels, truth), coco_document(labels, [found[number].annotations() for number in order])
+    order = sorted(range(len(images)), key=lambda number: images[number].id)
+    truth = [[_annotation(box) for box in images[number].boxes] for number in order]
+    return coco_document(labels, truth), coco_document(labels, [detections[number].annotations() for number in order])
 
 
 def _annotation(box: Box) -> dict[str, Any]:
@@ -105,12 +102,12 @@ def _annotation(box: Box) -> dict[str, Any]:
     }
 
 
-def mistakes(picture: Picture, objects: Objects) -> tuple[np.ndarray, np.ndarray]:
+def mistakes(image: BoxedImage, objects: Objects) -> tuple[np.ndarray, np.ndarray]:
     """(which boxes of an image are missed, which objects are false alarms), by COCO's matching at IoU 0.5."""
-    count = max([0, *(int(box.label) for box in picture.boxes), *objects.classes]) + 1
+    count = max([0, *(int(box.label) for box in image.boxes), *objects.classes]) + 1
     with contextlib.redirect_stdout(io.StringIO()):
-        evaluated = coco_evaluation(*_documents([str(n) for n in range(count)], [picture], [objects]), "bbox")
-    missed, false = np.zeros(len(picture.boxes), bool), np.zeros(len(objects.classes), bool)
+        evaluated = coco_evaluation(*_documents([str(n) for n in range(count)], [image], [objects]), "bbox")
+    missed, false = np.zeros(len(image.boxes), bool), np.zeros(len(objects.classes), bool)
     for of_class in filter(None, evaluated.evalImgs[:: len(evaluated.params.areaRng)]):
         for side, wrong in (("gt", missed), ("dt", false)):
             unmatched = of_class[f"{side}Matches"][0] == 0
@@ -119,15 +116,15 @@ def mistakes(picture: Picture, objects: Objects) -> tuple[np.ndarray, np.ndarray
     return missed, false
 
 
-def _page(detector: Detector, pictures: Sequence[Picture], found: Sequence[Objects]) -> str:
-    """The pictures with the largest missed objects, and those with the likeliest false alarms."""
+def _page(detector: Detector, images: Sequence[BoxedImage], detections: Sequence[Objects]) -> str:
+    """Return the images with the largest missed objects, and those with the likeliest false alarms."""
     cards, badness = [], []
-    for picture, objects in zip(pictures, found, strict=True):
+    for image, objects in zip(images, detections, strict=True):
         likely = objects.scores >= _LEAST_SCORE
         objects = Objects(objects.corners[likely], objects.scores[likely], objects.classes[likely])
-        missed, false = mistakes(picture, objects)
-        missed_boxes = [picture.boxes[number] for number in np.flatnonzero(missed)]
-        areas = [box.bbox[2] * box.bbox[3] / math.prod(picture.size) for box in missed_boxes]
+        missed, false = mistakes(image, objects)
+        missed_boxes = [image.boxes[number] for number in np.flatnonzero(missed).tolist()]
+        areas = [box.bbox[2] * box.bbox[3] / math.prod(image.size) for box in missed_boxes]
         badness.append((max([0.0, *areas]), max([0.0, *objects.scores[false]])))
         boxes = [
             DrawnBox(box.corners, f"missed: {detector.labels[int(box.label)]}", _MISSED, dashed=True)
@@ -139,16 +136,62 @@ def _page(detector: Detector, pictures: Sequence[Picture], found: Sequence[Objec
             )
             words = f"{'false: ' if is_false else ''}{detector.labels[label]} {score:.2f}"
             boxes.append(DrawnBox(corners, words, _FALSE if is_false else _FOUND))
-        cards.append((picture, boxes))
+        cards.append((image, boxes))
     worst = [np.argsort(-column, kind="stable")[:_MOST_SHOWN] for column in np.array(badness).T]
     shown = dict.fromkeys(n for key, order in enumerate(worst) for n in order.tolist() if badness[n][key] > 0)
-    drawn = [
-        DrawnPicture(f"{picture.file.parent.name}/{picture.file.name}", _read(detector, picture).pixels, boxes)
-        for picture, boxes in (cards[number] for number in shown)
-    ]
+    drawn = []
+    for image, boxes in (cards[number] for number in shown):
+        pixels = read_image(image.file, detector.preprocessing).pixels
+        drawn.append((f"{image.file.parent.name}/{image.file.name}", pixels, boxes))
     legend = (
-        f"The largest missed objects come first, then the likeliest false alarms, up to {_MOST_FALSE} of a picture. "
+        f"The largest missed objects come first, then the likeliest false alarms, up to {_MOST_FALSE} of a image. "
         f"Objects count from a score of {_LEAST_SCORE} on, and a box is found if an object of its class covers it with "
         "an IoU of 0.5 or more."
     )
     return boxes_page("Worst misses and false alarms", drawn, [legend])
+
+
+def voc_average_precision(images: Sequence[BoxedImage], detections: Sequence[Objects], num_classes: int) -> float:
+    """Return the mean over the classes of the area under the curve of precision, at IoU 0.5.
+
+    Source: `VOCevaldet.m` and `VOCap.m` of the development kit of VOC 2010 and later.
+
+    A detection belongs to the object that it overlaps most. Difficult objects count neither as found nor as missed.
+    Classes without other objects are left out; at least one must have some.
+    """
+    return float(np.nanmean([_of_class(images, detections, label) for label in range(num_classes)]))
+
+
+def _of_class(images: Sequence[BoxedImage], detections: Sequence[Objects], label: int) -> float:
+    """Return the average precision of a class; NaN if all of its objects are difficult."""
+    count, scores, hits = 0, list[float](), list[bool]()
+    for image, objects in zip(images, detections, strict=True):
+        boxes = [box for box in image.boxes if box.label == label]
+        count += sum(not box.is_difficult for box in boxes)
+        overlaps = _overlaps(
+            objects.corners[objects.classes == label], np.array([box.corners for box in boxes]).reshape(-1, 4)
+        )
+        taken: set[int] = set()
+        for row, score in zip(overlaps, objects.scores[objects.classes == label].tolist(), strict=True):
+            best = int(row.argmax()) if len(row) and row.max() >= _LEAST_OVERLAP else None
+            if best is not None and boxes[best].is_difficult:
+                continue
+            scores.append(score)
+            hits.append(best is not None and best not in taken)
+            taken |= set() if best is None else {best}
+    if not count:
+        return float("nan")
+    right = np.array(hits, bool)[np.argsort(-np.array(scores), kind="stable")]
+    true = np.cumsum(right)
+    precision = true / np.arange(1, len(right) + 1)
+    envelope = np.maximum.accumulate(precision[::-1])[::-1]
+    return float(np.sum(envelope[right]) / count)
+
+
+def _overlaps(corners: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return the IoU of boxes (n, 4) and (m, 4), left, top, right, bottom -> (n, m)."""
+    first, second = corners.astype(np.float64)[:, None], others[None]
+    sides = np.minimum(first[..., 2:], second[..., 2:]) - np.maximum(first[..., :2], second[..., :2])
+    common = np.prod(np.maximum(sides, 0.0), axis=-1)
+    areas = [np.prod(each[..., 2:] - each[..., :2], axis=-1) for each in (first, second)]
+    return common / (areas[0] + areas[1] - common)

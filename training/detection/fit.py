@@ -2,10 +2,12 @@
 
 import math
 import time
+import zlib
 from collections.abc import Sequence
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import keras_vit
 from keras_vit import DetectionConfig, UserError, ViTConfig, preprocessing_of, with_classes
@@ -16,13 +18,16 @@ from keras_vit.models.tasks import build_task, task_of
 from keras_vit.run import Run
 from keras_vit.text.classes import classes_of_labels
 from keras_vit.text.zero_shot import class_embeddings
-from training.data.annotations.boxes import BoxData
+from training.data.annotations.images import BoxedImage
+from training.data.annotations.open_boxes import BoxData
+from training.data.dataset import DataSet, Split, decoding_problem, problems_of, report_bad
+from training.data.dense import TILES, BoxBatches
 from training.detection.detector import open_detector
 from training.detection.evaluation import evaluate
 from training.loop.setup import Setup
 from training.loop.train import run_training
 from training.options.detect import DetectFitOptions
-from training.recipes.detect import DetectRecipe
+from training.recipes.dense import DetectRecipe
 
 # Initial scale of the logits of a new head, and the share of patches that it takes for a class (as RetinaNet).
 _SCALE, _PRIOR = 10.0, 0.01
@@ -49,6 +54,43 @@ def fit(options: DetectFitOptions, data: BoxData, setup: Setup) -> Run:
         detector = open_detector(Run.open(str(run.path)))
         evaluate(detector, data.evaluation, data.kind, run.path)
     return run
+
+
+def box_data_set(data: BoxData) -> DataSet:
+    """Return the data set of images with boxes; `DenseBatches` describes their targets.
+
+    Every image is decoded once. Raises UserError for those that cannot be.
+    """
+    files = [str(image.file) for image in data.all]
+    bad = problems_of(files, lambda file: decoding_problem(tf.io.read_file(file)))
+    report_bad(bad.items(), f"of {len(files)} images cannot be read", "repair them, or remove them and their boxes")
+    most = max(1, *(len(image.targets[1]) for image in data.all))
+    batches = BoxBatches(most * TILES**2, most)
+    train, evaluation = _split(data.train), _split(data.evaluation)
+    return DataSet(data.labels, train, evaluation, held_out=not data.has_split, batches=batches)
+
+
+def _split(images: Sequence[BoxedImage]) -> Split:
+    files = tf.constant([str(image.file) for image in images])
+    all_corners, all_classes = zip(*(image.targets for image in images), strict=True)
+    corners, classes = tf.constant(np.concatenate(all_corners)), tf.constant(np.concatenate(all_classes))
+    ends = tf.constant(np.cumsum([0, *map(len, all_classes)]))
+    fingerprint = 0
+    for image in images:
+        parts = (image.file.name.encode(), *(part.tobytes() for part in image.targets))
+        fingerprint = zlib.crc32(b"|".join(parts), fingerprint)
+
+    def target(index: tf.Tensor) -> dict[str, tf.Tensor]:
+        begin, end = ends[index], ends[index + 1]
+        return {"labels": classes[begin:end], "boxes": corners[begin:end]}
+
+    return Split(
+        len(images),
+        lambda index: (tf.io.read_file(files[index]), tf.constant(-1)),
+        lambda index: str(images[index].file),
+        fingerprint=fingerprint,
+        target=target,
+    )
 
 
 def detector_to_train(backbone: Run, labels: Sequence[str], options: DetectFitOptions) -> keras.Model:
@@ -78,13 +120,13 @@ def detector_to_train(backbone: Run, labels: Sequence[str], options: DetectFitOp
     return with_classes(detector, embeddings)
 
 
-def _print_time(network: keras.Model, recipe: DetectRecipe, num_pictures: int) -> None:
+def _print_time(network: keras.Model, recipe: DetectRecipe, num_images: int) -> None:
     """Say before the training about how long it takes here, from the time of one forward pass."""
-    batch_size, steps = recipe.batch_size, recipe.num_steps(num_pictures)
+    batch_size, steps = recipe.batch_size, recipe.num_steps(num_images)
     images = np.zeros((batch_size, *network.input_shape[1:]), np.float32)
     network.predict_on_batch(images)  # which traces
     begin = time.perf_counter()
     network.predict_on_batch(images)
     minutes = _STEP_OF_FORWARD * (time.perf_counter() - begin) * steps / 60
     shown = f"{max(minutes, 1):.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
-    print(f"About {shown} on this machine for {steps:,} steps of {batch_size} pictures, without the evaluations.")
+    print(f"About {shown} on this machine for {steps:,} steps of {batch_size} images, without the evaluations.")

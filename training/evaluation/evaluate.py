@@ -20,8 +20,8 @@ from training.evaluation.predictions import open_comparison
 from training.evaluation.predictors import Predictor, open_predictor
 from training.evaluation.single_label import Subject, calibration_sentence, write_report
 from training.evaluation.temperature import calibration
-from training.options.common import DataOptions, InputOptions, StrategyOptions
-from training.options.evaluate import EvaluateOptions
+from training.options.common import DataOptions, StrategyOptions
+from training.options.evaluate import EvaluateOptions, InputOptions
 
 
 def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> dict:

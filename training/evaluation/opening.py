@@ -1,7 +1,7 @@
 """Open what the options of `keras-vit evaluate` name. Imports no TensorFlow."""
 
 from keras_vit import UserError
-from keras_vit.checkpoints.fetch.find import check_name
+from keras_vit.checkpoints.find import check_name
 from keras_vit.cli.parser import Given
 from keras_vit.run import CONFIG, Run
 from keras_vit.text.classes import classes_of_options

@@ -22,7 +22,8 @@ from keras_vit.run import Run
 from training.data.dataset import Split, bad_examples_reported, without_autograph
 from training.data.pipeline import evaluation_batches
 from training.loop.devices.strategies import open_strategy
-from training.options.common import InputOptions, StrategyOptions
+from training.options.common import StrategyOptions
+from training.options.evaluate import InputOptions
 
 _ON_WHITE = "The model takes numbers and does not record a background for transparent images; white is used."
 # What a run or a .keras file says of its images, and a TFLite file may say.

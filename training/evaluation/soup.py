@@ -93,7 +93,7 @@ def _common_data(runs: Sequence[Run]) -> dict:
 
 def _accuracy_at_end(run: Run) -> float | None:
     """On its evaluation images; None if its metrics do not say."""
-    return run.metrics[-1].get("val_accuracy") if run.metrics else None
+    return run.metrics()[-1].get("val_accuracy") if run.metrics() else None
 
 
 def _check_data(runs: Sequence[Run]) -> None:

@@ -9,15 +9,15 @@ import numpy as np
 import tensorflow as tf
 
 import keras_vit
-from keras_vit.published_accuracy import ACCURACY
+from keras_vit.published import ACCURACY
 from keras_vit.run import Run
 from training.data.checks import split_folders
 from training.data.dataset import Split
 from training.data.sources import DataSet, open_source
 from training.evaluation.evaluate import check_logits, check_same_classes
 from training.evaluation.predictors import open_predictor
-from training.options.common import DataOptions, InputOptions
-from training.options.evaluate import VerifyOfficialOptions
+from training.options.common import DataOptions
+from training.options.evaluate import InputOptions, VerifyOfficialOptions
 
 _NORMAL_QUANTILE = statistics.NormalDist().inv_cdf(0.975)  # of a two-sided interval of 95 %
 

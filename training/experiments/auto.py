@@ -10,10 +10,10 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import Preprocessing, UserError
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.options import rows_of
 from keras_vit.cli.progress import Progress, duration
-from keras_vit.images.geometry import Resize
+from keras_vit.images.resizing import Resize
 from keras_vit.models.build import logits_model
 from keras_vit.run import Run
 from keras_vit.text.checkpoint import has_text_tower
@@ -24,8 +24,8 @@ from training.evaluation.predictors import accuracy
 from training.experiments import finetuning, pretraining
 from training.features.linear_head import new_probe, one_thread
 from training.loop.build import rebuilt
-from training.options.auto import AutoOptions
-from training.options.probes import LinearProbeOptions
+from training.options.features import LinearProbeOptions
+from training.options.train import AutoOptions
 from training.probes.features import features_of_split
 from training.probes.linear_model import save_probe
 from training.probes.logistic_regression import probe

@@ -63,7 +63,7 @@ def write_summary(
     summary = {
         "parameters": parameters,
         "test_accuracy": test_accuracy,
-        "train_seconds": round(sum(epoch["seconds"] for epoch in run.metrics), 1),
+        "train_seconds": round(sum(epoch["seconds"] for epoch in run.metrics()), 1),
         "saved_model": entry(saved_model),
         "tflite": {name: entry(artifact) | {"accuracy": artifact.accuracy} for name, artifact in tflite.items()},
     }

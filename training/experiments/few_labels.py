@@ -22,8 +22,10 @@ from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.tables import markdown_table
 from keras_vit.run import Run
 from keras_vit.scores import softmax
+from training.data.checks import unlabelled_path
 from training.data.dataset import Split
-from training.data.unlabelled import open_unlabelled, strong, with_pseudo_labels
+from training.data.image_folder import unlabelled_folder
+from training.data.unlabelled import strong, with_pseudo_labels
 from training.evaluation.predictors import outputs
 from training.evaluation.temperature import fit_temperature
 from training.loop.build import rebuilt
@@ -55,7 +57,7 @@ def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: 
         setup: data and devices.
     """
     assert options.unlabelled is not None  # as the command checks
-    unlabelled = open_unlabelled(options.unlabelled, options.source.on_bad_image)
+    unlabelled = unlabelled_folder(unlabelled_path(options.unlabelled), options.source.on_bad_image)
     if setup.source.multi_label:
         raise UserError("--unlabelled learns one class per image, but these have several; leave it out.")
     print(f"Pictures without labels: {unlabelled.num_examples:,}. First a run with the labels alone.")
@@ -68,7 +70,7 @@ def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: 
         for number in range(1, options.rounds + 1):
             teacher = _student(options, recipe_name, setup, unlabelled, teacher, number)
             runs[f"round {number}"] = teacher
-    accuracies = {name: run.metrics[-1]["val_accuracy"] for name, run in runs.items()}
+    accuracies = {name: run.metrics()[-1]["val_accuracy"] for name, run in runs.items()}
     best = max(accuracies, key=lambda name: accuracies[name])  # the first of equals: the labels alone
     gain = accuracies[best] - accuracies["labels alone"]
     rows = [(name, f"{value:.2%}", f"{value - accuracies['labels alone']:+.2%}") for name, value in accuracies.items()]

@@ -23,7 +23,7 @@ from training.experiments.figures import draw
 from training.experiments.grids import BY_SIZE, STUDIES, Point, check_base
 from training.experiments.trial import Trial, labels_of, run_trial
 from training.loop.signals import TrainingInterrupted
-from training.options.experiments import StudyOptions
+from training.options.train import StudyOptions
 from training.probes.least_squares import check_shots
 from training.recipes.recipe import PretrainRecipe
 

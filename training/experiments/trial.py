@@ -104,7 +104,7 @@ def _trained(trial: Trial) -> dict:
     )
     setting = Setup(dataclasses.replace(source, train=subset), strategy)
     run = pretrain(arguments, point.name, setting)
-    curve = [[record["step"], record["val_accuracy"]] for record in run.metrics]
+    curve = [[record["step"], record["val_accuracy"]] for record in run.metrics()]
     few_shot = few_shot_accuracy(Run.open_directory(run.path).model, source, trial.shots)
     return {"accuracy": curve[-1][1], "curve": curve, "few_shot": few_shot}
 

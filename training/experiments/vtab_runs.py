@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.errors import check_known
 from keras_vit.files.atomic import write_text
 from keras_vit.files.remote import to_path
@@ -21,8 +21,7 @@ from training.loop.devices.strategies import open_strategy
 from training.loop.finetune import finetune
 from training.loop.setup import Setup
 from training.options.common import DataOptions
-from training.options.experiments import VtabOptions
-from training.options.train import FinetuneOptions
+from training.options.train import FinetuneOptions, VtabOptions
 from training.recipes.recipe import Recipe
 from training.recipes.vtab_tasks import RECIPE_NAME, TASKS, VtabTask
 
@@ -67,7 +66,7 @@ def vtab(options: VtabOptions) -> dict:
             execution=options.execution,
         )
         source = dataclasses.replace(source, train=repeated(source.train, num_steps * own.batch_size))
-        return finetune(fine_tuning, RECIPE_NAME, Setup(source, strategy)).metrics[-1]["val_accuracy"]
+        return finetune(fine_tuning, RECIPE_NAME, Setup(source, strategy)).metrics()[-1]["val_accuracy"]
 
     found = {}
     for task in chosen:

@@ -142,7 +142,7 @@ def describe_features(
         labels=labels,
         splits=splits,
         checksum=checksum,
-        data=None if options.source is None else options.source.settings(),
+        data=options.source.settings() if options.source.data else None,
         settings=options.settings,
     )
     return description, Extractor(model, preprocessing, options.batch_size)

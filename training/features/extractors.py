@@ -12,8 +12,7 @@ from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.models.layers import PoolTokens
 from keras_vit.models.tasks import task_of
 from keras_vit.run import Run
-from training.options.common import FeatureKind, FeatureOptions
-from training.options.features import IndexKind
+from training.options.features import FeatureKind, FeatureOptions, IndexKind
 
 
 def extractor_of(run: Run, kind: IndexKind) -> keras.Model:

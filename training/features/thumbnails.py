@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.cli.pages import thumbnail_address
-from keras_vit.images.pillow import decode
+from keras_vit.images.decode import decode_with_pillow
 from training.data.dataset import DataSet
 from training.data.sources import open_source
 from training.features.store import FeatureIndex
@@ -52,6 +52,6 @@ class Thumbnails:
 def file_address(path: str) -> str:
     """Return the address of a small picture of a file; "" where it cannot be read."""
     try:
-        return thumbnail_address(decode(pathlib.Path(path).read_bytes(), upright=True), _SIDE)
+        return thumbnail_address(decode_with_pillow(pathlib.Path(path).read_bytes(), upright=True), _SIDE)
     except Exception:  # any of Pillow's, of a file that was changed
         return ""

@@ -10,7 +10,7 @@ import keras
 
 import keras_vit
 from keras_vit import UserError, ViTConfig
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
 from keras_vit.published import upstream_checkpoint

@@ -6,7 +6,7 @@ import math
 import keras
 from keras import ops
 
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 
 
 @keras.saving.register_keras_serializable("keras_vit_training")

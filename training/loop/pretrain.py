@@ -6,7 +6,7 @@ import keras
 
 import keras_vit
 from keras_vit import preprocessing_of
-from keras_vit.checkpoints.fetch.find import find_checkpoint
+from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.run import Run
 from training.loop.setup import Setup, open_setup

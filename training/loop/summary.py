@@ -7,10 +7,10 @@ import numpy as np
 from keras_vit import Preprocessing
 from keras_vit.files.atomic import atomic_write
 from keras_vit.run import CALIBRATION, SAMPLES, Run
-from training.data.pipeline import save_samples
 from training.data.sources import DataSet
+from training.data.write import save_samples
 from training.loop.plan import Plan
-from training.recipes.advice import advice
+from training.recipes.auto import advice
 
 # Training images saved for the exports, which calibrate quantization ranges on them.
 _CALIBRATION_IMAGES = 512
@@ -54,7 +54,7 @@ def save_images(run: Run, source: DataSet, preprocessing: Preprocessing) -> None
 
 def write_curves(run: Run) -> None:
     """Plot the loss and the accuracy over the epochs to curves.png."""
-    records = run.metrics
+    records = run.metrics()
     epochs = [record["epoch"] for record in records]
     names = [name for name in ("loss", "accuracy", "binary_accuracy") if name in records[-1]]
     figure = matplotlib.figure.Figure(figsize=(4.5 * len(names), 3.6), layout="constrained")

@@ -81,7 +81,7 @@ def run_training(
 
         _train(Training(plan, _started(plan, run, make_model, checkpoint), run, callbacks))
     if writes:
-        last = sorted(run.metrics[-1].items())
+        last = sorted(run.metrics()[-1].items())
         metrics = ", ".join(f"{name[4:]} {value:.4f}" for name, value in last if name.startswith("val_"))
         print(f"Trained: {metrics} on the evaluation images; see {run.path}.")
     return run

@@ -4,20 +4,17 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from keras_vit import UserError
-from keras_vit.cli.options import Aliases, Count, MayLead, Natural, Seed, check_ranges
+from keras_vit.cli.options import Aliases, Count, Natural, Seed, check_ranges
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
-from keras_vit.files.labels import composed as composed
 from keras_vit.files.remote import to_path
-from keras_vit.images.geometry import Resize
 from training.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
-    from keras_vit import Preprocessing
+    pass
 
 OnBadImage = Literal["stop", "skip"]
 # Names of a split to train on and of one to evaluate on, in the order in which they are looked for.
@@ -29,7 +26,7 @@ FOR_SEVERAL_CLASSES = (
     "--loss multi-label is for images of several classes each, from --data csv:FILE with a column labels; leave it out."
 )
 StrategyKind = Literal["auto", "single", "mirrored", "multi-worker", "tpu"]
-FeatureKind = Literal["pre_logits", "token", "mean", "both"]
+Runner = Literal["DirectRunner", "DataflowRunner", "FlinkRunner", "SparkRunner"]
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
@@ -235,102 +232,3 @@ class TrainingOptions:
         settings["source"] = self.source.settings()
         execution = {name: getattr(self.execution, name) for name in ("precision", "deterministic")}
         return {"command": command, "recipe_name": recipe_name, **execution, **settings}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FeatureOptions:
-    """Options of all commands that extract features."""
-
-    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
-    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
-    source: DataOptions
-    features: FeatureKind = "pre_logits"
-    """Features of a Vision Transformer. pre_logits: what its head reads. Of its normalized tokens, token: the class
-    token; mean: the mean of the patch tokens; both: the two one after the other, as DINOv2's linear classifiers."""
-    output: str | None = None
-    """Directory of the report; default the run directory."""
-    random_weights: bool = False
-    """Use random weights (seed 0) instead of the trained ones, as a baseline for the architecture."""
-    image_size: tuple[int, int] | None = None
-    """Height and width in pixels to resize the model's input to; default its own."""
-    num_heads: int | None = None
-    """Attention heads, if the checkpoint does not specify them."""
-    crop_from: int | None = None
-    """Stretch images to a square of this side in pixels and center crop, as in the papers (256 for models of 224);
-    default the model's own preprocessing."""
-    resize: Resize | None = None
-    """How images are resized to the model's input: pad shows them whole; default the model's own."""
-    batch_size: Count = 256
-    """Images per forward pass."""
-    cache: str | None = None
-    """Directory of computed features; default features/ in KERAS_VIT_CACHE, else in ~/.cache/keras_vit."""
-    index: str | None = None
-    """Folder of keras-vit embed with the features of these images; they are then not computed."""
-
-    def __post_init__(self) -> None:
-        refuse_without_effect(
-            self,
-            [
-                (("cache",), self.index is None, "features that are computed, without --index"),
-                (("resize",), self.crop_from is None, "images without --crop-from, which are stretched"),
-            ],
-        )
-
-    def probe_command(self) -> tuple[str, ...]:
-        """The command that makes a model of these features."""
-        workdir = ("--workdir", "runs/probe")
-        return ("linear-probe", "--checkpoint", self.run, *self.source.arguments(), *workdir)
-
-
-@dataclasses.dataclass(frozen=True)
-class InputOptions:
-    """A model's input size, and the preprocessing of a checkpoint or export that does not specify its own."""
-
-    image_size: tuple[int, int] | None = None
-    """Height and width in pixels to resize the input of a Keras model or checkpoint to; default its own."""
-    num_heads: int | None = None
-    """Attention heads, if the checkpoint does not specify them."""
-    resize: Resize | None = None
-    """How images are resized to the model's input; default the model's own, or stretch if it specifies none."""
-    crop_from: int | None = None
-    """For --resize resize-small: length of the smaller side before the center crop, in pixels; default the
-    model's own."""
-    value_range: tuple[float, float] | None = None
-    """Values that 0 and 255 are mapped to; default the model's own, or -1 1 if it specifies none."""
-
-    def given(self) -> dict[str, Any]:
-        """The options that are set, by name."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
-
-    def as_typed(self) -> str:
-        """`, with --image-size 96 96` for the options that are set; "" if none is."""
-        typed = [f"--{name.replace('_', '-')} {value}" for name, value in self.given().items()]
-        return f", with {re.sub('[(),]', '', ' '.join(typed))}" if typed else ""
-
-    def preprocessing(self, own: "Preprocessing") -> "Preprocessing":
-        """Return a model's own preprocessing with the overrides applied. Raises UserError where they do not fit it."""
-        resize = self.resize or own.resize
-        if self.crop_from is not None and resize != "resize-small":
-            raise UserError(
-                f"--crop-from {self.crop_from} is for --resize resize-small, but images are resized by {resize}; add "
-                "--resize resize-small, or leave --crop-from out."
-            )
-        side = max(own.image_size)
-        changes: dict[str, Any] = {"value_range": self.value_range} if self.value_range is not None else {}
-        if self.resize is None and self.crop_from is None:
-            return dataclasses.replace(own, **changes)
-        crop_from = None
-        if resize == "resize-small":
-            crop_from = self.crop_from or (own.crop_from if own.resize == resize else None)
-            if crop_from is None or (isinstance(crop_from, int) and crop_from < side):
-                raise UserError(
-                    f"--resize resize-small needs --crop-from of at least {side} pixels for the model's input of "
-                    f"{own.image_size}, but it is {crop_from}; give --crop-from {round(side / 0.875)} or so."
-                )
-        return own.with_resize(resize, crop_from, **changes)
-
-    def refuse(self, names: Iterable[str], kind: str) -> None:
-        """Raise UserError if one of these options is set, for a kind of model that does not support it."""
-        for name in names:
-            if getattr(self, name) is not None:
-                raise UserError(f"--{name.replace('_', '-')} does not apply to {kind}; leave it out.")

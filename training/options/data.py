@@ -1,15 +1,19 @@
-"""Options of the commands that write data."""
+"""Options of the commands that write data, and of those that also run as Apache Beam pipelines. Imports no Beam."""
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import Annotated
 
 from keras_vit.cli.options import Count, Positional
-from training.options.common import DataOptions
-from training.options.pipeline import Runner
+from training.options.common import DataOptions, Runner
 
 # The file of the lengths of all records, beside TFRecord files.
 RECORD_INDEX = "records.npz"
+# What the files of a folder that a pipeline fills are of.
+PIPELINE = "pipeline.json"
+# Folder, inside the output, of the pictures that cannot be read.
+PROBLEMS = "problems"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,3 +49,20 @@ class PrepareOptions:
     """Folder of pictures, such as one of class folders; it is not changed."""
     output: Annotated[pathlib.Path, Positional("OUT")]
     """New folder for the pictures, and for prepared.csv, which says what was done to each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineOptions:
+    """Where a pipeline runs."""
+
+    runner: Runner
+    arguments: tuple[str, ...]
+    """Beam's own options, such as --project."""
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """(the options of the command, those of Beam, which stand behind --)."""
+    if "--" not in arguments:
+        return [*arguments], ()
+    place = [*arguments].index("--")
+    return [*arguments[:place]], tuple(arguments[place + 1 :])

@@ -9,7 +9,7 @@ from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import existing_file, existing_folder
 from training.options.common import AnnotatedData, TrainingOptions
 from training.options.predict import check_ending
-from training.recipes.detect import DETECT, DetectRecipe
+from training.recipes.dense import DETECT, DetectRecipe
 
 OUTPUTS = (".csv", ".json", ".html")
 BadBoxes = Literal["refuse", "clip"]

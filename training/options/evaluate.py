@@ -1,11 +1,72 @@
 """Options of `keras-vit evaluate`, `keras-vit verify-official` and `keras-vit soup`."""
 
 import dataclasses
-from typing import Annotated
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
 
+from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayBeEmpty, MayLead, Positional
 from keras_vit.errors import refuse_without_effect
-from training.options.common import DataOptions, InputOptions, StrategyOptions
+from keras_vit.images.resizing import Resize
+from training.options.common import DataOptions, StrategyOptions
+
+if TYPE_CHECKING:
+    from keras_vit import Preprocessing
+
+
+@dataclasses.dataclass(frozen=True)
+class InputOptions:
+    """A model's input size, and the preprocessing of a checkpoint or export that does not specify its own."""
+
+    image_size: tuple[int, int] | None = None
+    """Height and width in pixels to resize the input of a Keras model or checkpoint to; default its own."""
+    num_heads: int | None = None
+    """Attention heads, if the checkpoint does not specify them."""
+    resize: Resize | None = None
+    """How images are resized to the model's input; default the model's own, or stretch if it specifies none."""
+    crop_from: int | None = None
+    """For --resize resize-small: length of the smaller side before the center crop, in pixels; default the
+    model's own."""
+    value_range: tuple[float, float] | None = None
+    """Values that 0 and 255 are mapped to; default the model's own, or -1 1 if it specifies none."""
+
+    def given(self) -> dict[str, Any]:
+        """The options that are set, by name."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+    def as_typed(self) -> str:
+        """`, with --image-size 96 96` for the options that are set; "" if none is."""
+        typed = [f"--{name.replace('_', '-')} {value}" for name, value in self.given().items()]
+        return f", with {re.sub('[(),]', '', ' '.join(typed))}" if typed else ""
+
+    def preprocessing(self, own: "Preprocessing") -> "Preprocessing":
+        """Return a model's own preprocessing with the overrides applied. Raises UserError where they do not fit it."""
+        resize = self.resize or own.resize
+        if self.crop_from is not None and resize != "resize-small":
+            raise UserError(
+                f"--crop-from {self.crop_from} is for --resize resize-small, but images are resized by {resize}; add "
+                "--resize resize-small, or leave --crop-from out."
+            )
+        side = max(own.image_size)
+        changes: dict[str, Any] = {"value_range": self.value_range} if self.value_range is not None else {}
+        if self.resize is None and self.crop_from is None:
+            return dataclasses.replace(own, **changes)
+        crop_from = None
+        if resize == "resize-small":
+            crop_from = self.crop_from or (own.crop_from if own.resize == resize else None)
+            if crop_from is None or (isinstance(crop_from, int) and crop_from < side):
+                raise UserError(
+                    f"--resize resize-small needs --crop-from of at least {side} pixels for the model's input of "
+                    f"{own.image_size}, but it is {crop_from}; give --crop-from {round(side / 0.875)} or so."
+                )
+        return own.with_resize(resize, crop_from, **changes)
+
+    def refuse(self, names: Iterable[str], kind: str) -> None:
+        """Raise UserError if one of these options is set, for a kind of model that does not support it."""
+        for name in names:
+            if getattr(self, name) is not None:
+                raise UserError(f"--{name.replace('_', '-')} does not apply to {kind}; leave it out.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,21 +1,137 @@
-"""Options of the commands that make an index of features and find pictures by it. Imports no TensorFlow."""
+"""Options of the commands that extract features: measure them by probes, make an index, find pictures by it."""
 
 import dataclasses
 import pathlib
 from typing import Annotated, Any, Literal
 
 from keras_vit import UserError
-from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Range
+from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Positive, Range
+from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
-from keras_vit.images.geometry import Resize
-from training.options.common import DataOptions, OnBadImage
-from training.options.pipeline import Runner
+from keras_vit.images.resizing import Resize
+from training.options.common import DataOptions, Runner
 from training.options.predict import check_ending
 
+FeatureKind = Literal["pre_logits", "token", "mean", "both"]
 IndexKind = Literal["pre_logits", "token", "mean", "both", "joint"]
 TABLES = (".csv", ".html")
 # The file that says what the features in a folder are of.
 DESCRIPTION = "features.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureOptions:
+    """Options of all commands that extract features."""
+
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
+    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
+    source: DataOptions
+    features: FeatureKind = "pre_logits"
+    """Features of a Vision Transformer. pre_logits: what its head reads. Of its normalized tokens, token: the class
+    token; mean: the mean of the patch tokens; both: the two one after the other, as DINOv2's linear classifiers."""
+    output: str | None = None
+    """Directory of the report; default the run directory."""
+    random_weights: bool = False
+    """Use random weights (seed 0) instead of the trained ones, as a baseline for the architecture."""
+    image_size: tuple[int, int] | None = None
+    """Height and width in pixels to resize the model's input to; default its own."""
+    num_heads: int | None = None
+    """Attention heads, if the checkpoint does not specify them."""
+    crop_from: int | None = None
+    """Stretch images to a square of this side in pixels and center crop, as in the papers (256 for models of 224);
+    default the model's own preprocessing."""
+    resize: Resize | None = None
+    """How images are resized to the model's input: pad shows them whole; default the model's own."""
+    batch_size: Count = 256
+    """Images per forward pass."""
+    cache: str | None = None
+    """Directory of computed features; default features/ in KERAS_VIT_CACHE, else in ~/.cache/keras_vit."""
+    index: str | None = None
+    """Folder of keras-vit embed with the features of these images; they are then not computed."""
+
+    def __post_init__(self) -> None:
+        refuse_without_effect(
+            self,
+            [
+                (("cache",), self.index is None, "features that are computed, without --index"),
+                (("resize",), self.crop_from is None, "images without --crop-from, which are stretched"),
+            ],
+        )
+
+    def probe_command(self) -> tuple[str, ...]:
+        """The command that makes a model of these features."""
+        workdir = ("--workdir", "runs/probe")
+        return ("linear-probe", "--checkpoint", self.run, *self.source.arguments(), *workdir)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProbeOptions(FeatureOptions):
+    """Options of the probes that a model can be made of."""
+
+    workdir: str | None = None
+    """Directory of a new run: the model with the probe as its head, to predict, evaluate, inspect and export."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_without_effect(self, [(("random_weights",), self.workdir is None, "measurements, without --workdir")])
+
+    @property
+    def directory(self) -> pathlib.Path | None:
+        """The directory of the new run."""
+        return None if self.workdir is None else to_path(self.workdir)
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of the probe for config.json of the run."""
+        names = ("features", "image_size", "resize", "crop_from")
+        return {"source": self.source.settings(), **{name: getattr(self, name) for name in names}}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FewshotOptions(ProbeOptions):
+    """Few-shot linear accuracy of frozen features, and with --workdir a model: that of the most shots, first seed."""
+
+    shots: tuple[Count, ...] | None = None
+    """Training images per class. Default: those of 1, 5, 10 and 25 that every class has."""
+    seeds: Count = 3
+    """Number of random selections of these images."""
+    l2: Positive = 1024.0
+    """Strength of the L2 penalty."""
+    sweep: bool = False
+    """Instead of --l2 try 2^-10 to 2^19, and choose the best on training images outside the shots."""
+
+    def settings(self) -> dict[str, Any]:
+        """As those of `ProbeOptions`, with the shots and the penalty."""
+        shots = None if self.shots is None else list(self.shots)
+        return {"command": "fewshot", **super().settings(), "shots": shots, "l2": self.l2, "sweep": self.sweep}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinearProbeOptions(ProbeOptions):
+    """Accuracy of logistic regression on frozen features, and with --workdir a model that consists of both."""
+
+    c: tuple[Positive, ...] = (0.001, 0.01, 0.1, 1.0, 10.0)
+    """Inverse strengths of the penalty to choose from, scikit-learn's C; a single value is used as it is."""
+    max_iterations: Count = 1000
+    """Maximum iterations of the solver (L-BFGS), for each strength."""
+    folds: Annotated[int, Range("[2, 100]")] | None = None
+    """Also measure by cross-validation in that many stratified folds of all images, copies in one fold; for few
+    images, of which a single split says little."""
+
+    def settings(self) -> dict[str, Any]:
+        """As those of `ProbeOptions`, with the strengths to choose from."""
+        return {"command": "linear_probe", **super().settings(), "c": list(self.c)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KnnOptions(FeatureOptions):
+    """Accuracy of the nearest neighbors among frozen features. It measures only: the vote needs the features of all
+    training images, so no ordinary model computes it; fewshot and linear-probe make models.
+    """
+
+    neighbors: tuple[Count, ...] = (1, 10, 20, 100)
+    """Numbers of neighbors that vote; each is a row of the table."""
+    temperature: Positive = 0.07
+    """A neighbor votes with exp(cosine / temperature): the smaller, the more the nearest ones count."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,21 +144,8 @@ class EmbedOptions:
     """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     output: str
     """Folder of the features. If it has some of the same pictures and model, the command continues."""
-    data: str | None = None
-    """digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, with classes and splits; see
-    pretrain."""
-    data_dir: str | None = None
-    """Directory of prepared TFDS data sets; default TFDS' own."""
-    train_split: str = "train"
-    """TFDS split to train on, such as train[:90%]."""
-    eval_split: str | None = None
-    """TFDS split to evaluate on; default test, else validation."""
-    on_bad_image: OnBadImage = "stop"
-    """For an image of --data that cannot be decoded: stop, or skip. PICTURES that cannot be read are always skipped."""
-    split_seed: Annotated[int, Range("[0, inf)")] | None = None
-    """Of --data without splits, draw the tenth that is kept for evaluation with this seed."""
-    exclude: str | None = None
-    """decisions.csv of keras-vit review, for --data."""
+    source: DataOptions = dataclasses.field(default_factory=lambda: DataOptions(""))
+    """Instead of PICTURES: a data set with classes and splits. PICTURES that cannot be read are always skipped."""
     features: IndexKind | None = None
     """pre_logits: what the head reads. Of a Vision Transformer's normalized tokens, token: the class token; mean: the
     mean of the patch tokens; both. joint: what texts are compared with. Default: joint for a checkpoint with a text
@@ -63,23 +166,8 @@ class EmbedOptions:
     --runner DataflowRunner -- --project mine --region europe-west1 --temp_location gs://bucket/temporary."""
 
     def __post_init__(self) -> None:
-        if (self.data is None) == (not self.pictures):
+        if bool(self.source.data) == bool(self.pictures):
             raise UserError("Give --data, such as folder:pictures, or pictures, such as pictures/, but not both.")
-
-    @property
-    def source(self) -> DataOptions | None:
-        """The options of the data; None for pictures."""
-        if self.data is None:
-            return None
-        return DataOptions(
-            self.data,
-            self.data_dir,
-            self.train_split,
-            self.eval_split,
-            self.on_bad_image,
-            self.split_seed,
-            self.exclude,
-        )
 
     @property
     def folder(self) -> pathlib.Path:

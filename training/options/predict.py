@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from keras_vit import UserError
 from keras_vit.cli.options import Aliases, MayLead, Port, Positional, Share
 from keras_vit.errors import refuse_without_effect
-from training.options.pipeline import Runner
+from training.options.common import Runner
 
 Explanation = Literal["rollout", "relevance"]
 HOST = "127.0.0.1"

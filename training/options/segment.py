@@ -5,7 +5,6 @@ import pathlib
 import shlex
 from typing import Annotated, Any, Literal
 
-from keras_vit import UserError
 from keras_vit.cli.options import Aliases, MayLead, Positional, Share
 from keras_vit.errors import Rules, refuse_first, refuse_without_effect
 from keras_vit.files.remote import existing_file, existing_folder, is_remote
@@ -101,10 +100,14 @@ class SegmentFitOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_without_effect(self, [(("data_service",), False, "batches of whole images")])
+        refuse_without_effect(
+            self,
+            [
+                (("data_service",), False, "batches of whole images"),
+                (("task",), self.recipe.head != "linear", "--head eomt, since the linear one knows classes of pixels"),
+            ],
+        )
         refuse_without_effect(self.execution, [(("inspect_every",), False, "models of classes")])
-        if self.recipe.head == "linear" and self.task != "semantic":
-            raise UserError(f"The linear head tells classes of pixels alone; give --head eomt for --task {self.task}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,16 @@
-"""Options of the commands that train."""
+"""Options of the commands that train, and of those that run the papers' experiments."""
 
 import dataclasses
 from typing import Annotated, Literal
 
-from keras_vit.cli.options import Aliases, Count, Range, Share
+from keras_vit.cli.options import Aliases, Count, Positive, Range, Seed, Share
 from keras_vit.errors import UserError, refuse_without_effect
 from keras_vit.files.keras_weights import KERAS_WEIGHTS
-from training.options.common import TrainingOptions
-from training.recipes.recipe import PretrainRecipe
+from keras_vit.images.resizing import Resize
+from training.options.common import DataOptions, Execution, StrategyOptions, TrainingOptions
+from training.recipes.finetune import FINETUNE_RECIPES
+from training.recipes.recipe import PretrainRecipe, Recipe
+from training.recipes.vtab_tasks import RECIPE_NAME, TASKS
 
 # Fields that come first in the help of the commands that train.
 USUAL = (
@@ -35,14 +38,17 @@ class PretrainOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.checkpoint or self.knn_every) and not self.recipe.learns_features:
-            raise UserError(
-                "--checkpoint and --knn-every are for recipes without labels, such as mae-vit-b16; for classes, give "
-                "the checkpoint to keras-vit finetune."
-            )
-        refuse_without_effect(self, [(("knn_every",), self.devices.strategy != "multi-worker", "one machine")])
-        if self.chips is not None and (not self.dry_run or self.recipe.target != "classes"):
-            raise UserError("--chips is for the --dry-run of a recipe that learns classes; leave it out.")
+        without_labels = (
+            "recipes without labels, such as mae-vit-b16 (for classes, keras-vit finetune takes checkpoints)"
+        )
+        refuse_without_effect(
+            self,
+            [
+                (("checkpoint", "knn_every"), self.recipe.learns_features, without_labels),
+                (("knn_every",), self.devices.strategy != "multi-worker", "one machine"),
+                (("chips",), self.dry_run and self.recipe.target == "classes", "--dry-run and --target classes"),
+            ],
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,12 +94,17 @@ class FinetuneOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        recipe, whole = self.recipe, self.recipe.lora == 0 and self.wise_ft == 1.0
+        one_class = recipe.loss == "softmax" and recipe.teacher is None and whole
+        here = not self.dry_run and self.data_service is None and self.devices.strategy != "multi-worker"
         refuse_without_effect(
             self,
             [
+                (("unlabelled",), one_class, "one class per image, without --loss, --teacher, --lora and --wise-ft"),
+                (("unlabelled",), here, "runs here, without --dry-run, --data-service and --strategy multi-worker"),
                 (("templates",), self.zero_shot_head, "--zero-shot-head"),
                 (("learn_by", "confidence"), self.unlabelled is not None, "--unlabelled"),
-                (("wise_ft",), not self.recipe.lora, "whole weights, without --lora"),
+                (("wise_ft",), not recipe.lora, "whole weights, without --lora"),
                 (("channels", "num_heads", "new_head"), not self.zero_shot_head, "checkpoints without a text tower"),
                 (("rounds",), self.unlabelled is not None and self.learn_by == "noisy-student", "noisy-student"),
             ],
@@ -104,21 +115,8 @@ class FinetuneOptions(TrainingOptions):
                 "Give either --checkpoint, a file, folder, address or name, or --model, an official model; both with a "
                 f"{KERAS_WEIGHTS} file, which holds weights alone."
             )
-        recipe, averages = self.recipe, self.wise_ft < 1.0
-        if recipe.distillation == "features":
+        if self.recipe.distillation == "features":
             raise UserError("--distillation features leaves a model without a head; give it to keras-vit pretrain.")
-        if self.unlabelled is None:
-            return
-        if recipe.loss != "softmax" or recipe.teacher is not None or recipe.lora or averages:
-            raise UserError(
-                "--unlabelled learns one class per image and all weights; leave --loss, --teacher, --lora and "
-                "--wise-ft out."
-            )
-        if self.dry_run or self.data_service is not None or self.devices.strategy == "multi-worker":
-            raise UserError(
-                "--unlabelled makes several runs on this machine; leave --dry-run, --data-service and --strategy "
-                "multi-worker out."
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,3 +127,86 @@ class LaunchOptions:
     """Number of processes."""
     grace: float = 60.0
     """Seconds that the other workers have to end by themselves after one failed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AutoOptions:
+    """Train a classifier on your pictures in the way that suits the data and this machine."""
+
+    source: DataOptions
+    checkpoint: Annotated[str | None, Aliases(("--run",))] = None
+    """Published checkpoint or run to start from; default hf:facebook/dinov2-small, if it can be had."""
+    workdir: str = "runs/auto"
+    """Directory of the new run."""
+    minutes: Positive | None = None
+    """Time for fine-tuning all weights. Default: on a GPU as long as it takes, on a CPU none."""
+    unlabelled: str | None = None
+    """folder:PATH of pictures without labels, for fine-tuning all weights; see keras-vit finetune."""
+    resize: Resize | None = None
+    """How images are resized to the model's input; default what classifies better on frozen features."""
+    seed: Seed = 0
+    """Seed of fine-tuning and of training from scratch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoOptions:
+    """Train, evaluate, export and verify a small ViT on handwritten digits."""
+
+    workdir: str = "runs/demo"
+    """Run directory; the exports and summary.json are written there, too."""
+    seed: Seed = 0
+    """Seed of initial weights, data order and augmentation."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyOptions:
+    """A study; the fields of its base recipe are options."""
+
+    source: DataOptions
+    workdir: str
+    """Directory of the report, and of the run directories in runs/."""
+    recipe: PretrainRecipe
+    seeds: Count = 3
+    """Runs of each setting, for the confidence intervals."""
+    shots: Count = 5
+    """Images per class for the few-shot accuracy."""
+    train_images: tuple[Count, ...] | None = None
+    """Only for data-size and small-data: numbers of training images; default 1, 10 and 100 % of the training split."""
+    jobs: Count | None = None
+    """Runs in parallel; default one per core, at most 8, or one if there is a GPU."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VtabOptions:
+    """Fine-tune a checkpoint to the tasks of VTAB-1k."""
+
+    checkpoint: Annotated[str, Aliases(("--run",))]
+    """As for training.finetune: a run, a file, a folder, an address, or an official name."""
+    workdir: str
+    """Directory of the runs and the report; the same command continues there."""
+    data_dir: str | None = None
+    """Directory of prepared TFDS data sets; default TFDS' own."""
+    tasks: tuple[str, ...] = tuple(task.name for task in TASKS)
+    """Which of the 19 tasks to run."""
+    learning_rates: tuple[float, ...] = (0.01,)
+    """Peak learning rates to choose from."""
+    steps: tuple[int, ...] = (2500,)
+    """Training steps to choose from."""
+    warmup_steps: int = 0
+    """Steps of the warm-up, included in the training steps."""
+    batch_size: int = 512
+    """Images per step."""
+    image_size: tuple[int, int] = (384, 384)
+    """Height and width of the model's input in pixels."""
+    num_heads: int | None = None
+    """Attention heads, if the checkpoint does not specify them."""
+    seed: Seed = 0
+    """Seed of data order, augmentation and dropout."""
+    devices: StrategyOptions = dataclasses.field(default_factory=StrategyOptions)
+    execution: Execution = dataclasses.field(default_factory=lambda: Execution(checkpoint_every=500))
+
+    def recipe(self) -> Recipe:
+        """Return the recipe of all runs, before its learning rate and steps are chosen."""
+        named = FINETUNE_RECIPES[RECIPE_NAME]
+        schedule = dataclasses.replace(named.schedule, warmup_steps=self.warmup_steps)
+        return dataclasses.replace(named, image_size=self.image_size, batch_size=self.batch_size, schedule=schedule)

@@ -17,7 +17,7 @@ import numpy as np
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, preprocessing_of
-from keras_vit.checkpoints.fetch.find import CACHE_VARIABLE
+from keras_vit.checkpoints.find import CACHE_VARIABLE
 from keras_vit.files.atomic import staged
 from keras_vit.files.remote import output_folder
 from keras_vit.files.tables import markdown_table, short_name
@@ -33,8 +33,7 @@ from training.features.extractors import (
     token_extractor,
 )
 from training.features.store import NO_SPLIT, FeatureDescription, FeatureIndex, check_same_model, open_index
-from training.options.common import FeatureKind, FeatureOptions
-from training.options.probes import ProbeOptions
+from training.options.features import FeatureKind, FeatureOptions, ProbeOptions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from keras_vit import UserError
 from keras_vit.run import Run
 from training.data.sources import DataSet
 from training.evaluation.temperature import fit_temperature
-from training.options.probes import FewshotOptions
+from training.options.features import FewshotOptions
 from training.probes.features import Features, FeatureSet, open_features, write_report
 from training.probes.linear_model import save_linear_model
 

@@ -11,6 +11,7 @@ import sklearn.pipeline
 
 import keras_vit
 from keras_vit import Preprocessing, ViTConfig
+from keras_vit.checkpoints.describe import license_of
 from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
 from keras_vit.files.lock import locked
@@ -19,8 +20,7 @@ from keras_vit.run import Run
 from training.data.sources import DataSet
 from training.features.extractors import preprocessing_for
 from training.loop.summary import save_images
-from training.options.common import FeatureKind
-from training.options.probes import ProbeOptions
+from training.options.features import FeatureKind, ProbeOptions
 
 _POOLING = {"token": "token", "mean": "gap", "both": "token+gap"}
 
@@ -101,7 +101,7 @@ def save_probe(run: Run, model: keras.Model, source: DataSet, options: ProbeOpti
     images = {"train": source.train.num_examples, "evaluation": source.evaluation.num_examples}
     settings = {**options.settings(), "checkpoint": run.name, "images": images}
     with locked(directory.path):
-        weights = {"checkpoint": run.name, "license": run.license}
+        weights = {"checkpoint": run.name, "license": license_of(run.name)}
         directory.start(settings, source.labels, weights, images=source.fingerprint)
         save_images(directory, source, keras_vit.preprocessing_of(model))
         directory.write_metrics([{"epoch": 1, "val_accuracy": accuracy}])

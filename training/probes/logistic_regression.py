@@ -14,7 +14,7 @@ from keras_vit import UserError
 from keras_vit.run import Run
 from training.data.sources import DataSet
 from training.features.linear_head import new_probe, one_thread
-from training.options.probes import LinearProbeOptions
+from training.options.features import LinearProbeOptions
 from training.probes.features import Features, FeatureSet, open_features, write_report
 from training.probes.linear_model import linear_head, save_linear_model
 

@@ -7,7 +7,7 @@ import sklearn.neighbors
 
 from keras_vit.run import Run
 from training.data.sources import DataSet
-from training.options.probes import KnnOptions
+from training.options.features import KnnOptions
 from training.probes.features import Features, open_features, write_report
 
 

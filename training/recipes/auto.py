@@ -1,15 +1,16 @@
-"""The recipes `auto`: they fit the data set, and give a reason for each choice.
+"""The recipes `auto`: they fit the data set, and give a reason for each choice; advice for any recipe.
 
 That a small ResNet beats a ViT of its size until there are millions of images is Figure 4 of "An Image is Worth 16x16
 Words" (arXiv 2010.11929). The learning rate was compared on 704 drawn images of 16 uneven classes, for 24 epochs.
 """
 
 import dataclasses
+import statistics
+from collections.abc import Sequence
 
 from keras_vit import ResNetConfig, cli
 from training.recipes.finetune import FINETUNE_RECIPES
-from training.recipes.recipe import PretrainRecipe, Recipe
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import PretrainRecipe, Recipe, Schedule
 
 # Images that training sees in all, and the limits of the epochs that this makes.
 _IMAGES_SEEN, _FEWEST_EPOCHS, _MOST_EPOCHS = 45_000, 8, 64
@@ -22,6 +23,13 @@ _FLIPS = "flips; give --no-flip if mirroring changes the class, as for letters"
 # How many times as long the sides may get in fine-tuning: the patches of a checkpoint for tiny images are far too small
 # for 224 pixels, and the memory of attention grows with the fourth power of the side.
 _MOST_GROWTH = 2
+
+# A model from scratch learns fewer images of a class than this by heart (in the median class).
+FEW_PER_CLASS = 500
+# Times as many images in the largest class as in the smallest, from which on the accuracy hides the small classes.
+UNBALANCED = 3
+# The checkpoint to begin with: 22 million parameters, which a CPU can fine-tune, trained on ImageNet-21k.
+CHECKPOINT = "augreg:S_16"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,3 +159,29 @@ def _hyperrule(facts: DataFacts) -> tuple[int, int]:
 def _fields_that_stay(recipe: Recipe, used: Recipe) -> set[str]:
     names = {field.name for field in dataclasses.fields(recipe)}
     return {name for name in names if getattr(recipe, name) == getattr(used, name)}
+
+
+def advice(counts: Sequence[int], *, from_scratch: bool) -> list[str]:
+    """Return sentences for few or uneven training images, and none where there is nothing to say.
+
+    Args:
+        counts: training images of each class.
+        from_scratch: whether the model has random initial weights.
+    """
+    least, median, most = min(counts), statistics.median(counts), max(counts)
+    few = from_scratch and median < FEW_PER_CLASS
+    uneven = most >= UNBALANCED * least
+    if not few and not uneven:
+        return []
+    sentences = [f"Training images per class: smallest class {least:,}, median {median:,.0f}, largest {most:,}."]
+    if few:
+        sentences.append(
+            "They are few for a model from scratch; fine-tuning is usually far better: "
+            + cli.as_typed(f"keras-vit finetune --checkpoint {CHECKPOINT}, with the same --data.")
+        )
+    if uneven:
+        sentences.append(
+            "The classes are uneven: --balance shows all of them equally often, --class-weights makes the images of "
+            "small ones count more, and the report of evaluate has the means over the classes beside the accuracy."
+        )
+    return sentences

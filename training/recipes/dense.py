@@ -4,10 +4,9 @@ import dataclasses
 from typing import Literal
 
 import keras_vit
-from keras_vit.cli.options import Count
-from keras_vit.errors import Rules
-from training.recipes.recipe import Recipe
-from training.recipes.schedules import Schedule
+from keras_vit.cli.options import Count, Share
+from keras_vit.errors import Applies, Rules
+from training.recipes.recipe import Recipe, Schedule
 
 SegmentationHead = Literal["eomt", "linear"]
 # Fields of `Recipe` that are for classes of whole images.
@@ -34,15 +33,14 @@ class DenseRecipe(Recipe):
     def uses_labels(self) -> bool:
         return False
 
+    def _applies(self) -> list[Applies]:
+        return [*super()._applies(), (_OF_CLASSES, False, "classes of whole images, not to masks and boxes")]
+
     def _rules(self) -> Rules:
         yield from super()._rules()
         least, most = self.scale_jitter
         factors = f"--scale-jitter takes the least and the largest factor, from 0.05 to 10, but is {self.scale_jitter}"
         yield not 0.05 <= least <= most <= 10.0, f"{factors}; give two such as 0.5 2."
-        defaults = {field.name: field.default for field in dataclasses.fields(Recipe)}
-        for name in _OF_CLASSES:
-            unused = f"--{name.replace('_', '-')} is for classes of whole images, not for masks and boxes"
-            yield getattr(self, name) != defaults[name], f"{unused}; leave it out."
 
     def preprocessing(
         self, channels: int, checkpoint: "keras_vit.Preprocessing | None" = None
@@ -71,9 +69,8 @@ class SegmentRecipe(DenseRecipe):
         object.__setattr__(self, "blocks", tuple(self.blocks))
         super().__post_init__()
 
-    def _rules(self) -> Rules:
-        yield from super()._rules()
-        yield self.lora, "A segmentation trains its own head and the blocks as they are; leave --lora out."
+    def _applies(self) -> list[Applies]:
+        return [*super()._applies(), (("lora",), False, "classes of whole images and boxes")]
 
 
 # As EoMT is trained (tue-mps/eomt, configs/dinov2/ade20k/semantic): AdamW, weight decay 0.05, layer decay 0.8, clipped
@@ -96,3 +93,18 @@ LINEAR = dataclasses.replace(
     clip_norm=1.0,
 )
 SEGMENT_RECIPES = {"eomt": EOMT, "linear": LINEAR}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DetectRecipe(DenseRecipe):
+    """How to train a detector."""
+
+    mosaic: Share = 0.3
+    """Probability to show four pictures, each in a quarter, as OWL-ViT is trained."""
+
+
+# For a few hundred pictures: a pretrained encoder changes little, its first blocks least.
+DETECT = DetectRecipe(
+    image_size=(448, 448), batch_size=8, learning_rate=2e-4, steps=2000, schedule=Schedule("cosine", warmup_steps=100),
+    weight_decay=0.05, layer_decay=0.7, flip=True, color_jitter=0.3,
+)  # fmt: skip

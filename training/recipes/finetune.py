@@ -9,8 +9,7 @@ import dataclasses
 from typing import Literal
 
 from keras_vit.errors import check_known
-from training.recipes.recipe import Recipe
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Recipe, Schedule
 
 HyperRule = Literal["paper", "code"]
 

@@ -8,11 +8,10 @@ from keras_vit import UserError
 from keras_vit.cli import parser
 from keras_vit.cli.parser import Given
 from keras_vit.errors import Applies, refuse_without_effect
-from keras_vit.images.geometry import scaled_crop
+from keras_vit.images.resizing import scaled_crop
 from keras_vit.models.config import ModelConfig
 from training.recipes.auto import DataFacts
-from training.recipes.recipe import DURATIONS, PretrainRecipe, Recipe
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import DURATIONS, PretrainRecipe, Recipe, Schedule
 
 # Fields that must suit the patches of the model.
 _SIZES = tuple(("recipe", field) for field in ("image_size", "crop_from", "local_size"))

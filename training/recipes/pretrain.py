@@ -14,8 +14,7 @@ from typing import Any
 
 from keras_vit import MODELS, ViTConfig
 from keras_vit.errors import check_known
-from training.recipes.recipe import PretrainRecipe, Recipe, Target
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import PretrainRecipe, Recipe, Schedule, Target
 from training.recipes.small import SMALL
 
 __all__ = ["RECIPES", "PretrainRecipe", "Recipe", "augreg", "find_recipe"]

@@ -5,18 +5,18 @@ The named recipes are in `pretrain.py` (from scratch) and `finetune.py`. Any fie
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import keras_vit
-from keras_vit import ResNetConfig, ViTConfig
+from keras_vit import ResNetConfig, UserError, ViTConfig
 from keras_vit.cli.options import Aliases, Count, Natural, NotNegative, Positive, Range, Share, check_ranges
-from keras_vit.errors import Rules, refuse_first
-from keras_vit.images.geometry import Resize
-from training.recipes.schedules import Schedule
+from keras_vit.errors import Applies, Rules, check_choice, refuse_first, refuse_without_effect
+from keras_vit.images.resizing import Resize
 
 if TYPE_CHECKING:
     import keras
 
+Decay = Literal["cosine", "linear", "stair", "rsqrt", "polynomial", "constant"]
 OptimizerKind = Literal["adamw", "sgd", "muon"]
 Loss = Literal["softmax", "sigmoid", "multi-label"]
 Distillation = Literal["soft", "hard", "features"]
@@ -35,9 +35,34 @@ HEADS = ("head", "head_distillation", "resnet.head.conv2d")
 NO_BLOCKS = "A ResNet has no encoder blocks, whose learning rates --layer-decay lowers; leave it out."
 
 
-def _option(field: str) -> str:
-    """The option of a command that sets a field."""
-    return f"--{field.replace('_', '-')}"
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Warm-up, decay and cooldown of the learning rate, independent of its peak and the number of steps.
+
+    cosine and linear: vit_jax `utils.py`. stair: big_transfer `bit_hyperrule.py`. rsqrt: big_vision `utils.py`. The
+    warm-up multiplies the decayed value. All decays except stair count their progress from the end of the warm-up.
+    """
+
+    decay: Decay = "cosine"
+    """cosine: to 0. linear: to linear_end. stair: times 0.1 after each of stairs. rsqrt: by 1 / sqrt(1 + step /
+    timescale). polynomial: to 0 by the power 0.9 of what is left. constant: no decay."""
+    warmup_steps: Natural = 0
+    """Steps over which the learning rate rises linearly from 0."""
+    linear_end: NotNegative = 1e-5
+    """Learning rate at the end of a linear decay."""
+    stairs: tuple[Annotated[float, Range("(0, 1)")], ...] = ()
+    """Fractions of all steps after which the learning rate drops; at that step it is still higher."""
+    timescale: Count = 10_000
+    """Steps after which rsqrt has decayed by the square root of two."""
+    cooldown_steps: Natural = 0
+    """Last steps, over which the learning rate additionally falls linearly to 0."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stairs", tuple(self.stairs))
+        check_choice("decay", self.decay, get_args(Decay))
+        check_ranges(self)
+        if self.decay == "stair" and not self.stairs:
+            raise UserError("decay stair needs the stairs where the learning rate drops; give --stairs 0.3 0.6 0.9.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,54 +169,53 @@ class Recipe:
     """As mixup, for the area of a window from the other image. With both, each batch uses one of them at random."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "image_size", tuple(self.image_size))
-        object.__setattr__(self, "freeze", tuple(self.freeze))
-        object.__setattr__(self, "lora_on", tuple(self.lora_on))
-        object.__setattr__(self, "patch_sizes", tuple(self.patch_sizes))
+        for name in ("image_size", "freeze", "lora_on", "patch_sizes"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         check_ranges(self)
+        refuse_without_effect(self, self._applies())
         refuse_first(self._rules())
+
+    def _applies(self) -> list[Applies]:
+        """Return fields that would have no effect, or a wrong one, unless others have some value."""
+        has_teacher, soft = self.teacher is not None, self.distillation == "soft"
+        crops = self.resize == "resize-small" or (self.resize == "stretch" and not self.inception_crop)
+        return [
+            (("distillation",), has_teacher, "--teacher"),
+            (("temperature",), has_teacher and soft, "--teacher with soft distillation"),
+            (("loss",), not has_teacher, "labels, without --teacher"),
+            (("class_weights",), not (has_teacher or self.balance), "labels, without --teacher and --balance"),
+            (("freeze",), not self.lora, "training without --lora"),
+            (("randaugment_magnitude",), self.randaugment_layers > 0, "--randaugment-layers of at least 1"),
+            (("crop_from",), crops, "--resize resize-small, or stretch without --inception-crop"),
+        ]
 
     def _rules(self) -> Rules:
         """Yield which values do not go together, and the sentence about them."""
-        schedule, crop, resize = self.schedule, self.crop_from, self.resize
-        rises = schedule.decay == "linear" and schedule.linear_end > self.learning_rate
+        schedule, size = self.schedule, self.image_size
         heads = [name for name in self.freeze if any(f"{head}.".startswith(f"{name}.") for head in HEADS)]
-        unused = self.randaugment_magnitude and not self.randaugment_layers
-        no_duration = all(getattr(self, field) is None for field in DURATIONS)
-        yield no_duration, "A recipe needs steps, examples or epochs; give one, such as --epochs 10."
-        ends = f"linear_end is {schedule.linear_end} and the peak {self.learning_rate}"
-        yield rises, f"The learning rate must not rise, but {ends}; give --linear-end 0."
-        parts = f"--accumulation must divide the batch of {self.batch_size}, but is {self.accumulation}."
-        yield self.batch_size % self.accumulation, parts
-        different = len(set(self.patch_sizes)) == len(self.patch_sizes)
-        yield not different, f"--patch-sizes must be different pixels, but are {self.patch_sizes}."
-        yield "" in self.freeze, "--freeze must be the first parts of layer names, but one is empty."
-        frozen = "LoRA trains nothing but its adapters and the head; leave --freeze out, or --lora."
-        yield self.freeze and self.lora, frozen
+        one_of = (self.distillation != "soft") + bool(self.patch_sizes) + bool(self.patch_dropout)
+        yield (
+            all(getattr(self, field) is None for field in DURATIONS),
+            "A recipe needs steps, examples or epochs; give one, such as --epochs 10.",
+        )
+        yield (
+            schedule.decay == "linear" and schedule.linear_end > self.learning_rate,
+            f"The learning rate must not rise, but linear_end is {schedule.linear_end} and the peak "
+            f"{self.learning_rate}; give --linear-end 0.",
+        )
+        yield (
+            self.batch_size % self.accumulation,
+            f"--accumulation must divide the batch of {self.batch_size}, but is {self.accumulation}.",
+        )
         yield heads, f"--freeze {', '.join(heads)} would keep the new head at zeros, from which no layer learns."
-        yield "" in self.lora_on or not self.lora_on, "--lora-on must be names of layers, such as query value."
-        yield unused, "--randaugment-magnitude has no effect without --randaugment-layers; give 2 of these."
-        yield self.balance and self.class_weights, "--balance and --class-weights both make up for small classes."
-        has_none = crop is not None and resize in ("crop", "pad")
-        yield has_none, f"--crop-from does not apply to resize {resize}; give --crop-from None."
-        windows = crop is not None and resize == "stretch" and self.inception_crop
-        yield windows, "--crop-from does not apply to inception_crop; give --crop-from None."
-        least = f"--crop-from must be at least both sides of --image-size, {self.image_size}, but is {crop}."
-        yield crop is not None and crop < max(self.image_size), least
-        yield from self._rules_of_teachers()
-
-    def _rules_of_teachers(self) -> Rules:
-        way, own_temperature, has_teacher = self.distillation, self.temperature != 1.0, self.teacher is not None
-        is_soft, name = way == "soft", {"hard": "Hard", "features": "Feature"}.get(way)
-        needs_one = not has_teacher and (not is_soft or own_temperature)
-        yield needs_one, "--distillation and --temperature need a teacher; give --teacher runs/large or so."
-        yield not is_soft and own_temperature, f"{name} distillation has no temperature; leave --temperature out."
-        weights = "A teacher's probabilities replace the labels, so --class-weights has no effect; give one."
-        yield has_teacher and self.class_weights, weights
-        loss = f"A teacher gives probabilities that sum to 1; leave --loss {self.loss} out."
-        yield has_teacher and self.loss != "softmax", loss
-        one = f"Of --distillation {way}, --patch-sizes and --patch-dropout, a run takes one; leave one out."
-        yield (not is_soft) + bool(self.patch_sizes) + bool(self.patch_dropout) > 1, one
+        yield (
+            self.crop_from is not None and self.crop_from < max(size),
+            f"--crop-from must be at least both sides of --image-size, {size}, but is {self.crop_from}.",
+        )
+        yield (
+            one_of > 1,
+            f"Of --distillation {self.distillation}, --patch-sizes and --patch-dropout, a run takes one.",
+        )
 
     def preprocessing(
         self, channels: int, checkpoint: "keras_vit.Preprocessing | None" = None
@@ -235,12 +259,12 @@ class PseudoLabelRecipe(Recipe):
     unlabelled_per_image: Count = 5
     """Pictures without labels for each labeled image of a batch."""
 
+    def _applies(self) -> list[Applies]:
+        useless = ("teacher", "patch_sizes", "patch_dropout", "loss", "class_weights")
+        return [*super()._applies(), (useless, False, "training without --unlabelled")]
+
     def _rules(self) -> Rules:
         yield from super()._rules()
-        others = self.teacher is not None or self.patch_sizes or self.patch_dropout or self.loss != "softmax"
-        out = "leave --teacher, --patch-sizes, --patch-dropout and --loss out"
-        yield others, f"Pictures without labels are learned by a softmax from the run's own average; {out}."
-        yield self.class_weights, "Pictures without labels have no class weights; leave --class-weights out."
         average = "Pictures without labels are learned from the moving average; give --ema-decay 0.999."
         yield self.ema_decay is None, average
 
@@ -260,12 +284,12 @@ class PretrainRecipe(Recipe):
     average of the model says of other crops of it (self-distillation, DINO)."""
     corruption: Annotated[float, Range("(0, 1]")] = 0.5
     """Fraction of the patches of an image that are masked and predicted, for the targets of patches."""
-    decoder_layers: int = 0
+    decoder_layers: Natural = 0
     """Masked autoencoder: the encoder computes only the patches that are not masked, and a decoder of this many blocks
     predicts the others. 0 for none: the encoder sees a mask token at their places."""
     decoder_width: int = 512
     """Width of that decoder, a multiple of 32."""
-    prototypes: int = 65_536
+    prototypes: Annotated[int, Range("[2, inf)")] = 65_536
     """Self-distillation: outputs of the head, the probabilities of which are learned."""
     head_width: int = 2048
     """Width of that head, a multiple of 8."""
@@ -282,20 +306,29 @@ class PretrainRecipe(Recipe):
                 dataclasses.replace(self.model, patch_size=size).check_image_size(self.image_size)
             if self.target == "self-distillation" and self.local_crops:
                 self.model.check_image_size((self.local_size, self.local_size))
-        refuse_first(self._rules_of_patches())
+
+    def _applies(self) -> list[Applies]:
+        labels, crops = self.target == "classes", self.target == "self-distillation"
+        of_labels = ("teacher", "class_weights", "mixup", "cutmix", "label_smoothing", "head_bias")
+        return [
+            *super()._applies(),
+            (("lora",), False, "keras-vit finetune, which adapts a trained model"),
+            (("layer_decay",), isinstance(self.model, ViTConfig), "a Vision Transformer, whose blocks it is for"),
+            ((*of_labels, "patch_sizes", "patch_dropout"), labels, "--target classes"),
+            (("inception_crop", "crop_from"), not crops, "other targets than self-distillation, which has own crops"),
+            (("decoder_layers",), not (labels or crops), "a --target of masked patches"),
+        ]
 
     def _rules(self) -> Rules:
         yield from super()._rules()
-        yield self.lora, "LoRA adapts a trained model; give --lora to keras-vit finetune, or leave it out."
-        yield isinstance(self.model, ResNetConfig) and self.layer_decay != 1.0, NO_BLOCKS
-        if self.target != "classes":
-            yield from self._rules_without_labels()
-        useless = self.decoder_layers and self.target in ("classes", "self-distillation")
-        yield useless, "A decoder is for masked patches; give --target patch-normalized-pixels, or leave it out."
         yield self.channels not in (1, 3), f"--channels must be 1 for grayscale or 3 for RGB, but are {self.channels}."
         classifier = getattr(self.model, "classifier", None)
         no_vector = f"Training needs one prediction per image, not the classifier {classifier!r}; give token or gap."
         yield classifier in ("none", "unpooled"), no_vector
+        if self.target == "self-distillation":
+            yield from self._rules_of_self_distillation()
+        elif self.target != "classes":
+            yield from self._rules_of_masks()
 
     @property
     def learns_features(self) -> bool:
@@ -306,54 +339,35 @@ class PretrainRecipe(Recipe):
     def uses_labels(self) -> bool:
         return not self.learns_features
 
-    def _rules_without_labels(self) -> Rules:
-        target, model, crops = self.target, self.model, self.target == "self-distillation"
-        is_vit = isinstance(model, ViTConfig)
-        yield crops and not is_vit, "The target self-distillation is for a ViT; give such a model, or --target classes."
-        whole = not crops and (not isinstance(model, ViTConfig) or model.stem is not None or model.representation_size)
-        cuts = "is for a ViT that cuts the image itself into patches, without a representation_size"
-        yield whole, f"The target {target} {cuts}; give such a model, or --target classes."
-        patches = f"The target {target} needs all patches; leave --patch-sizes and --patch-dropout out."
-        yield self.patch_sizes or self.patch_dropout, patches
-        yield self.teacher is not None, f"A teacher gives classes; with --target {target} leave --teacher out."
-        yield self.class_weights, f"--class-weights is for labels; with --target {target} leave it out."
-        for field in ("mixup", "cutmix", "label_smoothing", "head_bias"):
-            yield getattr(self, field), f"{_option(field)} is for labels; with --target {target} leave it 0."
-        assert isinstance(model, ViTConfig)  # by the first rules
-        yield from self._rules_of_self_distillation() if crops else self._rules_of_masks(model)
-
     def _rules_of_self_distillation(self) -> Rules:
+        is_vit = isinstance(self.model, ViTConfig)
+        yield not is_vit, "The target self-distillation is for a ViT; give such a model, or --target classes."
         average = "Self-distillation learns from the moving average of the weights; give --ema-decay 0.996 or so."
         yield self.ema_decay is None, average
-        widths = "at least 2 prototypes and a head_width that is a multiple of 8"
-        wrong = self.prototypes < 2 or self.head_width < 8 or self.head_width % 8
-        yield wrong, f"Self-distillation needs {widths}, but they are {self.prototypes} and {self.head_width}."
-        crops = "Self-distillation draws its own crops; leave --inception-crop and --crop-from out."
-        yield self.inception_crop or self.crop_from is not None, crops
+        multiple = f"The head_width of self-distillation must be a multiple of 8, but is {self.head_width}."
+        yield self.head_width < 8 or self.head_width % 8, multiple
         most = f"--local-size must be at most --image-size, {self.image_size}, but is {self.local_size}."
         yield self.local_crops and self.local_size > min(self.image_size), most
 
-    def _rules_of_masks(self, model: ViTConfig) -> Rules:
-        layers, width = self.decoder_layers, self.decoder_width
-        pooling = f"The target {self.target} does not train the pooling of the classifier {model.classifier!r}"
+    def _rules_of_masks(self) -> Rules:
+        model, target, layers = self.model, self.target, self.decoder_layers
+        cuts = "is for a ViT that cuts the image itself into patches, without a representation_size"
+        if not isinstance(model, ViTConfig) or model.stem is not None or model.representation_size:
+            yield True, f"The target {target} {cuts}; give such a model, or --target classes."
+            return
+        pooling = f"The target {target} does not train the pooling of the classifier {model.classifier!r}"
         yield model.classifier in ("map", "sequence"), f"{pooling}; give another model, or --target self-distillation."
-        sizes = "decoder_layers of at least 1 and a decoder_width that is a multiple of 32"
-        wrong = layers and (layers < 0 or width < 32 or width % 32)
-        yield wrong, f"A masked autoencoder needs {sizes}, but they are {layers} and {width}."
+        width = f"The decoder_width of a masked autoencoder must be a multiple of 32, but is {self.decoder_width}."
+        yield layers and (self.decoder_width < 32 or self.decoder_width % 32), width
         fixed = model.position_embedding in ("sincos-2d", "learned") and model.position_injection == "input"
         needs = "needs position_embedding sincos-2d or learned, at the input and without axial attention"
         yield layers and (not fixed or model.axial), f"A masked autoencoder leaves patches out, so its model {needs}."
-
-    def _rules_of_patches(self) -> Rules:
-        """Yield rules on the number of patches of an image, which must fit into it."""
-        if self.target in ("classes", "self-distillation"):
-            return
-        assert isinstance(self.model, ViTConfig)  # by the rules
-        count = math.prod(self.model.grid(self.image_size))
-        none = self.decoder_layers and not 1 <= int(count * (1.0 - self.corruption)) < count
+        model.check_image_size(self.image_size)
+        count = math.prod(model.grid(self.image_size))
+        none = layers and not 1 <= int(count * (1.0 - self.corruption)) < count
         yield none, f"Of {count} patches, a corruption of {self.corruption} should leave some visible and some masked."
         smaller = "give a smaller patch or a larger --image-size"
-        yield count < 2, f"The target {self.target} needs at least 2 patches, but the image has 1; {smaller}."
+        yield count < 2, f"The target {target} needs at least 2 patches, but the image has 1; {smaller}."
 
     def build(self, num_classes: int | None, own: "keras_vit.Preprocessing | None" = None) -> "keras.Model":
         """Build the model to train; own: the preprocessing of the checkpoint that it begins with, if there is one."""

@@ -3,35 +3,35 @@
 import dataclasses
 
 from keras_vit import ConvStem, ShiftedPatches, UserError, ViTConfig
-from training.recipes.recipe import PretrainRecipe
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import PretrainRecipe, Schedule
 
 
 def with_shifted_patches(model: ViTConfig) -> ViTConfig:
-    """The model with shifted patches and locality self-attention: SPT and LSA of arXiv 2112.13492."""
-    height, width = model.patch
-    if height != width:
-        raise UserError(f"Shifted patches are square, but the model has patches of {height}x{width}.")
-    return dataclasses.replace(model, patch_size=1, stem=ShiftedPatches(height), locality_attention=True)
+    """Return the model with shifted patches and locality self-attention: SPT and LSA of arXiv 2112.13492."""
+    return dataclasses.replace(model, patch_size=1, stem=ShiftedPatches(_side_of_patch(model)), locality_attention=True)
 
 
 def with_early_convolutions(model: ViTConfig) -> ViTConfig:
-    """The model with convolutions of the same total stride instead of its patches, doubling the channels."""
-    height, width = model.patch
-    strides = _prime_factors(height)
-    if height != width or not strides:
-        raise UserError(f"Early convolutions replace square patches of 2 pixels or more, not {height}x{width}.")
+    """Return the model with convolutions of the same total stride instead of its patches, doubling the channels."""
+    strides = _prime_factors(_side_of_patch(model))
     channels = tuple(max(model.hidden_size >> (len(strides) - 1 - layer), 1) for layer in range(len(strides)))
     kernels = tuple(max(stride, 3) for stride in strides)
     return dataclasses.replace(model, patch_size=1, stem=ConvStem(channels, kernels, strides))
 
 
 def compact(model: ViTConfig) -> ViTConfig:
-    """The model with early convolutions and sequence pooling, in the manner of CCT (arXiv 2104.05704).
+    """Return the model with early convolutions and sequence pooling, in the manner of CCT (arXiv 2104.05704).
 
     CCT has max pooling instead of strides, and no normalization in its convolutions.
     """
     return dataclasses.replace(with_early_convolutions(model), classifier="sequence")
+
+
+def _side_of_patch(model: ViTConfig) -> int:
+    height, width = model.patch
+    if height != width or height < 2:
+        raise UserError(f"The stem replaces square patches of 2 pixels or more, not {height}x{width}.")
+    return height
 
 
 def _prime_factors(number: int) -> tuple[int, ...]:

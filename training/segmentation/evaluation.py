@@ -17,8 +17,7 @@ from pycocotools import mask as rle
 from keras_vit import UserError, preprocessing_of
 from keras_vit.files.tables import markdown_table, with_interval
 from keras_vit.models.config import SEGMENT_THRESHOLD, SegmentationTask
-from training.data.annotations.run_lengths import RunLengths
-from training.data.annotations.segments import (
+from training.data.annotations.masks import (
     MUCH_IGNORED,
     NONE,
     UNCOUNTED,
@@ -27,12 +26,13 @@ from training.data.annotations.segments import (
     ignored_sentence,
     of_task,
 )
+from training.data.annotations.run_lengths import RunLengths
 from training.data.dataset import Split, decoded
 from training.evaluation.average_precision import STATS, average_precision, coco_document, write_measured
 from training.segmentation.overlay import Panel, segments_page
 from training.segmentation.segmenter import FoundSegments, Segmenter, class_map
 
-# Draws of the bootstrap over the pictures, and the ends of the interval.
+# Draws of the bootstrap over the images, and the ends of the interval.
 _DRAWS, _ENDS = 500, (0.025, 0.975)
 _MOST_SHOWN = 12
 # Of panopticapi (`evaluation.py`): IoU above which two segments are one, and share of void pixels of a false one.
@@ -52,13 +52,13 @@ class Evaluation:
     `average_precision`. Of panoptic: `pq`, `sq`, `rq`, `threshold`, `intervals`, `classes`. Always `task`, `pictures`
     and `ignored`, the share of the pixels that are not measured."""
     right: np.ndarray
-    """(pictures,) share of the counted pixels whose class is right."""
+    """(images,) share of the counted pixels whose class is right."""
     ignored: str
     """A sentence on the ignored pixels; "" if there are none."""
 
 
 def evaluate(segmenter: Segmenter, split: Split) -> Evaluation:
-    """Segment the pictures of a split and compare them with their masks, at their own size.
+    """Segment the images of a split and compare them with their masks, at their own size.
 
     Raises UserError if nothing of the masks is counted.
     """
@@ -78,54 +78,53 @@ def evaluate(segmenter: Segmenter, split: Split) -> Evaluation:
             yield target if task == "semantic" else truth, found
 
     metrics = measures[task](pairs(), segmenter.labels)
+    if metrics is None:
+        raise UserError(f"The evaluation masks have nothing that can be measured for {task}; give others.")
     counts = {"task": task, "pictures": split.num_examples, "ignored": float(ignored[1:].sum() / ignored[0])}
     return Evaluation(segmenter, split, {**counts, **metrics}, right, ignored_sentence(ignored, "evaluation"))
 
 
 def _share_right(target: Target, found: FoundSegments, task: SegmentationTask) -> float:
-    """The share of the counted pixels whose class is right; outside of all objects, instance has none."""
+    """Return the share of the counted pixels whose class is right; outside of all objects, instance has none."""
     classes = class_map(target)
     counted = classes != UNCOUNTED if task == "instance" else classes >= 0
     return float(np.mean((classes == class_map(found))[counted])) if counted.any() else 1.0
 
 
 def _read(segmenter: Segmenter, split: Split, index: int) -> tuple[np.ndarray, Segments]:
-    """The pixels of an image (h, w, C) uint8, and its truth."""
+    """Return the pixels of an image (h, w, C) uint8, and its truth."""
     assert split.truth is not None
     pixels = decoded(split.read(tf.constant(index, tf.int64))[0], preprocessing_of(segmenter.model)).numpy()
     return pixels, split.truth(index)
 
 
-def _semantic(pairs: Iterator[tuple[Target, FoundSegments]], labels: Sequence[str]) -> dict[str, Any]:
+def _semantic(pairs: Iterator[tuple[Target, FoundSegments]], labels: Sequence[str]) -> dict[str, Any] | None:
     count, rows = len(labels), []
     for target, found in pairs:
         wanted, got = class_map(target), found.map
         counted = wanted >= 0
         confusion = np.bincount(wanted[counted] * count + got[counted], minlength=count**2).reshape(count, count)
         rows.append([confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)])
-    sums = np.array(rows, np.float64)  # (pictures, hits and wanted and got, classes)
+    sums = np.array(rows, np.float64)  # (images, hits and wanted and got, classes)
     if not sums[:, 1].any():
-        raise UserError("No pixel of the evaluation masks is counted; give masks with classes below 255.")
-
-    def mean_iou(total: np.ndarray) -> float:
-        return float(np.nanmean(_iou(total)))
-
-    def accuracy(total: np.ndarray) -> float:
-        return float(total[0].sum() / total[1].sum())
-
+        return None
+    measures: dict[str, Callable[[np.ndarray], float]] = {
+        "mean_iou": lambda total: float(np.nanmean(_iou(total))),
+        "pixel_accuracy": lambda total: float(total[0].sum() / total[1].sum()),
+    }
     iou = _iou(sums.sum(axis=0)).tolist()
     classes = {name: {"iou": None if np.isnan(each) else each} for name, each in zip(labels, iou, strict=True)}
-    return {**_with_intervals(sums, {"mean_iou": mean_iou, "pixel_accuracy": accuracy}), "classes": classes}
+    return {**_with_intervals(sums, measures), "classes": classes}
 
 
 def _iou(total: np.ndarray) -> np.ndarray:
-    """(hits and wanted and got, classes) -> (classes,); nan for a class that neither the truth nor the model has."""
+    """Return the IoU (classes,); nan for a class that neither the truth nor the model has."""
     union = total[1] + total[2] - total[0]
     return np.divide(total[0], union, out=np.full(len(union), np.nan), where=union > 0)
 
 
 def _with_intervals(sums: np.ndarray, measures: dict[str, Callable[[np.ndarray], float]]) -> dict[str, Any]:
-    """Measures of the sum over pictures (pictures, ...), and their `intervals` by a bootstrap over them."""
+    """Return measures of the sum over images (images, ...), and their `intervals` by a bootstrap over them."""
     rng, draws = np.random.default_rng(0), []
     for _ in range(_DRAWS):
         weights = np.bincount(rng.integers(0, len(sums), len(sums)), minlength=len(sums))
@@ -136,7 +135,7 @@ def _with_intervals(sums: np.ndarray, measures: dict[str, Callable[[np.ndarray],
     return {**values, "intervals": {name: ends[:, n].tolist() for n, name in enumerate(measures)}}
 
 
-def _instance(pairs: Iterator[tuple[Segments, FoundSegments]], labels: Sequence[str]) -> dict[str, Any]:
+def _instance(pairs: Iterator[tuple[Segments, FoundSegments]], labels: Sequence[str]) -> dict[str, Any] | None:
     truths: list[list[dict[str, Any]]] = []
     guesses: list[list[dict[str, Any]]] = []
     for truth, found in pairs:
@@ -145,12 +144,12 @@ def _instance(pairs: Iterator[tuple[Segments, FoundSegments]], labels: Sequence[
         rows = zip(found.masks, found.labels.tolist(), found.scores.tolist(), strict=True)
         guesses.append([mask_annotation(mask, label) | {"score": score} for mask, label, score in rows])
     if all(each["iscrowd"] for own in truths for each in own):
-        raise UserError("The evaluation masks have no object, so nothing can be measured; give pictures with objects.")
+        return None
     return average_precision(coco_document(labels, truths), coco_document(labels, guesses), labels, "segm")
 
 
 def _annotations(truth: Segments, num_classes: int) -> list[dict[str, Any]]:
-    """The objects and crowds of an image for pycocotools; pixels marked as ignored are crowds of every class."""
+    """Return the objects and crowds of an image for pycocotools; pixels marked as ignored are crowds of every class."""
     own = []
     for number in np.flatnonzero(truth.objects).tolist():
         mask = truth.map == number if truth.masks is None else truth.masks[number]
@@ -162,18 +161,22 @@ def _annotations(truth: Segments, num_classes: int) -> list[dict[str, Any]]:
 
 
 def mask_annotation(mask: np.ndarray | RunLengths, label: int) -> dict[str, Any]:
-    """A mask (h, w) bool, or its run-length encoding, as an annotation of COCO; the category of class 0 is 1."""
+    """Return a mask (h, w) bool, or its run-length encoding, as an annotation of COCO; the category of class 0 is 1."""
     encoded = rle.encode(np.asfortranarray(mask, np.uint8)) if isinstance(mask, np.ndarray) else mask
     return {"segmentation": encoded, "area": float(rle.area(encoded)), "bbox": list(rle.toBbox(encoded)),
             "category_id": label + 1}  # fmt: skip
 
 
-def _panoptic(pairs: Iterator[tuple[Segments, FoundSegments]], labels: Sequence[str]) -> dict[str, Any]:
+def _panoptic(pairs: Iterator[tuple[Segments, FoundSegments]], labels: Sequence[str]) -> dict[str, Any] | None:
     counts = [panoptic_counts(truth, (found.labels, found.map), len(labels)) for truth, found in pairs]
-    sums = np.array(counts)  # (pictures, classes, IoU and true and false positives and false negatives)
+    sums = np.array(counts)  # (images, classes, IoU and true and false positives and false negatives)
     if not sums[..., 1:].any():
-        raise UserError("The evaluation masks have no segment, so nothing can be measured; give others.")
-    measures = {"pq": _pq, "sq": lambda total: _quality(total)[1], "rq": lambda total: _quality(total)[2]}
+        return None
+    measures: dict[str, Callable[[np.ndarray], float]] = {
+        "pq": lambda total: _quality(total)[0],
+        "sq": lambda total: _quality(total)[1],
+        "rq": lambda total: _quality(total)[2],
+    }
     total = sums.sum(axis=0)
     rows = [total[number : number + 1] for number in range(len(labels))]
     qualities = [_quality(row) if row[0, 1:].any() else (None,) * 3 for row in rows]
@@ -182,7 +185,7 @@ def _panoptic(pairs: Iterator[tuple[Segments, FoundSegments]], labels: Sequence[
 
 
 def panoptic_counts(truth: Segments, found: tuple[np.ndarray, np.ndarray], num_classes: int) -> np.ndarray:
-    """For each class (K, 4): sum of IoUs, true positives, false positives, false negatives.
+    """Return for each class (K, 4): sum of IoUs, true positives, false positives, false negatives.
 
     As `pq_compute_single_core` of panopticapi counts them: the area of a true segment is that of the file, a crowd is
     neither matched nor missed, and a false segment counts unless most of it is void or the crowd of its class.
@@ -222,16 +225,12 @@ def panoptic_counts(truth: Segments, found: tuple[np.ndarray, np.ndarray], num_c
 
 
 def _quality(total: np.ndarray) -> tuple[float, float, float]:
-    """PQ, SQ and RQ, means over the classes (K, 4) that are there."""
+    """Return PQ, SQ and RQ, means over the classes (K, 4) that are there."""
     total = total[total[:, 1:].sum(axis=1) > 0]
     iou, right, false, missed = total.T
     weight = right + (false + missed) / 2
     sq = np.divide(iou, right, out=np.zeros_like(iou), where=right > 0)
     return float(np.mean(iou / weight)), float(np.mean(sq)), float(np.mean(right / weight))
-
-
-def _pq(total: np.ndarray) -> float:
-    return _quality(total)[0]
 
 
 _MAIN = {"semantic": ("mean_iou", "pixel_accuracy"), "instance": ("ap", "ap50"), "panoptic": ("pq", "sq", "rq")}
@@ -275,6 +274,6 @@ def _page(evaluation: Evaluation) -> str:
 
 
 def panel_of(title: str, classes: np.ndarray, segments: np.ndarray, segmenter: Segmenter) -> Panel:
-    """Segments of a picture to draw: of panoptic and semantic in the color of the class, of instance in their own."""
+    """Return segments to draw: of panoptic and semantic in the color of the class, of instance in their own."""
     colors = np.arange(len(classes)) if segmenter.kind == "instance" else classes
     return Panel(title, segments, [segmenter.labels[label] if label >= 0 else "" for label in classes], colors)

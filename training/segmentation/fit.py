@@ -10,7 +10,7 @@ from keras_vit.checkpoints.load import check_unchanged, fill_from
 from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
 from keras_vit.models.tasks import build_task, task_of
 from keras_vit.run import Run
-from training.data.annotations.open_scenes import SceneBatches
+from training.data.dense import SceneBatches
 from training.loop.setup import Setup
 from training.loop.train import run_training
 from training.options.segment import SegmentFitOptions
@@ -21,7 +21,7 @@ _HEAD = "segmentation_"
 
 
 def fit(options: SegmentFitOptions, setup: Setup) -> Run:
-    """Train, or continue, and measure on the evaluation pictures; return the finished run.
+    """Train, or continue, and measure on the evaluation images; return the finished run.
 
     Raises UserError if the checkpoint has no encoder that fits, and for what `run_training` refuses.
     """
@@ -62,7 +62,7 @@ def segmenter_to_train(
     if recipe.head == "linear":
         task = LinearSegmentationConfig(num_classes, recipe.blocks)
     else:
-        upscale = max(max(config.patch).bit_length() - 3, 0)  # masks of about a quarter of the picture's sides
+        upscale = max(max(config.patch).bit_length() - 3, 0)  # masks of about a quarter of the image's sides
         stuff = stuff if options.task == "panoptic" else ()
         task = SegmentationConfig(
             num_classes, recipe.num_queries, recipe.num_blocks, upscale, True, task=options.task, stuff=stuff

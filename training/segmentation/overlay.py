@@ -1,4 +1,4 @@
-"""Pictures with their segments drawn over them, and pages of them in one file."""
+"""Images with their segments drawn over them, and pages of them in one file."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from keras_vit.images.preprocessing import to_channels
 # Okabe and Ito's colors, distinct to any color vision, then lighter ones of the same.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000")
 _RGB = np.array([[int(color[place : place + 2], 16) for place in (1, 3, 5)] for color in _COLORS], np.float32)
-# Longest side of a picture on a page, and the share of a segment's color.
+# Longest side of a image on a page, and the share of a segment's color.
 _LONGEST, _SHARE = 480, 0.55
 
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """A picture with segments."""
+    """A image with segments."""
 
     title: str
     segments: np.ndarray
@@ -32,7 +32,7 @@ class Panel:
 def overlay(pixels: np.ndarray, segments: np.ndarray, colors: np.ndarray) -> np.ndarray:
     """Return an image (h, w, C) with its segments in color and with white outlines: (h, w, 3) uint8.
 
-    A segment is gray below its color, so that the color is that of the list beside the picture.
+    A segment is gray below its color, so that the color is that of the list beside the image.
     """
     rgb, gray = (np.asarray(to_channels(pixels, channels, "white"), np.float32) for channels in (3, 1))
     inside = segments >= 0

@@ -15,8 +15,8 @@ from keras_vit.files.atomic import staged
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.tables import markdown_table, short_name
 from keras_vit.models.config import SegmentationConfig
+from training.data.annotations.coco import write_panoptic_png
 from training.data.annotations.masks import OBJECTS
-from training.data.annotations.panoptic import write_panoptic_png
 from training.data.dataset import check_some_read
 from training.prediction.classifier import as_utf8, batches_of_pictures
 from training.segmentation.evaluation import mask_annotation, panel_of
@@ -110,7 +110,7 @@ class MaskWriter:
             )
 
     def _free_name(self, name: pathlib.PurePath) -> pathlib.PurePath:
-        """The path of the mask, which no other image has: of a.jpg a.png, beside a.bmp a.bmp.png."""
+        """Return the path of the mask, which no other image has: of a.jpg a.png, beside a.bmp a.bmp.png."""
         names = itertools.chain(
             (name.with_suffix(".png"), name.with_name(f"{name.name}.png")),
             (name.with_name(f"{name.name}-{number}.png") for number in itertools.count(2)),
@@ -121,7 +121,7 @@ class MaskWriter:
 
 
 def _segments_info(found: FoundSegments) -> list[dict[str, Any]]:
-    """The segments of an image that are seen on its map, as a panoptic.json has them."""
+    """Return the segments of an image that are seen on its map, as a panoptic.json has them."""
     rows = []
     for number in np.unique(found.map[found.map >= 0]).tolist():
         own = _annotation(found, number, found.map == number)

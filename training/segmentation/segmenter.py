@@ -1,4 +1,4 @@
-"""A model that segments, opened: what it sees on pictures of any size."""
+"""A model that segments, opened: what it sees on images of any size."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from keras_vit import UserError, preprocessing_of, task_of
 from keras_vit.models.config import SEGMENT_THRESHOLD, LinearSegmentationConfig, SegmentationConfig, SegmentationTask
 from keras_vit.models.segment_outputs import segment_outputs
 from keras_vit.run import Run
-from training.data.annotations.segments import NONE
+from training.data.annotations.masks import NONE
 
-# Objects of a picture at most, as in COCO.
+# Objects of a image at most, as in COCO.
 _TOP = 100
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FoundSegments:
-    """The segments of a picture (h, w)."""
+    """The segments of a image (h, w)."""
 
     labels: np.ndarray
     """(n,) int32: the class of each."""
@@ -53,7 +53,7 @@ class Segmenter:
         return self.task.task if isinstance(self.task, SegmentationConfig) else "semantic"
 
     def segment(self, pixels: np.ndarray, threshold: float = SEGMENT_THRESHOLD) -> FoundSegments:
-        """The segments of an image (h, w, C) uint8, upright, whose score is above the threshold."""
+        """Return the segments of an image (h, w, C) uint8, upright, whose score is above the threshold."""
         preprocessing, size = preprocessing_of(self.model), tuple(pixels.shape[:2])
         outputs = self.model.predict_on_batch(keras.ops.convert_to_numpy(preprocessing(pixels))[None])
         if self.kind != "semantic":
@@ -77,7 +77,7 @@ class Segmenter:
 
 
 def _likely(outputs: dict[str, np.ndarray], threshold: float, *, nothing: bool) -> dict[str, np.ndarray]:
-    """The outputs of the queries that may reach the threshold, for the masks of all of a large picture are large."""
+    """The outputs of the queries that may reach the threshold, for the masks of all of a large image are large."""
     logits = outputs["class_logits"][0]
     probabilities = np.exp(logits - logits.max(axis=-1, keepdims=True))
     probabilities /= probabilities.sum(axis=-1, keepdims=True)
@@ -108,7 +108,7 @@ def open_segmenter(run: Run, task: SegmentationTask | None = None) -> Segmenter:
 
 
 def _whole_pictures(model: keras.Model) -> keras.Model:
-    """The model with a preprocessing that shows whole pictures, where the original divides them into windows."""
+    """Return the model with a preprocessing that shows whole images, where the original divides them into windows."""
     from training.loop.build import rebuilt
 
     whole = dataclasses.replace(preprocessing_of(model).with_resize("pad", None, background="black"), padding="after")
@@ -116,13 +116,13 @@ def _whole_pictures(model: keras.Model) -> keras.Model:
 
 
 def class_map(found: FoundSegments | tuple[np.ndarray, np.ndarray], none: int = NONE) -> np.ndarray:
-    """The class of each pixel (h, w) int32: `none` where there is no segment, and UNCOUNTED stays."""
+    """Return the class of each pixel (h, w) int32: `none` where there is no segment, and UNCOUNTED stays."""
     labels, numbers = (found.labels, found.map) if isinstance(found, FoundSegments) else found
     return np.append(labels, [-2, none]).astype(np.int32)[numbers]
 
 
 def names_of(labels: Sequence[str], found: FoundSegments) -> list[tuple[str, float]]:
-    """The name and score of each segment that is seen on the map, the largest first."""
+    """Return the name and score of each segment that is seen on the map, the largest first."""
     numbers, counts = np.unique(found.map[found.map >= 0], return_counts=True)
     order = numbers[np.argsort(-counts, kind="stable")]
     return [(labels[found.labels[number]], float(found.scores[number])) for number in order]

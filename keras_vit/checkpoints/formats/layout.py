@@ -1,19 +1,20 @@
-"""Types that the modules of the formats share: keys of weights, numerics of a code, a model to write."""
+"""What the modules of the formats define: the keys and numerics of a code, how its files are read and written."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from keras_vit.checkpoints.formats.file_config import FileConfig
-from keras_vit.checkpoints.formats.images import ImageProcessing
+from keras_vit.checkpoints.formats.file_config import FileConfig, ImageProcessing
 from keras_vit.checkpoints.key_mapping import ATTENTION, Rule
+from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.config import (
     DetectionConfig,
     Gelu,
     ModelConfig,
     PositionEmbeddingKind,
+    ResNetConfig,
     SegmentationConfig,
     TaskConfig,
     ViTConfig,
@@ -97,6 +98,12 @@ class WrittenModel:
         return self.config
 
     @property
+    def resnet(self) -> ResNetConfig:
+        """The config of a ResNet."""
+        assert isinstance(self.config, ResNetConfig)
+        return self.config
+
+    @property
     def segmentation(self) -> SegmentationConfig:
         """The task of a model that segments."""
         assert isinstance(self.task, SegmentationConfig)
@@ -121,11 +128,25 @@ DEFAULTS: Mapping[str, tuple | None] = {
 } | {"gelu": ("tanh", "erf")}
 
 
-def no_settings(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    """The `read_config` of a format without configs."""
-    return FileConfig()
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """How one kind of files is read and, unless `layout_for` is None, written; a module of this package defines it."""
 
-
-def no_files(model: WrittenModel) -> dict[str, dict]:
-    """The `write_config` of a format without configs."""
-    return {}
+    name: str
+    """In `save_checkpoint` and in messages; several formats may share it."""
+    identify: Callable[[Mapping[str, LazyArray]], Layout | None]
+    """Arrays by key -> the layout, or None for another format. Raises UserError for a model that is not supported."""
+    config_files: tuple[str, ...] = ()
+    """Names of the configs beside the weights; without the first one, the others say nothing."""
+    read_config: Callable[[Mapping[str, dict], Layout], FileConfig] = lambda files, layout: FileConfig()
+    """Its configs, by name of the file -> what they say. Raises UserError for unsupported settings."""
+    suffixes: tuple[str, ...] = ()
+    """Of its files; "" is a folder with configs."""
+    expressible: Callable[[WrittenModel], dict[str, tuple | None] | None] = lambda model: None
+    """The values that it can express, by field of ViTConfig; None if it is for other kinds of models."""
+    layout_for: Callable[[WrittenModel], Layout] | None = None
+    """The rules and numerics for writing a model that it can express."""
+    write_config: Callable[[WrittenModel], dict[str, dict]] = lambda model: {}
+    """The configs, by name of the file. Raises UserError for what they cannot express."""
+    has_task: bool = False
+    """Whether it is for models with a further task, which no other format can write."""

@@ -10,27 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.checkpoints.formats.file_config import FileConfig
-from keras_vit.checkpoints.formats.images import IMAGENET_MEAN, IMAGENET_STD, ImageProcessing, value_range_of
-from keras_vit.checkpoints.formats.layout import Layout
+from keras_vit.checkpoints.formats.file_config import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    FileConfig,
+    ImageProcessing,
+    value_range_of,
+)
+from keras_vit.checkpoints.formats.layout import Format, Layout
 from keras_vit.checkpoints.key_mapping import (
-    ATTENTION,
-    BLOCK,
     CONV,
     POSITIONS,
     PROJECTIONS,
     Rule,
+    block_rules,
     dense,
-    fused,
-    fused_kernels,
     norm,
+    packed_mlp,
 )
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 
-LAYOUT = "meta"
-CONFIG_FILES: tuple[str, ...] = ()
-_MLP = f"{BLOCK}MlpBlock_3/"
 # make_classification_eval_transform.
 _IMAGES = ImageProcessing(
     {"library": "timm", "background": None, "resize": "resize-small", "interpolation": "bicubic", "crop_from": 256},
@@ -39,59 +39,53 @@ _IMAGES = ImageProcessing(
 )
 
 
-def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
-    """The layout of a file with these arrays; None for that of another format.
-
-    Raises UserError for other rotary positions than those of the released models.
-    """
+def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     # Training divides the blocks into chunks: blocks.1.3 is block 3, in the second of them (block_chunks).
     first, block = (
         ("blocks.0.0.", "blocks.{c}.{i}.") if "blocks.0.0.ls1.gamma" in arrays else ("blocks.0.", "blocks.{i}.")
     )
     if not {"patch_embed.proj.weight", f"{first}ls1.gamma", "mask_token"} <= arrays.keys():
         return None
-    # The bias of the key is multiplied by a mask of zeros.
-    masked = f"{first}attn.qkv.bias_mask" in arrays
-    _refuse_other_buffers(arrays)
+    _check_buffers(arrays)
     query, key, value = (f"{name}/bias" for name in PROJECTIONS)
     rotary = "pos_embed" not in arrays
-    gated = bool(arrays.keys() & {f"{first}mlp.w12.weight", f"{first}mlp.w1.weight"})
+    # Gate and value are one array, or two.
+    is_packed, is_gated = (f"{first}mlp.{key}.weight" in arrays for key in ("w12", "w1"))
+    mlp = ("w12", "w3") if is_packed else ("w2", "w3", "w1") if is_gated else ("fc1", "fc2")
     rules = (
         Rule(("cls",), "cls_token"),
         Rule(("registers/tokens",), "storage_tokens" if rotary else "register_tokens"),
         Rule((POSITIONS,), "pos_embed"),
         *dense("embedding", "patch_embed.proj", CONV),
-        *norm(f"{BLOCK}LayerNorm_0", f"{block}norm1"),
-        fused_kernels(PROJECTIONS, f"{block}attn.qkv.weight"),
-        Rule((query, "" if masked else key, value), f"{block}attn.qkv.bias"),
+        # The bias of the key is multiplied by a mask of zeros.
+        Rule((query, "" if f"{first}attn.qkv.bias_mask" in arrays else key, value), f"{block}attn.qkv.bias"),
         Rule((), f"{block}attn.qkv.bias_mask"),
-        *dense(f"{ATTENTION}out", f"{block}attn.proj"),
-        *(Rule((f"{BLOCK}LayerScale_{n}/scale",), f"{block}ls{n + 1}.gamma") for n in (0, 1)),
-        *norm(f"{BLOCK}LayerNorm_2", f"{block}norm2"),
-        *fused((f"{_MLP}gate", f"{_MLP}Dense_0"), f"{block}mlp.w12.weight", f"{block}mlp.w12.bias"),
-        *dense(f"{_MLP}gate", f"{block}mlp.w1"),
-        *dense(f"{_MLP}Dense_0", f"{block}mlp.{'w2' if gated else 'fc1'}"),
-        *dense(f"{_MLP}Dense_1", f"{block}mlp.{'w3' if gated else 'fc2'}"),
+        *packed_mlp(block, "mlp.w12"),
+        *block_rules(
+            block,
+            ("norm1", "norm2"),
+            ("attn.qkv.", "attn.proj"),
+            tuple(f"mlp.{part}" for part in mlp),
+            scales="ls{n}.gamma",
+        ),
         *norm("Transformer/encoder_norm", "norm"),
     )
     settings: dict[str, Any] = {"position_embedding": "rotary"} if rotary else {}
-    if num_heads := _num_heads(arrays):
-        settings["num_heads"] = num_heads
     return Layout(
         rules,
-        gelu="silu" if gated else "erf",
+        gelu="silu" if is_packed or is_gated else "erf",
         layer_norm_epsilon=1e-5 if rotary else 1e-6,
         resampler="bicubic-antialias" if "register_tokens" in arrays else "bicubic-offset",
         square_positions=True,
         images=_IMAGES,
-        settings=settings,
+        settings={**settings, "num_heads": _num_heads(arrays)},
         torch=True,
         # local_cls_norm is of small crops in training.
         ignored=("mask_token", "rope_embed.periods", "local_cls_norm."),
     )
 
 
-def _refuse_other_buffers(arrays: Mapping[str, LazyArray]) -> None:
+def _check_buffers(arrays: Mapping[str, LazyArray]) -> None:
     """Raise UserError for buffers with other values than models here compute with."""
     for key, array in arrays.items():
         if key == "rope_embed.periods":  # sometimes rounded to bfloat16, by at most one part in 512
@@ -114,6 +108,4 @@ def _num_heads(arrays: Mapping[str, LazyArray]) -> int | None:
     return None if rest else heads
 
 
-def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    """Read the number of heads from the arrays; there are no configs."""
-    return FileConfig(num_heads=layout.settings.get("num_heads"))
+META = Format("meta", _identify, read_config=lambda files, layout: FileConfig(num_heads=layout.settings["num_heads"]))

@@ -1,32 +1,50 @@
-"""timm's Vision Transformers, hybrids and BiT: their keys and numerics; its configs are in `timm_config.py`."""
+"""timm's Vision Transformers, hybrids and BiT, and its `Eva` with rotary positions: their keys and numerics.
+
+Of the other models of the class Eva in timm 1.0.31, none has the blocks of this package. Configs: `timm_config.py`.
+"""
 
 import dataclasses
 from collections.abc import Mapping
 
 from keras_vit.checkpoints.formats import timm_config
-from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, WrittenModel
+from keras_vit.checkpoints.formats.layout import DEFAULTS, Format, Layout, WrittenModel
 from keras_vit.checkpoints.key_mapping import (
     ATTENTION,
-    BLOCK,
     CONV,
     POINTWISE_TORCH,
     POSITIONS,
-    PROJECTIONS,
     Rule,
     bit_norm,
     bit_units,
+    block_rules,
     bottlenecks,
     dense,
     fused,
     norm,
+    packed_mlp,
 )
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.config import ResNetConfig
 
-LAYOUT = "timm"
-SUFFIXES: tuple[str, ...] = (".safetensors", "")
-CONFIG_FILES: tuple[str, ...] = (timm_config.CONFIG,)
+# Arrays by which timm's other models are known, and their names; the first that has all of them.
+_UNSUPPORTED = (
+    ("blocks.0.attn.relative_position_bias_table", "BEiT"),
+    ("rel_pos_bias.relative_position_bias_table", "BEiT"),
+    ("embeds.proj.weight", "NaFlex ViT"),
+    ("layers.0.blocks.0.norm1.weight", "Swin Transformer"),
+    ("patch_embed.norm.weight", "AIMv2"),
+    ("blocks_token_only.0.gamma_1", "CaiT"),
+    ("blocks.0.mlp.norm.weight", "EVA-02 or BEiT-3"),
+    ("blocks.0.attn.q_proj.weight", "EVA-02 or Sapiens2"),
+    ("norm_pre.weight blocks.0.gamma_1", "Perception Encoder"),
+    ("norm_pre.weight attn_pool.latent", "Perception Encoder"),
+    ("blocks.0.attn.q_bias pos_embed", "EVA or EVA-02"),
+    ("blocks.0.gamma_1 blocks.0.attn.qkv.bias", "ViT with another kind of rotary positions (RoPE-ViT)"),
+    ("blocks.0.gamma_1 fc_norm.weight", "ViT with another kind of rotary positions (RoPE-ViT)"),
+    ("attn_pool.latent cls_token", "ViT with global_pool='map' beside a class token"),
+    ("attn_pool.latent reg_token", "ViT with global_pool='map' beside registers"),
+)
 _IMAGES = timm_config.images("bicubic", {None: 0.9})  # _cfg of its Vision Transformers
 _BIT = Layout(
     (
@@ -41,34 +59,32 @@ _BIT = Layout(
 )
 
 
-def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
-    """The layout of a file with these arrays; None for that of another format.
-
-    Raises UserError for attention pooling beside other tokens than patches.
-    """
-    if "patch_embed.proj.weight" not in arrays:
-        return _BIT if "stem.conv.weight" in arrays else None
-    if "attn_pool.latent" in arrays and arrays.keys() & {"cls_token", "reg_token"}:
-        raise UserError(
-            "The file is of a model of timm with global_pool='map' beside a class token or registers, which is not "
-            "supported; give a checkpoint with the patches alone, such as a SigLIP, or with another pooling."
-        )
+def _packs_gate(arrays: Mapping[str, LazyArray]) -> bool:
+    """Whether gate and value of the MLP are one array."""
     hidden, output = (arrays.get(f"blocks.0.mlp.{part}.weight") for part in ("fc1", "fc2"))
-    gated = False
-    if hidden is not None and output is not None and len(hidden.shape) == len(output.shape) == 2:
-        gated = hidden.shape[0] == 2 * output.shape[1]
-    found = _vit(
-        root_only="patch_embed.backbone.conv.weight" in arrays,
-        after_pooling="fc_norm.weight" in arrays,
-        gated=gated,
-        pre_norm="norm_pre.weight" in arrays,
-    )
-    # Without heads, features are the mean of both tokens.
-    settings = {"distillation": "head" if "dist_token" in arrays else "none"}
+    return hidden is not None and output is not None and hidden.shape[:1] == tuple(2 * n for n in output.shape[1:])
+
+
+def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
+    """The layout of a file with these arrays; None for that of another format. Raises UserError for other models."""
+    if "patch_embed.proj.weight" not in arrays and "embeds.proj.weight" not in arrays:
+        return _BIT if "stem.conv.weight" in arrays else None
+    for keys, name in _UNSUPPORTED:
+        if arrays.keys() >= set(keys.split()):
+            raise UserError(f"The file is of timm's {name}, which is not supported; give a ViT or a DINO instead.")
+    gated = _packs_gate(arrays)
+    if "blocks.0.gamma_1" in arrays:
+        return _eva(gated=gated or "blocks.0.mlp.fc1_g.weight" in arrays, packed=gated)
     plain = not arrays.keys() & {"dist_token", "reg_token", "blocks.0.ls1.gamma"}
     return dataclasses.replace(
-        found,
-        settings=settings,
+        _vit(
+            root_only="patch_embed.backbone.conv.weight" in arrays,
+            after_pooling="fc_norm.weight" in arrays,
+            gated=gated,
+            pre_norm="norm_pre.weight" in arrays,
+        ),
+        # Without heads, features are the mean of both tokens.
+        settings={"distillation": "head" if "dist_token" in arrays else "none"},
         # Of the models whose class token has no row among the positions, FlexiViT alone is so plain.
         patch_resampler="bilinear" if plain and "cls_token" in arrays else None,
         ambiguous=_ambiguous(arrays),
@@ -90,16 +106,24 @@ def _ambiguous(arrays: Mapping[str, LazyArray]) -> tuple[str, ...]:
     return ("block",) if "fc_norm.weight" in arrays else ("gelu", "num_heads")
 
 
-def expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
-    """The fields that it has; None for a ResNet other than BiT."""
+def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
     config = model.config
     if isinstance(config, ResNetConfig):
         return {} if config.preactivation else None
+    free = ("gated_mlp", "layer_scale", "num_registers", "with_class_token", "qkv_bias")
+    if config.position_embedding == "rotary":
+        return {
+            **DEFAULTS,
+            **dict.fromkeys(free, None),
+            "gelu": ("silu",) if config.gated_mlp else ("erf",),
+            "key_bias": (not config.qkv_bias,),  # that of the key is always 0
+            "layer_scale": () if config.layer_scale is None else None,
+            "position_embedding": ("rotary",),
+            "classifier": ("token", "gap") if config.has_class_token else ("token",),
+        }
     return {
         **DEFAULTS,
-        **dict.fromkeys(("gated_mlp", "layer_scale", "num_registers", "prefix_positions"), None),
-        "with_class_token": None,
-        **dict.fromkeys(("gelu", "pre_norm", "qkv_bias", "norm_after_pooling"), None),
+        **dict.fromkeys((*free, "prefix_positions", "gelu", "pre_norm", "norm_after_pooling"), None),
         "classifier": ("token", "gap", "map"),
         "position_embedding": ("learned", "none") if config.distillation == "none" else ("learned",),
         "patch_bias": (not config.pre_norm,),
@@ -108,39 +132,35 @@ def expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
     }
 
 
-def layout_for(model: WrittenModel) -> Layout:
-    """The layout to write a model in."""
+def _layout_for(model: WrittenModel) -> Layout:
     config = model.config
     if isinstance(config, ResNetConfig):
         return _BIT
-    found = _vit(
+    if config.position_embedding == "rotary":
+        return _eva(gated=config.gated_mlp)
+    layout = _vit(
         root_only=isinstance(config.stem, ResNetConfig) and not config.stem.block_units,
         after_pooling=config.norm_after_pooling,
         gated=config.gated_mlp,
         pre_norm=config.pre_norm,
     )
-    return dataclasses.replace(found, prefix_positions=False) if config.num_registers else found
+    return dataclasses.replace(layout, prefix_positions=False) if config.num_registers else layout
 
 
 def _vit(*, root_only: bool, after_pooling: bool, gated: bool, pre_norm: bool) -> Layout:
     """ViT and hybrids; a backbone without stages has no "stem" in its keys; fc_norm follows the pooling."""
     block, root = "blocks.{i}.", "patch_embed.backbone." if root_only else "patch_embed.backbone.stem."
-    mlp = f"{BLOCK}MlpBlock_3/"
     pooling, attention = "MAPHead_0/", "MAPHead_0/MultiHeadDotProductAttention_0/"
-    hidden = tuple(f"{mlp}{part}" for part in (("gate", "Dense_0") if gated else ("Dense_0",)))
     rules = (
         Rule(("cls",), "cls_token"),
         Rule(("distillation/tokens",), "dist_token"),
         Rule(("registers/tokens",), "reg_token"),
         Rule((POSITIONS,), "pos_embed"),
         *dense("embedding", "patch_embed.proj", CONV),
-        *norm(f"{BLOCK}LayerNorm_0", f"{block}norm1"),
-        *fused(PROJECTIONS, f"{block}attn.qkv.weight", f"{block}attn.qkv.bias"),
-        *dense(f"{ATTENTION}out", f"{block}attn.proj"),
-        *norm(f"{BLOCK}LayerNorm_2", f"{block}norm2"),
-        *fused(hidden, f"{block}mlp.fc1.weight", f"{block}mlp.fc1.bias"),
-        *dense(f"{mlp}Dense_1", f"{block}mlp.fc2"),
-        *(Rule((f"{BLOCK}LayerScale_{n}/scale",), f"{block}ls{n + 1}.gamma") for n in (0, 1)),
+        *(packed_mlp(block, "mlp.fc1") if gated else ()),
+        *block_rules(
+            block, ("norm1", "norm2"), ("attn.qkv.", "attn.proj"), ("mlp.fc1", "mlp.fc2"), scales="ls{n}.gamma"
+        ),
         *norm("Transformer/pre_norm", "norm_pre"),
         *norm("Transformer/encoder_norm", "fc_norm" if after_pooling else "norm"),
         Rule((f"{pooling}probe",), "attn_pool.latent"),
@@ -168,4 +188,44 @@ def _vit(*, root_only: bool, after_pooling: bool, gated: bool, pre_norm: bool) -
     )
 
 
-read_config, write_config = timm_config.read_config, timm_config.write_config
+def _eva(*, gated: bool, packed: bool = False) -> Layout:
+    """DINOv3, EUPE and LingBot-Vision. `packed`: gate and value are one array, as with swiglu_align_to=0."""
+    block = "blocks.{i}."
+    hidden = ("fc1", "fc2") if packed or not gated else ("fc1_x", "fc2", "fc1_g")
+    rules = (
+        Rule(("cls",), "cls_token"),
+        Rule(("registers/tokens",), "reg_token"),
+        *dense("embedding", "patch_embed.proj", CONV),
+        *(packed_mlp(block, "mlp.fc1") if packed else ()),
+        *(Rule((f"{ATTENTION}{part}/bias",), f"{block}attn.{part[0]}_bias") for part in ("query", "value")),
+        *block_rules(
+            block,
+            ("norm1", "norm2"),
+            ("attn.qkv.", "attn.proj"),
+            tuple(f"mlp.{part}" for part in hidden),
+            scales="gamma_{n}",
+        ),
+        *norm("Transformer/encoder_norm", "norm"),
+        *dense("head", "head"),
+    )
+    return Layout(
+        rules,
+        gelu="silu" if gated else "erf",
+        layer_norm_epsilon=1e-5,
+        images=timm_config.images("bicubic", {None: 1.0}),
+        settings={"position_embedding": "rotary"},
+        ambiguous=("classifier",),  # DINOv3 of timm averages the patches, that of its authors reads the class token
+        torch=True,
+    )
+
+
+TIMM = Format(
+    "timm",
+    identify,
+    config_files=(timm_config.CONFIG,),
+    read_config=timm_config.read_config,
+    suffixes=(".safetensors", ""),
+    expressible=_expressible,
+    layout_for=_layout_for,
+    write_config=timm_config.write_config,
+)

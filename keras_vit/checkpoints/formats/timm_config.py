@@ -2,40 +2,41 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from keras_vit.checkpoints.formats.file_config import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
     FileConfig,
+    ImageProcessing,
     Sizes,
+    ValueRange,
+    check_field,
     check_supported,
+    mean_and_std,
     named_number,
     number,
     pair,
     part,
     sizes_in,
-)
-from keras_vit.checkpoints.formats.images import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    ImageProcessing,
-    ValueRange,
     value_range_of,
 )
 from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
 from keras_vit.checkpoints.formats.timm_models import (
     ACTIVATIONS,
+    EVA_MODELS,
+    TIMM_MODELS,
     components_of,
     current_name,
     default_pooling,
     has_class_token,
     is_gated,
     layer_scale_of,
-    timm_model,
 )
 from keras_vit.errors import UserError
-from keras_vit.images.geometry import Resize
-from keras_vit.models.config import Classifier, ViTConfig
+from keras_vit.images.resizing import Resize
+from keras_vit.models.config import Classifier, Gelu, ViTConfig
 
 if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
@@ -50,51 +51,45 @@ _SIZES = {"hidden_size": "embed_dim", "num_layers": "depth"}
 # Arguments of timm that are in the arrays -> field of ViTConfig.
 _SETTINGS = {"reg_tokens": "num_registers", "pre_norm": "pre_norm", "class_token": "has_class_token"}
 _SETTINGS |= {"qkv_bias": "qkv_bias", "fc_norm": "norm_after_pooling"}
+# Arguments that follow from keys and shapes of the arrays, and arguments that do not affect the outputs.
+# fmt: off
+_IN_ARRAYS = {
+    "img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias",
+    "init_values", "global_pool", "no_embed_class",
+}
+_IN_ARRAYS_OF_VIT = _IN_ARRAYS | {
+    "class_token", "pos_embed", "reg_tokens", "pre_norm", "fc_norm", "layers", "channels", "width_factor", "stem_chs",
+}
+_WITHOUT_EFFECT = {
+    "dynamic_img_size", "dynamic_img_pad", "strict_img_size", "weight_init", "fix_init", "zero_init_last",
+    "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate",
+}
+# fmt: on
+# Arguments that are supported with one value only.
+_FIXED = {"pool_include_prefix": False, "use_naflex": False, "output_stride": 32, "qk_norm": False}
+_FIXED |= {"scale_attn_norm": False, "scale_mlp_norm": False, "proj_bias": True, "final_norm": True}
+# Arguments for which null is what the architectures have anyway, or what shows in the arrays.
+_NULLABLE = {"fc_norm", "init_values", "norm_layer", "embed_norm_layer", *_WITHOUT_EFFECT}
+# The same of the class Eva, where null is always the default.
+_IN_ARRAYS_OF_EVA = _IN_ARRAYS | {"num_reg_tokens", "swiglu_mlp", "swiglu_align_to"}
+_FIXED_OF_EVA = {"rope_type": "dinov3", "rope_temperature": 100, "rope_rotate_half": True, "use_rot_pos_emb": True}
+_FIXED_OF_EVA |= {"use_abs_pos_emb": False, "use_fc_norm": False, "class_token": True, "qkv_fused": True}
+_FIXED_OF_EVA |= {"scale_mlp": False, "scale_attn_inner": False, "use_post_norm": False, "qk_norm": False}
+_FIXED_OF_EVA |= {"use_pre_transformer_norm": False, "attn_only_layer_scale": False, "rope_grid_offset": 0}
+_FIXED_OF_EVA |= {"attn_type": "eva"}
 
 
 def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     """Read config.json. Raises UserError for an architecture or argument that is not supported."""
-    config = files.get(CONFIG)
-    if config is None:
-        return FileConfig()
-    name, arguments = architecture_of(config)
-    model, found = timm_model(name, arguments), common_fields(config, arguments)
-    scale = {"init_values": layer_scale_of(name)} | arguments
-    settings = _settings(name, arguments)
-    if found.classifier == "gap" and "_gap_" not in name and arguments.get("fc_norm") is None:
-        settings["norm_after_pooling"] = "global_pool='avg' and thus fc_norm", True
-    if found.classifier == "token":
-        settings.pop("norm_after_pooling", None)
-    return dataclasses.replace(
-        found,
-        classifier=found.classifier or default_pooling(name),
-        num_heads=found.num_heads or model.num_heads,
-        gelu=model.gelu,
-        layer_norm_epsilon=model.layer_norm_epsilon,
-        layer_scale=number(scale, "init_values", float) if scale["init_values"] else None,  # 0 is none, too
-        sizes={**found.sizes, **settings},
-        resampler="bilinear" if name.startswith("flexivit_") else None,
-    )
-
-
-def architecture_of(config: dict) -> tuple[str, dict]:
-    """(architecture, model_args) of a config.json."""
-    name = str(config.get("architecture") or _pretrained_of(config).get("architecture"))
-    return current_name(name), part(config, "model_args")
-
-
-def _pretrained_of(config: dict) -> dict:
-    pretrained = config.get("pretrained_cfg")
-    return pretrained if isinstance(pretrained, dict) else config
-
-
-def common_fields(config: dict, arguments: dict) -> FileConfig:
-    """Read the fields that do not depend on the architecture from config.json and its model_args."""
+    config = files[CONFIG]
+    pretrained = _pretrained_of(config)
+    name = current_name(str(config.get("architecture") or pretrained.get("architecture")))
+    arguments = part(config, "model_args")
     pool = arguments.get("global_pool", config.get("global_pool"))
-    size, pretrained = pair(arguments, "img_size"), _pretrained_of(config)
     pools: dict[str | None, Classifier] = {"token": "token", "avg": "gap", "map": "map"}
     check_supported("global_pool", pool, (None, *pools))
-    return FileConfig(
+    size = pair(arguments, "img_size")
+    common = FileConfig(
         classifier=pools.get(pool),
         num_heads=number(arguments, "num_heads"),
         image_size=size or pair(pretrained, "input_size"),
@@ -104,6 +99,51 @@ def common_fields(config: dict, arguments: dict) -> FileConfig:
         num_classes=named_number(config, "num_classes") if config.get("num_classes") else None,  # 0 is that of features
         sizes=sizes_in(arguments, _SIZES),
         heads=("head",) if config.get("num_classes") else (),
+    )
+    is_rotary = layout.settings.get("position_embedding") == "rotary"
+    return _eva(name, arguments, common, layout) if is_rotary else _vit(name, arguments, common)
+
+
+def _pretrained_of(config: dict) -> dict:
+    pretrained = config.get("pretrained_cfg")
+    return pretrained if isinstance(pretrained, dict) else config
+
+
+def _check_arguments(arguments: Mapping[str, object], free: Collection[str], fixed: Mapping[str, object]) -> None:
+    for name, value in arguments.items():
+        if name not in free and name not in _WITHOUT_EFFECT:
+            is_comparable = isinstance(value, bool) == isinstance(fixed.get(name), bool)  # False equals 0
+            check_supported(name, value, [fixed[name]] if name in fixed and is_comparable else ())
+
+
+def _vit(name: str, arguments: dict, common: FileConfig) -> FileConfig:
+    check_supported("architecture", name.partition(".")[0], TIMM_MODELS)
+    model = TIMM_MODELS[name.partition(".")[0]]
+    # Without its own norm_layer, CLIP would have timm's epsilon of 1e-6.
+    nullable = _NULLABLE if model.layer_norm_epsilon == 1e-6 else _NULLABLE - {"norm_layer"}
+    known = {field: value for field, value in arguments.items() if value is not None or field not in nullable}
+    gelu = model.gelu
+    if "act_layer" in known:  # null, too, replaces that of the architecture
+        activation = known.pop("act_layer")
+        activation = "gelu" if activation is None else activation
+        check_supported("act_layer", activation, ACTIVATIONS if gelu else ())
+        gelu = ACTIVATIONS[activation]
+    _check_arguments(known, [field for field in _IN_ARRAYS_OF_VIT if known.get(field) is not None], _FIXED)
+    scale = {"init_values": layer_scale_of(name)} | arguments
+    settings = _settings(name, arguments)
+    if common.classifier == "gap" and "_gap_" not in name and arguments.get("fc_norm") is None:
+        settings["norm_after_pooling"] = "global_pool='avg' and thus fc_norm", True
+    if common.classifier == "token":
+        settings.pop("norm_after_pooling", None)
+    return dataclasses.replace(
+        common,
+        classifier=common.classifier or default_pooling(name),
+        num_heads=common.num_heads or model.num_heads,
+        gelu=gelu,
+        layer_norm_epsilon=model.layer_norm_epsilon,
+        layer_scale=number(scale, "init_values", float) if scale["init_values"] else None,  # 0 is none, too
+        sizes={**common.sizes, **settings},
+        resampler="bilinear" if name.startswith("flexivit_") else None,
     )
 
 
@@ -128,18 +168,45 @@ def _settings(architecture: str, arguments: dict) -> Sizes:
     return settings
 
 
+def _eva(name: str, arguments: dict, common: FileConfig, layout: Layout) -> FileConfig:
+    check_supported("architecture", name.partition(".")[0], EVA_MODELS)
+    model = EVA_MODELS[name.partition(".")[0]]
+    given = {field: value for field, value in arguments.items() if value is not None}
+    _check_arguments(given, _IN_ARRAYS_OF_EVA, _FIXED_OF_EVA)
+    gated = arguments.get("swiglu_mlp", model.gated_mlp)
+    sizes: Sizes = {
+        "qkv_bias": ("qkv_bias", arguments.get("qkv_bias", model.qkv_bias)),
+        "gated_mlp": ("swiglu_mlp", gated),
+        "num_registers": ("num_reg_tokens", arguments.get("num_reg_tokens", 4)),
+        "has_class_token": ("class_token", True),
+    }
+    ratio, width = number(arguments, "mlp_ratio", float), number(arguments, "embed_dim")
+    align = given.get("swiglu_align_to", model.align if model.gated_mlp else 1) or 1 if gated else 1
+    if ratio is not None and width is not None and isinstance(align, int):
+        sizes["mlp_dim"] = "mlp_ratio and thus", -(-int(width * ratio) // align) * align
+    return dataclasses.replace(
+        common,
+        classifier=common.classifier or model.classifier,
+        num_heads=common.num_heads or model.num_heads,
+        gelu=layout.gelu,
+        layer_norm_epsilon=1e-5,
+        layer_scale=number(arguments, "init_values", float) or 1e-5,
+        sizes={**common.sizes, **sizes},
+    )
+
+
 def _images(pretrained: dict) -> ImageProcessing:
     """The images of a pretrained_cfg (resolve_data_config of timm)."""
     given = {name: value for name, value in pretrained.items() if value}
     filter_, mode, share = (given.get(name, default) for name, default in _RESIZING.items())
-    for name, value, known in (("interpolation", filter_, _FILTERS), ("crop_mode", mode, _MODES)):
-        check_supported(name, value, known)
+    check_supported("interpolation", filter_, _FILTERS)
+    check_supported("crop_mode", mode, _MODES)
     shares: dict[tuple[int, int] | None, float] = {None: share}
     if (size := pair(pretrained, "test_input_size")) is not None:
         shares[size] = given.get("test_crop_pct", share)
     for value in shares.values():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.01 <= value <= 1.0:
-            raise UserError(f"config.json should give a crop_pct of 0.01 to 1, but gives {value!r:.80}.")
+        is_share = isinstance(value, int | float) and not isinstance(value, bool) and 0.01 <= value <= 1.0
+        check_field(is_share, "crop_pct", "a number of 0.01 to 1", value)
     value_range = value_range_of(given.get("mean", IMAGENET_MEAN), given.get("std", IMAGENET_STD))
     return images(_FILTERS[filter_], shares, _MODES[mode], value_range)
 
@@ -156,11 +223,11 @@ def images(
 
 
 _POOLS = {"token": "token", "gap": "avg", "map": "map"}
-# Architectures by what no argument of timm changes.
-_CLIP = "vit_base_patch16_clip_224"  # LayerNorm's epsilon 1e-5
-_GATED = "vit_giant_patch14_dinov2"  # packed SwiGLU
-_DISTILLED = "deit_base_distilled_patch16_224"
-_PLAIN = "vit_base_patch16_224"
+# Architectures by what no argument of timm changes, and LayerNorm's epsilon.
+_CLIP = "vit_base_patch16_clip_224", 1e-5
+_GATED = "vit_giant_patch14_dinov2", 1e-6  # packed SwiGLU
+_DISTILLED = "deit_base_distilled_patch16_224", 1e-6
+_PLAIN = "vit_base_patch16_224", 1e-6
 
 
 def write_config(model: WrittenModel) -> dict[str, dict]:
@@ -168,30 +235,12 @@ def write_config(model: WrittenModel) -> dict[str, dict]:
 
     Raises UserError for a model that no arguments of timm describe.
     """
-    config = model.config
+    config, preprocessing = model.config, model.preprocessing
     if not isinstance(config, ViTConfig) or config.stem is not None:
-        raise needs_file("timm builds a ResNet or hybrid only by the name of one of its own sizes")
-    architecture = _architecture(config)
-    arguments = size_arguments(model, hidden=config.mlp_dim * (2 if config.gated_mlp else 1)) | {
-        "pre_norm": config.pre_norm,
-        "global_pool": _POOLS[config.classifier],
-        "act_layer": {gelu: name for name, gelu in ACTIVATIONS.items()}[config.gelu],
-    }
-    if architecture != _DISTILLED:
-        arguments |= {
-            "pos_embed": "learn" if config.position_embedding == "learned" else "none",
-            "class_token": config.has_class_token,
-            "no_embed_class": bool(config.num_registers) or not config.has_class_token or not config.prefix_positions,
-            "reg_tokens": config.num_registers,
-            "fc_norm": config.norm_after_pooling,
-        }
-    return written(model, architecture, arguments)
-
-
-def size_arguments(model: WrittenModel, hidden: int) -> dict[str, Any]:
-    """The arguments that all architectures have; `hidden` is the width of the MLP as timm counts it."""
-    config, preprocessing = model.vit, model.preprocessing
-    return {
+        raise _needs_file("timm builds a ResNet or hybrid only by the name of one of its own sizes")
+    architecture, own = _eva_arguments(config) if config.position_embedding == "rotary" else _vit_arguments(config)
+    packed = config.gated_mlp and config.position_embedding != "rotary"
+    arguments = {
         "img_size": list(preprocessing.image_size),
         "patch_size": list(config.patch),
         "in_chans": preprocessing.channels,
@@ -199,42 +248,61 @@ def size_arguments(model: WrittenModel, hidden: int) -> dict[str, Any]:
         "depth": config.num_layers,
         "num_heads": config.num_heads,
         # timm takes the integer part of embed_dim * mlp_ratio.
-        "mlp_ratio": (hidden + 0.5) / config.hidden_size,
+        "mlp_ratio": (config.mlp_dim * (2 if packed else 1) + 0.5) / config.hidden_size,
         "qkv_bias": config.qkv_bias,
         "init_values": config.layer_scale,
+        "global_pool": _POOLS[config.classifier],
+        **own,
     }
-
-
-def written(model: WrittenModel, architecture: str, arguments: dict) -> dict[str, dict]:
-    """config.json of an architecture with these model_args."""
     fields = {
         "architecture": architecture,
         "num_classes": model.num_classes,
-        "num_features": model.vit.hidden_size,
+        "num_features": config.hidden_size,
         "model_args": arguments,
-        "pretrained_cfg": _pretrained_cfg(model.preprocessing, model.num_classes, architecture == _DISTILLED),
+        "pretrained_cfg": _pretrained_cfg(preprocessing, model.num_classes, architecture == _DISTILLED[0]),
     }
     return {CONFIG: fields | ({"label_names": list(model.labels)} if model.labels else {})}
 
 
-def _architecture(config: ViTConfig) -> str:
+def _vit_arguments(config: ViTConfig) -> tuple[str, dict[str, Any]]:
     if config.distillation == "head":
         if not config.prefix_positions:
-            raise needs_file("timm's distilled models have positions of class and distillation token, unlike this one")
-        found, epsilon = _DISTILLED, 1e-6
+            raise _needs_file("timm's distilled models have positions of class and distillation token, unlike this one")
+        architecture, epsilon = _DISTILLED
     elif config.gated_mlp:
-        found, epsilon = _GATED, 1e-6
+        architecture, epsilon = _GATED
     else:
-        found, epsilon = (_CLIP, 1e-5) if config.layer_norm_epsilon == 1e-5 else (_PLAIN, 1e-6)
+        architecture, epsilon = _CLIP if config.layer_norm_epsilon == 1e-5 else _PLAIN
+    _check_epsilon(config, epsilon)
+    activations: dict[Gelu, str] = {gelu: name for name, gelu in ACTIVATIONS.items()}
+    arguments: dict[str, Any] = {"pre_norm": config.pre_norm, "act_layer": activations[config.gelu]}
+    if architecture != _DISTILLED[0]:
+        arguments |= {
+            "pos_embed": "learn" if config.position_embedding == "learned" else "none",
+            "class_token": config.has_class_token,
+            "no_embed_class": bool(config.num_registers) or not config.has_class_token or not config.prefix_positions,
+            "reg_tokens": config.num_registers,
+            "fc_norm": config.norm_after_pooling,
+        }
+    return architecture, arguments
+
+
+def _eva_arguments(config: ViTConfig) -> tuple[str, dict[str, Any]]:
+    _check_epsilon(config, 1e-5)
+    architecture = f"vit_small{'_plus' * config.gated_mlp}_patch16_dinov3{'_qkvb' * config.qkv_bias}"
+    aligned = {"swiglu_align_to": 1} if config.gated_mlp else {}
+    return architecture, {"num_reg_tokens": config.num_registers, **aligned}
+
+
+def _check_epsilon(config: ViTConfig, epsilon: float) -> None:
     if config.layer_norm_epsilon != epsilon or config.classifier not in _POOLS:
-        raise needs_file(
+        raise _needs_file(
             f"timm has no architecture with LayerNorm's epsilon {config.layer_norm_epsilon} and the classifier "
             f"{config.classifier!r} for this model"
         )
-    return found
 
 
-def needs_file(reason: str) -> UserError:
+def _needs_file(reason: str) -> UserError:
     """The error of a model that timm cannot build from a config.json."""
     return UserError(f"{reason}; give the name of a .safetensors file instead of a folder.")
 
@@ -243,16 +311,15 @@ def _pretrained_cfg(preprocessing: "Preprocessing", num_classes: int, distilled:
     height, width = preprocessing.image_size
     mode, share = _crop(preprocessing)
     interpolation = {"lanczos3": "lanczos", "area": "box"}.get(name := str(preprocessing.interpolation), name)
-    lows, highs = preprocessing.channel_ranges()
-    scales = [high - low for low, high in zip(lows, highs, strict=True)]
+    mean, std = mean_and_std(preprocessing)
     return {
         "input_size": [preprocessing.channels, height, width],
         "fixed_input_size": True,
         "interpolation": interpolation,
         "crop_pct": share,
         "crop_mode": mode,
-        "mean": [-low / scale for low, scale in zip(lows, scales, strict=True)],
-        "std": [1.0 / scale for scale in scales],
+        "mean": mean,
+        "std": std,
         "num_classes": num_classes,
         "first_conv": "patch_embed.proj",
         "classifier": ["head", "head_dist"] if distilled else "head",
@@ -263,13 +330,13 @@ def _crop(preprocessing: "Preprocessing") -> tuple[str, float]:
     """(crop_mode, crop_pct) of a preprocessing. Raises UserError for one that timm does not have."""
     size, full = preprocessing.image_size, preprocessing.crop_from or preprocessing.image_size
     if preprocessing.resize == "pad" and preprocessing.background is not None:
-        raise needs_file("timm pads with the mean color, not with white")
+        raise _needs_file("timm pads with the mean color, not with white")
     if preprocessing.resize == "crop" and size[0] != size[1]:
-        raise needs_file(f"timm cannot resize by 'crop' to {size[0]}x{size[1]}, which is not square")
+        raise _needs_file(f"timm cannot resize by 'crop' to {size[0]}x{size[1]}, which is not square")
     sides = (full, full) if isinstance(full, int) else full
     # timm takes the integer part of size / crop_pct.
     for share in (size[0] / sides[0], size[1] / sides[1], size[0] / (sides[0] + 0.5), size[1] / (sides[1] + 0.5)):
         if all(math.floor(side / share) == length for side, length in zip(size, sides, strict=True)):
             modes = {"stretch": "squash", "pad": "border"}
             return modes.get(preprocessing.resize, "center"), share
-    raise needs_file(f"timm's crop_pct cannot express images of {size} that are cropped from {full}")
+    raise _needs_file(f"timm's crop_pct cannot express images of {size} that are cropped from {full}")

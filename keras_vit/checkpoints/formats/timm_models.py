@@ -4,7 +4,6 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from keras_vit.errors import UserError
 from keras_vit.models.config import Classifier, Gelu
 
 
@@ -94,26 +93,38 @@ TIMM_MODELS: Mapping[str, TimmModel] = {
     **_models("resnetv2_152x2_bit resnetv2_152x4_bit", None, None),
 }
 
+
+@dataclasses.dataclass(frozen=True)
+class EvaModel:
+    """One architecture of timm's `Eva` with rotary positions: the fields of `ViTConfig` that its name decides."""
+
+    num_heads: int
+    qkv_bias: bool
+    gated_mlp: bool = False
+    classifier: Classifier = "gap"
+    align: int = 8
+    """The hidden width of a gated MLP is a multiple of this."""
+
+
+EVA_MODELS: Mapping[str, EvaModel] = {
+    "vit_tiny_patch16_dinov3_qkvb": EvaModel(3, True),
+    "vit_small_patch16_dinov3": EvaModel(6, False),
+    "vit_small_patch16_dinov3_qkvb": EvaModel(6, True),
+    "vit_small_plus_patch16_dinov3": EvaModel(6, False, gated_mlp=True),
+    "vit_small_plus_patch16_dinov3_qkvb": EvaModel(6, True, gated_mlp=True),
+    "vit_base_patch16_dinov3": EvaModel(12, False),
+    "vit_base_patch16_dinov3_qkvb": EvaModel(12, True),
+    "vit_large_patch16_dinov3": EvaModel(16, False),
+    "vit_large_patch16_dinov3_qkvb": EvaModel(16, True),
+    "vit_huge_plus_patch16_dinov3": EvaModel(20, False, gated_mlp=True),
+    "vit_huge_plus_patch16_dinov3_qkvb": EvaModel(20, True, gated_mlp=True),
+    "vit_7b_patch16_dinov3": EvaModel(32, False, gated_mlp=True, align=64),
+    "vit_small_patch16_lingbot": EvaModel(6, True, classifier="token"),
+    "vit_base_patch16_lingbot": EvaModel(12, True, classifier="token"),
+    "vit_large_patch16_lingbot": EvaModel(16, True, classifier="token"),
+    "vit_giant_patch16_lingbot": EvaModel(24, False, gated_mlp=True, classifier="token"),
+}
 ACTIVATIONS: Mapping[str, Gelu] = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick", "silu": "silu"}
-# Arguments that follow from keys and shapes of the arrays, and arguments that do not affect the outputs.
-# fmt: off
-_IN_ARRAYS = (
-    "img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth",
-    "num_heads", "mlp_ratio", "qkv_bias", "init_values", "class_token", "pos_embed", "reg_tokens", "pre_norm",
-    "fc_norm", "global_pool", "layers", "channels", "width_factor", "stem_chs", "no_embed_class",
-)
-# fmt: on
-# fmt: off
-WITHOUT_EFFECT = (
-    "dynamic_img_size", "dynamic_img_pad", "strict_img_size", "weight_init", "fix_init", "zero_init_last",
-    "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate",
-)
-# fmt: on
-# Arguments that are supported with one value only.
-_FIXED = {"pool_include_prefix": False, "use_naflex": False, "output_stride": 32}
-_FIXED |= {"qk_norm": False, "scale_attn_norm": False, "scale_mlp_norm": False, "proj_bias": True, "final_norm": True}
-# Arguments for which null is what the architectures have anyway, or what shows in the arrays.
-_NULLABLE = ("fc_norm", "init_values", "norm_layer", "embed_norm_layer", *WITHOUT_EFFECT)
 # Architectures that timm 1.0.31 builds with qkv_bias=False, of all that are supported.
 _WITHOUT_QKV_BIAS = (
     *("vit_base_patch16_224_miil", "vit_medium_patch16_gap_240", "vit_medium_patch16_gap_256"),
@@ -176,42 +187,3 @@ def default_pooling(architecture: str) -> Classifier | None:
 def has_class_token(architecture: str) -> bool:
     """Whether an architecture has a class token where its config.json does not say it."""
     return "_gap_" not in architecture and "_siglip_" not in architecture
-
-
-def timm_model(architecture: object, arguments: Mapping[str, object]) -> TimmModel:
-    """The settings of an architecture with these `model_args`.
-
-    Raises UserError for an unsupported architecture or argument.
-    """
-    if not isinstance(architecture, str) or architecture.partition(".")[0] not in TIMM_MODELS:
-        raise UserError(
-            f"config.json has the unsupported architecture={architecture!r:.80}; give a checkpoint of one of the "
-            f"{len(TIMM_MODELS)} supported models of timm."
-        )
-    model = TIMM_MODELS[architecture.partition(".")[0]]
-    # Without its own norm_layer, CLIP would have timm's epsilon of 1e-6.
-    nullable = _NULLABLE if model.layer_norm_epsilon == 1e-6 else tuple(n for n in _NULLABLE if n != "norm_layer")
-    known = {name: value for name, value in arguments.items() if value is not None or name not in nullable}
-    if "act_layer" in known:
-        activation = known.pop("act_layer")
-        activation = "gelu" if activation is None else activation  # which replaces that of the architecture
-        if model.gelu is None or not isinstance(activation, str) or activation not in ACTIVATIONS:
-            raise UserError(
-                f"config.json has the unsupported act_layer={activation!r:.80}; give a checkpoint of a model with "
-                f"{' or '.join(ACTIVATIONS)}."
-            )
-        model = dataclasses.replace(model, gelu=ACTIVATIONS[activation])
-    for name, value in known.items():
-        fixed = name in _FIXED and type(value) is type(_FIXED[name]) and value == _FIXED[name]
-        is_known = value is not None and (name in (*_IN_ARRAYS, *WITHOUT_EFFECT) or fixed)
-        check_argument(name, value, is_known=is_known)
-    return model
-
-
-def check_argument(name: str, value: object, *, is_known: bool) -> None:
-    """Raise UserError for one of the `model_args` that is not known."""
-    if not is_known:
-        raise UserError(
-            f"config.json has the unsupported {name:.80}={value!r:.80} in model_args; give a checkpoint of a model "
-            "without it."
-        )

@@ -9,7 +9,7 @@ import pytest
 
 from keras_vit import UserError
 from training.data.annotations.open_boxes import open_boxes
-from training.detection.data import box_data_set
+from training.detection.fit import box_data_set
 from training.options.detect import BoxesOptions
 
 # Of each picture: left, top, right, bottom, class.
@@ -93,8 +93,10 @@ def test_all_formats_give_the_same_boxes_of_the_upright_picture(kind, tmp_path):
     assert len(data.evaluation) == 1
     for name, boxes in BOXES.items():
         assert pictures[name].size == SIZE[name][::-1]
-        np.testing.assert_allclose(pictures[name].corners, np.reshape([box[:4] for box in boxes], (-1, 4)), atol=1e-4)
-        assert [data.labels[number] for number in pictures[name].classes] == [box[4] for box in boxes]
+        np.testing.assert_allclose(
+            pictures[name].targets[0], np.reshape([box[:4] for box in boxes], (-1, 4)), atol=1e-4
+        )
+        assert [data.labels[number] for number in pictures[name].targets[1]] == [box[4] for box in boxes]
 
 
 ROWS = """path,x,y,w,h,label
@@ -118,7 +120,7 @@ def test_bad_boxes_are_counted_and_named_then_refused_or_clipped(tmp_path, capsy
         assert words in str(refused.value)
     data = open_boxes(BoxesOptions(data=f"csv:{tmp_path / 'boxes.csv'}", bad_boxes="clip"))
     (picture,) = [each for each in data.all if each.file.stem == "a"]
-    np.testing.assert_array_equal(picture.corners, [[2, 3, 12, 9], [2, 3, 12, 9], [25, 15, 30, 18]])
+    np.testing.assert_array_equal(picture.targets[0], [[2, 3, 12, 9], [2, 3, 12, 9], [25, 15, 30, 18]])
     assert "cut, sorted or left out" in capsys.readouterr().out
 
 
@@ -188,22 +190,22 @@ BROKEN = {
         ("data.yaml", "names: [cat\n", "cannot be read as YAML"),
         ("data.yaml", "- 1\n", "should have an object, but has ['1']"),
         ("data.yaml", "names: [cat]\n", "should have a text as train[0], but has nothing"),
-        ("data.yaml", "names: {1: cat, 2: dog}\ntrain: images\n", "number them from 0"),
-        ("data.yaml", "names: 3\ntrain: images\n", "list the names"),
+        ("data.yaml", "names: {1: cat, 2: dog}\ntrain: images\n", "a text as names[0], but has nothing"),
+        ("data.yaml", "names: 3\ntrain: images\n", "a list as names"),
         ("data.yaml", "names: [cat, cat]\ntrain: images\n", "'cat' twice"),
         ("data.yaml", "names: [cat, dog]\ntrain: gone\n", "gone cannot be read as text"),
-        ("data.yaml", "names: [cat, dog]\ntrain: labels\n", "no image is there"),
+        ("data.yaml", "names: [cat, dog]\ntrain: labels\n", "has no box"),
         ("data.yaml", "names: [cat, dog]\ntrain: {a: 1}\n", "should have a text as train[0], but has {'a': '1'}"),
         ("data.yaml", "!!python/object/apply:os.system ['touch x']\n", "cannot be read as YAML"),
         ("data.yaml", b"names: [\xff\xfe]\n", "as text in UTF-8"),
         ("labels/a.txt", "0 0.5 0.5 0.2\n", "but is '0 0.5 0.5 0.2'"),
         ("labels/a.txt", "0 0.1 0.1 0.2 0.1 0.2 0.2\n", "polygons as boxes"),
         ("labels/a.txt", "cat 0.5 0.5 0.2 0.2\n", "should be a class number"),
-        ("labels/a.txt", "0 0.5 nan 0.2 0.2\n", "a finite number"),
+        ("labels/a.txt", "0 0.5 nan 0.2 0.2\n", "should be a class number"),
         ("labels/a.txt", "0.5 0.5 0.5 0.2 0.2\n", "should be a class number"),
         ("labels/a.txt", "7 0.5 0.5 0.2 0.2\n", "1 of an unknown class"),
         ("labels/a.txt", "-1 0.5 0.5 0.2 0.2\n", "1 of an unknown class"),
-        ("labels/a.txt", "0 1.2 0.5 0.4 0.2\n", "1 outside of the picture"),
+        ("labels/a.txt", "0 1.2 0.5 0.4 0.2\n", "1 outside of the image"),
         ("labels/a.txt", "0 5 5 10 10\n", "1 with a value above 1.5, as if they were pixels"),
         ("data.yaml", "names: [cat, dog]\ntrain: ../../\n", "outside of"),
         ("data.yaml", "names: [cat, dog]\npath: /\ntrain: images\n", "outside of"),
@@ -216,25 +218,29 @@ BROKEN = {
         ("Annotations/a.xml", "", "cannot be read as plain XML"),
         ("Annotations/a.xml", "<html/>", "should be an <annotation>"),
         ("Annotations/a.xml", "<annotation><size><width>20</width><height>30</height></size></annotation>", "upright"),
-        ("Annotations/a.xml", "<annotation><object><name>cat</name></object></annotation>", "a name and a bndbox"),
-        ("Annotations/a.xml", ONE.format("<xmin>1</xmin><ymin>1</ymin><xmax>9</xmax>"), "bndbox of four"),
-        ("Annotations/a.xml", ONE.format("<xmin>x</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax>"), "finite number"),
+        ("Annotations/a.xml", "<annotation><object><name>cat</name></object></annotation>", "a name, a bndbox"),
+        ("Annotations/a.xml", ONE.format("<xmin>1</xmin><ymin>1</ymin><xmax>9</xmax>"), "a bndbox of four finite"),
+        (
+            "Annotations/a.xml",
+            ONE.format("<xmin>x</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax>"),
+            "four finite numbers",
+        ),
         ("Annotations/a.xml", ONE.format("<xmin>9</xmin><ymin>1</ymin><xmax>1</xmax><ymax>9</ymax>"), "swapped"),
-        ("Annotations/gone.xml", "<annotation/>", "of no picture"),
-        ("Annotations/a.xml", ONE.replace("<bnd", "<difficult>2</difficult><bnd").format(EDGES), "should be 0 or 1"),
+        ("Annotations/gone.xml", "<annotation/>", "of no image"),
+        ("Annotations/a.xml", ONE.replace("<bnd", "<difficult>2</difficult><bnd").format(EDGES), "0 or 1 as difficult"),
     ],
     "csv": [
         ("boxes.csv", "", "begin with the columns"),
         ("boxes.csv", "path,x,y,label\na.jpg,1,2,cat\n", "begins with 'path,x,y,label'"),
         ("boxes.csv", "path,x,y,w,h,label,label\n", "begins with"),
         ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2\n", "Line 2 of"),
-        ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2,3,inf,cat\n", "finite number"),
-        ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2,3,4,\n", "the class of a box"),
-        ("boxes.csv", "path,x,y,w,h,label\n,1,2,3,4,cat\n", "should name a picture"),
+        ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2,3,inf,cat\n", "finite numbers"),
+        ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2,3,4,\n", "and a class"),
+        ("boxes.csv", "path,x,y,w,h,label\n,1,2,3,4,cat\n", "the path of an image"),
         ("boxes.csv", "path,x,y,w,h,label\ngone.jpg,1,2,3,4,cat\n", "are not in"),
         ("boxes.csv", "path,x,y,w,h,label\n", "has no box"),
         ("boxes.csv", "path,x,y,w,h,label\na.jpg,,,,,\n", "has no box"),
-        ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2,3,4,cat\n", "1 picture; it needs two"),
+        ("boxes.csv", "path,x,y,w,h,label\na.jpg,1,2,3,4,cat\n", "holds 1 images, and needs"),
         ("boxes.csv", "path,x,y,w,h,label\n../a.jpg,1,2,3,4,cat\n", "outside of"),
         ("boxes.csv", "path,x,y,w,h,label\n/etc/hosts,1,2,3,4,cat\n", "names /etc/hosts, outside of"),
         ("boxes.csv", "path,x,y,w,h,label\na\0.jpg,1,2,3,4,cat\n", "zero character"),
@@ -251,10 +257,10 @@ BROKEN = {
         ("boxes.json", _coco(categories=[]), "has no categories"),
         ("boxes.json", _coco(images=[{"id": 1, "file_name": "../a.jpg"}]), "outside of"),
         ("boxes.json", _coco(images=[{"id": 1, "file_name": "\ud800.jpg"}]), "are not in"),
-        ("boxes.json", _coco(annotations=[ROW | {"iscrowd": "0"}]), "should be 0 or 1, but is '0'"),
+        ("boxes.json", _coco(annotations=[ROW | {"iscrowd": "0"}]), "0 or 1 as annotations[0].iscrowd, but has '0'"),
         ("boxes.json", _coco(annotations=[ROW | {"iscrowd": 1}]), "has no box"),
-        ("boxes.json", _coco(annotations=[ROW | {"area": float("nan")}]), "Each area in"),
-        ("boxes.json", _coco(annotations=[ROW | {"bbox": [[[1]] * 9] * 999}]), "A bbox in"),
+        ("boxes.json", _coco(annotations=[ROW | {"area": float("nan")}]), "a finite number as annotations[0].area"),
+        ("boxes.json", _coco(annotations=[ROW | {"bbox": [[[1]] * 9] * 999}]), "a list of 4 as annotations[0].bbox"),
         ("boxes.json", _coco(images=[{"id": 1, "file_name": "a.jpg"}, {"id": 2, "file_name": "a.jpg"}]), "or file"),
         ("boxes.json", _coco(images=[TURNED, {"id": 2, "file_name": "b.jpg"}]), "annotated as one 20 wide and 30 high"),
         ("boxes.json", _coco(images=[]), "which it does not list"),
@@ -279,7 +285,7 @@ def test_a_picture_that_is_cut_off_is_named_before_the_training(tmp_path):
     data = open_boxes(BoxesOptions(data=write_yolo(tmp_path)))
     file = tmp_path / "images" / "b.jpg"
     file.write_bytes(file.read_bytes()[:-40])
-    with pytest.raises(UserError, match=r"^1 of 3 pictures cannot be read: .*b\.jpg"):
+    with pytest.raises(UserError, match=r"^1 of 3 images cannot be read: .*b\.jpg"):
         box_data_set(data)
 
 

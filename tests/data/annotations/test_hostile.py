@@ -71,8 +71,8 @@ def refusal_of(data: str, mode: str) -> str:
         return str(refused)
     for picture in pictures:
         height, width = picture.size
-        assert (picture.corners >= 0).all()
-        assert (picture.corners <= [width, height] * 2).all()
+        assert (picture.targets[0] >= 0).all()
+        assert (picture.targets[0] <= [width, height] * 2).all()
     return ""
 
 

@@ -15,10 +15,9 @@ from pycocotools import mask as rle
 from keras_vit import UserError
 from tests.segmentation import shapes
 from tests.segmentation.shapes import LABELS, SIDE, scene
-from training.data.annotations import tfds_masks
-from training.data.annotations.masks import read_mask
+from training.data import tfds as tfds_data
+from training.data.annotations.masks import NONE, UNCOUNTED, read_mask
 from training.data.annotations.open_scenes import open_scenes
-from training.data.annotations.segments import NONE, UNCOUNTED
 from training.data.annotations.voc import VOC_CLASSES
 from training.options.segment import SceneOptions
 
@@ -240,9 +239,9 @@ def test_gray_masks_are_read_by_their_samples(bits, tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"format": "JPEG"}, "is a JPEG, which changes class numbers"),
-        ({"format": "WEBP"}, "is a WEBP, which changes class numbers"),
-        ({"format": "TIFF", "compression": "jpeg"}, "TIFF of 2 or 4 bits, inverted or lossy"),
+        ({"format": "JPEG"}, "is a JPEG that changes class numbers"),
+        ({"format": "WEBP"}, "is a WEBP that changes class numbers"),
+        ({"format": "TIFF", "compression": "jpeg"}, "is a TIFF that changes class numbers"),
         ({"format": "PPM"}, "cannot be read"),
     ],
 )
@@ -271,9 +270,9 @@ def _mask(name: str, values: np.ndarray):
 
 
 FOLDERS = {
-    "a missing mask": (lambda r: (r / "masks" / "001.png").unlink(), "the image 001.png has no mask"),
-    "an extra mask": (lambda r: (r / "images" / "001.png").unlink(), "the mask 001.png has no image"),
-    "no masks": (lambda r: [f.unlink() for f in (r / "masks").iterdir()], "files have no counterpart"),
+    "a missing mask": (lambda r: (r / "masks" / "001.png").unlink(), "masks lacks 1 .*images has, first 001"),
+    "an extra mask": (lambda r: (r / "images" / "001.png").unlink(), "images lacks 1 .*masks has, first 001"),
+    "no masks": (lambda r: [f.unlink() for f in (r / "masks").iterdir()], "masks lacks 4 of the files"),
     "another size": (_mask("001.png", np.zeros((3, 4), np.uint8)), "001.png has 3x4 pixels, but the image 48x48"),
     "a number too high": (_mask("001.png", np.full((SIDE, SIDE), 9, np.uint8)), "names 4 classes, 0 to 3, but"),
     "fractions": (lambda r: _tiff(r), "float32 values up to"),
@@ -283,11 +282,11 @@ FOLDERS = {
     "half a mask": (lambda r: _cut(r / "masks" / "001.png"), "its mask 001.png cannot be read"),
     "two names": (lambda r: (r / "images" / "001.jpg").write_bytes((r / "images" / "001.png").read_bytes()),
                   "have the same name"),
-    "one class": (lambda r: _one_class(r), "have 1 class; at least two"),
+    "one class": (lambda r: _one_class(r), "have 1 of 1 classes, which is too few"),
     "gaps": (lambda r: (r / "labels.txt").unlink() or _mask("001.png", np.full((SIDE, SIDE), 77, np.uint8))(r),
              "which are not numbers from 0 on"),
     "nothing counted": (lambda r: [_mask(f.name, np.full((SIDE, SIDE), 255, np.uint8))(r)
-                                   for f in (r / "masks").iterdir()], "No pixel of the masks"),
+                                   for f in (r / "masks").iterdir()], "have 0 of 4 classes"),
     "a name twice": (lambda r: (r / "labels.txt").write_text("a\na\nb\nc\n"), "names the class 'a' twice"),
     "labels of bytes": (lambda r: (r / "labels.txt").write_bytes(b"\xff\n"), "as UTF-8 text"),
 }  # fmt: skip
@@ -320,56 +319,53 @@ def test_a_broken_folder_is_one_sentence(case, tmp_path):
 
 
 COCO = {
-    "no list": (lambda d: d.pop("annotations"), "a list as annotations, but has nothing"),
-    "no category": (lambda d: d["annotations"][0].pop("category_id"), r"number as annotations\[0\].category_id"),
-    "unknown category": (lambda d: d["annotations"][0].update(category_id=99), "the category 99 of an object is not"),
-    "unknown image": (lambda d: d["annotations"][0].update(image_id=99), "uses the image 99"),
-    "missing file": (lambda d: d["images"][0].update(file_name="gone.png"), "are not in .*, such as gone.png"),
-    "two ids": (lambda d: d["images"][1].update(id=d["images"][0]["id"]), "two images or two categories with one id"),
-    "two categories": (lambda d: d["categories"][1].update(id=10), "two images or two categories with one id"),
-    "a name of no text": (lambda d: d["categories"][1].update(name=3), r"a text as categories\[1\].name, but has 3"),
-    "no segmentation": (lambda d: d["annotations"][0].pop("segmentation"), "should be polygons of 3 points"),
-    "another size": (lambda d: d["annotations"][0]["segmentation"].update(size=[5, 5]), r"the size \[48, 48\], but"),
-    "a list": (lambda d: d.update(images=[1]), r"an object as images\[0\], but has 1"),
+    "no list": (lambda r, d: d.pop("annotations"), "a list as annotations, but has nothing"),
+    "no category": (lambda r, d: d["annotations"][0].pop("category_id"), r"number as annotations\[0\].category_id"),
+    "unknown category": (lambda r, d: d["annotations"][0].update(category_id=99), "uses the category 99"),
+    "unknown image": (lambda r, d: d["annotations"][0].update(image_id=99), "uses the image 99"),
+    "missing file": (lambda r, d: d["images"][0].update(file_name="gone.png"), "are not in .*, such as gone.png"),
+    "two ids": (lambda r, d: d["images"][1].update(id=d["images"][0]["id"]), "with one id"),
+    "two categories": (lambda r, d: d["categories"][1].update(id=10), "with one id"),
+    "a name of no text": (lambda r, d: d["categories"][1].update(name=3), r"a text as categories\[1\].name, but has 3"),
+    "no segmentation": (lambda r, d: d["annotations"][0].pop("segmentation"), "should be polygons of 3 points"),
+    "another size": (lambda r, d: d["annotations"][0]["segmentation"].update(size=[5, 5]), r"the size \[48, 48\], but"),
+    "a list": (lambda r, d: d.update(images=[1]), r"an object as images\[0\], but has 1"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", COCO)
-def test_a_broken_coco_file_is_one_sentence(case, tmp_path):
-    data = shapes.write_coco(tmp_path / "d", 4)
-    file = tmp_path / "d" / "scenes.json"
-    document = json.loads(file.read_text())
-    damage, sentence = COCO[case]
-    damage(document)
-    file.write_text(json.dumps(document))
-    with pytest.raises(UserError, match=sentence) as refused:
-        open_data(data, "instance")
-    assert str(refused.value).count(". ") == 0
-
-
 PANOPTIC = {
-    "a path upwards": (lambda r, rows: rows[1].update(file_name="../1.png"), "1.png, outside of"),
-    "an id twice": (lambda r, rows: rows[1]["segments_info"].append(rows[1]["segments_info"][0]), "an id of its own"),
-    "an id of void": (lambda r, rows: rows[1]["segments_info"][0].update(id=0), "from 1 to 16,777,215"),
-    "an area of words": (lambda r, rows: rows[1]["segments_info"][0].update(area="x"), "finite number"),
-    "another size": (lambda r, _: PIL.Image.new("RGB", (9, 7)).save(r / "panoptic" / "001.png"), "7x9 pixels, but the"),
-    "no PNG": (lambda r, _: (r / "panoptic" / "001.png").unlink(), "its mask 001.png cannot be read"),
-    "an unlisted segment": (lambda r, rows: rows[1]["segments_info"].pop(), "which segments_info does not"),
-    "unknown category": (lambda r, rows: rows[1]["segments_info"][0].update(category_id=9), "the category 9"),
-    "no infos": (lambda r, rows: rows[1].pop("segments_info"), r"a list as annotations\[1\].segments_info"),
+    "a path upwards": (lambda r, d: d["annotations"][1].update(file_name="../1.png"), "1.png, outside of"),
+    "an id twice": (
+        lambda r, d: d["annotations"][1]["segments_info"].append(d["annotations"][1]["segments_info"][0]),
+        "an id of its own",
+    ),
+    "an id of void": (
+        lambda r, d: d["annotations"][1]["segments_info"][0].update(id=0),
+        "a number from 1 to 16,777,215 as",
+    ),
+    "an area of words": (lambda r, d: d["annotations"][1]["segments_info"][0].update(area="x"), "finite number"),
+    "another size": (lambda r, d: PIL.Image.new("RGB", (9, 7)).save(r / "panoptic" / "001.png"), "7x9 pixels, but the"),
+    "no PNG": (lambda r, d: (r / "panoptic" / "001.png").unlink(), "its mask 001.png cannot be read"),
+    "an unlisted segment": (lambda r, d: d["annotations"][1]["segments_info"].pop(), "which segments_info does not"),
+    "unknown category": (lambda r, d: d["annotations"][1]["segments_info"][0].update(category_id=9), "the category 9"),
+    "no infos": (lambda r, d: d["annotations"][1].pop("segments_info"), r"a list as annotations\[1\].segments_info"),
 }
 
 
-@pytest.mark.parametrize("case", PANOPTIC)
-def test_a_broken_panoptic_file_is_one_sentence(case, tmp_path):
-    data = shapes.write_panoptic(tmp_path / "d", 4)
-    file = tmp_path / "d" / "panoptic.json"
+BROKEN = [("coco", case) for case in COCO] + [("panoptic", case) for case in PANOPTIC]
+
+
+@pytest.mark.parametrize(("kind", "case"), BROKEN)
+def test_a_broken_file_in_a_format_of_coco_is_one_sentence(kind, case, tmp_path):
+    data = WRITERS[kind](tmp_path / "d", 4)
+    file = pathlib.Path(data.partition(":")[2])
     document = json.loads(file.read_text())
-    damage, sentence = PANOPTIC[case]
-    damage(tmp_path / "d", document["annotations"])
+    damage, sentence = (COCO if kind == "coco" else PANOPTIC)[case]
+    damage(tmp_path / "d", document)
     file.write_text(json.dumps(document))
-    with pytest.raises(UserError, match=sentence):
-        open_data(data, "panoptic")
+    with pytest.raises(UserError, match=sentence) as refused:
+        open_data(data, "instance" if kind == "coco" else kind)
+    assert str(refused.value).count(". ") == 0
 
 
 @pytest.mark.parametrize("task", ["instance", "panoptic"])
@@ -379,7 +375,7 @@ def test_masks_of_classes_alone_have_no_objects(task, tmp_path):
 
 
 def test_one_picture_is_too_few(tmp_path):
-    with pytest.raises(UserError, match="holds 1 picture; it needs two"):
+    with pytest.raises(UserError, match="holds 1 images, and needs"):
         open_data(shapes.write_folder(tmp_path / "d", 1))
 
 
@@ -432,7 +428,7 @@ def test_a_data_set_of_tfds_is_read_and_two_values_are_two_classes(two, tmp_path
     values = np.array([0, 255, 0, 255]) if two else VALUES
     monkeypatch.setattr("tests.data.annotations.test_scenes.VALUES", values)
     Scenes(data_dir=tmp_path).download_and_prepare()
-    monkeypatch.setattr(tfds_masks, "tfds_builder", lambda name, data_dir: Scenes(data_dir=data_dir))
+    monkeypatch.setattr(tfds_data, "tfds_builder", lambda name, data_dir: Scenes(data_dir=data_dir))
     source = open_data("tfds:scenes", data_dir=str(tmp_path))
     assert source.labels == tuple("01" if two else "0123")
     _, found = truth(source, "train", 0)

@@ -37,12 +37,9 @@ from training.loop.plan import resolve
 from keras_vit.run import Run
 from training.loop.setup import Setup
 from training.loop.train import Training
-from training.recipes.pretrain import RECIPES
-from training.recipes.schedules import Schedule
+from training.recipes.recipe import Schedule
 from training.data.sources import DataSet, array_split
 from training.loop.devices.strategies import StrategyOptions, is_chief, open_strategy
-from training.options.common import DataOptions, Execution
-from training.options.train import PretrainOptions
 
 config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 base = dataclasses.replace(

@@ -1,18 +1,27 @@
-"""Files of masks: PNGs with classes or with objects. No file is trusted."""
+"""The segments of an image, those that a task trains on and measures, and masks: PNGs with classes or with objects.
+
+No TensorFlow. No file is trusted.
+"""
 
 import contextlib
 import os
 import pathlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import PIL.Image
 
 from keras_vit import UserError
 from keras_vit.errors import explained
-from keras_vit.images import open_image
-from training.data.annotations.segments import UNCOUNTED, Segments
+from keras_vit.images.decode import open_image
+from keras_vit.models.config import SegmentationTask
+from training.data.annotations.run_lengths import RunLengths
 
+# In the segments of an image: pixels that belong to none, and those that are not counted, such as crowds.
+NONE, UNCOUNTED = -1, -2
+# Share of ignored pixels above which a report begins with it.
+MUCH_IGNORED = 0.2
 # The pixels of a mask with this value are ignored; in 16 bits with this one.
 IGNORED, _IGNORED_16 = 255, 65_535
 # Of 16-bit masks: values below it are classes, others 1000 * class + number of the object, as Cityscapes' instanceIds.
@@ -23,6 +32,56 @@ _FORMATS, _LOSSY_FORMATS = ("PNG", "BMP", "GIF", "TIFF"), ("JPEG", "MPO", "WEBP"
 _SCALES = {2: 85, 4: 17}
 # Tags of TIFF: bits of a sample; what the values mean, and those of inverted gray. Its compressions that lose values.
 _TIFF_BITS, _TIFF_MEANING, _INVERTED, _LOSSY = 258, 262, 0, ("jpeg", "tiff_jpeg", "webp")
+
+
+class Segments(NamedTuple):
+    """The segments of an image (h, w), seen upright, as its annotations have them."""
+
+    labels: np.ndarray
+    """(n,) int32: the class of each."""
+    objects: np.ndarray
+    """(n,) bool: whether each is an object of its own; else it is all that the image has of its class."""
+    crowds: np.ndarray
+    """(n,) bool: whether each is a group of objects in which no object is marked."""
+    areas: np.ndarray
+    """(n,) float64: pixels of each, as the file states them."""
+    map: np.ndarray
+    """(h, w) int32: the number of the segment of each pixel, or NONE, or UNCOUNTED for pixels marked as ignored."""
+    masks: Sequence[RunLengths] | None = None
+    """The run-length encodings of the whole objects, where these may overlap; the map shows the smaller one."""
+
+
+def of_task(segments: Segments, task: SegmentationTask) -> tuple[np.ndarray, np.ndarray]:
+    """Return the classes (n,) and the map of a task's targets: of semantic one of each class, of instance the objects.
+
+    Pixels of crowds are UNCOUNTED.
+    """
+    kept = ~segments.crowds & (segments.objects | (task != "instance"))
+    labels, places = segments.labels[kept], np.arange(np.count_nonzero(kept))
+    if task == "semantic":
+        labels, places = np.unique(labels, return_inverse=True)
+    table = np.where(segments.crowds, UNCOUNTED, NONE)
+    table[kept] = places
+    return labels, np.append(table, [UNCOUNTED, NONE]).astype(np.int32)[segments.map]  # by -2 and -1
+
+
+def ignored_pixels(target: np.ndarray, task: SegmentationTask) -> np.ndarray:
+    """Count pixels of the map of a task's targets: all, those that nothing annotates, those marked as ignored.
+
+    Pixels outside of all objects are the background of instance.
+    """
+    outside = 0 if task == "instance" else np.count_nonzero(target == NONE)
+    return np.array([target.size, outside, np.count_nonzero(target == UNCOUNTED)], np.int64)
+
+
+def ignored_sentence(pixels: np.ndarray, which: str) -> str:
+    """Return the share of `ignored_pixels` in the masks of a split, as a sentence; "" if there are none."""
+    total, outside, marked = pixels.tolist()
+    if not outside + marked:
+        return ""
+    reasons = [(outside, "have no annotation"), (marked, "are marked as ignored or belong to crowds")]
+    listed = " and ".join(f"{count / total:.1%} {reason}" for count, reason in reasons if count)
+    return f"{(outside + marked) / total:.1%} of the pixels of the {which} masks are ignored: {listed}."
 
 
 @contextlib.contextmanager
@@ -41,22 +100,22 @@ def open_mask(path: pathlib.Path, size: tuple[int, int] | None, formats: Collect
 
 
 def png_samples(path: pathlib.Path) -> tuple[int, int]:
-    """The bits of a sample and the color type (0 gray, 2 RGB, 3 palette) in the header of a PNG file."""
+    """Return the bits of a sample and the color type (0 gray, 2 RGB, 3 palette) in the header of a PNG file."""
     with path.open("rb") as file:
         header = file.read(26)
     return header[24], header[25]
 
 
 def read_mask(path: str | os.PathLike, size: tuple[int, int] | None = None) -> np.ndarray:
-    """The samples of a mask: (h, w) uint8 or uint16, of a palette its indices. Raises UserError if it is no mask.
+    """Return the samples of a mask: (h, w) uint8 or uint16, of a palette its indices. Raises UserError if it is none.
 
     size: height and width that it must have, compared before it is decoded.
     """
     path = pathlib.Path(path)
     with open_mask(path, size, (*_FORMATS, *_LOSSY_FORMATS)) as image:
-        if image.format in _LOSSY_FORMATS:
-            raise UserError(f"its mask {path.name} is a {image.format}, which changes class numbers; save it as PNG")
         scale = _scale(image, path)
+        if scale is None:
+            raise UserError(f"its mask {path.name} is a {image.format} that changes class numbers; save it as PNG")
         values = np.asarray(image)
     if values.ndim != 2 or values.dtype.kind == "f" or values.min() < 0 or values.max() > _IGNORED_16:
         raise UserError(
@@ -66,25 +125,24 @@ def read_mask(path: str | os.PathLike, size: tuple[int, int] | None = None) -> n
     return values.astype(np.uint8 if values.dtype.itemsize == 1 else np.uint16) // scale
 
 
-def _scale(image: PIL.Image.Image, path: pathlib.Path) -> int:
-    """By which Pillow multiplies the samples of an image. Raises UserError where it changes them in other ways."""
+def _scale(image: PIL.Image.Image, path: pathlib.Path) -> int | None:
+    """Return by which Pillow multiplies the samples; None for a lossy file, and a TIFF of 2 or 4 bits or inverted."""
     if image.format == "PNG":
         bits, color = png_samples(path)
         return _SCALES.get(bits, 1) if color == 0 else 1
     tags = getattr(image, "tag_v2", {})
     is_scaled = tags.get(_TIFF_BITS, (8,))[0] in _SCALES or tags.get(_TIFF_MEANING) == _INVERTED
-    if image.format == "TIFF" and (is_scaled or image.info.get("compression") in _LOSSY):
-        raise UserError(f"its mask {path.name} is a TIFF of 2 or 4 bits, inverted or lossy; save it as PNG")
-    return 1
+    is_lossy = image.format in _LOSSY_FORMATS or image.info.get("compression") in _LOSSY
+    return None if is_lossy or (image.format == "TIFF" and is_scaled) else 1
 
 
 def segments_of_mask(path: pathlib.Path, size: tuple[int, int] | None = None) -> Segments:
-    """The segments of a mask with classes or, in 16 bits, objects; see `read_mask`."""
+    """Return the segments of a mask with classes or, in 16 bits, objects; see `read_mask`."""
     return segments_of_values(read_mask(path, size))
 
 
 def segments_of_values(mask: np.ndarray) -> Segments:
-    """The segments of a mask (h, w) uint8 or uint16; see `segments_of_mask`."""
+    """Return the segments of a mask (h, w) uint8 or uint16; see `segments_of_mask`."""
     counts = np.bincount(mask.ravel(), minlength=_IGNORED_16 + 1)
     counts[IGNORED if mask.dtype == np.uint8 else _IGNORED_16] = 0
     values = np.flatnonzero(counts).astype(np.int32)
@@ -95,12 +153,12 @@ def segments_of_values(mask: np.ndarray) -> Segments:
 
 
 def whole_segments(labels: np.ndarray, objects: np.ndarray, areas: np.ndarray, numbers: np.ndarray) -> Segments:
-    """Segments that are no crowds."""
+    """Return segments that are no crowds."""
     return Segments(labels.astype(np.int32), objects, np.zeros(len(labels), bool), areas.astype(np.float64), numbers)
 
 
 def two_values(values: Collection[int], num_names: int) -> int | None:
-    """The value of class 1 in masks of two classes that are not 0 and 1, such as 0 and 255; None in other masks.
+    """Return the value of class 1 in masks of two classes that are not 0 and 1, such as 0 and 255; None in other masks.
 
     values: classes of all masks, and UNCOUNTED if any pixel is marked as ignored.
     num_names: of the classes; 0 if none is named.
@@ -112,7 +170,7 @@ def two_values(values: Collection[int], num_names: int) -> int | None:
 
 
 def two_classes(segments: Segments, value: int) -> Segments:
-    """Segments in which the class of a value, see `two_values`, is 1."""
+    """Return segments in which the class of a value, see `two_values`, is 1."""
     if value != UNCOUNTED:
         return segments._replace(labels=np.where(segments.labels == value, 1, segments.labels).astype(np.int32))
     inside = segments.map == UNCOUNTED
@@ -123,3 +181,19 @@ def two_classes(segments: Segments, value: int) -> Segments:
         np.append(segments.labels, 1), np.append(segments.objects, False), np.append(segments.areas, inside.sum()),
         numbers,
     )  # fmt: skip
+
+
+def check_classes_of_masks(
+    classes: Collection[int], labels: Sequence[str], path: object, task: SegmentationTask = "semantic"
+) -> None:
+    """Raise UserError for masks whose classes are too few to learn from, or more than their names."""
+    if max(classes, default=-1) >= len(labels):
+        raise UserError(
+            f"{path} names {len(labels)} classes, 0 to {len(labels) - 1}, but the masks have the class {max(classes)}; "
+            "add names, or correct the masks (255 is ignored)."
+        )
+    if not classes or (task == "semantic" and len(labels) < 2):
+        raise UserError(
+            f"The masks of {path} have {len(classes)} of {len(labels)} classes, which is too few to learn from; "
+            "correct them (255 is ignored)."
+        )

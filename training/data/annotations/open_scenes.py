@@ -6,30 +6,40 @@ are annotated, with overlaps and crowds, which an evaluation needs.
 
 import dataclasses
 import functools
+import itertools
 import os
 import pathlib
-import threading
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.files.documents import LARGEST, read_text
-from keras_vit.files.labels import LABELS, distinct_names
-from keras_vit.images.formats import is_hidden, is_picture, others_line
+from keras_vit.files.labels import LABELS, composed, distinct_names
+from keras_vit.images.formats import is_picture, others_line, visible_files
 from keras_vit.models.config import SegmentationTask
-from training.data.annotations.coco import CocoPicture, coco_segments, read_coco
-from training.data.annotations.listed_images import held_out, own_labels, upright_size
-from training.data.annotations.masks import IGNORED, segments_of_mask, two_classes, two_values
-from training.data.annotations.panoptic import PanopticPicture, read_panoptic, segments_of_png
-from training.data.annotations.segments import NONE, UNCOUNTED, Segments, ignored_pixels, ignored_sentence, of_task
-from training.data.annotations.tfds_masks import tfds_scenes
+from training.data.annotations.coco import CocoImage, PanopticImage, check_ids, read_coco, read_panoptic
+from training.data.annotations.images import own_labels, train_and_val, upright_size
+from training.data.annotations.masks import (
+    IGNORED,
+    NONE,
+    UNCOUNTED,
+    Segments,
+    check_classes_of_masks,
+    ignored_pixels,
+    ignored_sentence,
+    of_task,
+    segments_of_mask,
+    two_classes,
+    two_values,
+)
 from training.data.annotations.voc import VOC_CLASSES, voc_segments
-from training.data.dataset import DataSet, ImageWarnings, Split, decoding_problem, problems_of, summarize_problems
-from training.data.dense import DenseBatches
-from training.options.common import composed
+from training.data.dataset import DataSet, ImageWarnings, Split, decoding_problem, problems_of, report_bad
+from training.data.dense import SceneBatches
+from training.data.tfds import tfds_scenes
 from training.options.segment import SceneOptions, folders_of_splits
 
 # Pixels outside of all objects, in semantic segmentation of object annotations.
@@ -55,34 +65,38 @@ class Scenes:
 
     labels: tuple[str, ...]
     """Names of the classes; empty if they have numbers alone."""
-    train: Sequence[Scene]
-    evaluation: Sequence[Scene]
-    held_out: bool
-    """Whether the evaluation images are those that a rule chose."""
+    splits: Mapping[str, Sequence[Scene]]
+    """Images of "train", and of "val" in data with a split of their own."""
     names_values: bool = False
     """Whether the names are those of a labels.txt for the values of masks."""
 
-    def converted(self, convert: Callable[[Segments], Segments]) -> "Scenes":
-        """Return the same images with other segments."""
 
-        def changed(scene: Scene) -> Scene:
-            return dataclasses.replace(scene, segments=lambda size: convert(scene.segments(size)))
+class _Facts(NamedTuple):
+    """What an image and its mask hold."""
 
-        return dataclasses.replace(self, train=[*map(changed, self.train)], evaluation=[*map(changed, self.evaluation)])
+    size: tuple[int, int]
+    """Height and width of the upright image."""
+    classes: set[int]
+    things: set[int]
+    """Classes that have objects."""
+    num_targets: int
+    ignored: np.ndarray
+    """See `ignored_pixels`."""
+    checksum: int
+    """Of the image and its segments."""
 
-
-@dataclasses.dataclass(frozen=True)
-class SceneBatches(DenseBatches):
-    """Batches of pictures with segments."""
-
-    stuff: tuple[int, ...] = ()
-    """Classes that have no objects."""
+    def of_two_classes(self, value: int) -> "_Facts":
+        """Return the facts if a value, see `two_values`, is class 1."""
+        marked = {1} if value == UNCOUNTED and self.ignored[2] else set()
+        ignored = self.ignored * [1, 1, value != UNCOUNTED]
+        classes = {1 if each == value else each for each in self.classes}
+        return self._replace(classes=classes | marked, num_targets=2, ignored=ignored)
 
 
 def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
     """Open what `--data` names, and check all of it.
 
-    Raises UserError for pictures and masks that cannot be read or do not fit, by name, and for masks without objects
+    Raises UserError for images and masks that cannot be read or do not fit, by name, and for masks without objects
     where the task needs them.
     """
     if options.kind == "tfds":
@@ -90,44 +104,101 @@ def open_scenes(options: SceneOptions, task: SegmentationTask) -> DataSet:
             raise UserError(f"The masks of TensorFlow Datasets are classes of pixels; leave --task {task} out.")
         labels, splits, most = tfds_scenes(options)
         return DataSet(labels, *splits, batches=SceneBatches(most))
-    read = {"folder": _folder, "voc": _voc, "coco": _coco, "panoptic": _panoptic}[options.kind]
-    scenes, contents = read(options, task), _Contents(task)
-    contents.read(scenes.train, "training")
-    learned = set(contents.classes)
-    contents.read(scenes.evaluation, "evaluation")
-    value = two_values(contents.values, len(scenes.labels)) if options.kind in ("folder", "voc") else None
-    if value is not None and not contents.things:
+    read = {"folder": _folder, "voc": _voc, "coco": _of_file, "panoptic": _of_file}[options.kind]
+    scenes = read(options, task)
+    train, evaluation = train_and_val(scenes.splits, options.path)
+    facts = [_facts_of(images, task) for images in (train, evaluation)]
+    if (value := _value_of_one(scenes, facts, options)) is not None:
         print(f"The masks of {options.path} have the values 0 and {IGNORED if value < 0 else value}, read as 0 and 1.")
-        scenes = scenes.converted(lambda segments: two_classes(segments, value))
-        learned = contents.become_two_classes(value, learned)
-    labels = distinct_names(scenes.labels or contents.numbered_labels(options.path), options.path)
-    _check_contents(contents, labels, options, task)
+        train, evaluation = ([_two_classes(scene, value) for scene in each] for each in (train, evaluation))
+        facts = [{file: each.of_two_classes(value) for file, each in of_split.items()} for of_split in facts]
+    labels, stuff = _checked_classes(scenes, facts, options, task)
+    for name, of_split in zip(("training", "evaluation"), facts, strict=True):
+        if sentence := ignored_sentence(np.sum([each.ignored for each in of_split.values()], axis=0), name):
+            print(sentence)
+    most = max(each.num_targets for of_split in facts for each in of_split.values())
+    return DataSet(
+        labels,
+        _split(train, task, facts[0]),
+        _split(evaluation, task, facts[1]),
+        held_out="val" not in scenes.splits,
+        batches=SceneBatches(most, stuff),
+    )
+
+
+def _checked_classes(
+    scenes: Scenes, facts: Sequence[Mapping[str, _Facts]], options: SceneOptions, task: SegmentationTask
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the names of the classes, and the classes without objects. Raises UserError where they do not fit."""
+    learned, others = (set[int]().union(*(each.classes for each in of_split.values())) for of_split in facts)
+    things = set[int]().union(*(each.things for of_split in facts for each in of_split.values()))
+    classes = learned | others
+    labels = distinct_names(scenes.labels or _numbered_labels(classes, options.path), options.path)
+    check_classes_of_masks(classes, labels, options.path, task)
+    if task != "semantic" and not things:
+        raise UserError(
+            f"The masks of {options.path} tell classes, but no objects of their own, which --task {task} needs; save "
+            "objects as 16-bit PNGs with 1000 * class + number, or leave --task out."
+        )
     _check_learned(scenes, labels, learned, options.path)
-    contents.print_ignored()
-    train, evaluation = (_split(images, task, contents) for images in (scenes.train, scenes.evaluation))
-    batches = SceneBatches(contents.most, tuple(sorted(contents.classes - contents.things)))
-    return DataSet(labels, train, evaluation, held_out=scenes.held_out, batches=batches)
+    return labels, tuple(sorted(classes - things))
 
 
-def _check_contents(
-    contents: "_Contents", labels: Sequence[str], options: SceneOptions, task: SegmentationTask
-) -> None:
-    """Raise UserError for masks that a task cannot learn from."""
-    masks, largest = f"masks of {options.path}", max(contents.classes, default=-1)
-    if largest < 0:
-        raise UserError(f"No pixel of the {masks} has a class, so there is nothing to learn; correct them.")
-    if largest >= len(labels):
+def _facts_of(scenes: Sequence[Scene], task: SegmentationTask) -> dict[str, _Facts]:
+    """Read images and their masks; return their facts by their files.
+
+    Raises UserError for those that cannot be read, or whose masks cannot be used.
+    """
+    of_file, image_warnings = {str(scene.file): scene for scene in scenes}, ImageWarnings()
+    facts: dict[str, _Facts] = {}
+
+    def problem(file: str) -> str | None:
+        scene, data = of_file[file], tf.io.read_file(file)
+        if why := decoding_problem(data, image_warnings, file):
+            return why
+        try:
+            size = upright_size(scene.file, scene.stated_size)
+            segments = scene.segments(size)
+        except UserError as error:
+            return str(error).rstrip(".")
+        labels, objects, crowds, _, numbers, _ = segments
+        checksum = zlib.crc32(data.numpy(), zlib.crc32(os.fsencode(scene.file.name)))
+        for part in (labels, objects, numbers, *([crowds] if crowds.any() else [])):
+            checksum = zlib.crc32(part.tobytes(), checksum)
+        targets, target_map = of_task(segments, task)
+        classes, things = set(labels[~crowds].tolist()), set(labels[objects].tolist())
+        facts[file] = _Facts(size, classes, things, len(targets), ignored_pixels(target_map, task), checksum)
+        return None
+
+    bad = problems_of(list(of_file), problem)
+    report_bad(bad.items(), f"of {len(scenes)} images or their masks cannot be used", "correct or remove them")
+    image_warnings.warn(f"{len(scenes):,} images")
+    return facts
+
+
+def _value_of_one(scenes: Scenes, facts: Sequence[Mapping[str, _Facts]], options: SceneOptions) -> int | None:
+    """Return the value of class 1 in masks of two classes that are not 0 and 1, see `two_values`; None in others."""
+    values: set[int] = set()
+    for each in itertools.chain.from_iterable(of_split.values() for of_split in facts):
+        values |= each.classes | ({UNCOUNTED} if each.ignored[2] else set())
+        if each.things or options.kind not in ("folder", "voc"):
+            return None
+    return two_values(values, len(scenes.labels))
+
+
+def _two_classes(scene: Scene, value: int) -> Scene:
+    return dataclasses.replace(scene, segments=lambda size: two_classes(scene.segments(size), value))
+
+
+def _numbered_labels(classes: Collection[int], path: pathlib.Path) -> tuple[str, ...]:
+    """Return the numbers of the classes as their names. Raises UserError unless they begin at 0, without gaps."""
+    numbers = sorted(classes)
+    if numbers != list(range(len(numbers))):
         raise UserError(
-            f"{options.path} names {len(labels)} classes, 0 to {len(labels) - 1}, but the masks have the class "
-            f"{largest}; add names, or correct the masks (255 is ignored)."
+            f"The masks of {path} have the classes {', '.join(map(str, numbers[:20]))}, which are not numbers from 0 "
+            f"on; correct them, or name the class of every number in {path / LABELS}."
         )
-    if task == "semantic" and len(labels) < 2:
-        raise UserError(f"The {masks} have 1 class; at least two are needed.")
-    if task != "semantic" and not contents.things:
-        raise UserError(
-            f"The {masks} tell classes, but no objects of their own, which --task {task} needs; save objects as 16-bit "
-            "PNGs with 1000 * class + number, or leave --task out."
-        )
+    return tuple(map(str, numbers))
 
 
 def _check_learned(scenes: Scenes, labels: Sequence[str], learned: Collection[int], path: pathlib.Path) -> None:
@@ -144,12 +215,12 @@ def _check_learned(scenes: Scenes, labels: Sequence[str], learned: Collection[in
     print(f"No training image has {len(absent)} of the {len(labels)} classes: {shown}.")
 
 
-def _split(scenes: Sequence[Scene], task: SegmentationTask, contents: "_Contents") -> Split:
+def _split(scenes: Sequence[Scene], task: SegmentationTask, facts: Mapping[str, _Facts]) -> Split:
     files = tf.constant([str(scene.file) for scene in scenes])
-    sizes = [contents.sizes[str(scene.file)] for scene in scenes]
+    own = [facts[str(scene.file)] for scene in scenes]
 
     def truth(index: int) -> Segments:
-        return scenes[index].segments(sizes[index])
+        return scenes[index].segments(own[index].size)
 
     def target(index: tf.Tensor) -> dict[str, tf.Tensor]:
         classes, segments = tf.numpy_function(lambda n: of_task(truth(int(n)), task), [index], [tf.int32, tf.int32])
@@ -159,196 +230,100 @@ def _split(scenes: Sequence[Scene], task: SegmentationTask, contents: "_Contents
         len(scenes),
         lambda index: (tf.io.read_file(files[index]), tf.constant(-1)),
         lambda index: str(scenes[index].file),
-        fingerprint=contents.checksum(scenes),
+        fingerprint=zlib.crc32(np.array([each.checksum for each in own], np.uint32).tobytes()),
         target=target,
         truth=truth,
     )
 
 
-class _Contents:
-    """The contents of images and masks, each read once."""
-
-    def __init__(self, task: SegmentationTask) -> None:
-        self._task = task
-        self.classes: set[int] = set()
-        self.things: set[int] = set()
-        """Classes that have objects."""
-        self.most = 0
-        """Targets of a picture at most."""
-        self.sizes: dict[str, tuple[int, int]] = {}
-        """Height and width of each upright image."""
-        self.ignored: dict[str, np.ndarray] = {}
-        """`ignored_pixels` of each split."""
-        self._checksums: dict[str, int] = {}
-        self._lock, self._warnings = threading.Lock(), ImageWarnings()
-
-    @property
-    def values(self) -> set[int]:
-        """The classes, and UNCOUNTED if a pixel is marked as ignored."""
-        return self.classes | ({UNCOUNTED} if any(pixels[2] for pixels in self.ignored.values()) else set())
-
-    def read(self, scenes: Sequence[Scene], split: str) -> None:
-        """Add the images of a split. Raises UserError for those that cannot be read, or whose masks cannot be used."""
-        of_file, self.ignored[split] = {str(scene.file): scene for scene in scenes}, np.zeros(3, np.int64)
-        if bad := problems_of(list(of_file), lambda name: self._problem(of_file[name], self.ignored[split])):
-            raise UserError(
-                f"{len(bad)} of {len(scenes)} pictures or their masks cannot be used: {summarize_problems(bad)}; "
-                "correct or remove them."
-            )
-        self._warnings.warn(f"{len(scenes):,} pictures")
-
-    def _problem(self, scene: Scene, ignored: np.ndarray) -> str | None:
-        data = tf.io.read_file(str(scene.file))
-        if problem := decoding_problem(data, self._warnings, str(scene.file)):
-            return problem
-        try:
-            size = upright_size(scene.file, scene.stated_size)
-            segments = scene.segments(size)
-        except UserError as error:
-            return str(error).rstrip(".")
-        labels, objects, crowds, _, numbers, _ = segments
-        parts = [os.fsencode(scene.file.name), data.numpy(), *(each.tobytes() for each in (labels, objects, numbers))]
-        parts += [crowds.tobytes()] if crowds.any() else []
-        targets, target_map = of_task(segments, self._task)
-        with self._lock:
-            self.classes |= set(labels[~crowds].tolist())
-            self.things |= set(labels[objects].tolist())
-            self.most = max(self.most, len(targets))
-            self.sizes[str(scene.file)] = size
-            ignored += ignored_pixels(target_map, self._task)
-            self._checksums[str(scene.file)] = functools.reduce(lambda found, part: zlib.crc32(part, found), parts, 0)
-        return None
-
-    def become_two_classes(self, value: int, learned: set[int]) -> set[int]:
-        """Replace the value of class 1, see `two_values`, by 1; return the classes of the training masks likewise."""
-        if value == UNCOUNTED:
-            learned = {*learned, *([1] if self.ignored["training"][2] else [])}
-            for pixels in self.ignored.values():
-                pixels[2] = 0
-        self.classes, self.most = {0, 1}, 2
-        return {1 if each == value else each for each in learned}
-
-    def print_ignored(self) -> None:
-        """Print the share of pixels that are ignored in each split."""
-        for split, pixels in self.ignored.items():
-            if sentence := ignored_sentence(pixels, split):
-                print(sentence)
-
-    def checksum(self, scenes: Sequence[Scene]) -> int:
-        """The same for the same pictures with the same segments."""
-        return zlib.crc32(np.array([self._checksums[str(scene.file)] for scene in scenes], np.uint32).tobytes())
-
-    def numbered_labels(self, path: pathlib.Path) -> tuple[str, ...]:
-        """The numbers of the classes as their names. Raises UserError if they do not begin at 0, without gaps."""
-        found = sorted(self.classes)
-        if found != list(range(len(found))):
-            raise UserError(
-                f"The masks of {path} have the classes {', '.join(map(str, found[:20]))}, which are not numbers from 0 "
-                f"on; correct them, or name the class of every number in {path / LABELS}."
-            )
-        return tuple(map(str, found))
-
-
 def _folder(options: SceneOptions, _: SegmentationTask) -> Scenes:
-    """images/ and masks/, whose pixels are numbers of classes, or 1000 * class + number of the object in 16 bits."""
+    """Read images/ and masks/, whose pixels are numbers of classes, in 16 bits also 1000 * class + object."""
     folders = folders_of_splits(options.path)
-    splits = [_pairs(folder) for folder in folders or (options.path,)]
-    train, evaluation = splits if folders else held_out(splits[0], options.path)
+    splits = {}
+    for name, folder in zip(("train", "val"), folders or (options.path,), strict=False):
+        images, masks = _by_name(folder / "images"), _by_name(folder / "masks")
+        _check_names(images, masks, folder / "masks")
+        _check_names(masks, images, folder / "images")
+        splits[name] = [
+            Scene(images[each], functools.partial(segments_of_mask, masks[each])) for each in sorted(images)
+        ]
     labels = own_labels(options.path)
-    return Scenes(labels, train, evaluation, not folders, names_values=bool(labels))
-
-
-def _pairs(folder: pathlib.Path) -> list[Scene]:
-    """The pictures and masks of a folder, in the order of their names."""
-    images, masks = _by_name(folder / "images"), _by_name(folder / "masks")
-    unmatched = [f"the image {images[name].name} has no mask" for name in sorted(images.keys() - masks.keys())]
-    unmatched += [f"the mask {masks[name].name} has no image" for name in sorted(masks.keys() - images.keys())]
-    if unmatched:
-        raise UserError(
-            f"In {folder}, {len(unmatched)} files have no counterpart of the same name: {'; '.join(unmatched[:10])}"
-            f"{' …' * (len(unmatched) > 10)}; add or remove them."
-        )
-    if not images:
-        raise UserError(f"{folder / 'images'} holds no picture; put them there.")
-    return [Scene(images[name], functools.partial(segments_of_mask, masks[name])) for name in sorted(images)]
-
-
-def _by_name(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    """The pictures of a folder and those inside it by their path without suffix; no hidden ones."""
-    found: dict[str, pathlib.Path] = {}
-    others = []
-    for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder)
-        if path.is_dir() or any(map(is_hidden, inside.parts)):
-            continue
-        if not is_picture(path):
-            others.append(path.name)
-        elif (first := found.setdefault(composed(os.fspath(inside.with_suffix(""))), path)) != path:
-            raise UserError(f"{first} and {path} have the same name; the mask of one image must be clear: rename one.")
-    if others:
-        print(others_line(others, str(folder)))
-    return found
+    return Scenes(labels, splits, names_values=bool(labels))
 
 
 def _voc(options: SceneOptions, _: SegmentationTask) -> Scenes:
-    """JPEGImages, SegmentationClass, perhaps SegmentationObject, and the lists of ImageSets/Segmentation."""
+    """Read JPEGImages, SegmentationClass, perhaps SegmentationObject, and the lists of ImageSets/Segmentation."""
     root, lists = options.path, options.path / "ImageSets" / "Segmentation"
-    masks, pictures = _by_name(root / "SegmentationClass"), _by_name(root / "JPEGImages")
+    masks, images = _by_name(root / "SegmentationClass"), _by_name(root / "JPEGImages")
     objects = _by_name(root / "SegmentationObject") if (root / "SegmentationObject").is_dir() else {}
-    if missing := sorted(masks.keys() - pictures.keys()):
-        raise UserError(f"{root} has no picture for {len(missing)} masks, such as {missing[0]}; add or remove them.")
-    scenes = {n: Scene(pictures[n], functools.partial(voc_segments, masks[n], objects.get(n))) for n in sorted(masks)}
-    own = own_labels(root)
-    labels, names_values = own or VOC_CLASSES, bool(own)
-    if not all((lists / f"{name}.txt").is_file() for name in ("train", "val")):
-        return Scenes(labels, *held_out(list(scenes.values()), root), True, names_values)
-    splits = [composed(read_text(lists / f"{name}.txt", LARGEST)).split() for name in ("train", "val")]
-    if unknown := [name for names in splits for name in names if name not in scenes]:
-        raise UserError(f"{lists} lists {len(unknown)} pictures without a mask, such as {unknown[0]}; correct it.")
-    train, evaluation = ([scenes[name] for name in names] for names in splits)
-    return Scenes(labels, train, evaluation, False, names_values)
+    _check_names(masks, images, root / "JPEGImages")
+    splits: dict[str, Collection[str]] = {"train": sorted(masks)}
+    if all((lists / f"{name}.txt").is_file() for name in ("train", "val")):
+        splits = {name: composed(read_text(lists / f"{name}.txt", LARGEST)).split() for name in ("train", "val")}
+        for names in splits.values():
+            _check_names(dict.fromkeys(names, lists), masks, root / "SegmentationClass")
+    scenes = {n: Scene(images[n], functools.partial(voc_segments, masks[n], objects.get(n))) for n in masks}
+    labels = own_labels(root)
+    own = {split: [scenes[name] for name in names] for split, names in splits.items()}
+    return Scenes(labels or VOC_CLASSES, own, names_values=bool(labels))
 
 
-def _of_files(
-    options: SceneOptions, read: Callable[[pathlib.Path, pathlib.Path], tuple[tuple[str, ...], list[Scene]]]
-) -> Scenes:
-    """The scenes of --data and of --eval-data, if that is given; `read` takes a file and the folder of its pictures."""
-    labels, scenes = read(options.path, pathlib.Path(options.images or options.path.parent))
+def _check_names(files: Mapping[str, pathlib.Path], others: Mapping[str, pathlib.Path], folder: pathlib.Path) -> None:
+    """Raise UserError for names of files that a folder lacks."""
+    if missing := sorted(files.keys() - others.keys()):
+        raise UserError(
+            f"{folder} lacks {len(missing)} of the files that {files[missing[0]].parent} has, first {missing[0]}; add "
+            "or remove them."
+        )
+
+
+def _by_name(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Return the images of a folder and those inside it by their path without suffix; no hidden ones."""
+    images: dict[str, pathlib.Path] = {}
+    others = []
+    for path in visible_files(folder):
+        if not is_picture(path):
+            others.append(path.name)
+            continue
+        name = composed(os.fspath(path.relative_to(folder).with_suffix("")))
+        if (first := images.setdefault(name, path)) != path:
+            raise UserError(f"{first} and {path} have the same name; the mask of one image must be clear: rename one.")
+    if others:
+        print(others_line(others, str(folder)))
+    return images
+
+
+def _of_file(options: SceneOptions, task: SegmentationTask) -> Scenes:
+    """Read --data, and --eval-data if it is given, in COCO's formats."""
+    folder = pathlib.Path(options.images or options.path.parent)
+    labels, scenes = _read_file(options.path, folder, options, task)
     if options.eval_data is None:
-        return Scenes(labels, *held_out(scenes, options.path), True)
+        return Scenes(labels, {"train": scenes})
     file = pathlib.Path(options.eval_data.partition(":")[2])
-    others, evaluation = read(file, pathlib.Path(options.eval_images or file.parent))
+    others, evaluation = _read_file(file, pathlib.Path(options.eval_images or file.parent), options, task)
     if others != labels:
         raise UserError(f"{file} has other categories than {options.path}; give two files with the same.")
-    return Scenes(labels, scenes, evaluation, False)
+    return Scenes(labels, {"train": scenes, "val": evaluation})
 
 
-def _coco(options: SceneOptions, task: SegmentationTask) -> Scenes:
-    def read(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Scene]]:
-        coco = read_coco(file, folder, options.allow_outside)
-        classes = _Classes(coco.names, task == "semantic" and options.background == "class")
+def _read_file(
+    file: pathlib.Path, folder: pathlib.Path, options: SceneOptions, task: SegmentationTask
+) -> tuple[tuple[str, ...], list[Scene]]:
+    """Return the names of the classes, and the images, of a file."""
+    images: Sequence[CocoImage | PanopticImage]
+    if options.kind == "coco":
+        names, images = read_coco(file, folder, options.allow_outside)
+        are_objects = True
+    else:
+        names, images = read_panoptic(file, folder, options.allow_outside)
+        are_objects = not any(image.stuff for image in images)
+    check_ids((each["category_id"] for image in images for each in image.objects), names, "category", file)
+    classes = _Classes(names, are_objects and task == "semantic" and options.background == "class")
 
-        def segments(picture: CocoPicture, size: tuple[int, int]) -> Segments:
-            return classes.filled(coco_segments(picture, classes.numbers, size))
+    def segments(image: CocoImage | PanopticImage, size: tuple[int, int]) -> Segments:
+        return classes.filled(image.segments(classes.numbers, size))
 
-        scenes = [Scene(each.file, functools.partial(segments, each), each.stated_size) for each in coco.pictures]
-        return classes.labels, scenes
-
-    return _of_files(options, read)
-
-
-def _panoptic(options: SceneOptions, task: SegmentationTask) -> Scenes:
-    def read(file: pathlib.Path, folder: pathlib.Path) -> tuple[tuple[str, ...], list[Scene]]:
-        names, pictures = read_panoptic(file, folder, options.allow_outside)
-        are_objects = not any(picture.stuff for picture in pictures)
-        classes = _Classes(names, are_objects and task == "semantic" and options.background == "class")
-
-        def segments(picture: PanopticPicture, size: tuple[int, int]) -> Segments:
-            return classes.filled(segments_of_png(picture, classes.numbers, size))
-
-        return classes.labels, [Scene(each.file, functools.partial(segments, each)) for each in pictures]
-
-    return _of_files(options, read)
+    return classes.labels, [Scene(each.file, functools.partial(segments, each), each.stated_size) for each in images]
 
 
 class _Classes:
@@ -365,7 +340,7 @@ class _Classes:
         """The number of each category by its id."""
 
     def filled(self, segments: Segments) -> Segments:
-        """Segments with the pixels of none as one of the background."""
+        """Return segments with the pixels of none as one of the background."""
         outside = segments.map == NONE
         if self._background is None or not outside.any():
             return segments

@@ -42,17 +42,20 @@ def run_lengths(segmentation: Any, size: tuple[int, int]) -> RunLengths:
     Raises UserError, which does not name the image, for what is none of them.
     """
     height, width = size
+    counts, problem = None, None
     if isinstance(segmentation, list) and segmentation and all(map(_is_polygon, segmentation)):
-        _check_polygons(segmentation, size)
-        return rle.merge(rle.frPyObjects(segmentation, height, width))
-    counts = segmentation.get("counts") if isinstance(segmentation, dict) else None
-    if counts is not None and segmentation.get("size") == [height, width]:
-        if isinstance(counts, str) and _fills(_lengths(counts), height * width):
-            return {"size": [height, width], "counts": counts.encode("ascii")}
-        if isinstance(counts, list) and _fills(counts, height * width):
-            return rle.frPyObjects({"size": [height, width], "counts": counts}, height, width)
+        problem = _polygon_problem(segmentation, size)
+        if problem is None:
+            return rle.merge(rle.frPyObjects(segmentation, height, width))
+    elif isinstance(segmentation, dict) and segmentation.get("size") == [height, width]:
+        counts = segmentation.get("counts")
+    if isinstance(counts, str) and _fills(_lengths(counts), height * width):
+        return {"size": [height, width], "counts": counts.encode("ascii")}
+    if isinstance(counts, list) and _fills(counts, height * width):
+        return rle.frPyObjects({"size": [height, width], "counts": counts}, height, width)
     raise UserError(
-        "a segmentation should be polygons of 3 points or more, x and y of each, or a run-length encoding of all of "
+        problem
+        or "a segmentation should be polygons of 3 points or more, x and y of each, or a run-length encoding of all of "
         f"the size {[height, width]}, but is {shown(segmentation) if segmentation else 'missing'}"
     )
 
@@ -66,29 +69,26 @@ def _is_polygon(numbers: Any) -> bool:
     )
 
 
-def _check_polygons(polygons: list[list[float]], size: tuple[int, int]) -> None:
-    """Raise UserError for what is too long, lies outside, or is given in shares of the image."""
+def _polygon_problem(polygons: list[list[float]], size: tuple[int, int]) -> str | None:
+    """Say which polygon is too long, lies outside, or is given in shares of the image; None if none is."""
     height, width = size
     if len(polygons) > _MOST_POLYGONS:
-        raise UserError(
-            f"an object has {len(polygons):,} polygons, but at most {_MOST_POLYGONS:,} are read; merge them"
-        )
+        return f"an object has {len(polygons):,} polygons, but at most {_MOST_POLYGONS:,} are read; merge them"
     numbers = np.fromiter(itertools.chain.from_iterable(polygons), np.float64)
     points = numbers.reshape(-1, 2)
     outside = max(float(-points.min()), float((points - [width, height]).max()))
     if outside > _ROUNDING:
-        raise UserError(
-            f"a polygon reaches {outside:,.0f} pixels out of the image of {width} x {height}; correct or cut it"
-        )
+        return f"a polygon reaches {outside:,.0f} pixels out of the image of {width} x {height}; correct or cut it"
     if numbers.max() <= 1.0 and max(size) > 1:
-        raise UserError(
+        return (
             "no coordinate of a polygon is above 1, as if they were shares of the image instead of pixels; multiply x "
             "by its width and y by its height"
         )
     for polygon in polygons:
         corners = np.array([*polygon, *polygon[:2]], np.float64).reshape(-1, 2)
         if (perimeter := np.abs(np.diff(corners, axis=0)).max(axis=1).sum()) > _LONGEST_PERIMETER:
-            raise UserError(f"a polygon has a perimeter of {perimeter:,.0f} pixels, which no outline has; correct it")
+            return f"a polygon has a perimeter of {perimeter:,.0f} pixels, which no outline has; correct it"
+    return None
 
 
 def _fills(lengths: list, pixels: int) -> bool:
@@ -97,7 +97,7 @@ def _fills(lengths: list, pixels: int) -> bool:
 
 
 def _lengths(counts: str) -> list[int]:
-    """The lengths of the runs of a compressed encoding; [-1] for a damaged one.
+    """Return the lengths of the runs of a compressed encoding; [-1] for a damaged one.
 
     Source: `rleFrString` of pycocotools: little-endian groups of five bits, each a character from "0" on, with bit 5
     where another follows, and the sign in bit 4 of the last. From the fourth length on, they are differences.

@@ -7,13 +7,20 @@ import numpy as np
 from keras_vit import UserError
 from keras_vit.errors import is_or_are, shown
 from keras_vit.files.documents import read_xml
+from keras_vit.files.labels import composed
+from keras_vit.files.schema import is_number
 from keras_vit.images.formats import is_picture_name
-from training.data.annotations.boxes import Annotated, Annotations, Box, annotations_of
-from training.data.annotations.listed_images import number_of, own_labels, upright_size
-from training.data.annotations.masks import IGNORED, read_mask, segments_of_mask, whole_segments
-from training.data.annotations.segments import NONE, UNCOUNTED, Segments
+from training.data.annotations.images import Box, BoxedImage, BoxedImages, boxed_images, number_of, upright_size
+from training.data.annotations.masks import (
+    IGNORED,
+    NONE,
+    UNCOUNTED,
+    Segments,
+    read_mask,
+    segments_of_mask,
+    whole_segments,
+)
 from training.data.listed_files import check_inside
-from training.options.common import composed
 
 VOC_CLASSES = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",
@@ -23,57 +30,53 @@ VOC_CLASSES = (
 _MOST_NAMED = 3
 
 
-def read_voc_boxes(folder: pathlib.Path, _: pathlib.Path, allow_outside: bool) -> Annotations:
-    """Pascal VOC: Annotations/a.xml for JPEGImages/a.jpg or images/a.jpg, or both kinds of files side by side.
+def read_voc_boxes(folder: pathlib.Path, _: pathlib.Path, allow_outside: bool) -> BoxedImages:
+    """Read Annotations/a.xml for JPEGImages/a.jpg or images/a.jpg, or both kinds of files side by side.
 
-    Pixels count from 1, as in VOC. A picture without a file is not annotated, and is left out.
+    Pixels count from 1, as in VOC. An image without a file is not annotated, and is left out.
     """
     annotations = folder / "Annotations" if (folder / "Annotations").is_dir() else folder
     places = [folder / name for name in ("JPEGImages", "images", "Images") if (folder / name).is_dir()] or [folder]
-    files = sorted(annotations.glob("*.xml"))
-    if not files:
-        raise UserError(f"{annotations} should hold a file .xml for each picture, but has none; correct the path.")
-    pictures = {composed(file.stem): file for place in places for file in place.iterdir() if is_picture_name(file.name)}
-    of_file = {file: composed(file.stem) for file in files}
-    if missing := [file.name for file, name in of_file.items() if name not in pictures]:
+    images = {composed(file.stem): file for place in places for file in place.iterdir() if is_picture_name(file.name)}
+    of_file = {file: composed(file.stem) for file in sorted(annotations.glob("*.xml"))}
+    if missing := [file.name for file, name in of_file.items() if name not in images]:
         raise UserError(
-            f"{len(missing)} of {len(files)} files in {annotations} {is_or_are(len(missing))} of no picture in "
-            f"{places[0]}: {', '.join(missing[:_MOST_NAMED])}; add the pictures, or remove the files."
+            f"{len(missing)} of {len(of_file)} files in {annotations} {is_or_are(len(missing))} of no image in "
+            f"{places[0]}: {', '.join(missing[:_MOST_NAMED])}; add the images, or remove the files."
         )
-    if others := pictures.keys() - set(of_file.values()):
-        print(f"Left out, since no .xml annotates them: {len(others)} pictures such as {pictures[min(others)].name}.")
-    check_inside([*files, *map(pictures.__getitem__, of_file.values())], folder, folder, allow_outside)
-    return annotations_of([_voc_picture(file, pictures[name]) for file, name in of_file.items()], own_labels(folder))
+    if others := images.keys() - set(of_file.values()):
+        print(f"Left out, since no .xml annotates them: {len(others)} images such as {images[min(others)].name}.")
+    check_inside([*of_file, *map(images.__getitem__, of_file.values())], folder, folder, allow_outside)
+    return boxed_images([_boxed(file, images[name]) for file, name in of_file.items()], folder)
 
 
-def _voc_picture(file: pathlib.Path, picture: pathlib.Path) -> Annotated:
+def _boxed(file: pathlib.Path, image: pathlib.Path) -> BoxedImage:
     root = read_xml(file)
     if root.tag != "annotation":
         raise UserError(f"{file} should be an <annotation> of Pascal VOC, but is a <{root.tag:.40}>; remove it.")
     stated = [root.findtext(f"size/{side}", "0") for side in ("height", "width")]
-    size = upright_size(picture, tuple(round(number_of(text, f"The size in {file}")) for text in stated))
+    size = upright_size(image, tuple(round(number_of(text, f"The size in {file}")) for text in stated))
     boxes = []
     for element in root.findall("object"):
-        name = (element.findtext("name") or "").strip()
+        name, difficult = ((element.findtext(tag) or "").strip() for tag in ("name", "difficult"))
         edges = [element.findtext(f"bndbox/{edge}") for edge in ("xmin", "ymin", "xmax", "ymax")]
-        if not name or None in edges:
-            raise UserError(f"Each object of {file} should have a name and a bndbox of four edges; correct it.")
-        left, top, right, bottom = (number_of(text, f"Each edge in {file}") for text in edges)
-        difficult = (element.findtext("difficult") or "0").strip()
-        if difficult not in ("0", "1"):
-            raise UserError(f"difficult in {file} should be 0 or 1, but is {shown(difficult)}; correct it.")
+        if not name or not all(map(is_number, edges)) or difficult not in ("", "0", "1"):
+            raise UserError(
+                f"Each object of {file} should have a name, a bndbox of four finite numbers, and 0 or 1 as difficult, "
+                f"but one has {shown([name, *edges, difficult])}; correct it."
+            )
+        left, top, right, bottom = (float(text or "") for text in edges)
         bbox = (left - 1, top - 1, right - left + 1, bottom - top + 1)
         boxes.append(Box(composed(name), bbox, is_difficult=difficult == "1"))
-    return Annotated(picture, size, boxes)
+    return BoxedImage(image, size, boxes)
 
 
 def voc_segments(classes: pathlib.Path, objects: pathlib.Path | None, size: tuple[int, int] | None = None) -> Segments:
-    """The background and the objects of two masks; without that of objects, the classes."""
+    """Return the background and the objects of two masks; without that of objects, the classes."""
     if objects is None:
         return segments_of_mask(classes, size)
-    of_pixels, numbers = read_mask(classes, size), read_mask(objects, size)
-    if of_pixels.shape != numbers.shape:
-        raise UserError(f"its masks {classes.name} of classes and objects have two sizes")
+    of_pixels = read_mask(classes, size)
+    numbers = read_mask(objects, of_pixels.shape)
     segments = np.full(of_pixels.shape, NONE, np.int32)
     segments[(of_pixels == IGNORED) | (numbers == IGNORED)] = UNCOUNTED
     labels: list[int] = []

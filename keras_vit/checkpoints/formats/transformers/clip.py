@@ -1,14 +1,14 @@
-"""The vision towers of transformers' CLIP, MetaCLIP 2, Chinese-CLIP and SigLIP, alone or beside a text tower."""
+"""The vision towers of transformers' CLIP, MetaCLIP 2, Chinese-CLIP, SigLIP, OWL-ViT and OWLv2."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from keras_vit.checkpoints.formats.file_config import FileConfig, part
+from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, check_field, part
 from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Layout, WrittenModel
 from keras_vit.checkpoints.formats.transformers.config_json import (
     BASE,
     CONFIG,
-    FILES,
+    HuggingFace,
     check_square,
     completed,
     positions_and_tokens,
@@ -19,23 +19,21 @@ from keras_vit.checkpoints.formats.transformers.config_json import (
 from keras_vit.checkpoints.key_mapping import (
     BLOCK,
     CONV,
+    LINEAR,
     POSITIONS,
     QKV,
-    SAME,
     TABLE,
     TOKEN,
     Rule,
+    block_rules,
     dense,
     fused,
     norm,
 )
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
-from keras_vit.models.config import Classifier, ViTConfig
+from keras_vit.models.config import Classifier, DetectionConfig, ViTConfig
 
-LAYOUT = "huggingface"
-SUFFIXES: tuple[str, ...] = ("",)
-CONFIG_FILES: tuple[str, ...] = FILES
 _CLIP = {**BASE, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
 _SIGLIP = {**BASE, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
 # With a text tower beside them; the towers for images alone are of the type f"{name}_vision_model".
@@ -48,8 +46,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
-    """The layout of a file with these arrays; None for that of another format."""
+def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     for prefix in ("vision_model.", ""):
         patches = arrays.get(f"{prefix}embeddings.patch_embedding.weight")
         if patches is not None and len(patches.shape) == 2:
@@ -63,8 +60,7 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     return None
 
 
-def expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
-    """The fields that they have; None for models without the norm of CLIP or the pooling of SigLIP."""
+def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
     config = model.config
     if not isinstance(config, ViTConfig) or config.layer_scale is not None or config.position_embedding == "rotary":
         return None
@@ -75,18 +71,25 @@ def expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
     return {**common, "classifier": ("map",) * (not model.num_classes)} if config.classifier == "map" else None
 
 
-def layout_for(model: WrittenModel) -> Layout:
-    """The layout to write a model in."""
-    return _layout("vision_model." if model.num_classes else "", clip=model.vit.pre_norm)
-
-
 def _layout(prefix: str, *, clip: bool, classifies: bool = False) -> Layout:
     """`classifies`: SiglipForImageClassification, which averages the tokens and leaves the pooling head unused, or
     CLIPForImageClassification, which averages the patches and leaves the last norm unused.
     """
-    head, rules = f"{prefix}head.", _rules(prefix)
+    head = f"{prefix}head."
+    pooling, attention = "MAPHead_0/", "MAPHead_0/MultiHeadDotProductAttention_0/"
+    in_projection = tuple(f"{attention}{part}" for part in QKV)
+    rules = (
+        *_tower_rules(prefix, "pre_layrnorm"),
+        Rule((f"{pooling}probe",), f"{head}probe"),
+        *fused(in_projection, f"{head}attention.in_proj_weight", f"{head}attention.in_proj_bias"),
+        *dense(f"{attention}out", f"{head}attention.out_proj"),
+        *norm(f"{pooling}LayerNorm_0", f"{head}layernorm"),
+        *dense(f"{pooling}MlpBlock_0/Dense_0", f"{head}mlp.fc1"),
+        *dense(f"{pooling}MlpBlock_0/Dense_1", f"{head}mlp.fc2"),
+        *dense("head", "visual_projection"),
+    )
+    unused = f"{prefix}post_layernorm." if clip else head
     if classifies:
-        unused = f"{prefix}post_layernorm." if clip else head
         rules = (*(rule for rule in rules if not rule.key.startswith(unused)), *dense("head", "classifier"))
     return Layout(
         rules,
@@ -98,49 +101,29 @@ def _layout(prefix: str, *, clip: bool, classifies: bool = False) -> Layout:
         model_types=tuple(name for name, fields in _DEFAULTS.items() if fields is (_CLIP if clip else _SIGLIP)),
         settings={"classifier": "gap", "final_norm": not clip} if classifies else {},
         ignored=("text_model.", "text_projection.", "logit_scale", "logit_bias", f"{prefix}embeddings.position_ids")
-        + ((f"{prefix}post_layernorm." if clip else head,) if classifies else ()),
+        + ((unused,) if classifies else ()),
     )
 
 
-def block_rules(block: str, layer: str) -> tuple[Rule, ...]:
-    """Rules of an encoder block of a tower of images or texts; where its weights and the keys of the file begin."""
-    attention = f"{block}MultiHeadDotProductAttention_1/"
-    projections = zip((*QKV, "out"), ("q_proj", "k_proj", "v_proj", "out_proj"), strict=True)
-    return (
-        *norm(f"{block}LayerNorm_0", f"{layer}layer_norm1"),
-        *(rule for part, key in projections for rule in dense(f"{attention}{part}", f"{layer}self_attn.{key}")),
-        *norm(f"{block}LayerNorm_2", f"{layer}layer_norm2"),
-        *dense(f"{block}MlpBlock_3/Dense_0", f"{layer}mlp.fc1"),
-        *dense(f"{block}MlpBlock_3/Dense_1", f"{layer}mlp.fc2"),
-    )
+def tower_block(layer: str, to: str = BLOCK) -> tuple[Rule, ...]:
+    """The rules of an encoder block of a tower of images or texts, see `block_rules`."""
+    attention = tuple(f"self_attn.{part}_proj" for part in ("q", "k", "v", "out"))
+    return block_rules(layer, ("layer_norm1", "layer_norm2"), attention, ("mlp.fc1", "mlp.fc2"), to=to)
 
 
-def _rules(prefix: str) -> tuple[Rule, ...]:
-    head = f"{prefix}head."
-    pooling, attention = "MAPHead_0/", "MAPHead_0/MultiHeadDotProductAttention_0/"
-    in_projection = tuple(f"{attention}{part}" for part in QKV)
+def _tower_rules(prefix: str, pre_norm: str) -> tuple[Rule, ...]:
     return (
         Rule(("cls",), f"{prefix}embeddings.class_embedding", TOKEN),
         Rule((POSITIONS,), f"{prefix}embeddings.position_embedding.weight", TABLE),
         Rule((), f"{prefix}embeddings.position_ids"),
         *dense("embedding", f"{prefix}embeddings.patch_embedding", CONV),
-        *norm("Transformer/pre_norm", f"{prefix}pre_layrnorm"),
-        *block_rules(BLOCK, f"{prefix}encoder.layers.{{i}}."),
+        *norm("Transformer/pre_norm", f"{prefix}{pre_norm}"),
+        *tower_block(f"{prefix}encoder.layers.{{i}}."),
         *norm("Transformer/encoder_norm", f"{prefix}post_layernorm"),
-        Rule((f"{pooling}probe",), f"{head}probe", SAME),
-        *fused(in_projection, f"{head}attention.in_proj_weight", f"{head}attention.in_proj_bias"),
-        *dense(f"{attention}out", f"{head}attention.out_proj"),
-        *norm(f"{pooling}LayerNorm_0", f"{head}layernorm"),
-        *dense(f"{pooling}MlpBlock_0/Dense_0", f"{head}mlp.fc1"),
-        *dense(f"{pooling}MlpBlock_0/Dense_1", f"{head}mlp.fc2"),
-        *dense("head", "visual_projection"),
     )
 
 
-def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    """Read config.json. Raises UserError for unsupported values."""
-    if CONFIG not in files:
-        return FileConfig()
+def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     config = completed(_vision_config(files[CONFIG]), layout, _DEFAULTS)
     if layout.settings.get("classifier") == "gap":
         sizes = positions_and_tokens(config, layout, int(not layout.settings["final_norm"]))  # CLIP's class token
@@ -170,19 +153,115 @@ def _vision_config(fields: dict) -> dict:
     older = fields.get("vision_config_dict")
     complete = _DEFAULTS[fields["model_type"]] | tower
     for name, value in older.items() if isinstance(older, dict) else ():
-        if name in complete and value != complete[name]:
-            raise UserError(
-                f"config.json gives {name}={complete[name]!r:.80} in vision_config and {value!r:.80} in "
-                "vision_config_dict; remove the wrong one."
-            )
+        what = f"{value!r:.80}, as vision_config_dict does"
+        check_field(
+            name not in complete or value == complete[name], f"{name} in vision_config", what, complete.get(name)
+        )
     return {**tower, "model_type": fields["model_type"]}
 
 
-def write_config(model: WrittenModel) -> dict[str, dict]:
-    """config.json and preprocessor_config.json. Raises UserError for sizes that they cannot express."""
-    kind, name = ("clip", "CLIPVisionModel") if model.vit.pre_norm else ("siglip", "SiglipVisionModel")
-    fields = vit_fields(model, f"{kind}_vision_model", name)
-    check_square(model, f"A {name}")
+def _write_config(model: WrittenModel) -> dict[str, dict]:
+    model_type, name = ("clip", "CLIPVisionModel") if model.vit.pre_norm else ("siglip", "SiglipVisionModel")
+    fields = vit_fields(model, f"{model_type}_vision_model", name)
+    check_square(f"A {name}", model.preprocessing.image_size, model.vit.patch)
     if model.num_classes:
         fields |= {"architectures": [f"{name}WithProjection"], "projection_dim": model.num_classes}
     return written(model, fields)
+
+
+CLIP = HuggingFace(
+    _identify,
+    read_config=_read_config,
+    expressible=_expressible,
+    layout_for=lambda model: _layout("vision_model." if model.num_classes else "", clip=model.vit.pre_norm),
+    write_config=_write_config,
+)
+
+
+# OWL-ViT and OWLv2: the image side of open-vocabulary detectors
+
+_OWL_NAMES = {"owlvit": "OwlViTForObjectDetection", "owlv2": "Owlv2ForObjectDetection"}
+_OWLV2 = {**BASE, "image_size": 768, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "num_channels": 3}
+_OWL_DEFAULTS: dict[str, dict[str, Any]] = {"owlvit": {**_OWLV2, "patch_size": 32}, "owlv2": _OWLV2}
+_LOGIT = "shift", "scale"
+_TEXT_WIDTH, _TEXT_HEAD = 512, 64  # of the default text tower, and the width of its heads
+
+
+def _identify_owl(arrays: Mapping[str, LazyArray]) -> Layout | None:
+    for name in _OWL_NAMES:
+        if f"{name}.vision_model.embeddings.patch_embedding.weight" in arrays and "class_head.dense0.weight" in arrays:
+            return _owl_layout(name)
+    return None
+
+
+def _expressible_in_owl(model: WrittenModel) -> dict[str, tuple | None] | None:
+    if not isinstance(model.task, DetectionConfig):
+        return None
+    own: dict[str, tuple | None] = {"gelu": None, "pre_norm": (True,), "patch_bias": (False,)}
+    return {**DEFAULTS, **own, "prefix_positions": None, "classifier": ("none",), "with_class_token": (True,)}
+
+
+def _owl_type(model: WrittenModel) -> str:
+    return "owlv2" if model.detection.objectness else "owlvit"
+
+
+def _owl_layout(name: str) -> Layout:
+    heads = ("box_head", "objectness_head") if name == "owlv2" else ("box_head",)
+    rules = (
+        *_tower_rules(f"{name}.vision_model.", "pre_layernorm"),
+        *norm("detection_norm", "layer_norm"),
+        *(rule for head in heads for n in range(3) for rule in dense(f"{head}/Dense_{n}", f"{head}.dense{n}")),
+        *dense("class_head/Dense_0", "class_head.dense0"),
+        *(Rule((f"class_head/{part}_kernel",), f"class_head.logit_{part}.weight", LINEAR) for part in _LOGIT),
+        *(Rule((f"class_head/{part}_bias",), f"class_head.logit_{part}.bias") for part in _LOGIT),
+    )
+    others = ("text_model.", "text_projection.", "visual_projection.", "logit_scale")
+    return Layout(
+        rules,
+        gelu="quick",
+        layer_norm_epsilon=1e-5,
+        biases=(QUERY_BIAS,),
+        resampler="bicubic",
+        settings={"classifier": "none"},
+        torch=True,
+        model_types=(name,),
+        ignored=(*(f"{name}.{other}" for other in others), f"{name}.vision_model.embeddings.position_ids", "box_bias"),
+        task="detection",
+        notes=("Only the image side is written: transformers begins with a random text tower.",),
+    )
+
+
+def _read_owl_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
+    fields, name = files[CONFIG], layout.model_types[0]
+    towers = {tower: part(fields, tower) for tower in ("vision_config", "text_config")}
+    vision = {**towers["vision_config"], "model_type": fields.get("model_type", name)}
+    config = completed(vision, layout, _OWL_DEFAULTS)
+    width = towers["text_config"].get("hidden_size", _TEXT_WIDTH)
+    task: Sizes = {
+        "embedding_size": ("hidden_size of text_config and thus embeddings of", width),
+        "objectness": (f"model_type={name!r} and thus objectness", name == "owlv2"),
+    }
+    sizes = positions_and_tokens(config, layout)
+    return read_vit(files, config, layout, sizes, num_classes=None, task_sizes=task)
+
+
+def _write_owl_config(model: WrittenModel) -> dict[str, dict]:
+    name, width = _owl_type(model), model.detection.embedding_size
+    vision = vit_fields(model, f"{name}_vision_model", _OWL_NAMES[name])
+    check_square(f"A {_OWL_NAMES[name]}", model.preprocessing.image_size, model.vit.patch)
+    del vision["architectures"]
+    vision["num_channels"] = model.preprocessing.channels
+    text = {"model_type": f"{name}_text_model", "hidden_size": width, "intermediate_size": 4 * width}
+    text["num_attention_heads"] = width // _TEXT_HEAD if width % _TEXT_HEAD == 0 else 1
+    fields = {"model_type": name, "architectures": [_OWL_NAMES[name]], "projection_dim": width}
+    return written(model, fields | {"vision_config": vision, "text_config": text})
+
+
+OWL = HuggingFace(
+    _identify_owl,
+    read_config=_read_owl_config,
+    expressible=_expressible_in_owl,
+    layout_for=lambda model: _owl_layout(_owl_type(model)),
+    write_config=_write_owl_config,
+    has_task=True,
+)

@@ -1,5 +1,6 @@
 """Fields of config.json that all families of transformers share, read and written."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,19 +13,18 @@ from keras_vit.checkpoints.formats.file_config import (
     pair,
     sizes_in,
 )
-from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
+from keras_vit.checkpoints.formats.layout import Format, Layout, WrittenModel
 from keras_vit.checkpoints.formats.transformers.image_processor import (
     PROCESSOR_FILES,
-    preprocessor_config,
+    processor_config,
     read_processor,
-    whole_picture_config,
 )
-from keras_vit.checkpoints.key_mapping import ATTENTION, QKV, Rule, dense
 from keras_vit.errors import UserError
 from keras_vit.models.config import Gelu
 
 CONFIG = "config.json"
-FILES = (CONFIG, *PROCESSOR_FILES)
+# A family of transformers, whose models are folders.
+HuggingFace = functools.partial(Format, "huggingface", config_files=(CONFIG, *PROCESSOR_FILES), suffixes=("",))
 # `ViTConfig.gelu` -> name in transformers.
 TRANSFORMERS_GELU: Mapping[Gelu, str] = {
     "erf": "gelu",
@@ -46,6 +46,8 @@ BASE: Mapping[str, Any] = {
     "image_size": 224,
     "patch_size": 16,
 }
+# Projections of a block as the modules of transformers 5 name them.
+ATTENTION_IN_MEMORY = tuple(f"attention.{part}_proj" for part in "qkvo")
 # Required fields that the arrays do not contain; without a model_type they have no defaults.
 _NOT_IN_ARRAYS = ("num_attention_heads", "hidden_act", "layer_norm_eps")
 # Sizes that are also in the arrays: ViTConfig field -> name in transformers.
@@ -57,21 +59,17 @@ def completed(fields: dict, layout: Layout, defaults: Mapping[str, Mapping[str, 
 
     defaults: by model_type.
     """
-    kind = fields.get("model_type")
-    if kind is None:
+    name = fields.get("model_type")
+    if name is None:
         if missing := [field for field in _NOT_IN_ARRAYS if fields.get(field) is None]:
             raise UserError(
                 f"config.json has neither model_type nor {', '.join(missing)}, which are not in the arrays; use the "
                 "complete config.json."
             )
         return fields
-    if kind not in layout.model_types:
-        raise UserError(
-            f"config.json says model_type={kind!r:.80}, but the arrays are those of {' or '.join(layout.model_types)}; "
-            "replace it by the one that belongs to them."
-        )
+    check_supported("model_type", name, layout.model_types)
     # transformers accepts null for the backbone only, where it means the default.
-    return {**defaults[kind], **{name: value for name, value in fields.items() if value is not None}}
+    return {**defaults[name], **{field: value for field, value in fields.items() if value is not None}}
 
 
 def read_vit(files: Mapping[str, dict], config: dict, layout: Layout, sizes: Sizes, **own: Any) -> FileConfig:
@@ -84,17 +82,16 @@ def read_vit(files: Mapping[str, dict], config: dict, layout: Layout, sizes: Siz
         sizes: of the family, which the arrays must agree with.
         own: other fields of FileConfig, of the family.
     """
-    kind, act = config.get("model_type"), config.get("hidden_act")
+    act, image_size = config.get("hidden_act"), pair(config, "image_size")
     if "qkv_bias" in config:
         sizes = {"qkv_bias": ("qkv_bias", config["qkv_bias"]), **sizes}
-    image_size = pair(config, "image_size")
     settings: dict[str, Any] = {
         "num_heads": number(config, "num_attention_heads"),
         "gelu": None if act is None else gelu_of(act),
         "layer_norm_epsilon": number(config, "layer_norm_eps", float),
         "layer_scale": number(config, "layerscale_value", float),
         "image_size": image_size,
-        "images": read_processor(files, kind, image_size),
+        "images": read_processor(files, config.get("model_type"), image_size),
         "sizes": sizes_in(config, _SIZES) | sizes,
         "heads": _heads_of(files[CONFIG]),
         "channels": named_number(config, "num_channels"),
@@ -109,12 +106,6 @@ def gelu_of(act: object) -> Gelu:
     return _GELU[str(act)]
 
 
-def attention_in_memory(layer: str) -> tuple[Rule, ...]:
-    """The projections of a block as the modules of transformers 5 name them."""
-    keys = zip((*QKV, "out"), ("q_proj", "k_proj", "v_proj", "o_proj"), strict=True)
-    return tuple(rule for part, key in keys for rule in dense(f"{ATTENTION}{part}", f"{layer}attention.{key}"))
-
-
 def positions_and_tokens(config: dict, layout: Layout, num_class_tokens: int = 1) -> Sizes:
     """The positions and class tokens that all models of a family have."""
     because = f"model_type={config.get('model_type') or layout.model_types[0]!r} and thus"
@@ -124,19 +115,18 @@ def positions_and_tokens(config: dict, layout: Layout, num_class_tokens: int = 1
     }
 
 
-def refuse_other_values(config: dict, supported: Mapping[str, object]) -> None:
+def check_values(config: dict, supported: Mapping[str, object]) -> None:
     """Raise UserError for a field with another value than the only supported one."""
     for name, value in supported.items():
         check_supported(name, config.get(name, value), [value])
 
 
-def check_square(model: WrittenModel, name: str) -> None:
-    """Raise UserError for a model of other images or patches than the config of a family in transformers can say."""
-    sizes = model.preprocessing.image_size, model.vit.patch
+def check_square(name: str, *sizes: tuple[int, int]) -> None:
+    """Raise UserError for images or patches that the config of a family in transformers takes for square ones."""
     if any(height != width for height, width in sizes):
         raise UserError(
-            f"{name} of transformers has square images and patches, but these are {sizes[0]} and {sizes[1]}; adapt the "
-            "model to square images, or choose another layout."
+            f"{name} of transformers has square images and patches, but these are {' and '.join(map(str, sizes))}; "
+            "adapt the model to square images, or choose another layout."
         )
 
 
@@ -165,10 +155,7 @@ def written(model: WrittenModel, own: dict) -> dict[str, dict]:
         names = model.labels or [f"LABEL_{index}" for index in range(model.num_classes)]
         fields["id2label"] = {str(index): name for index, name in enumerate(names)}
         fields["label2id"] = {label: int(index) for index, label in fields["id2label"].items()}
-    kinds = {"eomt": "Eomt", "eomt_dinov3": "Eomt", "owlvit": "OwlViT", "owlv2": "Owlv2"}
-    if (kind := kinds.get(own["model_type"])) is not None:
-        return {CONFIG: fields | own, PROCESSOR_FILES[1]: whole_picture_config(model.preprocessing, kind)}
-    return {CONFIG: fields | own, PROCESSOR_FILES[1]: preprocessor_config(model.preprocessing)}
+    return {CONFIG: fields | own, PROCESSOR_FILES[1]: processor_config(model.preprocessing, own["model_type"])}
 
 
 def vit_fields(model: WrittenModel, model_type: str, architecture: str) -> dict[str, Any]:

@@ -3,19 +3,24 @@
 import operator
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_vit.checkpoints.formats.file_config import is_side, number
-from keras_vit.checkpoints.formats.images import (
+from keras_vit.checkpoints.formats.file_config import (
+    CLIP_MEAN,
+    CLIP_STD,
     IMAGENET_MEAN,
     IMAGENET_STD,
     ImageProcessing,
     ValueRange,
+    check_field,
+    is_side,
+    mean_and_std,
+    number,
     value_range_of,
 )
 from keras_vit.errors import UserError
-from keras_vit.images.geometry import Interpolation, scaled_crop
+from keras_vit.images.resizing import Interpolation, scaled_crop
 
 if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
@@ -36,8 +41,7 @@ _STRETCHED: dict[str, Any] = {
     "image_std": [0.5, 0.5, 0.5],
 }
 _CROPPED: dict[str, Any] = {"do_resize": True, "size": {"shortest_edge": 224}, "resample": 3, "do_center_crop": True}
-_CROPPED |= {"crop_size": _SQUARE, "image_mean": [0.48145466, 0.4578275, 0.40821073]}
-_CROPPED |= {"image_std": [0.26862954, 0.26130258, 0.27577711]}
+_CROPPED |= {"crop_size": _SQUARE, "image_mean": CLIP_MEAN, "image_std": CLIP_STD}
 _PROCESSORS = {"ViT": _STRETCHED, "Bit": _CROPPED, "ViTHybrid": _CROPPED, "CLIP": _CROPPED, "ChineseCLIP": _CROPPED}
 _PROCESSORS |= {"DINOv3ViT": _STRETCHED | {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}}
 _PROCESSORS |= {"Siglip": _STRETCHED | {"resample": 3}}
@@ -48,23 +52,24 @@ _PROCESSORS |= {"Eomt": _STRETCHED | {"size": 640, "image_mean": IMAGENET_MEAN, 
 _PROCESSORS |= {"DeiT": _STRETCHED | {"size": 256, "resample": 3, "do_center_crop": True, "crop_size": _SQUARE}}
 # The processors that the published files of a family name, for a folder without one.
 _IMAGENET = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
-_OF_FAMILY: dict[str, dict[str, Any]] = {
-    "vit": {"image_processor_type": "ViTImageProcessor"},
-    "deit": {"image_processor_type": "DeiTImageProcessor", **_IMAGENET},
-    "vit_mae": {"image_processor_type": "ViTImageProcessor", **_IMAGENET},
-    "vit_msn": {"image_processor_type": "ViTImageProcessor", **_IMAGENET},
-    "clip": {"image_processor_type": "CLIPImageProcessor"},
-    "metaclip_2": {"image_processor_type": "CLIPImageProcessor"},
-    "chinese_clip": {"image_processor_type": "ChineseCLIPImageProcessor"},
-    "ijepa": {"image_processor_type": "ViTImageProcessor"},
-    "siglip": {"image_processor_type": "SiglipImageProcessor"},
-    "dinov2": {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 256}, **_IMAGENET},
-    "dinov3": {"image_processor_type": "DINOv3ViTImageProcessor"},
-    "owlvit": {"image_processor_type": "OwlViTImageProcessor"},
-    "owlv2": {"image_processor_type": "Owlv2ImageProcessor"},
-    "eomt": {"image_processor_type": "EomtImageProcessor", "do_pad": True},
-    "bit": {"image_processor_type": "BitImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
-    "vit-hybrid": {"image_processor_type": "ViTHybridImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+_HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_OF_FAMILY: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit": ("ViT", {}),
+    "deit": ("DeiT", _IMAGENET),
+    "vit_mae": ("ViT", _IMAGENET),
+    "vit_msn": ("ViT", _IMAGENET),
+    "clip": ("CLIP", {}),
+    "metaclip_2": ("CLIP", {}),
+    "chinese_clip": ("ChineseCLIP", {}),
+    "ijepa": ("ViT", {}),
+    "siglip": ("Siglip", {}),
+    "dinov2": ("Bit", {"size": {"shortest_edge": 256}, **_IMAGENET}),
+    "dinov3": ("DINOv3ViT", {}),
+    "owlvit": ("OwlViT", {}),
+    "owlv2": ("Owlv2", {}),
+    "eomt": ("Eomt", {"do_pad": True}),
+    "bit": ("Bit", _HALF),
+    "vit-hybrid": ("ViTHybrid", _HALF),
 }
 _DTYPE = "dtype of resized pixels"
 _FILL = "color beside a padded picture"
@@ -107,25 +112,26 @@ def _own_processor(files: Mapping[str, dict]) -> dict:
 
 def _processor_of_family(model_type: str | None) -> dict:
     """The fields of the processor of a family, by model_type; empty for another one."""
-    found = [fields for name, fields in _OF_FAMILY.items() if re.match(rf"{name}(_|$)", model_type or "")]
-    return found[-1] if found else {}
+    for name, (family, fields) in reversed(_OF_FAMILY.items()):
+        if re.match(rf"{name}(_|$)", model_type or ""):
+            return {"image_processor_type": f"{family}ImageProcessor", **fields}
+    return {}
 
 
 def _completed(fields: dict) -> dict:
     """The fields with the defaults of the processor's class; empty if there are none."""
     if not fields:
         return {}
-    kind = fields.get("image_processor_type") or fields.get("feature_extractor_type") or "ViTImageProcessor"
-    family = re.sub(r"(ImageProcessor(Fast|Pil)?|FeatureExtractor)$", "", kind) if isinstance(kind, str) else None
-    if family not in _PROCESSORS:
-        raise _unsupported("image_processor_type", kind)
+    name = fields.get("image_processor_type") or fields.get("feature_extractor_type") or "ViTImageProcessor"
+    family = re.sub(r"(ImageProcessor(Fast|Pil)?|FeatureExtractor)$", "", name) if isinstance(name, str) else None
+    _refuse([("image_processor_type", name, family not in _PROCESSORS)])
     # transformers takes null for false where it expects a flag.
-    given = {name: False if value is None and name.startswith("do_") else value for name, value in fields.items()}
-    processor = _PROCESSORS[family] | {name: value for name, value in given.items() if value is not None}
-    square = family in ("ViT", "DeiT", "DINOv3ViT")
+    given = {field: False if value is None and field.startswith("do_") else value for field, value in fields.items()}
+    processor = _PROCESSORS[str(family)] | {field: value for field, value in given.items() if value is not None}
     if family in ("OwlViT", "Owlv2", "Eomt"):
-        return _of_whole_picture(processor, family)
-    if isinstance(processor["size"], int) and not (square and _flag(processor, "default_to_square")):
+        return _of_whole_picture(processor, str(family))
+    square = family in ("ViT", "DeiT", "DINOv3ViT") and _flag(processor, "default_to_square")
+    if isinstance(processor["size"], int) and not square:
         processor["size"] = {"shortest_edge": processor["size"]}
     # DINOv3's own resizes the values of 0 to 1, without rounding them to bytes.
     return processor | {_DTYPE: "float32" if family == "DINOv3ViT" else "uint8"}
@@ -157,14 +163,23 @@ def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
 
     Raises UserError if Preprocessing has no equivalent.
     """
-    if not processor:
-        return {}, None
     fields: dict[str, Any] = {"library": "transformers", "background": None, "dtype": processor[_DTYPE]}
     if processor.get(_FILL):
         fields |= {"resize": "pad", "padding": "after", "background": processor[_FILL]}
-    resizes, is_whole = _flag(processor, "do_resize"), _is_resized_whole(processor)
-    sides, crop = (_sides(processor[field]) or () for field in ("size", "crop_size"))
-    _refuse_unsupported(processor)
+    resizes, crops = _flag(processor, "do_resize"), _flag(processor, "do_center_crop")
+    size, crop_size, resample = (processor[field] for field in ("size", "crop_size", "resample"))
+    sides, crop = (_sides(each) or () for each in (size, crop_size))
+    is_whole = len(sides) == 2 and not crops
+    is_inside = len(crop) == 2 and not any(map(operator.lt, sides * (3 - len(sides)), crop))
+    _refuse(
+        [
+            *((field, True, _flag(processor, field, default=False)) for field in ("do_flip_channel_order", "do_pad")),
+            ("do_resize", False, crops and not resizes),
+            ("resample", resample, resizes and (type(resample) is not int or not 0 <= resample < len(_FILTERS))),
+            ("size", size, resizes and not is_whole and not (sides and crops)),
+            ("crop_size", crop_size, resizes and not is_whole and not is_inside),
+        ]
+    )
     if not resizes:
         return fields, None
     fields["interpolation"] = processor.get(_FILTER, _FILTERS[processor["resample"]])
@@ -177,62 +192,18 @@ def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
     return fields, (crop[0], crop[1])
 
 
-def _is_resized_whole(processor: dict) -> bool:
-    return len(_sides(processor["size"]) or ()) == 2 and not _flag(processor, "do_center_crop")
-
-
-def _refuse_unsupported(processor: dict) -> None:
-    resizes, crops = _flag(processor, "do_resize"), _flag(processor, "do_center_crop")
-    size, crop_size, resample = (processor[field] for field in ("size", "crop_size", "resample"))
-    sides, crop = (_sides(each) or () for each in (size, crop_size))
-    is_whole = _is_resized_whole(processor)
-    is_inside = len(crop) == 2 and not any(map(operator.lt, sides * (3 - len(sides)), crop))
-    for field, value, is_unsupported in (
-        *((field, True, _flag(processor, field, default=False)) for field in ("do_flip_channel_order", "do_pad")),
-        ("do_resize", False, crops and not resizes),
-        ("resample", resample, resizes and (type(resample) is not int or not 0 <= resample < len(_FILTERS))),
-        ("size", size, resizes and not is_whole and not (sides and crops)),
-        ("crop_size", crop_size, resizes and not is_whole and not is_inside),
-    ):
+def _refuse(rules: Iterable[tuple[str, object, bool]]) -> None:
+    """Raise UserError for the first field whose value is unsupported."""
+    for field, value, is_unsupported in rules:
         if is_unsupported:
-            raise _unsupported(field, value)
+            raise UserError(
+                f"preprocessor_config.json has the unsupported {field}={value!r:.80}; change that field to resize "
+                "images in another way, and keep image_mean and image_std in the file."
+            )
 
 
-def whole_picture_config(preprocessing: "Preprocessing", kind: str) -> dict:
-    """preprocessor_config.json of an "OwlViT", "Owlv2" or "Eomt", whose images are the whole picture."""
-    height, width = preprocessing.image_size
-    padded = preprocessing.resize == "pad" and preprocessing.padding == "after"
-    if (
-        preprocessing.crop_from is not None
-        or preprocessing.resize not in ("stretch", "pad")
-        or (padded == (kind == "OwlViT") and preprocessing.resize == "pad")
-    ):
-        raise UserError(
-            f"The {kind}ImageProcessor of transformers cannot resize by {preprocessing.resize!r} as this model does; "
-            "take a preprocessing that stretches, or pads after the image."
-        )
-    lows, highs = preprocessing.channel_ranges()
-    std = [1 / (high - low) for low, high in zip(lows, highs, strict=True)]
-    by_edges = {"shortest_edge": height, "longest_edge": width}
-    # A processor of EoMT that neither pads nor splits gives images of any size.
-    own = {"OwlViT": {"do_center_crop": False}, "Owlv2": {"do_pad": padded}}
-    own["Eomt"] = {"do_pad": padded, "do_split_image": not padded}
-    return {
-        "image_processor_type": f"{kind}ImageProcessor",
-        "do_resize": True,
-        "size": by_edges if kind == "Eomt" else {"height": height, "width": width},
-        "resample": _number(preprocessing.interpolation),
-        **own[kind],
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": [-low * deviation for low, deviation in zip(lows, std, strict=True)],
-        "image_std": std,
-    }
-
-
-def preprocessor_config(preprocessing: "Preprocessing") -> dict:
-    """The content of preprocessor_config.json for transformers.
+def processor_config(preprocessing: "Preprocessing", model_type: str) -> dict:
+    """The content of preprocessor_config.json for a family of transformers.
 
     Its pixels are those of `preprocessing`, but for what only the code of JAX does (no antialiasing, no rounding to
     bytes), and the side to which timm rounds the place of a crop. Cropping the largest centered square and resizing it
@@ -240,56 +211,75 @@ def preprocessor_config(preprocessing: "Preprocessing") -> dict:
 
     Raises UserError for a resize that no processor has.
     """
-    height, width = preprocessing.image_size
-    lows, highs = preprocessing.channel_ranges()
-    std = [1 / (high - low) for low, high in zip(lows, highs, strict=True)]
-    kind, size = _kind_and_size(preprocessing)
-    interpolation = "box" if preprocessing.interpolation == "area" else preprocessing.interpolation
-    if interpolation == "box":
+    own = _of_whole if model_type in _WHOLE else _of_classifier
+    family, fields = own(preprocessing, _WHOLE.get(model_type, ""))
+    mean, std = mean_and_std(preprocessing)
+    interpolation = preprocessing.interpolation
+    if interpolation in (None, "gaussian"):  # that of OWLv2's processor says bilinear
+        interpolation = "bilinear"
+    elif interpolation == "area":
+        interpolation = "box"
+    if interpolation == "box" and model_type not in _WHOLE:
         warnings.warn(
             "preprocessor_config.json asks for the interpolation box, which transformers has in one backend: load it "
             "by AutoImageProcessor.from_pretrained(…, backend='pil').",
             stacklevel=4,
         )
-    crop = {"do_center_crop": True, "crop_size": {"height": height, "width": width}} if kind in ("Bit", "DeiT") else {}
     return {
-        "image_processor_type": f"{kind}ImageProcessor",
+        "image_processor_type": f"{family}ImageProcessor",
         "do_resize": True,
-        "size": size,
-        "resample": _number(interpolation),
-        **crop,
+        "resample": _FILTERS.index(interpolation),
+        **fields,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": [-low * deviation for low, deviation in zip(lows, std, strict=True)],
+        "image_mean": mean,
         "image_std": std,
     }
 
 
-def _kind_and_size(preprocessing: "Preprocessing") -> tuple[str, dict[str, int]]:
-    """Name of the image processor and its field size."""
-    (height, width), crop_from, resize = preprocessing.image_size, preprocessing.crop_from, preprocessing.resize
-    if (
-        resize == "pad"
-        or (resize == "resize-small" and not isinstance(crop_from, int))
-        or (resize == "crop" and height != width)
-    ):
+# Families whose images are the whole picture.
+_WHOLE = {"eomt": "Eomt", "eomt_dinov3": "Eomt", "owlvit": "OwlViT", "owlv2": "Owlv2"}
+
+
+def _check_resize(is_possible: bool, preprocessing: "Preprocessing") -> None:
+    if not is_possible:
+        height, width = preprocessing.image_size
         raise UserError(
-            f"The processors of transformers for these models cannot resize by {resize!r} to {height}x{width}; adapt "
-            "the model to another preprocessing or, to crop, to square images, or choose another layout."
+            f"The processors of transformers for these models cannot resize by {preprocessing.resize!r} to "
+            f"{height}x{width} as this one does; adapt the model to another preprocessing or, to crop, to square "
+            "images, or choose another layout."
         )
+
+
+def _of_whole(preprocessing: "Preprocessing", family: str) -> tuple[str, dict]:
+    """Name of the image processor and its own fields, for a model of the whole picture."""
+    height, width = preprocessing.image_size
+    padded = preprocessing.resize == "pad" and preprocessing.padding == "after" and family != "OwlViT"
+    is_possible = preprocessing.crop_from is None and (padded or preprocessing.resize == "stretch")
+    _check_resize(is_possible, preprocessing)
+    if family == "Eomt":  # one that neither pads nor splits gives images of any size
+        edges = {"shortest_edge": height, "longest_edge": width}
+        return family, {"size": edges, "do_pad": padded, "do_split_image": not padded}
+    fields = {"do_center_crop": False} if family == "OwlViT" else {"do_pad": padded}
+    return family, {"size": {"height": height, "width": width}, **fields}
+
+
+def _of_classifier(preprocessing: "Preprocessing", family: str) -> tuple[str, dict]:
+    """Name of the image processor and its own fields, for other models."""
+    (height, width), crop_from, resize = preprocessing.image_size, preprocessing.crop_from, preprocessing.resize
+    is_square = resize != "crop" or height == width
+    is_by_edge = resize != "resize-small" or isinstance(crop_from, int)
+    _check_resize(resize != "pad" and is_by_edge and is_square, preprocessing)
+    target = {"height": height, "width": width}
+    crop = {"do_center_crop": True, "crop_size": target}
     if resize != "stretch":
-        return "Bit", {"shortest_edge": crop_from if isinstance(crop_from, int) else height}
+        return "Bit", {"size": {"shortest_edge": crop_from if isinstance(crop_from, int) else height}, **crop}
     if crop_from is not None:
         full = (crop_from, crop_from) if isinstance(crop_from, int) else crop_from
-        return "DeiT", {"height": full[0], "width": full[1]}
+        return "DeiT", {"size": {"height": full[0], "width": full[1]}, **crop}
     is_dinov3 = preprocessing.library == "transformers" and preprocessing.dtype == "float32"
-    return "DINOv3ViT" if is_dinov3 else "ViT", {"height": height, "width": width}
-
-
-def _number(interpolation: Interpolation | None) -> int:
-    """The number of a filter; that of OWLv2's processor says bilinear."""
-    return _FILTERS.index("bilinear" if interpolation in (None, "gaussian") else interpolation)
+    return "DINOv3ViT" if is_dinov3 else "ViT", {"size": target}
 
 
 def _sides(size: Any) -> tuple[int, ...] | None:
@@ -305,13 +295,6 @@ def _sides(size: Any) -> tuple[int, ...] | None:
     return sides if sides and all(is_side(side) for side in sides) else None
 
 
-def _unsupported(field: str, value: object) -> UserError:
-    return UserError(
-        f"preprocessor_config.json has the unsupported {field}={value!r:.80}; change that field to resize "
-        "images in another way, and keep image_mean and image_std in the file."
-    )
-
-
 def _value_range(processor: dict) -> ValueRange | None:
     """Value range of transformers' image processor, which rescales and normalizes unless flags disable it."""
     rescales, normalizes = (_flag(processor, field) for field in ("do_rescale", "do_normalize"))
@@ -324,6 +307,5 @@ def _value_range(processor: dict) -> ValueRange | None:
 
 def _flag(processor: dict, field: str, *, default: bool = True) -> bool:
     value = processor.get(field, default)
-    if not isinstance(value, bool):
-        raise UserError(f"preprocessor_config.json should give true or false for {field!r}, but gives {value!r:.80}.")
+    check_field(isinstance(value, bool), field, "true or false", value, PROCESSOR_FILES[1])
     return value

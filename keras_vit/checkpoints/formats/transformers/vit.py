@@ -1,31 +1,47 @@
-"""transformers' ViT, ViT-MSN, ViTMAE, DeiT, I-JEPA, and the hybrids of ViTHybrid."""
+"""transformers' ViT, ViT-MSN, ViTMAE, DeiT, I-JEPA, the hybrids of ViTHybrid, and Bit: BiT and their ResNets."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from keras_vit.checkpoints.formats.file_config import FileConfig, part
+from keras_vit.checkpoints.formats.file_config import (
+    FileConfig,
+    check_field,
+    is_side,
+    named_number,
+    number,
+    pair,
+    part,
+)
 from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, WrittenModel
-from keras_vit.checkpoints.formats.transformers import bit
 from keras_vit.checkpoints.formats.transformers.config_json import (
+    ATTENTION_IN_MEMORY,
     BASE,
     CONFIG,
-    FILES,
-    attention_in_memory,
+    HuggingFace,
+    check_values,
     completed,
+    num_labels,
     positions_and_tokens,
     read_vit,
-    refuse_other_values,
     vit_fields,
     written,
 )
-from keras_vit.checkpoints.key_mapping import ATTENTION, BLOCK, CONV, POSITIONS, QKV, Rule, dense, norm
+from keras_vit.checkpoints.formats.transformers.image_processor import has_processor, read_processor
+from keras_vit.checkpoints.key_mapping import (
+    CONV,
+    POSITIONS,
+    Rule,
+    bit_norm,
+    bit_units,
+    block_rules,
+    bottlenecks,
+    dense,
+    norm,
+)
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.config import ResNetConfig, ViTConfig
 
-LAYOUT = "huggingface"
-SUFFIXES: tuple[str, ...] = ("",)
-CONFIG_FILES: tuple[str, ...] = FILES
 _TYPES = ("vit", "vit_msn", "vit-hybrid", "vit_mae")
 _VIT = {**BASE, "qkv_bias": True, "pooler_act": "tanh"}
 _BACKBONE = {"layer_type": "bottleneck", "global_padding": "same", "embedding_dynamic_padding": True}
@@ -38,11 +54,23 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "deit": _VIT,
     "ijepa": _VIT,
 }
+# Of transformers' BitConfig.
+_BIT: dict[str, Any] = {
+    "layer_type": "preactivation",
+    "global_padding": None,
+    "num_groups": 32,
+    "hidden_act": "relu",
+    "output_stride": 32,
+    "embedding_dynamic_padding": False,
+    "depths": [3, 4, 6, 3],
+}
 _POOLER = "ViTModel of transformers adds a pooler, unless from_pretrained gets add_pooling_layer=False."
+# The keys of a block as the files have them, and as the modules of transformers 5 name them in memory.
+_NORMS = "layernorm_before", "layernorm_after"
+STORED_ATTENTION = (*(f"attention.attention.{part}" for part in ("query", "key", "value")), "attention.output.dense")
 
 
-def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
-    """The layout of a file with these arrays; None for that of another format."""
+def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     for prefix in ("vit.", "deit.", "ijepa.", ""):
         if f"{prefix}embeddings.patch_embeddings.projection.weight" not in arrays:
             continue
@@ -59,12 +87,11 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     return None
 
 
-def expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
-    """The fields that it has; None for a ResNet."""
+def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
     if not isinstance(model.config, ViTConfig):
         return None
     fields = {**DEFAULTS, "gelu": None, "qkv_bias": None}
-    if _kind(model.config) == "ijepa":
+    if _type(model.config) == "ijepa":
         return {**fields, "classifier": ("gap",)}
     fields["stem"] = None, ResNetConfig
     if not model.num_classes:
@@ -74,65 +101,19 @@ def expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
     return fields
 
 
-def _kind(config: ViTConfig) -> str:
+def _type(config: ViTConfig) -> str:
     """The family in which a model is written: DeiT has a distillation token, I-JEPA the mean of the patches alone."""
     if config.distillation != "none":
         return "deit"
     return "ijepa" if config.classifier == "gap" else "vit"
 
 
-def layout_for(model: WrittenModel) -> Layout:
-    """The layout to write a model in."""
-    kind, two_heads = _kind(model.vit), model.vit.distillation == "head"
-    types = _TYPES if kind == "vit" else (kind,)
-    found = _layout(f"{kind}." if model.num_classes else "", types, two_heads=two_heads)
-    has_pooler = model.num_classes or model.vit.representation_size or kind != "vit"
-    return found if has_pooler else dataclasses.replace(found, notes=(_POOLER,))
-
-
-def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    """Read config.json. Raises UserError for unsupported values."""
-    if CONFIG not in files:
-        return FileConfig()
-    config = completed(files[CONFIG], layout, _DEFAULTS)
-    refuse_other_values(config, {"pooler_act": "tanh"})
-    backbone = bit.settings(part(config, "backbone_config")) if config.get("backbone_config") else {}
-    sizes = positions_and_tokens(config, layout, {"deit": 2, "ijepa": 0}.get(layout.model_types[0], 1))
-    return read_vit(files, config, layout, sizes, **backbone)
-
-
-def write_config(model: WrittenModel) -> dict[str, dict]:
-    """config.json and preprocessor_config.json."""
-    config = model.vit
-    kind = _kind(config) if config.stem is None else "vit-hybrid"
-    name = {"vit": "ViT", "vit-hybrid": "ViTHybrid", "deit": "DeiT", "ijepa": "IJepa"}[kind]
-    teacher = "WithTeacher" if config.distillation == "head" else ""
-    architecture = name + (f"ForImageClassification{teacher}" if model.num_classes else "Model")
-    fields = vit_fields(model, kind, architecture)
-    fields |= {
-        "hidden_dropout_prob": config.dropout_rate,
-        "attention_probs_dropout_prob": config.attention_dropout_rate,
-        "qkv_bias": config.qkv_bias,
-        "pooler_act": "tanh",
-        "pooler_output_size": config.representation_size or config.hidden_size,
-    }
-    if isinstance(config.stem, ResNetConfig):
-        fields["backbone_config"] = bit.config_fields(config.stem)
-    return written(model, fields)
-
-
-_BIT = "embeddings.patch_embeddings.backbone.bit."
-
-
-def _rules_in_memory(layer: str) -> tuple[Rule, ...]:
-    """The blocks as the modules of transformers 5 name them; save_pretrained writes the older names."""
-    return (
-        *norm(f"{BLOCK}LayerNorm_0", f"{layer}layernorm_before"),
-        *attention_in_memory(layer),
-        *norm(f"{BLOCK}LayerNorm_2", f"{layer}layernorm_after"),
-        *dense(f"{BLOCK}MlpBlock_3/Dense_0", f"{layer}mlp.fc1"),
-        *dense(f"{BLOCK}MlpBlock_3/Dense_1", f"{layer}mlp.fc2"),
-    )
+def _layout_for(model: WrittenModel) -> Layout:
+    name, two_heads = _type(model.vit), model.vit.distillation == "head"
+    types = _TYPES if name == "vit" else (name,)
+    layout = _layout(f"{name}." if model.num_classes else "", types, two_heads=two_heads)
+    has_pooler = model.num_classes or model.vit.representation_size or name != "vit"
+    return layout if has_pooler else dataclasses.replace(layout, notes=(_POOLER,))
 
 
 def _layout(
@@ -146,18 +127,13 @@ def _layout(
         Rule((POSITIONS,), f"{prefix}embeddings.position_embeddings"),
         Rule((), f"{prefix}embeddings.mask_token"),
         *dense("embedding", f"{prefix}embeddings.patch_embeddings.projection", CONV),
-        *norm(f"{BLOCK}LayerNorm_0", f"{layer}layernorm_before"),
-        *(rule for part in QKV for rule in dense(f"{ATTENTION}{part}", f"{layer}attention.attention.{part}")),
-        *dense(f"{ATTENTION}out", f"{layer}attention.output.dense"),
-        *norm(f"{BLOCK}LayerNorm_2", f"{layer}layernorm_after"),
-        *dense(f"{BLOCK}MlpBlock_3/Dense_0", f"{layer}intermediate.dense"),
-        *dense(f"{BLOCK}MlpBlock_3/Dense_1", f"{layer}output.dense"),
-        *_rules_in_memory(f"{prefix}layers.{{i}}."),
+        *block_rules(layer, _NORMS, STORED_ATTENTION, ("intermediate.dense", "output.dense")),
+        *block_rules(f"{prefix}layers.{{i}}.", _NORMS, ATTENTION_IN_MEMORY, ("mlp.fc1", "mlp.fc2")),
         *norm("Transformer/encoder_norm", f"{prefix}layernorm"),
         *dense("pre_logits", f"{prefix}pooler.dense"),
         *dense("head", "cls_classifier" if two_heads else "classifier"),
         *dense("head_distillation", "distillation_classifier"),
-        *bit.resnet_rules(f"{prefix}{_BIT}"),
+        *_resnet_rules(f"{prefix}embeddings.patch_embeddings.backbone.bit."),
     )
     return Layout(
         rules,
@@ -169,3 +145,146 @@ def _layout(
         model_types=model_types,
         ignored=("decoder.mask_token", "decoder.decoder_"),  # of a masked autoencoder
     )
+
+
+def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
+    config = completed(files[CONFIG], layout, _DEFAULTS)
+    check_values(config, {"pooler_act": "tanh"})
+    backbone = _bit_settings(part(config, "backbone_config")) if config.get("backbone_config") else {}
+    sizes = positions_and_tokens(config, layout, {"deit": 2, "ijepa": 0}.get(layout.model_types[0], 1))
+    return read_vit(files, config, layout, sizes, **backbone)
+
+
+def _write_config(model: WrittenModel) -> dict[str, dict]:
+    config = model.vit
+    model_type = _type(config) if config.stem is None else "vit-hybrid"
+    name = {"vit": "ViT", "vit-hybrid": "ViTHybrid", "deit": "DeiT", "ijepa": "IJepa"}[model_type]
+    teacher = "WithTeacher" if config.distillation == "head" else ""
+    architecture = name + (f"ForImageClassification{teacher}" if model.num_classes else "Model")
+    fields = vit_fields(model, model_type, architecture) | {
+        "hidden_dropout_prob": config.dropout_rate,
+        "attention_probs_dropout_prob": config.attention_dropout_rate,
+        "qkv_bias": config.qkv_bias,
+        "pooler_act": "tanh",
+        "pooler_output_size": config.representation_size or config.hidden_size,
+    }
+    if isinstance(config.stem, ResNetConfig):
+        fields["backbone_config"] = _bit_fields(config.stem)
+    return written(model, fields)
+
+
+VIT = HuggingFace(
+    _identify,
+    read_config=_read_config,
+    expressible=_expressible,
+    layout_for=_layout_for,
+    write_config=_write_config,
+)
+
+
+# Bit
+
+
+def _identify_bit(arrays: Mapping[str, LazyArray]) -> Layout | None:
+    for prefix in ("bit.", ""):
+        if f"{prefix}embedder.convolution.weight" in arrays:
+            return _bit_layout(prefix, preactivation=f"{prefix}embedder.norm.weight" not in arrays)
+    return None
+
+
+def _bit_layout(prefix: str, *, preactivation: bool) -> Layout:
+    if preactivation:
+        rules = (
+            Rule(("resnet/root_block/standardized_conv2d/kernel",), f"{prefix}embedder.convolution.weight", CONV),
+            *bit_units(f"{prefix}encoder.stages.{{s-1}}.layers.{{u-1}}"),
+            *bit_norm("resnet", f"{prefix}norm"),
+            *dense("resnet/head/conv2d", "classifier.1"),
+        )
+    else:
+        rules = (*_resnet_rules(prefix), *dense("head", "classifier.1"))
+    return Layout(
+        rules,
+        torch=True,
+        stores_groups=True,
+        model_types=("bit",),
+        ambiguous=() if preactivation else ("global_padding",),
+    )
+
+
+def _resnet_rules(prefix: str) -> tuple[Rule, ...]:
+    """The rules of a post-activation ResNet."""
+    return (
+        Rule(("conv_root/kernel",), f"{prefix}embedder.convolution.weight", CONV),
+        *norm("gn_root", f"{prefix}embedder.norm"),
+        *bottlenecks(f"{prefix}encoder.stages.{{s-1}}.layers.{{u-1}}"),
+    )
+
+
+def _read_bit_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
+    fields = files[CONFIG]
+    config = completed({**fields, "model_type": fields.get("model_type") or "bit"}, layout, {"bit": _BIT})
+    size = pair(config, "image_size")
+    images = read_processor(files, "bit", size)
+    if size is None and images is not None and has_processor(files):  # the model accepts any size
+        size = images.size
+    return FileConfig(
+        image_size=size,
+        images=images,
+        channels=named_number(config, "num_channels"),
+        num_classes=num_labels(fields),
+        **_bit_settings(config),
+    )
+
+
+def _bit_settings(backbone: dict) -> dict[str, Any]:
+    """The fields of FileConfig for a Bit. Raises UserError for one that has other operators than the models here."""
+    backbone = _BIT | backbone
+    layer_type, padding, depths = (backbone[name] for name in ("layer_type", "global_padding", "depths"))
+    same = isinstance(padding, str) and padding.upper() == "SAME"
+    # No published weights have another combination.
+    is_known = (layer_type, same) in (("preactivation", False), ("bottleneck", True)) and not (padding and not same)
+    what = "'preactivation' with global_padding null, or 'bottleneck' with 'same'"
+    check_field(is_known, "layer_type", what, (layer_type, padding))
+    check_values(backbone, {"hidden_act": "relu", "output_stride": 32, "embedding_dynamic_padding": same})
+    is_list = isinstance(depths, list | tuple) and all(is_side(depth) for depth in depths)
+    check_field(is_list, "depths", "a list of positive numbers", depths)
+    sizes = {
+        "block_units": ("depths", tuple(depths)),
+        "preactivation": ("layer_type == 'preactivation'", layer_type == "preactivation"),
+    }
+    return {"num_groups": number(backbone, "num_groups"), "resnet_sizes": sizes}
+
+
+def _write_bit_config(model: WrittenModel) -> dict[str, dict]:
+    architecture = "BitForImageClassification" if model.num_classes else "BitModel"
+    return written(model, {**_bit_fields(model.resnet), "architectures": [architecture]})
+
+
+def _bit_fields(config: ResNetConfig) -> dict:
+    """The fields of a ResNet, of its own or as the backbone of a hybrid."""
+    assert config.stage_channels is not None
+    stages = [f"stage{stage + 1}" for stage in range(len(config.block_units))]
+    return {
+        "model_type": "bit",
+        "layer_type": "preactivation" if config.preactivation else "bottleneck",
+        "global_padding": None if config.preactivation else "SAME",
+        "embedding_dynamic_padding": not config.preactivation,
+        "depths": list(config.block_units),
+        "embedding_size": config.root_channels,
+        "hidden_sizes": list(config.stage_channels),
+        "num_groups": config.num_groups,
+        "hidden_act": "relu",
+        "width_factor": 1,
+        "out_features": stages[-1:],
+        "out_indices": [len(stages)],
+        "stage_names": ["stem", *stages],
+    }
+
+
+BIT = HuggingFace(
+    _identify_bit,
+    read_config=_read_bit_config,
+    expressible=lambda model: {} if isinstance(model.config, ResNetConfig) else None,
+    layout_for=lambda model: _bit_layout("bit.", preactivation=model.resnet.preactivation),
+    write_config=_write_bit_config,
+)

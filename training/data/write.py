@@ -1,4 +1,4 @@
-"""Write a data set as TFRecord files."""
+"""Write a data set as TFRecord files, and images of it as samples.npz, for commands that do not use TensorFlow."""
 
 import contextlib
 import os
@@ -9,16 +9,21 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import UserError
+from keras_vit import Preprocessing, UserError
 from keras_vit.cli.progress import tracked
 from keras_vit.files.atomic import staged
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.remote import output_folder
+from keras_vit.images.samples import Samples
+from keras_vit.run import SAMPLES
 from training.data import record_index
-from training.data.dataset import Split
-from training.data.sources import bad_examples_reported, open_source
+from training.data.dataset import Split, bad_examples_reported, without_autograph
+from training.data.sources import open_source
 from training.data.tfrecord import IMAGE, LABEL, shard_name
 from training.options.common import DataOptions
+
+# Of the images kept beside a model: largest side in sides of its input, and bytes of all together.
+_LARGEST_SAMPLE, _SAMPLE_BYTES = 4, 64 * 2**20
 
 
 def check_shards(counts: Mapping[str, int], shards: int) -> None:
@@ -84,9 +89,72 @@ def _encoded(split: Split):
 
 
 def record(image: bytes, label: int) -> bytes:
-    """An image file with its class as a record; the same bytes each time."""
+    """Return an image file with its class as a record; the same bytes each time."""
     feature = {
         IMAGE: tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
         LABEL: tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
     }
     return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString(deterministic=True)
+
+
+def save_samples(split: Split, preprocessing: Preprocessing, path: str | os.PathLike, most: int | None = None) -> None:
+    """Keep images of a split beside a model, as PNG in an evenly mixed order, up to `most` and 64 MB of them.
+
+    Images far larger than the model's input are reduced first, so that every data set gives enough of them.
+    """
+    limit = tuple(_LARGEST_SAMPLE * side for side in preprocessing.image_size)
+
+    @without_autograph
+    def sample(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        image, label = split.example(index, preprocessing)
+
+        def reduced() -> tf.Tensor:
+            # The channels first, as a model sees them: hidden colors must not mix in.
+            smaller = tf.image.resize(
+                preprocessing.to_channels(image), limit, preserve_aspect_ratio=True, antialias=True
+            )
+            return tf.saturate_cast(tf.round(smaller), tf.uint8)
+
+        is_large = tf.reduce_all(tf.shape(image)[:2] > limit)
+        return tf.io.encode_png(tf.cond(is_large, reduced, lambda: image)), label
+
+    # In a graph, which walks through the header of an image file a hundred times as fast as eager operations do.
+    chosen = np.random.default_rng(0).permutation(split.num_examples)[:most]
+    data = tf.data.Dataset.from_tensor_slices(chosen)
+    data = data.map(sample, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    encoded: list[bytes] = []
+    labels: list[int] = []
+    total = 0
+    # In batches, because a step of the iterator takes longer than a small image.
+    for images, classes in data.batch(16).as_numpy_iterator():
+        for image, label in zip(images, classes, strict=True):
+            if total < _SAMPLE_BYTES:
+                encoded.append(image)
+                labels.append(int(label))
+                total += len(image)
+        if total >= _SAMPLE_BYTES:
+            break
+    names = tuple(sample_name(split, int(index)) for index in chosen[: len(encoded)])
+    Samples(tuple(encoded), np.array(labels), names).save(path)
+
+
+def sample_name(split: Split, index: int) -> str:
+    """Name an example beside a model: a file by its folder and name, without the other folders."""
+    return "/".join(pathlib.PurePath(split.name(index)).parts[-2:])
+
+
+def write_samples(source: DataOptions, output: str | os.PathLike, *, count: int = 128) -> None:
+    """Write samples.npz with up to `count` evaluation images in shuffled order, and labels.txt."""
+    directory = output_folder(output)
+    dataset = open_source(source)
+    split = dataset.evaluation
+    chosen = np.random.default_rng(0).permutation(split.num_examples)[:count]
+    with bad_examples_reported(dataset.train, dataset.evaluation):
+        examples = [split.example(tf.constant(index, tf.int64)) for index in chosen]
+    encoded = tuple(tf.io.encode_png(image).numpy() for image, _ in examples)
+    with staged(directory) as stage:
+        labels = np.array([int(label) for _, label in examples])
+        names = tuple(sample_name(split, int(index)) for index in chosen)
+        Samples(encoded, labels, names).save(stage / SAMPLES)
+        (stage / LABELS).write_text(labels_text(dataset.labels), encoding="utf-8")
+    print(f"{len(encoded)} images in {directory / SAMPLES}.")

@@ -1,13 +1,11 @@
 """Find a checkpoint by path, address or official name, and download it once.
 
 Buckets and file names: README of vision_transformer and of big_transfer, `models/vit.py` of big_vision; selection of
-an AugReg file: `vit_jax/train.py`. `keras.utils.get_file` is not used because it does not compare sizes, stores no hash
-and follows redirects to http.
+an AugReg file: `vit_jax/train.py`.
 """
 
 import contextlib
 import csv
-import dataclasses
 import datetime
 import errno
 import hashlib
@@ -18,21 +16,19 @@ import os
 import pathlib
 import re
 import types
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from keras_vit.checkpoints.fetch import hub
+from keras_vit.checkpoints import hub
 from keras_vit.errors import UserError, near_path, nearest, reading
 from keras_vit.files.atomic import write_text
 from keras_vit.files.remote import RemoteError, is_remote, local_copy, to_path
-from keras_vit.files.transfer import TransferError, download_file, is_local, sha256_of
+from keras_vit.files.transfer import download_file, is_local, sha256_of
 
 CACHE_VARIABLE = "KERAS_VIT_CACHE"
 
 _LONGEST_NAME = 160  # characters; file systems allow 255 bytes, and a suffix follows
-
 _LONGEST_PATH = 4096  # characters that are compared with what there is
 
 
@@ -160,7 +156,7 @@ def _address(source: str, cache: pathlib.Path) -> str:
         return _web_address(_ADDRESSES[name])
     family, _, file = name.partition(":")
     if family == "augreg" and file in _AUGREG_MODELS:
-        index = _fetch_index(file, cache)
+        index = _fetch(_web_address(f"{_AUGREG}/index.csv"), cache)
         return _web_address(f"{_AUGREG}/{best_upstream(index.read_text('utf-8', 'replace'), file)}.npz")
     if family == "augreg" and re.fullmatch(_AUGREG_FILE, file, re.ASCII):
         return _web_address(f"{_AUGREG}/{file}.npz")
@@ -180,19 +176,6 @@ def _address(source: str, cache: pathlib.Path) -> str:
     )
 
 
-def _fetch_index(model: str, cache: pathlib.Path) -> pathlib.Path:
-    """AugReg's index.csv, which says which file an AugReg model is."""
-    try:
-        return _fetch(_web_address(f"{_AUGREG}/index.csv"), cache)
-    except UserError as error:
-        if not isinstance(error.__cause__, TransferError):
-            raise
-        raise UserError(
-            f"augreg:{model} needs AugReg's index.csv and the checkpoint file that it names (the full name of a file "
-            f"after augreg: needs no index), but {error}"
-        ) from error.__cause__
-
-
 def _no_path(path: str) -> UserError:
     """The error of a path that does not exist, with what is called most like it in the same folder."""
     if close := near_path(path[:_LONGEST_PATH]):
@@ -209,21 +192,18 @@ def best_upstream(index: str, model: str) -> str:
     The index has each upstream file once for every fine-tuned one. The first of equal values is selected. Rows without
     a number in final_val are ignored; the official code would select them because pandas sorts them last.
     """
-    rows = csv.DictReader(io.StringIO(index, newline=""))
-    with reading("AugReg's index.csv", "CSV", csv.Error, advice="delete it to download it anew"):
-        missing = {"filename", "ds", "final_val"}.difference(rows.fieldnames or ())
-        if missing:
-            raise UserError(f"AugReg's index.csv should have the column {min(missing)}; delete it to download it anew.")
-        found = [row for row in rows if (row["filename"] or "").split("-")[0] == model and row["ds"] == "i21k"]
-    measured = [row for row in found if not math.isnan(_accuracy(row))]
+    with reading("AugReg's index.csv", "CSV", csv.Error, KeyError, advice="delete it to download it anew"):
+        rows = csv.DictReader(io.StringIO(index, newline=""))
+        of_model = [row for row in rows if (row["filename"] or "").split("-")[0] == model and row["ds"] == "i21k"]
+        measured = [(accuracy, row["filename"]) for row in of_model if (accuracy := _number(row["final_val"])) >= 0]
     if not measured:
         raise UserError(f"AugReg's index.csv has no i21k file of {model!r} with a final_val; give a full file name.")
-    return max(measured, key=_accuracy)["filename"]
+    return max(measured, key=lambda each: each[0])[1]
 
 
-def _accuracy(row: Mapping[str, str | None]) -> float:
+def _number(text: str | None) -> float:
     try:
-        return float(row["final_val"] or "nan")
+        return float(text or "nan")
     except ValueError:
         return math.nan
 
@@ -257,54 +237,45 @@ def _cache_path(address: str, cache: pathlib.Path) -> pathlib.Path:
     return cache / hashlib.sha256(address.encode()).hexdigest()[:20] / name
 
 
-@dataclasses.dataclass(frozen=True)
-class _Metadata:
-    """The content of the .json file beside a cached file."""
-
-    address: str
-    """Without the query, which may contain a key."""
-    downloaded: bool
-    """False for a file that the user put there; its address is then assumed."""
-    size: int
-    """Bytes."""
-    sha256: str
-    """Hexadecimal."""
-    date: str
-    """ISO 8601, UTC."""
-
-
 def _fetch(address: str, cache: pathlib.Path) -> pathlib.Path:
-    """The cached file of an address; downloaded if it is missing."""
+    """The cached file of an address; downloaded if it is missing. A .json file beside it has its size and hash."""
     path = _cache_path(address, cache)
     metadata_file = path.with_name(f"{path.name}.json")
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         metadata_file.unlink(missing_ok=True)  # of a deleted file
-        sha256 = download_file(address, path, elsewhere=f"set {CACHE_VARIABLE} to another folder")
-        _write_metadata(metadata_file, address, path, sha256, downloaded=True)
+        sha256 = download_file(address, path)
+        _write_metadata(metadata_file, address, path.stat().st_size, sha256, downloaded=True)
         return path
     metadata, size = _read_metadata(metadata_file), path.stat().st_size
-    if metadata is None:
-        _write_metadata(metadata_file, address, path, sha256_of(path), downloaded=False)
+    if metadata is None:  # of a file that the user put there
+        _write_metadata(metadata_file, address, size, sha256_of(path), downloaded=False)
         return path
-    advice = f"delete it to download it again, or delete {metadata_file.name} to use it as it is"
-    if metadata.size != size:
-        raise UserError(f"{path} should be {metadata.size} bytes, but is {size}; {advice}.")
-    if metadata.sha256 != (found := sha256_of(path)):
-        raise UserError(f"{path} should have the SHA-256 {metadata.sha256}, but has {found}; {advice}.")
+    problem = f"be {metadata['size']} bytes, but is {size}" if metadata["size"] != size else ""
+    if not problem and (sha256 := sha256_of(path)) != metadata["sha256"]:
+        problem = f"have the SHA-256 {metadata['sha256']}, but has {sha256}"
+    if problem:
+        raise UserError(
+            f"{path} should {problem}; delete it to download it again, or delete {metadata_file.name} to use it as it "
+            "is."
+        )
     return path
 
 
-def _read_metadata(path: pathlib.Path) -> _Metadata | None:
+def _read_metadata(path: pathlib.Path) -> dict[str, Any] | None:
     try:
-        return _Metadata(**json.loads(path.read_text("utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):  # missing, or of another program
+        metadata = json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, ValueError):
         return None
+    return metadata if isinstance(metadata, dict) and {"size", "sha256"} <= metadata.keys() else None
 
 
-def _write_metadata(
-    metadata_file: pathlib.Path, address: str, path: pathlib.Path, sha256: str, *, downloaded: bool
-) -> None:
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    metadata = _Metadata(address.partition("?")[0], downloaded, path.stat().st_size, sha256, date)
-    write_text(metadata_file, json.dumps(dataclasses.asdict(metadata), indent=2) + "\n")
+def _write_metadata(metadata_file: pathlib.Path, address: str, size: int, sha256: str, *, downloaded: bool) -> None:
+    metadata = {
+        "address": address.partition("?")[0],  # the query may contain a key
+        "downloaded": downloaded,
+        "size": size,
+        "sha256": sha256,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+    write_text(metadata_file, json.dumps(metadata, indent=2) + "\n")

@@ -1,1 +1,0 @@
-"""Checkpoints by path, address or official name: found, downloaded once, and kept in a cache."""

@@ -1,0 +1,160 @@
+"""The JAX codes' files: vit_jax before and after flax's Linen, big_vision, and big_transfer, with TensorFlow's names.
+
+The weights of all models here have the keys of vit_jax as released, those of BiT big_transfer's.
+"""
+
+from collections.abc import Mapping
+
+from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Format, Layout, WrittenModel
+from keras_vit.checkpoints.key_mapping import (
+    BIT_UNIT,
+    BLOCK,
+    CHANNELS,
+    FROM_HEADS,
+    POINTWISE,
+    POSITIONS,
+    QKV,
+    SAME,
+    TO_HEADS,
+    UNIT,
+    Rule,
+    Transform,
+)
+from keras_vit.files.lazy_array import LazyArray
+from keras_vit.models.config import PositionEmbeddingKind, ResNetConfig, ViTConfig
+
+_SCALE_BIAS = ("scale", "bias")
+
+
+def _unchanged(*keys: str, transform: Transform = SAME) -> tuple[Rule, ...]:
+    """Rules for keys that equal the names of the weights."""
+    return tuple(Rule((key,), key, transform) for key in keys)
+
+
+def _both(*layers: str, leaves: tuple[str, str] = ("kernel", "bias")) -> tuple[str, ...]:
+    return tuple(f"{layer}/{leaf}" for layer in layers for leaf in leaves)
+
+
+def _attention(name: str, key: str) -> tuple[Rule, ...]:
+    return (
+        *(Rule((f"{name}{leaf}",), f"{key}{leaf}", TO_HEADS) for leaf in _both(*QKV)),
+        Rule((f"{name}out/kernel",), f"{key}out/kernel", FROM_HEADS),
+        Rule((f"{name}out/bias",), f"{key}out/bias"),
+    )
+
+
+def block_rules(layer: str, modules: tuple[str, str, str], to: str = BLOCK) -> tuple[Rule, ...]:
+    """The rules of an encoder block whose attention, second norm and MLP have these names."""
+    attention, second_norm, mlp = modules
+    renamed = {f"LayerNorm_0/{leaf}": f"LayerNorm_0/{leaf}" for leaf in _SCALE_BIAS}
+    renamed |= {f"LayerNorm_2/{leaf}": f"{second_norm}/{leaf}" for leaf in _SCALE_BIAS}
+    renamed |= {f"MlpBlock_3/{leaf}": f"{mlp}/{leaf}" for leaf in _both("Dense_0", "Dense_1")}
+    rules = (Rule((f"{to}{name}",), f"{layer}{key}") for name, key in renamed.items())
+    return *rules, *_attention(f"{to}MultiHeadDotProductAttention_1/", f"{layer}{attention}/")
+
+
+_BEFORE_LINEN = ("MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3")
+LINEN = ("MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")
+_OUTSIDE_BLOCKS = (
+    *_unchanged(
+        "cls", *_both("embedding", "pre_logits", "head"), *_both("Transformer/encoder_norm", leaves=_SCALE_BIAS)
+    ),
+    *_unchanged("MAPHead_0/probe", *_both("MAPHead_0/LayerNorm_0", leaves=_SCALE_BIAS)),
+    *_unchanged(*_both("MAPHead_0/MlpBlock_0/Dense_0", "MAPHead_0/MlpBlock_0/Dense_1")),
+    *_attention("MAPHead_0/MultiHeadDotProductAttention_0/", "MAPHead_0/MultiHeadDotProductAttention_0/"),
+)
+_RESNET = (
+    *_unchanged("conv_root/kernel", *(f"{UNIT}{conv}/kernel" for conv in ("conv1", "conv2", "conv3", "conv_proj"))),
+    *_unchanged(
+        *_both("gn_root", *(f"{UNIT}{gn}" for gn in ("gn1", "gn2", "gn3", "gn_proj")), leaves=_SCALE_BIAS),
+        transform=CHANNELS,
+    ),
+)
+
+
+def _layout(*rules: Rule, prefix_positions: bool = True, default_positions: PositionEmbeddingKind = "none") -> Layout:
+    """Standardized kernels are divided by their standard deviation; flax's GroupNorm has the epsilon 1e-6."""
+    return Layout(
+        (*_OUTSIDE_BLOCKS, *rules),
+        group_norm_epsilon=1e-6,
+        variance_epsilon=0.0,
+        deviation_epsilon=1e-5,
+        biases=(*HEAD_BIASES, QUERY_BIAS),
+        prefix_positions=prefix_positions,
+        default_positions=default_positions,
+    )
+
+
+_RELEASED = _layout(*_unchanged(POSITIONS), *block_rules(BLOCK, _BEFORE_LINEN), *_RESNET)
+_LINEN = _layout(*_unchanged(POSITIONS), *block_rules(BLOCK, LINEN), *_RESNET)
+# It prepends the class token after the position embeddings are added.
+_BIG_VISION = _layout(
+    Rule((POSITIONS,), "pos_embedding"),
+    *block_rules(BLOCK, LINEN),
+    prefix_positions=False,
+    default_positions="sincos-2d",
+)
+_BIT_ROOT = "resnet/root_block/standardized_conv2d/kernel"
+_BIT = Layout(
+    (
+        *_unchanged(_BIT_ROOT, f"{BIT_UNIT}a/proj/standardized_conv2d/kernel"),
+        *_unchanged(*(f"{BIT_UNIT}{letter}/standardized_conv2d/kernel" for letter in "abc")),
+        *_unchanged(*(f"{BIT_UNIT}{letter}/group_norm/{leaf}" for letter in "abc" for leaf in ("gamma", "beta"))),
+        *_unchanged("resnet/group_norm/gamma", "resnet/group_norm/beta", "resnet/head/conv2d/bias"),
+        *_unchanged("resnet/head/conv2d/kernel", transform=POINTWISE),
+    ),
+    variance_epsilon=1e-10,
+)
+
+
+def _is_released(arrays: Mapping[str, LazyArray]) -> bool:
+    return any("/MultiHeadDotProductAttention_1/" in key for key in arrays)
+
+
+def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
+    if not isinstance(model.config, ViTConfig):
+        return None
+    heads = ("token", "gap", "map", "unpooled", "none")
+    return {**DEFAULTS, "classifier": heads, "representation_size": None, "stem": (None, ResNetConfig)}
+
+
+def _expressible_in_big_vision(model: WrittenModel) -> dict[str, tuple | None] | None:
+    fields = _expressible(model)
+    return fields and {**fields, "stem": (None,), "position_embedding": ("learned", "sincos-2d")}
+
+
+def _expressible_in_bit(model: WrittenModel) -> dict[str, tuple | None] | None:
+    return {} if isinstance(model.config, ResNetConfig) and model.config.preactivation else None
+
+
+_NPZ = (".npz",)
+VIT_JAX = Format(
+    "npz",
+    lambda arrays: _RELEASED if _is_released(arrays) and "embedding/kernel" in arrays else None,
+    suffixes=_NPZ,
+    expressible=_expressible,
+    layout_for=lambda model: _RELEASED,
+)
+BIG_TRANSFER = Format(
+    "npz",
+    lambda arrays: _BIT if _BIT_ROOT in arrays else None,
+    suffixes=_NPZ,
+    expressible=_expressible_in_bit,
+    layout_for=lambda model: _BIT,
+)
+VIT_JAX_LINEN = Format(
+    "npz-linen",
+    lambda arrays: _LINEN if {"embedding/kernel", POSITIONS} <= arrays.keys() and not _is_released(arrays) else None,
+    suffixes=_NPZ,
+    expressible=_expressible,
+    layout_for=lambda model: _LINEN,
+)
+BIG_VISION = Format(
+    "big_vision",
+    lambda arrays: (
+        _BIG_VISION if "embedding/kernel" in arrays and POSITIONS not in arrays and not _is_released(arrays) else None
+    ),
+    suffixes=_NPZ,
+    expressible=_expressible_in_big_vision,
+    layout_for=lambda model: _BIG_VISION,
+)

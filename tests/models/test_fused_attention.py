@@ -1,0 +1,58 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from keras_vit.models.fused_attention import fused_attention, runs_on_cudnn
+
+
+def by_definition(query, key, value):
+    logits = jnp.einsum("bnhd,bmhd->bhnm", query, key) / np.sqrt(query.shape[-1])
+    return jnp.einsum("bhnm,bmhd->bnhd", jax.nn.softmax(logits), value)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint])
+@pytest.mark.parametrize(("num_queries", "num_tokens"), [(17, 17), (1, 17), (16, 16), (5, 10)])
+def test_padding_for_gradients_changes_neither_outputs_nor_gradients(num_queries, num_tokens, transform):
+    rng = np.random.default_rng(0)
+    lengths = num_queries, num_tokens, num_tokens, num_queries
+    *heads, weights = (jnp.asarray(rng.normal(size=(2, length, 3, 8)), "float32") for length in lengths)
+
+    def gradients(attend):
+        return jax.value_and_grad(lambda *heads: jnp.sum(weights * attend(*heads)), (0, 1, 2))(*heads)
+
+    attend = transform(fused_attention("xla"))
+    np.testing.assert_allclose(attend(*heads), by_definition(*heads), rtol=1e-5, atol=1e-6)
+    jax.tree.map(
+        lambda ours, expected: np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=2e-6),
+        gradients(attend),
+        gradients(by_definition),
+    )
+
+
+def test_only_gradients_are_padded():
+    heads = jnp.ones((2, 17, 3, 8))
+    attend = fused_attention("xla")
+    assert "pad" not in str(jax.make_jaxpr(attend)(heads, heads, heads))
+    assert "pad" in str(jax.make_jaxpr(jax.grad(lambda x: jnp.sum(attend(x, x, x))))(heads))
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "width", "runs"),
+    [
+        ("9.0", "bfloat16", 64, True),
+        ("8.0", "float16", 128, True),
+        ("7.5", "float16", 64, False),
+        ("gfx942", "bfloat16", 64, False),
+        ("9.0", "float32", 64, False),
+        ("9.0", "bfloat16", 20, False),
+        ("9.0", "bfloat16", 136, False),
+    ],
+)
+def test_the_path_is_chosen_by_card_dtype_and_width(capability, dtype, width, runs, monkeypatch):
+    class Card:
+        platform = "gpu"
+        compute_capability = capability
+
+    monkeypatch.setattr(jax, "devices", lambda: [Card()])
+    assert runs_on_cudnn(dtype, width) is runs

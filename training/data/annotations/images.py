@@ -1,0 +1,138 @@
+"""Images that a file annotates: their boxes, size and split, and the names of their classes. No TensorFlow."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from keras_vit import UserError
+from keras_vit.errors import explained, shown
+from keras_vit.files.labels import LABELS, composed, read_labels
+from keras_vit.files.schema import is_number
+from keras_vit.images.decode import open_image
+from keras_vit.images.formats import format_problem, orientation
+
+# Without a split of their own, every tenth image by name is evaluated.
+_HOLD_OUT = 10
+
+
+class Box(NamedTuple):
+    """An object as its file annotates it; unchecked before `open_boxes`."""
+
+    label: str | int
+    """Name or number of the class; after the check the number."""
+    bbox: tuple[float, float, float, float]
+    """Left, top, width and height in pixels of the upright image, as the file has them or, in a YOLO file, means."""
+    area: float | None = None
+    """Pixels of the object, if the file states them; else those of the box count."""
+    is_crowd: bool = False
+    """Whether it is a group in which no object is marked, COCO's iscrowd. It is no target of training."""
+    is_difficult: bool = False
+    """Whether it counts neither as found nor as missed, VOC's difficult."""
+
+    @property
+    def corners(self) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom in pixels."""
+        left, top, width, height = self.bbox
+        return left, top, left + width, top + height
+
+
+@dataclasses.dataclass(frozen=True)
+class BoxedImage:
+    """An image with its boxes, perhaps none."""
+
+    file: pathlib.Path
+    size: tuple[int, int]
+    """Height and width in pixels, upright."""
+    boxes: Sequence[Box]
+    """All that the file annotates, in its order: the truth of an evaluation."""
+    id: int = 0
+    """The id in a COCO file, whose order decides between equal scores."""
+
+    @functools.cached_property
+    def targets(self) -> tuple[np.ndarray, np.ndarray]:
+        """The targets of training: corners (n, 4) float32 inside of the image, in pixels, and classes (n,) int32."""
+        boxes = [box for box in self.boxes if not box.is_crowd]
+        corners = np.array([box.corners for box in boxes]).reshape(-1, 4)
+        corners = np.clip(corners, 0, [*self.size[::-1]] * 2)
+        has_area = (corners[:, :2] < corners[:, 2:]).all(axis=1)
+        return corners[has_area].astype(np.float32), np.array([box.label for box in boxes], np.int32)[has_area]
+
+
+class BoxedImages(NamedTuple):
+    """The images with boxes of a file, before they are checked."""
+
+    labels: tuple[str, ...]
+    """The names of the classes; empty if a COCO file has none."""
+    splits: Mapping[str, Sequence[BoxedImage]]
+    """Images of "train", and of "val" in data with a split of their own."""
+
+
+class _Listed(Protocol):
+    @property
+    def file(self) -> pathlib.Path:
+        """Where the image is."""
+
+
+AnyListed = TypeVar("AnyListed", bound=_Listed)
+
+
+def train_and_val(splits: Mapping[str, Sequence[AnyListed]], path: object) -> tuple[list[AnyListed], list[AnyListed]]:
+    """Return the images of "train" and "val", of data without "val" all but every tenth by name, and these.
+
+    Raises UserError if there is no image of one of them.
+    """
+    train, val = (list(splits.get(name, ())) for name in ("train", "val"))
+    if "val" not in splits:
+        images = sorted(train, key=lambda image: image.file)
+        train, val = [each for number, each in enumerate(images) if number % _HOLD_OUT], images[::_HOLD_OUT]
+    if not train or not val:
+        raise UserError(
+            f"{path} holds {len(train) + len(val)} images, and needs some to train on and others to evaluate on."
+        )
+    return train, val
+
+
+def upright_size(file: pathlib.Path, stated: tuple = (None, None)) -> tuple[int, int]:
+    """Return height and width in pixels of an image as it is seen.
+
+    Raises UserError if it is no image that we read, or not of the size that an annotation states; zeros state none.
+    """
+    with explained(
+        lambda reason: f"The image {file} cannot be read ({reason}); repair it, or remove it and its annotation.",
+        OSError,
+        ValueError,
+    ):
+        data = file.read_bytes()
+        if problem := format_problem(data):
+            raise ValueError(problem)
+        with open_image(data) as image:
+            width, height = image.size
+    size = (width, height) if orientation(data) >= 5 else (height, width)
+    if None not in stated and stated not in (size, (0, 0)):
+        raise UserError(
+            f"The image {file}, seen upright, is {size[1]} wide and {size[0]} high, but it was annotated as one "
+            f"{stated[1]!s:.20} wide and {stated[0]!s:.20} high; annotate the upright image at its size."
+        )
+    return size
+
+
+def number_of(text: object, where: str) -> float:
+    """Return the number of a text. Raises UserError for anything else."""
+    if not is_number(text):
+        raise UserError(f"{where} should be a finite number, but is {shown(text)}; correct it.")
+    return float(text)  # type: ignore[arg-type]
+
+
+def own_labels(folder: pathlib.Path) -> tuple[str, ...]:
+    """Return the names of labels.txt in the folder of the data; none without it."""
+    return tuple(map(composed, read_labels(folder / LABELS))) if (folder / LABELS).is_file() else ()
+
+
+def boxed_images(images: Sequence[BoxedImage], folder: pathlib.Path) -> BoxedImages:
+    """Return images without a split, whose classes are those of labels.txt in the folder, or else of the boxes."""
+    names = sorted({str(box.label) for image in images for box in image.boxes})
+    return BoxedImages(own_labels(folder) or tuple(names), {"train": images})
