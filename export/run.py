@@ -32,5 +32,5 @@ def check_calibration(options: TFLiteOptions, run: Run) -> None:
     """Raise UserError for a number of calibration images where there are none."""
     if options.calibration_images is not None and options.calibration is None and not run.file(CALIBRATION):
         raise UserError(
-            f"{run.name} has no images for --calibration-images; add --calibration FOLDER, or leave the number out."
+            f"{run.name} has no images for --calibration-images; add --calibration FOLDER, or leave it out."
         )

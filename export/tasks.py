@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from export import fingerprint, parity, report
+from export import parity, report
+from export.files import identity_files
 from export.inference_model import in_dtype
 from export.options import LARGEST_DISAGREEMENT, Embeddings, SourceOptions
 from export.parity import Outputs, Reference
@@ -155,7 +156,7 @@ class Classification(Task):
             parity.require_equal(artifact, compared)
         else:
             parity.require_agreement(artifact, compared, self.largest_disagreement)
-        return parity.as_json(compared)
+        return dataclasses.asdict(compared)
 
     def sentence(self, measures: Measures) -> str:
         accuracy = "" if measures["accuracy"] is None else f", accuracy {measures['accuracy']:.4f}"
@@ -168,7 +169,7 @@ class Classification(Task):
         return Classification(self.exported.with_logits(), largest_disagreement)
 
     def identity(self, output: pathlib.Path) -> dict[str, str]:
-        return fingerprint.identity_files(output, self.exported.model, self.exported.labels, self.exported.origin)
+        return identity_files(output, self.exported.model, self.exported.labels, self.exported.origin)
 
     def reference(self, *, raw_pixels: bool = False) -> Reference:
         exported = self.exported

@@ -15,7 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from export import fingerprint, parity, report
+from export import parity, report
+from export.files import note_on_earlier
 from export.inference_model import in_dtype, inference_model
 from export.onnx import onnx_file
 from export.options import OnnxOptions
@@ -56,7 +57,7 @@ def export_onnx(task: Task, options: OnnxOptions) -> tuple[pathlib.Path, Measure
         found = expected.outputs_of(runner)
         measures = task.measure("onnx file", expected, found, exact=True)
         row = {**measures, "bytes": file.stat().st_size}
-        extra = report.Extra(fingerprint.note_on_earlier(output, stage) if texts else [])
+        extra = report.Extra(note_on_earlier(output, stage) if texts else [])
         if isinstance(task, Classification):
             row = _measure_classifier(file, runner, expected, measures, started)
             if exported.unknown is not None:

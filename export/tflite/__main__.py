@@ -25,8 +25,8 @@ def main(arguments: Sequence[str]) -> None:
     output = export_folder(options.output)
     cli.require_tensorflow()
 
+    from export.source import read_calibration
     from export.tasks import Classification, open_task
-    from export.tflite.calibration import read_calibration
     from export.tflite.export import export_tflite, summary
     from keras_vit.files.documents import read_json
 

@@ -15,9 +15,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from export import fingerprint, parity, report
+from export import parity, report
+from export.files import note_on_earlier
 from export.inference_model import in_dtype, inner_blocks
-from export.options import CALIBRATED, PROCESSORS, Target, TFLiteFormat, TFLiteOptions
+from export.options import CALIBRATED, EIGHT_BIT_WEIGHTS, PROCESSORS, Target, TFLiteFormat, TFLiteOptions
 from export.tasks import Classification, Measures, Task
 from export.tflite import accelerator, quantize, tflite_file
 from export.tflite.convert import to_delegate_tflite, to_tflite
@@ -25,7 +26,7 @@ from export.tflite.delegate_rules import require_rules
 from export.tflite.four_bits import DenseLayers
 from export.tflite.gptq import round_kernels
 from export.tflite.half_precision import run_in_half
-from export.tflite.quantize import EIGHT_BIT_WEIGHTS, WEIGHT_SHARE
+from export.tflite.quantize import WEIGHT_SHARE
 from keras_vit import UserError
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import ParityError
@@ -52,7 +53,7 @@ def export_tflite(
     Args:
         task: the model and what it does.
         options: of the command; `source` and `calibration` are not used.
-        calibration: representative images; see `export.tflite.calibration.read_calibration`.
+        calibration: representative images; see `export.source.read_calibration`.
     """
     output = output_folder(options.output)
     _check_formats(task, options, calibration)
@@ -72,7 +73,7 @@ def export_tflite(
             accelerator.write_page(stage, [file.name for file, _ in export.written.values()])
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
-        export.report(fingerprint.note_on_earlier(output, stage) if texts else [])
+        export.report(note_on_earlier(output, stage) if texts else [])
     return {form: (output / file.name, measures) for form, (file, measures) in export.written.items()}
 
 

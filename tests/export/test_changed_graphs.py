@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from export import fingerprint, parity
+from export import parity
+from export.files import fingerprint
 from export.inference_model import inference_model
 from export.options import SourceOptions
 from export.run import open_run
@@ -377,8 +378,8 @@ def test_an_adapted_model_keeps_its_name_and_its_frozen_layers():
 
 def test_a_new_temperature_is_not_another_model_but_another_layer_is():
     model = _base()
-    own = fingerprint.fingerprint(model, NAMES, Provenance())
-    assert fingerprint.fingerprint(model, NAMES, Provenance(temperature=1.7)) == own
-    assert fingerprint.fingerprint(model, NAMES, Provenance(multi_label=True)) != own
+    own = fingerprint(model, NAMES, Provenance())
+    assert fingerprint(model, NAMES, Provenance(temperature=1.7)) == own
+    assert fingerprint(model, NAMES, Provenance(multi_label=True)) != own
     model.get_layer("Transformer.encoder_norm").epsilon = 0.3
-    assert fingerprint.fingerprint(model, NAMES, Provenance()) != own
+    assert fingerprint(model, NAMES, Provenance()) != own
