@@ -21,10 +21,10 @@ from keras_vit.errors import ParityError
 from keras_vit.files.tables import short_name
 from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
 from keras_vit.inspection.relevance import classifies
-from keras_vit.models.boxes import overlaps, to_corners
 from keras_vit.models.build import classifier_head
 from keras_vit.models.config import DetectionConfig, LinearSegmentationConfig, SegmentationConfig, TaskConfig
-from keras_vit.models.segment_outputs import segment_outputs
+from keras_vit.models.detection import overlaps, to_corners
+from keras_vit.models.segmentation import segment_outputs
 from keras_vit.models.tasks import task_of
 from keras_vit.run import Run
 

@@ -37,7 +37,7 @@ from keras_vit.images import graph
 from keras_vit.images.formats import LARGEST_SERVED
 from keras_vit.models.config import SEGMENT_THRESHOLD, LinearSegmentationConfig, SegmentationConfig
 from keras_vit.models.detection import SUPPRESSED
-from keras_vit.models.segment_outputs import segment_outputs
+from keras_vit.models.segmentation import segment_outputs
 
 # Objects of a picture, as in COCO.
 _TOP = 100

@@ -53,8 +53,7 @@ from keras_vit.models.positions import (
     SinCosPositions,
     rotary_angles,
 )
-from keras_vit.models.segment_outputs import LEAST_VISIBLE
-from keras_vit.models.segmentation import MaskProduct, SplitQueries
+from keras_vit.models.segmentation import LEAST_VISIBLE, MaskProduct, SplitQueries
 
 # The largest scaled number: the squares of 4,096 of them have a sum of at most 65,536.
 _LARGEST = 4.0
@@ -448,7 +447,7 @@ def _instances(masks, probabilities):
 
 
 def _panoptic(masks, probabilities, stuff):
-    """As `keras_vit.models.segment_outputs` has it."""
+    """As `keras_vit.models.segmentation` has it."""
     num_queries, nothing = probabilities.shape[2], probabilities.shape[-1] - 1
     labels, is_label = _largest(probabilities)  # (B, 1, Q, 1), (B, 1, Q, K + 1)
     scores = tf.reduce_max(probabilities, -1, keepdims=True)

@@ -90,15 +90,12 @@ def chunk_attention(model: keras.Model, queries: int | None) -> None:
     """
     check_integers("queries", queries)
     layers = [layer for layer in model.layers if isinstance(layer, DotProductAttention)]
-    if not layers:
-        raise UserError(f"The model {model.name!r} has no attention to compute in chunks; leave chunk_attention out.")
-    if any(isinstance(layer, RelativePositions | NoSelfAttention | MaskAttention) for layer in model.layers):
+    biased = any(isinstance(layer, RelativePositions | NoSelfAttention | MaskAttention) for layer in model.layers)
+    if not layers or biased or any(layer.dropout_rate for layer in layers):
         raise UserError(
-            "Relative positions are logits of all tokens at once, as the masks of locality self-attention and of mask "
-            "attention are; leave chunk_attention out."
+            f"Chunks are of attention without relative positions, masks, and dropout of the probabilities, which the "
+            f"model {model.name!r} does not have; leave chunk_attention out."
         )
-    if any(layer.dropout_rate for layer in layers):
-        raise UserError("Dropout would drop the same of every chunk; build the model without attention dropout.")
     for layer in layers:
         layer.queries_at_a_time = queries
 

@@ -2,18 +2,25 @@
 
 import contextlib
 import dataclasses
-import numbers
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import keras
 
-from keras_vit.errors import UserError, check_choice, check_integers, nearest
+from keras_vit.errors import UserError, check_choice, check_integers, check_known
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import AttentionProbabilities
 from keras_vit.models.bit import big_transfer
-from keras_vit.models.config import Classes, ModelConfig, ResNetConfig, ViTConfig, config_from_dict, python_numbers
+from keras_vit.models.config import (
+    Classes,
+    ModelConfig,
+    ResNetConfig,
+    ViTConfig,
+    check_blocks,
+    config_from_dict,
+    python_numbers,
+)
 from keras_vit.models.image_model import ImageModel
 from keras_vit.models.layers import ModelSpec, PoolTokens
 from keras_vit.models.named_models import model_config
@@ -70,7 +77,10 @@ def build(
     preprocessing = preprocessing or _default_preprocessing(config, image_size, channels)
     num_classes = python_numbers(num_classes)
     check_integers("num_classes", num_classes, least=0)
-    _check_activation(classifier_activation, num_classes)
+    if classifier_activation is not None:
+        check_choice("classifier_activation", classifier_activation, _ACTIVATIONS)
+        if not num_classes:
+            raise UserError("classifier_activation is for a model with classes; give num_classes, or leave it out.")
     default_name = model.replace("+", "_") if isinstance(model, str) else "model"
     with dtype_policy(dtype):
         network = _network(config, preprocessing, num_classes, name or default_name)
@@ -82,13 +92,6 @@ def _default_preprocessing(config: ModelConfig, image_size: int | tuple[int, int
     if isinstance(config, ViTConfig):
         config.check_image_size(preprocessing.image_size)
     return preprocessing
-
-
-def _check_activation(name: str | None, num_classes: int | None) -> None:
-    if name is not None:
-        check_choice("classifier_activation", name, _ACTIVATIONS)
-        if not num_classes:
-            raise UserError("classifier_activation is for a model with classes; give num_classes, or leave it out.")
 
 
 def _with_activation(network: keras.Model, name: str) -> keras.Model:
@@ -355,10 +358,7 @@ def intermediates(model: keras.Model, names: str | Collection[str] | None = None
     if isinstance(names, str):
         return keras.Model(model.input, intermediates(model, [names]).output[names], name=f"{model.name}_{names}")
     for name in names or ():
-        if name not in available:
-            raise UserError(
-                f"The model has no intermediate {name!r}; the nearest names are {nearest(name, available)}."
-            )
+        check_known("intermediate", name, available)
     outputs = {name: available[name]() for name in (available if names is None else names)}
     return keras.Model(model.input, outputs, name=f"{model.name}_intermediates")
 
@@ -375,9 +375,7 @@ def get_layer(model: keras.Model, name: str) -> keras.layers.Layer:
     if name in layers:
         return layers[name]
     available = _available(model)
-    if name not in available:
-        names = [*layers, *available]
-        raise UserError(f"The model has no layer {name!r}; the nearest names are {nearest(name, names)}.")
+    check_known("layer", name, available, layers)
     if match := re.fullmatch(r"attention_(\d+)(?:_(row|column))?", name):
         axis = f".{match[2]}" if match[2] else ""
         return layers[f"Transformer.encoderblock_{match[1]}{axis}.MultiHeadDotProductAttention_1"]
@@ -430,9 +428,7 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
     if not isinstance(config, ViTConfig):
         raise UserError("A ResNet has no blocks of tokens; take feature_map with the name of a stage.")
     count = config.num_layers
-    whole = all(isinstance(b, numbers.Integral) and not isinstance(b, bool) for b in blocks)
-    if not len(blocks) or not whole or not all(-count <= block < count for block in blocks):
-        raise UserError(f"blocks must be numbers from {-count} to {count - 1}, but are {list(blocks)}.")
+    check_blocks(blocks, count)
     if norm and config.norm_after_pooling:
         raise UserError("The last LayerNorm of this model is for the mean of the tokens; give norm=False.")
     tokens = intermediates(model, [f"block_{block % count}" for block in blocks]).output

@@ -4,6 +4,8 @@ Papers: "Simple Open-Vocabulary Object Detection with Vision Transformers" (arXi
 Open-Vocabulary Object Detection" (arXiv 2306.09683, OWLv2). Agrees to float rounding with OWL-ViT and OWLv2 of
 transformers.
 
+Boxes are (..., 4) as shares of the image, or in pixels.
+
 Axes: B batch, N patches, D width, E width of the class embeddings, K classes.
 """
 
@@ -13,7 +15,6 @@ from keras import ops
 
 from keras_vit.errors import UserError
 from keras_vit.images.preprocessing import Preprocessing
-from keras_vit.models.boxes import overlaps, to_corners
 from keras_vit.models.config import DetectionConfig, ViTConfig
 from keras_vit.models.layers import PACKAGE, TokenDense, initial
 from keras_vit.models.vit import encoder, image_and_patches, layer_norm
@@ -315,3 +316,31 @@ def _class_head(model: keras.Model) -> list:
     if layer is None:
         raise UserError(f"The model {model.name!r} does not detect by class embeddings; take OWL-ViT or OWLv2.")
     return list(layer.output)
+
+
+def to_corners(boxes):
+    """Centre x and y, width and height (..., 4) -> left, top, right, bottom (..., 4)."""
+    x, y, width, height = (boxes[..., i] for i in range(4))
+    return ops.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], axis=-1)
+
+
+def overlaps(corners, others):
+    """(intersection over union, generalised IoU) of boxes (..., 4) as corners, which are broadcast against each other.
+
+    Generalised IoU (arXiv 1902.09630), in (-1, 1]: IoU less the share of the smallest enclosing box that neither of the
+    two covers. Boxes without area give 0 instead of a division by 0.
+    """
+    shared = _box_area(ops.maximum(corners[..., :2], others[..., :2]), ops.minimum(corners[..., 2:], others[..., 2:]))
+    union = _box_area(corners[..., :2], corners[..., 2:]) + _box_area(others[..., :2], others[..., 2:]) - shared
+    around = _box_area(ops.minimum(corners[..., :2], others[..., :2]), ops.maximum(corners[..., 2:], others[..., 2:]))
+    iou = _share(shared, union)
+    return iou, iou - _share(around - union, around)
+
+
+def _box_area(first, last):
+    sides = ops.maximum(last - first, 0.0)
+    return sides[..., 0] * sides[..., 1]
+
+
+def _share(part, whole):
+    return ops.where(whole > 0.0, part / ops.where(whole > 0.0, whole, 1.0), 0.0)

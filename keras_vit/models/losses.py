@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 from scipy.optimize import linear_sum_assignment
 
-from keras_vit.models.boxes import overlaps, to_corners
+from keras_vit.models.detection import overlaps, to_corners
 
 # Added before a logarithm in the matching cost of the original.
 _LOG_EPSILON = 1e-8

@@ -2,7 +2,7 @@
 
 from keras import ops
 
-from keras_vit.models.boxes import overlaps, to_corners
+from keras_vit.models.detection import overlaps, to_corners
 from keras_vit.models.losses import DetectionWeights, box_costs, detection_sums
 from training.objectives.dense import DenseObjective, matched_in_step
 from training.recipes.dense import DetectRecipe
