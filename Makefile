@@ -77,7 +77,7 @@ lint: setup
 
 # The documentation site, in the folder site.
 docs: .venv-docs/installed
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
 
 .venv-docs/installed: docs/requirements.txt
 	$(PYTHON) -m venv .venv-docs

@@ -7,18 +7,16 @@ large matrices runs too, as the limit of the machine. The command writes results
 """
 
 import dataclasses
-import json
 import pathlib
 import time
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 from benchmarks.case import Case, processor
-from benchmarks.comparison import LIMIT, REFERENCE, Result, compare, flops, rate
+from benchmarks.comparison import LIMIT, REFERENCE, Result, compare, flops, rate, write_results
 from keras_vit import cli
 from keras_vit.cli import parser
 from keras_vit.cli.options import Count
-from keras_vit.files.atomic import staged
 from keras_vit.files.remote import output_folder
 
 Cases = Literal["inference", "bfloat16", "training", "training-bfloat16", "families", "phone"]
@@ -109,10 +107,8 @@ def main(arguments: Sequence[str]) -> None:
         print("\n".join(shown), flush=True)
         lines += shown
         cases.append({**dataclasses.asdict(case), "results": [dataclasses.asdict(result) for result in results]})
-        document = json.dumps({"machine": head, "cases": cases}, indent=1)
-        with staged(output) as stage:  # after every case, so that an interrupted run keeps its results
-            (stage / "results.json").write_text(document + "\n", encoding="utf-8")
-            (stage / "results.md").write_text("\n".join(lines), encoding="utf-8")
+        # After every case, so that an interrupted run keeps its results.
+        write_results(output, {"machine": head, "cases": cases}, lines)
 
 
 if __name__ == "__main__":

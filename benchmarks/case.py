@@ -1,6 +1,7 @@
 """A benchmark case: one task on one model, the same for all peers."""
 
 import dataclasses
+import io
 import json
 import pathlib
 import platform
@@ -50,6 +51,21 @@ Call = Callable[[], object]
 def random_images(case: Case) -> np.ndarray:
     """A batch of images (B, h, w, 3) in [-1, 1)."""
     return np.random.default_rng(0).uniform(-1.0, 1.0, (case.batch, case.size, case.size, 3)).astype(np.float32)
+
+
+def photographs(count: int) -> list[bytes]:
+    """Smooth random images of 500x375 with noise. Compressed, they are as large as photographs (about 60 kB)."""
+    from PIL import Image
+
+    rng, files = np.random.default_rng(0), []
+    for _ in range(count):
+        coarse = Image.fromarray(rng.integers(0, 256, (24, 32, 3), np.uint8))
+        smooth = np.asarray(coarse.resize((500, 375), Image.Resampling.BICUBIC), np.float32)
+        noisy = np.clip(smooth + rng.normal(0.0, 6.0, smooth.shape), 0.0, 255.0).astype(np.uint8)
+        stream = io.BytesIO()
+        Image.fromarray(noisy).save(stream, "JPEG", quality=90)
+        files.append(stream.getvalue())
+    return files
 
 
 def set_tensorflow_threads(case: Case) -> None:

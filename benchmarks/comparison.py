@@ -6,15 +6,18 @@ import functools
 import json
 import math
 import os
+import pathlib
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.case import NUM_CLASSES, Case
 from benchmarks.peers import SIDE
 from keras_vit import MODELS, ViTConfig
+from keras_vit.files.atomic import staged
 
 REFERENCE, LIMIT = "keras_vit", "matrix_product"
 # A training step is a forward pass and two products more for each of its products, of the same size.
@@ -57,12 +60,9 @@ def compare(case: Case, peers: Sequence[str], rounds: int) -> list[Result]:
 
 
 def flops(case: Case, peer: str | None = None) -> int:
-    """Floating-point operations in the matrix products and convolutions of one call.
+    """Return the floating-point operations in the matrix products and convolutions of one call.
 
-    Args:
-        case: the task and the model.
-        peer: counts the operations that this peer computes. The exports of this project leave out what the head does
-            not read (`class_token_only`). Default: the operations of the model as defined.
+    With a peer, those that it computes: exports of this project leave out what the head does not read.
     """
     config = MODELS[case.model]
     multiply_adds = _multiply_adds(case.model, case.size)
@@ -88,6 +88,13 @@ def _multiply_adds(model: str, size: int) -> int:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     return int(done.stdout.split()[-1])
+
+
+def write_results(output: pathlib.Path, document: Any, lines: Sequence[str]) -> None:
+    """Write results.json and results.md."""
+    with staged(output) as stage:
+        (stage / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        (stage / "results.md").write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def rate(result: Result, case: Case) -> float:

@@ -9,7 +9,6 @@ of a small model on the CPU, as a trial; the matrix product then takes TensorFlo
 """
 
 import dataclasses
-import json
 import pathlib
 import subprocess
 import time
@@ -17,11 +16,10 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from benchmarks.case import Case, Task
-from benchmarks.comparison import LIMIT, Result, compare, rate
+from benchmarks.comparison import LIMIT, Result, compare, rate, write_results
 from keras_vit import cli
 from keras_vit.cli import parser
 from keras_vit.cli.options import Count
-from keras_vit.files.atomic import staged
 from keras_vit.files.remote import output_folder
 
 _REFERENCE = "keras_vit_jax"
@@ -116,10 +114,7 @@ def main(arguments: Sequence[str]) -> None:
         lines += shown
         pairs = [*found, (case, limit)]
         measured += [dataclasses.asdict(one) | {"result": dataclasses.asdict(result)} for one, result in pairs]
-        document = json.dumps({"machine": head, "cases": measured}, indent=1)
-        with staged(output) as stage:  # after every case, for interrupted runs
-            (stage / "results.json").write_text(document + "\n", encoding="utf-8")
-            (stage / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_results(output, {"machine": head, "cases": measured}, lines)  # after every case, for interrupted runs
 
 
 def _gpu() -> str | None:

@@ -6,6 +6,7 @@ A peer runs in its own process and imports its own framework. All weights are ra
 
 import functools
 import os
+from collections.abc import Callable
 
 import numpy as np
 
@@ -61,6 +62,11 @@ def keras_vit(case: Case) -> Call:
     return _forward(case, keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES))
 
 
+def _policy(case: Case) -> str:
+    """Return the dtype policy of Keras; bfloat16 is mixed precision in training."""
+    return f"mixed_{case.precision}" if case.task == "training" and case.precision != "float32" else case.precision
+
+
 def _forward(case: Case, model) -> Call:
     import tensorflow as tf
 
@@ -79,8 +85,7 @@ def _training_step(case: Case) -> Call:
     from training.loop.trainer import StepOptions, Trainer
     from training.objectives.classification import Classification
 
-    policy = "float32" if case.precision == "float32" else "mixed_bfloat16"
-    model = build(MODELS[case.model], image_size=case.size, num_classes=NUM_CLASSES, dtype=policy)
+    model = build(MODELS[case.model], image_size=case.size, num_classes=NUM_CLASSES, dtype=_policy(case))
     trainer = Trainer(model, StepOptions(batch_size=case.batch), objective=Classification("softmax"))
     trainer.compile(make_optimizer("adamw", model, 1e-4, clip_norm=None, weight_decay=0.1), jit_compile=False)
     labels = tf.one_hot(np.arange(case.batch), NUM_CLASSES)
@@ -97,8 +102,7 @@ def keras_vit_jax(case: Case) -> Call:
 
     import keras_vit
 
-    mixed = "mixed_bfloat16" if case.task == "training" else "bfloat16"
-    keras.config.set_dtype_policy("float32" if case.precision == "float32" else mixed)
+    keras.config.set_dtype_policy(_policy(case))
     model = keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES)
     images = jax.device_put(random_images(case))
     weights = [variable.value for variable in model.trainable_variables]
@@ -142,13 +146,11 @@ def keras_hub(case: Case) -> Call:
     """The ViT of keras-hub in a tf.function; training uses `train_on_batch` and the AdamW of Keras."""
     import keras
     import keras_hub
-    import tensorflow as tf
 
     from keras_vit import MODELS
 
     set_tensorflow_threads(case)
-    mixed = "mixed_bfloat16" if case.task == "training" else "bfloat16"
-    keras.config.set_dtype_policy("float32" if case.precision == "float32" else mixed)
+    keras.config.set_dtype_policy(_policy(case))
     config = MODELS[case.model]
     backbone = keras_hub.models.ViTBackbone(
         image_shape=(case.size, case.size, 3),
@@ -160,11 +162,7 @@ def keras_hub(case: Case) -> Call:
     )
     model = keras_hub.models.ViTImageClassifier(backbone=backbone, num_classes=NUM_CLASSES, preprocessor=None)
     if case.task == "inference":
-        forward, images = (
-            tf.function(lambda x: model(x, training=False), jit_compile=False),
-            tf.constant(random_images(case)),
-        )
-        return lambda: forward(images).numpy()
+        return _forward(case, model)
     model.compile(
         keras.optimizers.AdamW(1e-4, weight_decay=0.1),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -174,25 +172,14 @@ def keras_hub(case: Case) -> Call:
     return lambda: model.train_on_batch(images, labels)
 
 
-def transformers(case: Case) -> Call:
+def transformers(case: Case, *, compiled: bool = False) -> Call:
     """The ViT of transformers on torch, with fused attention."""
-    return _torch_call(case, _transformers_model(case), lambda model, images: model(images).logits)
-
-
-def transformers_compiled(case: Case) -> Call:
-    """The same under torch.compile."""
-    import torch
-
-    return _torch_call(case, torch.compile(_transformers_model(case)), lambda model, images: model(images).logits)
-
-
-def _transformers_model(case: Case):
     from transformers import ViTConfig, ViTForImageClassification
 
     from keras_vit import MODELS
 
     config = MODELS[case.model]
-    return ViTForImageClassification(
+    model = ViTForImageClassification(
         ViTConfig(
             hidden_size=config.hidden_size,
             num_hidden_layers=config.num_layers,
@@ -203,18 +190,22 @@ def _transformers_model(case: Case):
             num_labels=NUM_CLASSES,
         )
     )
+    return _torch_call(case, model, lambda model, images: model(images).logits, compiled=compiled)
 
 
-def timm(case: Case) -> Call:
+def transformers_compiled(case: Case) -> Call:
+    """The same under torch.compile."""
+    return transformers(case, compiled=True)
+
+
+def timm(case: Case, *, compiled: bool = False) -> Call:
     """The model of timm on torch, with fused attention."""
-    return _torch_call(case, timm_model(case), lambda model, images: model(images))
+    return _torch_call(case, timm_model(case), lambda model, images: model(images), compiled=compiled)
 
 
 def timm_compiled(case: Case) -> Call:
     """The same under torch.compile."""
-    import torch
-
-    return _torch_call(case, torch.compile(timm_model(case)), lambda model, images: model(images))
+    return timm(case, compiled=True)
 
 
 def timm_model(case: Case):
@@ -224,10 +215,11 @@ def timm_model(case: Case):
     return timm.create_model(_TIMM[case.model].format(size=case.size), pretrained=False, num_classes=NUM_CLASSES)
 
 
-def _torch_call(case: Case, model, forward) -> Call:
+def _torch_call(case: Case, model, forward: Callable, *, compiled: bool) -> Call:
     import torch
 
     torch.set_num_threads(case.threads)
+    model = torch.compile(model) if compiled else model
     device = "cuda" if case.device == "gpu" else "cpu"
     images = torch.tensor(random_images(case).transpose(0, 3, 1, 2)).contiguous().to(device)
     model = model.to(device)

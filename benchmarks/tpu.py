@@ -90,11 +90,6 @@ def memory(result: dict[str, Any]) -> int:
 
 def largest_batch(results: Sequence[dict[str, Any]], limit: int) -> int | None:
     """Images per chip for which the memory, taken as linear in the batch, stays within the limit.
-
-    Args:
-        results: of one recipe, step and chip.
-        limit: bytes.
-
     Returns None if fewer than two batches compiled.
     """
     points = sorted((result["batch"], memory(result)) for result in results if result["failure"] is None)

@@ -99,13 +99,13 @@ def near_path(path: str | os.PathLike, is_meant: Callable[[str], bool] = os.path
 
 
 def _parts(name: str) -> frozenset[str]:
-    """The words and numbers of a name: "vit_base_patch16" has vit, b and 16."""
+    """Return the words and numbers of a name: "vit_base_patch16" has vit, b and 16."""
     words = re.findall(r"[a-z]+|[0-9]+", name.lower())
     return frozenset(_SYNONYMS.get(word, word) for word in words) - {""}
 
 
 def _weight(parts: frozenset[str]) -> int:
-    """A word tells more than a number: a ViT-H_14 is nearer to ViT-H_16 than a ViT-B_16."""
+    """Return the weight of words, which tell more than numbers: a ViT-H_14 is nearer to ViT-H_16 than a ViT-B_16."""
     return sum(1 if part.isdecimal() else 2 for part in parts)
 
 
@@ -119,12 +119,12 @@ def check_integers(name: str, value, *, length: int | None = None, least: int = 
     whole = all(isinstance(v, numbers.Integral) and not isinstance(v, bool) and int(v) >= least for v in values)
     if value is None or (whole and many == isinstance(value, list | tuple) and (not length or len(values) == length)):
         return
-    kind = {None: "an integer", 2: "two integers"}.get(length, "integers")
-    raise UserError(f"{name} must be {kind} of at least {least}, but is {value!r:.80}.")
+    needed = {None: "an integer", 2: "two integers"}.get(length, "integers")
+    raise UserError(f"{name} must be {needed} of at least {least}, but is {value!r:.80}.")
 
 
 def is_or_are(count: int) -> str:
-    """The verb of a sentence on this many things."""
+    """Return the verb of a sentence on this many things."""
     return "is" if count == 1 else "are"
 
 
@@ -157,7 +157,7 @@ def shown(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """A text with control characters as Python writes them; line ends and tabs stay."""
+    """Return a text with control characters as Python writes them; line ends and tabs stay."""
     return text.translate(_CONTROLS)
 
 

@@ -29,7 +29,8 @@ _WITH_LAYERS = (
 def public_names(module: dict) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package (PEP 562), which import public names and modules on first access.
 
-    The public names are those that the package imports for type checkers, in its block `if TYPE_CHECKING`.
+    The public names are those that the package imports in its block `if TYPE_CHECKING`, the only list of them, which
+    type checkers and editors read, too.
 
     Args:
         module: the `globals()` of the package.

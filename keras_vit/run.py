@@ -62,35 +62,6 @@ _MODELS = (MODEL, "*.safetensors", "*.bin", "*.pth", "*.h5", "*.msgpack", _SAVED
 _USUAL_DATA = {"train_split": "train", "on_bad_image": "stop"}
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainingData:
-    """Images that a model was, or is to be, trained and evaluated on."""
-
-    data: str
-    """As --data, or of what a soup is the average of."""
-    split_seed: int | None = None
-    counts: tuple[int, int] | None = None
-    """Training and evaluation images; None where it is not known."""
-    fingerprint: int | None = None
-    """Of the data set; None where it is not known."""
-
-    @property
-    def place(self) -> tuple[str, str]:
-        """The kind of the data, and their path however it is written."""
-        kind, _, rest = self.data.partition(":")
-        is_path = kind in ("folder", "csv") and not is_remote(rest)
-        return kind, str(pathlib.Path(rest).resolve()) if is_path else rest
-
-    def is_other_split(self, other: "TrainingData") -> bool:
-        """Return whether another seed drew the evaluation images of the same data."""
-        return self.split_seed != other.split_seed and self.place == other.place
-
-    def has_other_images(self, other: "TrainingData") -> bool:
-        """Return whether the images differ, as far as both are known."""
-        pairs = (self.counts, other.counts), (self.fingerprint, other.fingerprint)
-        return any(None not in pair and pair[0] != pair[1] for pair in pairs)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
     """A run directory, a .keras file, a checkpoint or an export: `open` reads one, `at` is one to write.
@@ -385,16 +356,6 @@ class Run:
         """The settings of the run: options of its command and recipe; empty if it does not say them."""
         settings = self.config.get("settings")
         return settings if isinstance(settings, dict) else {}
-
-    @functools.cached_property
-    def data(self) -> TrainingData | None:
-        """The training data of the run; None if it is of no training command."""
-        try:
-            source, images = self.settings["source"], self.settings.get("images")
-            counts = (images["train"], images["evaluation"]) if images else None
-            return TrainingData(source["data"], source.get("split_seed"), counts, self.config.get(IMAGES))
-        except (KeyError, TypeError, AttributeError):
-            return None
 
     @functools.cached_property
     def training_images(self) -> np.ndarray | None:

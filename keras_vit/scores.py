@@ -77,12 +77,12 @@ class Scoring:
         return _HALF if self.threshold is None and self.is_multi_label else self.threshold
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """(n, K) -> (n, K) float64."""
+        """Return the probabilities (n, K) float64 of logits (n, K)."""
         logits = logits.astype(np.float64) / self.temperature
         return sigmoid(logits) if self.is_multi_label else softmax(logits)
 
     def rank(self, logits: np.ndarray, labels: Sequence[str] = ()) -> tuple[RankedClasses, ...]:
-        """The classes of each image; of equal probabilities, the first class comes first.
+        """Return the classes of each image; of equal probabilities, the first class comes first.
 
         Args:
             logits: (n, K).
@@ -109,14 +109,14 @@ class Scoring:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities (n, K) float64. Minus infinity gives 0."""
+    """Return probabilities (n, K) float64. Minus infinity gives 0."""
     logits = logits.astype(np.float64)
     exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Probabilities (n, K) float64, without overflow."""
+    """Return probabilities (n, K) float64, without overflow."""
     return np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
 
 
@@ -180,7 +180,7 @@ class UnknownScorer:
     """Of each of `KINDS`: the area under the ROC curve between known and left-out classes, when it was fitted."""
 
     def score(self, features, logits):
-        """Tensors or arrays (B, D) and (B, K) -> a tensor (B,) float32, larger for unknown images."""
+        """Return a tensor (B,) float32, larger for unknown images, of features (B, D) and logits (B, K)."""
         from keras import ops  # lazy: importing Keras takes seconds
 
         features, logits = ops.cast(features, "float32"), ops.cast(logits, "float32")
@@ -211,7 +211,7 @@ class UnknownScorer:
         return ops.sqrt(ops.maximum(ops.min(squared, axis=-1), 0.0))
 
     def scores(self, model: "keras.Model", batches: Iterable[np.ndarray]) -> np.ndarray:
-        """The scores (n,) of batches of a model's inputs (B, h, w, C)."""
+        """Return the scores (n,) of batches of a model's inputs (B, h, w, C)."""
         from keras import ops
 
         network, scores = features_and_logits(model), []
@@ -254,7 +254,7 @@ def read_unknown(path: str | os.PathLike) -> UnknownScorer:
 
 
 def features_and_logits(model: "keras.Model") -> "keras.Model":
-    """The model with what its head reads: images (B, h, w, C) -> {"pre_logits": (B, D), "logits": (B, K)}.
+    """Return the model with what its head reads: images (B, h, w, C) -> {"pre_logits": (B, D), "logits": (B, K)}.
 
     Raises UserError for a model without such a head.
     """
@@ -264,7 +264,7 @@ def features_and_logits(model: "keras.Model") -> "keras.Model":
 
 
 def threshold_of(scores: np.ndarray, false_alarms: float) -> float:
-    """The threshold that a new image like these exceeds with at most this probability, in 0..1.
+    """Return the threshold that a new image like these exceeds with at most this probability, in 0..1.
 
     The smallest score with rank (n + 1) (1 - false_alarms), as in conformal prediction; with too few scores for that,
     the largest.

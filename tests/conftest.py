@@ -13,9 +13,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from keras_vit import ViTConfig
+from keras_vit.run import Run
 from tests.support import TINY_IMAGE
 from training import demo
+from training.options.common import DataOptions
+from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
+from training.recipes.recipe import Schedule
 
 
 def pytest_collection_finish():
@@ -70,7 +75,7 @@ def _handed_over(monkeypatch) -> list[types.SimpleNamespace]:
 def _compute_no_more(monkeypatch) -> Callable[[], None]:
     """From its call on, features of pictures must be read and not computed."""
     fails = functools.partial(pytest.fail, "features were computed again")
-    return lambda: monkeypatch.setattr("training.features.embed._computed", lambda *_: fails())
+    return lambda: monkeypatch.setattr("training.features.extraction._computed", lambda *_: fails())
 
 
 @pytest.fixture(name="short_lock_wait")
@@ -93,3 +98,16 @@ def _demo_place(tmp_path_factory) -> pathlib.Path:
         patch.setitem(RECIPES, "digits", dataclasses.replace(RECIPES["digits"], epochs=8))
         demo.main([])
     return directory
+
+
+@pytest.fixture(name="upstream", scope="session")
+def _upstream(tmp_path_factory) -> Run:
+    """A finished run of a tiny model on the digits, to start from."""
+    from training.loop.pretrain import pretrain  # not for those who need no TensorFlow
+
+    model = ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
+    recipe = dataclasses.replace(
+        RECIPES["digits"], model=model, epochs=2, batch_size=200, schedule=Schedule(warmup_steps=2)
+    )
+    folder = tmp_path_factory.mktemp("runs") / "upstream"
+    return pretrain(PretrainOptions(source=DataOptions("digits"), workdir=str(folder), recipe=recipe), "tiny")

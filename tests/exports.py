@@ -11,7 +11,7 @@ from export.saved_model.export import export_saved_model
 from export.source import ExportedModel, Provenance
 from export.tasks import Classification, Measures
 from export.tflite.export import export_tflite
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 
 
 def exported_model(

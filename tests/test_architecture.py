@@ -38,7 +38,7 @@ FLOORS = (
     "keras_vit",  # keras_vit.convert
     "training.recipes",
     "training.options",
-    "training.loop.devices.tpu",  # imports no TensorFlow
+    "training.loop.devices.backend",  # imports no TensorFlow
     "training.data",
     "training.checks",
     "training.loop.devices",
@@ -46,7 +46,6 @@ FLOORS = (
     "training.loop",
     "training.evaluation",
     "training.features",
-    "training.probes",
     "training.prediction",
     "training.segmentation",
     "training.detection",
@@ -64,12 +63,13 @@ FLOORS = (
     "export.__init__",
     "training",  # the commands
 )
-# The one module of keras_vit that imports backends, inside its functions, because keras.ops has no gradients.
-GRADIENTS = ROOT / "keras_vit" / "inspection" / "relevance.py"
-# The one that reads buckets, through TensorFlow, which it imports in a function.
-REMOTE = ROOT / "keras_vit" / "files" / "remote.py"
-# Decodes JPEGs as training does, inside a function, where Keras runs on TensorFlow.
-DECODING = ROOT / "keras_vit" / "images" / "graph.py"
+# Modules of keras_vit that import backends, inside their functions.
+BACKENDS = {
+    "keras_vit.inspection.relevance": {"tensorflow", "jax"},  # gradients, which keras.ops has not
+    "keras_vit.models.fused_attention": {"jax"},  # where Keras runs on JAX
+    "keras_vit.files.remote": {"tensorflow"},  # reads buckets
+    "keras_vit.images.graph": {"tensorflow"},  # decodes JPEGs as training does, where Keras runs on TensorFlow
+}
 
 
 def dotted(path: pathlib.Path) -> str:
@@ -110,10 +110,7 @@ def _graph() -> dict[str, set[str]]:
 def test_packages_import_only_what_they_may(path):
     if path != EXCEPTION:
         packages = {name.split(".")[0] for name in imported(path)}
-        backends = (
-            {"tensorflow", "jax"} if path == GRADIENTS else {"tensorflow"} if path in (REMOTE, DECODING) else set()
-        )
-        assert not packages & FORBIDDEN[path.relative_to(ROOT).parts[0]] - backends
+        assert not packages & FORBIDDEN[path.relative_to(ROOT).parts[0]] - BACKENDS.get(dotted(path), set())
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)

@@ -99,7 +99,7 @@ def test_pictures_are_cropped_only_where_that_is_better_than_noise(
     cropped, chosen, pictures, backbone, monkeypatch, capsys
 ):
     accuracies = iter([cropped, 0.74])
-    monkeypatch.setattr(choices, "_accuracy", lambda *_: next(accuracies))
+    monkeypatch.setattr(choices, "_probed", lambda *_: next(accuracies))
     assert choices.resize_for(Run.open(str(backbone)), open_source(DataOptions(f"folder:{pictures}"))) == chosen
     assert ("within the noise" in capsys.readouterr().out) == (chosen == "pad")
 
@@ -128,7 +128,7 @@ def test_an_interrupted_fine_tuning_goes_on_with_its_epochs(pictures, backbone, 
         calls.append(arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(choices.finetuning, "train", train)
+    monkeypatch.setattr(choices.by_recipe, "finetune", train)
     with pytest.raises(KeyboardInterrupt):
         auto.main(["--data", f"folder:{pictures}", "--checkpoint", str(backbone), "--workdir", str(workdir)])
     assert calls[0][4:8] == ["--epochs", "7", "--resize", "pad"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.server import __main__ as command
-from benchmarks.server.load import Server, measure
+from benchmarks.server.peers import Server, measure
 
 FILES = [b"a", b"b", b"c", b"d"]
 

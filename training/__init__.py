@@ -1,4 +1,4 @@
-"""Data, recipes, model.fit and evaluation. Read `pretrain.py` first, then `loop/pretrain.py` and `loop/setup.py`.
+"""Data, recipes, model.fit and evaluation. Read `pretrain.py` first, then `loop/pretrain.py` and `loop/plan.py`.
 
 `training.dataset` and `training.evaluate_model` are for scripts in Keras.
 """

@@ -5,29 +5,22 @@ import pathlib
 import socket
 
 from keras_vit import UserError
-from keras_vit.checkpoints.find import check_name
 from keras_vit.errors import explained
 from keras_vit.files.atomic import is_temporary
 from keras_vit.files.labels import LABELS, check_classes
 from keras_vit.files.lock import check_unlocked
-from keras_vit.files.remote import existing_folder, is_remote, output_folder, to_path
+from keras_vit.files.remote import is_remote, output_folder, to_path
 from keras_vit.images.formats import is_hidden
-from keras_vit.run import CONFIG, Run, check_model_file
+from keras_vit.run import CONFIG, Run
 from training.data.checks import check_data, listed_classes
 from training.data.known_images import check_split
-from training.loop.devices.tpu import may_be_slice
+from training.loop.devices.backend import may_be_slice
 from training.options.common import DataOptions, TrainingOptions
 from training.options.data import PIPELINE, PROBLEMS, RECORD_INDEX
-from training.options.features import DESCRIPTION, FeatureOptions, ProbeOptions
+from training.options.features import FeatureOptions, ProbeOptions
 
 # Until a host that does not answer counts as absent.
 _CONNECT_SECONDS = 5
-
-
-def check_checkpoint(name: str) -> None:
-    """Raise UserError for the name of a checkpoint that there cannot be, and for a file that holds no model."""
-    check_name(name)
-    check_model_file(name)
 
 
 def check_data_service(options: TrainingOptions) -> None:
@@ -42,16 +35,6 @@ def check_data_service(options: TrainingOptions) -> None:
             UnicodeError,
         ):
             socket.create_connection(options.service_place, _CONNECT_SECONDS).close()
-
-
-def index_folder(index: str) -> pathlib.Path:
-    """Return the path of a folder of features. Raises UserError unless it is there."""
-    folder = existing_folder(index, "make it by keras-vit embed, whose --output is this folder")
-    if not (folder / DESCRIPTION).is_file():
-        raise UserError(
-            f"There are no features in {index!r}; make them by keras-vit embed, whose --output is this folder."
-        )
-    return folder
 
 
 def check_shards(output: str) -> None:

@@ -31,8 +31,7 @@ def _predict(arguments: Sequence[str]) -> None:
     from keras_vit.files.remote import existing_file
     from keras_vit.run import Run
     from keras_vit.text.classes import classes_of_options
-    from training.prediction.arguments import check_output, check_pictures, with_pictures, with_run
-    from training.prediction.pictures import find_pictures
+    from training.prediction.arguments import check_output, check_pictures, find_pictures, with_pictures, with_run
 
     options = parser.options_from(DetectPredictOptions, with_run(with_pictures(given)), prog=prog)
     check_pictures(options.run, options.pictures, options.serve, options.classes)
@@ -50,10 +49,8 @@ def _predict(arguments: Sequence[str]) -> None:
     from training.detection.predict import DetectionPage, detect
     from training.prediction.server import open_server, serve
 
-    if options.like is not None:
-        detector = detector_like(run, pathlib.Path(options.like), options.box)
-    else:
-        detector = open_detector(run, texts)
+    example = None if options.like is None else pathlib.Path(options.like)
+    detector = open_detector(run, texts) if example is None else detector_like(run, example, options.box)
     if options.serve:
         page = DetectionPage(detector, options.top, options.threshold)
         serve(open_server(page, options.port, "Find objects"))
@@ -71,16 +68,17 @@ def _predict(arguments: Sequence[str]) -> None:
 def _fit(arguments: Sequence[str]) -> None:
     options = parser.parse(DetectFitOptions, arguments, prog=f"{_PROG} fit", about=__doc__, usual=USUAL)
 
-    from training.checks import check_checkpoint, check_workdir
+    from keras_vit.run import Run
+    from training.checks import check_workdir
     from training.data.annotations.open_boxes import open_boxes
 
-    check_checkpoint(options.checkpoint)
+    Run.open(options.checkpoint)
     check_workdir(options, "detect", "detect", is_final=True)
     data = open_boxes(options.source)
     cli.require_tensorflow()
 
     from training.detection.fit import box_data_set, fit
-    from training.loop.setup import open_setup
+    from training.loop.plan import open_setup
     from training.loop.signals import report_interruption
 
     with report_interruption():
@@ -107,7 +105,7 @@ def _evaluate(arguments: Sequence[str]) -> None:
     from training.detection.evaluation import evaluate
 
     detector = open_detector_of(run, data.labels, options.templates)
-    is_trained = isinstance(settings := run.config.get("settings"), dict) and settings.get("command") == "detect"
+    is_trained = run.settings.get("command") == "detect"
     pictures = data.evaluation if data.has_split or is_trained else data.all
     if is_trained and not data.has_split:
         print("Every tenth picture is measured; the others may have trained the detector.")

@@ -27,8 +27,7 @@ def main(arguments: Sequence[str]) -> None:
     from keras_vit.run import Run
     from training.beam.start import pipeline_options, table_path
     from training.data.checks import check_data
-    from training.prediction.arguments import with_run
-    from training.prediction.pictures import find_pictures
+    from training.prediction.arguments import find_pictures, with_run
 
     options = parser.options_from(EmbedOptions, with_run(given), prog=_PROG)
     output_folder(options.output)
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.data.sources import open_source
-    from training.features.embed import embed, listing_of_data, listing_of_files
+    from training.features.extraction import embed, listing_of_data, listing_of_files
 
     listing = listing_of_files(files) if source is None else listing_of_data(open_source(source))
     [first] = embed(run, listing, options).some([0]).paths

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
     from keras_vit.text.classes import classes_of_labels
     from training.checks import check_measured
     from training.evaluation.opening import next_commands, open_run, with_data
-    from training.loop.devices.tpu import prepare_tpu
+    from training.loop.devices.backend import prepare_tpu
 
     options = parser.options_from(EvaluateOptions, with_data(given), prog=_PROG)
     run = open_run(options)

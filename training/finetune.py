@@ -9,15 +9,15 @@ below, whose fields are options. The same command continues an interrupted run.
 from collections.abc import Sequence
 
 from keras_vit import cli
-from training.experiments.finetuning import train
+from training.experiments.by_recipe import finetune
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --data … --workdir … [--recipe NAME]`, and any field of the recipe."""
-    if workdir := train(arguments, __doc__ or ""):
+    if workdir := finetune(arguments, __doc__ or ""):
         from keras_vit.run import Run
 
-        cli.print_next(Run.open(workdir).next_commands("train"))
+        cli.print_next(Run.at(workdir).next_commands("train"))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.data.sources import open_source
-    from training.probes.nearest_neighbors import knn
+    from training.features.nearest_neighbors import knn
 
     knn(run, open_source(options.source), options)
     cli.print_next([options.probe_command()])

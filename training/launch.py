@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> None:
     split = list(arguments).index("--") if "--" in arguments else len(arguments)
     options = parser.parse(LaunchOptions, arguments[:split], prog="keras-vit launch -- COMMAND", about=__doc__)
 
-    from training.loop.devices.launch import launch
+    from training.loop.devices.cluster import launch
 
     code = launch(arguments[split + 1 :], options.workers, options.grace)
     sys.exit(128 - code if code < 0 else code)

@@ -29,8 +29,14 @@ def main(arguments: Sequence[str]) -> None:
     from keras_vit.run import Run
     from keras_vit.text.classes import classes_of_options
     from training.beam.start import pipeline_options
-    from training.prediction.arguments import check_output, check_pictures, next_commands, with_pictures, with_run
-    from training.prediction.pictures import find_pictures
+    from training.prediction.arguments import (
+        check_output,
+        check_pictures,
+        find_pictures,
+        next_commands,
+        with_pictures,
+        with_run,
+    )
 
     options = parser.options_from(PredictOptions, with_run(with_pictures(given)), prog=_PROG)
     check_pictures(options.run, options.pictures, options.serve, options.classes)
@@ -52,7 +58,8 @@ def main(arguments: Sequence[str]) -> None:
     check_output(options.output)
     cli.require_tensorflow()
 
-    from training.prediction.classifier import open_classifier, predict
+    from training.prediction.classifier import open_classifier
+    from training.prediction.results import predict
 
     classifier = open_classifier(run, options.labels, threshold=options.threshold, explain=options.explain)
     if options.serve:

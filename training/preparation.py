@@ -25,11 +25,11 @@ from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import reason_of
 from keras_vit.files.atomic import atomic_folder
-from keras_vit.files.file_contents import shown
 from keras_vit.files.tables import CsvWriter, markdown_table
 from keras_vit.images.decode import check_png, open_image, turned
 from keras_vit.images.formats import convertible_format, format_problem, is_picture_name, orientation
 from training.data.dataset import decoding_problem
+from training.data.file_contents import shown
 from training.data.image_folder import images_in
 
 # What was done to each picture, in the new folder.

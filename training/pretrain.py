@@ -21,15 +21,15 @@ says what the recipe takes on a Cloud TPU: steps, operations, days and memory.
 from collections.abc import Sequence
 
 from keras_vit import cli
-from training.experiments.pretraining import train
+from training.experiments.by_recipe import pretrain
 
 
 def main(arguments: Sequence[str]) -> None:
     """`RECIPE --data … --workdir …`, and any field of the recipe."""
-    if workdir := train(arguments, __doc__ or ""):
+    if workdir := pretrain(arguments, __doc__ or ""):
         from keras_vit.run import Run
 
-        cli.print_next(Run.open(workdir).next_commands("train"))
+        cli.print_next(Run.at(workdir).next_commands("train"))
 
 
 if __name__ == "__main__":

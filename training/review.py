@@ -19,16 +19,14 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(ReviewOptions, arguments, prog="keras-vit review", about=__doc__)
 
     from keras_vit.files.remote import output_folder
-    from training.checks import index_folder
+    from training.features.store import open_index
 
-    index_folder(options.index)
+    index = open_index(options.index)
     output_folder(options.folder)
     cli.require_tensorflow()
 
     from training.features.review import review
-    from training.features.store import open_index
 
-    index = open_index(options.index)
     decisions = review(index, options)
     following: tuple[str, ...]
     data = (index.description.data or {}).get("data", "")

@@ -17,16 +17,16 @@ def main(arguments: Sequence[str]) -> None:
     """`TEXT --index DIR`"""
     options = parser.parse(SearchOptions, arguments, prog="keras-vit search", about=__doc__)
 
-    from training.checks import index_folder
+    from training.features.store import open_index
     from training.prediction.arguments import check_output
 
-    index_folder(options.index)
+    index = open_index(options.index)
     check_output(options.output)
     cli.require_tensorflow()
 
     from training.features.lookup import search
 
-    best = search(options)
+    best = search(index, options)
     following: list[tuple[str, ...]] = [("similar", "--index", options.index, best)]
     if options.output is None:
         following.insert(0, ("search", options.text, "--index", options.index, "--output", "found.html"))

@@ -32,17 +32,18 @@ def _fit(arguments: Sequence[str]) -> None:
     prog = f"{_PROG} fit"
     options = parser.parse(SegmentFitOptions, arguments, prog=prog, about=__doc__, usual=USUAL, recipe=recipe)
 
-    from training.checks import check_checkpoint, check_workdir
+    from keras_vit.run import Run
+    from training.checks import check_workdir
     from training.loop.devices.backend import prepare_backend
     from training.recipes.overrides import overridden
 
     options = dataclasses.replace(options, recipe=overridden(options.recipe, recipe))
-    check_checkpoint(options.checkpoint)
+    Run.open(options.checkpoint)
     check_workdir(options, "segment", options.recipe.head, is_final=True)
     prepare_backend(options)
 
     from training.data.annotations.open_scenes import open_scenes
-    from training.loop.setup import open_setup
+    from training.loop.plan import open_setup
     from training.loop.signals import report_interruption
     from training.segmentation.fit import fit
 
@@ -88,8 +89,7 @@ def _predict(arguments: Sequence[str]) -> None:
 
     from keras_vit.files.remote import output_folder
     from keras_vit.run import Run
-    from training.prediction.arguments import check_pictures, with_run
-    from training.prediction.pictures import find_pictures
+    from training.prediction.arguments import check_pictures, find_pictures, with_run
 
     options = parser.options_from(SegmentPredictOptions, with_run(given), prog=prog)
     check_pictures(options.run, options.pictures, serve=False, classes=None)

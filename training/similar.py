@@ -18,18 +18,17 @@ def main(arguments: Sequence[str]) -> None:
     """`--index DIR PICTURES…`"""
     options = parser.parse(SimilarOptions, arguments, prog="keras-vit similar", about=__doc__)
 
-    from training.checks import index_folder
-    from training.prediction.arguments import check_output
-    from training.prediction.pictures import find_pictures
+    from training.features.store import open_index
+    from training.prediction.arguments import check_output, find_pictures
 
-    index_folder(options.index)
+    index = open_index(options.index)
     check_output(options.output)
     files = [str(file) for file in find_pictures(options.pictures)]
     cli.require_tensorflow()
 
     from training.features.lookup import similar
 
-    similar(files, options)
+    similar(index, files, options)
     page = ("--output", "similar.html")
     following: list[tuple[str, ...]] = [("review", "--index", options.index)]
     if options.output is None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from keras_vit import cli
 from keras_vit.cli import parser
 from keras_vit.errors import check_known
-from training.experiments.grids import STUDIES
+from training.experiments.study_grids import STUDIES
 from training.options.train import USUAL, StudyOptions
 from training.recipes.overrides import overridden
 from training.recipes.pretrain import find_recipe
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     check_outside(options.workdir, options.source.data)
     cli.require_tensorflow()
 
-    from training.experiments.runner import study
+    from training.experiments.study_runs import study
     from training.loop.signals import report_interruption
 
     with report_interruption():

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> None:
     from keras_vit.errors import check_known
     from keras_vit.published import ACCURACY
     from training.data.checks import check_data
-    from training.loop.devices.tpu import prepare_tpu
+    from training.loop.devices.backend import prepare_tpu
 
     check_known("published accuracy", options.name, ACCURACY)
     check_data(options.source)

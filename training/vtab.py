@@ -20,10 +20,10 @@ def main(arguments: Sequence[str]) -> None:
     """`--checkpoint FILE --workdir DIR`"""
     options = parser.parse(VtabOptions, arguments, prog="keras-vit vtab", about=__doc__)
 
-    from training.checks import check_checkpoint
-    from training.loop.devices.tpu import prepare_tpu
+    from keras_vit.run import Run
+    from training.loop.devices.backend import prepare_tpu
 
-    check_checkpoint(options.checkpoint)
+    Run.open(options.checkpoint)
     prepare_tpu(options.devices)
     cli.require_tensorflow()
 

@@ -17,10 +17,9 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 
-from benchmarks.case import Case, processor
+from benchmarks.case import Case, photographs, processor
 from benchmarks.comparison import PeerProcess
 from benchmarks.input.peers import AUGMENTED, BATCH, PLAIN
-from benchmarks.server.photographs import photographs
 from keras_vit import cli
 from keras_vit.cli import parser
 from keras_vit.cli.options import Count
@@ -45,14 +44,7 @@ class Arguments:
 
 
 def compare(peers: Sequence[str], rounds: int, batches: int, images: int) -> str:
-    """Write photographs, let the pipelines take turns, and return a table.
-
-    Args:
-        peers: names of pipelines; the first is ours.
-        rounds: timed passes of each pipeline, after one to warm up.
-        batches: of 64 images in each pass.
-        images: number of different files.
-    """
+    """Write photographs, let the pipelines take turns, and return a table."""
     case = Case("inference", "ViT-S_16", BATCH, threads=_CORES)
     seconds: dict[str, list[float]] = {peer: [] for peer in peers}
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
@@ -73,13 +65,7 @@ def compare(peers: Sequence[str], rounds: int, batches: int, images: int) -> str
 
 
 def table(seconds: dict[str, list[float]], failures: dict[str, str | None], images: int) -> str:
-    """Return a Markdown table: images per second of each pipeline, and how many times as fast ours is, by round.
-
-    Args:
-        seconds: of each round, by pipeline; the first is ours.
-        failures: last line of the error, by pipeline.
-        images: in each round.
-    """
+    """Return a Markdown table: images per second of each pipeline, and how many times as fast ours is, by round."""
     own = next(iter(seconds.values()))
     rows = []
     for peer, times in seconds.items():

@@ -20,11 +20,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from benchmarks.case import Case, Precision, processor
-from benchmarks.comparison import LIMIT, PeerProcess, flops, rate
+from benchmarks.comparison import LIMIT, PeerProcess, flops, rate, write_results
 from keras_vit import MODELS, UserError, cli
 from keras_vit.cli import parser
 from keras_vit.cli.options import Count, Positive
-from keras_vit.files.atomic import staged
 from keras_vit.files.remote import output_folder
 
 Peers = Literal["keras_vit_saved_model", "keras_vit_onnx", "timm"]
@@ -66,7 +65,7 @@ class Arguments:
 
 
 def summary(peer: str, loads: Sequence[dict], failure: str | None) -> dict[str, Any]:
-    """Return the measurements of a server over all rounds (`benchmarks.server.load.Load` as JSON), or its failure."""
+    """Return the measurements of a server over all rounds (`benchmarks.server.peers.Load` as JSON), or its failure."""
     if failure is not None or not loads:
         return {"peer": peer, "failure": failure or "no round"}
     latencies = np.concatenate([load["latencies"] for load in loads])
@@ -76,14 +75,7 @@ def summary(peer: str, loads: Sequence[dict], failure: str | None) -> dict[str, 
 
 
 def table(clients: int, case: Case, results: Sequence[dict[str, Any]], limit: float) -> list[str]:
-    """Return Markdown rows, one per server, each compared with the first one and with the limit.
-
-    Args:
-        clients: how many there were.
-        case: the model, for one image.
-        results: the summaries of the servers.
-        limit: operations per second of the matrix product; 0 if it failed.
-    """
+    """Return Markdown rows, one per server, each compared with the first one and with the limit."""
     lines = []
     for served in results:
         head = f"| {clients} | {served['peer']} |"
@@ -127,10 +119,7 @@ def main(arguments: Sequence[str]) -> None:
         lines += table(clients, case, results, limit)
         measured.append({"clients": clients, "results": results})
     print("\n".join(lines[3:]), flush=True)
-    document = {"machine": head, "limit": limit, "clients": measured}
-    with staged(output) as stage:
-        (stage / "results.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        (stage / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_results(output, {"machine": head, "limit": limit, "clients": measured}, lines)
 
 
 def _loads(servers: Sequence[PeerProcess], product: PeerProcess, arguments: Arguments) -> dict[int, list[list[dict]]]:

@@ -6,21 +6,67 @@ The SavedModel decodes image files itself, in its graph. The others decode with 
 arguments of `measure`, it writes what the clients measured.
 """
 
+import concurrent.futures
 import dataclasses
 import functools
 import io
+import itertools
 import json
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from benchmarks.case import Case, set_tensorflow_threads
+from benchmarks.case import Case, photographs, set_tensorflow_threads
 from benchmarks.exported_peers import export_file, export_saved_model, exported
 from benchmarks.peer_process import answers, timed
 from benchmarks.peers import timm_model
-from benchmarks.server.load import Server, measure
-from benchmarks.server.photographs import photographs
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """A model that classifies image files."""
+
+    decode: Callable[[bytes], Any]
+    """Prepares one image file."""
+    forward: Callable[[Sequence[Any]], np.ndarray]
+    """Prepared images -> probabilities (B, K)."""
+    workers: int = 2
+    """Images in the model at the same time: while one is decoded there, the other one is computed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """The measurements of the clients of a server."""
+
+    seconds: float
+    """From the first request to the last answer."""
+    latencies: tuple[float, ...]
+    """Seconds from each request to its answer."""
+
+
+def measure(server: Server, files: Sequence[bytes], clients: int, seconds: float) -> Load:
+    """Let clients send image files, each its next one after the answer to the last. Errors of the server are raised."""
+    workers, start = threading.Semaphore(server.workers), time.perf_counter()
+
+    def client(number: int) -> list[float]:
+        latencies, now = [], time.perf_counter()
+        for file in itertools.islice(itertools.cycle(files), number, None):
+            if now >= start + seconds:
+                break
+            image = server.decode(file)
+            with workers:
+                server.forward([image])
+            before, now = now, time.perf_counter()
+            latencies.append(now - before)
+        return latencies
+
+    with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+        latencies = list(itertools.chain.from_iterable(pool.map(client, range(clients))))
+    return Load(time.perf_counter() - start, tuple(latencies))
 
 
 def keras_vit_saved_model(case: Case) -> Server:

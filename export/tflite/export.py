@@ -32,7 +32,7 @@ from keras_vit.cli.progress import Progress
 from keras_vit.errors import ParityError
 from keras_vit.files.atomic import staged
 from keras_vit.files.remote import output_folder
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 from keras_vit.scores import UNKNOWN_SCORE
 
 # Number of images for the comparison of layers, and of layers in the report.

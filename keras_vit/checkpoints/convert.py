@@ -74,16 +74,11 @@ def _report_weights(
             notes.append("resized")
         name = old_weights[key].source.key if key in old_weights else key
         print(f"{name}  ->  {weight.source.key}  {weight.source.shape}  {', '.join(notes)}".rstrip())
-    for name in [] if checkpoint is None else _dropped(checkpoint, written):
-        print(f"{name}  ->  dropped")
+    if checkpoint is not None:
+        kept = {old.source.key for key, old in old_weights.items() if key in written.weights}
+        for name in sorted({old.source.key for old in old_weights.values()} - kept | set(checkpoint.unused)):
+            print(f"{name}  ->  dropped")
     return changed
-
-
-def _dropped(source: Checkpoint, written: Checkpoint) -> list[str]:
-    """Keys of the source whose arrays were not written."""
-    missing = {weight.source.key for key, weight in source.weights.items() if key not in written.weights}
-    kept = {weight.source.key for key, weight in source.weights.items() if key in written.weights}
-    return sorted({*missing - kept, *source.unused})
 
 
 def _report_preprocessing(model: keras.Model, written: Checkpoint) -> None:

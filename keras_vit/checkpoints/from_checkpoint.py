@@ -190,8 +190,8 @@ class OpenedCheckpoint:
     def config(self, options: LoadOptions) -> ModelConfig:
         """Infer the configuration. Raises UserError where the file is ambiguous, or an option does not apply."""
         checkpoint = self.checkpoint
-        config = infer_config(checkpoint, options)
         refuse_ambiguous_settings(checkpoint, options)
+        config = infer_config(checkpoint, options)
         options.refuse(_inapplicable(checkpoint, config, options))
         if isinstance(config, ViTConfig):
             config = dataclasses.replace(config, **options.rates)

@@ -185,6 +185,8 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
     if POSITIONS in weights:
         _shape(checkpoint, POSITIONS, 3)
         position_embedding = "learned"
+    distillation: Distillation = "head" if "head_distillation/kernel" in weights else "token"
+    distillation = layout.settings.get("distillation", distillation) if "distillation/tokens" in weights else "none"
     has_scale, qkv_bias = f"{first}LayerScale_0/scale" in weights, f"{_FIRST_QUERY}/bias" in weights
     stated = [f"{head}/kernel" for head in file_config.heads]
     stated += [] if file_config.layer_scale is None else [f"{first}LayerScale_0/scale"]
@@ -212,7 +214,7 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
         gated_mlp=f"{first}MlpBlock_3/gate/kernel" in weights,
         layer_scale=min(file_config.layer_scale or _LAYER_SCALE, 1.0) if has_scale else None,
         num_registers=_optional_size(checkpoint, "registers/tokens", 3) or 0,
-        distillation=_distillation(checkpoint),
+        distillation=distillation,
         with_class_token="cls" in weights and classifier in ("gap", "none"),
     )
 
@@ -246,13 +248,6 @@ def _missing_biases(checkpoint: Checkpoint) -> list[str]:
     patch_bias = () if "Transformer/pre_norm/scale" in weights else ("embedding/bias",)
     biases = (*checkpoint.layout.biases, *patch_bias)
     return [bias for bias in biases if bias not in weights and bias.replace("/bias", "/kernel") in weights]
-
-
-def _distillation(checkpoint: Checkpoint) -> Distillation:
-    if "distillation/tokens" not in checkpoint.weights:
-        return "none"
-    in_weights: Distillation = "head" if "head_distillation/kernel" in checkpoint.weights else "token"
-    return checkpoint.layout.settings.get("distillation", in_weights)
 
 
 def _with_prefix_positions(checkpoint: Checkpoint, config: ViTConfig, options: LoadOptions) -> ViTConfig:

@@ -52,10 +52,10 @@ class LoadOptions:
         check_choice("channel_rule", self.channel_rule, typing.get_args(ChannelRule))
         if self.resampler is not None:
             check_resampler(self.resampler)
-        if self.classes is not None and self.num_classes is not None:
-            raise UserError("classes has a name for each class; leave num_classes out.")
-        if self.keep_pre_logits and self.num_classes is None:
-            raise UserError("keep_pre_logits is for a new head; give num_classes with it, or leave it out.")
+        if self.classes is not None:
+            self.refuse({"num_classes": "classes has a name for each class"})
+        if self.num_classes is None:
+            self.refuse({"keep_pre_logits": "it is for a new head of num_classes"})
 
     @property
     def size(self) -> tuple[int, int] | None:

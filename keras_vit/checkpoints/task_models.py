@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_vit.checkpoints.from_checkpoint import adapt
 from keras_vit.checkpoints.load import check_unchanged, fill_from
 from keras_vit.errors import UserError
 from keras_vit.images.preprocessing import Preprocessing
@@ -32,7 +33,7 @@ def segmentation_model(
         backbone: a name from `keras_vit.MODELS` or a configuration, for random weights; or a model of
             `keras_vit.build` or `keras_vit.from_checkpoint`, whose weights and preprocessing are taken.
         task: classes, queries and blocks; or a linear classifier of the patches.
-        image_size: pixels, or (height, width). Default: that of the model, else 224. Adapt a model with `adapt` first.
+        image_size: pixels, or (height, width). Default: that of the model, else 224.
         dtype: a Keras dtype policy. Default: Keras' global policy.
         name: of the keras.Model.
 
@@ -75,12 +76,10 @@ def _on_backbone(
 ) -> keras.Model:
     if isinstance(backbone, keras.Model):
         check_unchanged(backbone, "take one that was not changed")
-        config, preprocessing = config_of(backbone), preprocessing_of(backbone)
+        preprocessing = preprocessing_of(backbone)
         if image_size is not None and preprocessing != preprocessing.for_image_size(image_size):
-            raise UserError(
-                f"The backbone is for images of {preprocessing.image_size} pixels, not {image_size}; adapt it with "
-                "keras_vit.adapt first."
-            )
+            backbone = adapt(backbone, image_size=image_size)
+        config, preprocessing = config_of(backbone), preprocessing_of(backbone)
     else:
         config = model_config(backbone)
         preprocessing = Preprocessing(224 if image_size is None else image_size)  # type: ignore[arg-type]

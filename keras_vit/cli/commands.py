@@ -11,87 +11,55 @@ from keras_vit.cli import start
 from keras_vit.errors import UserError, nearest
 from keras_vit.published import USUAL, find_models
 
-# The modules are imported by name when a command is run: `keras_vit` imports neither `training` nor `export`.
-COMMANDS = {
-    "auto": "training.auto",
-    "pretrain": "training.pretrain",
-    "finetune": "training.finetune",
-    "predict": "training.predict",
-    "evaluate": "training.evaluate",
-    "verify-official": "training.verify_official",
-    "fewshot": "training.fewshot",
-    "linear-probe": "training.linear_probe",
-    "knn": "training.knn",
-    "embed": "training.embed",
-    "similar": "training.similar",
-    "search": "training.search",
-    "review": "training.review",
-    "soup": "training.soup",
-    "unknown": "training.unknown",
-    "anomaly": "training.anomaly",
-    "segment": "training.segment",
-    "detect": "training.detect",
-    "study": "training.study",
-    "vtab": "training.vtab",
-    "shard": "training.shard",
-    "prepare": "training.prepare",
-    "samples": "training.samples",
-    "launch": "training.launch",
-    "demo": "training.demo",
-    "inspect": "keras_vit.inspection.__main__",
-    "convert": "keras_vit.convert",
-    "saved-model": "export.saved_model.__main__",
-    "tflite": "export.tflite.__main__",
-    "onnx": "export.onnx.__main__",
-    "fastest": "export.fastest.__main__",
-    "serving": "export.serving.kit",
-}
-_LISTS = {"models": "the named models", "recipes": "the recipes for training"}
-# What the commands are for, and what each does, in half a line.
+# What the commands are for -> the module of each, which is imported by name when it is run, since `keras_vit` imports
+# neither `training` nor `export`, and what it does, in half a line.
 _GROUPS = {
     "Train": {
-        "auto": "train on your pictures in the way that suits them and this machine",
-        "finetune": "train a published model, or a run, on your pictures",
-        "pretrain": "train a model from scratch, with or without labels",
-        "linear-probe": "fit a linear classifier to frozen features, and save both as a run",
-        "detect": "find objects from words, from an example, or of your own classes",
-        "segment": "find the class of every pixel, or objects with their outlines",
-        "unknown": "teach a run to tell pictures of none of its classes",
-        "anomaly": "find defects on parts by a memory of good ones",
-        "soup": "average the weights of fine-tuned runs",
-        "prepare": "make a clean folder of pictures",
-        "shard": "write a data set as TFRecord files",
-        "launch": "start several workers of a command on this machine",
-        "demo": "train and export a small example",
+        "auto": ("training.auto", "train on your pictures in the way that suits them and this machine"),
+        "finetune": ("training.finetune", "train a published model, or a run, on your pictures"),
+        "pretrain": ("training.pretrain", "train a model from scratch, with or without labels"),
+        "linear-probe": ("training.linear_probe", "fit a linear classifier to frozen features, and save both as a run"),
+        "detect": ("training.detect", "find objects from words, from an example, or of your own classes"),
+        "segment": ("training.segment", "find the class of every pixel, or objects with their outlines"),
+        "unknown": ("training.unknown", "teach a run to tell pictures of none of its classes"),
+        "anomaly": ("training.anomaly", "find defects on parts by a memory of good ones"),
+        "soup": ("training.soup", "average the weights of fine-tuned runs"),
+        "prepare": ("training.prepare", "make a clean folder of pictures"),
+        "shard": ("training.shard", "write a data set as TFRecord files"),
+        "launch": ("training.launch", "start several workers of a command on this machine"),
+        "demo": ("training.demo", "train and export a small example"),
     },
     "Look": {
-        "predict": "classify pictures",
-        "evaluate": "measure a model, and show its mistakes",
-        "inspect": "draw what a model attends to",
-        "embed": "compute the features of pictures, and keep them in a folder",
-        "similar": "find the pictures that look like one",
-        "search": "find pictures by words",
-        "review": "find wrong labels, duplicates and outliers, and decide on them",
-        "samples": "write some pictures of a data set to a file",
-        "models": "list the named models, or those with a part of a name or a wildcard",
-        "recipes": "list the recipes for training, in the same way",
+        "predict": ("training.predict", "classify pictures"),
+        "evaluate": ("training.evaluate", "measure a model, and show its mistakes"),
+        "inspect": ("keras_vit.inspection.__main__", "draw what a model attends to"),
+        "embed": ("training.embed", "compute the features of pictures, and keep them in a folder"),
+        "similar": ("training.similar", "find the pictures that look like one"),
+        "search": ("training.search", "find pictures by words"),
+        "review": ("training.review", "find wrong labels, duplicates and outliers, and decide on them"),
+        "samples": ("training.samples", "write some pictures of a data set to a file"),
+        "models": ("", "list the named models, or those with a part of a name or a wildcard"),
+        "recipes": ("", "list the recipes for training, in the same way"),
     },
     "Ship": {
-        "saved-model": "export for TF Serving",
-        "tflite": "export for phones",
-        "onnx": "export for ONNX Runtime, OpenVINO and the browser",
-        "fastest": "measure the exports on this machine, and recommend one",
-        "serving": "write the configuration and the clients of TF Serving",
-        "convert": "write a checkpoint for another library",
+        "saved-model": ("export.saved_model.__main__", "export for TF Serving"),
+        "tflite": ("export.tflite.__main__", "export for phones"),
+        "onnx": ("export.onnx.__main__", "export for ONNX Runtime, OpenVINO and the browser"),
+        "fastest": ("export.fastest.__main__", "measure the exports on this machine, and recommend one"),
+        "serving": ("export.serving.kit", "write the configuration and the clients of TF Serving"),
+        "convert": ("keras_vit.convert", "write a checkpoint for another library"),
     },
     "Measure": {
-        "fewshot": "accuracy of frozen features with a few pictures of each class",
-        "knn": "accuracy of the nearest neighbors among frozen features",
-        "verify-official": "repeat the published accuracy of a checkpoint",
-        "vtab": "fine-tune to the 19 tasks of VTAB-1k",
-        "study": "repeat a study of the papers on your data",
+        "fewshot": ("training.fewshot", "accuracy of frozen features with a few pictures of each class"),
+        "knn": ("training.knn", "accuracy of the nearest neighbors among frozen features"),
+        "verify-official": ("training.verify_official", "repeat the published accuracy of a checkpoint"),
+        "vtab": ("training.vtab", "fine-tune to the 19 tasks of VTAB-1k"),
+        "study": ("training.study", "repeat a study of the papers on your data"),
     },
 }
+# Those without a module, which print a list.
+_LISTS = ("models", "recipes")
+COMMANDS = {name: module for group in _GROUPS.values() for name, (module, _) in group.items() if module}
 # What other programs call a command -> the commands here.
 _OTHER_NAMES = {
     "train": ("pretrain", "finetune"), "fit": ("pretrain", "finetune"), "fine-tune": ("finetune",),
@@ -128,7 +96,7 @@ def run_command(arguments: Sequence[str]) -> None:
         print("usage: keras-vit COMMAND …; keras-vit COMMAND --help lists the options")
         for group, commands in _GROUPS.items():
             print(f"\n{group}")
-            for command, summary in commands.items():
+            for command, (_, summary) in commands.items():
                 print(f"  {command:15} {summary}")
         print("\nkeras-vit --print-completion bash (or zsh) prints a script for your shell that completes all this.")
         print("keras-vit --version prints the version.")
@@ -149,7 +117,10 @@ def run_command(arguments: Sequence[str]) -> None:
         else:
             importlib.import_module(COMMANDS[name]).main(rest)
     except ModuleNotFoundError as missing:
-        raise _not_installed(name, missing) from missing
+        raise UserError(
+            f"keras-vit {name} needs the Python package {missing.name}, which is not installed; install it with "
+            f"pip install '{_DISTRIBUTION}[train,export,onnx]', with gpu or tpu instead of train where you use one."
+        ) from missing
 
 
 def _print_completion(shells: Sequence[str]) -> None:
@@ -161,40 +132,30 @@ def _print_completion(shells: Sequence[str]) -> None:
     print(_COMPLETION.replace("NAMES", " ".join((*COMMANDS, *_LISTS))))
 
 
-def _print_list(kind: str, arguments: Sequence[str]) -> None:
-    """Print the models or the recipes, one line each, or those that fit a wildcard or a part of a name."""
-    if arguments and arguments[0] in ("-h", "--help"):
-        print(f"usage: keras-vit {kind} [NAME], a part of a name or a wildcard such as 'vit*16', lists {_LISTS[kind]}")
+def _print_list(noun: str, arguments: Sequence[str]) -> None:
+    """Print the models or the recipes, one line each, or those that fit wildcards or parts of a name."""
+    if {"-h", "--help"} & {*arguments}:
+        print(f"usage: keras-vit {noun} [NAME …], parts of names or wildcards such as 'vit*16', lists the {noun}")
         return
-    if len(arguments) > 1:
-        raise UserError(f"keras-vit {kind} takes one wildcard, but was given {len(arguments)}; put it in quotes.")
-    wildcard = arguments[0] if arguments else "*"
-    lines = _model_lines(wildcard)
-    if kind == "recipes":
-        lines = importlib.import_module("training.recipes.listing").recipe_lines(wildcard)
-    if not lines:
-        raise UserError(f"No name fits {wildcard!r}; keras-vit {kind} lists all.")
-    print("\n".join(lines))
+    recipes = importlib.import_module("training.recipes.listing").recipe_lines if noun == "recipes" else None
+    for wildcard in arguments or ["*"]:
+        lines = (recipes or _model_lines)(wildcard)
+        if not lines:
+            raise UserError(f"No name fits {wildcard!r}; keras-vit {noun} lists all.")
+        print("\n".join(lines))
 
 
 def _model_lines(wildcard: str) -> list[str]:
-    """A line for each model that fits: those that most people use first; those for tests only where they are named."""
-    found = find_models(wildcard)
-    found = [model for model in found if model.purpose != "tests"] or found
-    found.sort(key=lambda model: USUAL.index(model.name) if model.name in USUAL else len(USUAL))
+    """Return a line for each model that fits: the usual ones first; those for tests only where they are named."""
+    models = find_models(wildcard)
+    models = [model for model in models if model.purpose != "tests"] or models
+    models.sort(key=lambda model: USUAL.index(model.name) if model.name in USUAL else len(USUAL))
     return [
         f"{model.name:20} {model.pixels} pixels {model.millions:8,.1f} M parameters  {model.purpose:20} "
         + f"{f'{model.accuracy} % ImageNet' if model.accuracy else '':15} {model.license:10} "
         + (", ".join(model.checkpoints) or "no checkpoint")
-        for model in found
+        for model in models
     ]
-
-
-def _not_installed(name: str, missing: ModuleNotFoundError) -> UserError:
-    return UserError(
-        f"keras-vit {name} needs the Python package {missing.name}, which is not installed; install it with "
-        f"pip install '{_DISTRIBUTION}[train,export,onnx]', with gpu or tpu instead of train where you use one."
-    )
 
 
 def main() -> None:

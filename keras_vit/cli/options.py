@@ -67,10 +67,9 @@ def check_ranges(options: Any) -> None:
     for name, allowed in _ranges(options_class).items():
         value = getattr(options, name)
         for number in value if isinstance(value, tuple) else () if value is None else (value,):
-            if not math.isfinite(number):
-                raise UserError(f"{option_name(name)} must be a finite number, but is {number}.")
-            if allowed is not None and number not in allowed:
-                raise UserError(f"{option_name(name)} must be {allowed}, but is {number}.")
+            if not math.isfinite(number) or (allowed is not None and number not in allowed):
+                needed = allowed if math.isfinite(number) else "a finite number"
+                raise UserError(f"{option_name(name)} must be {needed}, but is {number}.")
 
 
 def option_name(field: str) -> str:

@@ -15,17 +15,18 @@ import pathlib
 import re
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
-from keras_vit.cli.messages import as_typed, colors_allowed
 from keras_vit.cli.options import Aliases, MayBeEmpty, MayLead, Positional, check_ranges, option_name
+from keras_vit.cli.start import as_typed, colors_allowed
 from keras_vit.errors import UserError
 
 Options = TypeVar("Options")
 # The fields that lead to an option -> its value.
 Given = dict[tuple[str, ...], Any]
-# A variable of the environment with which a command prints the names of its options alone, for completion in a shell.
+# A variable of the environment with which a command prints the names of its options alone, for completion in a shell;
+# with the value "table", their Markdown table, for the pages.
 OPTIONS_ALONE = "KERAS_VIT_OPTIONS"
 _SIZE = tuple[int, int]
 
@@ -78,47 +79,61 @@ def read(
         usual: names of fields, of whatever dataclass, that come first in the help.
         defaults: objects that fields of the class have unless the arguments change them, such as a recipe.
     """
-    import typing_extensions
+    options = {".".join(option.path): option for option in _options(options_class, defaults)}
+    if shown := os.environ.get(OPTIONS_ALONE):
+        print(_table(options.values()) if shown == "table" else "\n".join(_names(options.values())))
+        raise SystemExit(0)
     import tyro
 
-    options = {".".join(option.path): option for option in _options(options_class, defaults)}
-    if OPTIONS_ALONE in os.environ:
-        print("\n".join(f"--{option.name}" for option in options.values() if not option.note(Positional)))
-        raise SystemExit(0)
-    has_positional = any(option.note(Positional) for option in options.values())
-    leading = [option for option in options.values() if option.note(MayLead) and not has_positional]
-    arguments = [*arguments]
-    if leading and arguments and not arguments[0].startswith("-"):
-        arguments.insert(0, f"--{leading[0].name}")
-    first: dict[str, Any] = {}
-    groups: dict[str, dict[str, Any]] = {}
-    about_group: dict[str, str] = {}
-    for key, option in options.items():
-        is_first = option.path[-1] in usual if usual else len(option.path) == 1
-        name = option.path[-2] if option.path[1:] else "further"
-        group = first if is_first else groups.setdefault(name, {})
-        about_group[name] = (option.owner.__doc__ or "").partition("\n")[0] if option.path[1:] else ""
-        is_required = option.default is dataclasses.MISSING and not (option.note(MayLead) and has_positional)
-        argument = _argument(option, may_be_none=option.default is not None or option.path[0] in defaults)
-        group[key] = typing_extensions.Required[argument] if is_required else argument
-    boxes = {
-        name: Annotated[_typed_dict(name, fields), tyro.conf.arg(help=about_group[name])]
-        for name, fields in groups.items()
-    }
+    form, groups = _form(prog, options, usual, defaults)
     with colors_allowed():
         values = tyro.cli(
-            _typed_dict(prog, {**first, **boxes}),
-            args=_joined_sizes(arguments, {f"--{option.name}" for option in options.values() if _is_size(option.hint)}),
+            form,
+            args=_complete(arguments, [*options.values()]),
             prog=as_typed(prog),
             description=as_typed(inspect.cleandoc(about or options_class.__doc__ or "")),
             registry=_size_registry(),
         )
-    for name in boxes:
-        values |= values.pop(name)
+    for group in groups:
+        values |= values.pop(group)
     for key, value in values.items():
         if value == () and options[key].default != () and not options[key].note(MayBeEmpty):
             raise UserError(f"--{options[key].name} needs a value.")
     return {options[key].path: value for key, value in values.items()}
+
+
+def _complete(arguments: Sequence[str], options: Sequence[_Option]) -> list[str]:
+    """Return the arguments with the option that the first may do without, and with each size as one argument."""
+    completed = [*arguments]
+    if completed and not completed[0].startswith("-") and not any(option.note(Positional) for option in options):
+        leading = [option.name for option in options if option.note(MayLead)]
+        completed[:0] = [f"--{name}" for name in leading[:1]]
+    return _joined_sizes(completed, {f"--{option.name}" for option in options if _SIZE in _union(option.hint)})
+
+
+def _form(
+    prog: str, options: Mapping[str, _Option], usual: Collection[str], defaults: Mapping[str, Any]
+) -> tuple[Any, list[str]]:
+    """Return the options as a TypedDict for tyro, those that are not usual in others inside it, and their keys."""
+    import typing_extensions
+    import tyro
+
+    has_positional = any(option.note(Positional) for option in options.values())
+    first: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    about: dict[str, str] = {}
+    for key, option in options.items():
+        name = option.path[-2] if option.path[1:] else "further"
+        is_first = option.path[-1] in usual if usual else len(option.path) == 1
+        group = first if is_first else groups.setdefault(name, {})
+        about[name] = (option.owner.__doc__ or "").partition("\n")[0] if option.path[1:] else ""
+        is_required = option.default is dataclasses.MISSING and not (option.note(MayLead) and has_positional)
+        argument = _argument(option, may_be_none=option.default is not None or option.path[0] in defaults)
+        group[key] = typing_extensions.Required[argument] if is_required else argument
+    boxes = {
+        name: Annotated[_typed_dict(name, fields), tyro.conf.arg(help=about[name])] for name, fields in groups.items()
+    }
+    return _typed_dict(prog, {**first, **boxes}), [*boxes]
 
 
 def options_from(
@@ -133,6 +148,52 @@ def options_from(
     if missing:
         raise UserError(f"{as_typed(prog)} needs {', '.join(missing)}; --help lists all options.")
     return _built(options_class, given, defaults, ())
+
+
+def _names(options: Iterable[_Option]) -> list[str]:
+    return [f"--{option.name}" for option in options if not option.note(Positional)]
+
+
+def _table(options: Iterable[_Option]) -> str:
+    """Return the options as Markdown, a table for each group."""
+    groups: dict[tuple[str, ...], list[_Option]] = {}
+    for option in options:
+        groups.setdefault(option.path[:-1], []).append(option)
+    lines: list[str] = []
+    for path, members in sorted(groups.items(), key=lambda group: bool(group[0])):
+        about = (members[0].owner.__doc__ or "").partition("\n")[0]
+        lines += ["", f"## {path[-1].replace('_', ' ').capitalize()}", "", about] if path else []
+        lines += ["", "| option | value | default | |", "|---|---|---|---|"]
+        lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in _row(each))} |" for each in members]
+    return "\n".join(lines)
+
+
+def _row(option: _Option) -> tuple[str, str, str, str]:
+    positional, aliases = option.note(Positional), option.note(Aliases)
+    names = [positional.metavar] if positional else [f"--{option.name}", *(aliases.names if aliases else ())]
+    given = [each for each in _union(option.hint) if each is not types.NoneType]
+    literals = [str(value) for each in given for value in typing.get_args(each) if typing.get_origin(each) is Literal]
+    words = [f"`{word}`" for word in literals] or ["" if each is bool else _type_name(each) for each in given]
+    default = option.default
+    is_unset = default in (None, (), "", dataclasses.MISSING)
+    shown = (
+        " ".join(map(str, default))
+        if isinstance(default, tuple)
+        else str(default).lower()
+        if default in (True, False)
+        else str(default)
+    )
+    text = _docstrings(option.owner).get(option.path[-1], "")
+    required = "required" if default is dataclasses.MISSING and not positional else ""
+    return " ".join(f"`{name}`" for name in names), ", ".join(words), required if is_unset else f"`{shown}`", text
+
+
+def _type_name(hint: Any) -> str:
+    if hint == _SIZE:
+        return "one or two integers"
+    if typing.get_origin(hint) is tuple:
+        return f"{_type_name(typing.get_args(hint)[0])} …"
+    return {int: "integer", float: "number", pathlib.Path: "path"}.get(hint, "text")
 
 
 def arguments_of(options: Any, *without: str) -> list[str]:
@@ -185,11 +246,9 @@ def _argument(option: _Option, *, may_be_none: bool) -> Any:
     ]
     if positional:
         notes.append(tyro.conf.Positional)
-    return Annotated[(option.hint if may_be_none else _without_none(option.hint), *notes)]  # type: ignore[return-value]
-
-
-def _without_none(hint: Any) -> Any:
-    return typing.Union[tuple(each for each in _union(hint) if each is not types.NoneType)]  # noqa: UP007
+    some = tuple(each for each in _union(option.hint) if each is not types.NoneType)
+    hint = option.hint if may_be_none else typing.Union[some]  # noqa: UP007
+    return Annotated[(hint, *notes)]  # type: ignore[return-value]
 
 
 def _built(options_class: type, given: Mapping[tuple[str, ...], Any], defaults: Any, path: tuple[str, ...]) -> Any:
@@ -254,10 +313,6 @@ def _union(hint: Any) -> tuple[Any, ...]:
 
 
 # Height and width: one number is both, as in --image-size 224, --image-size 224 336 or --image-size 224x336.
-
-
-def _is_size(hint: Any) -> bool:
-    return _SIZE in _union(hint)
 
 
 def _joined_sizes(arguments: Sequence[str], options: Collection[str]) -> list[str]:

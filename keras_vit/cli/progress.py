@@ -82,7 +82,7 @@ class Progress:
 
     @property
     def text(self) -> str:
-        """A line of a log."""
+        """Return a line of a log."""
         seconds, done = time.monotonic() - self._begin, self._done - self._first
         if self._total is None:
             return f"{self._names()}: {duration(seconds)} so far"
@@ -110,7 +110,7 @@ class Progress:
 
 
 def tracked(items: Iterable[Item], doing: str, total: int | None = None, unit: str = "pictures") -> Iterator[Item]:
-    """The items, with a `Progress` of their number; `total` is for those without a length."""
+    """Yield the items, with a `Progress` of their number; `total` is for those without a length."""
     count = len(items) if isinstance(items, Collection) else total
     with Progress(doing, count, unit) as progress:
         for item in items:
@@ -119,7 +119,7 @@ def tracked(items: Iterable[Item], doing: str, total: int | None = None, unit: s
 
 
 def duration(seconds: float) -> str:
-    """A time for people, such as 12 min."""
+    """Return a time for people, such as 12 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

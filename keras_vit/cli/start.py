@@ -1,4 +1,4 @@
-"""The start of all commands, and their end with one sentence and exit code 2 for a user error.
+"""The start of all commands, their messages, and their end with one sentence and exit code 2 for a user error.
 
 The module of a command has a `main`, which parses its options with `keras_vit/cli/parser.py`. It then imports the
 module that does the work with TensorFlow and Keras, so that help and wrong options are fast.
@@ -12,16 +12,20 @@ import importlib
 import io
 import os
 import re
+import shlex
+import shutil
 import signal
 import sys
 import typing
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TextIO
 
-from keras_vit.cli.messages import as_typed, command_line, show_controls
 from keras_vit.cli.native_stderr import native_stderr_silenced
-from keras_vit.errors import ParityError, UserError
+from keras_vit.errors import ParityError, UserError, printable
 
+_SCRIPT = "keras-vit"  # that pip installs
+_MODULE = "keras_vit"  # that Python runs where the script is not installed
 # Errors of the operating system that a user can fix: no permission, no space, no such path, name too long.
 _USERS_DISK = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.EEXIST, errno.ENOTDIR,
@@ -29,7 +33,6 @@ _USERS_DISK = (
 )  # fmt: skip
 # Of these, those of a full disk.
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-
 # Characters of a path in a message.
 _LONGEST_NAME = 1000
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
@@ -47,18 +50,13 @@ def import_keras() -> None:
     try:
         with contextlib.nullcontext() if is_verbose else native_stderr_silenced():
             importlib.import_module("keras")
-    except ValueError as error:  # of Keras, for a name that is none of its backends
-        source = "KERAS_BACKEND" if os.environ.get("KERAS_BACKEND") else "the file keras.json in KERAS_HOME or ~/.keras"
-        raise UserError(
-            f"Keras cannot be imported ({error}); {source} must name a backend: set KERAS_BACKEND to tensorflow or jax."
-        ) from error
-    except ModuleNotFoundError as missing:
-        if missing.name == "keras":
+    except (ValueError, ModuleNotFoundError) as error:  # a name that is none of its backends, or one not installed
+        if getattr(error, "name", None) == "keras":
             raise
         raise UserError(
-            f"The backend of Keras needs the Python package {missing.name}, which is not installed; install it, or set "
-            "KERAS_BACKEND to tensorflow or jax."
-        ) from missing
+            f"Keras cannot be imported ({error}); set KERAS_BACKEND, which goes before keras.json, to tensorflow or "
+            "jax, and install it."
+        ) from error
 
 
 def require_tensorflow() -> None:
@@ -112,7 +110,7 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning for the user of a command without the line of code that gave it; others as Python shows them."""
+    """Return a warning for the user of a command without the line of code that gave it; others as Python shows them."""
     if category is UserWarning:
         return f"Warning: {message}\n"
     return _PYTHONS_FORMAT(message, category, filename, lineno, line)
@@ -172,8 +170,8 @@ def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
 
 
 def _end_on_full_memory(reason: str) -> typing.NoReturn:
-    found = re.search(r"OOM when allocating tensor with shape\[[\d,]*\]|[Oo]ut of memory.*", reason)
-    what = found[0] if found else reason.split("\n")[0]
+    oom = re.search(r"OOM when allocating tensor with shape\[[\d,]*\]|[Oo]ut of memory.*", reason)
+    what = oom[0] if oom else reason.split("\n")[0]
     print(f"The memory of this machine does not suffice ({what.strip('. ')}); give smaller sizes.", file=sys.stderr)
     sys.exit(2)
 
@@ -181,3 +179,61 @@ def _end_on_full_memory(reason: str) -> typing.NoReturn:
 def _end_on_full_disk() -> typing.NoReturn:
     print("No space is left on the disk; free some, or give another output directory.", file=sys.stderr)
     sys.exit(2)
+
+
+def show_controls(stream: TextIO) -> None:
+    """Print control characters, which names may contain and a terminal would obey, as codes."""
+    if isinstance(stream, io.TextIOWrapper):
+        write = stream.write
+        vars(stream)["write"] = lambda text: write(printable(text))
+
+
+@contextlib.contextmanager
+def colors_allowed() -> Iterator[None]:
+    """Undo `show_controls` inside, for what a library prints in colors of its own."""
+    streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
+    writes = [vars(stream).pop("write", None) for stream in streams]
+    try:
+        yield
+    finally:
+        for stream, write in zip(streams, writes, strict=True):
+            if write is not None:
+                vars(stream)["write"] = write
+
+
+def command_line() -> str:
+    """Return the command of this process as it is typed into a shell."""
+    return f"{_script()} {shlex.join(sys.argv[1:])}" if _is_script() else shlex.join(sys.orig_argv)
+
+
+def as_typed(text: str) -> str:
+    """Return a text with every `keras-vit COMMAND` as it runs in this shell."""
+    return re.sub(rf"(?<![\w/-]){_SCRIPT}(?= [a-z])", lambda _: _program(), text)
+
+
+def print_next(commands: Sequence[Sequence[str]]) -> None:
+    """Print commands to go on with, each of which runs when it is pasted into the shell.
+
+    commands: of each, its name and its arguments, as they are without quotes.
+    """
+    print("Next:")
+    for command in commands:
+        print(f"  {_program()} {shlex.join(command)}")
+
+
+def _program() -> str:
+    """Return how a command starts in this shell: by the script or, without one, by Python with this package."""
+    if _is_script():
+        return _script()
+    return _SCRIPT if shutil.which(_SCRIPT) else f"{shlex.quote(sys.orig_argv[0])} -m {_MODULE}"
+
+
+def _is_script() -> bool:
+    return os.path.basename(sys.argv[0]) == _SCRIPT  # Python's command line has its whole path, and Python's
+
+
+def _script() -> str:
+    """Return the script as a shell finds it: by its name, or by its path where that is not on PATH."""
+    usual = shutil.which(_SCRIPT)
+    is_elsewhere = os.path.exists(sys.argv[0]) and not (usual and os.path.samefile(usual, sys.argv[0]))
+    return shlex.quote(sys.argv[0]) if is_elsewhere else _SCRIPT

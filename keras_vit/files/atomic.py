@@ -30,7 +30,7 @@ _ATTEMPTS = 100
 
 
 def is_temporary(path: pathlib.Path) -> bool:
-    """Whether the file or folder has a name of those that a killed process leaves behind."""
+    """Return whether the file or folder has a name of those that a killed process leaves behind."""
     return path.name == _BUILDING or _TEMPORARY.fullmatch(path.name) is not None
 
 

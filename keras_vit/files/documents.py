@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from keras_vit.errors import UserError, reading
+from keras_vit.errors import reading
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -65,7 +65,7 @@ def read_yaml(file: pathlib.Path) -> Any:
 
 
 def _yaml_value(event: Any, events: Iterator[Any], levels: int) -> Any:
-    """The value that begins with an event; takes its further events."""
+    """Return the value that begins with an event; takes its further events."""
     import yaml
 
     if isinstance(event, yaml.AliasEvent):
@@ -107,7 +107,7 @@ def read_xml(file: pathlib.Path) -> "Element":
         def start(self, tag: Any, attrs: Any) -> "Element":
             self.levels += 1
             if self.levels > _DEEPEST:
-                raise UserError(f"{file} has more than {_DEEPEST} levels of elements; correct it.")
+                raise ValueError(f"it has more than {_DEEPEST} levels")
             return super().start(tag, attrs)
 
         def end(self, tag: Any) -> "Element":

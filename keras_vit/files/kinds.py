@@ -97,14 +97,14 @@ def _unreadable(path: pathlib.Path, kind: Kind) -> Rules:
         "model as a .keras file: model.save('model.keras').",
     )
     if kind == "unknown" and not is_remote(path):
-        found = _other_format(first_bytes(path, _FIRST_BYTES))
-        what, advice = found or ("of no format that is known here", _GIVE_MODEL)
+        other = _other_format(first_bytes(path, _FIRST_BYTES))
+        what, advice = other or ("of no format that is known here", _GIVE_MODEL)
         yield True, f"{path.name} is {what}; {advice}."
 
 
 def _other_format(start: bytes) -> tuple[str, str] | None:
     """Name the kind of a file that begins so, and what to do; None if that is not known."""
-    return next((found for pattern, found in _OTHERS.items() if re.match(pattern, start, re.DOTALL)), None)
+    return next((other for pattern, other in _OTHERS.items() if re.match(pattern, start, re.DOTALL)), None)
 
 
 def _kind_of_zip(path: pathlib.Path) -> Kind | None:

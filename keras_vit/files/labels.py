@@ -18,7 +18,7 @@ def read_labels(path: str | os.PathLike) -> tuple[str, ...]:
 
 
 def parse_labels(data: bytes, path: str | os.PathLike) -> tuple[str, ...]:
-    """The class names in the content of a text file; the last line may end without a line break.
+    """Return the class names in the content of a text file; the last line may end without a line break.
 
     Lines end with a line feed, optionally preceded by a carriage return (Windows). Everything else belongs to the name.
     `path` is for the error message.
@@ -41,13 +41,13 @@ def distinct_names(names: Sequence[str], path: str | os.PathLike) -> tuple[str, 
     """The names of classes. Raises UserError if one is empty or there twice, since reports name classes by them."""
     for name, count in collections.Counter(names).items():
         if count > 1 or not name.strip():
-            found = f"the class {name!r:.80} twice" if name.strip() else "a class by an empty line"
-            raise UserError(f"{path} names {found}; give each class a name of its own.")
+            problem = f"the class {name!r:.80} twice" if name.strip() else "a class by an empty line"
+            raise UserError(f"{path} names {problem}; give each class a name of its own.")
     return tuple(names)
 
 
 def labels_text(labels: Sequence[str]) -> str:
-    """The content of labels.txt; `parse_labels` reads it."""
+    """Return the content of labels.txt; `parse_labels` reads it."""
     return "".join(f"{label}\n" for label in labels)
 
 

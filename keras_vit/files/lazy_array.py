@@ -49,12 +49,12 @@ class LazyArray:
 
     @property
     def is_float(self) -> bool:
-        """Whether the dtype is a floating-point type."""
+        """Return whether the dtype is a floating-point type."""
         return self.dtype.kind == "f" or self.dtype == _BFLOAT16
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the values in the file."""
+        """Return bytes of the values in the file."""
         return math.prod(self.file_shape) * self.dtype.itemsize
 
     def fetch(self) -> np.ndarray:
@@ -100,7 +100,7 @@ class LazyArray:
                 yield index, raw.view(self.dtype).reshape(shape_of_block)
 
     def _as_float32(self, block: np.ndarray) -> np.ndarray:
-        """The values as float32; raises UserError for values that are not finite."""
+        """Return the values as float32; raises UserError for values that are not finite."""
         if self.dtype == _BFLOAT16:  # the upper half of a float32
             block = (block.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
         with np.errstate(over="ignore"):  # overflow gives infinity
@@ -111,7 +111,7 @@ class LazyArray:
 
 
 def empty(shape: tuple[int, ...]) -> np.ndarray:
-    """An uninitialized float32 array with the alignment for zero-copy."""
+    """Return an uninitialized float32 array with the alignment for zero-copy."""
     return _aligned(np.empty, shape)
 
 

@@ -28,7 +28,7 @@ def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
 
 def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
-    """The arrays of an archive, by name. Raises UserError unless it is a complete .npz of numeric arrays."""
+    """Return the arrays of an archive, by name. Raises UserError unless it is a complete .npz of numeric arrays."""
     path = to_path(path)
     path = local_copy(existing_file(path, "give the path of an .npz file"))
     with _reading(path), zipfile.ZipFile(path) as archive:
@@ -111,7 +111,7 @@ class _ChecksumStream:
 
 
 def data_offset(stream: io.RawIOBase, member: zipfile.ZipInfo) -> int:
-    """The offset of an uncompressed member, after its local header; that of the central directory may differ."""
+    """Return the offset of an uncompressed member, after its local header; that of the central directory may differ."""
     stream.seek(member.header_offset)
     local = stream.read(30) or b""
     if len(local) < 30 or local[:4] != b"PK\x03\x04":
@@ -120,17 +120,8 @@ def data_offset(stream: io.RawIOBase, member: zipfile.ZipInfo) -> int:
 
 
 def write_npz(path: str | os.PathLike, arrays: Mapping[str, ArrayLike]) -> None:
-    """Write an uncompressed archive atomically."""
-    with (
-        atomic_write(to_path(path)) as temporary,
-        open(temporary, "wb") as stream,
-    ):
-        _write_archive(stream, arrays)
-
-
-def _write_archive(stream: typing.BinaryIO, arrays: Mapping[str, ArrayLike]) -> None:
-    """Write the bytes that np.savez writes. NumPy 2.1's leaves the archive open if an array cannot be written."""
-    with zipfile.ZipFile(stream, "w") as archive:
+    """Write an uncompressed archive atomically: the bytes of np.savez, which leaves it open if an array fails."""
+    with atomic_write(to_path(path)) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, np.asanyarray(array))

@@ -24,7 +24,7 @@ import types
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
-from keras_vit.errors import UserError, near_path
+from keras_vit.errors import UserError, near_path, reason_of
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 # Seconds before the second and each later attempt, half of it at random.
@@ -41,7 +41,6 @@ _LASTING = {
 _LASTING_OS_ERRORS = (FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
 
 Result = TypeVar("Result")
-AnyPath = TypeVar("AnyPath", bound=pathlib.Path)
 
 
 class RemoteError(OSError, UserError):
@@ -69,8 +68,12 @@ class RemotePath(pathlib.PosixPath):
     def __fspath__(self) -> str:
         return str(self)
 
+    def _ask(self, function: str) -> Any:
+        """Call a function of tf.io.gfile with this path."""
+        return ask_gfile(self, lambda gfile: getattr(gfile, function)(str(self)))
+
     def exists(self, **_) -> bool:
-        return ask_gfile(self, lambda gfile: gfile.exists(str(self)))
+        return self._ask("exists")
 
     def is_dir(self, **_) -> bool:
         return self._is_directory() is True
@@ -80,10 +83,8 @@ class RemotePath(pathlib.PosixPath):
 
     def _is_directory(self) -> bool | None:
         """None if there is nothing, or an address. gfile.isdir would hide that a bucket may not be read."""
-        if is_web(self):
-            return None
         try:
-            return ask_gfile(self, lambda gfile: gfile.stat(str(self)).is_directory)
+            return None if is_web(self) else self._ask("stat").is_directory
         except FileNotFoundError:
             return None
 
@@ -95,15 +96,14 @@ class RemotePath(pathlib.PosixPath):
 
     def stat(self, **_) -> Any:
         """`st_size` and `st_mtime_ns` alone."""
-        found = ask_gfile(self, lambda gfile: gfile.stat(str(self)))
-        return types.SimpleNamespace(st_size=found.length, st_mtime_ns=found.mtime_nsec)
+        status = self._ask("stat")
+        return types.SimpleNamespace(st_size=status.length, st_mtime_ns=status.mtime_nsec)
 
     def iterdir(self) -> Generator["RemotePath", None, None]:
-        names = ask_gfile(self, lambda gfile: gfile.listdir(str(self)))
-        return (self / name.rstrip("/") for name in names if name.rstrip("/"))
+        return (self / name.rstrip("/") for name in self._ask("listdir") if name.rstrip("/"))
 
     def glob(self, pattern, **_) -> Generator["RemotePath", None, None]:
-        """Names in this folder; none if there is no such folder."""
+        """Yield names in this folder; none if there is no such folder."""
         with contextlib.suppress(FileNotFoundError):
             yield from (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
 
@@ -117,28 +117,20 @@ class RemotePath(pathlib.PosixPath):
         return (path for path in paths if fnmatch.fnmatchcase(path.name, pattern))
 
     def mkdir(self, mode=0o777, parents=False, exist_ok=False) -> None:
-        ask_gfile(self, lambda gfile: gfile.makedirs(str(self)))
+        self._ask("makedirs")
 
     def unlink(self, missing_ok=False) -> None:
-        try:
-            ask_gfile(self, lambda gfile: gfile.remove(str(self)))
-        except FileNotFoundError:
-            if not missing_ok:
-                raise
+        with contextlib.suppress(*[FileNotFoundError] * missing_ok):
+            self._ask("remove")
 
     def rmtree(self) -> None:
         """Remove the folder and all that is in it, if there is such a folder."""
         with contextlib.suppress(FileNotFoundError):
-            ask_gfile(self, lambda gfile: gfile.rmtree(str(self)))
+            self._ask("rmtree")
 
-    def read_bytes(self) -> bytes:
-        def read(gfile) -> bytes:
-            with gfile.GFile(str(self), "rb") as stream:
-                return stream.read()
+    def read_bytes(self, count: int = -1) -> bytes:
+        """Return the content, or its first bytes, at most `count`."""
 
-        return ask_gfile(self, read)
-
-    def first_bytes(self, count: int) -> bytes:
         def read(gfile) -> bytes:
             with gfile.GFile(str(self), "rb") as stream:
                 return stream.read(count)
@@ -160,9 +152,9 @@ class RemotePath(pathlib.PosixPath):
         return self.write_bytes(data.encode(encoding or "utf-8", errors or "strict"))
 
     def open(self, mode="r", *_, **__) -> Any:
-        """The content in memory, to read bytes."""
+        """Return the content in memory, to read bytes."""
         if mode != "rb":
-            raise UserError(f"{self} cannot be opened for {mode!r}; only whole objects are written.")
+            raise ValueError(f"only whole objects are written, but mode is {mode!r}")
         return io.BytesIO(self.read_bytes())
 
     def upload(self, file: pathlib.Path) -> None:
@@ -173,7 +165,7 @@ class RemotePath(pathlib.PosixPath):
         """Write under a temporary name, compare the size, and rename; all of it again if something fails."""
 
         def attempt(gfile) -> None:
-            temporary = str(temporary_beside(self))
+            temporary = str(self.with_name(f"{self.stem}.{secrets.randbelow(10**18)}.tmp{self.suffix}"))
             try:
                 write(gfile, temporary)
                 _check_size(gfile, temporary, size)
@@ -195,15 +187,10 @@ class RemotePath(pathlib.PosixPath):
         ask_gfile(self, read)
 
 
-def temporary_beside(path: AnyPath) -> AnyPath:
-    """A new name in the folder of `path` and with its suffix, unique across threads, processes and hosts."""
-    return path.with_name(f"{path.stem}.{secrets.randbelow(10**18)}.tmp{path.suffix}")
-
-
 def is_remote(path: str | os.PathLike) -> bool:
-    """Whether a path has a scheme, such as gs://bucket/run; also a pathlib.Path, which has one slash less."""
-    found = _SCHEME.match(os.fsdecode(path))
-    return found is not None and (found[0].endswith("://") or isinstance(path, pathlib.PurePath))
+    """Return whether a path has a scheme, such as gs://bucket/run; also a pathlib.Path, which has one slash less."""
+    scheme = _SCHEME.match(os.fsdecode(path))
+    return scheme is not None and (scheme[0].endswith("://") or isinstance(path, pathlib.PurePath))
 
 
 def is_web(path: str | os.PathLike) -> bool:
@@ -212,31 +199,28 @@ def is_web(path: str | os.PathLike) -> bool:
 
 
 def to_path(path: str | os.PathLike) -> pathlib.Path:
-    """`pathlib.Path(path)`, or a RemotePath of a path with a scheme."""
+    """Return `pathlib.Path(path)`, or a RemotePath of a path with a scheme."""
     if not is_remote(path):
         return pathlib.Path(path)
     return path if isinstance(path, RemotePath) else RemotePath(os.fsdecode(path))
 
 
 def existing_file(path: str | os.PathLike, takes: str) -> pathlib.Path:
-    """The path of a file. Raises UserError if there is none, with the nearest name or what an option `takes`."""
-    found = to_path(path)
-    if not found.is_file():
-        raise _missing("file", path, takes, os.path.isfile)
-    return found
+    """Return the path of a file. Raises UserError if there is none, with the nearest name or what an option `takes`."""
+    return _existing(path, takes, "file", os.path.isfile)
 
 
 def existing_folder(path: str | os.PathLike, takes: str) -> pathlib.Path:
-    """The path of a folder; see `existing_file`."""
-    found = to_path(path)
-    if not found.is_dir():
-        raise _missing("folder", path, takes, os.path.isdir)
-    return found
+    """Return the path of a folder; see `existing_file`."""
+    return _existing(path, takes, "folder", os.path.isdir)
 
 
-def _missing(kind: str, path: str | os.PathLike, takes: str, is_meant: Callable[[str], bool]) -> UserError:
+def _existing(path: str | os.PathLike, takes: str, noun: str, is_meant: Callable[[str], bool]) -> pathlib.Path:
+    place = to_path(path)
+    if place.is_file() if noun == "file" else place.is_dir():
+        return place
     advice = "" if is_remote(path) else near_path(path, is_meant)
-    return UserError(f"There is no {kind} {os.fspath(path)!r}{advice or f'; {takes}.'}")
+    raise UserError(f"There is no {noun} {os.fspath(path)!r}{advice or f'; {takes}.'}")
 
 
 def local_path(path: str | os.PathLike, option: str) -> pathlib.Path:
@@ -252,14 +236,15 @@ def output_folder(output: str | os.PathLike) -> pathlib.Path:
     Creates nothing. Of a directory in a bucket, only whether the bucket answers.
     """
     folder = to_path(output)
-    if is_web(folder):
-        raise UserError(f"{folder} is an address to download from; --output takes a directory.")
     remote = is_remote(folder)
     nearest = folder if remote else next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    if nearest.is_file() or not (remote or nearest.is_dir()):
-        raise UserError(f"{nearest} is a file; --output takes a directory.")
-    if not remote and not os.access(nearest, os.W_OK | os.X_OK):
-        raise UserError(f"{nearest} is not writable; give another --output.")
+    problem = "an address to download from" if is_web(folder) else ""
+    if not problem and (nearest.is_file() or not (remote or nearest.is_dir())):
+        problem = "a file"
+    if not (problem or remote or os.access(nearest, os.W_OK | os.X_OK)):
+        problem = "not writable"
+    if problem:
+        raise UserError(f"{nearest} is {problem}; --output takes a directory that can be written.")
     return folder
 
 
@@ -282,9 +267,9 @@ def read_places(path: str, use: Callable[[Callable[[int, int], bytes]], Result])
 
 
 def first_bytes(path: pathlib.Path, count: int) -> bytes:
-    """The first bytes of a file, at most `count`; the rest is not read."""
+    """Return the first bytes of a file, at most `count`; the rest is not read."""
     if isinstance(path, RemotePath):
-        return path.first_bytes(count)
+        return path.read_bytes(count)
     with path.open("rb") as stream:
         return stream.read(count)
 
@@ -316,7 +301,7 @@ _downloads: list[pathlib.Path] = []
 
 
 def local_copy(path: str | os.PathLike) -> pathlib.Path:
-    """A local file of the same content and name; of a remote path a copy that is removed when the process ends.
+    """Return a local file of the same content and name; of a remote path a copy that is removed when the process ends.
 
     Of a remote folder, a local folder with copies of the files directly in it.
     """
@@ -348,9 +333,9 @@ def remove_folder(path: pathlib.Path) -> None:
 
 
 def _check_size(gfile, path: str, size: int) -> None:
-    found = gfile.stat(path).length
-    if found != size:
-        raise OSError(errno.EIO, f"{found} bytes arrived of {size}", path)
+    arrived = gfile.stat(path).length
+    if arrived != size:
+        raise OSError(errno.EIO, f"{arrived} bytes arrived of {size}", path)
 
 
 def ask_gfile(path: pathlib.Path, ask: Callable[[Any], Result]) -> Result:
@@ -368,14 +353,8 @@ def ask_gfile(path: pathlib.Path, ask: Callable[[Any], Result]) -> Result:
         except (tf.errors.OpError, OSError) as error:
             pause = next(pauses, None)
             number = _LASTING.get(type(error).__name__)
-            lasting = number is not None or isinstance(error, _LASTING_OS_ERRORS)
-            if pause is None or lasting:
-                found = number or getattr(error, "errno", None) or errno.EIO
-                kind = RemoteNotFound if found == errno.ENOENT else RemoteError
-                raise kind(found, _reason(error, found), str(path)) from error
+            if pause is None or number is not None or isinstance(error, _LASTING_OS_ERRORS):
+                number = number or getattr(error, "errno", None) or errno.EIO
+                error_type = RemoteNotFound if number == errno.ENOENT else RemoteError
+                raise error_type(number, reason_of(error), str(path)) from error
             time.sleep(pause * random.uniform(0.5, 1.0))
-
-
-def _reason(error: Exception, number: int) -> str:
-    text = str(getattr(error, "strerror", None) or getattr(error, "message", ""))
-    return " ".join(text.split())[:200] or os.strerror(number)

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from keras_vit.errors import UserError, reading
+from keras_vit.files import documents
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.kinds import MODEL_SUFFIXES, readable_kind
 from keras_vit.files.lazy_array import ByteStream, LazyArray
 from keras_vit.files.remote import existing_file, local_copy
+from keras_vit.files.schema import validated
 
 _DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "V2", "I64": "i8", "I32": "i4", "U8": "u1"}
 _IMAGE_SIZE = "keras_vit.image_size"  # in the metadata of a file, "HEIGHTxWIDTH"; a name that no other code writes
@@ -23,21 +25,17 @@ _LARGEST_HEADER = 2**24  # bytes; about a hundred per array
 
 
 def open_folder(folder: pathlib.Path) -> dict[str, LazyArray]:
-    """The arrays of a folder of transformers or timm: one file, or shards with an index."""
+    """Return the arrays of a folder of transformers or timm: one file, or shards with an index."""
     if (folder / "model.safetensors").is_file():
         return open_safetensors(folder / "model.safetensors")
     index = next(iter(sorted(folder.glob("*.safetensors.index.json"))), None)
     if index is None:
         return _open_only_model(folder)
     shards = read_json(index).get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-        raise UserError(f"{index.name} should hold a 'weight_map' from keys to files; download it again.")
+    if not isinstance(shards, dict) or not all(map(_is_shard, shards.values())):
+        raise UserError(f"{index.name} should hold a 'weight_map' from keys to .safetensors files of that folder.")
     arrays: dict[str, LazyArray] = {}
     for name in sorted(set(shards.values())):
-        if pathlib.Path(name).name != name or not name.endswith(".safetensors"):
-            raise UserError(f"{index.name} names the shard {name!r}, which is not a .safetensors file of that folder.")
-        if not (folder / name).is_file():
-            raise UserError(f"{index.name} lists the shard {name}, which the folder lacks; download it too.")
         shard = open_safetensors(folder / name)
         if different := sorted(shard.keys() ^ {key for key, listed in shards.items() if listed == name}):
             raise UserError(
@@ -48,8 +46,12 @@ def open_folder(folder: pathlib.Path) -> dict[str, LazyArray]:
     return arrays
 
 
+def _is_shard(name: object) -> bool:
+    return isinstance(name, str) and pathlib.Path(name).name == name and name.endswith(".safetensors")
+
+
 def _open_only_model(folder: pathlib.Path) -> dict[str, LazyArray]:
-    """The arrays of the only .safetensors file of a folder, or of all shards."""
+    """Return the arrays of the only .safetensors file of a folder, or of all shards."""
     files, name = sorted(folder.glob("*.safetensors")), folder.resolve().name
     shards = re.search(r"-of-0*(\d+)\.safetensors$", files[0].name) if files else None
     if shards and int(shards[1]) != len(files):
@@ -58,23 +60,14 @@ def _open_only_model(folder: pathlib.Path) -> dict[str, LazyArray]:
         others = [path for path in folder.iterdir() if path.name.endswith((".msgpack", *MODEL_SUFFIXES))]
         if not files and others:
             readable_kind(max(others, key=lambda path: path.stat().st_size))
-        raise UserError(f"The folder {name!r} should hold model.safetensors, but has {_names(folder)}.")
+        names = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
+        raise UserError(f"The folder {name!r} should hold model.safetensors, but has {names}.")
     return {key: array for file in files for key, array in open_safetensors(file).items()}
-
-
-def _names(folder: pathlib.Path) -> str:
-    return ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
 
 
 def read_json(path: pathlib.Path) -> dict:
     """Read a JSON object of at most 4 MB. Raises UserError for anything else."""
-    with reading(path.name, "JSON", advice="download it again"):
-        if path.stat().st_size > _LARGEST_CONFIG:
-            raise UserError(f"{path.name} is {path.stat().st_size} bytes, too large for a configuration.")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(value, dict):
-        raise UserError(f"{path.name} should hold a JSON object, but holds a {type(value).__name__}.")
-    return value
+    return validated(documents.read_json(path, _LARGEST_CONFIG), dict, path.name)
 
 
 def open_safetensors(path: pathlib.Path) -> dict[str, LazyArray]:
@@ -105,15 +98,15 @@ def open_safetensors(path: pathlib.Path) -> dict[str, LazyArray]:
 
 
 def stored_image_size(path: pathlib.Path) -> tuple[int, int] | None:
-    """The image size that `write_safetensors` has stored beside the arrays; None in a file of another code."""
+    """Return the image size that `write_safetensors` has stored beside the arrays; None in a file of another code."""
     import safetensors
 
     try:
         with safetensors.safe_open(local_copy(path), "numpy") as file:
-            found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", (file.metadata() or {}).get(_IMAGE_SIZE, ""))
+            size = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", (file.metadata() or {}).get(_IMAGE_SIZE, ""))
     except (safetensors.SafetensorError, OSError):
         return None  # reported by `open_safetensors`
-    return (int(found[1]), int(found[2])) if found else None
+    return (int(size[1]), int(size[2])) if size else None
 
 
 def _reading(path: pathlib.Path, *errors: type[Exception]) -> contextlib.AbstractContextManager[None]:

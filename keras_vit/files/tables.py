@@ -3,7 +3,8 @@
 import csv
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TextIO
 
 from keras_vit.errors import printable
@@ -16,8 +17,8 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_text_columns: int = 0) -> str:
-    """A Markdown table with aligned columns, right-justified except for the first `num_text_columns`."""
-    header, *rows = ([_cell(text) for text in row] for row in (header, *rows))
+    """Return a Markdown table with aligned columns, right-justified except for the first `num_text_columns`."""
+    header, *rows = ([markdown_text(" ".join(text.split())) for text in row] for row in (header, *rows))
     widths = [min(max(map(len, column)), _WIDEST) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -34,12 +35,8 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_
     return "\n".join([line(header), f"|{'|'.join(rules)}|", *map(line, rows)])
 
 
-def _cell(text: str) -> str:
-    return markdown_text(" ".join(text.split()))
-
-
 def markdown_text(text: str) -> str:
-    """A name as Markdown shows it: without links, code, HTML and control characters, and with escaped bars."""
+    """Return a name as Markdown shows it: without links, code, HTML and control characters, and with escaped bars."""
     return printable(re.sub(r"[\\`<\[|]", r"\\\g<0>", text))
 
 
@@ -57,18 +54,26 @@ class CsvWriter:
         self._writer.writerow(row if self._raw else [_harmless(cell) for cell in row])
 
 
+def write_csv(path: Path, rows: Iterable[Sequence[object]], *, raw: bool = False, encoding: str = "utf-8") -> None:
+    """Write a CSV file, the header first, by `CsvWriter`."""
+    with path.open("w", newline="", encoding=encoding, errors="replace") as stream:
+        writer = CsvWriter(stream, raw=raw)
+        for row in rows:
+            writer.writerow(row)
+
+
 def _harmless(cell: object) -> object:
     is_formula = isinstance(cell, str) and _FORMULA.match(cell) and not _NUMBER.fullmatch(cell)
     return f"'{cell}" if is_formula else cell
 
 
 def cell_of_csv(text: str) -> str:
-    """The text that `CsvWriter` was given for a cell."""
+    """Return the text that `CsvWriter` was given for a cell."""
     return text[1:] if text.startswith("'") and _FORMULA.match(text, 1) else text
 
 
 def rounded_to(value: float, interval: Sequence[float]) -> tuple[str, str]:
-    """A value and its interval as texts, rounded so that the width of the interval has two digits.
+    """Return a value and its interval as texts, rounded so that the width of the interval has two digits.
 
     An example is 0.983, 0.969 to 0.994.
     """
@@ -78,7 +83,7 @@ def rounded_to(value: float, interval: Sequence[float]) -> tuple[str, str]:
 
 
 def with_interval(value: float | None, interval: Sequence[float] | None = None) -> str:
-    """A share or a count with the ends of its interval, for a cell of a table; a dash for None."""
+    """Return a share or a count with the ends of its interval, for a cell of a table; a dash for None."""
     if value is None:
         return "–"
     if isinstance(value, int):

@@ -48,7 +48,7 @@ class TFLiteMetadata:
 
 
 def calibration_text(temperature: float) -> str:
-    """The part of a model's description that says by what its logits are to be divided."""
+    """Return the part of a model's description that says by what its logits are to be divided."""
     return f"; calibrated: softmax(logits / {temperature:.6g})"
 
 
@@ -124,7 +124,7 @@ def _root(content: bytes) -> table.Table:
 
 
 def _place(of: table.Table, field: int) -> int:
-    """Where a field is in its table. Raises ValueError without one."""
+    """Return where a field is in its table. Raises ValueError without one."""
     if not (place := of.Offset(4 + 2 * field)):
         raise ValueError("no such field")
     return place

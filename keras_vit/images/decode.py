@@ -44,7 +44,7 @@ class TooManyPixels(ValueError):
 def decode_file(
     data: bytes, name: str, *, accurate: bool, upright: bool, most_pixels: int = LARGEST_IMAGE
 ) -> np.ndarray:
-    """The bytes of an image file (of a GIF the first frame) -> (h, w, C) uint8, C 1 to 4, alpha kept.
+    """Decode the bytes of an image file (of a GIF the first frame) -> (h, w, C) uint8, C 1 to 4, alpha kept.
 
     TensorFlow decodes it, whatever the backend; Pillow does without TensorFlow, and what no graph reads: GIF, and BMP
     with a palette or compression.
@@ -174,7 +174,7 @@ def _content(path: pathlib.Path) -> bytes:
 
 
 def decode_with_pillow(data: bytes, *, upright: bool, most_pixels: int = LARGEST_IMAGE) -> np.ndarray:
-    """The bytes of an image file (of a GIF the first frame) -> (h, w, C) uint8, C 1 to 4, alpha kept.
+    """Decode the bytes of an image file (of a GIF the first frame) -> (h, w, C) uint8, C 1 to 4, alpha kept.
 
     Raises any of Pillow's errors for a damaged file.
     """
@@ -205,7 +205,7 @@ def highest_of_unused_bits(data: bytes) -> int | None:
 
 
 def turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """An image (h, w, C) as it is seen, by its EXIF orientation, 1 to 8."""
+    """Turn an image (h, w, C) as it is seen, by its EXIF orientation, 1 to 8."""
     if orientation >= 5:
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (2, 3, 6, 7):
@@ -215,14 +215,14 @@ def turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 def check_png(data: bytes) -> None:
     """Raise ValueError for a PNG with a damaged chunk or an end cut off, of which Pillow shows what is left."""
-    position, kind = 8, b""
-    while position + 12 <= len(data) and kind != b"IEND":
-        length, kind = struct.unpack_from(">I4s", data, position)
+    position, chunk = 8, b""
+    while position + 12 <= len(data) and chunk != b"IEND":
+        length, chunk = struct.unpack_from(">I4s", data, position)
         end = position + 8 + length
         if end + 4 > len(data) or zlib.crc32(data[position + 4 : end]) != struct.unpack_from(">I", data, end)[0]:
-            raise ValueError(f"its chunk {kind.decode('ascii', 'replace')} is damaged")
+            raise ValueError(f"its chunk {chunk.decode('ascii', 'replace')} is damaged")
         position = end + 4
-    if kind != b"IEND":
+    if chunk != b"IEND":
         raise ValueError("its end is missing")
 
 
@@ -238,19 +238,14 @@ def _as_bytes(image, data: bytes) -> np.ndarray:
     if image.mode != "P":  # the one transparent color of a PNG
         image.info.pop("transparency", None)
     if image.mode.startswith("I"):
-        return _upper_bytes(np.asarray(image))
+        return np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)  # the upper of 16 bits
     if image.mode in ("1", "L", "LA"):
         return np.asarray(image.convert("LA" if image.mode == "LA" else "L"))
     return np.asarray(image.convert("RGBA" if image.has_transparency_data else "RGB"))
 
 
-def _upper_bytes(pixels: np.ndarray) -> np.ndarray:
-    """16 bits -> 8."""
-    return np.clip(pixels.astype(np.int64) >> 8, 0, 255).astype(np.uint8)
-
-
 def is_uniform(image: np.ndarray) -> bool:
-    """Whether an image (h, w, C) uint8, 1 to 4 channels, has one color throughout once it is on white."""
+    """Return whether an image (h, w, C) uint8, 1 to 4 channels, has one color throughout once it is on white."""
     if image.shape[-1] % 2 and not np.array_equal(image[0, 0], image[-1, image.shape[1] // 2]):
         return False  # as nearly all are, at no cost
     seen = on_white(image)

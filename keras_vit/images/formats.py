@@ -90,12 +90,12 @@ def is_hidden(name: str) -> bool:
 
 
 def is_picture_name(name: str) -> bool:
-    """Whether a file is called like a picture, of any format."""
+    """Return whether a file is called like a picture, of any format."""
     return name.lower().endswith(_ENDINGS)
 
 
 def is_picture(path: pathlib.Path) -> bool:
-    """Whether a file is called like a picture, or holds one by its first bytes, whatever it is called.
+    """Return whether a file is called like a picture, or holds one by its first bytes, whatever it is called.
 
     A file without an ending may also hold a format that is not supported. So may a file that cannot be read, and a link
     to nothing: a command that reads pictures names these.
@@ -112,7 +112,7 @@ def is_picture(path: pathlib.Path) -> bool:
 
 
 def others_line(others: Sequence[str], where: str) -> str:
-    """A line on files that are not pictures, from their names: how many, and with which endings."""
+    """Return a line on files that are not pictures, from their names: how many, and with which endings."""
     endings = collections.Counter(pathlib.PurePath(name).suffix.lower() or "without an ending" for name in others)
     kinds = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(_ENDINGS_NAMED))
     files = f"1 file in {where} that is not a picture"
@@ -122,25 +122,26 @@ def others_line(others: Sequence[str], where: str) -> str:
 
 
 def image_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The supported image files of a folder and its subfolders, by content, in alphabetical order; no hidden ones."""
+    """Return the readable images of a folder and its subfolders, by content, in alphabetical order; no hidden ones."""
 
     def is_image(path: pathlib.Path) -> bool:
         start = first_bytes(path, 12)
-        return image_format(start) is not None if is_picture_name(path.name) else _holds_image(start)
+        is_named = is_picture_name(path.name) and (is_gif(start) or image_format(start) is not None)
+        return is_named or _holds_image(start)
 
     return [path for path in visible_files(folder) if is_image(path)]
 
 
 def _holds_image(start: bytes) -> bool:
-    """Whether a file is a readable image by its first 12 bytes; a text that begins with BM or GIF8 is none."""
+    """Return whether a file is a readable image by its first 12 bytes; a text that begins with BM or GIF8 is none."""
     if is_gif(start):
         return start[:6] in (b"GIF87a", b"GIF89a")
-    found = image_format(start)
-    return start[6:10] == bytes(4) if found == "BMP" else found is not None  # reserved
+    form = image_format(start)
+    return start[6:10] == bytes(4) if form == "BMP" else form is not None  # reserved
 
 
 def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The files of a folder and its subfolders in alphabetical order, no hidden ones."""
+    """Return the files of a folder and its subfolders in alphabetical order, no hidden ones."""
     visible = (path for path in folder.rglob("*") if not any(map(is_hidden, path.relative_to(folder).parts)))
     return sorted(path for path in visible if path.is_file())
 
@@ -162,7 +163,7 @@ def format_problem(data: bytes) -> str | None:
 
 
 def _has_raw_pixels(data: bytes) -> bool:
-    """Whether the data of a BMP are its pixels: TensorFlow assumes so for every BMP.
+    """Return whether the data of a BMP are its pixels: TensorFlow assumes so for every BMP.
 
     Offsets: 14 length of the header, which the palette follows; 28 bits per pixel; 30 compression.
     """
@@ -175,7 +176,7 @@ def _has_raw_pixels(data: bytes) -> bool:
 
 
 def orientation(data: bytes) -> int:
-    """The EXIF orientation of a file, 1 to 8; 1 if there is none."""
+    """Return the EXIF orientation of a file, 1 to 8; 1 if there is none."""
     try:
         match image_format(data):
             case "JPEG":
@@ -192,15 +193,15 @@ def orientation(data: bytes) -> int:
 def _png_exif(data: bytes) -> bytes:
     position = 8
     while position + 8 <= len(data):
-        length, kind = struct.unpack_from(">I4s", data, position)
-        if kind == b"eXIf":
+        length, chunk = struct.unpack_from(">I4s", data, position)
+        if chunk == b"eXIf":
             return data[position + 8 : position + 8 + min(length, 2**16)]
-        position += 12 + length if kind != b"IEND" else len(data)
+        position += 12 + length if chunk != b"IEND" else len(data)
     return b""
 
 
 def _jpeg_exif(data: bytes) -> bytes:
-    """The EXIF block in the APP1 segments before the first table."""
+    """Return the EXIF block in the APP1 segments before the first table."""
     position = 2
     for _ in range(SEGMENTS):
         marker = data[position + 1]
@@ -216,23 +217,23 @@ def _jpeg_exif(data: bytes) -> bytes:
 def _webp_exif(data: bytes) -> bytes:
     position = 12
     while position + 8 <= len(data):
-        kind, length = struct.unpack_from("<4sI", data, position)
-        if kind == b"EXIF":
+        chunk, length = struct.unpack_from("<4sI", data, position)
+        if chunk == b"EXIF":
             return data[position + 8 : position + 8 + length].removeprefix(b"Exif\0\0")
         position += 8 + length + length % 2
     return b""
 
 
 def _from_tiff(exif: bytes) -> int:
-    """The orientation in the first directory of an EXIF block."""
+    """Return the orientation in the first directory of an EXIF block."""
     order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if order is None:
         return _UPRIGHT
     (directory,) = struct.unpack_from(order + "I", exif, 4)
     (entries,) = struct.unpack_from(order + "H", exif, directory)
     for entry in range(entries):
-        tag, kind, _, digits = struct.unpack_from(order + "HHI4s", exif, directory + 2 + 12 * entry)
+        tag, form, _, digits = struct.unpack_from(order + "HHI4s", exif, directory + 2 + 12 * entry)
         if tag == _ORIENTATION:
-            (value,) = struct.unpack_from(order + ("I" if kind == 4 else "H"), digits)
+            (value,) = struct.unpack_from(order + ("I" if form == 4 else "H"), digits)
             return value if 1 <= value <= 8 else _UPRIGHT
     return _UPRIGHT

@@ -38,7 +38,7 @@ _ORIENTATION, _ENTRY_BYTES = 0x0112, 12
 
 
 def _rare(function: Callable) -> Callable:
-    """A function of its own, traced once for all graphs, which are built in less time if it is not inlined."""
+    """Return a function of its own, traced once for all graphs, which are built in less time if it is not inlined."""
 
     @functools.cache
     def traced() -> Callable:
@@ -96,13 +96,13 @@ def _jpeg(data: tf.Tensor, channels: int, most_pixels: tf.Tensor, *, accurate: b
 
 
 def dct_method(*, accurate: bool) -> str:
-    """The inverse cosine transform of libjpeg. Both take the same time; TensorFlow's default is the fast one."""
+    """Return the inverse cosine transform of libjpeg. Both take the same time; TensorFlow's default is the fast one."""
     return "INTEGER_ACCURATE" if accurate else ""
 
 
 @_rare
 def _other(data: tf.Tensor, most_pixels: tf.Tensor) -> tf.Tensor:
-    """A file that is no JPEG."""
+    """Decode a file that is no JPEG."""
     header = _header(data)
     is_bmp, pixels = begins(data, b"BM"), header_pixels(data)
     good = (pixels > 0) & (pixels <= most_pixels)
@@ -127,7 +127,7 @@ def header_pixels(data: tf.Tensor) -> tf.Tensor:
 
 
 def turned(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
-    """An image (h, w, C) as it is seen, by its EXIF orientation, 1 to 8."""
+    """Turn an image (h, w, C) as it is seen, by its EXIF orientation, 1 to 8."""
     result = tf.cond(tf.equal(orientation, 1), lambda: image, lambda: _turned(image, orientation))
     result.set_shape((None, None, image.shape[-1]))
     return result
@@ -143,7 +143,7 @@ def _turned(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
 
 
 def orientation(data: tf.Tensor) -> tf.Tensor:
-    """The EXIF orientation of a file, 1 to 8, int32; 1 if there is none."""
+    """Return the EXIF orientation of a file, 1 to 8, int32; 1 if there is none."""
     is_jpeg = tf.io.is_jpeg(data)
     # Of most JPEGs the first segment is JFIF's, and no other one of an application follows.
     first = _numbers(_bytes_at(data, 2, 4) + b"\0" * 4)
@@ -163,15 +163,15 @@ def _searched_orientation(data: tf.Tensor) -> tf.Tensor:
 
 
 def _is_application(marker: tf.Tensor) -> tf.Tensor:
-    """Whether a marker is that of an application segment or a comment."""
+    """Return whether a marker is that of an application segment or a comment."""
     return (marker >= 0xE0) & (marker <= 0xEF) | tf.equal(marker, 0xFE)
 
 
 def _exif_segment(data: tf.Tensor) -> tf.Tensor:
-    """The EXIF block of a JPEG, from its APP1 segments before the first table; empty if there is none."""
+    """Return the EXIF block of a JPEG, from its APP1 segments before the first table; empty if there is none."""
 
     def marker(position: tf.Tensor) -> tf.Tensor:
-        """The first 10 bytes of a segment, int32: 0xFF, its marker, its length, its content."""
+        """Return the first 10 bytes of a segment, int32: 0xFF, its marker, its length, its content."""
         return _numbers(_bytes_at(data, position, 10) + b"\0" * 10)
 
     def is_exif(head: tf.Tensor) -> tf.Tensor:
@@ -192,7 +192,7 @@ def _exif_segment(data: tf.Tensor) -> tf.Tensor:
 
 
 def _exif_chunk(data: tf.Tensor) -> tf.Tensor:
-    """The EXIF block of a PNG or WebP; empty if there is none."""
+    """Return the EXIF block of a PNG or WebP; empty if there is none."""
     is_png = _is_png(data)
     end = tf.cast(tf.strings.length(data), tf.int64)
 
@@ -221,13 +221,13 @@ def _exif_chunk(data: tf.Tensor) -> tf.Tensor:
 
 
 def _exif_orientation(exif: tf.Tensor) -> tf.Tensor:
-    """The orientation in the first directory of an EXIF block, in either byte order; 1 if there is none."""
+    """Return the orientation in the first directory of an EXIF block, in either byte order; 1 if there is none."""
     content = tf.cast(_numbers(exif + b"\0" * 8), tf.int64)
     length = tf.strings.length(exif)
     little = begins(exif, b"II")
 
     def number(digits: tf.Tensor, count: int = 2) -> tf.Tensor:
-        """Bytes (..., count) as numbers."""
+        """Return bytes (..., count) as numbers."""
         powers = [256**place for place in range(count)]
         ordered = tf.where(little, tf.constant(powers, tf.int64), tf.constant(powers[::-1], tf.int64))
         return tf.reduce_sum(digits * ordered, axis=-1)
@@ -246,7 +246,7 @@ def _exif_orientation(exif: tf.Tensor) -> tf.Tensor:
 
 
 def begins(data: tf.Tensor, magic: bytes) -> tf.Tensor:
-    """Whether a string scalar begins with these bytes."""
+    """Return whether a string scalar begins with these bytes."""
     # substr of a shorter string returns the string, which differs from the magic.
     return tf.equal(tf.strings.substr(data, 0, len(magic)), magic)
 
@@ -260,12 +260,12 @@ def _bytes_at(data: tf.Tensor, position, count) -> tf.Tensor:
 
 
 def _numbers(data: tf.Tensor) -> tf.Tensor:
-    """Bytes as int32."""
+    """Return bytes as int32."""
     return tf.cast(tf.io.decode_raw(data, tf.uint8), tf.int32)
 
 
 def _header(data: tf.Tensor) -> tf.Tensor:
-    """The first bytes of a file, int64, with zeros behind a shorter one."""
+    """Return the first bytes of a file, int64, with zeros behind a shorter one."""
     return tf.cast(_numbers(tf.strings.substr(data, 0, _HEADER_BYTES) + b"\0" * _HEADER_BYTES), tf.int64)
 
 
@@ -274,7 +274,7 @@ def _little_endian(header: tf.Tensor, position: int, size: int = 4) -> tf.Tensor
 
 
 def _big_endian(header: tf.Tensor, position: int) -> tf.Tensor:
-    """A 4-byte integer of a PNG, at most 2**31 - 1; a negative number if it is larger."""
+    """Return a 4-byte integer of a PNG, at most 2**31 - 1; a negative number if it is larger."""
     value = tf.reduce_sum(header[position : position + 4] * [2**24, 2**16, 2**8, 1])
     return tf.where(value < 2**31, value, -LARGEST_IMAGE - 1)
 
@@ -297,13 +297,13 @@ def _bmp_pixels(data: tf.Tensor, header: tf.Tensor) -> tf.Tensor:
 
 
 def _bmp_rows(header: tf.Tensor) -> tf.Tensor:
-    """The height, which is negative where rows go from top to bottom, as a positive number."""
+    """Return the height, which is negative where rows go from top to bottom, as a positive number."""
     height = _little_endian(header, 22)
     return tf.minimum(height, 2**32 - height)
 
 
 def _bmp_end(header: tf.Tensor) -> tf.Tensor:
-    """Where the pixels of a BMP end, int32: behind them TensorFlow accepts no byte, but Photoshop writes two."""
+    """Return where the pixels of a BMP end, int32: behind them TensorFlow accepts no byte, but Photoshop writes two."""
     row_bytes = (_little_endian(header, 18) * _little_endian(header, 28, 2) + 31) // 32 * 4
     return tf.cast(tf.minimum(_little_endian(header, 10) + row_bytes * _bmp_rows(header), 2**31 - 1), tf.int32)
 
@@ -353,7 +353,7 @@ def preprocessed_bytes(image: tf.Tensor, preprocessing) -> tf.Tensor:
 
 
 def resize(image: tf.Tensor, size, preprocessing) -> tf.Tensor:
-    """An image (h, w, C) -> (height, width, C), 0..255, with the filter of a model, in its `dtype`.
+    """Resize an image (h, w, C) -> (height, width, C), 0..255, with the filter of a model, in its `dtype`.
 
     For augmentation: of bytes a few are a level off Pillow's, which saves a third of the time.
 

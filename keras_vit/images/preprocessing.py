@@ -29,6 +29,7 @@ from keras_vit.images.resizing import (
     Padding,
     Placement,
     Resize,
+    pair,
     placements,
     scaled_crop,
 )
@@ -114,24 +115,19 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         convert_fields(self)  # JSON and command lines give lists
+        object.__setattr__(self, "image_size", _pair(self.image_size))
+        check_integers("image_size", self.image_size, length=2)
         check_integers("channels", self.channels)
         check_integers("crop_from", self.crop_from, length=2 if isinstance(self.crop_from, tuple) else None)
-        object.__setattr__(self, "image_size", _pair(self.image_size))
         object.__setattr__(self, "value_range", tuple(_floats(value) for value in self.value_range))
         self._complete()
         for field, names in _CHOICES.items():
             check_choice(field, getattr(self, field), get_args(names))
+        if self.background is not None:
+            check_choice("background", self.background, get_args(Background))
         refuse_first(self._rules())
 
     def _rules(self) -> Rules:
-        yield (
-            len(self.image_size) != 2 or min(self.image_size) < 1,
-            f"image_size must be (height, width) in pixels, but is {self.image_size}.",
-        )
-        yield (
-            self.background not in (None, *get_args(Background)),
-            f"background must be {', '.join(get_args(Background))} or None, but is {self.background!r}.",
-        )
         yield (
             self.resize == "pad" and self.background is None and self.library == "tensorflow",
             "resize pad fills what the image leaves free with the background, but this model has none; choose crop or "
@@ -149,7 +145,7 @@ class Preprocessing:
             f"crop_from is required for resize-small and does not apply to crop, but {self.resize} has crop_from "
             f"{self.crop_from}.",
         )
-        full = self.image_size if self.crop_from is None else _pair_of(self.crop_from)
+        full = self.image_size if self.crop_from is None else pair(self.crop_from)
         yield (
             full[0] < self.image_size[0] or full[1] < self.image_size[1],
             f"crop_from must be at least both sides of {self.image_size}, but is {self.crop_from}.",
@@ -175,7 +171,7 @@ class Preprocessing:
 
     @classmethod
     def saved(cls, fields: Mapping[str, Any]) -> "Preprocessing":
-        """The preprocessing of a saved model, also of one that was saved before some fields existed."""
+        """Return the preprocessing of a saved model, also of one that was saved before some fields existed."""
         return cls(**{"background": None, "exif_orientation": False, **fields})
 
     def channel_ranges(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -184,7 +180,7 @@ class Preprocessing:
         return low, high
 
     def with_resize(self, resize: Resize, crop_from: int | tuple[int, int] | None, **changes) -> "Preprocessing":
-        """The same with another way of resizing: in TensorFlow's way with the filter that is usual for it."""
+        """Return the same with another way of resizing: in TensorFlow's way with the filter that is usual for it."""
         if self.library == "tensorflow":
             changes = {"interpolation": None, "antialias": None, **changes}
         elif self.interpolation == "gaussian" and resize == "crop":
@@ -226,12 +222,12 @@ class Preprocessing:
         return f"{color}, {turned}, {resize} ({', '.join(way)}), 0..255 to {low}..{high}"
 
     def resizing(self) -> dict[str, Any]:
-        """The fields that say how images are decoded and resized, for JSON."""
+        """Return the fields that say how images are decoded and resized, for JSON."""
         others = ("image_size", "channels", "value_range")
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in others}
 
     def for_channels(self, channels: int) -> "Preprocessing":
-        """The same for another number of channels; a value range for each channel becomes the mean range."""
+        """Return the same for another number of channels; a value range for each channel becomes the mean range."""
         value_range = self.value_range
         if channels != self.channels:
             low, high = value_range
@@ -269,7 +265,7 @@ class Preprocessing:
         return self._resampled(image)
 
     def placements(self, sides, xp) -> list[Placement]:
-        """The placements of height and width; see `keras_vit.images.resizing.placements`."""
+        """Return the placements of height and width; see `keras_vit.images.resizing.placements`."""
         return placements(sides, self.image_size, self.resize, self.crop_from, self.library, xp, padding=self.padding)
 
     def boxes_in_picture(self, boxes, picture_size: tuple[int, int]) -> np.ndarray:
@@ -293,12 +289,10 @@ class Preprocessing:
 
     def boxes_in_input(self, corners, picture_size: tuple[int, int]) -> np.ndarray:
         """The inverse of `boxes_in_picture`: left, top, right, bottom in pixels -> shares of the input (..., 4)."""
-        axes = self.axes([np.float64(side) for side in picture_size])
-        (top, left), (bottom, right) = (
-            [(corners[..., edge] - shift) / scale for edge, (scale, shift) in zip(edges, axes, strict=True)]
-            for corners in [np.asarray(corners, np.float64)]
-            for edges in ((1, 0), (3, 2))
-        )
+        corners = np.asarray(corners, np.float64)
+        rows, columns = self.axes([np.float64(side) for side in picture_size])
+        axes = enumerate((columns, rows, columns, rows))
+        left, top, right, bottom = ((corners[..., edge] - shift) / scale for edge, (scale, shift) in axes)
         height, width = self.image_size
         box = [(left + right) / 2 / width, (top + bottom) / 2 / height, (right - left) / width, (bottom - top) / height]
         return np.stack(box, -1).astype("float32")
@@ -382,7 +376,7 @@ class Preprocessing:
         return matrices
 
     def fill(self) -> tuple[float, ...]:
-        """The color beside a padded image for each channel, 0..255."""
+        """Return the color beside a padded image for each channel, 0..255."""
         if self.background is not None:
             gray = 127.5 if self.interpolation == "gaussian" else 128.0  # the half of 0..255, of bytes rounded
             return ({"white": 255.0, "gray": gray, "black": 0.0}[self.background],) * self.channels
@@ -447,7 +441,7 @@ class Preprocessing:
         return self.normalize(self.resized(_pixels(image, upright=self.exif_orientation)))
 
     def layer(self, name: str | None = None) -> "PreprocessingLayer":
-        """A Keras layer that does the same: images (B, h, w, C), 0..255 -> (B, height, width, channels) float32.
+        """Return a Keras layer that does the same: images (B, h, w, C), 0..255 -> (B, height, width, channels) float32.
 
         keras.Sequential([keras.Input((None, None, 3), dtype="uint8"), preprocessing.layer(), model])
         """
@@ -532,14 +526,9 @@ def _warn_of_range(image: np.ndarray) -> None:
 
 
 def _pair(size) -> Any:
-    """One integer or a sequence of integers -> tuple. The caller checks its length."""
+    """One integer or a sequence of integers -> tuple of integers."""
     with explained(f"image_size must be one integer or (height, width) in pixels, but is {size!r}.", TypeError):
-        sides = (size, size) if isinstance(size, int | np.integer) else tuple(size)
-        return tuple(operator.index(side) for side in sides)
-
-
-def _pair_of(size: int | tuple[int, int]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else size
+        return tuple(operator.index(side) for side in ((size, size) if isinstance(size, int | np.integer) else size))
 
 
 def _floats(value) -> float | tuple[float, ...]:
@@ -556,7 +545,7 @@ def _as_bytes(image):
 
 
 def _each(images: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """A function of one image (h, w, C) for images (..., h, w, C)."""
+    """Apply a function of one image (h, w, C) to images (..., h, w, C)."""
     if images.ndim == 3:
         return function(images)
     return np.stack([_each(image, function) for image in images])

@@ -25,7 +25,7 @@ SUPPORT = {"box": 0.5, "bilinear": 1.0, "bicubic": 2.0, "lanczos3": 3.0}
 
 
 def scaled_crop(crop_from: int, side: int, new_side: int) -> int:
-    """The side in pixels that images are resized to before a center crop of another side than the usual one.
+    """Return the side in pixels that images are resized to before a center crop of another side than the usual one.
 
     It grows with the crop, which thus shows the same part of a picture.
     """
@@ -57,7 +57,7 @@ def placements(
     *,
     padding: Padding = "around",
 ) -> list[Placement]:
-    """The placements of height and width.
+    """Return the placements of height and width.
 
     Args:
         sides: height and width of the image in pixels, float64, for in float64 all results are whole numbers and exact.
@@ -95,20 +95,21 @@ def placements(
 def _resized(
     sides: tuple[Any, Any], target: int | tuple[int, int], resize: Resize, library: Library, xp: Any
 ) -> list[Any]:
-    """Pixels to which height and width are resized before the crop or the padding."""
+    """Return pixels to which height and width are resized before the crop or the padding."""
     if resize == "resize-small" and isinstance(target, int):
         small = xp.minimum(*sides)
         # The product first: for the smaller side it is exact. big_vision rounds, the PyTorch libraries truncate.
         rounded = xp.round if library == "tensorflow" else xp.floor
         return [rounded(target * side / small) for side in sides]
     if resize in ("resize-small", "pad"):
-        ratios = [side / length for side, length in zip(sides, _pair(target), strict=True)]
+        ratios = [side / length for side, length in zip(sides, pair(target), strict=True)]
         ratio = xp.maximum(*ratios) if resize == "pad" else xp.minimum(*ratios)
         return [xp.maximum(xp.round(side / ratio), 1.0 + 0.0 * side) for side in sides]
-    return [0.0 * side + length for side, length in zip(sides, _pair(target), strict=True)]
+    return [0.0 * side + length for side, length in zip(sides, pair(target), strict=True)]
 
 
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+def pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    """Return height and width of a size, of which one number is both."""
     return (size, size) if isinstance(size, int) else size
 
 
@@ -246,6 +247,6 @@ def resize_with_pillow(image: np.ndarray, size: tuple[int, int], interpolation: 
 
 
 def is_tensor_of_tensorflow(image) -> bool:
-    """Whether an image is a tensor of TensorFlow, eager or in a graph; TensorFlow may not even be installed."""
+    """Return whether an image is a tensor of TensorFlow, eager or in a graph; TensorFlow may not even be installed."""
     tensorflow = sys.modules.get("tensorflow")
     return tensorflow is not None and tensorflow.is_tensor(image)

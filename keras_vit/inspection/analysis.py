@@ -12,7 +12,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from keras_vit.errors import UserError
 from keras_vit.models.weight_resizing import resampling_matrix
 
 
@@ -39,7 +38,7 @@ def principal_filters(kernel: np.ndarray, count: int = 28) -> np.ndarray:
 
 
 def root_filters(kernel: np.ndarray) -> np.ndarray:
-    """The filters of a first convolution, as stored: (height, width, C, F) -> (F, height, width, C).
+    """Return the filters of a first convolution, as stored: (height, width, C, F) -> (F, height, width, C).
 
     For BiT and hybrids, whose embedding does not see the image. That the network standardizes each filter before use
     changes neither its pattern nor, scaled to its own range, its picture.
@@ -82,7 +81,7 @@ def mean_attention_distance(
     *,
     renormalize: bool = False,
 ) -> np.ndarray:
-    """How far from a patch its attention goes, on average over the patches (Figures 7, right, and 11; D.7).
+    """Return how far from a patch its attention goes, on average over the patches (Figures 7, right, and 11; D.7).
 
     Args:
         probabilities: (..., T, T), rows of queries that sum to 1.
@@ -96,7 +95,6 @@ def mean_attention_distance(
     """
     patches = np.asarray(probabilities)[..., num_prefix_tokens:, num_prefix_tokens:]  # (..., N, N)
     distances = patch_distances(grid, patch_size)
-    _check_patches(patches.shape[-1], grid)
     per_query = np.einsum("...qk,qk->...q", patches, distances, dtype=np.float64)
     if renormalize:
         per_query = per_query / np.maximum(patches.sum(axis=-1, dtype=np.float64), np.finfo(np.float64).tiny)
@@ -104,7 +102,7 @@ def mean_attention_distance(
 
 
 def attention_rollout(attentions: Iterable[np.ndarray]) -> np.ndarray:
-    """How much of each token of the input reaches each token after every layer (Abnar & Zuidema; D.8).
+    """Return how much of each token of the input reaches each token after every layer (Abnar & Zuidema; D.8).
 
     Each layer's attention is averaged over its heads, half of it is mixed with half of the identity for the residual
     connection, rows are divided by their sum, and the product is taken with the later layer on the left.
@@ -127,7 +125,7 @@ def attention_rollout(attentions: Iterable[np.ndarray]) -> np.ndarray:
 def attention_to_patches(
     matrix: np.ndarray, grid: tuple[int, int], num_prefix_tokens: int, has_class_token: bool | None = None
 ) -> np.ndarray:
-    """The part of an attention or rollout matrix that leads from the output to the patches, as a map.
+    """Return the part of an attention or rollout matrix that leads from the output to the patches, as a map.
 
     The row of the class token without its own column, not renormalized. A model without one has no such row: the mean
     over all rows stands for it.
@@ -145,7 +143,6 @@ def attention_to_patches(
     if has_class_token is None:
         has_class_token = num_prefix_tokens > 0
     row = matrix[..., 0, :] if has_class_token else matrix.mean(axis=-2)
-    _check_patches(row.shape[-1] - num_prefix_tokens, grid)
     return row[..., num_prefix_tokens:].reshape(*row.shape[:-1], *grid)
 
 
@@ -170,7 +167,6 @@ def unfold_axial(probabilities: np.ndarray, grid: tuple[int, int], axis: str) ->
 def patch_tokens(tokens: np.ndarray, grid: tuple[int, int], num_prefix_tokens: int) -> np.ndarray:
     """Tokens (..., T, D) without those before the patches, on their grid: (..., h, w, D)."""
     patches = np.asarray(tokens)[..., num_prefix_tokens:, :]
-    _check_patches(patches.shape[-2], grid)
     return patches.reshape(*patches.shape[:-2], *grid, patches.shape[-1])
 
 
@@ -194,7 +190,7 @@ def class_relevance(features: np.ndarray, gradients: np.ndarray) -> np.ndarray:
 
 
 def neighbourhood(similarity: np.ndarray, grid: tuple[int, int]) -> dict[str, float]:
-    """Whether "closer patches tend to have more similar position embeddings".
+    """Measure whether "closer patches tend to have more similar position embeddings".
 
     Args:
         similarity: (N, N) of `position_similarity`.
@@ -216,7 +212,7 @@ def neighbourhood(similarity: np.ndarray, grid: tuple[int, int]) -> dict[str, fl
 
 
 def weight_per_pixel(maps: np.ndarray, foreground: np.ndarray) -> tuple[float, float]:
-    """Whether "the model attends to image regions that are semantically relevant for classification".
+    """Measure whether "the model attends to image regions that are semantically relevant for classification".
 
     The weight of a patch is spread evenly over its pixels, and that of an image sums to its number of pixels, so that
     even attention gives 1 everywhere.
@@ -244,8 +240,3 @@ def resize_map(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     values = np.asarray(values, np.float64)
     rows, columns = (resampling_matrix(old, new, "bilinear") for old, new in zip(values.shape, size, strict=True))
     return rows @ (values / (values.max() or 1.0)) @ columns.T
-
-
-def _check_patches(count: int, grid: tuple[int, int]) -> None:
-    if count != grid[0] * grid[1]:
-        raise UserError(f"There are {count} patches, which do not fill a grid of {grid[0]} rows and {grid[1]} columns.")

@@ -3,9 +3,9 @@
 import collections
 import concurrent.futures
 import dataclasses
-import functools
 import os
 import sys
+import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -55,11 +55,6 @@ class Attention:
         """Select layers and heads by their numbers, None for all. Raises UserError if they do not fit the model."""
         config, chosen = config_of(model), tuple(figure for figure in figures if figure in ATTENTION_FIGURES)
         if not chosen:
-            if layers is not None or heads is not None:
-                raise UserError(
-                    "layers and heads select attention maps, but none of the requested figures has attention "
-                    f"({', '.join(figures)}); leave them out."
-                )
             return cls(model)
         assert isinstance(config, ViTConfig)
         blocks, axes = _checked(layers, config.num_layers, "layers"), _axes(config)
@@ -108,13 +103,11 @@ class Attention:
             arrays["rollout"] = arrays["rollout"][: self.shown]
         return arrays, measures
 
-    @functools.cached_property
+    @property
     def _config(self) -> ViTConfig:
-        config = config_of(self.model)
-        assert isinstance(config, ViTConfig)
-        return config
+        return typing.cast(ViTConfig, config_of(self.model))
 
-    @functools.cached_property
+    @property
     def _grid(self) -> tuple[int, int]:
         return self._config.grid(preprocessing_of(self.model).image_size)
 

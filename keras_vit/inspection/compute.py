@@ -93,32 +93,32 @@ def inspect(
     heads: Sequence[int] | None = None,
     scoring: Scoring | None = None,
 ) -> InspectionResult:
-    """Compute the arrays behind the figures of a model.
+    """Compute the arrays behind the figures of a model. Raises UserError for what it does not have, and for NaN.
 
     Args:
         model: a model built by `keras_vit.build`, with any weights.
         images: of any size, preprocessed as in evaluation. The attention distance is averaged over all of them.
         checkpoint: source of the weights, for titles.
-        labels: class names. Defaults to the class numbers.
-        figures: names from FIGURES. Defaults to all figures that exist for the model.
+        labels: class names. Default to the class numbers.
+        figures: names from FIGURES. Default to all figures that exist for the model.
         shown: number of images with maps; the first ones are taken.
-        layers: indices of the layers in the attention maps. Defaults to all.
-        heads: indices of the heads, likewise.
+        layers, heads: their indices in the attention maps. Default to all.
         scoring: how the classes follow from the logits. Default: by the softmax, without a threshold.
-
-    Raises UserError if an argument does not fit the model, or if the model's outputs are not finite.
     """
     model, figures, scoring = logits_model(model), _chosen_figures(model, figures), scoring or Scoring()
-    if not images or shown < 1:
-        raise UserError(f"At least one image is required, but there are {len(images)} images with {shown} to show.")
     attention = Attention.select(model, figures, shown, layers, heads)
     arrays, measures = _of_weights(model, figures)
+    config, size = config_of(model), preprocessing_of(model).image_size
     resized, inputs = model_inputs(images, preprocessing_of(model))
     of_attention = attention.compute(inputs, resized)
     of_outputs, queries = _of_outputs(model, figures, inputs[:shown], labels)
-    arrays |= {"images": as_uint8(resized[:shown]), **of_attention[0], **of_outputs}
+    arrays |= {"images": np.clip(np.round(resized[:shown]), 0, 255).astype(np.uint8), **of_attention[0], **of_outputs}
     return InspectionResult(
-        **_described(model),
+        model=model_name(model),
+        architecture=_architecture(config),
+        image_size=size,
+        grid=config.grid(size) if isinstance(config, ViTConfig) else None,
+        filters_are_components=_root_layer(config) is None,
         checkpoint=checkpoint,
         images=tuple(images[:shown]),
         predictions=scoring.rank(arrays["logits"], labels) if "logits" in arrays else (),
@@ -133,22 +133,10 @@ def inspect(
     )
 
 
-def _described(model: keras.Model) -> dict[str, Any]:
-    """Fields of the result that tell the model."""
-    config, size = config_of(model), preprocessing_of(model).image_size
-    return {
-        "model": model_name(model),
-        "architecture": _architecture(config),
-        "image_size": size,
-        "grid": config.grid(size) if isinstance(config, ViTConfig) else None,
-        "filters_are_components": _root_layer(config) is None,
-    }
-
-
 def _of_outputs(
     model: keras.Model, figures: Sequence[str], inputs: np.ndarray, labels: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], tuple[tuple[str, ...], ...]]:
-    """Arrays of what the model says of the images, and the titles of its queries."""
+    """Return what the model says of the images as arrays, and the titles of its queries."""
     arrays: dict[str, np.ndarray] = {}
     titles: tuple[tuple[str, ...], ...] = ()
     if "queries" in figures:
@@ -162,12 +150,12 @@ def _of_outputs(
         arrays["relevance"] = analysis.class_relevance(features, gradients)
         arrays["logits"] = checked_logits(logits)
     elif relevance.classifies(model):
-        arrays["logits"] = logits_of(model, inputs)
+        arrays["logits"] = checked_logits(model(inputs, training=False))
     return arrays, titles
 
 
 def is_mistake(label: str | None, ranked: RankedClasses | None) -> bool:
-    """Whether the likeliest class of an image is not its label, where both are known."""
+    """Return whether the likeliest class of an image is not its label, where both are known."""
     return label is not None and ranked is not None and ranked.likeliest[0][0] != label
 
 
@@ -179,7 +167,8 @@ def mistakes_first(
     if not relevance.classifies(model) or all(image.label is None for image in images):
         return list(images)
     inputs = model_inputs(images, preprocessing_of(model))[1]
-    logits = np.concatenate([logits_of(model, inputs[n : n + _BATCH]) for n in range(0, len(images), _BATCH)])
+    batches = (inputs[n : n + _BATCH] for n in range(0, len(images), _BATCH))
+    logits = np.concatenate([checked_logits(model(batch, training=False)) for batch in batches])
     ranked = scoring.rank(logits, labels)
     wrong = [n for n, image in enumerate(images) if is_mistake(image.label, ranked[n])]
     wrong = sorted(wrong, key=lambda n: -ranked[n].likeliest[0][1])[:count]
@@ -189,7 +178,7 @@ def mistakes_first(
 def _queries(
     model: keras.Model, inputs: np.ndarray, labels: Sequence[str]
 ) -> tuple[np.ndarray, tuple[tuple[str, ...], ...]]:
-    """The masks (B, n, h, w) of the queries of a model that segments, as probabilities, and what each found."""
+    """Return the masks (B, n, h, w) of the queries of a model that segments, as probabilities, and what each found."""
     outputs = model(inputs, training=False)
     classes = as_float32(keras.ops.softmax(outputs["class_logits"], axis=-1))[..., :-1]  # (B, Q, K)
     surest = np.argsort(-classes.max(axis=-1), axis=-1, kind="stable")[:, :_QUERIES]  # (B, n)
@@ -203,23 +192,13 @@ def _queries(
 
 
 def model_inputs(images: Sequence[Image], preprocessing: Preprocessing) -> tuple[np.ndarray, np.ndarray]:
-    """Images of any size as the model sees them: (B, h, w, C) float32 in 0..255, and normalized."""
+    """Return images of any size as the model sees them: (B, h, w, C) float32 in 0..255, and normalized."""
     resized = np.stack([keras.ops.convert_to_numpy(preprocessing.resized(image.pixels)) for image in images])
     return resized, keras.ops.convert_to_numpy(preprocessing.normalize(resized))
 
 
-def as_uint8(resized: np.ndarray) -> np.ndarray:
-    """Pixels to show."""
-    return np.clip(np.round(resized), 0, 255).astype(np.uint8)
-
-
-def logits_of(model: keras.Model, inputs: np.ndarray) -> np.ndarray:
-    """(B, K) float32 of a model of logits. Raises UserError if they are not finite."""
-    return checked_logits(model(inputs, training=False))
-
-
 def checked_logits(logits) -> np.ndarray:
-    """A tensor (B, K) as float32. Raises UserError if it is not finite."""
+    """Return a tensor (B, K) as float32. Raises UserError if it is not finite."""
     values = as_float32(logits)
     _check_finite({"logits": values})
     return values
@@ -278,13 +257,13 @@ def _root_layer(config: ViTConfig | ResNetConfig) -> str | None:
 
 
 def _position_layer(model: keras.Model) -> keras.layers.Layer | None:
-    """The first layer that adds position embeddings. A model with one in every block has more."""
+    """Return the first layer that adds position embeddings. A model with one in every block has more."""
     classes = (PositionEmbedding, PositionEmbedding2D, SinCosPositions)
     return next((layer for layer in model.layers if isinstance(layer, classes)), None)
 
 
 def _position_table(layer: keras.layers.Layer, config: ViTConfig) -> np.ndarray:
-    """The table that the layer adds to the tokens: (1, T, D)."""
+    """Return the table that the layer adds to the tokens: (1, T, D)."""
     if isinstance(layer, PositionEmbedding):
         return keras.ops.convert_to_numpy(layer.pos_embedding)
     num_tokens = config.num_prefix_positions + layer.grid[0] * layer.grid[1]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from keras_vit.errors import UserError
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.remote import to_path
-from keras_vit.images.files import Image, decode, read_folder, read_image
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Image, Samples, decode, read_folder, read_image
 from keras_vit.run import SAMPLES
 
 if TYPE_CHECKING:

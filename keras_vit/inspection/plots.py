@@ -1,8 +1,10 @@
 """Plots of the paper's figures (arXiv 2010.11929) and related ones with matplotlib.
 
-Maps use the cividis colormap and dots are blue and orange: both are readable with color vision deficiency and in print.
+Maps use the cividis colormap, and dots are blue and orange (Okabe and Ito): readable with color vision deficiency and
+in print.
 """
 
+import functools
 import math
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -18,7 +20,6 @@ from keras_vit.inspection.analysis import resize_map
 from keras_vit.inspection.compute import InspectionResult
 
 COLORMAP = "cividis"
-_BLUE, _ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito's
 _FILTER_COLUMNS, _FILTERS_SHOWN = 7, 70
 # Figures that are maps of each picture.
 OF_PICTURES = ("rollout", "relevance", "norms", "queries")
@@ -53,7 +54,7 @@ _SENTENCES = {
 
 
 def explanation(figure: str, result: InspectionResult) -> str:
-    """The sentences under a figure: a name of `FIGURES`, components or renormalized."""
+    """Return the sentences under a figure: a name of `FIGURES`, components or renormalized."""
     sentence = _SENTENCES[figure]
     if figure in _OF_PATCHES and result.grid is not None and math.prod(result.grid) <= _FEW_PATCHES:
         rows, columns = result.grid
@@ -71,7 +72,7 @@ def draw_all(result: InspectionResult) -> Iterator[tuple[str, matplotlib.figure.
 
 
 def _figures(result: InspectionResult) -> Iterator[tuple[str, matplotlib.figure.Figure, Sequence[str]]]:
-    """The file name, the figure and what is explained under it."""
+    """Yield the file name, the figure and what is explained under it."""
     arrays = result.arrays
     filters = "components" if result.filters_are_components else "filters"
     if {"filters", "position_similarity", "attention_distance"} <= arrays.keys():
@@ -107,32 +108,24 @@ def panel(result: InspectionResult, draw) -> matplotlib.figure.Figure:
     return figure
 
 
-def shortened(text: str, length: int = 60) -> str:
-    """The printable characters of a name, truncated at the start."""
-    shown = _legible(text)
-    return shown if len(shown) <= length else "..." + shown[3 - length :]
+def _shortened(text: str, length: int = 60, *, from_end: bool = False) -> str:
+    """Return the printable characters of a name, truncated at the start, or of a class at the end."""
+    shown = "".join(letter if letter.isprintable() and ord(letter) < 0x250 else "?" for letter in text)
+    if len(shown) <= length:
+        return shown
+    return shown[: length - 3] + "..." if from_end else "..." + shown[3 - length :]
 
 
-def _cut(text: str, length: int) -> str:
-    """The printable characters of a class name, truncated at the end."""
-    shown = _legible(text)
-    return shown if len(shown) <= length else shown[: length - 3] + "..."
-
-
-def _legible(text: str) -> str:
-    return "".join(letter if letter.isprintable() and ord(letter) < 0x250 else "?" for letter in text)
-
-
-def image_title(result: InspectionResult, index: int, length: int = 60) -> str:
-    """The name of an image, with its class if known."""
+def _image_title(result: InspectionResult, index: int, length: int = 60) -> str:
+    """Return the name of an image, with its class if known."""
     image = result.images[index]
-    label = "" if image.label is None else f" ({_cut(image.label, 12)})"
-    return shortened(image.name, length - len(label)) + label
+    label = "" if image.label is None else f" ({_shortened(image.label, 12, from_end=True)})"
+    return _shortened(image.name, length - len(label)) + label
 
 
 def _titled(result: InspectionResult, size: tuple[float, float], note: str = "") -> matplotlib.figure.Figure:
     figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
-    lines = [shortened(result.model), shortened(short_name(result.checkpoint))] + ([note] if note else [])
+    lines = [_shortened(result.model), _shortened(short_name(result.checkpoint))] + ([note] if note else [])
     wide = size[0] > 7
     figure.suptitle((" | " if wide else "\n").join(lines), fontsize=11, parse_math=False, wrap=True)
     return figure
@@ -179,17 +172,7 @@ def draw_positions(axes, result: InspectionResult) -> None:
     axes.figure.colorbar(image, ax=axes, label="cosine similarity", shrink=0.8)
 
 
-def draw_distances(axes, result: InspectionResult) -> None:
-    """Figures 7, right, and 11: a dot for each head."""
-    _dots(axes, result, "attention_distance", "not renormalized", _BLUE)
-
-
-def draw_renormalized_distances(axes, result: InspectionResult) -> None:
-    """Attention distance with each row of attention divided by its sum over the patches."""
-    _dots(axes, result, "attention_distance_renormalized", "rows renormalized", _ORANGE)
-
-
-def _dots(axes, result: InspectionResult, key: str, how: str, color: str) -> None:
+def _draw_dots(axes, result: InspectionResult, *, key: str, how: str, color: str) -> None:
     distances = result.arrays[key]  # (L, H)
     depth = np.arange(len(distances))
     axes.plot(depth, np.median(distances, axis=1), color="0.6", linewidth=1.0, zorder=1)
@@ -201,6 +184,13 @@ def _dots(axes, result: InspectionResult, key: str, how: str, color: str) -> Non
     axes.grid(alpha=0.3)
     images = f"{result.num_averaged} image{'s' * (result.num_averaged != 1)}"
     axes.set_title(f"One dot per head, {how}\n{images} of {height}x{width} px", fontsize=10)
+
+
+# Figures 7, right, and 11: a dot for each head; and with each row of attention divided by its sum over the patches.
+draw_distances = functools.partial(_draw_dots, key="attention_distance", how="not renormalized", color="#0072B2")
+draw_renormalized_distances = functools.partial(
+    _draw_dots, key="attention_distance_renormalized", how="rows renormalized", color="#D55E00"
+)
 
 
 def _aspect(result: InspectionResult) -> float:
@@ -227,7 +217,7 @@ def _beside_inputs(result: InspectionResult) -> matplotlib.figure.Figure:
         mask = resize_map(result.arrays["rollout"][index, -1], image.shape[:2])[:, :, None]
         show_image(left, image)
         show_image(right, np.round(image * mask).astype(np.uint8))
-        left.set_title(image_title(result, index, 24), fontsize=8, parse_math=False)
+        left.set_title(_image_title(result, index, 24), fontsize=8, parse_math=False)
         right.set_title("attention", fontsize=8)
     return figure
 
@@ -243,24 +233,19 @@ def as_rgb(image: np.ndarray) -> np.ndarray:
     return image if image.shape[-1] == 3 else image[:, :, :1].repeat(3, axis=-1)
 
 
-def _map_columns(result: InspectionResult) -> list[tuple[str, np.ndarray]]:
-    """Titles and maps (n, h, w) to plot next to the inputs."""
-    arrays = result.arrays
-    columns = [("attention rollout", arrays["rollout"][:, -1])] if "rollout" in arrays else []
-    columns += [("relevance for the predicted class", arrays["relevance"])] if "relevance" in arrays else []
-    if "norms" in arrays:
-        norms = arrays["norms"][:, -1]
-        columns.append(("token norms", norms - norms.min(axis=(1, 2), keepdims=True)))
-    return columns
-
-
 def image_maps(result: InspectionResult, index: int) -> list[tuple[str, np.ndarray]]:
-    """Titles and maps of one image, resized to its size, from 0 to 1."""
-    size = result.arrays["images"].shape[1:3]
-    maps = [(title, maps[index]) for title, maps in _map_columns(result)]
+    """Return titles and maps of one image, resized to its size, from 0 to 1."""
+    arrays, maps = result.arrays, []
+    if "rollout" in arrays:
+        maps.append(("attention rollout", arrays["rollout"][index, -1]))
+    if "relevance" in arrays:
+        maps.append(("relevance for the predicted class", arrays["relevance"][index]))
+    if "norms" in arrays:
+        norms = arrays["norms"][index, -1]
+        maps.append(("token norms", norms - norms.min()))
     if result.queries:
-        maps += zip(result.queries[index], result.arrays["queries"][index], strict=True)
-    return [(title, resize_map(values, size)) for title, values in maps]
+        maps += zip(result.queries[index], arrays["queries"][index], strict=True)
+    return [(title, resize_map(values, arrays["images"].shape[1:3])) for title, values in maps]
 
 
 def _maps(result: InspectionResult) -> matplotlib.figure.Figure:
@@ -269,15 +254,15 @@ def _maps(result: InspectionResult) -> matplotlib.figure.Figure:
     figure = _titled(result, (2.6 * columns + 0.9, 0.8 + (0.4 + 2.6 * _aspect(result)) * count))
     for index, row in enumerate(figure.subplots(count, columns, squeeze=False)):
         show_image(row[0], result.arrays["images"][index])
-        title = image_title(result, index, 26)
+        title = _image_title(result, index, 26)
         if result.predictions:
             label, probability = result.predictions[index].likeliest[0]
-            title += f"\npredicted {_cut(label, 14)}, {probability:.1%}"
+            title += f"\npredicted {_shortened(label, 14, from_end=True)}, {probability:.1%}"
         row[0].set_title(title, fontsize=9, parse_math=False)
         for axes, (name, values) in zip(row[1:], image_maps(result, index), strict=True):
             axes.imshow(values, cmap=COLORMAP, vmin=0.0, vmax=1.0)
             axes.set_axis_off()
-            axes.set_title(_cut(name, 34), fontsize=9, parse_math=False)
+            axes.set_title(_shortened(name, 34, from_end=True), fontsize=9, parse_math=False)
         _scale(figure, row)
     return figure
 
@@ -294,7 +279,7 @@ def _heads(result: InspectionResult, index: int) -> matplotlib.figure.Figure:
     tiles = maps / np.maximum(maps.max(axis=(2, 3), keepdims=True), np.finfo(np.float32).tiny)
     layers, heads, height, width = tiles.shape
     across, down = 0.55 * heads, 0.55 * layers * height / width
-    figure = _titled(result, (max(5.0, across + 2.0), max(2.8, down + 1.5)), image_title(result, index, 40))
+    figure = _titled(result, (max(5.0, across + 2.0), max(2.8, down + 1.5)), _image_title(result, index, 40))
     axes = figure.subplots()
     axes.imshow(_mosaic(tiles), cmap=COLORMAP, vmin=0.0, vmax=1.0, interpolation="nearest")
     _label_tiles(axes, tiles.shape, [str(head) for head in result.heads], list(result.layers))

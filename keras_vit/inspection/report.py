@@ -141,7 +141,7 @@ def _cards(result: InspectionResult) -> list[dict[str, Any]]:
                 "name": image.name,
                 "label": image.label,
                 "is_mistake": is_mistake(image.label, ranked) and not result.scoring.is_multi_label,
-                "address": _image_address(result.arrays["images"][index]),
+                "address": _address(_thinned(plots.as_rgb(result.arrays["images"][index]))),
                 "maps": [(title, _map_address(values)) for title, (_, values) in zip(titles, maps, strict=True)],
                 "ranked": ranked,
             }
@@ -194,14 +194,12 @@ def _sheet(result: InspectionResult, index: int) -> tuple[list[str], np.ndarray]
 
 
 def _map_address(values: np.ndarray) -> str:
-    stream = io.BytesIO()
-    matplotlib.image.imsave(stream, values, cmap=plots.COLORMAP, vmin=0.0, vmax=1.0, format="png")
-    return data_address(stream.getvalue())
+    return _address(values, cmap=plots.COLORMAP, vmin=0.0, vmax=1.0)
 
 
-def _image_address(image: np.ndarray) -> str:
+def _address(image: np.ndarray, **colors) -> str:
     stream = io.BytesIO()
-    matplotlib.image.imsave(stream, np.ascontiguousarray(_thinned(plots.as_rgb(image))), format="png")
+    matplotlib.image.imsave(stream, np.ascontiguousarray(image), format="png", **colors)
     return data_address(stream.getvalue())
 
 

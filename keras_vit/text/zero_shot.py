@@ -6,8 +6,9 @@ and open_clip's `build_zero_shot_classifier` do: normalized embeddings, their me
 """
 
 import dataclasses
+import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
@@ -132,30 +133,18 @@ def _class_embeddings(text: TextCheckpoint, tokenize: Tokenizer, classes: Classe
     counts = [len(texts) * len(classes.templates) for texts in classes.texts]
     owners = np.repeat(np.arange(len(counts)), counts)
     sums = np.zeros((len(counts), text.config.output_size), np.float64)
-    total, done = int(sum(counts)), 0
-    towers: dict[int, keras.Model] = {}
-    with Progress("Reading the texts", total, "texts") as progress:
-        for sentences in _batches(classes):
-            ids, lengths = tokenize.encode(sentences)
+    done, towers = 0, dict[int, keras.Model]()
+    sentences = (
+        template.replace("{}", text) for texts in classes.texts for text in texts for template in classes.templates
+    )
+    with Progress("Reading the texts", sum(counts), "texts") as progress:
+        while batch := list(itertools.islice(sentences, _BATCH)):
+            ids, lengths = tokenize.encode(batch)
             embeddings = _embed(text, towers, ids, int(lengths.max()))
             np.add.at(sums, owners[done : done + len(ids)], embeddings)
             done += len(ids)
             progress.update(len(ids))
     return (sums / np.linalg.norm(sums, axis=1, keepdims=True)).astype(np.float32)
-
-
-def _batches(classes: Classes) -> Iterator[list[str]]:
-    """All sentences of all classes, in order, a batch at a time."""
-    batch: list[str] = []
-    for texts in classes.texts:
-        for text in texts:
-            for template in classes.templates:
-                batch.append(template.replace("{}", text))
-                if len(batch) == _BATCH:
-                    yield batch
-                    batch = []
-    if batch:
-        yield batch
 
 
 def _embed(text: TextCheckpoint, towers: dict[int, keras.Model], ids: np.ndarray, used: int) -> np.ndarray:

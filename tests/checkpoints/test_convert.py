@@ -103,7 +103,7 @@ def test_weights_that_a_layout_changes_are_reported(tmp_path, capsys):
     [
         (["{in}", "{out}/x.npz", "--layout", "h5"], "The layout must be one of npz, npz-linen"),
         (["{in}", "{out}", "--layout", "npz"], "already exists; give the name of a new one"),
-        (["{in}", "{out}/no/x.npz", "--layout", "npz"], "There is no folder '.*/no' to write x.npz into"),
+        (["{in}", "{out}/no/x.npz", "--layout", "npz"], "x.npz cannot be written, because there is no folder .*/no"),
         (["{out}/none.npz", "{out}/x.npz", "--layout", "npz"], "There is no file or folder"),
         (["{bit}", "{out}/x.safetensors", "--layout", "torchvision"], "torchvision cannot express this ResNet"),
     ],

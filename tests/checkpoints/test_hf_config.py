@@ -224,7 +224,7 @@ def test_class_names_go_through_a_conversion(layout, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("hf_bit", {"patch_size": 8}, "patch_size does not apply to a ResNet"),
+        ("hf_bit", {"patch_size": 8}, "patch_size=8 does not apply, because the file is of a ResNet"),
         ("hf_bit", {"num_heads": 4}, "num_heads=4 does not apply, because the file is of a ResNet; leave it out"),
         ("vit_token.npz", {"conv_stem_strides": (2, 2)}, "does not apply, because the file has no early convolutions"),
         ("vit_token.npz", {"position_embedding": "none"}, "does not apply, because the file has a table of them"),
@@ -235,7 +235,7 @@ def test_class_names_go_through_a_conversion(layout, tmp_path):
         ("vit_gap.npz", {"classifier": "cls"}, "classifier must be one of token, gap"),
         ("torchvision_vit_convstem.safetensors", {"conv_stem_strides": "222"}, "must be integers of at least 1"),
         ("vit_token.npz", {"gelu": "relu"}, "gelu must be one of tanh, erf"),
-        ("vit_token.npz", {"keep_pre_logits": True}, "give num_classes with it"),
+        ("vit_token.npz", {"keep_pre_logits": True}, "keep_pre_logits=True does not apply"),
         ("vit_token.npz", {"stored_grid": 4}, "stored_grid must be two integers of at least 1, but is 4"),
         ("vit_token.npz", {"num_heads": "4"}, "num_heads must be an integer of at least 1, but is '4'"),
         ("vit_token.npz", {"num_classes": 2.0}, "num_classes must be an integer of at least 0, but is 2.0"),
@@ -462,7 +462,7 @@ def test_a_bare_flexivit_resizes_positions_as_flexivit_does(tmp_path):
 
 def test_a_name_with_gap_means_the_mean_of_the_patches(tmp_path):
     folder = timm_folder(tmp_path, "modern/timm_siglip", architecture="vit_base_patch16_siglip_gap_224")
-    with pytest.raises(UserError, match="has the classifier 'gap', but the arrays are those of 'map'"):
+    with pytest.raises(UserError, match="has the weights of classifier='map', but 'gap' is in config.json"):
         keras_vit.from_checkpoint(folder)
 
 
@@ -573,7 +573,7 @@ def test_a_processor_for_another_size_than_that_of_the_weights_shows_the_same_pa
         ({"size": {"shortest_edge": 32}}, "size="),
         ({"size": {"longest_edge": 32}}, "size="),
         ({"image_processor_type": "ConvNextImageProcessor"}, "image_processor_type='ConvNext"),
-        ({"do_normalize": "no"}, "'do_normalize', but gives 'no'"),
+        ({"do_normalize": "no"}, "'do_normalize' as true or false"),
     ],
 )
 def test_unsupported_processors_are_refused(processor, name, tmp_path):

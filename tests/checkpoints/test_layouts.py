@@ -427,7 +427,7 @@ def test_a_value_range_per_channel_becomes_the_mean_for_another_number_of_channe
 )
 def test_a_wrong_file_suffix_is_refused(layout, name, suffix, tmp_path):
     model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=3)
-    with pytest.raises(UserError, match=f"layout {layout} should end in {suffix}, but is '{name}'"):
+    with pytest.raises(UserError, match=f"{name} should end in {suffix}, as files of the layout {layout}"):
         keras_vit.save_checkpoint(model, tmp_path / name, layout=layout)
     assert list(tmp_path.iterdir()) == []
 

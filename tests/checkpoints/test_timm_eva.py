@@ -78,7 +78,7 @@ def test_a_bare_file_asks_how_the_model_pools(tmp_path):
         ("vit_small_patch16_dinov3_qkvb", {}, "qkv_bias=True, but the arrays are of a model with False"),
         ("vit_small_plus_patch16_dinov3", {}, "swiglu_mlp=True, but the arrays are of a model with False"),
         ("vit_small_patch16_dinov3", {"mlp_ratio": 3.0}, "mlp_ratio and thus=144, but the arrays"),
-        ("vit_small_patch16_dinov3", {"global_pool": "map"}, "has the classifier 'map'"),
+        ("vit_small_patch16_dinov3", {"global_pool": "map"}, "'map' is in config.json"),
         ("eva02_base_patch14_224", {}, "unsupported architecture='eva02_base_patch14_224'"),
     ],
 )

@@ -171,3 +171,16 @@ def test_the_help_has_every_option_with_its_text_and_default_and_the_usual_ones_
     assert "None" not in printed
     places = [printed.index(word) for word in ("FILES", "--where", "--shape.side", "--copies", "--shape.color")]
     assert places == sorted(places)
+
+
+def test_the_options_are_printed_as_tables_of_the_pages(monkeypatch, capsys):
+    monkeypatch.setenv("KERAS_VIT_OPTIONS", "table")
+    with pytest.raises(SystemExit):
+        read(Drawing, [], prog="draw")
+    own, inner, _ = capsys.readouterr().out.split("\n## ")
+    assert "| `--copies` `--times` | integer | `1` | How many, in the words of two lines. |" in own
+    assert "| `--style` | `plain`, `dotted` |  |  |" in own
+    assert "| `--image-size` | one or two integers |  |  |" in own
+    assert "| `FILES` | text … |  | Files to draw. |" in own
+    assert inner.startswith("Inner\n\nOptions that several commands share.")
+    assert "| `--where` | text | required | Where to draw. |" in inner

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 from training.data import augment
 from training.data.pipeline import evaluation_batches, resized_once, steps_per_epoch, training_batches
 from training.data.sources import DataOptions, Split, array_split, open_source

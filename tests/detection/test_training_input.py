@@ -13,7 +13,7 @@ from tests.support import FIXTURES
 from training.data.annotations.images import Box, BoxedImage
 from training.data.annotations.open_boxes import BoxData
 from training.detection.fit import box_data_set
-from training.objectives.detection import BoxSetPrediction
+from training.objectives.dense import BoxSetPrediction
 from training.recipes.dense import DetectRecipe
 
 RECIPE = DetectRecipe(image_size=(48, 64), batch_size=4, learning_rate=0.1, steps=1, flip=True, mosaic=1.0)

@@ -7,8 +7,7 @@ import pytest
 
 from keras_vit import UserError
 from keras_vit.run import Run
-from training.evaluation.metrics import log_loss, softmax
-from training.evaluation.temperature import calibration, fit_temperature
+from training.evaluation.metrics import calibration, fit_temperature, log_loss, softmax
 
 
 def drawn(temperature: float) -> tuple[np.ndarray, np.ndarray]:
@@ -38,21 +37,18 @@ def test_calibration_measures_what_it_gains():
     assert found["after"]["ece"] < 0.02 < found["before"]["ece"]
 
 
-@pytest.mark.parametrize("scale", [1.0, 9.0])
-def test_a_set_without_mistakes_has_no_temperature(scale):
-    with pytest.raises(UserError, match="needs images that the model gets wrong, but nearly all 3 are right"):
-        fit_temperature(scale * np.eye(3), np.arange(3))
-
-
-def test_a_temperature_at_the_end_of_the_search_is_refused():
-    logits = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1e-12]])  # nearly without mistakes
-    with pytest.raises(UserError, match="gets wrong, but nearly all 3 are right"):
-        fit_temperature(logits, np.array([0, 1, 0]))
-
-
-def test_infinite_logits_are_refused():
-    with pytest.raises(UserError, match="Calibration needs finite logits"):
-        fit_temperature(np.array([[0.0, -np.inf]]), np.array([0]))
+@pytest.mark.parametrize(
+    ("logits", "labels", "reason"),
+    [
+        (np.eye(3), np.arange(3), "nearly all 3 are right"),
+        (9.0 * np.eye(3), np.arange(3), "nearly all 3 are right"),
+        (np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1e-12]]), np.array([0, 1, 0]), "nearly all 3 are right"),
+        (np.array([[0.0, -np.inf]]), np.array([0]), "some classes have probability 0"),
+    ],
+)
+def test_images_without_mistakes_and_infinite_logits_have_no_temperature(logits, labels, reason):
+    with pytest.raises(UserError, match=f"gets wrong and finite logits, but {reason}"):
+        fit_temperature(logits, labels)
 
 
 def test_a_run_has_its_temperature_and_everything_else_the_temperature_1(tmp_path):

@@ -3,6 +3,7 @@
 import csv
 import json
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 import PIL.Image
@@ -16,15 +17,15 @@ from tests.browser import open_browser
 from tests.support import TINY, randomize
 from training import evaluate as command
 from training.data.dataset import Split
-from training.evaluation.html_report import Report, html_report, mistakes_of, mistakes_of_several
 from training.evaluation.metrics import share_interval
-from training.evaluation.predictions import Comparison, comparison_sentence, one_class, several_classes
+from training.evaluation.predictions import Comparison, Prediction, comparison_sentence, one_class, several_classes
+from training.evaluation.report import Report, Subject, html_report
 
 NAMES = ("ant", "bee", "<b>cat")
 # Two right, and two wrong, of which the second has the less probable label.
-PROBABILITIES = np.array([[0.8, 0.1, 0.1], [0.3, 0.6, 0.1], [0.05, 0.9, 0.05], [0.1, 0.2, 0.7]])
-LABELS = np.array([0, 0, 2, 2])
+LOGITS = np.log([[0.8, 0.1, 0.1], [0.3, 0.6, 0.1], [0.05, 0.9, 0.05], [0.1, 0.2, 0.7]])
 FILES = ("data/ant/1.png", "data/ant/2.png", "data/<b>cat/3.png", "data/<b>cat/4.png")
+_, MISTAKES = one_class(FILES, LOGITS, np.array([0, 0, 2, 2]), NAMES)
 
 
 def split_of(files: tuple[str, ...] = FILES, *, broken: int | None = None) -> Split:
@@ -34,7 +35,9 @@ def split_of(files: tuple[str, ...] = FILES, *, broken: int | None = None) -> Sp
     return Split(len(files), lambda index: (data[index], tf.constant(0)), files.__getitem__)
 
 
-def report_of(names=NAMES, confusion=None) -> Report:
+def page_of(
+    mistakes: Sequence[Prediction] = MISTAKES, names=NAMES, confusion=None, *, broken: int | None = None
+) -> str:
     metrics = {
         "accuracy": 0.5,
         "intervals": {"accuracy": [0.2, 0.8]},
@@ -43,11 +46,15 @@ def report_of(names=NAMES, confusion=None) -> Report:
         },
         "confusion": [[1, 1, 0], [0, 0, 0], [0, 1, 1]] if confusion is None else confusion,
     }
-    return Report("a <title>", "Accuracy 50 %", metrics, {"accuracy": "accuracy"})
+    subject = Subject("a <title>", pathlib.Path(), split_of(broken=broken), root="data")
+    measures = {"accuracy": "accuracy"}
+    return html_report(
+        Report(subject=subject, metrics=metrics, measures=measures, headline="Accuracy 50 %", mistakes=mistakes)
+    )
 
 
 def test_the_page_begins_with_the_mistakes_as_pictures_and_needs_no_network():
-    page = html_report(report_of(), split_of(), mistakes_of(PROBABILITIES, LABELS, NAMES), "data")
+    page = page_of()
     assert page.index("data:image/jpeg") < page.index("<h2>Classes")
     assert page.index("cat/3.png") < page.index("ant/2.png")  # the worst first, without the folder of all
     assert page.count("<article") == 2
@@ -59,7 +66,7 @@ def test_the_page_begins_with_the_mistakes_as_pictures_and_needs_no_network():
 
 
 def test_a_picture_that_cannot_be_shown_costs_no_other():
-    page = html_report(report_of(), split_of(broken=2), mistakes_of(PROBABILITIES, LABELS, NAMES), "")
+    page = page_of(broken=2)
     assert page.count("cannot be shown") == page.count("data:image/jpeg") == 1
 
 
@@ -67,7 +74,7 @@ def test_many_classes_are_listed_as_the_most_confused_pairs():
     names = tuple(f"class {n}" for n in range(1000))
     confusion = np.diag(np.full(1000, 50))
     confusion[3, 7], confusion[8, 2] = 5, 50
-    page = html_report(report_of(names, confusion), split_of(), [], "")
+    page = page_of([], names, confusion.tolist())
     assert 'class="matrix"' not in page
     pairs = page.split("Which classes are taken for which?")[1]
     assert pairs.index("class 8") < pairs.index("class 3")
@@ -78,19 +85,15 @@ def test_many_classes_are_listed_as_the_most_confused_pairs():
 def test_mistakes_of_several_classes_are_ordered_by_their_worst_decision():
     truth = np.array([[1, 0], [1, 1], [0, 0]], bool)
     logits = np.array([[-1.0, -2.0], [3.0, -4.0], [-1.0, -1.0]])
-    probabilities = 1.0 / (1.0 + np.exp(-logits))
-    predictions = several_classes("abc", logits, truth, ("x", "y"))
-    found = mistakes_of_several(probabilities, truth, ("x", "y"))
-    assert [mistake.index for mistake in found] == [1, 0]
-    assert (found[0].label, found[0].predicted, found[0].worst) == (("x", "y"), ("x",), "y")
-    assert (found[1].label, found[1].predicted) == (("x",), ())
-    page = html_report(report_of(), split_of(), found, "")
+    predictions, mistakes = several_classes("abc", logits, truth, ("x", "y"))
+    assert [mistake.index for mistake in mistakes] == [1, 0]
+    assert (mistakes[0].label, mistakes[0].predicted, mistakes[0].worst) == (("x", "y"), ("x",), "y")
+    assert (mistakes[1].label, mistakes[1].predicted) == (("x",), ())
+    page = page_of(mistakes)
     assert "surest mistake: y 2&nbsp;%" in page
     assert '<b class="wrong">none</b>' in page
-    assert predictions.labels == ("x", "x|y", "")
-    assert predictions.predicted == ("", "x", "")
-    assert predictions.probabilities == ("", f"{probabilities[1, 0]:.6f}", "")
-    assert predictions.correct.tolist() == [False, False, True]
+    assert predictions[1].probabilities == pytest.approx([1.0 / (1.0 + np.exp(-3.0))])
+    assert [each.correct for each in predictions] == [False, False, True]
 
 
 def test_the_interval_of_a_share_is_wilsons_and_not_a_point_where_all_are_right():
@@ -103,7 +106,7 @@ def test_the_interval_of_a_share_is_wilsons_and_not_a_point_where_all_are_right(
 def test_a_difference_is_noise_unless_mcnemars_test_says_otherwise(gained, within_noise):
     files = tuple(map(str, range(40)))
     labels = np.zeros(40, np.int64)
-    now = one_class(files, np.tile([0.9, 0.1], (40, 1)), labels, NAMES[:2])  # all are right
+    now, _ = one_class(files, np.tile([2.0, 0.0], (40, 1)), labels, NAMES[:2])  # all are right
     then = Comparison("runs/old", {file: int(file) >= gained for file in files})
     found = then.measure(now)
     assert found["within_noise"] == within_noise
@@ -159,7 +162,7 @@ def test_without_data_what_knows_none_and_data_that_are_gone_are_refused(place, 
         command.main(["--run", str(tmp_path / "alone" / "model.keras")])
     (place / "data").rename(place / "moved")
     try:
-        with pytest.raises(UserError, match="was trained on folder:.*, which is not there any more"):
+        with pytest.raises(UserError, match="There is no folder"):
             command.main(["--run", str(place / "run")])
     finally:
         (place / "moved").rename(place / "data")
@@ -173,9 +176,7 @@ def test_a_directory_without_an_earlier_report_is_refused(place, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_is_sorted_and_filtered_and_fits_the_window(width, tmp_path):
-    (tmp_path / "report.html").write_text(
-        html_report(report_of(), split_of(), mistakes_of(PROBABILITIES, LABELS, NAMES), "data")
-    )
+    (tmp_path / "report.html").write_text(page_of())
     with open_browser() as page:
         page.open((tmp_path / "report.html").as_uri(), width)
         assert page.overflow() <= 0

@@ -25,10 +25,10 @@ from keras_vit.run import Run
 from tests.data.test_csv_targets import csv_file
 from tests.support import randomize
 from training import evaluate, predict, pretrain, soup
-from training.data.sources import DataSet, array_split
-from training.evaluation.multi_label import measure_multi_label, multi_label_intervals, write_multi_label_report
-from training.evaluation.single_label import Subject
-from training.loop.build import compile_trainer
+from training.data.sources import array_split
+from training.evaluation.metrics import measure_multi_label, multi_label_intervals
+from training.evaluation.report import Subject, multi_label_report, write_report
+from training.loop.build import build_trainer
 from training.objectives.classification import Classification
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
@@ -94,8 +94,10 @@ def test_intervals_hold_the_measures_and_use_scikit_learns_average_precision(mon
 def test_images_without_any_class_leave_the_average_precision_unknown(tmp_path, capsys):
     split = array_split(np.zeros((3, 4, 4, 1), np.uint8), np.zeros(3, np.int64), ("a", "b"))
     logits = np.array([[1.0, -1.0], [-1.0, -2.0], [-3.0, -1.0]])
-    subject = Subject("run on x", tmp_path, {}, save_predictions=False)
-    write_multi_label_report(subject, DataSet(("a", "b"), split, split), logits, np.zeros((3, 2)))
+    targets, names = np.zeros((3, 2)), ("a", "b")
+    metrics = measure_multi_label(logits, targets, names)
+    metrics["intervals"] = multi_label_intervals(logits, targets, names)
+    write_report(multi_label_report(Subject("run on x", tmp_path, split), logits, targets, names, metrics))
     found = json.loads((tmp_path / "evaluation.json").read_text())
     assert found["mean_average_precision"] is found["intervals"]["mean_average_precision"] is None
     assert found["exact_match"] == pytest.approx(2 / 3)
@@ -171,7 +173,7 @@ def test_an_image_that_is_right_in_part_counts_in_part():
     recipe = dataclasses.replace(find_recipe("digits"), loss="multi-label", batch_size=2)
     model = recipe.build(3)
     model.get_layer("head").bias.assign([1.0, 1.0, 1.0])  # the head's kernel is zero: all classes are predicted
-    trainer = compile_trainer(model, recipe, 1000, execution=Execution())
+    trainer = build_trainer(lambda: model, recipe, 1000, execution=Execution())
     images, labels = np.zeros((2, 8, 8, 1), np.float32), np.array([[1, 1, 0], [1, 0, 1]], np.float32)
     found = trainer.test_on_batch(images, labels, np.ones(2, np.float32), return_dict=True)
     assert float(found["binary_accuracy"]) == pytest.approx(2 / 3)
@@ -218,7 +220,7 @@ def test_data_of_one_class_each_are_refused(place, tmp_path):
     with pytest.raises(UserError, match="--loss multi-label is for images of several classes each"):
         pretrain.main(["digits", "--data", data, *options, "--loss", "multi-label"])
     several = f"csv:{place / 'list.csv'}"
-    with pytest.raises(UserError, match="leave --teacher out"):
+    with pytest.raises(UserError, match="--loss applies only to labels"):
         pretrain.main(["digits", "--data", several, *options, "--teacher", "x"])
 
 

@@ -5,7 +5,6 @@ import types
 
 import numpy as np
 import pytest
-import scipy.stats
 import tensorflow as tf
 
 import keras_vit
@@ -76,12 +75,6 @@ def test_of_train_and_val_only_val_is_measured_and_a_difference_is_said(official
     write_images(tmp_path / "data" / "val", 4)
     verify_official.main([NAME, "--data", f"folder:{tmp_path / 'data'}"])
     assert "The published 99.9 % is outside the 95 % interval of 12 images" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("correct", "count"), [(0, 12), (7, 12), (40_600, 50_000)])
-def test_the_interval_is_that_of_scipy(correct, count):
-    expected = scipy.stats.binomtest(correct, count).proportion_ci(method="wilson")
-    assert verification.wilson_interval(correct, count) == pytest.approx(tuple(expected), abs=1e-9)
 
 
 def test_every_published_accuracy_is_of_a_checkpoint_that_can_be_downloaded():

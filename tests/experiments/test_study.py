@@ -16,14 +16,16 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import ConvStem, ResNetConfig, ShiftedPatches, UserError
+from keras_vit.files import lock
 from keras_vit.models.complexity import costs
-from training import lock, study
+from training import study
 from training.data.dataset import Split, random_subset
 from training.data.sources import digits
-from training.experiments import runner, trial
-from training.experiments.grids import STUDIES, data_size
-from training.probes import least_squares
-from training.probes.features import features_of
+from training.experiments import study_runs
+from training.experiments.study_grids import STUDIES, data_size
+from training.features import least_squares
+from training.features.extraction import open_extractor
+from training.features.probe import cached_features, splits_of
 from training.recipes.pretrain import RECIPES
 from training.recipes.small import with_early_convolutions, with_shifted_patches
 
@@ -166,13 +168,14 @@ def test_the_few_shot_accuracy_is_that_of_the_command(done, tmp_path):
     model, _ = keras_vit.load(run)
     preprocessing = RECIPES["study-small"].preprocessing(1)
     preprocessing = dataclasses.replace(preprocessing, image_size=(8, 8))
-    train, evaluation = features_of(model, source, preprocessing=preprocessing, batch_size=64, cache=tmp_path)
-    expected = least_squares.few_shot(train, evaluation, source.labels, shots=[2], seeds=3)
-    assert trial.few_shot_accuracy(run, source, 2) == pytest.approx(expected[0]["mean"], abs=1e-9)
+    extractor = open_extractor(model, preprocessing)
+    train, evaluation = (cached_features(extractor, split, tmp_path) for split in splits_of(source).values())
+    expected = least_squares.few_shot(train, evaluation, len(source.labels), shots=[2], seeds=3)
+    assert study_runs.few_shot_accuracy(model, source, 2) == pytest.approx(expected[0]["mean"], abs=1e-9)
 
 
 def test_intervals_are_student_s():
-    summary = runner.mean_and_interval([0.90, 0.92, 0.97])
+    summary = study_runs.mean_and_interval([0.90, 0.92, 0.97])
     half = 4.302653 * np.std([0.90, 0.92, 0.97], ddof=1) / math.sqrt(3)  # t(0.975, 2) of any table
     np.testing.assert_allclose(summary["interval"], [0.93 - half, 0.93 + half], rtol=1e-6)
 
@@ -182,7 +185,7 @@ def test_intervals_are_student_s():
     [
         (["heads"], "There is no study named 'heads'; the nearest names are"),
         (["head", "--train-images", "100"], "--train-images does not apply to the study head"),
-        (["head", "--recipe", "digits"], "give --steps"),
+        (["head", "--recipe", "digits"], "and --steps"),
         (["head", "--shots", "1000"], "has 139 training images, fewer than the 1000 shots"),
         (["data-size", "--train-images", "5"], "A subset must have from 128 images, a batch, to 1437"),
         (["head", "--seeds", "0"], "--seeds must be at least 1"),

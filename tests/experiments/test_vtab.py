@@ -13,7 +13,7 @@ from keras_vit import Preprocessing, UserError, ViTConfig
 from tests.support import randomize
 from training.data.dataset import Split
 from training.experiments import vtab_runs
-from training.experiments.vtab_sources import RULES, open_builder, task_source
+from training.experiments.vtab_runs import RULES, task_source
 from training.options.train import VtabOptions
 from training.recipes.finetune import FINETUNE_RECIPES
 from training.recipes.vtab_tasks import RECIPE_NAME, TASKS
@@ -106,7 +106,7 @@ def _prepared(tmp_path, monkeypatch):
 
 
 def test_the_parts_of_a_task_are_read_from_its_files(prepared):
-    builder = open_builder(BY_NAME["svhn"], str(prepared))
+    builder = tfds.builder(BY_NAME["svhn"].dataset, data_dir=prepared)
     source = task_source(BY_NAME["svhn"], builder, "train800val200", "test")
     assert (source.train.num_examples, source.evaluation.num_examples, len(source.labels)) == (1000, 33, 10)
     stored = builder.as_dataset(split="train", shuffle_files=False)
@@ -124,7 +124,7 @@ def test_black_and_white_pixels_become_0_and_255(tmp_path, monkeypatch):
     whole = example(0)[1]
     _prepare(monkeypatch, "dsprites", tmp_path, {"train": [(number, whole) for number in range(1300)]})
     task = BY_NAME["dsprites-location"]
-    source = task_source(task, open_builder(task, str(tmp_path)), "train800", "val200")
+    source = task_source(task, tfds.builder(task.dataset, data_dir=tmp_path), "train800", "val200")
     image, label = source.evaluation.example(tf.constant(5, tf.int64))
     assert np.unique(image).tolist() == [0, 255]
     assert int(label) == 15

@@ -22,7 +22,7 @@ from keras_vit.checkpoints.convert import convert
 from keras_vit.checkpoints.load import changed_layer
 from keras_vit.files.keras_model import MODEL
 from keras_vit.files.labels import LABELS
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 from keras_vit.models.build import classifier_head, logits_model
 from keras_vit.models.layers import gelu_erf
 from keras_vit.run import SAMPLES

@@ -12,7 +12,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import Preprocessing, ViTConfig
 from keras_vit.files.labels import labels_text
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 from tests.support import randomize
 
 SIZE = (12, 30)

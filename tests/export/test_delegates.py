@@ -15,7 +15,7 @@ from export.tflite.delegate_rules import broken_rules, require_rules
 from export.tflite.half_precision import run_in_half, to_float16
 from keras_vit import Preprocessing, UserError
 from keras_vit.errors import ParityError
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 from tests.exports import tflite_of
 from tests.models.test_saving import CONFORMANCE, REWRITTEN
 from tests.support import TINY, TINY_IMAGE, randomize

@@ -30,7 +30,7 @@ from keras_vit.errors import ParityError
 from keras_vit.files.labels import labels_text
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import output_folder
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 from tests.exports import saved_model_of, tflite_of
 from tests.support import randomize
 
@@ -327,7 +327,7 @@ def test_other_labels_and_a_file_in_the_place_of_the_output_are_refused(samples,
 
 def test_an_output_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    with pytest.raises(UserError, match=f"{tmp_path} is not writable; give another --output"):
+    with pytest.raises(UserError, match=f"{tmp_path} is not writable; --output takes a directory"):
         output_folder(tmp_path / "a" / "b")
 
 

@@ -16,7 +16,7 @@ from export.options import FastestOptions, SourceOptions
 from export.source import ExportedModel
 from export.tflite.convert import to_tflite
 from keras_vit import Preprocessing, UserError, ViTConfig
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 from tests.exports import exported_model
 from tests.support import randomize
 

@@ -25,7 +25,7 @@ from export.source import Provenance, random_images
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, preprocessing_of
 from keras_vit.errors import ParityError
 from keras_vit.files.labels import labels_text
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 from tests.exports import onnx_of
 from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
 

@@ -29,8 +29,8 @@ from export.saved_model import warmup
 from export.source import Provenance
 from keras_vit import Preprocessing, UserError, ViTConfig, inspection
 from keras_vit.images import graph
+from keras_vit.images.files import Samples
 from keras_vit.images.formats import format_list, format_problem, formats
-from keras_vit.images.samples import Samples
 from tests.export import cpp_loader
 from tests.exports import saved_model_of
 from tests.support import official, randomize

@@ -17,7 +17,7 @@ from export.source import ExportedModel, Provenance
 from export.tflite import served
 from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.errors import ParityError
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 from tests.exports import exported_model
 from tests.support import randomize
 

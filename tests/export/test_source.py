@@ -16,7 +16,7 @@ from export.saved_model import __main__ as saved_model
 from export.source import ExportedModel, open_model, random_images
 from export.tflite import __main__ as tflite
 from keras_vit import UserError, ViTConfig
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 from tests.support import TINY, TINY_IMAGE, randomize
 
 CONFIG = ViTConfig(patch_size=8, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)

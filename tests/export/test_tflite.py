@@ -25,7 +25,7 @@ from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfi
 from keras_vit.cli.options import check_ranges
 from keras_vit.files import tflite_metadata
 from keras_vit.files.tflite_metadata import TFLiteMetadata
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 from keras_vit.run import CALIBRATION, Run
 from tests.exports import tflite_of
 from tests.support import randomize

@@ -16,8 +16,7 @@ from keras_vit import UserError
 from keras_vit.files.keras_model import load_model
 from tests.features.places import CONFIG, picture_place
 from training import embed, knn
-from training.features import embed as embedding
-from training.features import store
+from training.features import extraction, store
 from training.features.store import open_index
 
 PART = 16
@@ -29,7 +28,7 @@ def _place(tmp_path_factory) -> pathlib.Path:
     place = picture_place(tmp_path_factory.mktemp("features"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        for module in (store, embedding):
+        for module in (store, extraction):
             patch.setattr(module, "PART", PART)
         run("full", "--dtype", "float32")
         run("half")
@@ -40,7 +39,7 @@ def _place(tmp_path_factory) -> pathlib.Path:
 @pytest.fixture(autouse=True)
 def _small_parts(place, monkeypatch):
     monkeypatch.chdir(place)
-    for module in (store, embedding):
+    for module in (store, extraction):
         monkeypatch.setattr(module, "PART", PART)
 
 
@@ -133,9 +132,9 @@ def test_features_are_those_of_the_content_that_files_have_now(place, tmp_path, 
 def test_features_of_two_models_never_mix(half):
     with pytest.raises(UserError, match="has features of another model .* are never mixed;"):
         run(half, model="other.keras")
-    with pytest.raises(UserError, match="has the features of other pictures"):
+    with pytest.raises(UserError, match="has features of other pictures"):
         run(half, pictures=("loose",))
-    with pytest.raises(UserError, match="has features in float16; give --dtype float16"):
+    with pytest.raises(UserError, match="has features of the type float16, not float32"):
         run(half, "--dtype", "float32")
     shutil.copy("of_other/train-00001.parquet", half)
     with pytest.raises(UserError, match="cannot be read as features .it is of another model"):
@@ -161,9 +160,9 @@ def test_a_probe_reads_the_index_instead_of_computing(tmp_path, compute_no_more)
     expected = knn_of(tmp_path / "computed", "--cache", str(tmp_path / "cache"))
     compute_no_more()
     assert knn_of(tmp_path / "read", "--index", "full") == expected
-    with pytest.raises(UserError, match=r"has features of model.keras, but other.keras has"):
+    with pytest.raises(UserError, match="features pre_logits of model.keras, but asked for .* of other.keras"):
         knn_of(tmp_path / "no", "--index", "full", model="other.keras")
-    with pytest.raises(UserError, match="has the features pre_logits, not token; give"):
+    with pytest.raises(UserError, match="features pre_logits of .* asked for are the features token"):
         knn_of(tmp_path / "no", "--index", "full", "--features", "token")
     with pytest.raises(UserError, match="has the features of other pictures, labels or"):
         knn_of(tmp_path / "no", "--index", "full", "--split-seed", "3")
@@ -208,7 +207,7 @@ def test_pictures_whose_transparency_is_lost_are_announced(tmp_path, monkeypatch
         pixels = np.full((9, 9, 4), (0, 0, 0, number), np.uint8)
         PIL.Image.fromarray(pixels).save(tmp_path / "clear" / label / f"{number}.png")
     copied = functools.partial(shutil.copytree, "half", dirs_exist_ok=True)
-    monkeypatch.setattr(embedding, "write_features", lambda folder, *_: open_index(str(copied(folder))))
+    monkeypatch.setattr(extraction, "write_features", lambda folder, *_: open_index(str(copied(folder))))
     for model, is_lost in ((str(tmp_path / "drops.keras"), True), ("model.keras", False)):
         run(tmp_path / "f", model=model, pictures=("--data", f"folder:{tmp_path / 'clear'}"))
         assert ("--resize pad puts such pictures on white" in capsys.readouterr().out) == is_lost

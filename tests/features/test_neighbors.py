@@ -13,7 +13,7 @@ from keras_vit import UserError
 from tests.features.places import picture_place
 from tests.text.towers import CLIP, SIGLIP, with_tokenizer
 from training import embed, search, similar
-from training.features.neighbors import NeighborGraph, nearest_rows, unit_chunks, unit_length
+from training.features.lookup import NeighborGraph, nearest_rows, unit_chunks, unit_length
 from training.features.store import FeatureDescription, FeatureIndex, Part, open_index, write_description, write_part
 
 
@@ -77,7 +77,7 @@ def test_a_page_has_the_pictures_inside(tmp_path, capsys):
 
 
 def test_another_model_and_other_paths_are_one_sentence(tmp_path):
-    with pytest.raises(UserError, match=r"has features of model.keras, but other.keras has other weights"):
+    with pytest.raises(UserError, match=r"features pre_logits of model.keras, but asked for .* of other.keras"):
         similar.main(["--index", "features", "--run", "other.keras", "data/ant"])
     with pytest.raises(UserError, match="There is no folder 'feature'; did you mean features"):
         similar.main(["--index", "feature", "data/ant"])

@@ -14,7 +14,7 @@ from tests.features.places import picture_place
 from training import embed, review
 from training.features import findings
 from training.features.findings import confident_joint, suspicious_labels
-from training.features.linear_head import out_of_fold_probabilities
+from training.features.logistic_regression import out_of_fold_probabilities
 
 
 def test_the_confident_joint_is_that_of_the_paper():
@@ -126,7 +126,7 @@ def test_pictures_without_classes_are_reviewed_for_copies_and_odd_ones(tmp_path)
 
 
 def test_mistakes_are_one_sentence(tmp_path):
-    with pytest.raises(UserError, match="There are no features in 'data'"):
+    with pytest.raises(UserError, match="features.json"):
         review.main(["--index", "data"])
     with pytest.raises(UserError, match=r"must be in \(0, 1\]"):
         review.main(["--index", "features", "--duplicate-similarity", "1.5"])

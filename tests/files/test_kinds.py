@@ -117,7 +117,7 @@ def test_an_index_a_shard_and_shards_without_their_index_are_the_folder(tmp_path
     with pytest.raises(UserError, match="holds 1 of the 2 shards of a model"):
         keras_vit.from_checkpoint(files[1])
     (tmp_path / "away").rename(index)
-    with pytest.raises(UserError, match="model-00001-of-00002.safetensors, which the folder lacks"):
+    with pytest.raises(UserError, match="no file .*model-00001-of-00002.safetensors"):
         keras_vit.from_checkpoint(files[1])
 
 
@@ -147,7 +147,7 @@ def test_what_training_keeps_beside_a_model_is_skipped_and_reported(tmp_path):
 def test_other_arrays_beside_the_prefix_of_a_model_are_named(tmp_path):
     arrays = {f"backbone.{key}": array for key, array in safetensors.numpy.load_file(TIMM).items()}
     safetensors.numpy.save_file(arrays | {"box_head.weight": np.zeros((3, 4))}, tmp_path / "x.safetensors")
-    with pytest.raises(UserError, match=r"'backbone\.' and other arrays .*box_head\.weight"):
+    with pytest.raises(UserError, match=r"arrays begin with backbone\."):
         keras_vit.describe(tmp_path / "x.safetensors", num_heads=4)
 
 

@@ -15,8 +15,10 @@ def test_images_are_found_by_content_in_all_visible_subfolders(tmp_path):
     (tmp_path / "a" / "notes.png").write_text("no image")
     (tmp_path / "empty.png").touch()
     (tmp_path / "z.tif").write_bytes(encoded(PICTURE, "TIFF"))
+    (tmp_path / "moving.gif").write_bytes(encoded(PICTURE, "GIF"))
     (tmp_path / "folder.png").mkdir()
-    assert [str(path.relative_to(tmp_path)) for path in image_files(tmp_path)] == ["a/b/c.PNG", "a/no_ending", "b.png"]
+    names = [str(path.relative_to(tmp_path)) for path in image_files(tmp_path)]
+    assert names == ["a/b/c.PNG", "a/no_ending", "b.png", "moving.gif"]
 
 
 def test_a_format_that_people_have_is_named_with_what_to_do():

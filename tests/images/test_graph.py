@@ -19,15 +19,14 @@ from keras_vit.images import graph
 from keras_vit.images.decode import decode_file, decode_with_pillow
 from keras_vit.images.formats import format_problem, orientation
 from keras_vit.images.preprocessing import to_channels
+from tests.support import encoded
 
 DAMAGED = pathlib.Path(__file__).parents[1] / "fixtures" / "damaged"
 GRAY = np.random.default_rng(0).integers(0, 256, (7, 11), np.uint8)
 
 
-def encoded(kind: str, mode: str = "L", **options) -> bytes:
-    stream = io.BytesIO()
-    PIL.Image.fromarray(GRAY).convert(mode).save(stream, kind, **options)
-    return stream.getvalue()
+def gray(form: str, mode: str = "L", **options) -> bytes:
+    return encoded(PIL.Image.fromarray(GRAY).convert(mode), form, **options)
 
 
 SIGNATURE = [tf.TensorSpec((), tf.string)]  # so that they are traced once
@@ -35,18 +34,18 @@ decode = tf.function(lambda data: graph.decode_image(data, accurate=True, uprigh
 orientation_in_graph = tf.function(graph.orientation, SIGNATURE, autograph=False)
 ANIMATION = {"save_all": True, "append_images": [PIL.Image.fromarray(GRAY[::-1])]}
 FILES = {
-    "gray PNG": encoded("PNG"), "gray PNG with a color key": encoded("PNG", transparency=3),
-    "PNG with a color key": encoded("PNG", "RGB", transparency=(1, 2, 3)),
-    "PNG with a palette": encoded("PNG", "P", transparency=3), "PNG with alpha": encoded("PNG", "RGBA"),
-    "GIF": encoded("GIF"), "animated GIF": encoded("GIF", **ANIMATION), "gray BMP": encoded("BMP"),
-    "BMP": encoded("BMP", "RGB"), "BMP with alpha": encoded("BMP", "RGBA"),
-    "black and white BMP": encoded("BMP", "1"), "WebP": encoded("WEBP", "RGB"),
-    "animated WebP": encoded("WEBP", "RGB", **ANIMATION), "gray JPEG": encoded("JPEG"),
-    "JPEG": encoded("JPEG", "RGB"), "JPEG of four inks": encoded("JPEG", "CMYK"),
-    "progressive JPEG": encoded("JPEG", "RGB", progressive=True, subsampling=2),
-    "PNG with 16 bits": encoded("PNG", "I;16"), "PNG with 1 bit": encoded("PNG", "1"),
-    "gray PNG with alpha": encoded("PNG", "LA"), "lossless WebP with alpha": encoded("WEBP", "RGBA", lossless=True),
-    "TIFF": encoded("TIFF"), "words": b"words", "nothing": b"",
+    "gray PNG": gray("PNG"), "gray PNG with a color key": gray("PNG", transparency=3),
+    "PNG with a color key": gray("PNG", "RGB", transparency=(1, 2, 3)),
+    "PNG with a palette": gray("PNG", "P", transparency=3), "PNG with alpha": gray("PNG", "RGBA"),
+    "GIF": gray("GIF"), "animated GIF": gray("GIF", **ANIMATION), "gray BMP": gray("BMP"),
+    "BMP": gray("BMP", "RGB"), "BMP with alpha": gray("BMP", "RGBA"),
+    "black and white BMP": gray("BMP", "1"), "WebP": gray("WEBP", "RGB"),
+    "animated WebP": gray("WEBP", "RGB", **ANIMATION), "gray JPEG": gray("JPEG"),
+    "JPEG": gray("JPEG", "RGB"), "JPEG of four inks": gray("JPEG", "CMYK"),
+    "progressive JPEG": gray("JPEG", "RGB", progressive=True, subsampling=2),
+    "PNG with 16 bits": gray("PNG", "I;16"), "PNG with 1 bit": gray("PNG", "1"),
+    "gray PNG with alpha": gray("PNG", "LA"), "lossless WebP with alpha": gray("WEBP", "RGBA", lossless=True),
+    "TIFF": gray("TIFF"), "words": b"words", "nothing": b"",
 }  # fmt: skip
 REFUSED = ("TIFF", "words", "nothing", "animated WebP", "black and white BMP", "GIF", "animated GIF")
 
@@ -124,7 +123,7 @@ def test_of_an_animation_only_the_first_frame_is_read():
 
 
 def test_a_file_that_declares_gigabytes_is_refused():
-    data = bytearray(encoded("PNG"))
+    data = bytearray(gray("PNG"))
     data[16:24] = struct.pack(">II", 60_000, 60_000)
     assert in_graph(bytes(data)) is None
 
@@ -143,9 +142,7 @@ def test_images_are_turned_as_pillow_turns_them(kind, order):
     colors = np.random.default_rng(3).integers(0, 256, (5, 8, 3), np.uint8)
     options = {"lossless": True} if kind == "WEBP" else {"subsampling": 0} if kind == "JPEG" else {}
     for number in range(1, 9):
-        stream = io.BytesIO()
-        PIL.Image.fromarray(colors).save(stream, kind, exif=exif(number, order), **options)
-        data = stream.getvalue()
+        data = encoded(colors, kind, exif=exif(number, order), **options)
         expected = np.asarray(PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(data))))
         np.testing.assert_array_equal(in_graph(data), expected)
         np.testing.assert_array_equal(with_pillow(data), expected)
@@ -203,9 +200,7 @@ def test_no_slice_of_the_graph_has_a_negative_stride():
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_a_graph_has_the_maximum_of_pixels_that_its_reader_needs(kind):
-    stream = io.BytesIO()
-    PIL.Image.new("RGB", (20, 30)).save(stream, kind)
-    data = tf.constant(stream.getvalue())
+    data = tf.constant(encoded(PIL.Image.new("RGB", (20, 30)), kind))
     assert graph.decode_image(data, accurate=True, upright=True, most_pixels=600).shape == (30, 20, 3)
     with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
         graph.decode_image(data, accurate=True, upright=True, most_pixels=599)

@@ -1,7 +1,6 @@
 """The one opener of image files: what it accepts, what it refuses from the header, and that no other one is used."""
 
 import ast
-import io
 import os
 import pathlib
 import struct
@@ -12,14 +11,13 @@ import PIL.Image
 import pytest
 
 from keras_vit.images.decode import TooManyPixels, open_image
+from tests.support import encoded
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def encoded(kind: str, size=(8, 6), **options) -> bytes:
-    stream = io.BytesIO()
-    PIL.Image.new("L", size, 7).save(stream, kind, **options)
-    return stream.getvalue()
+def dark(form: str, **options) -> bytes:
+    return encoded(PIL.Image.new("L", (8, 6), 7), form, **options)
 
 
 def claiming(width: int, height: int) -> bytes:
@@ -31,8 +29,8 @@ def claiming(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF", "WEBP"])
 def test_files_and_their_content_are_opened(kind, tmp_path):
-    (tmp_path / "a").write_bytes(encoded(kind))
-    for file in (encoded(kind), tmp_path / "a", str(tmp_path / "a")):
+    (tmp_path / "a").write_bytes(dark(kind))
+    for file in (dark(kind), tmp_path / "a", str(tmp_path / "a")):
         with open_image(file) as image:
             assert image.size == (8, 6)
             assert abs(int(np.asarray(image.convert("L")).max()) - 7) < 3
@@ -42,12 +40,12 @@ def test_files_and_their_content_are_opened(kind, tmp_path):
     ("data", "words"),
     [
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\nshowpage\n", "not a readable JPEG or"),
-        (encoded("TIFF"), "not a readable JPEG or PNG"),
-        (encoded("PNG")[:20], "(?i)truncated"),
+        (dark("TIFF"), "not a readable JPEG or PNG"),
+        (dark("PNG")[:20], "(?i)truncated"),
         (claiming(100, 100), "10,000 pixels, and at most 4,900"),
         (claiming(12_000, 12_000), "144,000,000 pixels, and at most 4,900"),
         (claiming(2**31 - 1, 2**31 - 1), "pixels, and at most 4,900"),
-        (encoded("JPEG", progressive=True) + b"\xff\xda" * 6400, "9,6.. pixels, and at most 4,900"),
+        (dark("JPEG", progressive=True) + b"\xff\xda" * 6400, "9,6.. pixels, and at most 4,900"),
     ],
     ids=["EPS", "TIFF", "cut", "large", "warned of", "bomb", "many scans"],
 )

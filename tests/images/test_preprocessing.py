@@ -136,7 +136,7 @@ def test_a_model_stored_before_there_was_a_background_goes_on_dropping_alpha():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"image_size": (0, 4)}, r"image_size must be \(height, width\)"),
+        ({"image_size": (0, 4)}, r"image_size must be two integers of at least 1, but is \(0, 4\)"),
         ({"channels": 0}, "channels must be an integer of at least 1, but is 0"),
         ({"resize": "zoom"}, "resize must be one of stretch, crop, pad"),
         ({"resize": "resize-small"}, "crop_from is required for resize-small .*, but resize-small has crop_from None"),

@@ -21,8 +21,8 @@ import tensorflow as tf
 import keras_vit
 import training.samples
 from keras_vit import UserError, inspection
+from keras_vit.images.files import Samples
 from keras_vit.images.formats import format_list
-from keras_vit.images.samples import Samples
 from keras_vit.inspection import __main__ as command
 from keras_vit.inspection import report
 from keras_vit.inspection.plots import explanation
@@ -38,7 +38,7 @@ GRAY = RNG.integers(0, 256, (9, 14), dtype=np.uint8)
 FILES = {
     "color.png": encoded(COLOR), "alpha.png": encoded(np.dstack([COLOR, GRAY])), "gray.png": encoded(GRAY),
     "gray.bmp": encoded(GRAY, "BMP"), "deep.png": encoded(GRAY.astype(np.uint16) * 257),
-    "photo.jpg": encoded(COLOR, "JPEG", quality=90), "first.gif": encoded(GRAY, "GIF"),
+    "photo.jpg": encoded(COLOR, "JPEG", quality=90),
 }  # fmt: skip
 
 
@@ -286,7 +286,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch
         "vit_token.npz has no images of its own; give --images": vit,
         "There is no image or folder 'cat.png'; --images takes": [*vit, "--images", "cat.png"],
         "file is not a readable picture: ": [*vit, "--images", "file"],
-        "The folder 'empty' contains no image": [*vit, "--images", "empty"],
+        "No image of the folder 'empty' can be read: it has none": [*vit, "--images", "empty"],
         "has no figure 'attention' because it has no attention; available figures": [*bit, "--figures", "attention"],
         "The model has 2 layers, numbered 0 to 1, but --layers asks for 7": [*good, "--layers", "0", "7"],
         "The model has 3 heads, numbered 0 to 2, but --heads asks for 3": [*good, "--heads", "3"],

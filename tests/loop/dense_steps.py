@@ -4,6 +4,7 @@ python -m tests.loop.dense_steps OUTPUT HEAD CASE [STATE]
 """
 
 import dataclasses
+import functools
 import sys
 
 import keras
@@ -15,7 +16,8 @@ from keras_vit.models.config import LinearSegmentationConfig
 from tests.segmentation.shapes import LABELS, SIDE, shapes
 from training.loop.build import build_trainer
 from training.loop.devices.strategies import distributed, open_strategy
-from training.objectives.segmentation import MaskSetPrediction
+from training.objectives import of_recipe
+from training.objectives.dense import MaskSetPrediction
 from training.options.common import Execution, StrategyOptions
 from training.recipes.dense import EOMT, LINEAR, SegmentRecipe
 from training.recipes.recipe import Schedule
@@ -73,5 +75,5 @@ if __name__ == "__main__":
     if before:
         before.pop("losses")
     # Each replica draws points of its own; with many of them the losses are alike.
-    MaskSetPrediction.of = classmethod(lambda cls, recipe, steps: cls(4096, steps))  # type: ignore[method-assign]
+    of_recipe.MaskSetPrediction = functools.partial(MaskSetPrediction, 4096)  # type: ignore[misc, assignment]
     np.savez(sys.argv[1], **train(sys.argv[2], sys.argv[3], before))

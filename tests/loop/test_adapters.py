@@ -13,7 +13,7 @@ from keras_vit.files.keras_model import load_model
 from keras_vit.models.layers import TokenDense
 from training.data.pipeline import evaluation_batches
 from training.data.sources import DataOptions, open_source
-from training.loop.build import compile_trainer, trained_model
+from training.loop.build import build_trainer, trained_model
 from training.loop.pretrain import pretrain
 from training.options.common import Execution
 from training.options.train import PretrainOptions
@@ -47,7 +47,7 @@ def test_adapters_are_trained_saved_loaded_and_merged(fields, remat, tmp_path):
     for layer in adapted:
         layer.enable_lora(4)
     frozen = [np.array(layer.non_trainable_weights[0]) for layer in adapted]
-    trainer = compile_trainer(model, recipe, 6, execution=Execution(remat=remat))
+    trainer = build_trainer(lambda: model, recipe, 6, execution=Execution(remat=remat))
     rng = np.random.default_rng(0)
     images = rng.uniform(-1, 1, (32, *recipe.image_size, 1)).astype(np.float32)
     labels = np.eye(10, dtype=np.float32)[rng.integers(0, 10, 32)]

@@ -30,14 +30,17 @@ def test_the_last_two_are_kept(tmp_path):
     assert sorted(int(path.name[5:13]) for path in tmp_path.iterdir()) == [12, 19]
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:200] + bytes([b[200] ^ 1]) + b[201:]]
-)
+@pytest.mark.parametrize("damage", ["half", "empty", "one bit", "another step"])
 def test_a_damaged_state_is_passed_over_for_the_one_before(damage, tmp_path, capsys):
     save(tmp_path, 5)
     save(tmp_path, 12)
     newest = max(tmp_path.iterdir())
-    newest.write_bytes(damage(newest.read_bytes()))
+    content = newest.read_bytes()
+    if damage == "another step":
+        newest = newest.rename(newest.with_name(newest.name.replace("00000012", "00000099")))
+    else:
+        flipped = content[:200] + bytes([content[200] ^ 1]) + content[201:]
+        newest.write_bytes({"half": content[: len(content) // 2], "empty": b"", "one bit": flipped}[damage])
     assert checkpoints.load_latest(tmp_path)[0] == 5
     assert f"Skipped the damaged checkpoint {newest.name}: its hash does not match" in capsys.readouterr().out
 
@@ -52,20 +55,11 @@ def test_when_no_state_is_whole_the_run_does_not_begin_anew_by_itself(tmp_path):
 def test_a_full_disk_leaves_the_state_before(tmp_path, monkeypatch):
     save(tmp_path, 5)
 
-    refused = "step 12 could not be written .*File too large.* that of step 5 is intact"
+    refused = "step 12 could not be written .*File too large.* earlier ones are intact"
     with full_disk(100), pytest.raises(UserError, match=refused):
         save(tmp_path, 12)
     assert [path.name[:13] for path in tmp_path.iterdir()] == ["step-00000005"]
     assert checkpoints.load_latest(tmp_path)[0] == 5
-
-
-def test_a_state_renamed_to_another_step_is_passed_over(tmp_path, capsys):
-    save(tmp_path, 5)
-    save(tmp_path, 12)
-    newest = max(tmp_path.iterdir())
-    newest.rename(newest.with_name(newest.name.replace("00000012", "00000099")))
-    assert checkpoints.load_latest(tmp_path)[0] == 5
-    assert "its hash does not match this run, step and content" in capsys.readouterr().out
 
 
 def test_a_state_of_another_run_of_the_same_settings_is_not_believed(tmp_path):

@@ -106,16 +106,3 @@ def test_a_run_says_its_weights_and_evaluates_without_them(uneven, tmp_path, cap
     assert last["val_loss"] == pytest.approx(float(np.mean(losses)), rel=1e-4)
     with pytest.raises(UserError, match="differs in recipe.class_weights"):
         pretrain.main(arguments)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--balance"], "--class-weights applies only to labels"),
-        (["--teacher", "x.keras"], "--class-weights applies only to labels"),
-        (["--target", "patch-pixels"], "--class-weights applies only to --target classes"),
-    ],
-)
-def test_options_that_exclude_class_weights_are_refused(options, words, tmp_path):
-    with pytest.raises(UserError, match=words):
-        pretrain.main([*ARGUMENTS, "--workdir", str(tmp_path / "run"), "--class-weights", *options])

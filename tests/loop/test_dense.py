@@ -14,14 +14,13 @@ import keras_vit
 from keras_vit import SegmentationConfig, UserError
 from keras_vit.models.config import LinearSegmentationConfig
 from keras_vit.run import Run
-from tests.interruptions import killed_after
+from tests.interruptions import assert_ended_alike, final_state, killed_after
 from tests.loop import dense_steps
 from tests.loop.dense_steps import RECIPE, SMALL_LINEAR, make_model
-from tests.loop.test_resume import assert_ended_alike, final_state
 from tests.segmentation.shapes import LABELS, shapes
 from training.loop.build import build_trainer, trained_model
 from training.loop.devices.strategies import open_strategy
-from training.loop.setup import Setup
+from training.loop.plan import Setup
 from training.loop.train import run_training
 from training.options.common import DataOptions, Execution, StrategyOptions, TrainingOptions
 from training.recipes.dense import SegmentRecipe

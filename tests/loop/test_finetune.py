@@ -1,6 +1,5 @@
 """Fine-tuning: any checkpoint becomes a run on other images."""
 
-import dataclasses
 import json
 import pathlib
 import shutil
@@ -17,23 +16,8 @@ from keras_vit.files.keras_model import load_model
 from keras_vit.run import Run
 from tests.support import FIXTURES, randomize, replaced
 from training import evaluate, finetune
-from training.data.sources import DataOptions
-from training.loop import pretrain as pretraining
-from training.options.train import PretrainOptions
-from training.recipes.pretrain import find_recipe
 
-MODEL = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 COMMAND = ["--data", "digits", "--recipe", "mnist-finetune", "--steps", "2", "--batch-size", "8", "--warmup-steps", "1"]
-
-
-@pytest.fixture(name="upstream", scope="module")
-def _upstream(tmp_path_factory) -> Run:
-    recipe = dataclasses.replace(find_recipe("digits"), model=MODEL, epochs=1, batch_size=200)
-    recipe = dataclasses.replace(recipe, schedule=dataclasses.replace(recipe.schedule, warmup_steps=2))
-    folder = tmp_path_factory.mktemp("runs") / "upstream"
-    return pretraining.pretrain(
-        PretrainOptions(source=DataOptions("digits"), workdir=str(folder), recipe=recipe), "tiny"
-    )
 
 
 @pytest.fixture(name="untrained")

@@ -16,7 +16,7 @@ import keras_vit
 from keras_vit import UserError, ViTConfig
 from keras_vit.models.layers import no_init_weights
 from keras_vit.run import Run
-from tests.interruptions import Interrupted
+from tests.interruptions import Interrupted, assert_ended_alike
 from tests.support import fetched, randomize
 from training.data.pipeline import training_batches
 from training.data.sources import DataOptions, array_split
@@ -66,15 +66,6 @@ def test_a_run_leaves_everything_that_belongs_to_it(finished):
 
 def killed(*_) -> None:
     raise Interrupted
-
-
-def assert_ended_alike(run: Run, other: Run, *, metrics: bool = False) -> None:
-    ends = [fetched(checkpoints.load_latest(each.path / "checkpoints")[2]) for each in (run, other)]
-    for name in (name for name in ends[0] if name.startswith(("weight", "optimizer"))):
-        np.testing.assert_array_equal(ends[0][name], ends[1][name], err_msg=name)
-    for here, there in zip(run.metrics(), other.metrics(), strict=True) if metrics else ():
-        timed = {"seconds": 0, "images_per_second": 0}
-        assert here | timed == there | timed
 
 
 @pytest.mark.parametrize(
@@ -195,7 +186,6 @@ def test_a_directory_without_a_run_is_refused_and_not_changed(tmp_path):
     ("fields", "words"),
     [
         ({"batch_size": 2000}, "batch of 2000 is larger than the training set of 1437 images"),
-        ({"image_size": (10**6, 10**6)}, "TB of memory, with batches of 200 images of 1000000"),
         ({"schedule": Schedule(warmup_steps=2, cooldown_steps=20)}, "20 steps .* 19 steps .* --cooldown-steps 9"),
         ({"image_size": (9, 8)}, "image height must be a multiple of the patch height 4, but is 9"),
     ],
@@ -210,8 +200,8 @@ def test_what_cannot_be_trained_leaves_no_directory(fields, words, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"profile_steps": (10, 22)}, "--profile-steps ends with step 22, but the run has 21 steps"),
-        ({"inspect_every": 4, "evaluate_every": 10}, "--inspect-every 4 inspects none of the run's 3 epochs"),
+        ({"profile_steps": (10, 22)}, "--profile-steps needs 22, but the run has 21"),
+        ({"inspect_every": 4, "evaluate_every": 10}, "--inspect-every needs 4, but the run has 3"),
     ],
 )
 def test_what_comes_after_the_end_of_the_run_is_refused_and_leaves_no_directory(options, words, dry_run, tmp_path):
@@ -223,7 +213,6 @@ def test_what_comes_after_the_end_of_the_run_is_refused_and_leaves_no_directory(
 @pytest.mark.parametrize(
     ("workdir", "seed", "words"),
     [
-        ("runs/\udcff", 0, "in printable characters, but was given .*; give one"),
         ("none://bucket/run", 0, "^none://bucket/run cannot .* TensorFlow has no file system of this scheme"),
         ("runs/here", -1, r"seed must be in \[0, 4294967295\], but is -1"),
         ("runs/here", 2**32, "but is 4294967296"),
@@ -329,7 +318,7 @@ def test_callbacks_of_the_caller_see_one_training_of_all_epochs_and_change_no_bi
     assert seen.calls == ["begin", *((epoch, MEASURED) for epoch in range(3)), "end"]
     assert seen.steps == 21
     assert early.best == pytest.approx(min(record["val_loss"] for record in run.metrics()))
-    assert_ended_alike(run, finished)
+    assert_ended_alike(run.path, finished.path, ("weight", "optimizer"))
     assert [record["step"] for record in run.metrics()] == [8, 16, 21]
     assert [record["epoch"] for record in run.metrics()] == [1.143, 2.286, 3]  # of 7 steps each
 
@@ -367,13 +356,13 @@ def test_several_steps_of_an_execution_end_in_the_same_bits(steps, finished, tmp
     execution = Execution(steps_per_execution=steps)
     run = pretraining.pretrain(arguments(tmp_path / "run", execution=execution), "tiny")
     assert [record["step"] for record in run.metrics()] == [7, 14, 21]
-    assert_ended_alike(run, finished, metrics=True)
+    assert_ended_alike(run.path, finished.path)
 
 
 def test_the_name_of_a_frozen_layer_does_not_freeze_those_that_only_begin_with_it():
     model = keras_vit.build(dataclasses.replace(MODEL, num_layers=11), image_size=8, num_classes=2)
     recipe = dataclasses.replace(RECIPE, freeze=("Transformer.encoderblock_1", "cls"))
-    build.compile_trainer(model, recipe, 50, execution=Execution())
+    build.build_trainer(lambda: model, recipe, 50, execution=Execution())
     frozen = {".".join(layer.name.split(".")[:2]) for layer in model.layers if not layer.trainable}
     assert frozen == {"Transformer.encoderblock_1", "cls"}
 
@@ -382,19 +371,21 @@ def test_the_trainer_has_what_the_recipe_says():
     model = keras_vit.build(MODEL, image_size=8, num_classes=2)
     recipe = dataclasses.replace(RECIPE, learning_rate=0.8, weight_decay=0.5, clip_norm=0.5)
     for xla, compiled in (("on", True), ("auto", False), ("off", False)):  # auto only on a GPU
-        trainer = build.compile_trainer(model, recipe, 52, execution=Execution(xla=xla))
+        trainer = build.build_trainer(lambda: model, recipe, 52, execution=Execution(xla=xla))
         assert trainer.jit_compile is compiled
     optimizer = trainer.optimizer
     for step, rate in ((1, 0.4), (2, 0.8), (27, 0.4), (52, 0.0)):
         optimizer.iterations.assign(step)
         assert float(optimizer.learning_rate) == pytest.approx(rate, abs=1e-6)
-    with pytest.raises(UserError, match="XLA is not used with --deterministic"):
-        build.compile_trainer(model, RECIPE, 50, execution=Execution(xla="on", deterministic=True))
+    with pytest.raises(UserError, match="XLA cannot compile .* --deterministic"):
+        build.build_trainer(lambda: model, RECIPE, 50, execution=Execution(xla="on", deterministic=True))
 
 
 def test_the_loss_is_the_cross_entropy_of_smoothed_labels():
     model = randomize(keras_vit.build(MODEL, image_size=8, num_classes=3))
-    trainer = build.compile_trainer(model, dataclasses.replace(RECIPE, label_smoothing=0.2), 50, execution=Execution())
+    trainer = build.build_trainer(
+        lambda: model, dataclasses.replace(RECIPE, label_smoothing=0.2), 50, execution=Execution()
+    )
     images, labels = np.random.default_rng(0).uniform(-1, 1, (5, 8, 8, 3)), np.eye(3)[[0, 2, 1, 2, 2]]
     logits = model.predict(images, verbose=0)
     log_probabilities = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
@@ -412,7 +403,7 @@ def test_a_tiny_model_fits_one_batch():
     )  # fmt: skip
     preprocessing = keras_vit.Preprocessing((8, 8), channels=1)
     model = keras_vit.build(recipe.model, preprocessing=preprocessing, num_classes=4)
-    trainer = build.compile_trainer(model, recipe, 150, execution=Execution())
+    trainer = build.build_trainer(lambda: model, recipe, 150, execution=Execution())
     batches = training_batches(split, recipe, preprocessing, num_classes=4, seed=0, first_step=0)
     history = trainer.fit(batches, steps_per_epoch=150, shuffle=False, verbose=0)
     assert history.history["loss"][0] < 1.0

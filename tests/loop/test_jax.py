@@ -14,9 +14,10 @@ import pytest
 
 from keras_vit import UserError
 from keras_vit.run import Run
+from tests.interruptions import assert_equal_metrics
 from tests.loop import jax_steps
 from training import pretrain
-from training.loop.devices.jax_options import check_jax
+from training.loop.devices.backend import prepare_backend
 from training.options.common import DataOptions, Execution, StrategyOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
@@ -137,37 +138,16 @@ def test_the_weights_of_attention_and_mlp_their_slots_and_averages_are_divided()
     assert collections.Counter(line for line in lines if line.startswith("divided ")) == expected
 
 
-# A run with dropout and an average, several epochs and several checkpoints in each; it is killed when the checkpoint of
-# the step is saved, if one is given.
-_RUN = """
-import os, signal, sys
-from training import pretrain
-from training.loop import checkpoints
-
-workdir, kill_at, *more = sys.argv[1:]
-save = checkpoints.save
-
-def save_and_die(folder, step, *rest):
-    save(folder, step, *rest)
-    if step == int(kill_at):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-checkpoints.save = save_and_die
-pretrain.main([
-    "digits", "--data", "digits", "--seed", "5", "--epochs", "2", "--batch-size", "96", "--warmup-steps", "6",
-    "--checkpoint-every", "4", "--ema-decay", "0.9", "--model.num-layers", "1", "--model.hidden-size", "24",
-    "--model.mlp-dim", "48", *more, "--workdir", workdir,
-])
-"""
-
-
-def run(workdir: pathlib.Path, *more: str, devices: int = 8) -> Run:
-    assert "nothing to do" not in on_jax("-c", _RUN, str(workdir), "0", *more, devices=devices)
+def run(workdir: pathlib.Path, *more: str, devices: int = 8, resumed: bool = False) -> Run:
+    printed = on_jax("-m", "tests.loop.jax_run", str(workdir), "0", "0", "0", *more, devices=devices)
+    assert "nothing to do" not in printed
+    assert ("Continuing after step 8, in epoch 1." in printed) == resumed
     return Run.at(workdir)
 
 
 def killed_run(workdir: pathlib.Path, *more: str, devices: int = 8) -> pathlib.Path:
-    assert jax_process("-c", _RUN, str(workdir), "8", *more, devices=devices).returncode == -signal.SIGKILL
+    command = ("-m", "tests.loop.jax_run", str(workdir), "0", str(int(signal.SIGKILL)), "8")
+    assert jax_process(*command, *more, devices=devices).returncode == -signal.SIGKILL
     return workdir
 
 
@@ -176,8 +156,7 @@ def weights(finished: Run) -> list[np.ndarray]:
 
 
 def assert_equal(one: Run, two: Run) -> None:
-    timed = {"seconds": 0, "images_per_second": 0}
-    assert [record | timed for record in one.metrics()] == [record | timed for record in two.metrics()]
+    assert_equal_metrics(one, two)
     for here, there in zip(weights(one), weights(two), strict=True):
         np.testing.assert_array_equal(here, there)
 
@@ -189,9 +168,8 @@ def assert_equal(one: Run, two: Run) -> None:
 )
 def test_a_run_that_was_stopped_and_continued_ends_in_the_same_bits_and_opens_on_tensorflow(devices, more, tmp_path):
     killed = killed_run(tmp_path / "resumed", *more, devices=devices)
-    printed = on_jax("-c", _RUN, str(killed), "0", *more, devices=devices)
-    assert "Continuing after step 8, in epoch 1." in printed
-    assert_equal(Run.at(killed), run(tmp_path / "undisturbed", *more, devices=devices))
+    resumed = run(killed, *more, devices=devices, resumed=True)
+    assert_equal(resumed, run(tmp_path / "undisturbed", *more, devices=devices))
 
 
 OPTIONS = PretrainOptions(source=DataOptions("digits"), workdir="runs/never", recipe=RECIPES["digits"])
@@ -216,10 +194,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_jax_does_not_support_is_refused_in_a_sentence(name):
+def test_what_jax_does_not_support_is_refused_in_a_sentence(name, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
     options = dataclasses.replace(OPTIONS, **REFUSED[name])
     with pytest.raises(UserError, match=rf"^{name} is not supported with KERAS_BACKEND=jax"):
-        check_jax(options)
+        prepare_backend(options)
 
 
 def test_the_command_refuses_before_keras_is_used(monkeypatch, tmp_path):

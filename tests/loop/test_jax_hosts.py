@@ -14,37 +14,11 @@ from tests.loop.test_jax import assert_equal, jax_process, weights
 from tests.loop.test_sharded_weights import SHARDED
 from training.loop.devices.strategies import CONTINUE_LATER
 
-# A run with dropout and an average. A host sends itself a signal when the checkpoint of a step is saved, if they are
-# given, and has more options than the other, if these are given after a comma.
-_RUN = """
-import json, os, sys
-from training import pretrain
-from training.loop.train import Training
-
-workdir, host, number, step, *more = sys.argv[1:]
-index = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
-save = Training._save
-
-def save_and_signal(self, seconds):
-    save(self, seconds)
-    if int(host) == index and int(step) == self.step:
-        os.kill(os.getpid(), int(number))
-
-Training._save = save_and_signal
-shared, own = more, []
-if "," in more:
-    shared, own = more[:more.index(",")], more[more.index(",") + 1:]
-pretrain.main([
-    "digits", "--data", "digits", "--seed", "5", "--epochs", "1", "--batch-size", "96", "--warmup-steps", "4",
-    "--checkpoint-every", "2", "--evaluate-every", "4", "--ema-decay", "0.9", "--model.num-layers", "1",
-    "--model.hidden-size", "24", "--model.mlp-dim", "48", *shared, *(own if index else []), "--workdir", workdir,
-])
-"""
 _LAUNCHER = ("-m", "training.launch", "--workers", "2", "--grace", "150", "--")
 
 
 def started(workdir: pathlib.Path, *more: str, hosts: int, signalled=(0, 0, 0)) -> subprocess.CompletedProcess:
-    program = ("-c", _RUN, str(workdir), *map(str, signalled), *more)
+    program = ("-m", "tests.loop.jax_run", str(workdir), *map(str, signalled), *more)
     if hosts == 1:
         return jax_process(*program, devices=8)
     return jax_process(*_LAUNCHER, sys.executable, *program, devices=4)

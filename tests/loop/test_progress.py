@@ -9,7 +9,7 @@ import termios
 import keras
 import pytest
 
-from training.loop.progress import ProgressLines, TrainingProgress
+from training.loop.progress import TrainingProgress
 
 
 class Clock:
@@ -26,7 +26,7 @@ def logged(
     epochs: int, steps: int, seconds_per_step: float, capsys, *, steps_per_epoch: int | None = None
 ) -> list[str]:
     clock = Clock(seconds_per_step)
-    lines = ProgressLines(TrainingProgress(lambda: clock.step, epochs * steps, steps_per_epoch or steps, clock))
+    lines = TrainingProgress(lambda: clock.step, epochs * steps, steps_per_epoch or steps, clock)
     callbacks = keras.callbacks.CallbackList([lines], epochs=epochs, steps=steps, verbose=0)
     logs = {"loss": 0.51234, "accuracy": 0.9, "images_per_second": 1234.5}
     for epoch in range(epochs):
@@ -60,7 +60,7 @@ def test_an_hour_is_below_ten_kilobytes_however_long_an_epoch_is(seconds, capsys
 
 def test_a_long_evaluation_is_not_silent(capsys):
     clock = Clock(1.0)
-    lines = ProgressLines(TrainingProgress(lambda: 10, 20, 10, clock))
+    lines = TrainingProgress(lambda: 10, 20, 10, clock)
     lines.on_train_batch_end(9, {"loss": 0.5, "images_per_second": 3.0})
     for batch in range(40):
         clock.step += 1
@@ -70,9 +70,9 @@ def test_a_long_evaluation_is_not_silent(capsys):
 
 # Two epochs of 600 steps, on a clock of its own.
 _ON_A_TERMINAL = """
-from training.loop.progress import TrainingProgress, display
+from training.loop.progress import TrainingProgress
 step = 0
-shown = display(TrainingProgress(lambda: step, 1200, 600, lambda: step * 0.5))
+shown = TrainingProgress(lambda: step, 1200, 600, lambda: step * 0.5)
 for epoch in range(2):
     for batch in range(600):
         step += 1

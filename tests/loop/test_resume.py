@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 from keras_vit.files.npz import read_npz
-from keras_vit.run import Run
-from tests.interruptions import after_checkpoints, killed_after
+from tests.interruptions import after_checkpoints, assert_ended_alike, killed_after
 from tests.loop.devices.test_service import running, stop
-from tests.support import fetched, replaced
+from tests.support import replaced
 from training import pretrain
 from training.loop import checkpoints, train
 from training.loop.devices.strategies import CONTINUE_LATER
@@ -47,22 +46,6 @@ def finish(folder: pathlib.Path, *more: str, launcher: tuple[str, ...] = ()) -> 
     output, _ = process.communicate(timeout=900)
     assert process.returncode == 0, output[-3000:]
     return output
-
-
-def final_state(folder: pathlib.Path) -> dict[str, np.ndarray]:
-    """Everything that training changes, at the end; without the clock."""
-    return fetched(checkpoints.load_latest(Run.at(folder).path / "checkpoints")[2])
-
-
-def assert_ended_alike(folder: pathlib.Path, undisturbed: pathlib.Path) -> None:
-    here, there = final_state(folder), final_state(undisturbed)
-    assert here.keys() == there.keys()
-    for name in here:
-        np.testing.assert_array_equal(here[name], there[name], err_msg=name)
-    timed = {"seconds": 0, "images_per_second": 0}
-    here, there = ([record | timed for record in Run.at(path).metrics()] for path in (folder, undisturbed))
-    assert here == there
-    assert [record["epoch"] for record in here] == [*range(1, len(here) + 1)]
 
 
 def in_process(folder: pathlib.Path) -> None:

@@ -127,13 +127,13 @@ def _undisturbed(tmp_path_factory) -> Run:
 
 @pytest.mark.slow
 def test_a_killed_run_continues_to_the_same_bits_and_opens_on_tensorflow(killed, undisturbed, tmp_path):
-    assert_equal(undisturbed, run(shutil.copytree(killed, tmp_path / "run"), SHARDED))
+    assert_equal(undisturbed, run(shutil.copytree(killed, tmp_path / "run"), SHARDED, resumed=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "more"), [(4, (SHARDED,)), (8, (SHARDED, "--model-parallel", "2")), (1, ())])
 def test_it_continues_on_other_devices_and_without_the_option(devices, more, killed, undisturbed, tmp_path):
-    resumed = run(shutil.copytree(killed, tmp_path / "run"), *more, devices=devices)
+    resumed = run(shutil.copytree(killed, tmp_path / "run"), *more, devices=devices, resumed=True)
     for one, other in zip(undisturbed.metrics(), resumed.metrics(), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
     for here, there in zip(weights(undisturbed), weights(resumed), strict=True):

@@ -10,10 +10,14 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import ConvStem, ResNetConfig, UserError, ViTConfig
 from keras_vit.models.attention import DotProductAttention, chunk_long_attention
+from keras_vit.models.build import dtype_policy
 from tests.support import randomize
+from training.loop.build import build_trainer
 from training.loop.optimizers import make_optimizer
 from training.loop.trainer import StepOptions, Trainer
 from training.objectives.classification import Classification
+from training.options.common import Execution
+from training.recipes.pretrain import find_recipe
 
 TINY = ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
 STEM = ResNetConfig((1, 1), 8, (16, 32), preactivation=False, num_groups=4)
@@ -120,12 +124,21 @@ def test_a_step_that_overflows_float16_is_left_out(kind):
 
 
 @pytest.mark.parametrize(
-    "family", ["map, dropout", *(pytest.param(family, marks=pytest.mark.slow) for family in ("axial", "hybrid", "bit"))]
+    ("family", "image_size", "batch_size"),
+    [
+        ("map, dropout", 16, 8),
+        *(pytest.param(family, 16, 8, marks=pytest.mark.slow) for family in ("axial", "hybrid", "bit")),
+        pytest.param("token", 132, 1, marks=pytest.mark.slow),  # attention in chunks
+    ],
 )
-def test_what_is_computed_twice_gives_the_same_step(family):
-    once, twice = (trainer(FAMILIES[family], rate=0.5, remat=remat) for remat in (False, True))
-    for images, labels in batches():
-        losses = [ours.train_on_batch(images, labels, return_dict=True)["loss"] for ours in (once, twice)]
+def test_what_is_computed_twice_gives_the_same_step(family, image_size, batch_size):
+    options = {"rate": 0.5, "image_size": image_size, "batch_size": batch_size}
+    once, twice = (trainer(FAMILIES[family], remat=remat, **options) for remat in (False, True))
+    for images, labels in batches(2, image_size):
+        losses = [
+            ours.train_on_batch(images[:batch_size], labels[:batch_size], return_dict=True)["loss"]
+            for ours in (once, twice)
+        ]
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     np.testing.assert_allclose(
         flat(twice.network.trainable_variables), flat(once.network.trainable_variables), atol=1e-4
@@ -153,18 +166,6 @@ def test_jax_keeps_its_fused_attention_when_blocks_are_computed_twice(on_jax):
     assert {layer.queries_at_a_time for layer in model.layers if isinstance(layer, DotProductAttention)} == {None}
 
 
-@pytest.mark.slow
-def test_chunks_of_attention_make_the_same_step():
-    config = dataclasses.replace(TINY, num_layers=1)
-    once, twice = (trainer(config, image_size=132, rate=0.5, batch_size=1, remat=remat) for remat in (False, True))
-    (images, labels), *_ = batches(1, image_size=132)
-    losses = [ours.train_on_batch(images[:1], labels[:1], return_dict=True)["loss"] for ours in (once, twice)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    np.testing.assert_allclose(
-        flat(twice.network.trainable_variables), flat(once.network.trainable_variables), atol=1e-4
-    )
-
-
 @pytest.mark.parametrize(
     "family",
     [
@@ -175,7 +176,7 @@ def test_chunks_of_attention_make_the_same_step():
 def test_the_form_for_a_cpu_makes_the_same_steps(family, monkeypatch):
     ends = {}
     for form, on_cpu in (("layers", False), ("fused", True)):
-        monkeypatch.setattr("training.loop.trainer.on_cpu", lambda on_cpu=on_cpu: on_cpu)
+        monkeypatch.setattr("training.loop.devices.cpu_kernels.on_cpu", lambda on_cpu=on_cpu: on_cpu)
         ours = trainer(FAMILIES[family], rate=0.01)
         for step in batches(3):
             ours.train_on_batch(*step)
@@ -184,8 +185,9 @@ def test_the_form_for_a_cpu_makes_the_same_steps(family, monkeypatch):
 
 
 def test_a_model_with_batch_normalization_is_not_computed_twice():
+    model = keras_vit.build(FAMILIES["convolutional stem"], image_size=16, num_classes=3)
     with pytest.raises(UserError, match="batch normalization .* leave --remat out"):
-        trainer(FAMILIES["convolutional stem"], remat=True)
+        build_trainer(lambda: model, find_recipe("digits"), 6, execution=Execution(remat=True))
 
 
 @pytest.mark.slow
@@ -193,12 +195,8 @@ def test_a_model_with_batch_normalization_is_not_computed_twice():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_step_compiles_under_xla_in_bfloat16_with_one_trace_and_finite_gradients(family, loss):
     """The nearest to a TPU that runs everywhere: static shapes, nothing left to the host."""
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
+    with dtype_policy("mixed_bfloat16"):
         ours = trainer(FAMILIES[family], kind="adamw", rate=1e-3, loss=loss, xla=True)
-    finally:
-        keras.config.set_dtype_policy(policy)
     traces, step = [], ours.train_step
     ours.train_step = lambda data: traces.append(data) or step(data)
     before = flat(ours.network.trainable_variables)

@@ -94,5 +94,5 @@ def test_a_head_keeps_the_rows_of_its_classes(config, classes, rows, words, tiny
 
 def test_a_name_that_two_classes_share_is_none_of_them():
     assert rows_of(("crane", "maillot"), ("crane", "Crane", "maillot")) == [None, 2]
-    with pytest.raises(UserError, match="classes has a name for each class; leave num_classes out"):
+    with pytest.raises(UserError, match="classes has a name for each class; leave it out"):
         keras_vit.adapt(named(), classes=NAMES, num_classes=3)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError, ViTConfig
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 from keras_vit.inspection import inspect
 from keras_vit.inspection.images import Image
 from keras_vit.models.complexity import costs

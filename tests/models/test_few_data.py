@@ -90,5 +90,5 @@ def test_another_size_is_taken_and_a_layout_of_other_codes_refused(changes, tmp_
 
 def test_channels_of_shifted_patches_are_not_adapted():
     config = dataclasses.replace(TINY, patch_size=1, stem=ShiftedPatches(3))
-    with pytest.raises(UserError, match="Shifted patches are normalized over all channels"):
+    with pytest.raises(UserError, match="shifted patches are normalized over all"):
         keras_vit.adapt(keras_vit.build(config, image_size=TINY_IMAGE), channels=1)

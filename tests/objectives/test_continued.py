@@ -6,7 +6,7 @@ import pytest
 import keras_vit
 from keras_vit.files.keras_model import load_model
 from training import pretrain
-from training.probes import watch
+from training.features import nearest_neighbors as watch
 
 COMMAND = ["--data", "digits", "--image-size", "8", "8", "--channels", "1", "--batch-size", "200"]
 COMMAND += ["--epochs", "2", "--warmup-steps", "1", "--deterministic"]

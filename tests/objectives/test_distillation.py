@@ -14,7 +14,7 @@ from keras_vit.files.keras_model import load_model
 from keras_vit.run import load
 from tests.support import randomize, replaced
 from training import pretrain
-from training.loop.build import compile_trainer
+from training.loop.build import build_trainer
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
 from training.recipes.recipe import Schedule
@@ -52,7 +52,7 @@ def test_the_loss_compares_with_the_teacher_on_the_same_images(distillation, ups
     else:
         expected = log_softmax(expected / 2.0)
         losses = 4.0 * np.sum(np.exp(expected) * (expected - found[0]), axis=-1)
-    trainer = compile_trainer(model, recipe, 6, execution=Execution())
+    trainer = build_trainer(lambda: model, recipe, 6, execution=Execution())
     logs = trainer.train_on_batch(images, labels, return_dict=True)
     assert float(logs["loss"]) == pytest.approx(np.mean(losses), rel=1e-4)
 
@@ -67,44 +67,36 @@ def test_a_distilled_run_keeps_no_teacher(upstream, tmp_path):
     assert settings["recipe"]["teacher"] == str(upstream.path)
 
 
-def other_classes(upstream, tmp_path) -> str:
-    folder = tmp_path / "letters"
-    folder.mkdir()
-    keras.models.load_model(upstream.path / "model.keras").save(folder / "model.keras")
-    (folder / "labels.txt").write_text("\n".join("abcdefghij") + "\n")
-    return str(folder)
-
-
-def other_count(upstream, tmp_path) -> str:
-    model = keras_vit.build(STUDENT, image_size=8, channels=1, num_classes=7)
-    model.save(tmp_path / "seven.keras")
-    return str(tmp_path / "seven.keras")
-
-
-def other_size(upstream, tmp_path) -> str:
-    model = keras_vit.build(STUDENT, image_size=(8, 12), channels=1, num_classes=10)
-    model.save(tmp_path / "wide.keras")
-    return str(tmp_path / "wide.keras")
-
-
-def unfinished(upstream, tmp_path) -> str:
-    (tmp_path / "unfinished").mkdir()
-    shutil.copy(upstream.path / "labels.txt", tmp_path / "unfinished")
-    return str(tmp_path / "unfinished")
+def a_teacher(name: str, upstream, folder) -> str:
+    """The path of a model that cannot be the teacher."""
+    if name == "other classes":
+        (folder / "letters").mkdir()
+        keras.models.load_model(upstream.path / "model.keras").save(folder / "letters" / "model.keras")
+        (folder / "letters" / "labels.txt").write_text("\n".join("abcdefghij") + "\n")
+        return str(folder / "letters")
+    if name == "unfinished":
+        (folder / name).mkdir()
+        shutil.copy(upstream.path / "labels.txt", folder / name)
+        return str(folder / name)
+    sizes = {"seven": {"image_size": 8, "num_classes": 7}, "wide": {"image_size": (8, 12), "num_classes": 10}}
+    if name in sizes:
+        keras_vit.build(STUDENT, channels=1, **sizes[name]).save(folder / f"{name}.keras")
+        return str(folder / f"{name}.keras")
+    return name
 
 
 @pytest.mark.parametrize(
     ("teacher", "words"),
     [
-        (other_classes, "has 10 classes and the data have 10: only the teacher"),
-        (other_count, r"must have a head of 10 classes, but its output has the shape \(None, 7\)"),
-        (other_size, "sees images of 8x12 pixels in 1 channels, but this model those of 8x8 pixels in 1 channels"),
-        (unfinished, "unfinished is not a finished run: it has no model.keras"),
-        (lambda *_: "nowhere", "no file, folder or official checkpoint"),
+        ("other classes", "has 10 classes and the data have 10: only the teacher"),
+        ("seven", r"must have a head of 10 classes, but its output has the shape \(None, 7\)"),
+        ("wide", r"sees images of \(8, 12\) pixels in 1 channels, but this model those of \(8, 8\) in 1"),
+        ("unfinished", "unfinished is not a finished run: it has no model.keras"),
+        ("nowhere", "no file, folder or official checkpoint"),
     ],
 )
 def test_a_teacher_of_other_classes_or_size_is_refused_and_leaves_nothing(teacher, words, upstream, tmp_path):
-    path, workdir = teacher(upstream, tmp_path), tmp_path / "run"
+    path, workdir = a_teacher(teacher, upstream, tmp_path), tmp_path / "run"
     with pytest.raises(UserError, match=words):
         pretrain.main([*COMMAND, "--teacher", path, "--workdir", str(workdir)])
     assert not workdir.exists()

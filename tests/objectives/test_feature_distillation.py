@@ -9,7 +9,7 @@ from keras_vit import Preprocessing, ResNetConfig, UserError
 from keras_vit.files.keras_model import load_model
 from tests.support import FIXTURES, randomize
 from training import pretrain
-from training.objectives.feature_distillation import (
+from training.objectives.distillation import (
     FeatureDistillation,
     feature_losses,
     feature_student,

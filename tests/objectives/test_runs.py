@@ -59,7 +59,6 @@ def test_a_killed_run_ends_in_the_same_bits_and_metrics(name, upstream, tmp_path
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (f"{LORA} --lora 13", "--lora 13 is larger than .*query of 12 inputs and 12 outputs; give --lora 12"),
         (LORA.replace("query out", "querry --lora 2"), "--lora-on querry is not a dense layer .* are query,"),
         (f"{DIGITS} --lora 2", "--lora applies only to keras-vit finetune"),
         (f"{SMALL} --patch-sizes 3", "image height must be a multiple of the patch height"),
@@ -71,7 +70,7 @@ def test_a_killed_run_ends_in_the_same_bits_and_metrics(name, upstream, tmp_path
         (f"{SMALL} --patch-dropout 1", r"patch-dropout must be in \[0, 1\), but is 1.0"),
         (f"{SMALL} --patch-dropout 0.5 --patch-sizes 2 4", "a run takes one"),
         (f"{SMALL} --patch-dropout 0.5 --remat", "cannot be combined with rematerialization"),
-        (f"{SMALL} --patch-dropout 0.5 --model.position-embedding rotary", "does not fit rotary positions"),
+        (f"{SMALL} --patch-dropout 0.5 --model.position-embedding rotary", "positions at its input"),
         (f"{DIGITS} --teacher x --loss sigmoid", "--loss applies only to labels"),
         (f"{DIGITS} --distillation hard", "--distillation applies only to --teacher"),
         (f"{DIGITS} --teacher x --target patch-color --label-smoothing 0", "--teacher applies only to --target"),
@@ -91,3 +90,16 @@ def test_options_that_do_not_fit_are_refused_and_leave_nothing(command, words, u
     with pytest.raises(UserError, match=words):
         train(command, upstream.path, tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_adapters_of_the_chosen_layers_and_the_head_are_trained_and_merged(upstream, tmp_path):
+    train(f"{LORA} --lora 2", upstream.path, tmp_path / "run")
+    before, after = (load_model(path) for path in (upstream.path, tmp_path / "run"))
+    changes = {new.path: np.array(new) - np.array(old) for old, new in zip(before.weights, after.weights, strict=True)}
+    for path, change in changes.items():
+        layer, _, name = path.partition("/")
+        adapted = layer.endswith((".query", ".out")) and name == "kernel"
+        assert np.any(change) == (adapted or layer == "head"), path
+        if adapted:
+            assert np.linalg.matrix_rank(change, tol=1e-6) == 2

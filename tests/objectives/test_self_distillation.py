@@ -18,8 +18,8 @@ from training.data.dataset import Split
 from training.data.pipeline import training_batches
 from training.data.sources import array_split
 from training.loop import pretrain as pretraining
-from training.loop.build import compile_trainer, rebuilt
-from training.objectives.resized import Resized
+from training.loop.build import build_trainer, rebuilt
+from training.objectives.patches import Resized
 from training.objectives.self_distillation import SelfDistillation
 from training.options.common import DataOptions, Execution
 from training.options.train import PretrainOptions
@@ -45,7 +45,7 @@ def batches(recipe: PretrainRecipe, **changes):
 
 def trainer(recipe: PretrainRecipe = TINY, num_steps: int = 6, **execution):
     keras.utils.set_random_seed(0)
-    return compile_trainer(recipe.build(2), recipe, num_steps, execution=Execution(xla="off", **execution))
+    return build_trainer(lambda: recipe.build(2), recipe, num_steps, execution=Execution(xla="off", **execution))
 
 
 def test_every_image_has_two_large_crops_and_small_ones_all_different():

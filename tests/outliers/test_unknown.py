@@ -28,7 +28,7 @@ from export.tflite.export import export_tflite
 from export.tflite.flatbuffer import unpack
 from export.tflite.quantize import quantize, quantize_static
 from keras_vit import UserError
-from keras_vit.images.samples import Samples
+from keras_vit.images.files import Samples
 from keras_vit.inspection import Image
 from keras_vit.run import SAMPLES, Run
 from keras_vit.scores import KINDS, UNKNOWN, UnknownKind, features_and_logits, threshold_of

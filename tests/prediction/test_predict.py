@@ -26,8 +26,8 @@ from tests.support import TINY, TINY_IMAGE, Terminal, answering, randomize, serv
 from training import predict as command
 from training.data.dataset import decoded as decode_image
 from training.prediction import classifier as prediction
+from training.prediction.arguments import find_pictures
 from training.prediction.classifier import open_classifier
-from training.prediction.pictures import find_pictures
 from training.prediction.server import open_server
 
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
@@ -218,9 +218,8 @@ def test_pixels_of_classified_pictures_are_not_kept(place):
     classifier = open_classifier(Run.open(place / "model.keras"))
     files = [place / "pictures" / name for name in ("a.png", "b.jpg")]
     batch = [(file, *prediction.read_picture(file, classifier.run.preprocessing)) for file in files]
-    _, cards = prediction.classified(classifier, batch)
-    kept = [classifier.with_picture(card, image) for card, (_, image, _) in zip(cards, batch, strict=True)]
-    fields = [getattr(card, field.name) for card in (*cards, *kept) for field in dataclasses.fields(card)]
+    cards = prediction.classified(classifier, batch, with_pictures=True)
+    fields = [getattr(card, field.name) for card in cards for field in dataclasses.fields(card)]
     assert not any(isinstance(field, np.ndarray) for field in fields)
 
 

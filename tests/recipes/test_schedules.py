@@ -1,12 +1,11 @@
 """Learning rates: the values of vit_jax and big_transfer, and what holds for every schedule."""
 
-import keras
 import numpy as np
 import pytest
 
 from keras_vit import UserError
 from tests.support import FIXTURES, GOLDEN
-from training.loop.learning_rate import LearningRate
+from training.loop.optimizers import LearningRate
 from training.recipes.recipe import Schedule
 
 CASES = GOLDEN["lr_schedules"]["cases"]
@@ -50,13 +49,6 @@ def test_rsqrt_falls_by_the_root_of_two_after_its_timescale_and_cools_down_to_ze
 
 def test_a_constant_rate_stays():
     np.testing.assert_array_equal(rates(LearningRate(Schedule("constant"), 0.5, 10), [0, 5, 10, 99]), 0.5)
-
-
-def test_a_schedule_survives_saving():
-    rate = LearningRate(Schedule("stair", 3, stairs=(0.3, 0.6)), 0.1, 50)
-    again = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(rate))
-    assert again.schedule == rate.schedule
-    np.testing.assert_array_equal(rates(again, range(50)), rates(rate, range(50)))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import numpy as np
 
 from keras_vit import UserError
 from keras_vit.files.atomic import atomic_write, remove_temporary
-from keras_vit.files.file_contents import shown
 from keras_vit.files.lock import locked
 from keras_vit.files.remote import RemotePath, output_folder, to_path
 from keras_vit.images.files import decode
@@ -16,8 +15,16 @@ from keras_vit.run import Run
 from keras_vit.text.classes import Classes
 from training.beam.picture_list import Group, PictureList
 from training.beam.pipeline import GroupHandler, counted, infer, open_output, print_counts, write_problems
-from training.features.embed import Extractor, as_stored, describe_features, embed_rows, listing_of_files, start_folder
-from training.features.extractors import fingerprint_of
+from training.data.file_contents import shown
+from training.features.extraction import (
+    Extractor,
+    as_stored,
+    describe_features,
+    embed_rows,
+    fingerprint_of,
+    listing_of_files,
+    start_folder,
+)
 from training.features.store import NO_SPLIT, FeatureDescription, Part, part_file, write_part
 from training.options.data import PipelineOptions
 from training.options.features import EmbedOptions
@@ -31,8 +38,8 @@ from training.prediction.classifier import (
     classified,
     open_classifier,
     read_picture,
-    write_parquet,
 )
+from training.prediction.results import write_parquet
 
 # Objects of a bucket that are read at the same time, for each read mostly waits.
 _READS = 64
@@ -59,8 +66,8 @@ def embed(run: Run, pictures: PictureList, options: EmbedOptions, pipeline: Pipe
 def _load_extractor(options: EmbedOptions, description: FeatureDescription) -> Extractor:
     """Return the model in a worker. Raises UserError if it is not the one that the pipeline was started with."""
     run = Run.open(options.run, image_size=options.image_size, num_heads=options.num_heads)
-    own, extractor = describe_features(run, options, description.labels, description.splits, description.checksum)
-    if own.fingerprint != description.fingerprint:
+    _, extractor = describe_features(run, options, description.labels, description.splits, description.checksum)
+    if extractor.fingerprint != description.fingerprint:
         raise UserError(f"The workers find another model at {options.run}; give one address that all of them read.")
     return extractor
 
@@ -120,7 +127,7 @@ def _predictions(group: Group, classifier: Classifier) -> tuple[str, int, list[P
             contents = {file: pool.submit(file.read_bytes) for file in files if isinstance(file, RemotePath)}
             for first in range(0, len(files), BATCH):
                 batch = [_read(file, contents, classifier) for file in files[first : first + BATCH]]
-                predictions += classified(classifier, batch)[0]
+                predictions += classified(classifier, batch)
     return group.split, group.number, predictions
 
 
@@ -138,7 +145,7 @@ def _read(file, contents: dict, classifier: Classifier) -> Picture:
 def _write_predictions(output: str, element: tuple[str, int, list[Prediction]]) -> None:
     split, number, predictions = element
     file = part_file(to_path(output), split, number)
-    write_problems(file.parent, file.stem, {each.file: each.problem for each in predictions if each.problem})
+    write_problems(file.parent, file.stem, {each.name: each.problem for each in predictions if each.problem})
     with atomic_write(file) as temporary:
         write_parquet(temporary, predictions)
     counted("written", len(predictions))

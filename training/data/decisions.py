@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import Literal, get_args
 
 from keras_vit.errors import UserError, reading
-from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.labels import composed
 from keras_vit.files.remote import existing_file
 from keras_vit.files.tables import cell_of_csv
+from training.data.file_contents import FileContents, shown
 
 Decided = Literal["keep", "relabel", "drop"]
 COLUMNS = ("path", "digest", "decision", "new_label", "reason")

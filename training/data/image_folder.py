@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.errors import is_or_are, nearest
-from keras_vit.files.file_contents import FileContents, shown
 from keras_vit.files.labels import composed
 from keras_vit.files.remote import is_remote
 from keras_vit.images.formats import is_hidden, is_picture, is_picture_name, others_line
@@ -30,6 +29,7 @@ from training.data.dataset import (
     report_bad,
 )
 from training.data.decisions import read_decisions
+from training.data.file_contents import FileContents, shown
 from training.data.listed_files import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
 from training.options.common import OnBadImage
 

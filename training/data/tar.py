@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.errors import explained
-from keras_vit.files.file_contents import shown
 from keras_vit.files.labels import composed
 from keras_vit.files.remote import is_remote, matching, read_places
 from training.data.checks import HOLD_OUT, check_class_size, files_of, files_of_splits, labels_beside, split_of
 from training.data.dataset import DataSet, Split, check_classes_of_splits, skip_undecodable
+from training.data.file_contents import shown
 from training.data.tar_index import BLOCK, NAME, tar_images
 from training.data.tfrecord import PARALLEL_READS
 from training.options.common import OnBadImage

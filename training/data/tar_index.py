@@ -18,10 +18,10 @@ import numpy as np
 from keras_vit import UserError
 from keras_vit.cli.progress import tracked
 from keras_vit.errors import explained
-from keras_vit.files.file_contents import shown
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import read_places
 from keras_vit.images.formats import is_hidden
+from training.data.file_contents import shown
 from training.data.record_index import THREADS, Version, file_size, index_kept, read_index, version_of
 
 NAME = "tars.npz"

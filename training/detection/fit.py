@@ -24,7 +24,7 @@ from training.data.dataset import DataSet, Split, decoding_problem, problems_of,
 from training.data.dense import TILES, BoxBatches
 from training.detection.detector import open_detector
 from training.detection.evaluation import evaluate
-from training.loop.setup import Setup
+from training.loop.plan import Setup
 from training.loop.train import run_training
 from training.options.detect import DetectFitOptions
 from training.recipes.dense import DetectRecipe

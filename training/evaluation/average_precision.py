@@ -42,7 +42,7 @@ def write_measured(
 def average_precision(
     truth: Mapping[str, Any], guesses: Mapping[str, Any], labels: Sequence[str], kind: Literal["bbox", "segm"]
 ) -> dict[str, Any]:
-    """COCO's metrics: those of `STATS`, each None without such objects, `intervals` of ap and ap50, and `classes`.
+    """Return COCO's metrics: `STATS`, each None without such objects, `intervals` of ap and ap50, and `classes`.
 
     Intervals are of 95 %, by a bootstrap over the pictures.
 
@@ -58,7 +58,7 @@ def average_precision(
         evaluated.summarize()
         stats, precision = evaluated.stats, evaluated.eval["precision"]
         draws = _bootstrap(evaluated)
-    metrics: dict[str, Any] = {name: _known(stats[place]) for name, place in STATS.items()}
+    metrics: dict[str, Any] = {name: None if stats[place] < 0 else float(stats[place]) for name, place in STATS.items()}
     metrics["intervals"] = {name: _interval(draws, slice(None), ious) for name, ious in _IOUS.items()}
     objects = [each["category_id"] for each in truth["annotations"] if not each["iscrowd"]]
     counts = np.bincount(np.array(objects, np.int64), minlength=len(labels) + 1)[1:]
@@ -74,19 +74,17 @@ def average_precision(
 
 
 def coco_document(labels: Sequence[str], pictures: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """A document in COCO's format of the annotations of each picture, which get their ids; ids begin at 1."""
+    """Return a document in COCO's format of the annotations of each picture, which get their ids; ids begin at 1."""
     annotations = [{"iscrowd": 0, **each, "image_id": image} for image, own in enumerate(pictures, 1) for each in own]
+    images: list[dict[str, Any]] = [{"id": image} for image, _ in enumerate(pictures, 1)]
+    for image, own in zip(images, pictures, strict=True):
+        if own and "segmentation" in own[0]:  # a run-length encoding
+            image |= dict(zip(("height", "width"), own[0]["segmentation"]["size"], strict=True))
     return {
-        "images": [{"id": image} | _size(own) for image, own in enumerate(pictures, 1)],
+        "images": images,
         "annotations": [each | {"id": number} for number, each in enumerate(annotations, 1)],
         "categories": [{"id": number, "name": name} for number, name in enumerate(labels, 1)],
     }
-
-
-def _size(annotations: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """The size of a picture whose annotations are run-length encodings."""
-    sizes = [each["segmentation"]["size"] for each in annotations[:1] if "segmentation" in each]
-    return dict(zip(("height", "width"), sizes[0], strict=True)) if sizes else {}
 
 
 class _Evaluation(COCOeval):
@@ -118,7 +116,7 @@ def coco_evaluation(truth: Mapping[str, Any], guesses: Mapping[str, Any], kind: 
 
 
 def _bootstrap(evaluated: COCOeval) -> list[np.ndarray]:
-    """Precision (T IoUs, R, K) of random draws of the pictures, at all sizes and 100 objects."""
+    """Return the precision (T IoUs, R, K) of random draws of the pictures, at all sizes and 100 objects."""
     rng, parameters = np.random.default_rng(0), copy.copy(evaluated.params)
     parameters.areaRng, parameters.maxDets = parameters.areaRng[:1], parameters.maxDets[-1:]
     count, drawn = len(parameters.imgIds), copy.copy(evaluated)
@@ -127,23 +125,16 @@ def _bootstrap(evaluated: COCOeval) -> list[np.ndarray]:
     for _ in range(_DRAWS):
         chosen = of_class[:, rng.integers(0, count, count)]
         # As for a first size alone: the others are skipped by their place.
-        drawn.evalImgs = _at_first_size(evaluated, of_class, chosen)
-        drawn.eval = {}
+        drawn.evalImgs, drawn.eval = list(evaluated.evalImgs), {}
+        for place, source in zip(of_class.flat, chosen.flat, strict=True):
+            drawn.evalImgs[place] = evaluated.evalImgs[source]
         drawn.accumulate(parameters)
         draws.append(drawn.eval["precision"][..., 0, -1])
     return draws
 
 
-def _at_first_size(evaluated: COCOeval, of_class: np.ndarray, chosen: np.ndarray) -> list:
-    """The evaluated pictures with those of the first size in another order."""
-    others = list(evaluated.evalImgs)
-    for place, source in zip(of_class.flat, chosen.flat, strict=True):
-        others[place] = evaluated.evalImgs[source]
-    return others
-
-
 def _mean(precision: np.ndarray) -> float | None:
-    """The mean of what is known, -1 being unknown."""
+    """Return the mean of what is known, -1 being unknown."""
     known = precision[precision > -1]
     return float(known.mean()) if known.size else None
 
@@ -152,7 +143,3 @@ def _interval(draws: Sequence[np.ndarray], classes: slice, ious: slice) -> list[
     values = [_mean(precision[ious, :, classes]) for precision in draws]
     known = [value for value in values if value is not None]
     return [float(end) for end in np.quantile(known, _ENDS)] if known else None
-
-
-def _known(value: float) -> float | None:
-    return None if value < 0 else float(value)

@@ -1,6 +1,7 @@
 """Evaluate a model on the evaluation images of a data set: refuse what does not fit, predict, measure, report."""
 
 import json
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,60 +15,76 @@ from keras_vit.scores import KINDS
 from training.checks import report_directory
 from training.data.known_images import check_evaluation_images, may_know_images
 from training.data.sources import DataSet, open_source
-from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels
-from training.evaluation.multi_label import measure_multi_label, write_multi_label_report
+from training.evaluation.metrics import (
+    calibration,
+    intervals,
+    measure,
+    measure_multi_label,
+    measure_real,
+    multi_label_intervals,
+    read_real_labels,
+)
 from training.evaluation.predictions import open_comparison
 from training.evaluation.predictors import Predictor, open_predictor
-from training.evaluation.single_label import Subject, calibration_sentence, write_report
-from training.evaluation.temperature import calibration
+from training.evaluation.report import Subject, multi_label_report, single_label_report, write_report
 from training.options.common import DataOptions, StrategyOptions
 from training.options.evaluate import EvaluateOptions, InputOptions
 
 
-def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> dict:
+def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> dict[str, Any]:
     """Evaluate a model on the evaluation images, write the report, and return its metrics.
 
     Raises UserError where model, data and options do not belong together.
     """
-    run, split = predictor.run, source.evaluation
+    run, split, names = predictor.run, source.evaluation, source.labels
     directory = report_directory(run, options.output)
     _check(predictor, source, options)
-    real_labels = options.real_labels
-    accepted = None if real_labels is None else read_real_labels(real_labels, split, len(source.labels))
-    comparison = None
-    if options.compare is not None:
-        comparison = open_comparison(options.compare)
-        comparison.check_images(list(map(split.name, range(split.num_examples))))
+    accepted = None if options.real_labels is None else read_real_labels(options.real_labels, split, len(names))
+    comparison = None if options.compare is None else open_comparison(options.compare)
+    subject = Subject(
+        f"{short_name(run.name)} on {short_name(options.source.data)}{options.input.as_typed()}",
+        directory,
+        split,
+        {"model": run.name, "kind": predictor.kind, "data": options.source.data, **options.input.given()},
+        str(options.source.path) if options.source.kind == "folder" else "",
+        comparison,
+        bool(predictor.labels),
+        options.save_predictions,
+        options.raw,
+    )
+    if comparison is not None:
+        comparison.check_images(subject.files)
     logits, labels = predictor.predict(split, options.batch_size)
     check_logits(logits)
-    title = f"{short_name(run.name)} on {short_name(options.source.data)}{options.input.as_typed()}"
-    what = {"model": run.name, "kind": predictor.kind, "data": options.source.data, **options.input.given()}
-    root = str(options.source.path) if options.source.kind == "folder" else ""
-    subject = Subject(title, directory, what, options.save_predictions, root, comparison)
     if source.multi_label:
-        return write_multi_label_report(subject, source, logits, labels)
-    metrics = measure(logits, labels, source.labels)
-    metrics["intervals"] = intervals(logits, labels, source.labels)
+        metrics = measure_multi_label(logits, labels, names)
+        metrics["intervals"] = multi_label_intervals(logits, labels, names)
+        report = multi_label_report(subject, logits, labels, names, metrics)
+        write_report(report)
+        return report.metrics
+    metrics, problem = measure(logits, labels, names), None
+    metrics["intervals"] = intervals(logits, labels, names)
     if accepted is not None:
         metrics["real_labels"] = measure_real(logits, labels, accepted)
     if run.unknown is not None and run.unknown.auroc:
         metrics["unknown"] = {"score": run.unknown.kind, **dict(zip(KINDS, run.unknown.auroc, strict=True))}
-    if not options.calibrate:
-        return write_report(subject, predictor, source, logits, labels, metrics)
-    assert run.directory is not None  # see `training.evaluation.opening.open_run`
-    try:
-        metrics["calibration"] = calibration(logits, labels)
-    except UserError:
-        write_report(subject, predictor, source, logits, labels, metrics)  # which is right without a temperature
-        raise
-    text = json.dumps(metrics["calibration"], indent=2) + "\n"
-    write_text(run.directory / TEMPERATURE, text)
-    metrics = write_report(subject, predictor, source, logits, labels, metrics)
-    print(calibration_sentence(metrics["calibration"]))
-    return metrics
+    if options.calibrate:
+        try:
+            metrics["calibration"] = calibration(logits, labels)
+        except UserError as error:  # the report is right without a temperature
+            problem = error
+    report = single_label_report(subject, logits, labels, names, metrics)
+    write_report(report)
+    if problem is not None:
+        raise problem
+    if options.calibrate:
+        assert run.directory is not None  # see `training.evaluation.opening.open_run`
+        text = json.dumps(metrics["calibration"], indent=2)
+        write_text(run.directory / TEMPERATURE, f"{text}\n")
+    return report.metrics
 
 
-def evaluate_model(model: keras.Model, data: str | DataOptions, *, batch_size: int = 64) -> dict:
+def evaluate_model(model: keras.Model, data: str | DataOptions, *, batch_size: int = 64) -> dict[str, Any]:
     """Measure a model on the evaluation images of a data set, as `keras-vit evaluate` does, without a report.
 
     Args:
@@ -95,7 +112,7 @@ def _check(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> N
 
     Print what is not known of the images.
     """
-    run, of_model, classes = predictor.run, predictor.is_multi_label, ("one class each", "several classes each")
+    run, of_model = predictor.run, predictor.is_multi_label
     check_same_classes(predictor, source)
     known = check_evaluation_images(run, options.source, source)
     if not known and may_know_images(run, source, is_export=predictor.is_export):
@@ -106,13 +123,14 @@ def _check(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> N
     if of_model is None and source.multi_label:
         print(f"{run.name} does not say whether an image may have several classes; it is taken for such a model.")
     if of_model not in (None, source.multi_label):
+        had, have = ("several classes", "one class")[:: 1 if of_model else -1]
         raise UserError(
-            f"{run.name} was trained on images of {classes[not source.multi_label]}, but these have "
-            f"{classes[source.multi_label]}; evaluate on the same kind."
+            f"{run.name} was trained on images of {had} each, but these have {have} each; evaluate on the same kind."
         )
-    for option, is_given in (("real-labels", options.real_labels is not None), ("calibrate", options.calibrate)):
-        if source.multi_label and is_given:
-            raise UserError(f"--{option} is for images of one class each, but these have several; leave it out.")
+    given = {"real-labels": options.real_labels is not None, "calibrate": options.calibrate}
+    if source.multi_label and any(given.values()):
+        name = next(name for name, is_given in given.items() if is_given)
+        raise UserError(f"--{name} is for images of one class each, but these have several; leave it out.")
 
 
 def check_same_classes(predictor: Predictor, source: DataSet) -> None:

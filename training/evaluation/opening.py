@@ -5,7 +5,6 @@ from keras_vit.checkpoints.find import check_name
 from keras_vit.cli.parser import Given
 from keras_vit.run import CONFIG, Run
 from keras_vit.text.classes import classes_of_options
-from training.options.common import DataOptions
 from training.options.evaluate import EvaluateOptions
 
 
@@ -19,16 +18,10 @@ def with_data(given: Given) -> Given:
         return given
     run = Run.open(name)
     known = run.settings.get("source") if run.file(CONFIG) else None
-    if not isinstance(known, dict) or run.data is None:
+    if not isinstance(known, dict) or "data" not in known:
         check_name(name)
         raise UserError(f"{name} does not say what it was trained on; give --data, such as --data folder:pictures.")
-    source = DataOptions(**known)
-    if source.kind in ("folder", "csv") and not source.path.exists():
-        raise UserError(
-            f"{name} was trained on {source.data}, which is not there any more, seen from this folder; give --data "
-            f"with its place now, such as --data {source.kind}:PATH."
-        )
-    print(f"Data: {source.data}, on which {name} was trained; evaluated on its evaluation images.")
+    print(f"Data: {known['data']}, on which {name} was trained; evaluated on its evaluation images.")
     return {**{("source", field): value for field, value in known.items()}, **given}
 
 

@@ -1,4 +1,4 @@
-"""The pictures of a report: confusion matrix, reliability diagram, the worst mistakes."""
+"""The plots of a report: confusion matrix, reliability diagram, precision and recall, the worst mistakes."""
 
 import pathlib
 import textwrap
@@ -8,17 +8,20 @@ from collections.abc import Sequence
 import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
+import sklearn.metrics
 import tensorflow as tf
 
 from keras_vit.files.tables import short_name
 from training.data.dataset import Split
 from training.evaluation.metrics import BINS
+from training.evaluation.predictions import Prediction
 
 # More classes than these are not legible as numbers in a confusion matrix.
 LEGIBLE_CLASSES = 30
 _PAIRS = 25  # of classes, instead of an illegible matrix
 _GALLERY = (4, 6)  # rows and columns
 _LONGEST_NAME = 22  # characters
+_MOST_CURVES = 10  # of the most frequent classes
 
 
 def save_figure(figure: matplotlib.figure.Figure, path: pathlib.Path, dpi: int = 120) -> None:
@@ -29,7 +32,7 @@ def save_figure(figure: matplotlib.figure.Figure, path: pathlib.Path, dpi: int =
 
 
 def draw_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
-    """Rows: what the image is; columns: what the model said. Of more classes than are legible, the confused pairs."""
+    """Plot labels as rows and predicted classes as columns. Of more classes than are legible, the confused pairs."""
     if len(names) > LEGIBLE_CLASSES:
         _draw_pairs(matrix, names, path)
         return
@@ -55,14 +58,14 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path)
 
 
 def most_confused(matrix: np.ndarray, count: int) -> list[tuple[int, int, int]]:
-    """Label, predicted class and number of images of the most frequent confusions in a matrix (K, K)."""
+    """Return label, predicted class and number of images of the most frequent confusions in a matrix (K, K)."""
     wrong = matrix - np.diag(np.diag(matrix))
     places = np.argsort(-wrong, axis=None, kind="stable")[: min(count, np.count_nonzero(wrong))]
     return [(*divmod(int(place), len(matrix)), int(wrong.flat[place])) for place in places]
 
 
 def _draw_pairs(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
-    """A bar for each of the most frequent confusions."""
+    """Plot a bar for each of the most frequent confusions."""
     pairs = most_confused(matrix, _PAIRS)
     figure = matplotlib.figure.Figure(figsize=(8.0, 1.2 + 0.24 * max(len(pairs), 1)), layout="constrained")
     axes = figure.subplots()
@@ -79,7 +82,7 @@ def _draw_pairs(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) ->
 
 
 def draw_reliability(bins: Sequence[dict], ece: float, path: pathlib.Path) -> None:
-    """Accuracy of each bin of confidence, beside the diagonal of perfect calibration; below, how many images it has."""
+    """Plot the accuracy of each bin of confidence beside that of perfect calibration, and below its images."""
     figure = matplotlib.figure.Figure(figsize=(5.0, 6.0), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     middles = [(row["low"] + row["high"]) / 2.0 for row in bins]
@@ -100,25 +103,12 @@ def draw_reliability(bins: Sequence[dict], ece: float, path: pathlib.Path) -> No
     save_figure(figure, path)
 
 
-def worst_mistakes(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Numbers of the misclassified images whose label is least probable, the worst first, as many as are shown."""
-    own = probabilities[np.arange(len(labels)), labels]
-    wrong = np.flatnonzero(np.argmax(probabilities, axis=-1) != labels)
-    return wrong[np.argsort(own[wrong], kind="stable")][: _GALLERY[0] * _GALLERY[1]]
-
-
-def draw_mistakes(
-    split: Split,
-    mistakes: np.ndarray,
-    probabilities: np.ndarray,
-    labels: np.ndarray,
-    names: Sequence[str],
-    path: pathlib.Path,
-) -> None:
-    """Plot images as they are stored, each with its label, its predicted class, their probabilities, and its file name.
+def draw_mistakes(split: Split, mistakes: Sequence[Prediction], path: pathlib.Path) -> None:
+    """Plot the first mistakes: images as they are stored, their classes with probabilities, and the names of the files.
 
     Transparent images are shown on white. An image that cannot be shown is replaced by the reason.
     """
+    mistakes = mistakes[: _GALLERY[0] * _GALLERY[1]]
     columns = min(len(mistakes), _GALLERY[1])
     rows = -(-len(mistakes) // columns)
     figure = matplotlib.figure.Figure(figsize=(max(2.2 * columns, 3.6), 2.9 * rows + 0.4), layout="constrained")
@@ -126,24 +116,37 @@ def draw_mistakes(
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes in grid:
         axes.set_axis_off()
-    for axes, index in zip(grid, mistakes, strict=False):
+    for axes, each in zip(grid, mistakes, strict=False):
         try:
-            image = split.example(tf.constant(index, tf.int64))[0].numpy()
+            image = split.example(tf.constant(each.index, tf.int64))[0].numpy()
             axes.imshow(_as_colors(image), vmin=0, vmax=255)
         except Exception as error:  # of any kind: one picture must not cost the others
             reason = textwrap.fill(f"cannot be shown: {error}"[:120], _LONGEST_NAME)
             axes.text(0.5, 0.5, reason, ha="center", va="center", fontsize=6, parse_math=False)
-        predicted = int(np.argmax(probabilities[index]))
-        lines = [_short(short_name(split.name(int(index))), 30)]
-        for word, k in (("label", labels[index]), ("said", predicted)):
-            lines.append(f"{word} {_short(names[k])} {probabilities[index, k]:.2g}")
-        axes.set_title("\n".join(lines), fontsize=7, parse_math=False)
+        label = f"label {_short(each.label[0])} {each.label_probability:.2g}"
+        said = f"said {_short(each.predicted[0])} {each.probabilities[0]:.2g}"
+        axes.set_title(f"{_short(short_name(each.file), 30)}\n{label}\n{said}", fontsize=7, parse_math=False)
     figure.suptitle("The worst mistakes, with probabilities")
     save_figure(figure, path, dpi=110)
 
 
+def draw_precision_recall(logits: np.ndarray, truth: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
+    """Plot precision over recall of the most frequent classes, from logits (n, K) and truth (n, K) bool."""
+    figure = matplotlib.figure.Figure(figsize=(6.4, 4.4), layout="constrained")
+    axes = figure.subplots()
+    frequent = np.argsort(-truth.sum(axis=0), kind="stable")[:_MOST_CURVES]
+    for k in (k for k in frequent if truth[:, k].any()):
+        precision, recall, _ = sklearn.metrics.precision_recall_curve(truth[:, k], logits[:, k])
+        # Labels of Matplotlib that begin with an underscore are not shown, and a $ would begin a formula.
+        axes.plot(recall, precision, label=f"\u200b{names[k]}".replace("$", r"\$"))
+    axes.set(xlim=(0, 1.01), ylim=(0, 1.01), xlabel="recall", ylabel="precision", title="Precision and recall")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=8)
+    save_figure(figure, path)
+
+
 def _as_colors(image: np.ndarray) -> np.ndarray:
-    """An image (h, w, C) of 1 to 4 channels as RGB or RGBA; the second and the fourth channel are alpha."""
+    """Return an image (h, w, C) of 1 to 4 channels as RGB or RGBA; the second and the fourth channel are alpha."""
     if image.shape[-1] > 2:
         return image
     return np.concatenate([image[..., :1].repeat(3, axis=-1), image[..., 1:]], axis=-1)

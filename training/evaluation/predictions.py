@@ -1,19 +1,21 @@
-"""Predictions of each evaluation image, predictions.csv, and whether two models differ by more than chance."""
+"""The prediction for each evaluation image: predictions.csv, the mistakes, and whether two models differ by more than
+chance.
+"""
 
 import csv
 import dataclasses
-import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import scipy.stats
 
 from keras_vit import UserError
+from keras_vit.errors import reading
 from keras_vit.files.remote import existing_file
-from keras_vit.files.tables import CsvWriter, cell_of_csv
-from keras_vit.scores import sigmoid
+from keras_vit.files.tables import cell_of_csv, write_csv
+from keras_vit.scores import sigmoid, softmax
 
 PREDICTIONS = "predictions.csv"
 _HEADER = ("file", "label", "predicted", "probability", "correct")
@@ -24,59 +26,82 @@ _LEVEL = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class Predictions:
-    """The classes of each image, and the predicted ones."""
+class Prediction:
+    """The classes of an image, and the predicted ones."""
 
-    files: tuple[str, ...]
-    """The name of each image."""
-    labels: tuple[str, ...]
-    """The class of each image; of several, cat|dog."""
+    index: int
+    """Its number in the split."""
+    file: str
+    """Its name."""
+    label: tuple[str, ...]
     predicted: tuple[str, ...]
-    """As `labels`."""
-    probabilities: tuple[str, ...]
-    """Of the predicted class; of several, as 0.9|0.6."""
-    correct: np.ndarray
-    """(n,) bool: whether all classes of an image are right."""
-
-    def write(self, path: pathlib.Path) -> None:
-        """Write predictions.csv, one row for each image."""
-        columns = self.files, self.labels, self.predicted, self.probabilities, self.correct.tolist()
-        with path.open("w", newline="", encoding="utf-8", errors="replace") as stream:
-            writer = CsvWriter(stream)
-            writer.writerow(_HEADER)
-            for row in zip(*columns, strict=True):
-                writer.writerow(row)
+    probabilities: tuple[float, ...]
+    """Of the predicted classes, 0 to 1."""
+    correct: bool
+    """Whether all classes are right."""
+    worst: str = ""
+    """The class of the surest wrong decision."""
+    worst_probability: float = 0.0
+    """The probability of that class."""
+    label_probability: float | None = None
+    """The probability of the label, where an image has one class."""
 
 
-def one_class(files: Sequence[str], probabilities: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> Predictions:
-    """The predictions for images of one class each, from probabilities (n, K) and labels (n,)."""
-    predicted = np.argmax(probabilities, axis=-1)
-    return Predictions(
-        tuple(files),
-        tuple(names[k] for k in labels),
-        tuple(names[k] for k in predicted),
-        tuple(f"{row[k]:.6f}" for row, k in zip(probabilities, predicted, strict=True)),
-        predicted == labels,
-    )
+def one_class(
+    files: Sequence[str], logits: np.ndarray, labels: np.ndarray, names: Sequence[str]
+) -> tuple[list[Prediction], list[Prediction]]:
+    """Return the predictions for images of one class each, from logits (n, K) and labels (n,), and the mistakes.
 
-
-def several_classes(files: Sequence[str], logits: np.ndarray, truth: np.ndarray, names: Sequence[str]) -> Predictions:
-    """The predictions for images of several classes each, from logits (n, K) and truth (n, K) bool.
-
-    A class is predicted from the probability 0.5 on.
+    Of the mistakes, the one whose label is least probable comes first.
     """
-    chosen = logits >= 0.0
-    return Predictions(
-        tuple(files),
-        tuple(_joined(np.asarray(names)[row]) for row in truth),
-        tuple(_joined(np.asarray(names)[row]) for row in chosen),
-        tuple(_joined(f"{share:.6f}" for share in sigmoid(row[of])) for row, of in zip(logits, chosen, strict=True)),
-        np.all(truth == chosen, axis=1),
+    probabilities = softmax(logits)
+    predictions = []
+    for index, (file, row, label) in enumerate(zip(files, probabilities, labels.tolist(), strict=True)):
+        best = int(np.argmax(row))
+        name, highest, own = names[best], float(row[best]), float(row[label])
+        predictions.append(
+            Prediction(index, file, (names[label],), (name,), (highest,), best == label, name, highest, own)
+        )
+    mistakes = [each for each in predictions if not each.correct]
+    return predictions, sorted(mistakes, key=lambda each: each.label_probability or 0.0)
+
+
+def several_classes(
+    files: Sequence[str], logits: np.ndarray, truth: np.ndarray, names: Sequence[str]
+) -> tuple[list[Prediction], list[Prediction]]:
+    """Return the predictions for images of several classes, from logits (n, K) and truth (n, K) bool, and the mistakes.
+
+    A class is predicted from the probability 0.5 on. Of the mistakes, the one with the surest wrong decision comes
+    first.
+    """
+    every, probabilities, chosen = np.asarray(names), sigmoid(logits), logits >= 0.0
+    sureness = np.where(truth != chosen, np.abs(probabilities - 0.5), -1.0)
+    predictions = []
+    for index, file in enumerate(files):
+        label, predicted = (tuple(every[row[index]].tolist()) for row in (truth, chosen))
+        shares = tuple(probabilities[index, chosen[index]].tolist())
+        worst = int(sureness[index].argmax())
+        correct = bool(sureness[index].max() < 0.0)
+        predictions.append(
+            Prediction(index, file, label, predicted, shares, correct, names[worst], float(probabilities[index, worst]))
+        )
+    order = np.argsort(-sureness.max(axis=1), kind="stable")
+    return predictions, [predictions[index] for index in order if not predictions[index].correct]
+
+
+def write_predictions(path: pathlib.Path, predictions: Sequence[Prediction], *, raw: bool) -> None:
+    """Write predictions.csv, one row for each image."""
+    rows = (
+        (
+            each.file,
+            _BETWEEN.join(each.label),
+            _BETWEEN.join(each.predicted),
+            _BETWEEN.join(f"{share:.6f}" for share in each.probabilities),
+            each.correct,
+        )
+        for each in predictions
     )
-
-
-def _joined(texts: Sequence[str] | Iterator[str]) -> str:
-    return _BETWEEN.join(texts)
+    write_csv(path, [_HEADER, *rows], raw=raw)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,19 +122,20 @@ class Comparison:
                 f"{len(files):,} of now; evaluate both models with the same --data."
             )
 
-    def measure(self, now: Predictions) -> dict[str, Any]:
-        """How the model of now differs, and whether that may be chance.
+    def measure(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
+        """Return how the model of now differs, and whether that may be chance.
 
         By McNemar's exact test: of the images that only one of two equally good models gets right, each is as likely to
         be right by the one as by the other.
         """
-        before = np.array([self.correct[file] for file in now.files])
-        gained, lost = int(np.sum(now.correct & ~before)), int(np.sum(~now.correct & before))
+        before = np.array([self.correct[each.file] for each in predictions])
+        now = np.array([each.correct for each in predictions])
+        gained, lost = int(np.sum(now & ~before)), int(np.sum(~now & before))
         p = float(scipy.stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
         return {
             "with": self.name,
             "accuracy": float(before.mean()),
-            "difference": float(now.correct.mean() - before.mean()),
+            "difference": float(now.mean() - before.mean()),
             "only_now_right": gained,
             "only_then_right": lost,
             "p_value": p,
@@ -120,12 +146,10 @@ class Comparison:
 def open_comparison(directory: str) -> Comparison:
     """Read predictions.csv of an earlier report. Raises UserError if the directory has none that is ours."""
     advice = "--compare takes the directory of an earlier report; evaluate that model first"
-    path = existing_file(os.path.join(directory, PREDICTIONS), advice)
-    with path.open(newline="", encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    if not rows or not {"file", "correct"} <= rows[0].keys():
-        raise UserError(f"{path} has no columns file and correct; evaluate that model again.")
-    return Comparison(directory, {cell_of_csv(row["file"]): row["correct"] == "True" for row in rows})
+    path = existing_file(f"{directory}/{PREDICTIONS}", advice)
+    with reading(path, "predictions", KeyError, advice=advice), path.open(newline="", encoding="utf-8") as stream:
+        correct = {cell_of_csv(row["file"]): row["correct"] == "True" for row in csv.DictReader(stream)}
+    return Comparison(directory, correct)
 
 
 def comparison_sentence(compared: dict[str, Any]) -> str:

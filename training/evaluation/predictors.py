@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -69,16 +69,15 @@ def open_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions) 
 
 
 def _keras_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions) -> Predictor:
-    strategy = _open_strategy(devices)
+    strategy = None if devices.strategy == "multi-worker" else open_strategy(devices)
+    if strategy is None or isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        raise UserError("Evaluation runs on one machine; give --strategy single, mirrored or tpu.")
     with strategy.scope():
         model = run.classifier
-    own, num_classes = run.preprocessing, model.output_shape[1]
+    own, num_classes, replicas = run.preprocessing, model.output_shape[1], strategy.num_replicas_in_sync
     if run.is_ours:
         _refuse_contradiction(overrides, own, _IMAGE_FIELDS, run)
-    preprocessing, replicas = overrides.preprocessing(own), strategy.num_replicas_in_sync
-
-    def compute(images: tf.Tensor) -> np.ndarray:
-        return model.predict_on_batch(images)
+    preprocessing = overrides.preprocessing(own)
 
     @tf.function(autograph=False)
     def forward(images: tf.Tensor) -> tf.Tensor:
@@ -91,16 +90,10 @@ def _keras_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions
         )
         return np.concatenate([part.numpy() for part in strategy.experimental_local_results(forward(shared))])
 
-    def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-        return outputs(
-            compute if replicas == 1 else compute_by_replicas,
-            split,
-            preprocessing,
-            num_classes=num_classes,
-            batch_size=batch_size,
-            multiple_of=replicas,
-        )
-
+    compute = model.predict_on_batch if replicas == 1 else compute_by_replicas
+    predict = functools.partial(
+        outputs, compute, preprocessing=preprocessing, num_classes=num_classes, multiple_of=replicas
+    )
     is_multi_label = run.is_multi_label if run.config else None
     return Predictor(run, "Keras model", num_classes, run.class_names, predict, is_multi_label, is_export=False)
 
@@ -117,20 +110,13 @@ def _refuse_contradiction(overrides: InputOptions, own: Preprocessing, fields: C
         raise UserError(f"{run.name} says itself that {option} is {stored}, but {given} was given; leave {option} out.")
 
 
-def _open_strategy(devices: StrategyOptions) -> tf.distribute.Strategy:
-    strategy = None if devices.strategy == "multi-worker" else open_strategy(devices)
-    if strategy is None or isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        raise UserError("Evaluation runs on one machine; give --strategy single, mirrored or tpu.")
-    return strategy
-
-
 def outputs(
     compute: Callable[[tf.Tensor], np.ndarray],
     split: Split,
-    preprocessing: Preprocessing,
-    *,
-    num_classes: int,
     batch_size: int,
+    *,
+    preprocessing: Preprocessing,
+    num_classes: int,
     multiple_of: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return what `compute` gives for the images (B, h, w, C) of all examples, (n, …) float32, and labels (n,).
@@ -155,25 +141,11 @@ def accuracy(
 ) -> float:
     """Return the share of the images of a split whose highest logit is that of their label."""
     compute = model.predict_on_batch
-    logits, labels = outputs(compute, split, preprocessing, num_classes=num_classes, batch_size=batch_size)
+    logits, labels = outputs(compute, split, batch_size, preprocessing=preprocessing, num_classes=num_classes)
     return float(np.mean(logits.argmax(axis=-1) == labels))
 
 
 # Exported models
-
-
-def _tensor_specs(path: pathlib.Path, names) -> dict[str, tuple[dict[str, tf.TensorSpec], dict[str, tf.TensorSpec]]]:
-    """Return each signature's inputs and outputs as the file states; its graph may take any shape and check it then."""
-    saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
-
-    def specs(tensors) -> dict[str, tf.TensorSpec]:
-        return {
-            name: tf.TensorSpec(tf.TensorShape(info.tensor_shape), tf.dtypes.as_dtype(info.dtype))
-            for name, info in tensors.items()
-        }
-
-    definitions = {name: value for graph in saved.meta_graphs for name, value in graph.signature_def.items()}
-    return {name: (specs(definitions[name].inputs), specs(definitions[name].outputs)) for name in names}
 
 
 class _Signature(NamedTuple):
@@ -196,16 +168,20 @@ class _Signature(NamedTuple):
 
 
 def _signatures(path: pathlib.Path) -> dict[str, _Signature]:
-    """The signatures that take encoded images, and float images: the first of each."""
+    """Return the signatures that take encoded images, and float images: the first of each.
+
+    Their shapes are those that the file states; a graph may take any shape and check it then.
+    """
     check_saved_model_path(path)
     with reading(path, "a SavedModel", OSError, KeyError, RuntimeError, tf.errors.OpError, advice="it may be damaged"):
         loaded = tf.saved_model.load(str(path))
+    saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
+    definitions = {name: value for graph in saved.meta_graphs for name, value in graph.signature_def.items()}
     usable: dict[str, _Signature] = {}
-    for signature, (inputs, outs) in _tensor_specs(path, loaded.signatures).items():
-        output = next(
-            (name for name in ("logits", "probabilities") if name in outs and outs[name].shape.rank == 2), None
-        )
-        if len(inputs) != 1 or output is None or outs[output].shape[1] is None:
+    for signature in loaded.signatures:
+        inputs, outs = _specs(definitions[signature].inputs), _specs(definitions[signature].outputs)
+        output = next((name for name in ("logits", "probabilities") if name in outs and outs[name].shape.rank == 2), "")
+        if len(inputs) != 1 or not output or outs[output].shape[1] is None:
             continue
         ((name, spec),) = inputs.items()
         usual = _Signature(loaded.signatures[signature], name, spec, output, outs[output].shape[1])
@@ -221,44 +197,39 @@ def _signatures(path: pathlib.Path) -> dict[str, _Signature]:
     return usable
 
 
+def _specs(tensors: Mapping[str, Any]) -> dict[str, tf.TensorSpec]:
+    return {
+        name: tf.TensorSpec(tf.TensorShape(info.tensor_shape), tf.dtypes.as_dtype(info.dtype))
+        for name, info in tensors.items()
+    }
+
+
 def _saved_model(run: Run, path: pathlib.Path, overrides: InputOptions) -> Predictor:
-    """By the signature that takes encoded images, unless there is only one that takes numbers.
-
-    `path` is the folder of the version.
-    """
+    """Open the folder of a version, by the signature that takes encoded images, unless only one takes numbers."""
     usable = _signatures(path)
-    kind = _FROM_BYTES if _FROM_BYTES in usable else _FROM_TENSOR
-    signature = usable[kind]
-    num_classes, spec = signature.num_classes, signature.spec
-    if kind == _FROM_BYTES:
-        overrides.refuse(("resize", "crop_from", "value_range"), "a SavedModel that takes image files")
-
-        def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-            compute = functools.partial(signature.logits, multi_label=split.multi_label)
-            return _of_files(compute, split, batch_size)
-
+    form = _FROM_BYTES if _FROM_BYTES in usable else _FROM_TENSOR
+    signature = usable[form]
+    num_classes = signature.num_classes
+    if form == _FROM_BYTES:
+        overrides.refuse(_IMAGE_FIELDS, "a SavedModel that takes image files")
+        evaluated: Callable = _outputs_of_files
     else:
         print(_ON_WHITE)
-        preprocessing = overrides.preprocessing(Preprocessing(tuple(spec.shape[1:3]), spec.shape[3]))
+        (_, height, width, channels) = signature.spec.shape
+        preprocessing = overrides.preprocessing(Preprocessing((height, width), channels))
+        evaluated = functools.partial(outputs, preprocessing=preprocessing, num_classes=num_classes)
 
-        def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-            compute = functools.partial(signature.logits, multi_label=split.multi_label)
-            return outputs(compute, split, preprocessing, num_classes=num_classes, batch_size=batch_size)
+    def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        return evaluated(functools.partial(signature.logits, multi_label=split.multi_label), split, batch_size)
 
     report = path / "report.json"
     facts = read_json(report) if report.is_file() else None
     is_multi_label = facts.get("multi_label") if isinstance(facts, dict) else None
-    return Predictor(
-        run,
-        f"SavedModel by {kind}",
-        num_classes,
-        run.labels,
-        predict,
-        is_multi_label if isinstance(is_multi_label, bool) else None,
-    )
+    is_multi_label = is_multi_label if isinstance(is_multi_label, bool) else None
+    return Predictor(run, f"SavedModel by {form}", num_classes, run.labels, predict, is_multi_label)
 
 
-def _of_files(
+def _outputs_of_files(
     compute: Callable[[tf.Tensor], np.ndarray], split: Split, batch_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """As `outputs`, for encoded images (B,); images that are not stored so are encoded as PNG, which loses nothing."""
@@ -281,35 +252,32 @@ def _of_files(
 
 
 def _tflite(run: Run, overrides: InputOptions) -> Predictor:
-    """A TFLite file of images, one at a time, float32 or, as 0..255, uint8; its output is taken for logits."""
+    """Open a TFLite file of images, one at a time, float32 or, as 0..255, uint8; its output is taken for logits."""
     path = local_copy(existing_file(run.path, "give the path of a .tflite file"))
     content = path.read_bytes()
     interpreter, taken, returned = _open_interpreter(run, path)
     metadata, names = tflite_metadata.read_metadata(content), tflite_metadata.read_names(content, run.name)
-    in_bytes, num_classes = taken["dtype"] == np.uint8, int(returned["shape"][1])
+    num_classes = int(returned["shape"][1])
     preprocessing = _tflite_preprocessing(run, taken, metadata, overrides)
     lows, highs = (np.asarray(end) for end in preprocessing.channel_ranges())
 
     def compute(images: tf.Tensor) -> np.ndarray:
         logits = []
         for image in images.numpy():
-            values = image
-            if in_bytes:
-                values = np.round(255.0 * (image - lows) / (highs - lows)).astype(np.uint8)
-            interpreter.set_tensor(taken["index"], values[None])
+            if taken["dtype"] == np.uint8:
+                image = np.round(255.0 * (image - lows) / (highs - lows)).astype(np.uint8)
+            interpreter.set_tensor(taken["index"], image[None])
             interpreter.invoke()
             logits.append(interpreter.get_tensor(returned["index"]))
         return np.concatenate(logits)
 
-    def predict(split: Split, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-        return outputs(compute, split, preprocessing, num_classes=num_classes, batch_size=batch_size)
-
+    predict = functools.partial(outputs, compute, preprocessing=preprocessing, num_classes=num_classes)
     is_multi_label = None if metadata is None else metadata.multi_label
     return Predictor(run, "TFLite file", num_classes, run.labels if names is None else names, predict, is_multi_label)
 
 
 def _open_interpreter(run: Run, path: pathlib.Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """The interpreter of a TFLite file, and the details of the tensor that it takes and of its logits.
+    """Return the interpreter of a TFLite file, and the details of the tensor that it takes and of its logits.
 
     Raises UserError for a damaged file, and for one of other tensors.
     """

@@ -1,8 +1,6 @@
 """Compare a checkpoint's top-1 accuracy on ImageNet with the published one."""
 
 import dataclasses
-import math
-import statistics
 
 import keras
 import numpy as np
@@ -15,11 +13,10 @@ from training.data.checks import split_folders
 from training.data.dataset import Split
 from training.data.sources import DataSet, open_source
 from training.evaluation.evaluate import check_logits, check_same_classes
+from training.evaluation.metrics import share_interval
 from training.evaluation.predictors import open_predictor
 from training.options.common import DataOptions
 from training.options.evaluate import InputOptions, VerifyOfficialOptions
-
-_NORMAL_QUANTILE = statistics.NormalDist().inv_cdf(0.975)  # of a two-sided interval of 95 %
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +61,7 @@ def verify_official(options: VerifyOfficialOptions) -> Verification:
         check_logits(logits)
         correct += int(np.sum(logits.argmax(axis=-1) == labels))
         count += len(labels)
-    low, high = wilson_interval(correct, count)
+    low, high = share_interval(correct, count)
     result = Verification(correct, count, (100.0 * low, 100.0 * high), published.top1)
     cells = (
         name,
@@ -76,16 +73,15 @@ def verify_official(options: VerifyOfficialOptions) -> Verification:
         f"keras_vit {keras_vit.__version__}, Keras {keras.__version__}, TensorFlow {tf.__version__}",
     )
     print(f"| {' | '.join(cells)} |")
-    print(_verdict(result))
+    verdict, advice = "within", ""
+    if not result.agrees:
+        verdict = "outside"
+        advice = (
+            "; check that they are ImageNet's validation images, and that their classes are in the order of the "
+            "WordNet ids"
+        )
+    print(f"The published {published.top1} % is {verdict} the 95 % interval of {count:,} images{advice}.")
     return result
-
-
-def wilson_interval(correct: int, count: int) -> tuple[float, float]:
-    """The 95 % score interval of a binomial proportion (Wilson 1927)."""
-    share, squared = correct / count, _NORMAL_QUANTILE**2
-    center = (share + squared / (2 * count)) / (1 + squared / count)
-    half = math.sqrt(share * (1 - share) / count + squared / (4 * count**2)) * _NORMAL_QUANTILE / (1 + squared / count)
-    return center - half, center + half
 
 
 def _splits(source: DataOptions, dataset: DataSet) -> tuple[Split, ...]:
@@ -93,12 +89,3 @@ def _splits(source: DataOptions, dataset: DataSet) -> tuple[Split, ...]:
     if source.kind == "folder" and split_folders(source.path) is None:
         return dataset.train, dataset.evaluation
     return (dataset.evaluation,)
-
-
-def _verdict(result: Verification) -> str:
-    if result.agrees:
-        return f"The published {result.published} % is within the 95 % interval of {result.num_examples:,} images."
-    return (
-        f"The published {result.published} % is outside the 95 % interval of {result.num_examples:,} images; check "
-        "that they are ImageNet's validation images, and that their classes are in the order of the WordNet ids."
-    )

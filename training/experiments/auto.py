@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -21,14 +22,13 @@ from keras_vit.text.classes import classes_of_labels
 from training.data.dataset import Split, random_subset, typical_image
 from training.data.sources import DataSet, open_source
 from training.evaluation.predictors import accuracy
-from training.experiments import finetuning, pretraining
-from training.features.linear_head import new_probe, one_thread
+from training.experiments import by_recipe
+from training.features.extraction import open_extractor
+from training.features.logistic_regression import new_probe, one_thread, probe
+from training.features.probe import cached_features, save_probe
 from training.loop.build import rebuilt
 from training.options.features import LinearProbeOptions
 from training.options.train import AutoOptions
-from training.probes.features import features_of_split
-from training.probes.linear_model import save_probe
-from training.probes.logistic_regression import probe
 from training.recipes.auto import DataFacts, auto_finetune_recipe
 
 # Small, and without labels, so that its features suit any pictures. Apache license 2.0.
@@ -51,7 +51,7 @@ _TIMED = 16
 
 
 def usable_checkpoint(name: str | None) -> str | None:
-    """The checkpoint to start from; None, with a printed reason, if none was given and the default cannot be had."""
+    """Return the checkpoint to start from; None, with a printed reason, if the default is meant and cannot be had."""
     if name is not None:
         return name
     try:
@@ -66,39 +66,34 @@ def usable_checkpoint(name: str | None) -> str | None:
 
 
 def unfinished_recipe(workdir: str) -> dict | None:
-    """The settings of the recipe of a fine-tuning that was interrupted in this directory; None if there is none."""
+    """Return the settings of the recipe of a fine-tuning that was interrupted in this directory; None without one."""
     settings = Run.at(workdir).settings
-    if settings.get("command") != "finetune":
-        return None
-    recipe = settings.get("recipe")
+    recipe = settings.get("recipe") if settings.get("command") == "finetune" else None
     return recipe if isinstance(recipe, dict) and {"epochs", "resize"} <= recipe.keys() else None
 
 
 def zero_shot_accuracy(checkpoint: str, source: DataSet) -> float | None:
-    """Accuracy on the evaluation images of the names of the classes as texts; printed, as the baseline of a training.
+    """Return the accuracy on the evaluation images of the names of the classes as texts; print it, as the baseline.
 
     None for a checkpoint without text tower or tokenizer, and for images of several classes each.
     """
     if source.multi_label or not has_text_tower(checkpoint):
         return None
-    texts = classes_of_labels(source.labels, (_TEMPLATE,))
     try:
-        run = Run.open(checkpoint, texts=texts)
-        model, preprocessing = run.model, run.preprocessing
+        run = Run.open(checkpoint, texts=classes_of_labels(source.labels, (_TEMPLATE,)))
+        share = _accuracy(run.model, source, source.evaluation, run.preprocessing)
     except UserError as error:
         print(f"No accuracy without training: {error}")
         return None
-    count = len(source.labels)
-    share = accuracy(model, source.evaluation, preprocessing, num_classes=count, batch_size=BATCH)
     print(
-        f"Without any training, the names of the {count} classes as texts ({_TEMPLATE!r}) reach {share:.1%} of "
-        f"{source.evaluation.num_examples:,} evaluation images."
+        f"Without any training, the names of the {len(source.labels)} classes as texts ({_TEMPLATE!r}) reach "
+        f"{share:.1%} of {source.evaluation.num_examples:,} evaluation images."
     )
     return share
 
 
 def finetuning_epochs(run: Run, source: DataSet, minutes: float | None, resize: Resize | None = None) -> int:
-    """Epochs for which to train all weights; 0 if the backbone should stay frozen. Prints the reason.
+    """Return the epochs for which to train all weights; 0 if the backbone should stay frozen. Print the reason.
 
     Times a training step on this machine, or the features of some images. Without `resize`, `resize_for` compares two
     ways, whose features take time, too.
@@ -129,7 +124,7 @@ def finetuning_epochs(run: Run, source: DataSet, minutes: float | None, resize: 
 
 
 def step_seconds(model: keras.Model, batch_size: int) -> float:
-    """Seconds of a training step of all weights, measured on random images."""
+    """Return the seconds of a training step of all weights, measured on random images."""
     images = tf.random.stateless_uniform((batch_size, *model.input_shape[1:]), (0, 0))
 
     @tf.function
@@ -138,20 +133,20 @@ def step_seconds(model: keras.Model, batch_size: int) -> float:
             loss = tf.reduce_mean(tf.square(model(images, training=True)))
         return tf.add_n([tf.reduce_sum(g) for g in tape.gradient(loss, model.trainable_variables) if g is not None])
 
-    step()  # traces
-    begin = time.perf_counter()
-    step().numpy()
-    return time.perf_counter() - begin
+    return _seconds(step)
 
 
 def image_seconds(model: keras.Model) -> float:
-    """Seconds for the features of an image, measured on random ones."""
+    """Return the seconds for the features of an image, measured on random ones."""
     images = tf.random.stateless_uniform((_TIMED, *model.input_shape[1:]), (0, 0))
-    forward = tf.function(lambda: model(images, training=False), autograph=False)
-    forward()  # traces
+    return _seconds(tf.function(lambda: model(images, training=False), autograph=False)) / _TIMED
+
+
+def _seconds(compute: Callable) -> float:
+    compute()  # traces
     begin = time.perf_counter()
-    keras.tree.flatten(forward())[0].numpy()
-    return (time.perf_counter() - begin) / _TIMED
+    keras.tree.flatten(compute())[0].numpy()
+    return time.perf_counter() - begin
 
 
 def resize_for(run: Run, source: DataSet) -> Resize | None:
@@ -160,16 +155,13 @@ def resize_for(run: Run, source: DataSet) -> Resize | None:
     Compares both by cross-validation of a linear classifier on the frozen features of some training images. A
     difference below the standard error of an accuracy is noise, and then nothing is cut off.
     """
-    own = run.preprocessing
+    own, some = run.preprocessing, _compared(source)
     if own.resize in _WHOLE:
         return None
-    some = source.train
-    if some.num_examples > 2 * _COMPARED:  # else the features of all, which the probe then takes from the cache
-        some = random_subset(some, _COMPARED, seed=0)
     with Progress("Crops"):
-        cropped = _accuracy(run, some, own)
+        cropped = _probed(run, some, own)
     with Progress("Whole pictures"):
-        padded = _accuracy(run, some, own.with_resize("pad", None))
+        padded = _probed(run, some, own.with_resize("pad", None))
     if cropped is None or padded is None:
         return None
     noise = (cropped * (1.0 - cropped) / some.num_examples) ** 0.5
@@ -198,17 +190,12 @@ def with_own_head(run: Run, source: DataSet, given: Resize | None, of_probe: Res
     names = keras_vit.classes_of(run.model)
     if source.multi_label or names is None or None in rows_of(source.labels, names):
         return None
-    some = source.train
-    if some.num_examples > 2 * _COMPARED:
-        some = random_subset(some, _COMPARED, seed=0)
-    own = run.preprocessing
+    own, some = run.preprocessing, _compared(source)
     preprocessing, probed_with = (
         own if resize in (None, own.resize) else own.with_resize(resize, None) for resize in (given, of_probe)
     )
     model = logits_model(keras_vit.adapt(run.model, classes=source.labels))
-    count = len(source.labels)
-    kept = accuracy(model, some, preprocessing, num_classes=count, batch_size=BATCH)
-    probed = _accuracy(run, some, probed_with) or 0.0
+    kept, probed = _accuracy(model, source, some, preprocessing), _probed(run, some, probed_with) or 0.0
     is_kept = kept >= probed
     print(
         f"On {some.num_examples} training images this head reaches {kept:.1%}, and a new one {probed:.1%} "
@@ -217,23 +204,27 @@ def with_own_head(run: Run, source: DataSet, given: Resize | None, of_probe: Res
     return rebuilt(model, preprocessing) if is_kept else None
 
 
-def save_with_own_head(run: Run, model: keras.Model, source: DataSet, options: LinearProbeOptions) -> None:
-    """Write the run directory of a model that keeps its head, with the accuracy on the evaluation images."""
-    own, count = keras_vit.preprocessing_of(model), len(source.labels)
-    share = accuracy(model, source.evaluation, own, num_classes=count, batch_size=BATCH)
-    save_probe(run, model, source, options, share)
+def _compared(source: DataSet) -> Split:
+    """Return some training images; if there are hardly more, all of them, whose features are in the cache then."""
+    train = source.train
+    return train if train.num_examples <= 2 * _COMPARED else random_subset(train, _COMPARED, seed=0)
 
 
-def _accuracy(run: Run, split: Split, preprocessing: Preprocessing) -> float | None:
-    """Cross-validated accuracy of a linear classifier on frozen features; None if there are too few images."""
-    features = features_of_split(run, split, preprocessing, BATCH)
-    values, labels = features.values, features.labels
-    kept = np.isin(labels, np.flatnonzero(np.bincount(labels) >= _FOLDS))
-    if len(np.unique(labels[kept])) < 2:
+def _accuracy(model: keras.Model, source: DataSet, split: Split, preprocessing: Preprocessing) -> float:
+    return accuracy(model, split, preprocessing, num_classes=len(source.labels), batch_size=BATCH)
+
+
+def _probed(run: Run, split: Split, preprocessing: Preprocessing) -> float | None:
+    """Return the cross-validated accuracy of a linear classifier on frozen features; None of too few images."""
+    features = cached_features(open_extractor(run.model, preprocessing, batch_size=BATCH), split)
+    kept = np.isin(features.labels, np.flatnonzero(np.bincount(features.labels) >= _FOLDS))
+    if len(np.unique(features.labels[kept])) < 2:
         return None
     folds = sklearn.model_selection.StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
     with one_thread():
-        scores = sklearn.model_selection.cross_val_score(new_probe(_C), values[kept], labels[kept], cv=folds)
+        scores = sklearn.model_selection.cross_val_score(
+            new_probe(_C), features.values[kept], features.labels[kept], cv=folds
+        )
     return float(scores.mean())
 
 
@@ -241,15 +232,19 @@ def train(options: AutoOptions, checkpoint: str | None) -> tuple[DataSet | None,
     """Train in one of three ways; return the data, if they were opened, and the accuracy of the classes' names."""
     training = [*options.source.arguments(), "--workdir", options.workdir, "--seed", str(options.seed)]
     more = [] if options.unlabelled is None else ["--unlabelled", options.unlabelled]
-    tuned = ["--checkpoint", checkpoint or "", "--recipe", "auto", "--epochs"]
     if checkpoint is None:
         if more:
             raise UserError("--unlabelled fine-tunes a checkpoint; give one by --checkpoint, or leave it out.")
-        pretraining.train(["auto", *training, *_resize(options.resize)])
+        by_recipe.pretrain(["auto", *training, *_resize(options.resize)])
         return None, None
+
+    def finetune(epochs: int, resize: Resize | None) -> None:
+        start = ["--checkpoint", checkpoint, "--recipe", "auto", "--epochs", str(epochs)]
+        by_recipe.finetune([*start, *_resize(resize), *more, *training])
+
     first = f"{options.workdir}-labels" if more else options.workdir  # of the fine-tuning with the labels alone
     if recipe := unfinished_recipe(first):  # another timing might choose other epochs
-        finetuning.train([*tuned, str(recipe["epochs"]), *_resize(recipe["resize"]), *more, *training])
+        finetune(recipe["epochs"], recipe["resize"])
         return None, None
     run, source = Run.open(checkpoint), open_source(options.source)
     baseline = zero_shot_accuracy(checkpoint, source)
@@ -258,16 +253,17 @@ def train(options: AutoOptions, checkpoint: str | None) -> tuple[DataSet | None,
     if more and not epochs:
         raise UserError("--unlabelled trains all weights; give them time by --minutes 30 or so, or leave it out.")
     if epochs:
-        finetuning.train([*tuned, str(epochs), *_resize(resize), *more, *training])
+        finetune(epochs, resize)
+        return source, baseline
+    probed = LinearProbeOptions(
+        run=checkpoint, source=options.source, workdir=options.workdir, batch_size=BATCH, resize=resize,
+        folds=5 if source.train.num_examples < FEW_IMAGES else None,
+    )  # fmt: skip
+    if (kept := with_own_head(run, source, options.resize, resize)) is None:
+        probe(run, source, probed)
     else:
-        probed = LinearProbeOptions(
-            run=checkpoint, source=options.source, workdir=options.workdir, batch_size=BATCH, resize=resize,
-            folds=5 if source.train.num_examples < FEW_IMAGES else None,
-        )  # fmt: skip
-        if (kept := with_own_head(run, source, options.resize, resize)) is not None:
-            save_with_own_head(run, kept, source, dataclasses.replace(probed, resize=options.resize, folds=None))
-        else:
-            probe(run, source, probed)
+        share = _accuracy(kept, source, source.evaluation, keras_vit.preprocessing_of(kept))
+        save_probe(run, kept, source, dataclasses.replace(probed, resize=options.resize, folds=None), share)
     return source, baseline
 
 

@@ -6,6 +6,7 @@ changed pictures; it labels them for the next. Unlike the paper's, the student i
 are not balanced. ema-teacher: Semi-ViT, see `training.objectives.pseudo_labels`.
 """
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -26,14 +27,14 @@ from training.data.checks import unlabelled_path
 from training.data.dataset import Split
 from training.data.image_folder import unlabelled_folder
 from training.data.unlabelled import strong, with_pseudo_labels
+from training.evaluation.metrics import fit_temperature
 from training.evaluation.predictors import outputs
-from training.evaluation.temperature import fit_temperature
 from training.loop.build import rebuilt
 from training.loop.finetune import finetune
-from training.loop.setup import Setup
+from training.loop.plan import Setup
 from training.loop.train import run_training
 from training.options.train import FinetuneOptions
-from training.recipes.recipe import DURATIONS, PseudoLabelRecipe, Recipe
+from training.recipes.recipe import DURATIONS, PseudoLabelRecipe
 
 # Pseudo-labeled pictures for each labeled image; the paper's batches have 3 to 14.
 _PER_IMAGE = 3
@@ -105,7 +106,7 @@ _LABELS = "unlabelled_logits.npz"
 def _student(
     options: FinetuneOptions, recipe_name: str, setup: Setup, unlabelled: Split, teacher: Run, number: int
 ) -> Run:
-    """The run of a round: from the checkpoint, with the labels and what the teacher is sure of."""
+    """Return the run of a round: from the checkpoint, with the labels and what the teacher is sure of."""
     shares = _probabilities(teacher, setup, unlabelled)
     kept = np.flatnonzero(shares.max(axis=-1) >= options.confidence)
     print(
@@ -119,7 +120,8 @@ def _student(
     source = with_pseudo_labels(setup.source, unlabelled, kept, shares[kept], _PER_IMAGE)
     num_steps = options.recipe.num_steps(setup.source.train.num_examples)
     # Each labeled image is seen as often as with the labels alone.
-    recipe = _with_steps(strong(options.recipe), (1 + _PER_IMAGE) * num_steps)
+    durations: dict[str, Any] = {**dict.fromkeys(DURATIONS), "steps": (1 + _PER_IMAGE) * num_steps}
+    recipe = dataclasses.replace(strong(options.recipe), **durations)
     rate = options.stochastic_depth_rate
     if isinstance(keras_vit.config_of(Run.open(teacher.path).model), ViTConfig):
         rate = max(rate, _DEPTH_RATE)
@@ -133,20 +135,15 @@ def _student(
     return finetune(student, recipe_name, dataclasses.replace(setup, source=source))
 
 
-def _with_steps(recipe: Recipe, num_steps: int) -> Recipe:
-    durations: dict[str, Any] = {**dict.fromkeys(DURATIONS), "steps": num_steps}
-    return dataclasses.replace(recipe, **durations)
-
-
 def _probabilities(teacher: Run, setup: Setup, unlabelled: Split) -> np.ndarray:
     """Return probabilities (n, K), by the temperature that fits the evaluation images best, if one does."""
     model, source = load_model(teacher.path), setup.source
     compute = functools.partial(
         outputs,
         model.predict_on_batch,
+        batch_size=_BATCH,
         preprocessing=preprocessing_of(model),
         num_classes=len(source.labels),
-        batch_size=_BATCH,
     )
     file = teacher.path / _LABELS
     key = np.array([unlabelled.fingerprint, unlabelled.num_examples])
@@ -154,17 +151,11 @@ def _probabilities(teacher: Run, setup: Setup, unlabelled: Split) -> np.ndarray:
     # An interrupted student continues with these very numbers.
     if not np.array_equal(found.get("key", 0), key):
         print(f"The classes of {unlabelled.num_examples:,} pictures by {teacher.path}:")
-        found = {"logits": compute(unlabelled)[0], "key": key}
-        found["temperature"] = np.array(_temperature(*compute(source.evaluation)))
+        found = {"logits": compute(unlabelled)[0], "key": key, "temperature": np.array(1.0)}
+        with contextlib.suppress(UserError):  # all evaluation images are right, so there is nothing to fit
+            found["temperature"] = np.array(fit_temperature(*compute(source.evaluation)))
         write_npz(file, found)
     return softmax(found["logits"] / float(found["temperature"]))
-
-
-def _temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    try:
-        return fit_temperature(logits, labels)
-    except UserError:  # all evaluation images are right, so there is nothing to fit
-        return 1.0
 
 
 # Semi-ViT

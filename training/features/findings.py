@@ -13,8 +13,8 @@ import numpy as np
 import scipy.sparse
 
 from keras_vit.cli.progress import tracked
-from training.features.linear_head import out_of_fold_probabilities
-from training.features.neighbors import nearest_rows, unit_length
+from training.features.logistic_regression import out_of_fold_probabilities
+from training.features.lookup import nearest_rows, unit_length
 from training.features.store import FeatureIndex
 
 # Neighbors of each picture that are looked at.

@@ -1,30 +1,39 @@
-"""Find pictures of an index by other pictures or by a text, and write what was found."""
+"""Find the nearest pictures of an index to other pictures or to a text, exactly or by a graph."""
 
 import dataclasses
+import json
 import pathlib
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 import keras_vit
 from keras_vit import UserError
 from keras_vit.cli.pages import render
-from keras_vit.files.atomic import atomic_write
-from keras_vit.files.tables import CsvWriter, markdown_table
+from keras_vit.cli.progress import Progress
+from keras_vit.errors import needed_package
+from keras_vit.files.atomic import atomic_write, write_text
+from keras_vit.files.remote import is_remote
+from keras_vit.files.tables import markdown_table, write_csv
 from keras_vit.run import Run
 from training.data.dataset import check_some_read
-from training.features.embed import Extractor, embed_rows, listing_of_files
-from training.features.extractors import extractor_of, fingerprint_of
-from training.features.neighbors import NeighborGraph, nearest_rows, unit_chunks, unit_length
-from training.features.store import NO_SPLIT, FeatureIndex, Pictures, check_same_model, open_index
+from training.features.extraction import Extractor, embed_rows, listing_of_files, open_extractor
+from training.features.store import NO_SPLIT, FeatureIndex, Pictures, check_same_model
 from training.features.thumbnails import Thumbnails, file_address
 from training.options.features import LookupOptions, SearchOptions, SimilarOptions
 
 _BATCH = 16
+# Rows of one matrix product, and scores in memory at once.
+_CHUNK, _NUMBERS_AT_ONCE = 2**16, 2**26
+# Of the graph: edges of each picture, and how many candidates are followed when it is made and searched.
+_EDGES, _EFFORT = 32, 128
+# Stored pictures whose neighbors are compared with the exact ones.
+_COMPARED = 100
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Nearest:
     """The results for one picture or text."""
 
     query: str
@@ -36,21 +45,18 @@ class Found:
     """Of these rows."""
 
 
-def similar(files: Sequence[str], options: SimilarOptions) -> None:
+def similar(index: FeatureIndex, files: Sequence[str], options: SimilarOptions) -> None:
     """Find the pictures that are most similar to each file; print a table, and write the results."""
-    index = open_index(options.index)
     extractor = _extractor(index, _run_of(index, options))
-    listing = listing_of_files(files)
-    part = embed_rows(listing, NO_SPLIT, np.arange(len(files)), extractor)
+    part = embed_rows(listing_of_files(files), NO_SPLIT, np.arange(len(files)), extractor)
     for path, why in part.problems.items():
         print(f"Not looked up: {path}: {why}")
     check_some_read(len(part.embeddings))
-    _write(index, _found(index, part.paths, part.embeddings, options), options)
+    _report(index, part.paths, part.embeddings, options)
 
 
-def search(options: SearchOptions) -> str:
+def search(index: FeatureIndex, options: SearchOptions) -> str:
     """Find the pictures that fit a text; print a table, write the results, and return the path of the best one."""
-    index = open_index(options.index)
     if index.description.features != "joint":
         raise UserError(
             f"{options.index} has the features {index.description.features} of {index.description.model}, which no "
@@ -60,13 +66,11 @@ def search(options: SearchOptions) -> str:
     _extractor(index, run)
     ids = keras_vit.tokenizer(run.name)([options.text])
     embeddings = np.asarray(keras_vit.text_tower(run.name)(ids))
-    found = _found(index, [options.text], embeddings, options)
-    _write(index, found, options)
-    return found[0].pictures.paths[0]
+    return _report(index, [options.text], embeddings, options)[0].pictures.paths[0]
 
 
 def _run_of(index: FeatureIndex, options: LookupOptions) -> Run:
-    """The model that made an index."""
+    """Open the model that made an index."""
     settings, name = index.description.settings, options.run or index.description.model
     size = settings["image_size"]
     return Run.open(name, image_size=tuple(size) if size else None, num_heads=settings["num_heads"])
@@ -74,57 +78,54 @@ def _run_of(index: FeatureIndex, options: LookupOptions) -> Run:
 
 def _extractor(index: FeatureIndex, run: Run) -> Extractor:
     """Return the extractor of the features of an index. Raises UserError if the model is another one now."""
-    description, preprocessing = index.description, run.preprocessing
-    if (resize := description.settings["resize"]) is not None:
+    preprocessing = run.preprocessing
+    if (resize := index.description.settings["resize"]) is not None:
         preprocessing = preprocessing.with_resize(resize, None)
-    kind = description.features
-    check_same_model(index, fingerprint_of(run.model, preprocessing, kind), kind, run.name)
-    return Extractor(extractor_of(run, kind), preprocessing, _BATCH)
+    extractor = open_extractor(run.model, preprocessing, index.description.features, _BATCH)
+    check_same_model(index, extractor.fingerprint, extractor.features, run.name)
+    return extractor
 
 
-def _found(index: FeatureIndex, names: Sequence[str], embeddings: np.ndarray, options: LookupOptions) -> list[Found]:
-    queries, count = unit_length(embeddings), min(options.neighbors, sum(index.counts.values()))
+def _report(
+    index: FeatureIndex, queries: Sequence[str], embeddings: np.ndarray, options: LookupOptions
+) -> list[Nearest]:
+    """Look up queries by their embeddings, print a table of each, write `--output`, and return the results."""
+    units, count = unit_length(embeddings), min(options.neighbors, sum(index.counts.values()))
     if options.approximate:
-        cosines, rows = NeighborGraph(index).nearest(queries, count)
+        every = NeighborGraph(index).nearest(units, count)
     else:
-        cosines, rows = nearest_rows(unit_chunks(index), queries, count)
-    found = []
-    for name, one, places in zip(names, cosines, rows, strict=True):
-        kept = places >= 0  # a graph may find fewer
-        found.append(Found(name, one[kept], places[kept], index.some(places[kept].tolist())))
-    return found
+        every = nearest_rows(unit_chunks(index), units, count)
+    results = []
+    for query, cosines, rows in zip(queries, *every, strict=True):
+        kept = rows >= 0  # a graph may find fewer
+        results.append(Nearest(query, cosines[kept], rows[kept], index.some(rows[kept].tolist())))
+    for each in results:
+        print(f"{each.query}:")
+        table = zip(each.pictures.paths, each.pictures.labels, each.cosines, strict=True)
+        cells = [[index.shown(path), label or "", f"{cosine:.4f}"] for path, label, cosine in table]
+        print(markdown_table(("picture", "label", "similarity"), cells, num_text_columns=2))
+    if options.output is not None:
+        with atomic_write(pathlib.Path(options.output)) as temporary:
+            if options.output.endswith(".csv"):
+                write_csv(temporary, _csv_rows(results), raw=options.raw)
+            else:
+                temporary.write_text(_page(index, results), encoding="utf-8")
+        print(f"Results are in {options.output}.")
+    return results
 
 
-def _write(index: FeatureIndex, found: Sequence[Found], options: LookupOptions) -> None:
-    for one in found:
-        print(f"{one.query}:")
-        table = zip(one.pictures.paths, one.pictures.labels, one.cosines, strict=True)
-        rows = [[index.shown(path), label or "", f"{cosine:.4f}"] for path, label, cosine in table]
-        print(markdown_table(("picture", "label", "similarity"), rows, num_text_columns=2))
-    if options.output is None:
-        return
-    with atomic_write(pathlib.Path(options.output)) as temporary:
-        if options.output.endswith(".csv"):
-            _write_csv(temporary, found, raw=options.raw)
-        else:
-            temporary.write_text(_page(index, found), encoding="utf-8")
-    print(f"Results are in {options.output}.")
+def _csv_rows(results: Sequence[Nearest]) -> Iterator[Sequence]:
+    yield "query", "rank", "path", "label", "split", "digest", "similarity"
+    for each in results:
+        known = each.pictures.paths, each.pictures.labels, each.pictures.splits, each.pictures.digests
+        for rank, (cosine, *of_picture) in enumerate(zip(each.cosines, *known, strict=True), 1):
+            yield each.query, rank, *of_picture, f"{cosine:.6f}"
 
 
-def _write_csv(path: pathlib.Path, found: Sequence[Found], *, raw: bool) -> None:
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = CsvWriter(stream, raw=raw)
-        writer.writerow(["query", "rank", "path", "label", "split", "digest", "similarity"])
-        for one in found:
-            known = one.pictures.paths, one.pictures.labels, one.pictures.splits, one.pictures.digests
-            for rank, (cosine, *of_picture) in enumerate(zip(one.cosines, *known, strict=True), 1):
-                writer.writerow([one.query, rank, *of_picture, f"{cosine:.6f}"])
-
-
-def _page(index: FeatureIndex, found: Sequence[Found]) -> str:
+def _page(index: FeatureIndex, results: Sequence[Nearest]) -> str:
     thumbnails, queries = Thumbnails(index), []
-    for one in found:
-        known = one.pictures.paths, one.pictures.labels, one.pictures.splits
+    for each in results:
+        known = each.pictures.paths, each.pictures.labels, each.pictures.splits
         cards = [
             {
                 "address": thumbnails.address(int(row), path, split),
@@ -133,9 +134,119 @@ def _page(index: FeatureIndex, found: Sequence[Found]) -> str:
                 "label": label or "",
                 "cosine": cosine,
             }
-            for row, cosine, path, label, split in zip(one.rows, one.cosines, *known, strict=True)
+            for row, cosine, path, label, split in zip(each.rows, each.cosines, *known, strict=True)
         ]
-        address = file_address(one.query) if pathlib.Path(one.query).is_file() else ""
-        file = pathlib.PurePath(one.query).name
-        queries.append({"name": one.query, "file": file, "address": address, "cards": cards})
+        address = file_address(each.query) if pathlib.Path(each.query).is_file() else ""
+        file = pathlib.PurePath(each.query).name
+        queries.append({"name": each.query, "file": file, "address": address, "cards": cards})
     return render("similar", title="Most similar pictures", queries=queries, model=index.description.model)
+
+
+# Exact
+
+
+def unit_length(values: np.ndarray) -> np.ndarray:
+    """Return rows (n, D) float32 of length 1; a row of zeros stays one."""
+    values = np.asarray(values, np.float32)
+    lengths = np.linalg.norm(values, axis=1, keepdims=True)
+    return values / np.where(lengths == 0.0, 1.0, lengths)
+
+
+def unit_chunks(index: FeatureIndex) -> Iterator[np.ndarray]:
+    """Yield the stored features with length 1, many rows at a time: (up to 65,536, D) float32."""
+    parts: list[np.ndarray] = []
+    for part in index.parts():
+        parts.append(unit_length(part))
+        if sum(map(len, parts)) + len(part) > _CHUNK:
+            yield np.concatenate(parts)
+            parts = []
+    if parts:
+        yield np.concatenate(parts)
+
+
+def nearest_rows(chunks: Iterable[np.ndarray], queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows with the largest cosine, exact.
+
+    Args:
+        chunks: rows of length 1, (n_i, D) float32 each; numbered one after the other. A list of them stays in memory
+            for many calls; of an iterator one is in memory at a time.
+        queries: (q, D) of length 1.
+        count: rows of each query, at most as many as there are.
+
+    Returns:
+        (cosines (q, count) float32, rows (q, count) int64), the largest first, of equal ones the first.
+    """
+    best = np.zeros((len(queries), 0), np.float32)
+    rows = np.zeros((len(queries), 0), np.int64)
+    begin = 0
+    for chunk in chunks:
+        step = max(_NUMBERS_AT_ONCE // max(len(chunk), 1), 1)
+        largest = [_largest(queries[first : first + step], chunk, count) for first in range(0, len(queries), step)]
+        best = np.concatenate([best, np.concatenate([scores for scores, _ in largest])], axis=1)
+        rows = np.concatenate([rows, np.concatenate([places for _, places in largest]) + begin], axis=1)
+        order = np.lexsort((rows, -best), axis=1)[:, :count]
+        best, rows = np.take_along_axis(best, order, 1), np.take_along_axis(rows, order, 1)
+        begin += len(chunk)
+    return best, rows
+
+
+def _largest(queries: np.ndarray, chunk: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    scores = queries @ chunk.T  # (q, n)
+    if scores.shape[1] <= count:
+        return scores, np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
+    places = np.argpartition(-scores, count - 1, axis=1)[:, :count]
+    return np.take_along_axis(scores, places, 1), places
+
+
+# Approximate
+
+
+class NeighborGraph:
+    """An index of FAISS (HNSW in float16) beside the features, for many millions of pictures."""
+
+    def __init__(self, index: FeatureIndex) -> None:
+        """Read the graph, or make and write it, and print its recall."""
+        if is_remote(index.folder):
+            raise UserError(f"--approximate keeps its graph beside the features, but {index.folder} is in a bucket.")
+        faiss = needed_package("faiss", "--approximate needs", "faiss-cpu")
+        content = zlib.crc32("".join(index.pictures.digests).encode())
+        name = f"graph-{index.description.fingerprint}-{content}"
+        graph, recall = index.folder / f"{name}.faiss", index.folder / f"{name}.json"
+        if graph.is_file() and recall.is_file():
+            self._graph = faiss.read_index(str(graph))
+            self.recall = float(json.loads(recall.read_text())["recall_at_10"])
+        else:
+            kind, metric = faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
+            self._graph = faiss.IndexHNSWSQ(index.description.width, kind, _EDGES, metric)
+            self._fill(index)
+            self.recall = self._measured(index)
+            with atomic_write(graph) as temporary:
+                faiss.write_index(self._graph, str(temporary))
+            write_text(recall, json.dumps({"recall_at_10": self.recall, "compared": _COMPARED}) + "\n")
+        print(f"Approximate: the graph finds {self.recall:.1%} of the 10 nearest pictures ({_COMPARED} compared).")
+
+    def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the same as `nearest_rows`; -1 for a row that was not found."""
+        self._graph.hnsw.efSearch = max(_EFFORT, count)
+        return self._graph.search(np.ascontiguousarray(queries, np.float32), count)
+
+    def _fill(self, index: FeatureIndex) -> None:
+        self._graph.hnsw.efConstruction = _EFFORT
+        with Progress("Making the graph", sum(index.description.splits.values())) as progress:
+            for chunk in unit_chunks(index):
+                if not self._graph.is_trained:
+                    self._graph.train(chunk)
+                self._graph.add(chunk)
+                progress.update(len(chunk))
+
+    def _measured(self, index: FeatureIndex) -> float:
+        """Return the share of the true 10 nearest that the graph finds, for stored pictures at equal distances."""
+        chosen = np.unique(np.linspace(0, self._graph.ntotal - 1, _COMPARED).astype(np.int64))
+        queries, begin = [], 0
+        for chunk in unit_chunks(index):
+            queries.append(chunk[chosen[(chosen >= begin) & (chosen < begin + len(chunk))] - begin])
+            begin += len(chunk)
+        count = min(10, self._graph.ntotal)
+        exact = nearest_rows(unit_chunks(index), np.concatenate(queries), count)[1]
+        graphs = self.nearest(np.concatenate(queries), count)[1]
+        return float(np.mean([len({*one} & {*two}) / count for one, two in zip(exact, graphs, strict=True)]))

@@ -2,14 +2,14 @@
 
 import itertools
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_vit.cli.pages import render
 from keras_vit.files.atomic import atomic_write, write_text
-from keras_vit.files.tables import CsvWriter
+from keras_vit.files.tables import write_csv
 from training.data.decisions import COLUMNS, Decision, read_decisions
-from training.features.findings import Findings, Overlap, findings_of
+from training.features.findings import Findings, findings_of
 from training.features.store import FeatureIndex
 from training.features.thumbnails import Thumbnails
 from training.options.features import ReviewOptions
@@ -20,6 +20,8 @@ _PAGE = "review.html"
 _SHOWN_PAIRS, _LISTED_PAIRS = 6, 20
 # Pictures of one group of copies.
 _OF_GROUP = 12
+# The path and digest of a picture.
+Key = tuple[str, str]
 
 
 def review(index: FeatureIndex, options: ReviewOptions) -> pathlib.Path:
@@ -27,173 +29,148 @@ def review(index: FeatureIndex, options: ReviewOptions) -> pathlib.Path:
 
     Decisions that the file already has are kept.
     """
-    found = findings_of(index, options.duplicate_similarity)
-    folder = options.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    decisions = folder / DECISIONS
-    reasons = _reasons(index, found, options.shown)
-    earlier = _earlier(decisions)
-    _write_decisions(decisions, index, found, reasons, earlier)
-    write_text(folder / _PAGE, _page(index, found, reasons, earlier, options))
-    in_two = sum(len({index.pictures.splits[row] for row in group}) > 1 for group in found.copies)
-    print(f"Copies: {len(found.copies):,} groups of equal or nearly equal pictures, {in_two:,} of them in two splits.")
-    if len(found.suggested):
-        share = len(found.wrong_labels) / len(found.suggested)
-        print(f"Suspicious labels: {len(found.wrong_labels):,} of {len(found.suggested):,} ({share:.1%}).")
-    print(f"Unlike all others: {len(found.odd):,}.")
-    for overlap in found.overlaps[:3]:
+    findings = findings_of(index, options.duplicate_similarity)
+    page, decisions = options.folder / _PAGE, options.folder / DECISIONS
+    options.folder.mkdir(parents=True, exist_ok=True)
+    # Every picture has the decision keep at the beginning.
+    known = read_decisions(str(decisions)).by_digest.values() if decisions.is_file() else ()
+    earlier = {(each.path, each.digest): each for each in itertools.chain(*known) if each.decision != "keep"}
+    contents = _Contents(index, findings, earlier, options.shown)
+    with atomic_write(decisions) as temporary:
+        write_csv(temporary, contents.decisions(), raw=options.raw)
+    write_text(page, contents.page())
+    copies, wrong, num_labels = findings.copies, len(findings.wrong_labels), len(findings.suggested)
+    in_two = sum(len({index.pictures.splits[row] for row in group}) > 1 for group in copies)
+    print(f"Copies: {len(copies):,} groups of equal or nearly equal pictures, {in_two:,} of them in two splits.")
+    if num_labels:
+        print(f"Suspicious labels: {wrong:,} of {num_labels:,} ({wrong / num_labels:.1%}).")
+    print(f"Unlike all others: {len(findings.odd):,}.")
+    for overlap in findings.overlaps[:3]:
         print(f"Overlap: {' and '.join(overlap.names)}, {overlap.confused:.1%} with the label of the other.")
-    print(f"Open {folder / _PAGE} in a browser; the decisions are in {decisions}.")
+    print(f"Open {page} in a browser; the decisions are in {decisions}.")
     return decisions
 
 
-def _reasons(index: FeatureIndex, found: Findings, shown: int) -> dict[int, str]:
-    """Return why a picture is on the page, by its row, for all pictures that are."""
-    reasons: dict[int, list[str]] = {}
-    for group in found.copies[:shown]:
-        for row in group[:_OF_GROUP]:
-            reasons.setdefault(row, []).append("copy")
-    for row in found.wrong_labels[:shown].tolist():
-        reasons.setdefault(row, []).append("suspicious label")
-    for row in found.odd[:shown].tolist():
-        reasons.setdefault(row, []).append("unlike all others")
-    for overlap in found.overlaps[:_SHOWN_PAIRS]:
-        for row in overlap.examples:
-            reasons.setdefault(row, []).append("like another class")
-    return {row: ", ".join(dict.fromkeys(texts)) for row, texts in reasons.items()}
+class _Contents:
+    """The pictures on the page, why they are there, and what was decided of them before."""
 
-
-def _earlier(file: pathlib.Path) -> dict[tuple[str, str], Decision]:
-    """Return what was decided before, by path and digest; without keep, which every picture has at the beginning."""
-    if not file.is_file():
-        return {}
-    found = [one for decisions in read_decisions(str(file)).by_digest.values() for one in decisions]
-    return {(one.path, one.digest): one for one in found if one.decision != "keep"}
-
-
-def _suggestion(index: FeatureIndex, found: Findings, row: int) -> str:
-    """Return the most likely class of a picture, if it is not its label; else ""."""
-    if not len(found.suggested):
-        return ""
-    name = index.description.labels[found.suggested[row]]
-    return "" if name == index.pictures.labels[row] else name
-
-
-def _write_decisions(
-    file: pathlib.Path,
-    index: FeatureIndex,
-    found: Findings,
-    reasons: dict[int, str],
-    earlier: dict[tuple[str, str], Decision],
-) -> None:
-    """Write a line for each picture on the page, which keeps it where nothing else was decided before."""
-    pictures = index.pictures
-    with atomic_write(file) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-        writer = CsvWriter(stream)
-        writer.writerow(COLUMNS)
-        for row, reason in sorted(reasons.items()):
-            key = pictures.paths[row], pictures.digests[row]
-            known = earlier.get(key) or Decision(*key, "keep", _suggestion(index, found, row))
-            writer.writerow([*key, known.decision, known.new_label, reason])
-        on_page = {(pictures.paths[row], pictures.digests[row]) for row in reasons}
-        for key, known in earlier.items():
-            if key not in on_page:
-                writer.writerow([*key, known.decision, known.new_label, "decided before"])
-
-
-class _Cards:
-    """Cards of pictures, each with its choice."""
-
-    def __init__(self, index: FeatureIndex, found: Findings) -> None:
-        self._index, self._found, self._thumbnails = index, found, Thumbnails(index)
-        self._numbers = itertools.count()  # a picture may be on the page twice
-
-    def of(self, rows: Iterable[int], **notes: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the cards of rows, each with its element of `notes`."""
-        empty = {"note": "", "looks_like": ""}
-        return [
-            {**empty, **self._card(row), **{name: values[n] for name, values in notes.items()}}
-            for n, row in enumerate(rows)
-        ]
-
-    def _card(self, row: int) -> dict[str, Any]:
-        pictures = self._index.pictures
-        path, split = pictures.paths[row], pictures.splits[row]
-        return {
-            "row": row,
-            "number": next(self._numbers),
-            "address": self._thumbnails.address(row, path, split),
-            "file": pathlib.PurePath(path).name,
-            "name": self._index.shown(path),
-            "label": pictures.labels[row] or "",
-            "split": split if len(self._index.description.splits) > 1 else "",
-            "suggestion": _suggestion(self._index, self._found, row),
+    def __init__(self, index: FeatureIndex, findings: Findings, earlier: Mapping[Key, Decision], shown: int) -> None:
+        self._index, self._pictures, self._findings = index, index.pictures, findings
+        self._earlier, self._shown, self._thumbnails = earlier, shown, Thumbnails(index)
+        self._numbers = itertools.count()  # of the cards: a picture may be on the page twice
+        self._copies = findings.copies[:shown]
+        self._wrong_labels = findings.wrong_labels[:shown].tolist()
+        self._odd = findings.odd[:shown].tolist()
+        self._overlaps = findings.overlaps[:_SHOWN_PAIRS]
+        sections = {
+            "copy": {row for group in self._copies for row in group[:_OF_GROUP]},
+            "suspicious label": set(self._wrong_labels),
+            "unlike all others": set(self._odd),
+            "like another class": {row for overlap in self._overlaps for row in overlap.examples},
+        }
+        rows = sorted(set[int]().union(*sections.values()))
+        self._reasons = {
+            row: ", ".join(reason for reason, section in sections.items() if row in section) for row in rows
         }
 
+    def decisions(self) -> Iterator[Sequence[str]]:
+        """Yield the rows of decisions.csv: every picture on the page, then those that were decided before."""
+        yield COLUMNS
+        for row, reason in self._reasons.items():
+            decision = self._earlier.get(self._key(row)) or Decision(*self._key(row), "keep", self._suggestion(row))
+            yield *self._key(row), decision.decision, decision.new_label, reason
+        on_page = set(map(self._key, self._reasons))
+        for key, decision in self._earlier.items():
+            if key not in on_page:
+                yield *key, decision.decision, decision.new_label, "decided before"
 
-def _page(
-    index: FeatureIndex,
-    found: Findings,
-    reasons: dict[int, str],
-    earlier: dict[tuple[str, str], Decision],
-    options: ReviewOptions,
-) -> str:
-    cards, pictures, shown = _Cards(index, found), index.pictures, options.shown
-    copies = [_copies(cards, index, group) for group in found.copies[:shown]]
-    wrong = found.wrong_labels[:shown].tolist() if len(found.suggested) else []
-    likely = [index.description.labels[found.suggested[row]] for row in wrong]
-    wrong_labels = cards.of(wrong, looks_like=likely, note=[f"{found.confidence[row]:.0%}" for row in wrong])
-    odd = found.odd[:shown].tolist()
-    return render(
-        "review",
-        title="Review of the data",
-        num_pictures=len(pictures.paths),
-        model=index.description.model,
-        shown=shown,
-        choices=("keep", "relabel", "drop") if len(found.suggested) else ("keep", "drop"),
-        num_copies=len(found.copies),
-        copies=copies,
-        num_wrong_labels=len(found.wrong_labels),
-        wrong_labels=wrong_labels if len(found.suggested) else None,
-        num_odd=len(found.odd),
-        odd=cards.of(odd, note=[f"similarity {found.similarity[row]:.2f}" for row in odd]),
-        coverage=found.coverage,
-        num_overlaps=len(found.overlaps),
-        overlaps=[_overlap(cards, overlap) for overlap in found.overlaps[:_SHOWN_PAIRS]] if found.coverage else [],
-        more_overlaps=found.overlaps[_SHOWN_PAIRS:_LISTED_PAIRS],
-        classes=index.description.labels,
-        data={
-            "key": f"review-{index.description.checksum}-{len(pictures.paths)}",
-            "columns": COLUMNS,
-            "rows": _rows(index, reasons, earlier),
-        },
-    )
+    def _key(self, row: int) -> Key:
+        return self._pictures.paths[row], self._pictures.digests[row]
 
+    def _suggestion(self, row: int) -> str:
+        """Return the most likely class of a picture, if it is not its label; else ""."""
+        if not len(self._findings.suggested):
+            return ""
+        name = self._index.description.labels[self._findings.suggested[row]]
+        return "" if name == self._pictures.labels[row] else name
 
-def _rows(
-    index: FeatureIndex, reasons: dict[int, str], earlier: dict[tuple[str, str], Decision]
-) -> dict[int, dict[str, str]]:
-    """Return what the page knows of each picture, with what was decided before."""
-    rows = {}
-    for row, reason in sorted(reasons.items()):
-        path, digest = index.pictures.paths[row], index.pictures.digests[row]
-        rows[row] = {"path": path, "digest": digest, "reason": reason}
-        if known := earlier.get((path, digest)):
-            rows[row] |= {"decision": known.decision, "label": known.new_label}
-    return rows
+    def page(self) -> str:
+        """Return the page as text."""
+        findings, description = self._findings, self._index.description
+        has_labels = len(findings.suggested) > 0
+        likely = [description.labels[findings.suggested[row]] for row in self._wrong_labels]
+        surely = [f"{findings.confidence[row]:.0%}" for row in self._wrong_labels]
+        alike = [f"similarity {findings.similarity[row]:.2f}" for row in self._odd]
+        # In the order of the page, in which the cards are numbered.
+        copies = [self._group(group) for group in self._copies]
+        wrong_labels = self._cards(self._wrong_labels, note=surely, looks_like=likely)
+        odd = self._cards(self._odd, note=alike)
+        overlaps = [
+            {
+                "names": overlap.names,
+                "confused": overlap.confused,
+                "cards": self._cards(overlap.examples, note=["most like the other class"] * len(overlap.examples)),
+            }
+            for overlap in self._overlaps
+        ]
+        return render(
+            "review",
+            title="Review of the data",
+            num_pictures=len(self._pictures.paths),
+            model=description.model,
+            shown=self._shown,
+            choices=("keep", "relabel", "drop") if has_labels else ("keep", "drop"),
+            num_copies=len(findings.copies),
+            copies=copies,
+            num_wrong_labels=len(findings.wrong_labels),
+            wrong_labels=wrong_labels if has_labels else None,
+            num_odd=len(findings.odd),
+            odd=odd,
+            coverage=findings.coverage,
+            num_overlaps=len(findings.overlaps),
+            overlaps=overlaps,
+            more_overlaps=findings.overlaps[_SHOWN_PAIRS:_LISTED_PAIRS],
+            classes=description.labels,
+            data={
+                "key": f"review-{description.checksum}-{len(self._pictures.paths)}",
+                "columns": COLUMNS,
+                "rows": {row: self._known(row, reason) for row, reason in self._reasons.items()},
+            },
+        )
 
+    def _known(self, row: int, reason: str) -> dict[str, str]:
+        """Return what the page knows of a picture, with what was decided before."""
+        path, digest = self._key(row)
+        known = {"path": path, "digest": digest, "reason": reason}
+        earlier = self._earlier.get((path, digest))
+        return known if earlier is None else {**known, "decision": earlier.decision, "label": earlier.new_label}
 
-def _copies(cards: _Cards, index: FeatureIndex, group: Sequence[int]) -> dict[str, Any]:
-    pictures = index.pictures
-    return {
-        "is_same": len({pictures.digests[row] for row in group}) == 1,
-        "in_two_splits": len({pictures.splits[row] for row in group}) > 1,
-        "has_two_labels": len({pictures.labels[row] for row in group}) > 1,
-        "more": max(len(group) - _OF_GROUP, 0),
-        "cards": cards.of(group[:_OF_GROUP]),
-    }
+    def _group(self, group: Sequence[int]) -> dict[str, Any]:
+        pictures = self._pictures
+        return {
+            "is_same": len({pictures.digests[row] for row in group}) == 1,
+            "in_two_splits": len({pictures.splits[row] for row in group}) > 1,
+            "has_two_labels": len({pictures.labels[row] for row in group}) > 1,
+            "more": max(len(group) - _OF_GROUP, 0),
+            "cards": self._cards(group[:_OF_GROUP]),
+        }
 
-
-def _overlap(cards: _Cards, overlap: Overlap) -> dict[str, Any]:
-    notes = ["most like the other class"] * len(overlap.examples)
-    return {"names": overlap.names, "confused": overlap.confused, "cards": cards.of(overlap.examples, note=notes)}
+    def _cards(self, rows: Sequence[int], **notes: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the cards of pictures, each with its element of `notes`."""
+        cards = []
+        for place, row in enumerate(rows):
+            path, split = self._pictures.paths[row], self._pictures.splits[row]
+            card = {
+                "note": "",
+                "looks_like": "",
+                "row": row,
+                "number": next(self._numbers),
+                "address": self._thumbnails.address(row, path, split),
+                "file": pathlib.PurePath(path).name,
+                "name": self._index.shown(path),
+                "label": self._pictures.labels[row] or "",
+                "split": split if len(self._index.description.splits) > 1 else "",
+                "suggestion": self._suggestion(row),
+            }
+            cards.append(card | {name: values[place] for name, values in notes.items()})
+        return cards

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow
@@ -24,9 +24,8 @@ from keras_vit import UserError
 from keras_vit.errors import reading
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.documents import read_json
-from keras_vit.files.remote import local_copy
+from keras_vit.files.remote import existing_folder, local_copy
 from keras_vit.files.schema import validated
-from training.checks import index_folder
 from training.options.features import DESCRIPTION, IndexKind
 
 # Pictures of one file: what a killed process loses at most.
@@ -102,75 +101,69 @@ class FeatureIndex:
     @functools.cached_property
     def pictures(self) -> Pictures:
         """The table without the embeddings."""
-        columns: dict[str, list] = {name: [] for name in _COLUMNS[:-1]}
-        for split in self.description.splits:
-            for file in self.files(split):
-                table = self._table(file, _COLUMNS[:-1])
-                for name, values in columns.items():
-                    values.extend(table[name].to_pylist())
-        return Pictures(columns["path"], columns["digest"], columns["label"], columns["split"])
+        return _pictures(self._table(file, _COLUMNS[:-1]) for file in self.files())
 
     @functools.cached_property
     def counts(self) -> dict[pathlib.Path, int]:
         """File -> its pictures, without those that cannot be read; reads the ends of the files."""
-        files = [file for split in self.description.splits for file in self.files(split)]
-        return {file: self._opened(file).metadata.num_rows for file in files}
+        return {file: self._opened(file).metadata.num_rows for file in self.files()}
 
     def some(self, rows: Sequence[int]) -> Pictures:
-        """The table of some rows, in their order; reads only the files that have them."""
+        """Return the table of some rows, in their order; reads only the files that have them."""
+        if not len(rows):
+            return _pictures([])
         files, ends = list(self.counts), np.cumsum([*self.counts.values()])
-        columns: dict[str, list] = {name: [None] * len(rows) for name in _COLUMNS[:-1]}
         numbers = np.searchsorted(ends, rows, side="right")
+        parts = []
         for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number).tolist()
             begin = int(ends[number]) - self.counts[files[number]]
-            table = self._table(files[number], _COLUMNS[:-1]).take([int(rows[place]) - begin for place in places])
-            for name, values in columns.items():
-                for place, value in zip(places, table[name].to_pylist(), strict=True):
-                    values[place] = value
-        return Pictures(columns["path"], columns["digest"], columns["label"], columns["split"])
+            parts.append(self._table(files[number], _COLUMNS[:-1]).take(np.asarray(rows)[numbers == number] - begin))
+        order = np.argsort(np.argsort(numbers, kind="stable"))  # from that of the files to that of the rows
+        return _pictures([pyarrow.concat_tables(parts).take(order)])
 
     def shown(self, path: str) -> str:
-        """The path of a picture as it is shown: within the folder of the data."""
+        """Return the path of a picture as it is shown: within the folder of the data."""
         data = (self.description.data or {}).get("data", "")
         return path.removeprefix(f"{data.removeprefix('folder:').rstrip('/')}/") if data.startswith("folder:") else path
 
     @functools.cached_property
     def problems(self) -> dict[str, str]:
         """Path -> why it cannot be read."""
-        found: dict[str, str] = {}
-        for split in self.description.splits:
-            for file in self.files(split):
-                with _reading(file):
-                    found |= json.loads(self._opened(file).schema_arrow.metadata[_PROBLEMS])
-        return found
+        return {path: why for file in self.files() for path, why in self._problems(file).items()}
 
     def contents(self, split: str, number: int) -> tuple[dict[str, str], dict[str, str]]:
         """Return for a file of features path -> digest of the image, and path -> why it cannot be read."""
         file = part_file(self.folder, split, number)
         table = self._table(file, ("path", "digest"))
         digests = dict(zip(table["path"].to_pylist(), table["digest"].to_pylist(), strict=True))
-        return digests, json.loads(self._opened(file).schema_arrow.metadata[_PROBLEMS])
+        return digests, self._problems(file)
 
-    def files(self, split: str) -> list[pathlib.Path]:
-        """The files of a split, whether they are there or not."""
-        return [part_file(self.folder, split, number) for number in range(-(-self.description.splits[split] // PART))]
+    def files(self, splits: Sequence[str] | None = None) -> list[pathlib.Path]:
+        """Return the files of some or all splits, whether they are there or not."""
+        counts = self.description.splits
+        return [
+            part_file(self.folder, split, number)
+            for split in (counts if splits is None else splits)
+            for number in range(-(-counts[split] // PART))
+        ]
 
     def parts(self, splits: Sequence[str] | None = None) -> Iterator[np.ndarray]:
-        """The embeddings (n, D) file by file, in float16 or float32 as they are stored."""
-        for split in self.description.splits if splits is None else splits:
-            for file in self.files(split):
-                column = self._table(file, ("embedding",))["embedding"].combine_chunks()
-                values = column.flatten().to_numpy(zero_copy_only=False)
-                yield values.reshape(len(column), self.description.width)
+        """Yield the embeddings (n, D) file by file, in float16 or float32 as they are stored."""
+        for file in self.files(splits):
+            column = self._table(file, ("embedding",))["embedding"].combine_chunks()
+            yield column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), self.description.width)
 
     def embeddings(self, splits: Sequence[str] | None = None) -> np.ndarray:
-        """All embeddings (n, D) float32, of some or all splits."""
-        parts = [part.astype(np.float32) for part in self.parts(splits)]
-        return np.concatenate(parts) if parts else np.zeros((0, self.description.width), np.float32)
+        """Return all embeddings (n, D) float32, of some or all splits."""
+        empty = np.zeros((0, self.description.width), np.float32)
+        return np.concatenate([empty, *(part.astype(np.float32) for part in self.parts(splits))])
+
+    def _problems(self, file: pathlib.Path) -> dict[str, str]:
+        with _reading(file):
+            return json.loads(self._opened(file).schema_arrow.metadata[_PROBLEMS])
 
     def _table(self, file: pathlib.Path, columns: Sequence[str]) -> pyarrow.Table:
-        """Columns of a file. Raises UserError for one that is damaged, or of another model."""
+        """Read columns of a file. Raises UserError for one that is damaged, or of another model."""
         opened = self._opened(file)
         with _reading(file):
             table = opened.read(columns=list(columns))
@@ -179,16 +172,22 @@ class FeatureIndex:
             return table
 
     def _opened(self, file: pathlib.Path) -> pyarrow.parquet.ParquetFile:
-        """A file whose end was read. Raises UserError for one that is damaged, or of another model."""
+        """Open a file, of which the end is read. Raises UserError for one that is damaged, or of another model."""
         with _reading(file):
             opened = pyarrow.parquet.ParquetFile(local_copy(file))
             schema = opened.schema_arrow
             if (schema.metadata or {}).get(_FINGERPRINT) != self.description.fingerprint.encode():
                 raise ValueError(f"it is of another model than {DESCRIPTION} says")
-            types = {name: pyarrow.string() for name in _COLUMNS[:-1]} | {"embedding": _type_of(self.description)}
-            if opened.metadata.num_rows > PART or dict(zip(schema.names, schema.types, strict=True)) != types:
+            types = dict(zip(schema.names, schema.types, strict=True))
+            if opened.metadata.num_rows > PART or types != _types_of(self.description):
                 raise ValueError("its rows are of another form")
             return opened
+
+
+def _pictures(tables: Iterable[pyarrow.Table]) -> Pictures:
+    tables = list(tables)
+    columns = ([text for table in tables for text in table[name].to_pylist()] for name in _COLUMNS[:-1])
+    return Pictures(*columns)
 
 
 def _reading(file: pathlib.Path) -> contextlib.AbstractContextManager[None]:
@@ -201,32 +200,24 @@ def part_file(folder: pathlib.Path, split: str, number: int) -> pathlib.Path:
     return folder / f"{split}-{number:05d}.parquet"
 
 
-def _type_of(description: FeatureDescription) -> pyarrow.DataType:
+def _types_of(description: FeatureDescription) -> dict[str, pyarrow.DataType]:
+    """Return the type of each column."""
     value = pyarrow.float16() if description.dtype == "float16" else pyarrow.float32()
-    return pyarrow.list_(value, description.width)
+    return {**dict.fromkeys(_COLUMNS[:-1], pyarrow.string()), "embedding": pyarrow.list_(value, description.width)}
 
 
 def write_part(folder: pathlib.Path, description: FeatureDescription, split: str, number: int, part: Part) -> None:
     """Write the file of a part; it is there as a whole or not at all. Equal parts give equal bytes."""
-    embeddings = pyarrow.FixedSizeListArray.from_arrays(
-        pyarrow.array(np.ascontiguousarray(part.embeddings).reshape(-1)), description.width
-    )
-    text = pyarrow.string()
+    text, values = pyarrow.string(), pyarrow.array(np.ascontiguousarray(part.embeddings).reshape(-1))
     columns = [
         pyarrow.array(part.paths, text),
         pyarrow.array([f"{digest:016x}" for digest in part.digests.tolist()], text),
         pyarrow.array(part.labels, text),
         pyarrow.array([split] * len(part.paths), text),
-        embeddings,
+        pyarrow.FixedSizeListArray.from_arrays(values, description.width),
     ]
     metadata = {_FINGERPRINT: description.fingerprint, _PROBLEMS: json.dumps(part.problems)}
-    schema = pyarrow.schema(
-        [
-            *((name, text) for name in _COLUMNS[:-1]),
-            (_COLUMNS[-1], _type_of(description)),
-        ],
-        metadata=metadata,
-    )
+    schema = pyarrow.schema(_types_of(description).items(), metadata=metadata)
     with atomic_write(part_file(folder, split, number)) as temporary:
         pyarrow.parquet.write_table(
             pyarrow.table(columns, schema=schema),
@@ -259,26 +250,19 @@ def read_description(folder: pathlib.Path) -> FeatureDescription:
 
 def open_index(path: str) -> FeatureIndex:
     """Open a folder of features. Raises UserError unless it is there and complete."""
-    folder = index_folder(path)
+    folder = existing_folder(path, "make it by keras-vit embed, whose --output is this folder")
     index = FeatureIndex(folder, read_description(folder))
-    missing = [file for split in index.description.splits for file in index.files(split) if not file.is_file()]
-    if missing:
-        raise UserError(
-            f"{path} is not complete, {missing[0].name} is missing; run the same keras-vit embed again, which makes "
-            "what is missing."
-        )
+    if missing := [file.name for file in index.files() if not file.is_file()]:
+        raise UserError(f"{path} is not complete, {missing[0]} is missing; run the same keras-vit embed again.")
     return index
 
 
-def check_same_model(index: FeatureIndex, fingerprint: str, kind: str, name: str) -> None:
+def check_same_model(index: FeatureIndex, fingerprint: str, features: str, name: str) -> None:
     """Raise UserError unless an index has features of this model, preprocessing and kind."""
-    found = index.description
-    if found.features != kind:
+    known = index.description
+    if (known.features, known.fingerprint) != (features, fingerprint):
         raise UserError(
-            f"{index.folder} has the features {found.features}, not {kind}; give --features {found.features}."
-        )
-    if found.fingerprint != fingerprint:
-        raise UserError(
-            f"{index.folder} has features of {found.model}, but {name} has other weights or another preprocessing, and "
-            "features of two models are never mixed; make an index of it by keras-vit embed."
+            f"{index.folder} has the features {known.features} of {known.model}, but asked for are the features "
+            f"{features} of {name}, which has other weights or another preprocessing if it has the same name; features "
+            "of two models are never mixed: give the same --features and model, or make another index."
         )

@@ -24,14 +24,10 @@ class Thumbnails:
     def __init__(self, index: FeatureIndex) -> None:
         self._index = index
 
-    def address(self, row: int, path: str, split: str) -> str:
+    def address(self, row: int, path: str, name: str) -> str:
         """Return the address of the picture of a row, with its path and split; "" where it cannot be read any more."""
-        return file_address(path) if pathlib.Path(path).is_file() else self._of_data(row, split)
-
-    def _of_data(self, row: int, name: str) -> str:
-        """Return the picture of a data set that is no folder, by its place in the split."""
-        if self._source is None:
-            return ""
+        if pathlib.Path(path).is_file() or self._source is None:
+            return file_address(path)
         splits = self._index.description.splits
         split = self._source.train if name == "train" else self._source.evaluation
         index = row - (splits["train"] if name == "test" else 0)
@@ -41,6 +37,7 @@ class Thumbnails:
 
     @functools.cached_property
     def _source(self) -> DataSet | None:
+        """The data of the index, if they are no files."""
         data = self._index.description.data
         if data is None or data["data"].startswith(("folder:", "csv:")):
             return None

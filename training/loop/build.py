@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
-from keras_vit.errors import Rules, refuse_first
+from keras_vit.models.build import dtype_policy
 from keras_vit.models.config import DetectionConfig, SegmentationConfig, ViTConfig
 from keras_vit.models.detection import CLASSES, max_overlap_of, with_classes
 from keras_vit.models.layers import no_init_weights
@@ -19,8 +19,7 @@ from keras_vit.models.tasks import build_task, task_of
 from training.loop.devices.jax_devices import assign_whole, whole
 from training.loop.devices.strategies import on_this_host
 from training.loop.jax_trainer import JaxTrainer
-from training.loop.learning_rate import LearningRate
-from training.loop.optimizers import make_optimizer
+from training.loop.optimizers import LearningRate, make_optimizer
 from training.loop.trainer import StepOptions, Trainer
 from training.objectives.objective import Objective
 from training.objectives.of_recipe import objective_of
@@ -34,18 +33,44 @@ def build_trainer(
     recipe: Recipe,
     num_steps: int,
     *,
-    strategy: tf.distribute.Strategy,
     execution: Execution,
-    seed: int,
+    strategy: tf.distribute.Strategy | None = None,
+    seed: int = 0,
     class_weights: np.ndarray | None = None,
 ) -> Trainer:
-    """Create the model under the strategy and compile its trainer, with all variables created.
+    """Create the model under the strategy and compile the recipe's trainer, with all variables created.
 
     class_weights: (K,), see `training.objectives.classification.Classification`.
     """
+    strategy = strategy or tf.distribute.get_strategy()
     model = _new_model(make_model, strategy, execution)
-    options = {"strategy": strategy, "execution": execution, "seed": seed, "class_weights": class_weights}
-    return compile_trainer(model, recipe, num_steps, **options)
+    objective = objective_of(recipe, num_steps, seed, class_weights)
+    model = _prepared(model, recipe, objective, strategy, execution)
+    with strategy.scope():
+        wanted = execution.xla == "on" or (execution.xla == "auto" and tf.config.list_physical_devices("GPU"))
+        with_xla = keras.backend.backend() == "jax" or (bool(wanted) and not _without_xla(execution, objective))
+        optimizer = make_optimizer(
+            recipe.optimizer,
+            model,
+            LearningRate(recipe.schedule, recipe.learning_rate, num_steps),
+            clip_norm=recipe.clip_norm,
+            weight_decay=recipe.weight_decay,
+            layer_decay=recipe.layer_decay,
+        )
+        if execution.precision == "float16":
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+            optimizer.build(model.trainable_variables)
+    step = StepOptions(
+        batch_size=recipe.batch_size,
+        accumulation=recipe.accumulation,
+        ema_decay=objective.averaging(recipe.ema_decay),
+        sharpness_radius=recipe.sharpness_radius,
+        seed=seed,
+        remat=execution.remat,
+    )
+    trainer = _trainer_class()(model, step, objective=objective, strategy=strategy)
+    trainer.compile(optimizer, jit_compile=with_xla, steps_per_execution=execution.steps_per_execution)
+    return trainer
 
 
 def network_to_train(
@@ -70,53 +95,9 @@ def network_to_train(
 def _new_model(
     make_model: Callable[[], keras.Model], strategy: tf.distribute.Strategy, execution: Execution
 ) -> keras.Model:
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("float32" if execution.precision == "float32" else f"mixed_{execution.precision}")
-    try:
-        with strategy.scope():
-            return make_model()
-    finally:
-        keras.config.set_dtype_policy(policy)
-
-
-def compile_trainer(
-    model: keras.Model,
-    recipe: Recipe,
-    num_steps: int,
-    *,
-    execution: Execution,
-    strategy: tf.distribute.Strategy | None = None,
-    seed: int = 0,
-    class_weights: np.ndarray | None = None,
-) -> Trainer:
-    """Compile the recipe's trainer for a model that was created under the strategy's scope, and build its optimizer."""
-    strategy = strategy or tf.distribute.get_strategy()
-    objective = objective_of(recipe, num_steps, seed, class_weights)
-    model = _prepared(model, recipe, objective, strategy, execution)
-    with strategy.scope():
-        jit_compile = _jit_compile(execution, matches_on_host=objective.matches_on_host)
-        optimizer = make_optimizer(
-            recipe.optimizer,
-            model,
-            LearningRate(recipe.schedule, recipe.learning_rate, num_steps),
-            clip_norm=recipe.clip_norm,
-            weight_decay=recipe.weight_decay,
-            layer_decay=recipe.layer_decay,
-        )
-        if execution.precision == "float16":
-            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-            optimizer.build(model.trainable_variables)
-    step = StepOptions(
-        batch_size=recipe.batch_size,
-        accumulation=recipe.accumulation,
-        ema_decay=objective.averaging(recipe.ema_decay),
-        sharpness_radius=recipe.sharpness_radius,
-        seed=seed,
-        remat=execution.remat,
-    )
-    trainer = _trainer_class()(model, step, objective=objective, strategy=strategy)
-    trainer.compile(optimizer, jit_compile=jit_compile, steps_per_execution=execution.steps_per_execution)
-    return trainer
+    name = "float32" if execution.precision == "float32" else f"mixed_{execution.precision}"
+    with dtype_policy(name), strategy.scope():
+        return make_model()
 
 
 def _trainer_class() -> type[Trainer]:
@@ -126,13 +107,16 @@ def _trainer_class() -> type[Trainer]:
 def _prepared(
     model: keras.Model, recipe: Recipe, objective: Objective, strategy: tf.distribute.Strategy, execution: Execution
 ) -> keras.Model:
-    """Return the model to train. Raises UserError where the recipe does not fit the model."""
+    """Return the model to train. Raises UserError where recipe, model, devices and execution do not fit."""
     if recipe.uses_labels:
         _check_graph(model)
-    if execution.remat and objective.without_remat:
-        raise UserError(f"{objective.without_remat} cannot be combined with rematerialization; leave --remat out.")
+    counts_twice = any(isinstance(layer, keras.layers.BatchNormalization) for layer in model.layers)
+    without_remat = objective.without_remat or "A model with batch normalization" * counts_twice
+    if execution.remat and without_remat:
+        raise UserError(f"{without_remat} cannot be combined with rematerialization; leave --remat out.")
     with strategy.scope():
-        refuse_first(_xla_rules(execution))
+        if execution.xla == "on" and (reason := _without_xla(execution, objective)):
+            raise UserError(f"XLA cannot compile this step, because {reason}; leave --xla out.")
         choose_trained_weights(model, recipe)
         return objective.prepare(model)
 
@@ -143,41 +127,20 @@ def _check_graph(model: keras.Model) -> None:
         check_unchanged(model, "train it with its own fit, or give the model from before the change")
 
 
-def _xla_rules(execution: Execution) -> Rules:
-    """In the scope of the strategy."""
-    is_on = execution.xla == "on"
-    yield (
-        is_on and tf.distribute.has_strategy(),
-        "XLA compiles the step of a single device only; leave --xla out, or give --strategy single.",
-    )
-    yield (
-        is_on and execution.deterministic,
-        "XLA is not used with --deterministic, where Keras turns it off; leave one of them out.",
-    )
-
-
-def _jit_compile(execution: Execution, *, matches_on_host: bool) -> bool:
-    """Whether Keras compiles the step with XLA. A TPU always does; several replicas on CPUs or GPUs cannot.
-
-    Raises UserError if XLA is requested for a step that matches masks or boxes on the host, which it cannot on
-    TensorFlow.
-    """
-    if matches_on_host and keras.backend.backend() == "tensorflow":
-        if execution.xla == "on":
-            raise UserError("Masks and boxes are matched by the processor, which XLA cannot; leave --xla out.")
-        return False
-    if execution.xla == "on" or keras.backend.backend() == "jax":
-        return True
-    single_gpu = not tf.distribute.has_strategy() and bool(tf.config.list_physical_devices("GPU"))
-    return execution.xla == "auto" and single_gpu and not execution.deterministic
+def _without_xla(execution: Execution, objective: Objective) -> str:
+    """Return why XLA cannot compile a step in the scope of the strategy, if it cannot. A TPU always does."""
+    if objective.matches_on_host and keras.backend.backend() == "tensorflow":
+        return "masks and boxes are matched by the processor"
+    if tf.distribute.has_strategy():
+        return "it is one of several devices (give --strategy single)"
+    return "Keras turns it off with --deterministic" if execution.deterministic else ""
 
 
 def trained_model(trainer: Trainer) -> keras.Model:
     """Return the trained model as `keras_vit.build` makes it: float32, not compiled, on one device, nothing frozen.
 
-    With a moving average, its weights are the average. Adapters of LoRA are merged into their kernels.
-
-    On several hosts with JAX, all of them must call this; each gets a model on its own devices.
+    With a moving average, its weights are the average. Adapters of LoRA are merged into their kernels. On several hosts
+    with JAX, all of them must call this; each gets a model on its own devices.
     """
     with on_this_host(trainer.distribute_strategy):
         return rebuilt(trainer.network, averages=trainer.ema)

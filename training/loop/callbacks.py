@@ -1,23 +1,31 @@
-"""Write during training: the metrics, the figures of `keras-vit inspect`, and a trace for TensorBoard's profiler."""
+"""Write during training: sample images, metrics, curves, figures of `keras-vit inspect`, a trace for TensorBoard."""
 
 import pathlib
 from collections.abc import Callable
 
 import keras
+import matplotlib.figure
 import tensorflow as tf
 
+from keras_vit import Preprocessing
+from keras_vit.files.atomic import atomic_write
 from keras_vit.files.remote import remove_folder
 from keras_vit.inspection import inspect, read_images, write
-from keras_vit.run import SAMPLES, Run
+from keras_vit.run import CALIBRATION, SAMPLES, Run
 from keras_vit.scores import Scoring
+from training.data.sources import DataSet
+from training.data.write import save_samples
+
+# Training images saved for the exports, which calibrate quantization ranges on them.
+_CALIBRATION_IMAGES = 512
 
 
 class InspectEpochs(keras.callbacks.Callback):
     """Inspects the model that `make_model` returns after every `every` epochs, on the first sample images of the run.
 
-    Writes figures, arrays and an HTML report to `inspection/epoch_0005/` in the run directory, and the same figures to
-    `tensorboard/inspection`, those of earlier epochs again when a run is resumed. Training does not change, bit for
-    bit. The attention distance is a mean over `count` images at most, of which the maps of `shown` are shown.
+    Writes `inspection/epoch_0005/` in the run directory, and the same figures to `tensorboard/inspection`, those of
+    earlier epochs again when a run is resumed. Training does not change, bit for bit. The attention distance is a mean
+    over `count` images at most, of which the maps of `shown` are shown.
     """
 
     def __init__(self, make_model: Callable[[], keras.Model], run: Run, every: int, count: int = 64, shown: int = 4):
@@ -52,7 +60,7 @@ class InspectEpochs(keras.callbacks.Callback):
 
 
 class ProfileSteps(keras.callbacks.Callback):
-    """Writes a trace of the steps from `first` to `last`, counted from 1 over the run, to `profile/` of its directory.
+    """Writes a trace of the steps from `first` to `last`, counted from 1 over the run, to a folder.
 
     Step 1 includes the compilation. With several steps per execution, the trace has every execution that contains one
     of these steps. `step` returns the steps done.
@@ -90,20 +98,41 @@ class MetricsLog:
         remove_folder(folder)
         # Two writers, which put training and evaluation in one chart.
         self._writers = {name: tf.summary.create_file_writer(str(folder / name)) for name in ("train", "validation")}
-        run.write_metrics(records)
-        for number, record in enumerate(records, start=1):
-            self._write_scalars(number, record)
+        self.write(records, first=0)
 
-    def write(self, records: list[dict]) -> None:
-        """Write the last of the records, behind those that are written."""
+    def write(self, records: list[dict], first: int = -1) -> None:
+        """Write all records; to TensorBoard those from `first` on, behind those that are written."""
         self._run.write_metrics(records)
-        self._write_scalars(len(records), records[-1])
+        for number, record in [*enumerate(records, start=1)][first:]:
+            for name, value in record.items():
+                if name in ("epoch", "step"):
+                    continue
+                part = "validation" if name.startswith("val_") else "train"
+                with self._writers[part].as_default(step=number):
+                    tf.summary.scalar(f"epoch_{name.removeprefix('val_')}", value)
+        for writer in self._writers.values():
+            writer.flush()
 
-    def _write_scalars(self, number: int, record: dict) -> None:
-        values = {name: value for name, value in record.items() if name not in ("epoch", "step")}
-        for writer, is_validation in (("validation", True), ("train", False)):
-            with self._writers[writer].as_default(step=number):
-                for name, value in values.items():
-                    if name.startswith("val_") == is_validation:
-                        tf.summary.scalar(f"epoch_{name.removeprefix('val_')}", value)
-            self._writers[writer].flush()
+
+def save_images(run: Run, source: DataSet, preprocessing: Preprocessing) -> None:
+    """Save what a run keeps of its images: before the model, which marks the run as finished."""
+    if source.train.digests is not None:
+        run.save_training_images(source.train.digests)
+    save_samples(source.evaluation, preprocessing, run.path / SAMPLES)
+    save_samples(source.train, preprocessing, run.path / CALIBRATION, most=_CALIBRATION_IMAGES)
+
+
+def write_curves(run: Run) -> None:
+    """Plot the loss and the accuracy over the epochs to curves.png."""
+    records = run.metrics()
+    epochs = [record["epoch"] for record in records]
+    names = [name for name in ("loss", "accuracy", "binary_accuracy") if name in records[-1]]
+    figure = matplotlib.figure.Figure(figsize=(4.5 * len(names), 3.6), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        axes.plot(epochs, [record[name] for record in records], color="tab:blue", label="training")
+        axes.plot(epochs, [record[f"val_{name}"] for record in records], color="tab:orange", label="evaluation")
+        axes.set(xlabel="epoch", title=name)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    with atomic_write(run.path / "curves.png") as temporary:
+        figure.savefig(temporary, dpi=120)

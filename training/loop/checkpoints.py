@@ -1,10 +1,8 @@
 """Checkpoints of a run: written atomically, verified by a hash; the last two are kept.
 
-A checkpoint is one .npz file, named after its step and a SHA-256, such as `step-00001500-0f3a….npz`. The hash covers
-the id of the run, the step and the bytes of the file: a renamed file, or one from another run, is rejected. A file is
-renamed to its final name once it is complete. A damaged checkpoint is skipped, and the one before it is loaded.
-
-In a bucket, the file `latest` names the checkpoint whose upload was complete, and is read first.
+A checkpoint is one .npz file, such as `step-00001500-0f3a….npz`. The hash in its name covers the id of the run, the
+step and the bytes of the file. A damaged checkpoint, or one of another run, is skipped for the one before it. In a
+bucket, the file `latest` names the checkpoint whose upload was complete, and is read first.
 """
 
 import hashlib
@@ -38,7 +36,7 @@ def save(folder: pathlib.Path, step: int, progress: dict, arrays: Mapping[str, A
     """
 
     def named(written: pathlib.Path) -> pathlib.Path:
-        return folder / f"step-{step:08d}-{_digest(written, _run_id(folder), step)}.npz"
+        return folder / f"step-{step:08d}-{_digest(written, folder, step)}.npz"
 
     try:
         with atomic_write(folder / "state.npz", named) as temporary:
@@ -47,10 +45,9 @@ def save(folder: pathlib.Path, step: int, progress: dict, arrays: Mapping[str, A
         if is_remote(folder):
             (folder / _LATEST).write_text(saved[0].name)
     except OSError as error:  # also of a bucket, whose errors are UserErrors
-        previous, remedy = _previous(folder), "make it writable" if is_remote(folder) else "make room"
-        intact = f"that of step {_step(previous)} is intact: {remedy}" if previous else remedy
+        remedy = "make it writable" if is_remote(folder) else "make room"
         failed = f"The checkpoint of step {step} could not be written to {folder} ({error.strerror})"
-        raise UserError(f"{failed}; {intact}, and the same command continues.") from error
+        raise UserError(f"{failed}; earlier ones are intact: {remedy}, and the same command continues.") from error
     for old in saved[_MAX_TO_KEEP:]:
         old.unlink(missing_ok=True)
 
@@ -60,8 +57,7 @@ def restore(folder: pathlib.Path, variables: Mapping[str, keras.Variable]) -> tu
 
     Raises UserError if it does not fit the variables, or if all checkpoints are damaged.
     """
-    checkpoint = load_latest(folder)
-    if checkpoint is None:
+    if (checkpoint := load_latest(folder)) is None:
         return None
     step, progress, arrays = checkpoint
     if {name: array.shape for name, array in arrays.items()} != {n: tuple(v.shape) for n, v in variables.items()}:
@@ -85,7 +81,7 @@ def load_latest(folder: pathlib.Path) -> tuple[int, dict, dict[str, LazyArray]] 
     for path in paths:
         try:
             local = local_copy(path)
-            if not path.stem.endswith(f"-{_digest(local, _run_id(folder), _step(path))}"):
+            if not path.stem.endswith(f"-{_digest(local, folder, _step(path))}"):
                 raise ValueError("its hash does not match this run, step and content")
             arrays = open_npz(local)
             return _step(path), json.loads(arrays.pop("progress").fetch().tobytes()), arrays
@@ -109,17 +105,9 @@ def _step(path: pathlib.Path) -> int:
     return int(path.name.split("-")[1])
 
 
-def _previous(folder: pathlib.Path) -> pathlib.Path | None:
-    """Return the latest checkpoint, if the folder can be read."""
-    try:
-        return next(iter(_list(folder)), None)
-    except OSError:
-        return None
-
-
-def _digest(file: pathlib.Path, run_id: str | None, step: int) -> str:
-    """Hash the run id, the step and the bytes of a local file."""
-    digest = hashlib.sha256(f"{run_id} {step} ".encode())  # hashlib.file_digest needs Python 3.11
+def _digest(file: pathlib.Path, folder: pathlib.Path, step: int) -> str:
+    """Hash the id of the run, the step and the bytes of a local file."""
+    digest = hashlib.sha256(f"{_run_id(folder)} {step} ".encode())  # hashlib.file_digest needs Python 3.11
     with open(file, "rb") as stream:
         while part := stream.read(2**20):
             digest.update(part)

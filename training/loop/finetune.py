@@ -7,22 +7,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 import keras_vit
 from keras_vit import UserError, ViTConfig
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.layouts import HEADS
-from keras_vit.files.keras_weights import KERAS_WEIGHTS
+from keras_vit.checkpoints.load import weights_by_key
+from keras_vit.files.keras_model import KERAS_WEIGHTS
 from keras_vit.published import upstream_checkpoint
 from keras_vit.run import Run
 from keras_vit.text.classes import classes_of_labels
 from training.data.dataset import typical_image
 from training.data.known_images import warn_of_known_images, warn_of_training_images
 from training.loop.build import rebuilt
+from training.loop.devices.jax_devices import whole
 from training.loop.devices.strategies import on_this_host
-from training.loop.setup import Setup
+from training.loop.plan import Setup
 from training.loop.train import run_training
-from training.objectives.wise_ft import AveragedWithStart
 from training.options.train import FinetuneOptions
 from training.recipes.recipe import NO_BLOCKS
 
@@ -44,10 +46,7 @@ def finetune(
 
     def make_model(_: int) -> keras.Model:
         with on_this_host(setup.strategy):
-            if options.zero_shot_head:
-                model = _with_text_head(checkpoint, options, data.labels)
-            else:
-                model = _load(path, options, data.labels)
+            model = _load(path, options, data.labels)
         preprocessing = keras_vit.preprocessing_of(model)
         if preprocessing.channels == 1 and typical_image(data.train)[1] == 3:
             print("The checkpoint takes grayscale images, so the colors of the training images are not used.")
@@ -96,6 +95,10 @@ def patch_and_side(options: FinetuneOptions) -> tuple[int, int | None]:
 def _load(path: pathlib.Path, options: FinetuneOptions, labels: Sequence[str]) -> keras.Model:
     """Load the checkpoint's model at the recipe's image size, with a head for the classes of the data."""
     size, number = options.recipe.image_size, len(labels)
+    if options.zero_shot_head:
+        texts = classes_of_labels(labels, options.templates)
+        classes = dict(zip(texts.labels, texts.texts, strict=True))
+        return keras_vit.zero_shot(_checkpoint_name(options), classes, texts.templates, size)
     if path.name.endswith(KERAS_WEIGHTS):
         channels = options.channels or 3
         model = keras_vit.build(options.model or "", image_size=size, num_classes=number, channels=channels)
@@ -107,8 +110,26 @@ def _load(path: pathlib.Path, options: FinetuneOptions, labels: Sequence[str]) -
     )
 
 
-def _with_text_head(checkpoint: str, options: FinetuneOptions, labels: Sequence[str]) -> keras.Model:
-    """Return the image tower of a checkpoint of two, with the names of the classes as its head."""
-    texts = classes_of_labels(labels, options.templates)
-    classes = dict(zip(texts.labels, texts.texts, strict=True))
-    return keras_vit.zero_shot(checkpoint, classes, texts.templates, options.recipe.image_size)
+class AveragedWithStart(keras.callbacks.Callback):
+    """At the end of training, replace the weights by their mean with those that the training began with.
+
+    WiSE-FT ("Robust fine-tuning of zero-shot models", arXiv 2109.01903, equation 1): it keeps more of what the
+    checkpoint knew. A share of 0.5 of the trained weights is the paper's choice where nothing else is known. It changes
+    no checkpoint, so a run that continues behind its last step averages once, too.
+    """
+
+    def __init__(self, share: float):
+        super().__init__()
+        self.share = share
+        self._start: dict[str, np.ndarray] = {}
+
+    def remember(self, model: keras.Model) -> None:
+        """Keep the weights of a model before its training."""
+        self._start = {key: whole(variable) for key, variable in weights_by_key(model).items()}
+
+    def on_train_end(self, logs=None):
+        network, averages = self.model.network, self.model.ema
+        averaged = {id(weight): average for weight, average in zip(network.trainable_variables, averages, strict=False)}
+        for key, variable in weights_by_key(network).items():
+            trained = averaged.get(id(variable), variable)
+            trained.assign(self.share * whole(trained) + (1.0 - self.share) * self._start[key])

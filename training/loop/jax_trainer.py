@@ -1,9 +1,8 @@
-"""The training and evaluation step on JAX.
+"""The training and evaluation step on JAX: what `Trainer` computes, from the same batches, in the same order.
 
-They compute what `Trainer` does on TensorFlow, from the same batches, in the same order: see there. Here one compiled
-function takes the values of all variables and returns the new ones. `keras.distribution` divides the batch, and with
-`--model-parallel` and `--shard-weights` the weights, among the devices of all hosts; sums over the batch are sums over
-all devices, and dropout masks do not depend on their number.
+One compiled function takes the values of all variables and returns the new ones. `keras.distribution` divides the
+batch, and with `--model-parallel` and `--shard-weights` the weights, among the devices of all hosts; sums over the
+batch are sums over all devices, and dropout masks do not depend on their number.
 """
 
 import collections
@@ -15,18 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 from keras import ops
 
-from training.loop.devices.jax_devices import (
-    batch_on_devices,
-    gathered,
-    numbers_of_hosts,
-    saves_no_weights,
-    shards_weights,
-    stacked,
-    whole,
-)
-from training.loop.devices.rematerialization import segments
+from training.loop.devices import jax_devices
 from training.loop.devices.strategies import several_workers
-from training.loop.trainer import Trainer
+from training.loop.trainer import Trainer, segments
 
 
 class JaxTrainer(Trainer):
@@ -37,7 +27,7 @@ class JaxTrainer(Trainer):
         # The values of all variables after a step, until something else needs them: to assign them takes time. In an
         # object of its own, because Keras would wrap the lists.
         self._after_step = types.SimpleNamespace(values=None)
-        self._shards_weights = shards_weights()
+        self._shards_weights = jax_devices.shards_weights()
         parts = self._segments or self._forwards
         if self._shards_weights and not isinstance(network.output, dict):
             parts = segments(*self._forwards)
@@ -52,7 +42,7 @@ class JaxTrainer(Trainer):
 
     def read(self, variable):
         # An array of JAX keeps what NumPy reads of it, so this reads a copy: else the state would end up on this host.
-        return whole(ops.copy(variable.value))
+        return jax_devices.whole(ops.copy(variable.value))
 
     @property
     def reads_together(self):
@@ -61,7 +51,7 @@ class JaxTrainer(Trainer):
     def any_stop_requested(self):
         if self._stop_requested is None:
             return None
-        return bool(numbers_of_hosts([int(self._stop_requested.numpy())]).any())
+        return bool(jax_devices.numbers_of_hosts([int(self._stop_requested.numpy())]).any())
 
     def reset_metrics(self):
         self.jax_state_sync()
@@ -76,13 +66,16 @@ class JaxTrainer(Trainer):
         super().jax_state_sync()
 
     def _train_groups(self) -> list[Sequence[keras.Variable]]:
-        return [self.trainable_variables, self.non_trainable_variables, self.optimizer.variables, []]
+        return [*self._test_groups()[:2], self.optimizer.variables, []]
+
+    def _test_groups(self) -> list[Sequence[keras.Variable]]:
+        return [self.trainable_variables, self.non_trainable_variables, []]
 
     def batches(self, dataset) -> Iterator:
         """Return batches on the devices, each copied to them before the one before it is trained on."""
         ahead: collections.deque = collections.deque()
         for batch in dataset.as_numpy_iterator():
-            ahead.append(keras.tree.map_structure(batch_on_devices, batch))
+            ahead.append(keras.tree.map_structure(jax_devices.batch_on_devices, batch))
             if len(ahead) > 1:
                 yield ahead.popleft()
         yield from ahead
@@ -110,7 +103,7 @@ class JaxTrainer(Trainer):
 
     def _test_steps(self, iterator, steps) -> dict:
         self.jax_state_sync()
-        groups = [self.trainable_variables, self.non_trainable_variables, []]
+        groups = self._test_groups()
         logs, values = self.test_function(_current(groups), iterator)
         for variable, value in _pairs(groups, values):
             variable.assign(value)
@@ -128,31 +121,13 @@ class JaxTrainer(Trainer):
     def test_step(self, state, data):
         images, labels, weights = data
         labels = self._validation.whole_batch(labels, weights, self._total)
-        groups = [self.trainable_variables, self.non_trainable_variables, []]
+        groups = self._test_groups()
         with keras.StatelessScope(_pairs(groups, state)) as scope:
             trained = [v.value for v in self.ema or self.network.trainable_variables]
             others = [v.value for v in self.network.non_trainable_variables]
             outputs, _ = self._call(self.network, False, trained, others, images)
             logs = self._logs(self.test_sums, self._validation.measure(images, labels, outputs, weights)[1])
         return logs, _values(scope, groups)
-
-    def _accumulated(self, images, labels):
-        import jax
-
-        count = self._accumulation
-        parts = [keras.tree.map_structure(lambda x: _micro_batches(x, count), x) for x in (images, labels)]
-        start = (
-            [self._zeros(variable) for variable in self.network.trainable_variables],
-            [ops.zeros(()) for _ in range(3)],
-            [v.value for v in self._statistics],
-        )
-
-        def add(totals, micro):
-            index, images, labels = micro
-            *added, statistics = self._gradients(images, labels, index, totals[2])
-            return (*jax.tree.map(ops.add, list(totals[:2]), added), statistics), None
-
-        return jax.lax.scan(add, start, (ops.arange(count), *parts))[0]
 
     def _total(self, value):
         return value  # of the whole batch already
@@ -187,13 +162,15 @@ class JaxTrainer(Trainer):
             if self._segments:
                 call = jax.checkpoint(call)
             elif self._shards_weights:
-                call = jax.checkpoint(call, policy=saves_no_weights({tuple(v.shape) for v in part.variables}))
+                call = jax.checkpoint(
+                    call, policy=jax_devices.saves_no_weights({tuple(v.shape) for v in part.variables})
+                )
             groups = part.trainable_variables, part.non_trainable_variables
             given = [[values[id(v)] for v in group] for group in groups]
             if alike:
                 more = ((p.trainable_variables, p.non_trainable_variables) for p in alike)
                 of_all = [given, *([[values[id(v)] for v in group] for group in groups] for groups in more)]
-                loop = jax.tree.map(lambda v, *values: stacked(v, values), list(groups), *of_all)
+                loop = jax.tree.map(lambda v, *values: jax_devices.stacked(v, values), list(groups), *of_all)
                 outputs, _ = jax.lax.scan(lambda x, given, call=call: (call(*given, x)[0], None), outputs, loop)
             else:
                 outputs, others = call(*given, outputs)
@@ -207,7 +184,10 @@ class JaxTrainer(Trainer):
         dtypes = {id(v): layer.compute_dtype for layer in part.layers for v in layer.variables if v._autocast}
         groups = zip((part.trainable_variables, part.non_trainable_variables), (trained, others), strict=True)
         whole = [
-            [gathered(v, value, dtypes.get(id(v), "float32")) for v, value in zip(group, values, strict=True)]
+            [
+                jax_devices.gathered(v, value, dtypes.get(id(v), "float32"))
+                for v, value in zip(group, values, strict=True)
+            ]
             for group, values in groups
         ]
         outputs, after = part.stateless_call(*whole, inputs, training=training)
@@ -215,11 +195,25 @@ class JaxTrainer(Trainer):
         others = [new if used is old else old for old, used, new in zip(others, whole[1], after, strict=True)]
         return outputs, others
 
-    def _zeros(self, variable: keras.Variable):
+    def _repeated(self, step, start):
+        import jax
+
+        return jax.lax.fori_loop(0, self._accumulation, step, start)
+
+    def _micro_batches(self, rows):
+        """As that of `Trainer`, each micro-batch divided among all devices."""
+        parts, distribution = super()._micro_batches(rows), keras.distribution.distribution()
+        if distribution is None:
+            return parts
+        axes = [None, distribution.batch_dim_name, *(None for _ in rows.shape[1:])]
+        layout = keras.distribution.TensorLayout(axes, distribution.device_mesh)
+        return keras.distribution.distribute_tensor(parts, layout)
+
+    def _zeros(self, variable):
         """Zeros that are divided among the devices as the variable is."""
         import jax
 
-        zeros, distribution = ops.zeros(variable.shape), keras.distribution.distribution()
+        zeros, distribution = super()._zeros(variable), keras.distribution.distribution()
         if distribution is None:
             return zeros
         return jax.lax.with_sharding_constraint(zeros, distribution.get_variable_layout(variable).backend_layout)
@@ -254,13 +248,3 @@ def _current(groups: Sequence[Sequence[keras.Variable]]) -> tuple[list, ...]:
 
 def _values(scope: keras.StatelessScope, groups: Sequence[Sequence[keras.Variable]]) -> tuple[list, ...]:
     return tuple([scope.get_current_value(v) for v in group] for group in groups)
-
-
-def _micro_batches(rows, count: int):
-    """Rows (B, ...) -> (count, B / count, ...), each micro-batch divided among all devices."""
-    parts = ops.reshape(rows, (count, rows.shape[0] // count, *rows.shape[1:]))
-    distribution = keras.distribution.distribution()
-    if distribution is None:
-        return parts
-    axes = [None, distribution.batch_dim_name, *(None for _ in rows.shape[1:])]
-    return keras.distribution.distribute_tensor(parts, keras.distribution.TensorLayout(axes, distribution.device_mesh))

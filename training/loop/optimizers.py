@@ -7,13 +7,14 @@ which `Trainer` does; Keras clips the gradients of each replica before it sums t
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
 from keras import ops
 
 from keras_vit import UserError
-from training.recipes.recipe import HEADS, OptimizerKind
+from training.recipes.recipe import HEADS, OptimizerKind, Schedule
 
 _BLOCK = "Transformer.encoderblock_"
 # Layers whose 2-D kernels are the first or the last of a model, which Muon leaves to Adam.
@@ -23,24 +24,15 @@ _AFTER_ENCODER = ("queries", "class_head", "mask_head", "upscale", "Transformer.
 
 
 class UpdateRule:
-    """Computes a variable and its slots after a step, with keras.ops.
-
-    `update` assigns them. On TensorFlow, subclasses replace it by one fused operation where there is one, because Keras
-    traces and runs twenty; its arithmetic is that of `new_values`.
-    """
+    """Computes a variable and its slots, variables of the optimizer, after a step."""
 
     slots: tuple[str, ...] = ("momentum",)
+    # On TensorFlow, one operation that updates all by their handles, where Keras traces and runs twenty.
+    fused: Callable[..., None] | None = None
 
     def new_values(self, value, gradient, learning_rate, step, *slots) -> tuple:
         """Return the new values of a variable and its slots, float32. step: number of earlier updates, int64."""
         raise NotImplementedError
-
-    def update(self, variable, gradient, learning_rate, step, *slots) -> None:
-        """Assign the new values to Keras variables, in a replica to its own copies."""
-        values = (ops.convert_to_tensor(each.value) for each in (variable, *slots))
-        new = self.new_values(next(values), gradient, learning_rate, step, *values)
-        for each, value in zip((variable, *slots), new, strict=True):
-            _assign(each, value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +45,10 @@ class Momentum(UpdateRule):
         momentum = self.momentum * slots[0] - learning_rate * gradient
         return value + momentum, momentum
 
-    def update(self, variable, gradient, learning_rate, step, *slots):
-        if keras.backend.backend() == "tensorflow":
-            var, accum = _handles(variable, *slots)
-            options = {"lr": learning_rate, "momentum": self.momentum}
-            tf.raw_ops.ResourceApplyKerasMomentum(var=var, accum=accum, grad=gradient, **options)
-        else:
-            super().update(variable, gradient, learning_rate, step, *slots)
+    def fused(self, handles, gradient, learning_rate, step):
+        var, accum = handles
+        options = {"lr": learning_rate, "momentum": self.momentum}
+        tf.raw_ops.ResourceApplyKerasMomentum(var=var, accum=accum, grad=gradient, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +67,11 @@ class Adam(UpdateRule):
         velocity = slots[1] + (ops.square(gradient) - slots[1]) * (1.0 - self.beta_2)
         return value - rate * momentum / (ops.sqrt(velocity) + self.epsilon), momentum, velocity
 
-    def update(self, variable, gradient, learning_rate, step, *slots):
-        if keras.backend.backend() == "tensorflow":
-            step, (var, m, v) = tf.cast(step + 1, tf.float32), _handles(variable, *slots)
-            powers = {"beta1_power": tf.pow(self.beta_1, step), "beta2_power": tf.pow(self.beta_2, step)}
-            betas = {"beta1": self.beta_1, "beta2": self.beta_2, "epsilon": self.epsilon}
-            tf.raw_ops.ResourceApplyAdam(var=var, m=m, v=v, lr=learning_rate, grad=gradient, **powers, **betas)
-        else:
-            super().update(variable, gradient, learning_rate, step, *slots)
+    def fused(self, handles, gradient, learning_rate, step):
+        step, (var, m, v) = tf.cast(step + 1, tf.float32), handles
+        powers = {"beta1_power": tf.pow(self.beta_1, step), "beta2_power": tf.pow(self.beta_2, step)}
+        betas = {"beta1": self.beta_1, "beta2": self.beta_2, "epsilon": self.epsilon}
+        tf.raw_ops.ResourceApplyAdam(var=var, m=m, v=v, lr=learning_rate, grad=gradient, **powers, **betas)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,77 +106,59 @@ def orthogonalized(matrix):
     return ops.transpose(x) if rows > columns else x
 
 
-def _handles(*variables: keras.Variable) -> list:
-    """Return the resources of variables, in a replica those of its own copies."""
-    return [variable.value.handle for variable in variables]
-
-
-def _decrease(variable: keras.Variable, by) -> None:
-    if keras.backend.backend() == "tensorflow":
-        tf.raw_ops.AssignSubVariableOp(resource=variable.value.handle, value=by)
-    else:
-        variable.assign(variable.value - by)
-
-
-def _assign(variable: keras.Variable, value) -> None:
-    if keras.backend.backend() == "tensorflow":
-        tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)
-    else:
-        variable.assign(value)
-
-
 class SummedGradientOptimizer(keras.optimizers.Optimizer):
     """Clips and applies gradients that are summed over the replicas; each replica updates its own copy of a variable.
 
     Args:
-        rule: how variables are updated, unless `other_rules` has another for their path.
+        updates: of each variable: rule, weight decay (times the learning rate, per step), factor of the learning rate.
         clip_norm: maximum global norm of the summed gradient; None disables clipping.
-        decay: weight decay by variable path, times the learning rate, per step; default 0.
-        lr_multipliers: factor of the learning rate by variable path; default 1.
     """
 
-    def __init__(
-        self,
-        learning_rate,
-        rule: UpdateRule,
-        *,
-        other_rules: dict[str, UpdateRule],
-        clip_norm: float | None,
-        decay: dict[str, float],
-        lr_multipliers: dict[str, float],
-    ):
+    def __init__(self, learning_rate, updates: Sequence[tuple[UpdateRule, float, float]], clip_norm: float | None):
         super().__init__(learning_rate)
-        self._rule, self._other_rules = rule, other_rules
-        self._clip_norm, self._decay, self._lr_multipliers = clip_norm, decay, lr_multipliers
+        self._updates, self._clip_norm = tuple(updates), clip_norm
 
     def build(self, variables):
         super().build(variables)
         self._paths = [variable.path for variable in variables]
         self.slots = [
-            [self.add_variable_from_reference(variable, name=name) for name in self._rule_of(variable).slots]
-            for variable in variables
+            [self.add_variable_from_reference(variable, name=name) for name in rule.slots]
+            for variable, (rule, *_) in zip(variables, self._updates, strict=True)
         ]
-
-    def _rule_of(self, variable) -> UpdateRule:
-        return self._other_rules.get(variable.path, self._rule)
 
     def apply(self, grads, trainable_variables=None):
         """Update the variables by dense gradients that are summed over the replicas, in a replica context.
 
         Raises ValueError for other variables than those that the optimizer was built for, in their order.
         """
-        if [variable.path for variable in trainable_variables or ()] != list(self._paths):
+        variables = trainable_variables or ()
+        if [variable.path for variable in variables] != list(self._paths):
             raise ValueError("Give the trainable variables that the optimizer was built for, in their order.")
         gradients = [ops.convert_to_tensor(gradient) for gradient in grads]
         if self._clip_norm is not None:
             gradients = _clipped(gradients, self._clip_norm)
         learning_rate, step = ops.cast(self.learning_rate, "float32"), ops.convert_to_tensor(self.iterations.value)
-        for variable, gradient, slots in zip(trainable_variables, gradients, self.slots, strict=True):
-            rate = learning_rate * self._lr_multipliers.get(variable.path, 1.0)
-            if decay := self._decay.get(variable.path, 0.0):
-                _decrease(variable, ops.convert_to_tensor(variable.value) * (decay * rate))
-            self._rule_of(variable).update(variable, gradient, rate, step, *slots)
+        for variable, gradient, update, slots in zip(variables, gradients, self._updates, self.slots, strict=True):
+            rule, decay, multiplier = update
+            rate, changed = learning_rate * multiplier, (variable, *slots)
+            if decay:
+                value = ops.convert_to_tensor(variable.value)
+                _assign(variable, value - value * (decay * rate))
+            if rule.fused and keras.backend.backend() == "tensorflow":
+                rule.fused([each.value.handle for each in changed], gradient, rate, step)
+                continue
+            value, *others = (ops.convert_to_tensor(each.value) for each in changed)
+            for each, new in zip(changed, rule.new_values(value, gradient, rate, step, *others), strict=True):
+                _assign(each, new)
         self.iterations.assign_add(1)
+
+
+def _assign(variable: keras.Variable, value) -> None:
+    """Assign to a variable, in a replica to its own copy."""
+    if keras.backend.backend() == "tensorflow":
+        tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)
+    else:
+        variable.assign(value)
 
 
 def _clipped(gradients: list, norm: float) -> list:
@@ -221,26 +189,18 @@ def make_optimizer(
 
     Raises UserError if Muon has no kernel to train.
     """
-    variables = model.trainable_variables
-    matrices = [variable.path for variable in variables if name == "muon" and _is_hidden_matrix(variable)]
-    if name == "muon" and not matrices:
+    base = Momentum(0.9) if name == "sgd" else Adam(0.9, 0.999, 1e-8)
+    multipliers, updates = layer_lr_multipliers(model, layer_decay), list[tuple[UpdateRule, float, float]]()
+    for variable in model.trainable_variables:
+        is_kernel, layer = variable.name == "kernel", variable.path.split("/")[0]
+        is_matrix = is_kernel and len(variable.shape) == 2 and min(variable.shape) > 1
+        rule = Muon(0.95) if name == "muon" and is_matrix and layer not in _FIRST_AND_LAST else base
+        updates.append((rule, weight_decay if is_kernel else 0.0, multipliers.get(variable.path, 1.0)))
+    if name == "muon" and not any(isinstance(rule, Muon) for rule, *_ in updates):
         raise UserError("Muon trains the 2-D kernels of blocks, but here none is trained; give --optimizer adamw.")
-    optimizer = SummedGradientOptimizer(
-        learning_rate,
-        Momentum(0.9) if name == "sgd" else Adam(0.9, 0.999, 1e-8),
-        other_rules=dict.fromkeys(matrices, Muon(0.95)),
-        clip_norm=clip_norm,
-        decay={variable.path: weight_decay for variable in variables if variable.name == "kernel"},
-        lr_multipliers=layer_lr_multipliers(model, layer_decay),
-    )
-    optimizer.build(variables)
+    optimizer = SummedGradientOptimizer(learning_rate, updates, clip_norm)
+    optimizer.build(model.trainable_variables)
     return optimizer
-
-
-def _is_hidden_matrix(variable: keras.Variable) -> bool:
-    """Whether Muon trains a variable: a kernel of shape (m, n), neither of the first layer nor of the last."""
-    layer, is_kernel = variable.path.split("/")[0], variable.name == "kernel"
-    return is_kernel and len(variable.shape) == 2 and min(variable.shape) > 1 and layer not in _FIRST_AND_LAST
 
 
 def layer_lr_multipliers(model: keras.Model, layer_decay: float) -> dict[str, float]:
@@ -263,3 +223,32 @@ def layer_lr_multipliers(model: keras.Model, layer_decay: float) -> dict[str, fl
             depth = top
         multipliers |= {variable.path: layer_decay ** (top - depth) for variable in layer.trainable_variables}
     return multipliers
+
+
+class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
+    """A `Schedule` with its peak and number of steps, as a Keras learning rate schedule: step (from 0) -> float32."""
+
+    def __init__(self, schedule: Schedule, peak: float, num_steps: int):
+        self.schedule, self.peak, self.num_steps = schedule, peak, num_steps
+
+    def __call__(self, step):
+        schedule, step = self.schedule, ops.cast(step, "float32")
+        after_warmup = step - schedule.warmup_steps
+        rate = self.peak * ops.ones_like(step)
+        progress = ops.clip(after_warmup / max(self.num_steps - schedule.warmup_steps, 1), 0.0, 1.0)
+        if schedule.decay == "cosine":
+            rate = rate * 0.5 * (1.0 + ops.cos(math.pi * progress))
+        elif schedule.decay == "linear":
+            rate = schedule.linear_end + (rate - schedule.linear_end) * (1.0 - progress)
+        elif schedule.decay == "polynomial":
+            rate = rate * ops.power(1.0 - progress, 0.9)
+        elif schedule.decay == "rsqrt":
+            rate = rate / ops.sqrt(1.0 + ops.maximum(after_warmup, 0.0) / schedule.timescale)
+        elif schedule.decay == "stair":
+            for share in schedule.stairs:
+                rate = ops.where(step > round(share * self.num_steps), 0.1 * rate, rate)
+        if schedule.warmup_steps:
+            rate = rate * ops.minimum(1.0, step / schedule.warmup_steps)
+        if schedule.cooldown_steps:
+            rate = rate * ops.clip((self.num_steps - step) / schedule.cooldown_steps, 0.0, 1.0)
+        return rate

@@ -1,49 +1,67 @@
-"""The plan of a run: what options, data and devices make of it, worked out once."""
+"""The plan of a run: what options, opened data and devices make of it, worked out once."""
 
 import dataclasses
 import hashlib
 import json
-import math
+from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.errors import Rules, refuse_first
 from keras_vit.files.labels import check_classes
+from keras_vit.files.remote import is_remote
 from keras_vit.run import Run
 from training.data.dataset import balanced, class_weights
 from training.data.pipeline import steps_per_epoch
-from training.data.sources import DataSet
-from training.loop.setup import Setup
+from training.data.sources import DataSet, open_source
+from training.loop.devices.jax_devices import JaxDevices
+from training.loop.devices.strategies import open_strategy
 from training.options.common import FOR_SEVERAL_CLASSES, Execution, TrainingOptions
+from training.recipes.auto import advice
 from training.recipes.recipe import Recipe
 
-# Bytes that a pixel takes in a step of a small model, and what no machine holds for a step.
-_BYTES_PER_PIXEL, MOST_MEMORY = 1000, 10**15
+# Class names in the first lines of a log.
+_SHOWN_CLASSES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """The data and devices of a run."""
+
+    source: DataSet
+    strategy: tf.distribute.Strategy
+
+
+def open_setup(options: TrainingOptions, open_data: Callable[[], DataSet] | None = None) -> Setup:
+    """Open the devices, then the data: reading images needs devices.
+
+    open_data: for data that are no classes of images. Default: `open_source`. Raises UserError for what is wrong, and
+    for such data on several hosts with JAX.
+    """
+    if is_remote(options.workdir):
+        options.directory.mkdir(parents=True, exist_ok=True)  # raises what is wrong before all the work
+    strategy = open_strategy(options.devices, options.model_parallel, shard_weights=options.shard_weights)
+    if open_data is not None and isinstance(strategy, JaxDevices) and strategy.num_hosts > 1:
+        raise UserError("Training with masks or boxes on JAX takes one host; start the command on one alone.")
+    return Setup(open_data() if open_data else open_source(options.source, multi_label=True), strategy)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """A run as it is trained."""
 
-    options: TrainingOptions
-    """Of the command. The recipe in it is that of config.json."""
-    recipe: Recipe
-    """The recipe that is trained, whose warm-up fits into the run."""
-    data: DataSet
-    """The data that are trained, with balanced classes if the recipe says so."""
+    options: TrainingOptions  # of the command; the recipe in it is that of config.json
+    recipe: Recipe  # that is trained, whose warm-up fits into the run
+    data: DataSet  # that are trained, with balanced classes if the recipe says so
     strategy: tf.distribute.Strategy
-    settings: dict[str, Any]
-    """Everything that changes the result, for config.json."""
-    images: int
-    """`DataSet.fingerprint` of the data as they were opened."""
+    settings: dict[str, Any]  # everything that changes the result, for config.json
+    images: int  # `DataSet.fingerprint` of the data as they were opened
     num_steps: int
-    epoch_steps: int
-    """Complete batches in an epoch of the training data."""
-    class_weights: np.ndarray | None
-    """(K,), see `training.objectives.classification.Classification`."""
+    epoch_steps: int  # complete batches in an epoch of the training data
+    class_weights: np.ndarray | None  # (K,), see `training.objectives.classification.Classification`
 
     @property
     def execution(self) -> Execution:
@@ -73,10 +91,9 @@ def resolve(options: TrainingOptions, setup: Setup, *, command: str, recipe_name
     if recipe.teacher is not None and recipe.distillation != "features" and (known := Run.open(recipe.teacher).labels):
         advice = "give a teacher that was trained on these classes"
         check_classes(known, data.labels, f"The teacher {recipe.teacher}", advice)
-    num_steps = recipe.num_steps(data.train.num_examples)
-    refuse_first(_shares(recipe, setup.strategy.num_replicas_in_sync))
-    epoch_steps = steps_per_epoch(data.train, recipe.batch_size)
-    refuse_first(_lengths(options.execution, recipe, num_steps, epoch_steps))
+    num_steps, epoch_steps = recipe.num_steps(data.train.num_examples), steps_per_epoch(data.train, recipe.batch_size)
+    check_shares(recipe, setup.strategy.num_replicas_in_sync)
+    _check_lengths(options.execution, num_steps, epoch_steps)
     return Plan(
         options=options,
         recipe=_with_fitting_warmup(recipe, num_steps),
@@ -95,35 +112,27 @@ def _with_loss_for(data: DataSet, recipe: Recipe) -> Recipe:
         return recipe
     if not data.multi_label:
         raise UserError(FOR_SEVERAL_CLASSES)
-    if recipe.teacher:
-        raise UserError(
-            "A teacher gives probabilities that sum to 1, but these images have several classes; leave --teacher out."
-        )
     print("Each image may have several classes: the loss is a sigmoid cross-entropy per class (--loss multi-label).")
     return dataclasses.replace(recipe, loss="multi-label")
 
 
-def _shares(recipe: Recipe, replicas: int) -> Rules:
-    parts, needed = replicas * recipe.accumulation, memory_of_step(recipe)
-    batch, fits = f"{recipe.batch_size} images", max(recipe.batch_size // parts, 1) * parts
-    evenly = f"be shared evenly by {replicas} replicas with {recipe.accumulation} micro-batches each"
-    yield recipe.batch_size % parts, f"A batch of {batch} cannot {evenly}; give --batch-size {fits}."
-    size = f"with batches of {batch} of {recipe.image_size[0]} by {recipe.image_size[1]} pixels"
-    memory = f"A step would take about {needed / 1e12:,.0f} TB of memory, {size}"
-    yield needed > MOST_MEMORY, f"{memory}; give a smaller --image-size or --batch-size."  # a digit too many
+def check_shares(recipe: Recipe, replicas: int) -> None:
+    """Raise UserError if the replicas cannot share a batch evenly."""
+    parts = replicas * recipe.accumulation
+    if recipe.batch_size % parts:
+        raise UserError(
+            f"A batch of {recipe.batch_size} images cannot be shared evenly by {replicas} replicas with "
+            f"{recipe.accumulation} micro-batches each; give --batch-size {max(recipe.batch_size // parts, 1) * parts}."
+        )
 
 
-def _lengths(execution: Execution, recipe: Recipe, num_steps: int, epoch_steps: int) -> Rules:
-    last = 0 if execution.profile_steps is None else execution.profile_steps[1]
-    profiled = f"--profile-steps ends with step {last:,}, but the run has {num_steps:,} steps"
-    yield last > num_steps, f"{profiled}; give earlier ones."
-    epochs, every = -(-num_steps // (execution.evaluate_every or epoch_steps)), execution.inspect_every or 0
-    yield every > epochs, f"--inspect-every {every} inspects none of the run's {epochs} epochs; give {epochs} or less."
-
-
-def memory_of_step(recipe: Recipe) -> int:
-    """Return about how many bytes a step takes with a small model."""
-    return _BYTES_PER_PIXEL * recipe.batch_size * math.prod(recipe.image_size)
+def _check_lengths(execution: Execution, num_steps: int, epoch_steps: int) -> None:
+    """Raise UserError for options about a part of the run that it does not reach."""
+    last, every = (execution.profile_steps or (0, 0))[1], execution.inspect_every or 0
+    epochs = -(-num_steps // (execution.evaluate_every or epoch_steps))
+    for option, needed, there in (("--profile-steps", last, num_steps), ("--inspect-every", every, epochs)):
+        if needed > there:
+            raise UserError(f"{option} needs {needed:,}, but the run has {there:,} of these; give less.")
 
 
 def _with_fitting_warmup(recipe: Recipe, num_steps: int) -> Recipe:
@@ -139,3 +148,27 @@ def _with_fitting_warmup(recipe: Recipe, num_steps: int) -> Recipe:
         fit = f"cooldown of {schedule.cooldown_steps} steps must fit into the {left} steps after the warm-up"
         raise UserError(f"The {fit}; give fewer, such as --cooldown-steps {left // 2}, or train longer.")
     return dataclasses.replace(recipe, schedule=schedule)
+
+
+def print_summary(plan: Plan, network: keras.Model) -> None:
+    """Print what will be trained on what, and advice where images are few or classes uneven."""
+    recipe, data, labels = plan.recipe, plan.data, plan.data.labels
+    print(
+        f"{plan.settings['recipe_name']}: {network.count_params():,} parameters, {data.train.num_examples:,} training "
+        f"images of {len(labels)} classes, {data.evaluation.num_examples:,} evaluation images, "
+        f"{plan.num_steps:,} steps of {recipe.batch_size}."
+    )
+    shown, more = ", ".join(label[:60] for label in labels[:_SHOWN_CLASSES]), len(labels) - _SHOWN_CLASSES
+    print(f"Classes: {shown}{f' and {more:,} more' if more > 0 else ''}.")
+    if recipe.teacher is not None and recipe.distillation == "soft" and recipe.label_smoothing:
+        print(f"The recipe's label smoothing of {recipe.label_smoothing} has no effect with a soft teacher.")
+    if (weights := plan.class_weights) is not None:
+        least, most = int(weights.argmin()), int(weights.argmax())
+        ends = f"{weights[least]:.2f} ({labels[least]}) to {weights[most]:.2f} ({labels[most]})"
+        print(f"Class weights: {ends}, 1 on average over the images.")
+    is_own_folder = plan.options.source.data.startswith(("folder:", "csv:"))
+    is_evened = recipe.balance or recipe.class_weights
+    if is_own_folder and data.train.labels is not None and not is_evened and recipe.uses_labels:
+        counts = np.bincount(data.train.labels).tolist()
+        for sentence in advice(counts, from_scratch=plan.settings["command"] == "pretrain"):
+            print(sentence)

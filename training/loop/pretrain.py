@@ -9,7 +9,7 @@ from keras_vit import preprocessing_of
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.run import Run
-from training.loop.setup import Setup, open_setup
+from training.loop.plan import Setup, open_setup
 from training.loop.train import run_training
 from training.options.train import PretrainOptions
 
@@ -23,16 +23,18 @@ def pretrain(
     """Train a model and return its run; with `options.dry_run` only print the report.
 
     With a checkpoint, the recipe's model is that of the checkpoint. By default, the setup is that of the options. See
-    `training.loop.train.run_training` for the arguments.
+    `training.loop.train.run_training` for the other arguments.
     """
     recipe = options.recipe
 
     def make_model(num_classes: int) -> keras.Model:
-        start = None if options.checkpoint is None else _start(options, options.checkpoint)
-        own = None if start is None else preprocessing_of(start)
-        model = recipe.build(num_classes if recipe.uses_labels else None, own)
-        if start is not None:
-            _fill(model, start, options.checkpoint)
+        classes = num_classes if recipe.uses_labels else None
+        if options.checkpoint is None:
+            return recipe.build(classes)
+        path, size = find_checkpoint(options.checkpoint), recipe.image_size
+        start = keras_vit.from_checkpoint(path, image_size=size, num_classes=0, channels=recipe.channels)
+        model = recipe.build(classes, preprocessing_of(start))
+        _fill(model, start, options.checkpoint)
         return model
 
     return run_training(
@@ -46,13 +48,7 @@ def pretrain(
     )
 
 
-def _start(options: PretrainOptions, checkpoint: str) -> keras.Model:
-    """The checkpoint's model at the recipe's image size, without its head."""
-    size, channels = options.recipe.image_size, options.recipe.channels
-    return keras_vit.from_checkpoint(find_checkpoint(checkpoint), image_size=size, num_classes=0, channels=channels)
-
-
-def _fill(model: keras.Model, start: keras.Model, name: str | None) -> None:
+def _fill(model: keras.Model, start: keras.Model, name: str) -> None:
     """Copy all weights that the models share; mask tokens, decoder and heads stay new, which is printed."""
     values, new = weights_by_key(start), []
     for key, variable in weights_by_key(model).items():

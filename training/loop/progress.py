@@ -4,7 +4,6 @@ A log has a line for each of the first epochs, and then one every five minutes; 
 minute. An hour of any epochs is below 10 kB, without control characters.
 """
 
-import dataclasses
 import shutil
 import sys
 import time
@@ -21,52 +20,34 @@ _EPOCHS_WITH_LINES, _EPOCH_SECONDS = 20, 300.0
 _BAR_COLUMNS = 8
 
 
-@dataclasses.dataclass
-class TrainingProgress:
-    """How far a run is, and how long it will still take."""
+class TrainingProgress(keras.callbacks.Callback):
+    """Shows how far a run is, and how long it will still take, on the standard output.
 
-    step: Callable[[], int]
-    """Returns the number of steps done."""
-    num_steps: int
-    """Of the run."""
-    steps_per_epoch: int
-    """Of the training data; for Keras, an epoch ends at each evaluation."""
-    clock: Callable[[], float] = time.monotonic
-    """Returns seconds."""
+    Args:
+        step: returns the number of steps done.
+        num_steps: of the run.
+        steps_per_epoch: of the training data; for Keras, an epoch ends at each evaluation.
+        clock: returns seconds.
+    """
 
-    def __post_init__(self) -> None:
-        self._start, self._first_step = self.clock(), self.step()
-
-    @property
-    def epoch(self) -> str:
-        """As 2/3."""
-        epochs = (-(-steps // self.steps_per_epoch) for steps in (self.step(), self.num_steps))
-        return "/".join(map(str, epochs))
-
-    @property
-    def left(self) -> str:
-        """The time that is left, as 12 min; of this process, since it began."""
-        done = self.step() - self._first_step
-        if not done:
-            return "?"
-        return duration((self.clock() - self._start) / done * (self.num_steps - self.step()))
-
-
-def display(progress: TrainingProgress) -> "ProgressBar | ProgressLines":
-    """Return the callback for the standard output of this process."""
-    return ProgressBar(progress) if sys.stdout.isatty() else ProgressLines(progress)
-
-
-class ProgressBar(keras.callbacks.Callback):
-    """Rewrites one line of a terminal of 60 or more columns."""
-
-    def __init__(self, progress: TrainingProgress):
+    def __init__(
+        self,
+        step: Callable[[], int],
+        num_steps: int,
+        steps_per_epoch: int,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         super().__init__()
-        self._progress, self._logs, self._rate = progress, dict[str, float](), 0.0
-        self._bar = tqdm.tqdm(
-            total=progress.num_steps, initial=progress.step(), file=sys.stdout, dynamic_ncols=True, bar_format="{desc}"
-        )
-        self._bar.set_description_str("compiling the first step")
+        self._step, self._num_steps, self._steps_per_epoch, self._clock = step, num_steps, steps_per_epoch, clock
+        self._start, self._first_step = clock(), step()
+        self._logs, self._rate = dict[str, float](), 0.0
+        self._epochs_printed, self._last, self._last_epoch = 0, self._start, self._start
+        self._bar = None
+        if sys.stdout.isatty():
+            self._bar = tqdm.tqdm(
+                total=num_steps, initial=step(), file=sys.stdout, dynamic_ncols=True, bar_format="{desc}"
+            )
+            self._bar.set_description_str("compiling the first step")
 
     def on_train_batch_end(self, batch, logs=None):
         # The evaluation stays until the next one.
@@ -75,75 +56,61 @@ class ProgressBar(keras.callbacks.Callback):
         self._show()
 
     def on_test_batch_end(self, batch, logs=None):
-        self._show(f"evaluating {batch + 1}")
+        self._show(f", evaluating batch {batch + 1}")
 
     def on_epoch_end(self, epoch, logs=None):
         self._logs = {name: value for name, value in logs.items() if isinstance(value, float)}
-        self._show()
-
-    def close(self) -> None:
-        """End the line."""
-        self._bar.close()
-
-    def _show(self, doing: str = "") -> None:
-        text = self._text(columns := shutil.get_terminal_size().columns - 1, doing)
-        self._bar.bar_format = "{desc} |{bar}|" if len(text) + _BAR_COLUMNS <= columns else "{desc}"
-        self._bar.set_description_str(text, refresh=False)
-        self._bar.update(self._progress.step() - self._bar.n)
-
-    def _text(self, columns: int, doing: str) -> str:
-        """Return the longest form of the numbers that fits, at worst without their names."""
-        progress, logs = self._progress, self._logs
-        names = [name for name in ("loss", "accuracy", "binary_accuracy") if name in logs]
-        epoch, step, steps, left = progress.epoch, progress.step(), progress.num_steps, f"{progress.left} left"
-        short = ", ".join(f"{'loss' if name == 'loss' else 'acc'} {logs[name]:.3f}" for name in names)
-        long = ", ".join(f"{name} {logs[name]:.4f}" for name in names)
-        evaluated = [f"val_{name}" for name in names[1:] if f"val_{name}" in logs]
-        evaluation, doing = "".join(f", {name} {logs[name]:.4f}" for name in evaluated), f", {doing}" * bool(doing)
-        begin, rate = f"epoch {epoch}, step {step:,}/{steps:,}, {long}", f"{self._rate:,.0f} images/s, {left}{doing}"
-        tight = f"{epoch}, {step}/{steps}, {short}, {self._rate:.0f}/s, {left}"
-        forms = (
-            f"{begin}{evaluation}, {rate}",
-            f"{begin}, {rate}",
-            f"epoch {epoch}, step {step}/{steps}, {short}, {rate}",
-        )
-        return next((form for form in (*forms, tight + doing, tight) if len(form) <= columns), tight[:columns])
-
-
-class ProgressLines(keras.callbacks.Callback):
-    """Prints lines of a log."""
-
-    def __init__(self, progress: TrainingProgress):
-        super().__init__()
-        self._progress, self._clock = progress, progress.clock
-        self._epochs_printed, self._rate, self._loss = 0, 0.0, ""
-        self._last = self._last_epoch = self._clock()
-
-    def on_train_batch_end(self, batch, logs=None):
-        self._rate, self._loss = logs["images_per_second"], f"loss {logs['loss']:.4f}"
-        self._print_if_silent(self._loss)
-
-    def on_test_batch_end(self, batch, logs=None):
-        self._print_if_silent(f"{self._loss}, evaluating batch {batch + 1}")
-
-    def on_epoch_end(self, epoch, logs=None):
-        is_last = self._progress.step() >= self._progress.num_steps
-        late = self._clock() - self._last_epoch >= _EPOCH_SECONDS
-        if is_last or late or self._epochs_printed < _EPOCHS_WITH_LINES:
+        late = self._clock() - self._last_epoch >= _EPOCH_SECONDS or self._step() >= self._num_steps
+        if self._bar is None and (late or self._epochs_printed < _EPOCHS_WITH_LINES):
             self._epochs_printed, self._last_epoch = self._epochs_printed + 1, self._clock()
-            metrics = {name: value for name, value in sorted(logs.items()) if isinstance(value, float)}
-            measured = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-            self._print(f"Epoch {self._progress.epoch}, step", f"{measured}, {self._rate:,.0f} images/s")
+            measured = ", ".join(f"{name} {value:.4f}" for name, value in sorted(self._logs.items()))
+            self._print(f"Epoch {self._epoch}, step", f"{measured}, {self._rate:,.0f} images/s")
         else:
-            self._print_if_silent(self._loss)
+            self._show()
 
     def close(self) -> None:
-        """As that of `ProgressBar`; a log needs no end."""
+        """End the line of a terminal."""
+        if self._bar is not None:
+            self._bar.close()
 
-    def _print_if_silent(self, text: str) -> None:
-        if self._clock() - self._last >= SILENT_SECONDS:
-            self._print("Step", text)
+    @property
+    def _epoch(self) -> str:
+        return "/".join(str(-(-steps // self._steps_per_epoch)) for steps in (self._step(), self._num_steps))
+
+    @property
+    def _left(self) -> str:
+        """The time that is left by the speed of this process."""
+        done, left = self._step() - self._first_step, self._num_steps - self._step()
+        return f"{duration((self._clock() - self._start) / done * left) if done else '?'} left"
 
     def _print(self, place: str, text: str) -> None:
-        progress, self._last = self._progress, self._clock()
-        print(f"{place} {progress.step():,} of {progress.num_steps:,}: {text}, {progress.left} left", flush=True)
+        self._last = self._clock()
+        print(f"{place} {self._step():,} of {self._num_steps:,}: {text}, {self._left}", flush=True)
+
+    def _show(self, doing: str = "") -> None:
+        if self._bar is None:
+            if self._clock() - self._last >= SILENT_SECONDS:
+                self._print("Step", f"loss {self._logs['loss']:.4f}{doing}")
+            return
+        text = self._line(columns := shutil.get_terminal_size().columns - 1, doing)
+        self._bar.bar_format = "{desc} |{bar}|" if len(text) + _BAR_COLUMNS <= columns else "{desc}"
+        self._bar.set_description_str(text, refresh=False)
+        self._bar.update(self._step() - self._bar.n)
+
+    def _line(self, columns: int, doing: str) -> str:
+        """Return the longest form of the numbers that fits a terminal, at worst without their names."""
+        logs, step, steps = self._logs, self._step(), self._num_steps
+        names = [name for name in ("loss", "accuracy", "binary_accuracy") if name in logs]
+        short = ", ".join(f"{'loss' if name == 'loss' else 'acc'} {logs[name]:.3f}" for name in names)
+        long = ", ".join([f"epoch {self._epoch}, step {step:,}/{steps:,}", *(f"{n} {logs[n]:.4f}" for n in names)])
+        evaluated = [f"val_{name}" for name in names[1:] if f"val_{name}" in logs]
+        rate = f"{self._rate:,.0f} images/s, {self._left}{doing}"
+        tight = f"{self._epoch}, {step}/{steps}, {short}, {self._rate:.0f}/s, {self._left}"
+        forms = (
+            ", ".join([long, *(f"{name} {logs[name]:.4f}" for name in evaluated), rate]),
+            f"{long}, {rate}",
+            f"epoch {self._epoch}, step {step}/{steps}, {short}, {rate}",
+            tight + doing,
+            tight,
+        )
+        return next((form for form in forms if len(form) <= columns), tight[:columns])

@@ -22,9 +22,7 @@ class TrainingInterrupted(Exception):
 class StopSignals:
     """Whether SIGTERM or Ctrl-C asked this process to stop, while its signals are `handled`."""
 
-    def __init__(self) -> None:
-        self.received = False
-        self._training_complete = False
+    received = _training_complete = False
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:

@@ -22,15 +22,13 @@ from training.data.sources import bad_examples_reported
 from training.data.unlabelled import semi_supervised_batches
 from training.loop import checkpoints
 from training.loop.build import build_trainer, trained_model
-from training.loop.callbacks import InspectEpochs, MetricsLog, ProfileSteps
+from training.loop.callbacks import InspectEpochs, MetricsLog, ProfileSteps, save_images, write_curves
 from training.loop.devices.service import served_batches
 from training.loop.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
 from training.loop.dry_run import dry_run_report
-from training.loop.plan import Plan, resolve
-from training.loop.progress import TrainingProgress, display
-from training.loop.setup import Setup
+from training.loop.plan import Plan, Setup, print_summary, resolve
+from training.loop.progress import TrainingProgress
 from training.loop.signals import StopSignals, TrainingInterrupted
-from training.loop.summary import print_summary, save_images, write_curves
 from training.loop.trainer import Trainer
 from training.options.common import TrainingOptions
 
@@ -51,11 +49,8 @@ def run_training(
     """Train, or resume, or do nothing if the run is finished; return the run. With `options.dry_run`, only report.
 
     Args:
-        options: of the command, with the recipe.
-        setup: data and devices.
         make_model: number of classes -> model; called once, under the strategy, before any file is written.
-        command: for config.json.
-        recipe_name: for config.json and messages.
+        command: for config.json, as is recipe_name.
         callbacks: see one training of all epochs, each of which ends with an evaluation. Their `model` is the trainer;
             its `stop_training` ends the run and saves the model as it is. When an interrupted run continues, they start
             fresh. With several workers, those of each worker must make the same decisions.
@@ -132,20 +127,14 @@ class Training:
     """The steps of a run that its latest checkpoint leaves to do.
 
     An epoch here is what lies between two evaluations: one of the data, unless `--evaluate-every` says otherwise.
-
-    Attributes:
-        step: steps done.
-        records: the metrics of each evaluation, as metrics.jsonl has them.
-        signals: noted here, and obeyed after the step.
-        writes: whether this process writes the files.
     """
 
     def __init__(self, plan: Plan, trainer: Trainer, run: Run, callbacks: Sequence[keras.callbacks.Callback] = ()):
         """Restore the latest checkpoint of a started run. Raises UserError if it does not fit the compiled trainer."""
         self.plan, self.trainer, self.run, self._callers_callbacks = plan, trainer, run, callbacks
-        self.writes = is_chief(plan.strategy)
+        self.writes, self.signals = is_chief(plan.strategy), StopSignals()
         self._epoch = plan.execution.evaluate_every or plan.epoch_steps
-        self.step, self.records, self.signals = 0, list[dict](), StopSignals()
+        self.step, self.records = 0, list[dict]()  # steps done, and the lines of metrics.jsonl
         self._seconds = 0.0  # that earlier processes spent on the current epoch
         if restored := checkpoints.restore(run.path / CHECKPOINTS, trainer.state):
             self.step, progress = restored
@@ -189,18 +178,17 @@ class Training:
 
                 logs |= {f"val_{name}": value for name, value in self._evaluate(callbacks).items()}
                 callbacks.on_epoch_end(len(self.records), dict(logs))
-                self._end_epoch(self._record(logs, rate, self._seconds + time.monotonic() - start))
+                self._end_epoch(logs, rate, self._seconds + time.monotonic() - start)
             callbacks.on_train_end(self.records[-1] if self.records else None)
 
     def _data(self) -> tuple:
         """Return the endless batches of training from the next step on, those of an evaluation, and their number."""
         plan, recipe, strategy = self.plan, self.plan.recipe, self.plan.strategy
-        preprocessing, left = preprocessing_of(self.trainer.network), plan.num_steps - self.step
-        epochs, evaluations = left / plan.epoch_steps, left // self._epoch
-        service = plan.options.data_service
-        if service is not None:
-            epochs = 0.0  # images held here would be sent to the service
-        source = resized_once(plan.data, recipe, preprocessing, epochs=epochs, evaluations=evaluations)
+        preprocessing, service = preprocessing_of(self.trainer.network), plan.options.data_service
+        left = plan.num_steps - self.step
+        # Images that are held here would be sent to the service.
+        epochs = left / plan.epoch_steps if service is None else 0.0
+        source = resized_once(plan.data, recipe, preprocessing, epochs=epochs, evaluations=left // self._epoch)
         num_classes, most = len(source.labels), _EVALUATION_BATCH
         of_training: Callable[..., tf.data.Dataset] = functools.partial(training_batches, num_classes=num_classes)
         of_evaluation: Callable[..., tf.data.Dataset] = functools.partial(evaluation_batches, num_classes=num_classes)
@@ -212,13 +200,9 @@ class Training:
         if service is not None:
             training = functools.partial(served_batches, service, training)
         training = functools.partial(training, first_step=self.step, num_steps=None)
-        size, num_batches = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync, most)
+        size, count = evaluation_size(source.evaluation.num_examples, strategy.num_replicas_in_sync, most)
         evaluation = functools.partial(of_evaluation, source.evaluation, preprocessing, batch_size=size)
-        return (
-            distributed(strategy, recipe.batch_size, training),
-            distributed(strategy, size, evaluation),
-            num_batches,
-        )
+        return distributed(strategy, recipe.batch_size, training), distributed(strategy, size, evaluation), count
 
     @contextlib.contextmanager
     def _callbacks(self) -> Iterator[keras.callbacks.CallbackList]:
@@ -234,7 +218,7 @@ class Training:
                 stack.callback(profile.stop)
                 callbacks.append(profile)
             if self.writes and self.step < self.plan.num_steps:
-                progress = display(TrainingProgress(lambda: self.step, self.plan.num_steps, self.plan.epoch_steps))
+                progress = TrainingProgress(lambda: self.step, self.plan.num_steps, self.plan.epoch_steps)
                 stack.callback(progress.close)
                 callbacks.append(progress)
             epochs = len(self.records) + -(-self.plan.num_steps // self._epoch) - self.step // self._epoch
@@ -256,20 +240,19 @@ class Training:
         callbacks.on_test_end(logs)
         return logs
 
-    def _record(self, logs: dict[str, float], images_per_second: float, seconds: float) -> dict:
-        """The line of an epoch in metrics.jsonl; the images per second are without the evaluation."""
-        record = {"epoch": self._epochs_of(self.step), "step": self.step, **logs}
-        record["learning_rate"] = float(np.array(self.trainer.optimizer.learning_rate))
-        return record | {"images_per_second": images_per_second, "seconds": round(seconds, 3)}
-
     def _epochs_of(self, step: int) -> float:
         """Passes over the training data, a fraction where evaluations are more frequent."""
         epochs = step / self.plan.epoch_steps
         return int(epochs) if epochs.is_integer() else round(epochs, 3)
 
-    def _end_epoch(self, record: dict) -> None:
-        """Save a checkpoint that begins the next epoch, and the metrics. Raises TrainingInterrupted after a signal."""
-        self.records.append(record)
+    def _end_epoch(self, logs: dict[str, float], images_per_second: float, seconds: float) -> None:
+        """Save a checkpoint that begins the next epoch, and the metrics. Raises TrainingInterrupted after a signal.
+
+        images_per_second: without the evaluation.
+        """
+        record = {"epoch": self._epochs_of(self.step), "step": self.step, **logs}
+        record["learning_rate"] = float(np.array(self.trainer.optimizer.learning_rate))
+        self.records.append(record | {"images_per_second": images_per_second, "seconds": round(seconds, 3)})
         self.trainer.reset_metrics()
         self._seconds = 0.0
         self._save(0.0)
@@ -293,15 +276,13 @@ class Training:
 
     def _save(self, seconds: float) -> None:
         """Save a checkpoint after `seconds` of the current epoch. Raises UserError if a weight is not finite."""
-        if not self.writes and not self.trainer.reads_together:
-            return
         arrays = {name: _Saved(variable, self) for name, variable in self.trainer.state.items()}
-        if not self.writes:
+        if self.writes:
+            progress = {"records": self.records, "seconds": seconds}
+            checkpoints.save(self.run.path / CHECKPOINTS, self.step, progress, arrays)
+        elif self.trainer.reads_together:
             for array in arrays.values():
                 np.asarray(array)
-            return
-        progress = {"records": self.records, "seconds": seconds}
-        checkpoints.save(self.run.path / CHECKPOINTS, self.step, progress, arrays)
 
     def diverged(self) -> UserError:
         """The error for a loss or a weight that is not finite."""

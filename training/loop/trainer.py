@@ -1,19 +1,16 @@
 """The training step and evaluation step, the same on one device, several devices, several machines and a TPU.
 
-`Trainer` wraps a functional model; `compile` and `fit` are those of Keras. It differs from a stock `keras.Model`:
-
-* losses are divided by the global batch, and gradients are summed over the replicas before they are clipped or checked
-  for infinities; Keras does both with the gradients of each replica;
-* gradient accumulation happens inside the step; that of Keras' optimizers fails under every strategy;
-* dropout seeds are derived from (seed, step, replica, micro-batch, layer); Keras draws the same mask on every replica,
-  and keeps the position of its generator in a variable that weight files leave out;
-* metrics are sums over all examples of weight 1, in variables that are equal on all replicas, so they are exact and
-  continue bit for bit after a restart.
+`Trainer` differs from a stock `keras.Model`: losses are divided by the global batch, and gradients are summed over the
+replicas before they are clipped or checked for infinities, where Keras takes those of each replica; gradients are
+accumulated inside the step, where those of Keras' optimizers fail under every strategy; dropout seeds follow from seed,
+step, replica, micro-batch and layer, where Keras draws the same mask on every replica; metrics are sums over all
+examples, in variables that are equal on all replicas, so they are exact and continue bit for bit.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import numpy as np
@@ -21,11 +18,12 @@ import tensorflow as tf
 from keras import ops
 
 from keras_vit.models.attention import chunk_long_attention
-from training.loop.devices.cpu_kernels import on_cpu, with_cpu_kernels
-from training.loop.devices.rematerialization import check_segments, rematerialized, segments
+from training.loop.devices.cpu_kernels import fast_here
 from training.loop.devices.strategies import several_workers
 from training.objectives.objective import Decay, Objective
 
+# Whose inner activations are computed again with rematerialization.
+_BLOCK = re.compile(r"Transformer\.encoderblock_\d+(\.column)?|(resnet\.)?block\d+\.unit\d+")
 _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
@@ -33,32 +31,26 @@ _ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 class StepOptions:
     """How a step is computed."""
 
-    batch_size: int
-    """Examples per step, on all replicas together."""
-    accumulation: int = 1
-    """Micro-batches per step, whose gradients are summed."""
+    batch_size: int  # examples per step, on all replicas together
+    accumulation: int = 1  # micro-batches per step, whose gradients are summed
+    # Of the moving average of the weights, which is then evaluated, or a function of the step; None for no average.
     ema_decay: Decay = None
-    """Of the moving average of the weights, which is then evaluated, or a function of the step; None for no average."""
-    sharpness_radius: float = 0.0
-    """SAM's rho, see `Trainer._gradients`; 0 for the gradient at the weights themselves."""
-    seed: int = 0
-    """Of dropout and stochastic depth."""
+    sharpness_radius: float = (
+        0.0  # SAM's rho, see `Trainer._gradients_of`; 0 for the gradient at the weights themselves
+    )
+    seed: int = 0  # of dropout and stochastic depth
+    # Keep only the outputs of the blocks, and compute their activations again for the gradient. On TensorFlow,
+    # attention of more than 1,024 tokens is then in chunks, see `chunk_long_attention`.
     remat: bool = False
-    """Keep only the outputs of the blocks, and compute their activations again for the gradient. On TensorFlow,
-    attention of more than 1,024 tokens is then in chunks, see `chunk_long_attention`."""
 
 
 class Trainer(keras.Model):
     """A functional model and its training: objective, accumulation, moving average, dropout seeds, metrics.
 
-    `training.loop.train` calls `train_steps` and `test_steps`; Keras' own `fit`, `evaluate` and `train_on_batch` work,
-    too.
+    `training.loop.train` calls `train_steps` and `test_steps`, (iterator over batches, number of steps) -> logs of the
+    last step, after `make_train_function` and `make_test_function`; Keras' `fit`, `evaluate` and `train_on_batch` work,
+    too. The optimizer comes from `make_optimizer`, optionally in a `LossScaleOptimizer`.
     """
-
-    train_steps: Callable[..., dict]
-    """(iterator over batches, number of steps) -> logs of the last step; from `make_train_function` on."""
-    test_steps: Callable[..., dict]
-    """As `train_steps`, of the evaluation; from `make_test_function` on."""
 
     def __init__(
         self,
@@ -88,9 +80,8 @@ class Trainer(keras.Model):
         self._statistics = [v for layer in norms for v in (layer.moving_mean, layer.moving_variance)]
         self._statistics += [v for layer in network.layers for v in getattr(layer, "statistics", ())]
         if options.remat:
-            check_segments(network)
             chunk_long_attention(network)
-        trained = with_cpu_kernels(network) if on_cpu() else network
+        trained = fast_here(network)
         with self._strategy.scope():
             self._make_variables()
             self._forwards = objective.forwards(network, trained, self.step, self.ema)
@@ -101,8 +92,7 @@ class Trainer(keras.Model):
     def _make_variables(self) -> None:
         self.step = self._number("step", "int32")
         self._any_stop_requested = self._number("any_stop_requested", "float32")
-        # Of the losses, of the second metric (correct predictions, entropies), and of the weights (numbers
-        # of examples or predictions), by which both are divided.
+        # Of the losses, of the second metric, and of the weights (numbers of examples), by which both are divided.
         dtypes = {"loss": "float32", "metric": self._objective.metric_dtype, "weight": "int32"}
         self.sums = [self._number(name, dtype) for name, dtype in dtypes.items()]
         self.test_sums = [self._number(f"test_{total.name}", total.dtype) for total in self.sums]
@@ -125,15 +115,6 @@ class Trainer(keras.Model):
     def metrics(self) -> list:
         """No Keras metrics: a step returns its metrics in the logs."""
         return []
-
-    def compile(
-        self, optimizer: keras.optimizers.Optimizer, *, steps_per_execution: int = 1, jit_compile: bool = False
-    ) -> None:
-        """As `keras.Model.compile`, without loss and metrics, which the objective defines.
-
-        The optimizer comes from `make_optimizer`, optionally in a `LossScaleOptimizer`.
-        """
-        super().compile(optimizer, steps_per_execution=steps_per_execution, jit_compile=jit_compile)
 
     @property
     def state(self) -> dict[str, keras.Variable]:
@@ -212,22 +193,38 @@ class Trainer(keras.Model):
 
     def _accumulated(self, images, labels):
         """As `_gradients`, one micro-batch after the other."""
-        count = self._accumulation
-        images, labels = tf.nest.map_structure(
-            lambda x: tf.reshape(x, (count, x.shape[0] // count, *x.shape[1:])), (images, labels)
+        images, labels = keras.tree.map_structure(self._micro_batches, (images, labels))
+        start = (
+            [self._zeros(variable) for variable in self.network.trainable_variables],
+            [ops.zeros(()) for _ in self.sums],
+            [v.value for v in self._statistics],
         )
-        zeros = [tf.zeros(variable.shape) for variable in self.network.trainable_variables]
-        start = zeros, [tf.zeros(())] * 3, [v.value for v in self._statistics]
 
         def add(index, totals):
             gradients, sums, statistics = totals
-            of_micro_batch = tf.nest.map_structure(lambda x: x[index], (images, labels))
+            of_micro_batch = keras.tree.map_structure(lambda x: x[index], (images, labels))
             more, more_sums, statistics = self._gradients(*of_micro_batch, index, statistics)
             added = [a + b for a, b in zip(gradients, more, strict=True)]
-            return index + 1, (added, [a + b for a, b in zip(sums, more_sums, strict=True)], statistics)
+            return added, [a + b for a, b in zip(sums, more_sums, strict=True)], statistics
 
+        return self._repeated(add, start)
+
+    def _micro_batches(self, rows):
+        """Rows (B, ...) -> (count, B / count, ...)."""
+        return ops.reshape(rows, (self._accumulation, rows.shape[0] // self._accumulation, *rows.shape[1:]))
+
+    def _zeros(self, variable: keras.Variable):
+        return ops.zeros(variable.shape)
+
+    def _repeated(self, step: Callable, start: tuple) -> tuple:
+        """Return what (index, values) -> values makes of the start, for each micro-batch in turn."""
         # One at a time: in parallel the micro-batches would take the memory of the full batch.
-        return tf.while_loop(lambda index, _: index < count, add, (tf.constant(0), start), parallel_iterations=1)[1]
+        return tf.while_loop(
+            lambda index, _: index < self._accumulation,
+            lambda index, values: (index + 1, step(index, values)),
+            (tf.constant(0), start),
+            parallel_iterations=1,
+        )[1]
 
     def _gradients(self, images, labels, micro=0, statistics=None):
         """Return gradients, the sums [loss, metric, weight], and the moving statistics after a micro-batch.
@@ -242,14 +239,11 @@ class Trainer(keras.Model):
         return tf.switch_case(self._objective.choice(), [functools.partial(computed, each) for each in self._forwards])
 
     def _gradients_of(self, images, labels, micro, statistics, forward, weights=None):
-        """As `_gradients`, of one of the forward passes.
+        """As `_gradients`, of one of the forward passes, with `weights` in place of the variables.
 
         With a sharpness radius, the gradient is that of weights which are this far uphill ("Sharpness-Aware
-        Minimization", arXiv 2010.01412), by the gradient of this micro-batch on this replica. A ViT-B/16 trained so on
-        ImageNet without strong augmentation has 79.9 instead of 74.6 % ("When Vision Transformers Outperform ResNets",
-        2106.01548).
-
-        weights: tensors in place of the variables; None for these.
+        Minimization", arXiv 2010.01412), by the gradient of this micro-batch on this replica. A ViT-B/16 so has 79.9
+        instead of 74.6 % on ImageNet without strong augmentation (2106.01548).
         """
         variables = self.network.trainable_variables
         values = [
@@ -261,8 +255,10 @@ class Trainer(keras.Model):
                 tape.watch(weights)
                 values += zip(variables, weights, strict=True)
             with keras.StatelessScope(values) as scope:
-                network = rematerialized(self._segments, values) if self._segments else forward
-                outputs = network(images, training=True)
+                if self._segments:
+                    outputs = _rematerialized(self._segments, values, images)
+                else:
+                    outputs = forward(images, training=True)
                 rows = tf.nest.flatten(labels)[0].shape[:1]
                 losses, sums = self._objective.measure(images, labels, outputs, tf.ones(rows))
             loss = self.optimizer.scale_loss(tf.reduce_sum(losses) / self._batch_size)
@@ -334,3 +330,30 @@ class Trainer(keras.Model):
 
         steps_function = compiled(of_steps)
         return steps_function, of_keras
+
+
+def segments(network: keras.Model) -> list[keras.Model]:
+    """Split a network into consecutive models, each ending with a block and the last with the head.
+
+    With rematerialization, only their outputs stay in memory ("Training Deep Nets with Sublinear Memory Cost", arXiv
+    1604.06174). `keras.RematScope` is for layers that are built in it, one by one, whose inputs all stay; and dropout
+    would draw another mask when it is computed again, behind the scope of the step's seeds.
+    """
+    ends = [layer.output for layer in network.layers if _BLOCK.fullmatch(layer.name)]
+    return [keras.Model(begin, end) for begin, end in zip([network.input, *ends], [*ends, network.output], strict=True)]
+
+
+def _rematerialized(parts: Sequence[keras.Model], values: Sequence[tuple[keras.Variable, tf.Tensor]], images):
+    """Return what all segments make of images in training, with `values` in place of their variables."""
+    outputs = images
+    for part in parts:
+        ids = {id(variable) for variable in part.variables}
+        mapping = [(variable, value) for variable, value in values if id(variable) in ids]
+
+        @tf.recompute_grad
+        def segment(inputs, *states, part=part, mapping=mapping):  # once more after the caller's scope has ended
+            with keras.StatelessScope(list(zip((variable for variable, _ in mapping), states, strict=True))):
+                return part(inputs, training=True)
+
+        outputs = segment(outputs, *(value for _, value in mapping))
+    return outputs

@@ -25,10 +25,6 @@ class Classification(Objective):
         if loss == "multi-label":
             self.metrics, self.metric_dtype = ("loss", "binary_accuracy"), "float32"  # shares, not counts
 
-    @classmethod
-    def of(cls, recipe, num_steps):
-        return cls(recipe.loss, recipe.label_smoothing)
-
     def evaluation(self):
         return Classification(self._loss, self._label_smoothing)
 

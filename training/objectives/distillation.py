@@ -3,37 +3,33 @@
 soft: "Knowledge distillation: A good teacher is patient and consistent" (arXiv 2106.05237): nothing but the divergence
 from the teacher's probabilities; a ResNet-50 reaches 82.8 % on ImageNet. hard: DeiT (2012.12877), Table 3: a ViT-B/16
 reaches 81.8 % on ImageNet without a teacher, and 83.4 % with a second token that learns the teacher's classes.
+
+features: a small model learns the class token and the patch tokens of a large one, without labels, by the losses of
+"AM-RADIO: Agglomerative Vision Foundation Model" (arXiv 2312.06709), section 3.3: the cosine for the summary of an
+image; 0.9 times the cosine and 0.1 times the smooth L1 distance for its patches. The model has a linear projection of
+each to the width of the teacher, which the trained model leaves out. Each channel of the teacher's features has mean 0
+and deviation 1, as in "UNIC: Universal Classification Models via Multi-teacher Distillation" (arXiv 2408.05088) and its
+code (naver/unic `utils.standard_normalize`): the mean is most of what a published model says of any image.
 """
+
+import copy
 
 import keras
 import tensorflow as tf
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of
+from keras_vit.models.layers import TokenDense
 from keras_vit.run import Run
-from training.loop.devices.cpu_kernels import on_cpu, with_cpu_kernels
+from training.loop.devices.cpu_kernels import fast_here
 from training.objectives.classification import Classification
 from training.objectives.objective import Objective, is_right, sums_of
 
-
-def open_teacher(teacher: str, student: keras.Model) -> keras.Model:
-    """Load a teacher under the strategy that is in scope: images in the range of the student -> logits (B, K).
-
-    A teacher is a run directory, .keras file, or checkpoint of any layout, by path, address or official name. Raises
-    UserError if its images or classes are not those of the student.
-    """
-    model = Run.open(teacher).model
-    own, other = preprocessing_of(student), preprocessing_of(model)
-    if (own.image_size, own.channels) != (other.image_size, other.channels):
-        sizes = f"sees images of {_shown(other)}, but this model those of {_shown(own)}"
-        raise UserError(f"The teacher {teacher} {sizes}; give another teacher, or --image-size.")
-    classes = student.output_shape[-1]
-    if model.output_shape != (None, classes) or "logits" not in keras_vit.intermediates(model).output:
-        shape = f"must have a head of {classes} classes, but its output has the shape {model.output_shape}"
-        raise UserError(f"The teacher {teacher} {shape}; give one that was trained on these classes.")
-    images = keras.Input(student.input_shape[1:])
-    network = with_cpu_kernels(model) if on_cpu() else model
-    return keras.Model(images, network(rescaled(images, own, other)), name="teacher")
+# Shares of the two losses of the patches.
+_COSINE, _SMOOTH_L1 = 0.9, 0.1
+# Of the moving statistics of the teacher, which remember about 100 batches, or micro-batches. A choice of ours: UNIC's
+# share of the newest batch falls from 1 to 0.001 over the run.
+_MOMENTUM = 0.99
 
 
 class SoftDistillation(Objective):
@@ -47,12 +43,8 @@ class SoftDistillation(Objective):
         self._name, self._label_smoothing, self._temperature = teacher, label_smoothing, temperature
         self.uncounted = (f"the weights and the forward pass of the teacher {teacher}",)
 
-    @classmethod
-    def of(cls, recipe, num_steps):
-        return None if recipe.teacher is None else cls(recipe.teacher, recipe.label_smoothing, recipe.temperature)
-
     def prepare(self, model):
-        self._teacher = open_teacher(self._name, model)
+        self._teacher = _open_teacher(self._name, model)
         return model
 
     def evaluation(self):
@@ -71,10 +63,6 @@ class SoftDistillation(Objective):
 
 class HardDistillation(SoftDistillation):
     """The class token learns the labels, the distillation token the teacher's classes, by half each."""
-
-    @classmethod
-    def of(cls, recipe, num_steps):
-        return super().of(recipe, num_steps) if recipe.distillation == "hard" else None
 
     def prepare(self, model):
         """Open the teacher. Raises UserError for a model without the second head."""
@@ -97,14 +85,162 @@ class HardDistillation(SoftDistillation):
         return sums_of(losses, is_right(by_label + by_teacher, labels), weights)
 
 
-def rescaled(images, own: Preprocessing, other: Preprocessing):
-    """Images in the value range of the student -> in that of the teacher."""
-    if own.channel_ranges() == other.channel_ranges():
-        return images
-    (low, high), (new_low, new_high) = (map(tf.constant, each.channel_ranges()) for each in (own, other))
-    return (images - low) * ((new_high - new_low) / (high - low)) + new_low
+def _open_teacher(teacher: str, student: keras.Model) -> keras.Model:
+    """Load a teacher under the strategy that is in scope: images in the range of the student -> logits (B, K).
+
+    Raises UserError if its images or classes are not those of the student.
+    """
+    model, classes = Run.open(teacher).model, student.output_shape[-1]
+    own, other = preprocessing_of(student), preprocessing_of(model)
+    wrong = ""
+    if (own.image_size, own.channels) != (other.image_size, other.channels):
+        wrong = f"sees images of {other.image_size} pixels in {other.channels} channels, but this model those of "
+        wrong += f"{own.image_size} in {own.channels}"
+    elif model.output_shape != (None, classes) or "logits" not in keras_vit.intermediates(model).output:
+        wrong = f"must have a head of {classes} classes, but its output has the shape {model.output_shape}"
+    if wrong:
+        raise UserError(f"The teacher {teacher} {wrong}; give one of the same classes and --image-size.")
+    return _seeing(model, own, other)
 
 
-def _shown(preprocessing: Preprocessing) -> str:
-    height, width = preprocessing.image_size
-    return f"{height}x{width} pixels in {preprocessing.channels} channels"
+def _seeing(teacher: keras.Model, own: Preprocessing, other: Preprocessing) -> keras.Model:
+    """Return a teacher that takes the student's images; `other` is its own preprocessing."""
+    images = keras.Input((*own.image_size, own.channels))
+    x = images
+    if own.image_size != other.image_size:
+        x = keras.ops.image.resize(x, other.image_size, antialias=True, data_format="channels_last")
+    if own.channel_ranges() != other.channel_ranges():
+        (low, high), (new_low, new_high) = (map(tf.constant, each.channel_ranges()) for each in (own, other))
+        x = (x - low) * ((new_high - new_low) / (high - low)) + new_low
+    return keras.Model(images, fast_here(teacher)(x), name="teacher")
+
+
+def summary_and_patches(model: keras.Model) -> keras.Model:
+    """Images -> "summary" (B, D), what a head reads, and "patches" (B, h, w, D), normalized where the model does it.
+
+    Of a ResNet, the patches are the last feature map. Raises UserError for a model without one vector per image.
+    """
+    config = keras_vit.config_of(model)
+    if not isinstance(config, ViTConfig):
+        pooled = model.get_layer("pool")
+        return keras.Model(model.input, {"summary": pooled.output, "patches": pooled.input})
+    if config.classifier in ("none", "unpooled"):
+        raise UserError(f"A model with the classifier {config.classifier!r} has no vector for the whole image.")
+    tokens = f"block_{config.num_layers - 1}" if config.norm_after_pooling else "encoded"
+    summary = keras_vit.intermediates(model, ["pre_logits"]).output["pre_logits"]
+    return keras.Model(model.input, {"summary": summary, "patches": keras_vit.feature_map(model, tokens).output})
+
+
+class TeacherStatistics(keras.layers.Layer):
+    """Moving mean and deviation of each channel of a teacher's features (..., D); what it is called on stays as it is.
+
+    In the student, so that they are saved with its weights. They are sums with decreasing weights, divided by the sum
+    of these, and so exact from the first step on.
+    """
+
+    def build(self, input_shape):
+        width = input_shape[-1:]
+        self.total = self.add_weight(name="total", shape=width, initializer="zeros", trainable=False)
+        self.squares = self.add_weight(name="squares", shape=width, initializer="zeros", trainable=False)
+        self.weight = self.add_weight(name="weight", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        return x
+
+    @property
+    def statistics(self) -> list[keras.Variable]:
+        return [self.total, self.squares, self.weight]
+
+    def update(self, x: tf.Tensor) -> None:
+        """Move the statistics toward those of features (..., D)."""
+        axes = list(range(len(x.shape) - 1))
+        means = tf.reduce_mean(x, axes), tf.reduce_mean(tf.square(x), axes), 1.0
+        for variable, mean in zip(self.statistics, means, strict=True):
+            variable.assign(_MOMENTUM * variable + (1.0 - _MOMENTUM) * mean)
+
+    def standardized(self, x: tf.Tensor) -> tf.Tensor:
+        """(..., D) -> the same, with mean 0 and deviation 1 in each channel by the statistics."""
+        total, squares, weight = (tf.convert_to_tensor(variable.value) for variable in self.statistics)
+        mean = tf.math.divide_no_nan(total, weight)
+        variance = tf.maximum(tf.math.divide_no_nan(squares, weight) - tf.square(mean), 0.0)
+        return (x - mean) / (tf.sqrt(variance) + 1e-6)
+
+
+def feature_student(network: keras.Model, teacher: keras.Model) -> keras.Model:
+    """The model to train: the features of a network without a head, projected to the widths of those of the teacher."""
+    projected, policy = {}, network.layers[-1].dtype_policy
+    for name, x in summary_and_patches(network).output.items():
+        width = teacher.output[name].shape[-1]
+        x = TokenDense(width, name=f"{name}_projection", kernel_initializer="lecun_normal", dtype=policy)(x)
+        projected[name] = TeacherStatistics(name=f"{name}_statistics", dtype=policy)(x)
+    return keras.Model(network.input, projected, name=network.name)
+
+
+def open_feature_teacher(teacher: str, own: Preprocessing) -> keras.Model:
+    """Load a teacher under the strategy that is in scope: images in the range and size of the student -> its features.
+
+    It sees the images in its own range and size; of a published checkpoint, the size of the original's preprocessing.
+    `own` is the preprocessing of the student. Raises UserError if it takes gray images, but the student colors.
+    """
+    model = Run.open(teacher).model
+    other = preprocessing_of(model)
+    if other.channels < own.channels:
+        raise UserError(f"The teacher {teacher} sees gray images, but this model colors; give --channels 1.")
+    return _seeing(summary_and_patches(model), own, other)
+
+
+class FeatureDistillation(Objective):
+    """The distances of the projected features from the standardized ones of the teacher.
+
+    The metric "cosine" is that of the summaries. In evaluation, the statistics of the teacher stay as they are.
+    """
+
+    metrics = ("loss", "cosine")
+    metric_dtype = "float32"
+    without_remat = "--distillation features"
+
+    def __init__(self, teacher: str):
+        self._name, self._in_training = teacher, True
+        self.uncounted = (f"the weights and the forward pass of the teacher {teacher}",)
+
+    def prepare(self, model):
+        self._teacher = open_feature_teacher(self._name, preprocessing_of(model))
+        self._student = feature_student(model, self._teacher)
+        return self._student
+
+    def evaluation(self):
+        same = copy.copy(self)
+        same._in_training = False
+        return same
+
+    def measure(self, images, labels, outputs, weights):
+        expected = {}
+        for name, x in self._teacher(images, training=False).items():
+            statistics = self._student.get_layer(f"{name}_statistics")
+            features = tf.stop_gradient(tf.cast(x, tf.float32))
+            if self._in_training:
+                statistics.update(features)
+            expected[name] = tf.stop_gradient(statistics.standardized(features))
+        losses, cosines = feature_losses(outputs, expected)
+        return sums_of(losses, cosines, weights)
+
+
+def feature_losses(student: dict[str, tf.Tensor], expected: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """The loss of each image (B,), and the cosine of its summaries (B,).
+
+    The grid of the expected patches is resized to that of the student's, bilinearly and without antialiasing, as
+    torch's `interpolate(mode="bilinear", align_corners=False)` does.
+    """
+    student, expected = (tf.nest.map_structure(lambda x: tf.cast(x, tf.float32), each) for each in (student, expected))
+    cosines, patches = _cosine(student["summary"], expected["summary"]), student["patches"]
+    wanted = tf.image.resize(expected["patches"], patches.shape[1:3], "bilinear")
+    difference = tf.abs(patches - wanted)
+    smooth = tf.where(difference < 1.0, 0.5 * tf.square(difference), difference - 0.5)
+    of_patches = 1.0 - tf.reduce_mean(_cosine(patches, wanted), axis=(1, 2))
+    losses = 1.0 - cosines + _COSINE * of_patches + _SMOOTH_L1 * tf.reduce_mean(smooth, axis=(1, 2, 3))
+    return losses, cosines
+
+
+def _cosine(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """(…, D) -> (…); 0 for a vector of zeros."""
+    return tf.reduce_sum(tf.nn.l2_normalize(one, axis=-1) * tf.nn.l2_normalize(other, axis=-1), axis=-1)

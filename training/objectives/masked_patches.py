@@ -10,9 +10,9 @@ The targets of "An Image is Worth 16x16 Words" (arXiv 2010.11929) appendix B.1.2
 less their mean, divided by the root of their variance in the patch. The variance is that of a sample (n - 1), and 1e-6
 is added to it, as in facebookresearch/mae `models_mae.py`.
 
-The first paper leaves details open; they follow a public implementation (vit-pytorch `mpp.py`): the mean is that of the
-preprocessed pixels, scaled to 0 to 1; its eight levels are equally wide, and an upper edge belongs to the next level,
-except 1; the class is red + 8 green + 64 blue. Pixels are predicted in the model's value range.
+What the first paper leaves open follows vit-pytorch `mpp.py`: the mean is that of the preprocessed pixels, scaled to 0
+to 1; its eight levels are equally wide, and an upper edge belongs to the next level, except 1; the class is red + 8
+green + 64 blue. Pixels are predicted in the model's value range.
 """
 
 import numpy as np
@@ -24,13 +24,9 @@ from training.recipes.recipe import COLOR_LEVELS, PATCH_CELLS, PIXEL_TARGETS, Pr
 
 
 class MaskedPatches(Objective):
-    """Prediction of masked patches, from the outputs of `masked_patch_model`.
+    """Prediction of masked patches, from the outputs of `masked_patch_model`. patch: height and width in pixels."""
 
-    Args:
-        target: what is predicted of a patch.
-        patch: height and width of a patch in pixels.
-        preprocessing: of the images; `prepare` takes that of the model.
-    """
+    without_remat = "Masked patch prediction"
 
     def __init__(self, target: Target, patch: tuple[int, int], preprocessing: Preprocessing):
         self._target, self._patch, self._preprocessing = target, patch, preprocessing
@@ -40,9 +36,8 @@ class MaskedPatches(Objective):
         self.uncounted = (f"the head of {self.num_outputs:,} outputs for each patch",)
 
     @classmethod
-    def of(cls, recipe, num_steps):
-        if not isinstance(recipe, PretrainRecipe) or recipe.target == "classes":
-            return None
+    def of(cls, recipe: PretrainRecipe) -> "MaskedPatches":
+        """Return the objective of a recipe."""
         assert isinstance(recipe.model, ViTConfig)  # checked by the recipe
         objective = cls(recipe.target, recipe.model.patch, recipe.preprocessing(recipe.channels))
         if recipe.decoder_layers:

@@ -6,8 +6,6 @@ from typing import Any
 import keras
 from keras import ops
 
-from training.recipes.recipe import Recipe
-
 Decay = float | Callable | None
 
 
@@ -29,11 +27,6 @@ class Objective:
     without_remat = ""
     uncounted: tuple[str, ...] = ()
     random: Sequence[keras.Variable] = ()
-
-    @classmethod
-    def of(cls, recipe: Recipe, num_steps: int) -> "Objective | None":
-        """Return the objective of a recipe, for a run of `num_steps`; None if the recipe has another one."""
-        raise NotImplementedError
 
     def prepare(self, model: keras.Model) -> keras.Model:
         """Return the model to train, under the strategy of `model`, and open what the loss needs beside it."""
@@ -77,24 +70,6 @@ class Objective:
 
     def after_step(self, step: Any) -> None:
         """Assign variables of the network that follow from the number of steps done."""
-
-
-class OtherForward(Objective):
-    """An objective whose outputs are computed in another way in training."""
-
-    def __init__(self, objective: Objective):
-        self._objective = objective
-        self.metrics, self.metric_dtype = objective.metrics, objective.metric_dtype
-        self.uncounted = objective.uncounted
-
-    def prepare(self, model):
-        return self._objective.prepare(model)
-
-    def measure(self, images, labels, outputs, weights):
-        return self._objective.measure(images, labels, outputs, weights)
-
-    def evaluation(self):
-        return self._objective.evaluation()
 
 
 def sums_of(losses: Any, metric: Any, weights: Any) -> tuple:

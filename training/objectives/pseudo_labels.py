@@ -24,10 +24,6 @@ class PseudoLabels(Objective):
     def __init__(self, recipe: PseudoLabelRecipe):
         self._recipe = recipe
 
-    @classmethod
-    def of(cls, recipe, num_steps):
-        return cls(recipe) if isinstance(recipe, PseudoLabelRecipe) else None
-
     def forwards(self, network, trained, step, averages):
         """Return average and model on a batch: (labeled, weak, strong) images -> a dict.
 
@@ -67,18 +63,12 @@ class PseudoLabels(Objective):
 
 
 def probabilistic_mixup(images: tf.Tensor, probabilities: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Mix each picture with the one at its place from the end, by how sure their pseudo-labels are.
+    """Mix each image (N, h, w, C) with the one at its place from the end, by how sure their pseudo-labels (N, K) are.
 
-    The share of a picture is p / (p + q), with its probability p and the other's q. So an unsure one hardly changes a
-    sure one, and the pair counts as sure as the surer one. The batch is shuffled, so any fixed order of partners is a
-    random one.
+    The share of an image is p / (p + q), with its probability p and the other's q, so an unsure one hardly changes a
+    sure one. The batch is shuffled, so any fixed order of partners is a random one.
 
-    Args:
-        images: (N, h, w, C).
-        probabilities: (N, K).
-
-    Returns:
-        Images (N, h, w, C), targets (N, K) that sum to 1, and confidence (N,).
+    Returns: images (N, h, w, C), targets (N, K) that sum to 1, and confidence (N,), that of the surer one.
     """
     classes = tf.one_hot(tf.argmax(probabilities, axis=-1), probabilities.shape[-1])
     own = tf.reduce_max(probabilities, axis=-1)

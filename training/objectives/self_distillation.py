@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from training.objectives.objective import Objective, sums_of
-from training.objectives.resized import Resized
+from training.objectives.patches import Resized
 from training.recipes.recipe import PretrainRecipe
 
 # The student's temperature of the paper. That of the teacher rises to 0.07 there; 0.04 throughout is the default of the
@@ -41,11 +41,6 @@ class SelfDistillation(Objective):
         crops = f"2 crops and {recipe.local_crops} small ones of each image"
         self.uncounted = (f"the head of {recipe.prototypes:,} prototypes, the teacher, and {crops}",)
 
-    @classmethod
-    def of(cls, recipe, num_steps):
-        is_own = isinstance(recipe, PretrainRecipe) and recipe.target == "self-distillation"
-        return cls(recipe, num_steps) if is_own else None
-
     def averaging(self, decay):
         """Return the teacher's decay after a number of steps: from the recipe's to 1 along half a cosine."""
 
@@ -60,9 +55,8 @@ class SelfDistillation(Objective):
 
         Large crops (B, 2, height, width, C), small crops (B, n, h, w, C) -> "student" (2 + n, B, K), "teacher" (2, B,
         K). Without small crops, the input is the large ones alone. It is called in a `keras.StatelessScope`, which gets
-        the new center.
-
-        Raises UserError for a model whose weights depend on the image size in other ways than learned positions do.
+        the new center. Raises UserError for a model whose weights depend on the image size in other ways than learned
+        positions do.
         """
         recipe, fixed_steps = self._recipe, round(_FIXED_PROTOTYPES * self._num_steps)
         prototypes, center = network.get_layer("prototypes").kernel, network.get_layer("center")

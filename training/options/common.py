@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from keras_vit import UserError
-from keras_vit.cli.options import Aliases, Count, Natural, Seed, check_ranges
+from keras_vit.cli.options import Aliases, Count, MayLead, Natural, Seed, check_ranges
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
@@ -66,13 +66,25 @@ class DataOptions:
         return to_path(self.data.partition(":")[2])
 
     def arguments(self) -> list[str]:
-        """The options as a command line has them."""
+        """Return the options as a command line has them."""
         return arguments_of(self)
 
     def settings(self) -> dict[str, Any]:
-        """The fields as config.json stores them: without what is newer and not set, as runs did before it."""
+        """Return the fields as config.json stores them: without what is newer and not set, as runs did before it."""
         fields = dataclasses.asdict(self)
         return {name: value for name, value in fields.items() if value is not None or name not in _NEWER_OF_DATA}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The model of a command."""
+
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
+    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
+    image_size: tuple[int, int] | None = None
+    """Height and width in pixels to resize the model's input to; default its own."""
+    num_heads: int | None = None
+    """Attention heads, if the checkpoint does not specify them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +98,7 @@ class AnnotatedData:
     for annotations that you trust."""
 
     def settings(self) -> dict[str, Any]:
-        """The fields as config.json stores them, which has `allow_outside` only where it is set, as runs before it."""
+        """Return the fields as config.json stores them, which has `allow_outside` only where it is set."""
         fields = dataclasses.asdict(self)
         return {name: value for name, value in fields.items() if value or name != "allow_outside"}
 
@@ -125,7 +137,7 @@ class StrategyOptions:
         )
 
     def may_be_one_of_several(self) -> bool:
-        """Whether several processes may be given the same workdir, of which one takes the lock."""
+        """Return whether several processes may be given the same workdir, of which one takes the lock."""
         return self.strategy == "multi-worker" or (
             self.strategy == "auto" and not {"TF_CONFIG", "SLURM_PROCID"}.isdisjoint(os.environ)
         )
@@ -173,6 +185,15 @@ _OF_UNLABELLED = ("unlabelled", "learn_by", "confidence", "rounds")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CsvOptions:
+    """How a command writes .csv files."""
+
+    raw: bool = False
+    """Write the cells of a .csv file as they are, for programs. Else a ' stands before those that a spreadsheet would
+    run as a formula, such as =1+1."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     """Options of all commands that train."""
 
@@ -209,8 +230,8 @@ class TrainingOptions:
     @property
     def service_place(self) -> tuple[str, int] | None:
         """Host and port of `--data-service`; None without it, and for what is no address."""
-        found = re.fullmatch(r"grpc://\[?([^/\[\]]+)\]?:(\d{1,5})", self.data_service or "")
-        return (found[1], int(found[2])) if found and 0 < int(found[2]) < 2**16 else None
+        address = re.fullmatch(r"grpc://\[?([^/\[\]]+)\]?:(\d{1,5})", self.data_service or "")
+        return (address[1], int(address[2])) if address and 0 < int(address[2]) < 2**16 else None
 
     @property
     def directory(self) -> pathlib.Path:

@@ -61,8 +61,6 @@ class PipelineOptions:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """(the options of the command, those of Beam, which stand behind --)."""
-    if "--" not in arguments:
-        return [*arguments], ()
-    place = [*arguments].index("--")
+    """Return the options of the command, and those of Beam, which stand behind --."""
+    place = [*arguments, "--"].index("--")
     return [*arguments[:place]], tuple(arguments[place + 1 :])

@@ -7,7 +7,7 @@ from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayLead, Port, Positional, Share, check_ranges
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import existing_file, existing_folder
-from training.options.common import AnnotatedData, TrainingOptions
+from training.options.common import AnnotatedData, CsvOptions, TrainingOptions
 from training.options.predict import check_ending
 from training.recipes.dense import DETECT, DetectRecipe
 
@@ -17,7 +17,7 @@ KINDS = ("coco", "yolo", "voc", "csv")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DetectPredictOptions:
+class DetectPredictOptions(CsvOptions):
     """Find objects on pictures: of words, like an example, or of the classes of a run."""
 
     pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
@@ -39,9 +39,6 @@ class DetectPredictOptions:
     picture, of OWLv2 the likeliest object on it."""
     output: str | None = None
     """File for the results, which ends in .csv, .json (COCO) or .html (a page with the boxes)."""
-    raw: bool = False
-    """Write the cells of a .csv file as they are, for programs. Else a ' stands before those that a spreadsheet would
-    run as a formula, such as =1+1."""
     serve: bool = False
     """Serve a page on 127.0.0.1 that shows the objects on one picture after the other."""
     port: Port = 8000

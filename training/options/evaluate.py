@@ -1,15 +1,15 @@
 """Options of `keras-vit evaluate`, `keras-vit verify-official` and `keras-vit soup`."""
 
 import dataclasses
-import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayBeEmpty, MayLead, Positional
+from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
 from keras_vit.images.resizing import Resize
-from training.options.common import DataOptions, StrategyOptions
+from training.options.common import CsvOptions, DataOptions, StrategyOptions
 
 if TYPE_CHECKING:
     from keras_vit import Preprocessing
@@ -32,13 +32,13 @@ class InputOptions:
     """Values that 0 and 255 are mapped to; default the model's own, or -1 1 if it specifies none."""
 
     def given(self) -> dict[str, Any]:
-        """The options that are set, by name."""
+        """Return the options that are set, by name."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def as_typed(self) -> str:
-        """`, with --image-size 96 96` for the options that are set; "" if none is."""
-        typed = [f"--{name.replace('_', '-')} {value}" for name, value in self.given().items()]
-        return f", with {re.sub('[(),]', '', ' '.join(typed))}" if typed else ""
+        """Return `, with --image-size 96 96` for the options that are set; "" if none is."""
+        typed = " ".join(arguments_of(self))
+        return f", with {typed}" if typed else ""
 
     def preprocessing(self, own: "Preprocessing") -> "Preprocessing":
         """Return a model's own preprocessing with the overrides applied. Raises UserError where they do not fit it."""
@@ -70,7 +70,7 @@ class InputOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(CsvOptions):
     """Measure a model on the evaluation images of a data set; without --data, of that which a run was trained on."""
 
     run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]

@@ -2,15 +2,18 @@
 
 import dataclasses
 import pathlib
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from keras_vit import UserError
-from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Positive, Range
+from keras_vit.cli.options import Aliases, Count, Positional, Positive, Range
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
 from keras_vit.images.resizing import Resize
-from training.options.common import DataOptions, Runner
+from training.options.common import CsvOptions, DataOptions, ModelOptions, Runner
 from training.options.predict import check_ending
+
+if TYPE_CHECKING:
+    from keras_vit import Preprocessing
 
 FeatureKind = Literal["pre_logits", "token", "mean", "both"]
 IndexKind = Literal["pre_logits", "token", "mean", "both", "joint"]
@@ -20,11 +23,9 @@ DESCRIPTION = "features.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FeatureOptions:
+class FeatureOptions(ModelOptions):
     """Options of all commands that extract features."""
 
-    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
-    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     source: DataOptions
     features: FeatureKind = "pre_logits"
     """Features of a Vision Transformer. pre_logits: what its head reads. Of its normalized tokens, token: the class
@@ -33,10 +34,6 @@ class FeatureOptions:
     """Directory of the report; default the run directory."""
     random_weights: bool = False
     """Use random weights (seed 0) instead of the trained ones, as a baseline for the architecture."""
-    image_size: tuple[int, int] | None = None
-    """Height and width in pixels to resize the model's input to; default its own."""
-    num_heads: int | None = None
-    """Attention heads, if the checkpoint does not specify them."""
     crop_from: int | None = None
     """Stretch images to a square of this side in pixels and center crop, as in the papers (256 for models of 224);
     default the model's own preprocessing."""
@@ -58,8 +55,14 @@ class FeatureOptions:
             ],
         )
 
+    def preprocessing(self, own: "Preprocessing") -> "Preprocessing":
+        """Return a model's own preprocessing with these options applied; --crop-from is a stretch and a center crop."""
+        if self.resize is not None:
+            return own.with_resize(self.resize, None)
+        return own if self.crop_from is None else own.with_resize("stretch", (self.crop_from, self.crop_from))
+
     def probe_command(self) -> tuple[str, ...]:
-        """The command that makes a model of these features."""
+        """Return the command that makes a model of these features."""
         workdir = ("--workdir", "runs/probe")
         return ("linear-probe", "--checkpoint", self.run, *self.source.arguments(), *workdir)
 
@@ -81,7 +84,7 @@ class ProbeOptions(FeatureOptions):
         return None if self.workdir is None else to_path(self.workdir)
 
     def settings(self) -> dict[str, Any]:
-        """The settings of the probe for config.json of the run."""
+        """Return the settings of the probe for config.json of the run."""
         names = ("features", "image_size", "resize", "crop_from")
         return {"source": self.source.settings(), **{name: getattr(self, name) for name in names}}
 
@@ -100,7 +103,7 @@ class FewshotOptions(ProbeOptions):
     """Instead of --l2 try 2^-10 to 2^19, and choose the best on training images outside the shots."""
 
     def settings(self) -> dict[str, Any]:
-        """As those of `ProbeOptions`, with the shots and the penalty."""
+        """Return those of `ProbeOptions`, with the shots and the penalty."""
         shots = None if self.shots is None else list(self.shots)
         return {"command": "fewshot", **super().settings(), "shots": shots, "l2": self.l2, "sweep": self.sweep}
 
@@ -118,7 +121,7 @@ class LinearProbeOptions(ProbeOptions):
     images, of which a single split says little."""
 
     def settings(self) -> dict[str, Any]:
-        """As those of `ProbeOptions`, with the strengths to choose from."""
+        """Return those of `ProbeOptions`, with the strengths to choose from."""
         return {"command": "linear_probe", **super().settings(), "c": list(self.c)}
 
 
@@ -135,13 +138,11 @@ class KnnOptions(FeatureOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EmbedOptions:
+class EmbedOptions(ModelOptions):
     """Write the features of pictures into a folder, for similar, search, review and the probes."""
 
     pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
     """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'; or --data."""
-    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
-    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     output: str
     """Folder of the features. If it has some of the same pictures and model, the command continues."""
     source: DataOptions = dataclasses.field(default_factory=lambda: DataOptions(""))
@@ -152,10 +153,6 @@ class EmbedOptions:
     tower (CLIP, SigLIP), else pre_logits."""
     dtype: Literal["float16", "float32"] = "float16"
     """Type of the stored numbers; float16 takes half the space."""
-    image_size: tuple[int, int] | None = None
-    """Height and width in pixels to resize the model's input to; default its own."""
-    num_heads: int | None = None
-    """Attention heads, if the checkpoint does not specify them."""
     resize: Resize | None = None
     """How images are resized to the model's input: pad shows them whole; default the model's own."""
     batch_size: Count = 64
@@ -181,7 +178,7 @@ class EmbedOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LookupOptions:
+class LookupOptions(CsvOptions):
     """Options of all commands that look up pictures in an index."""
 
     index: str
@@ -195,9 +192,6 @@ class LookupOptions:
     index. Prints how many of the true neighbors it finds. Needs pip install faiss-cpu."""
     output: str | None = None
     """File for the results, which ends in .csv or .html (a page with small pictures)."""
-    raw: bool = False
-    """Write the cells of a .csv file as they are, for programs. Else a ' stands before those that a spreadsheet would
-    run as a formula, such as =1+1."""
 
     def __post_init__(self) -> None:
         check_ending(self.output, TABLES)
@@ -220,7 +214,7 @@ class SearchOptions(LookupOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReviewOptions:
+class ReviewOptions(CsvOptions):
     """Make a page to clean a data set: copies, suspicious labels, odd pictures, classes that overlap."""
 
     index: str

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Range, Seed
 from keras_vit.scores import UnknownKind
-from training.options.common import DataOptions
+from training.options.common import CsvOptions, DataOptions
 from training.options.features import TABLES
 from training.options.predict import check_ending
 
@@ -62,7 +62,7 @@ class AnomalyFitOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AnomalyPredictOptions:
+class AnomalyPredictOptions(CsvOptions):
     """Find what differs from the good parts."""
 
     pictures: Annotated[tuple[str, ...], Positional("PICTURES")]
@@ -71,9 +71,6 @@ class AnomalyPredictOptions:
     """Directory that keras-vit anomaly fit has written."""
     output: str | None = None
     """File for the results, which ends in .csv or .html (a page with heat maps)."""
-    raw: bool = False
-    """Write the cells of a .csv file as they are, for programs. Else a ' stands before those that a spreadsheet would
-    run as a formula, such as =1+1."""
 
     def __post_init__(self) -> None:
         check_ending(self.output, TABLES)

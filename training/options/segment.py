@@ -141,7 +141,7 @@ class SegmentPredictOptions:
 
 
 def folders_of_splits(root: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
-    """The folders of the training and the evaluation split; None if there is one of both."""
+    """Return the folders of the training and the evaluation split; None if there is one of both."""
     train, evaluation = (
         next((root / name for name in names if (root / name).is_dir()), None)
         for names in (TRAINING_NAMES, EVALUATION_NAMES)

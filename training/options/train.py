@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from keras_vit.cli.options import Aliases, Count, Positive, Range, Seed, Share
 from keras_vit.errors import UserError, refuse_without_effect
-from keras_vit.files.keras_weights import KERAS_WEIGHTS
+from keras_vit.files.keras_model import KERAS_WEIGHTS
 from keras_vit.images.resizing import Resize
 from training.options.common import DataOptions, Execution, StrategyOptions, TrainingOptions
 from training.recipes.finetune import FINETUNE_RECIPES

@@ -4,34 +4,44 @@ import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
+import matplotlib
 import numpy as np
+import PIL.Image
+import tensorflow as tf
 from sklearn.random_projection import SparseRandomProjection, johnson_lindenstrauss_min_dim
 
 from keras_vit import Preprocessing, UserError, ViTConfig, config_of, preprocessing_of
+from keras_vit.cli.pages import render, thumbnail_address
 from keras_vit.cli.progress import tracked
-from keras_vit.files.atomic import atomic_write, write_text
+from keras_vit.errors import ParityError, reading
+from keras_vit.files.atomic import atomic_folder, atomic_write, write_text
 from keras_vit.files.documents import read_json
 from keras_vit.files.keras_model import MODEL, find, load_model
-from keras_vit.files.tables import CsvWriter, markdown_table
+from keras_vit.files.tables import markdown_table, write_csv
 from keras_vit.images.files import Image, read_image
+from keras_vit.images.preprocessing import to_channels
 from keras_vit.inspection.compute import model_inputs
 from keras_vit.models.patch_memory import anomaly_model, local_features
 from keras_vit.run import Run
 from keras_vit.scores import threshold_of
 from training.data.dataset import check_some_read
-from training.features.embed import check_finite
-from training.options.outliers import AnomalyFitOptions
-from training.outliers.anomaly_export import export_anomaly
-from training.outliers.anomaly_page import Finding, anomaly_page
+from training.features.extraction import check_finite
+from training.options.outliers import AnomalyFitOptions, AnomalyPredictOptions
 
 FACTS = "anomaly.json"
 # Most patches in memory; most numbers of all patches of good parts (2 GiB); every fifth good part is held out.
 _MOST_PATCHES, _MOST_NUMBERS, _HELD_OUT = 10_000, 2**29, 5
 # Distortion of distances by the random projection, as in PatchCore's code and anomalib.
 _EPSILON = 0.9
+# Pictures on which the SavedModel is compared, and its largest difference that rounding explains, relative to the
+# largest score or to 1. Distances are roots, which double the relative error of a small square.
+_COMPARED, _TOLERANCE = 4, 1e-3
+# Longest side of a picture on the page, in pixels.
+_SIDE = 320
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +58,14 @@ class AnomalyDetector:
         """Whole pictures, stretched."""
         return stretched(self.model)
 
-    def inspect(self, images: Sequence[Image]) -> tuple[np.ndarray, np.ndarray]:
-        """The scores (n,) and the maps (n, height, width) of pictures."""
-        found = self.model.predict_on_batch(model_inputs(images, self.preprocessing)[1])
-        return found["score"], found["map"]
+    def inspect(self, image: Image) -> tuple[float, np.ndarray]:
+        """Return the score of an image and its map (height, width)."""
+        found = self.model.predict_on_batch(model_inputs([image], self.preprocessing)[1])
+        return float(found["score"][0]), found["map"][0]
 
 
 def stretched(model: keras.Model) -> Preprocessing:
-    """The preprocessing of a model without a crop: a defect at the edge counts too."""
+    """Return the preprocessing of a model without a crop: a defect at the edge counts too."""
     return preprocessing_of(model).with_resize("stretch", None)
 
 
@@ -69,7 +79,10 @@ def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOpti
     order = np.random.default_rng(options.seed).permutation(len(files))
     held_out = [files[index] for index in sorted(order[: len(files) // _HELD_OUT])]
     good = [files[index] for index in sorted(order[len(files) // _HELD_OUT :])]
-    blocks = options.blocks or _middle_block(run.model)
+    config = config_of(run.model)
+    # Of another model than a Vision Transformer the last block, which `local_features` refuses.
+    middle = (config.num_layers - 1) // 2 if isinstance(config, ViTConfig) else -1
+    blocks = options.blocks or (middle,)
     extractor = local_features(run.model, blocks)
     most = max(1, _MOST_NUMBERS // int(np.prod(extractor.output_shape[1:])))
     if len(good) > most:
@@ -96,7 +109,7 @@ def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOpti
         named = temporary.with_suffix(".keras")  # Keras goes by the name
         model.save(named)
         named.replace(temporary)
-    export_anomaly(detector.model, detector.preprocessing, detector.threshold, held_out, workdir / "saved_model" / "1")
+    export_anomaly(detector, held_out, workdir / "saved_model" / "1")
     write_text(workdir / FACTS, json.dumps(facts, indent=2) + "\n")
     print(
         f"{workdir}: {count:,} patches of {len(good):,} good parts; a score above {detector.threshold:.4g} is a defect "
@@ -110,60 +123,18 @@ def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOpti
     return detector
 
 
-def _middle_block(model: keras.Model) -> tuple[int]:
-    """The block in the middle of a Vision Transformer; of another model the last, which `local_features` refuses."""
-    config = config_of(model)
-    return ((config.num_layers - 1) // 2,) if isinstance(config, ViTConfig) else (-1,)
-
-
 def open_anomaly_detector(directory: str) -> AnomalyDetector:
     """Open what `fit_anomaly` has written. Raises UserError for anything else."""
-    facts = read_json(find(directory, FACTS))
-    if not (isinstance(facts, dict) and isinstance(facts.get("threshold"), float)):
-        raise UserError(f"{directory}/{FACTS} has no threshold; write it again by keras-vit anomaly fit.")
-    return AnomalyDetector(load_model(directory), facts["threshold"])
-
-
-def predict_anomaly(
-    detector: AnomalyDetector, files: Sequence[pathlib.Path], output: str | None, *, raw: bool
-) -> list[Finding]:
-    """Score pictures, print a table, and write `output` (`raw`: see `CsvWriter`).
-
-    Raises UserError if none can be read.
-    """
-    findings, problems = [], dict[str, str]()
-    for file in tracked(files, "Looking at pictures"):
-        name = str(file).encode("utf-8", "replace").decode("utf-8")
-        try:
-            image = read_image(file, detector.preprocessing)
-        except (UserError, OSError) as error:
-            problems[name] = str(error)
-            continue
-        scores, maps = detector.inspect([image])
-        findings.append(Finding(name, image.pixels, maps[0], float(scores[0]), detector.threshold))
-    rows = [
-        [each.name, f"{each.score:.4g}", "defect" if each.is_defect else "good", "{}, {}".format(*each.peak)]
-        for each in findings
-    ]
-    if rows:
-        print(markdown_table(["picture", "score", "verdict", "at x, y"], rows, num_text_columns=1))
-    for name, problem in problems.items():
-        print(f"Not read: {name}: {problem}")
-    if output is not None and findings:
-        with atomic_write(pathlib.Path(output)) as temporary:
-            if output.endswith(".csv"):
-                _write_csv(temporary, findings, problems, raw=raw)
-            else:
-                temporary.write_text(anomaly_page(findings, problems), encoding="utf-8")
-        print(f"Results are in {output}.")
-    check_some_read(len(findings))
-    return findings
+    file = find(directory, FACTS)
+    with reading(file, "what keras-vit anomaly fit writes", KeyError, TypeError):
+        threshold = float(read_json(file)["threshold"])
+    return AnomalyDetector(load_model(directory), threshold)
 
 
 def _patches(
     extractor: keras.Model, files: Sequence[pathlib.Path], preprocessing: Preprocessing, batch_size: int
 ) -> np.ndarray:
-    """The patches (n, D) float32 of all pictures."""
+    """Return the patches (n, D) float32 of all pictures."""
     found = []
     for begin in tracked(range(0, len(files), batch_size), "Patches", unit="batches"):
         images = [read_image(file, preprocessing) for file in files[begin : begin + batch_size]]
@@ -195,20 +166,142 @@ def k_center(vectors: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 
 def _scores(detector: AnomalyDetector, files: Sequence[pathlib.Path]) -> tuple[np.ndarray, float]:
-    """The scores of pictures, and the seconds for one, without the first, which compiles."""
+    """Return the scores of pictures, and the seconds for one, without the first, which compiles."""
     scores, seconds = [], []
     for file in files:
         started = time.perf_counter()
-        scores.append(float(detector.inspect([read_image(file, detector.preprocessing)])[0][0]))
+        scores.append(detector.inspect(read_image(file, detector.preprocessing))[0])
         seconds.append(time.perf_counter() - started)
     return np.array(scores), float(np.mean(seconds[1:] or seconds))
 
 
-def _write_csv(path: pathlib.Path, findings: Sequence[Finding], problems: dict[str, str], *, raw: bool) -> None:
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = CsvWriter(stream, raw=raw)
-        writer.writerow(["picture", "score", "threshold", "defect", "x", "y", "problem"])
-        for each in findings:
-            writer.writerow([each.name, f"{each.score:.6g}", f"{each.threshold:.6g}", each.is_defect, *each.peak, ""])
-        for name, problem in problems.items():
-            writer.writerow([name, "", "", "", "", "", problem])
+def export_anomaly(detector: AnomalyDetector, files: Sequence[pathlib.Path], output: pathlib.Path) -> None:
+    """Write a SavedModel, compared with the model on some of the files before it is renamed.
+
+    Its signature takes `image_bytes` (B,), image files of any size, and returns `score` (B,), `map` (B, height, width)
+    of the whole picture at the model's size, and `defect` (B,) bool. Raises ParityError if it differs by more than
+    rounding.
+    """
+    model, preprocessing = detector.model, detector.preprocessing
+    shape = (*preprocessing.image_size, preprocessing.channels)
+
+    def read(data: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.cast(preprocessing.read(data), tf.float32), shape)
+
+    def serve(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
+        pixels = tf.map_fn(read, image_bytes, fn_output_signature=tf.TensorSpec(shape, tf.float32))
+        found = model(preprocessing.normalize(pixels), training=False)
+        return {**found, "defect": found["score"] > detector.threshold}
+
+    with atomic_folder(output) as folder:
+        archive = keras.export.ExportArchive()
+        archive.track(model)
+        archive.add_endpoint("serving_default", serve, [tf.TensorSpec((None,), tf.string, name="image_bytes")])
+        archive.write_out(str(folder), verbose=False)
+        signature = tf.saved_model.load(str(folder)).signatures["serving_default"]
+        for file in files[:_COMPARED]:
+            data = file.read_bytes()
+            expected = model.predict_on_batch(np.asarray(preprocessing.normalize(read(tf.constant(data))[None])))
+            found = signature(image_bytes=tf.constant([data]))
+            for name in ("score", "map"):
+                difference = float(np.abs(found[name].numpy() - expected[name]).max())
+                if not difference <= _TOLERANCE * max(1.0, float(np.abs(expected[name]).max())):
+                    raise ParityError(
+                        f"The {name} of {file.name} by the SavedModel differs from the model's by {difference:.3g}, "
+                        "more than rounding, so it was not kept."
+                    )
+
+
+# Results
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """An inspected part."""
+
+    name: str
+    pixels: np.ndarray
+    """(h, w, C) uint8."""
+    score: float
+    heat: np.ndarray
+    """(height, width) at the model's size: the distance of each pixel to good parts."""
+    threshold: float
+
+    @property
+    def is_defect(self) -> bool:
+        """Whether the part is defective."""
+        return self.score > self.threshold
+
+    @property
+    def verdict(self) -> str:
+        """The same in a word."""
+        return "defect" if self.is_defect else "good"
+
+    @property
+    def peak(self) -> tuple[int, int]:
+        """Return the pixel (x, y) of the picture with the most heat."""
+        row, column = np.unravel_index(np.argmax(self.heat), self.heat.shape)
+        height, width = self.pixels.shape[:2]
+        return int((column + 0.5) * width / self.heat.shape[1]), int((row + 0.5) * height / self.heat.shape[0])
+
+
+def predict_anomaly(detector: AnomalyDetector, files: Sequence[pathlib.Path], options: AnomalyPredictOptions) -> None:
+    """Score pictures, print a table, and write `--output`. Raises UserError if no picture can be read."""
+    parts, problems = [], dict[str, str]()
+    for file in tracked(files, "Looking at pictures"):
+        name = str(file).encode("utf-8", "replace").decode("utf-8")
+        try:
+            image = read_image(file, detector.preprocessing)
+        except (UserError, OSError) as error:
+            problems[name] = str(error)
+        else:
+            parts.append(Part(name, image.pixels, *detector.inspect(image), detector.threshold))
+    if parts:
+        rows = [[each.name, f"{each.score:.4g}", each.verdict, "{}, {}".format(*each.peak)] for each in parts]
+        print(markdown_table(["picture", "score", "verdict", "at x, y"], rows, num_text_columns=1))
+    for name, problem in problems.items():
+        print(f"Not read: {name}: {problem}")
+    if options.output is not None and parts:
+        with atomic_write(pathlib.Path(options.output)) as temporary:
+            if options.output.endswith(".csv"):
+                write_csv(temporary, _csv_rows(parts, problems), raw=options.raw)
+            else:
+                temporary.write_text(_page(parts, problems), encoding="utf-8")
+        print(f"Results are in {options.output}.")
+    check_some_read(len(parts))
+
+
+def _csv_rows(parts: Sequence[Part], problems: Mapping[str, str]) -> Iterator[Sequence]:
+    yield "picture", "score", "threshold", "defect", "x", "y", "problem"
+    for each in parts:
+        yield each.name, f"{each.score:.6g}", f"{each.threshold:.6g}", each.is_defect, *each.peak, ""
+    for name, problem in problems.items():
+        yield name, "", "", "", "", "", problem
+
+
+def _page(parts: Sequence[Part], problems: Mapping[str, str]) -> str:
+    """Return a page, the most suspicious first. All maps have one scale, from their lowest value to twice the limit."""
+    low = min(float(each.heat.min()) for each in parts)
+    return render(
+        "anomaly",
+        title="Defects",
+        num_defects=sum(each.is_defect for each in parts),
+        threshold=parts[0].threshold,
+        cards=[_card(each, low) for each in sorted(parts, key=lambda each: -each.score)],
+        problems=problems,
+    )
+
+
+def _card(part: Part, low: float) -> dict[str, Any]:
+    picture = PIL.Image.fromarray(np.asarray(to_channels(part.pixels, 3, "white")).round().astype(np.uint8))
+    picture.thumbnail((_SIDE, _SIDE))
+    scaled = np.clip((part.heat - low) / max(2.0 * part.threshold - low, 1e-12), 0.0, 1.0)
+    colors = (255 * matplotlib.colormaps["inferno"](scaled)[..., :3]).astype(np.uint8)
+    heat_map = PIL.Image.blend(picture, PIL.Image.fromarray(colors).resize(picture.size), 0.6)
+    return {
+        "name": part.name,
+        "verdict": part.verdict,
+        "score": part.score,
+        "picture": thumbnail_address(np.asarray(picture), _SIDE),
+        "heat_map": thumbnail_address(np.asarray(heat_map), _SIDE),
+    }

@@ -16,7 +16,7 @@ from keras_vit.scores import KINDS, UNKNOWN, UnknownKind, UnknownScorer, feature
 from training.data.dataset import DataSet, Split
 from training.data.known_images import check_evaluation_images
 from training.evaluation.predictors import outputs
-from training.features.embed import check_finite
+from training.features.extraction import check_finite
 from training.options.outliers import UnknownOptions
 
 # Groups into which the classes are divided, each left out once, and training images that knn keeps.
@@ -45,8 +45,6 @@ def unknown(run: Run, source: DataSet, options: UnknownOptions) -> UnknownScorer
     """
     if run.labels:
         check_classes(run.labels, source.labels)
-    if len(source.labels) < 2:
-        raise UserError("The score is chosen by leaving out classes, but there is one; train with two or more.")
     check_evaluation_images(run, options.source, source)
     rng = np.random.default_rng(options.seed)
     train = source.train
@@ -103,7 +101,7 @@ def outputs_of(run: Run, split: Split, num_classes: int, batch_size: int) -> Out
         inside = network.predict_on_batch(images)
         return np.concatenate([inside["pre_logits"].astype(np.float32), inside["logits"].astype(np.float32)], axis=-1)
 
-    values, labels = outputs(compute, split, run.preprocessing, num_classes=num_classes, batch_size=batch_size)
+    values, labels = outputs(compute, split, batch_size, preprocessing=run.preprocessing, num_classes=num_classes)
     check_finite(values)
     width = network.output["pre_logits"].shape[-1]
     return Outputs(values[:, :width], values[:, width:], labels)
@@ -130,7 +128,7 @@ def auroc_of_left_out_classes(
             scores = np.asarray(fit_score(kind, part, seed).score(evaluation.features, logits))
             found[kind].append(roc_auc_score(is_left_out, scores))
     if not found["knn"]:
-        raise UserError("The evaluation images are all of one class; give --data with evaluation images of each class.")
+        raise UserError("The score is chosen by leaving out classes, but the evaluation images are all of one class.")
     return {kind: float(np.mean(values)) for kind, values in found.items()}
 
 

@@ -1,4 +1,4 @@
-"""The model and the pictures that a command line names. Imports no TensorFlow."""
+"""The model and the pictures that a command line names. Imports neither TensorFlow nor Keras."""
 
 import os
 import pathlib
@@ -8,7 +8,14 @@ from keras_vit import UserError
 from keras_vit.cli.parser import Given, arguments_of
 from keras_vit.files.keras_model import MODEL
 from keras_vit.files.remote import is_remote, matching
-from keras_vit.images.formats import is_picture_name
+from keras_vit.images.formats import (
+    format_list,
+    is_hidden,
+    is_picture,
+    is_picture_name,
+    others_line,
+    visible_files,
+)
 from keras_vit.run import CONFIG, Run
 from keras_vit.text.classes import is_text_file
 from training.options.predict import PredictOptions
@@ -29,8 +36,6 @@ def with_pictures(given: Given) -> Given:
     for option in ("classes", "templates"):
         values = given.get((option,), ())
         first = next((number for number, value in enumerate(values) if _is_picture(value, number)), len(values))
-        if first == len(values):
-            continue
         for number, value in enumerate(values[first:], first):
             if not _is_picture(value, number):
                 raise UserError(
@@ -42,9 +47,16 @@ def with_pictures(given: Given) -> Given:
                     f"There is no picture or folder {value!r:.80}, as which --{option} takes a value with a slash or "
                     "the ending of a picture; correct it, or write a text with a slash into a .txt file."
                 )
-        pictures = (*given.get(("pictures",), ()), *values[first:])
-        given = {**given, (option,): values[:first], ("pictures",): pictures}
+        if first < len(values):
+            pictures = (*given.get(("pictures",), ()), *values[first:])
+            given = {**given, (option,): values[:first], ("pictures",): pictures}
     return given
+
+
+def _is_picture(value: str, number: int) -> bool:
+    """Return whether the value of this number of an option of texts is written like a picture or folder."""
+    is_text = "{}" in value or (number == 0 and is_text_file((value,)))
+    return not is_text and ("/" in value or is_picture_name(value))
 
 
 def with_run(given: Given) -> Given:
@@ -61,6 +73,10 @@ def with_run(given: Given) -> Given:
     return {**given, ("run",): models[0], ("pictures",): tuple(name for name in pictures if name not in models)}
 
 
+def _is_model(path: pathlib.Path) -> bool:
+    return path.suffix in _MODEL_FILES or (path / MODEL).is_file() or (path / CONFIG).is_file()
+
+
 def check_pictures(run: str, pictures: Sequence[str], serve: bool, classes: Sequence[str] | None) -> None:
     """Raise UserError unless there are either pictures or `--serve`, and for an export as the model."""
     if serve == bool(pictures):
@@ -69,6 +85,43 @@ def check_pictures(run: str, pictures: Sequence[str], serve: bool, classes: Sequ
         raise UserError(f"Give pictures, such as pictures/ or cat.jpg, or --serve, but not both{hint}.")
     if run.endswith(".tflite") or any(any(pathlib.Path(run).glob(name)) for name in _EXPORTED):
         raise UserError(f"{run} is an export; give the run that it was exported from, or use keras-vit evaluate.")
+
+
+def find_pictures(names: Sequence[str]) -> list[pathlib.Path]:
+    """Return the files that names of files and folders and patterns stand for, each once.
+
+    Those of a folder are in alphabetical order, without hidden ones and without files that neither are called like a
+    picture nor hold one. Links in a folder that lead to a folder, which are not followed, or nowhere are among them,
+    since `predict` names what it cannot read. Raises UserError for a name without files. Whether a file can be decoded
+    is not checked.
+    """
+    every: dict[pathlib.Path, None] = {}
+    for name in names:
+        path = pathlib.Path(name)
+        if path.is_dir():
+            files = _files_in(path)
+        else:
+            files = (
+                [path] if path.is_file() else sorted(filter(pathlib.Path.is_file, map(pathlib.Path, matching(name))))
+            )
+        if not files:
+            what = "The folder {!r} has no picture" if path.is_dir() else "There is no picture {!r}"
+            raise UserError(
+                f"{what.format(name)} of a supported format ({format_list()}); give files, folders, or patterns such "
+                "as 'pictures/*.png'."
+            )
+        every |= dict.fromkeys(files)
+    return list(every)
+
+
+def _files_in(folder: pathlib.Path) -> list[pathlib.Path]:
+    # A file that is called like a picture and is none is named in the results.
+    files = visible_files(folder)
+    pictures = {file for file in files if is_picture(file)}
+    if pictures and len(pictures) < len(files):
+        print(others_line([file.name for file in files if file not in pictures], str(folder)))
+    links = (file for file in folder.rglob("*") if file.is_symlink() and not file.is_file() and is_picture(file))
+    return sorted(pictures.union(link for link in links if not any(map(is_hidden, link.relative_to(folder).parts))))
 
 
 def check_output(output: str | None) -> None:
@@ -85,13 +138,3 @@ def next_commands(options: PredictOptions, run: Run) -> list[tuple[str, ...]]:
     model = ("predict", *arguments_of(options, "pictures", "output", "explain", "serve", "port"))
     has_page = (options.output or "").endswith(".html")
     return [(*model, "--serve") if has_page else (*model, "--output", "predictions.html", *options.pictures)]
-
-
-def _is_picture(value: str, number: int) -> bool:
-    """Return whether the value of this number of an option of texts is written like a picture or folder."""
-    is_text = "{}" in value or (number == 0 and is_text_file((value,)))
-    return not is_text and ("/" in value or is_picture_name(value))
-
-
-def _is_model(path: pathlib.Path) -> bool:
-    return path.suffix in _MODEL_FILES or (path / MODEL).is_file() or (path / CONFIG).is_file()

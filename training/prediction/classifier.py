@@ -1,43 +1,77 @@
-"""Classify images with a run or a checkpoint, and write the results as CSV, JSON or a page."""
+"""Classify pictures with a run or a checkpoint: their classes, maps of what counts, and the page of both."""
 
+import collections
 import dataclasses
 import functools
-import json
-import math
+import io
 import pathlib
-import shutil
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import matplotlib.image
 import numpy as np
 import tqdm
 
 from keras_vit import Preprocessing, UserError, inspection
 from keras_vit.cli.native_stderr import native_stderr_silenced
-from keras_vit.cli.pages import thumbnail_address
-from keras_vit.files.atomic import atomic_write
+from keras_vit.cli.pages import data_address, render, thumbnail_address
 from keras_vit.files.labels import check_number, distinct_names, read_labels
-from keras_vit.files.tables import CsvWriter, markdown_table, short_name
+from keras_vit.files.tables import short_name
 from keras_vit.images.files import Image, decode, read_image
 from keras_vit.images.formats import LARGEST_SERVED
 from keras_vit.inspection.compute import checked_logits, model_inputs, model_name
 from keras_vit.inspection.report import maps_of
 from keras_vit.models.build import logits_model
 from keras_vit.run import Run, check_head
-from keras_vit.scores import TOP_K, RankedClasses, Scoring, features_and_logits
-from training.data.dataset import check_some_read
-from training.options.predict import Explanation, PredictOptions
-from training.prediction.pictures import only_folder
-from training.prediction.prediction_page import PICTURE_SIDE, PictureCard, groups_of, prediction_page
+from keras_vit.scores import RankedClasses, Scoring, features_and_logits
+from training.options.predict import Explanation
 
 # Images of one forward pass; with relevance, their activations are kept for the gradient.
 BATCH = 8
-# Batches that take as long as tracing the model.
-_EAGER = 4
 # A file with its image, or with the reason why it cannot be read.
 Picture = tuple[pathlib.Path, Image | None, str | None]
+_LEGEND = {
+    "rollout": "Attention rollout: how much each part of the picture reaches the result through all layers. It is the "
+    "same for every class.",
+    "relevance": "Relevance (Grad-CAM): the parts that speak for the predicted class.",
+}
+# Longest side of a picture on the page, in pixels.
+_SIDE = 320
+# The color of a map over its picture, RGB, and its opacity where the map is highest.
+_COLOR, _OPACITY = (213, 94, 0), 0.85
+# Shares of an image that the frame of the model's part leaves out at least, to be shown.
+_LEFT_OUT = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The classes of one picture, or why it cannot be read."""
+
+    name: str
+    """Its path, with "?" for bytes that are not UTF-8."""
+    ranked: RankedClasses | None = None
+    problem: str | None = None
+    maps: Sequence[tuple[str, np.ndarray]] = ()
+    """Titles and maps (h, w), from 0 to 1, of the part of the picture that the model sees."""
+    address: str = ""
+    """The address of the whole picture, inside the page."""
+    seen: tuple[float, float, float, float] = (0.0, 0.0, 1.0, 1.0)
+    """Left, top, right and bottom of the part that the model sees, in shares of the picture; padding is outside."""
+
+    @property
+    def classes(self) -> tuple[tuple[str, float], ...]:
+        """The classes that count, with their probabilities."""
+        return self.ranked.chosen if self.ranked else ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as an object of JSON."""
+        if self.ranked is None:
+            return {"picture": self.name, "problem": self.problem}
+        fields: dict[str, Any] = {"picture": self.name, "rejected": self.ranked.is_rejected}
+        if self.ranked.unknown is not None:
+            fields |= {"unknown": self.ranked.is_unknown, "unknown_score": self.ranked.unknown}
+        return {**fields, "classes": [{"class": name, "probability": share} for name, share in self.classes]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +87,7 @@ class Classifier:
     traced_batch: int | None = None
     """Images of the batches that run as a graph, which takes as long to trace as a few of them take without."""
 
-    def classify(self, images: Sequence[Image]) -> list[PictureCard]:
+    def classify(self, images: Sequence[Image]) -> list[Prediction]:
         """Return the classes of each image, with its map if one is to be made."""
         scorer = self.run.unknown
         maps: list = [()] * len(images)
@@ -77,17 +111,9 @@ class Classifier:
                 for each, score in zip(ranked, scores, strict=True)
             ]
         return [
-            PictureCard(image.name, classes, groups_of(classes, self.scoring), of_image)
+            Prediction(image.name, classes, maps=of_image)
             for image, classes, of_image in zip(images, ranked, maps, strict=True)
         ]
-
-    def with_picture(self, card: PictureCard, image: Image) -> PictureCard:
-        """The card of an image with the whole image, reduced, and the part of it that the model sees."""
-        height, width = image.pixels.shape[:2]
-        box = self.run.preprocessing.boxes_in_picture([0.5, 0.5, 1.0, 1.0], (height, width))
-        left, top, right, bottom = (box / [width, height, width, height]).tolist()
-        address = thumbnail_address(image.pixels, PICTURE_SIDE)
-        return dataclasses.replace(card, address=address, seen=(left, top, right, bottom))
 
     @functools.cached_property
     def _network(self) -> keras.Model:
@@ -97,37 +123,73 @@ class Classifier:
         model = logits_model(self.run.model)
         return keras.Model(model.input, {"logits": model.output})
 
+    def with_picture(self, prediction: Prediction, image: Image) -> Prediction:
+        """Return a prediction with the whole image, reduced, and the part of it that the model sees."""
+        height, width = image.pixels.shape[:2]
+        box = self.run.preprocessing.boxes_in_picture([0.5, 0.5, 1.0, 1.0], (height, width))
+        left, top, right, bottom = (box / [width, height, width, height]).tolist()
+        address = thumbnail_address(image.pixels, _SIDE)
+        return dataclasses.replace(prediction, address=address, seen=(left, top, right, bottom))
+
     def answer(self, data: bytes, name: str) -> str:
-        """A page with the classes of one picture. Raises UserError for bytes that are none."""
-        image = decode(data, name, preprocessing=self.run.preprocessing, most_pixels=LARGEST_SERVED)
-        [card] = self.classify([image])
-        return self.page([self.with_picture(card, image)], {})
+        """Return a page with the classes of one picture. Raises UserError for bytes that are none."""
+        image = self._decoded(data, name)
+        return self.page([self.with_picture(self.classify([image])[0], image)], {})
 
     def values(self, data: bytes, name: str) -> dict[str, Any]:
-        """The classes of one picture, as `--output X.json` has them. Raises UserError for bytes that are none."""
-        image = inspection.decode(data, name, preprocessing=self.run.preprocessing, most_pixels=LARGEST_SERVED)
-        return as_json(_prediction(name, self.classify([image])[0].ranked))
+        """Return the classes of one picture as `--output X.json` has them. Raises UserError for bytes that are none."""
+        return dataclasses.replace(self.classify([self._decoded(data, name)])[0], name=name).as_json()
 
-    def page(self, cards: Sequence[PictureCard], problems: dict[str, str]) -> str:
-        """Return a page with the images as HTML text; `problems` says of other files why they are not among them."""
-        model = f"{short_name(self.run.name)} ({model_name(self.run.model)})"
-        return prediction_page(model, cards, problems, self.scoring, self.explain)
+    def _decoded(self, data: bytes, name: str) -> Image:
+        return decode(data, name, preprocessing=self.run.preprocessing, most_pixels=LARGEST_SERVED)
+
+    def page(self, predictions: Sequence[Prediction], problems: Mapping[str, str | None]) -> str:
+        """Return a page of pictures with their classes and maps; `problems` says of other files why they are missing.
+
+        Its summary counts the class of each picture, of several all that it has, or why it has none.
+        """
+        cards = [_card(each, each.ranked, self.scoring) for each in predictions if each.ranked]
+        return render(
+            "predictions",
+            title="Most likely classes" if len(cards) == 1 else f"{len(cards):,} pictures",
+            model=f"{short_name(self.run.name)} ({model_name(self.run.model)})",
+            cards=cards,
+            counts=collections.Counter(group for card in cards for group in card["groups"]).most_common(),
+            problems=problems,
+            scoring=self.scoring,
+            legend=_LEGEND[self.explain] if self.explain else "",
+            colors=f"rgb{(*_COLOR, 0.0)}, rgb{(*_COLOR, _OPACITY)}",
+        )
 
 
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-    """The classes of one file, or why it cannot be read."""
+def _card(prediction: Prediction, ranked: RankedClasses, scoring: Scoring) -> dict[str, Any]:
+    groups = [name for name, _ in (ranked.chosen if scoring.is_multi_label else ranked.chosen[:1])]
+    if ranked.is_unknown:
+        groups = ["(unknown)"]
+    elif ranked.is_rejected:
+        groups = ["(rejected)"]
+    left, top, right, bottom = (100.0 * edge for edge in prediction.seen)
+    return {
+        "name": prediction.name,
+        "ranked": ranked,
+        "groups": groups,
+        "address": prediction.address,
+        "maps": [
+            {"title": title, "address": _overlay_address(values), "is_empty": values.max() <= 0.0}
+            for title, values in prediction.maps
+        ],
+        "place": f"left: {left:.2f}%; top: {top:.2f}%; width: {right - left:.2f}%; height: {bottom - top:.2f}%",
+        "is_cropped": max(prediction.seen[:2]) > _LEFT_OUT or min(prediction.seen[2:]) < 1.0 - _LEFT_OUT,
+    }
 
-    file: str
-    """Its path, with "?" for bytes that are not UTF-8."""
-    classes: tuple[tuple[str, float], ...] = ()
-    """`RankedClasses.chosen`."""
-    rejected: bool = False
-    """Whether no class reaches the threshold."""
-    unknown: float | None = None
-    """The score of an image of none of the classes; None if the run has none."""
-    is_unknown: bool = False
-    problem: str | None = None
+
+def _overlay_address(values: np.ndarray) -> str:
+    """Return a map that covers the image: the higher, the less of the image shows through."""
+    colors = np.empty((*values.shape, 4), np.uint8)
+    colors[..., :3], colors[..., 3] = _COLOR, np.round(255.0 * _OPACITY * values)
+    stream = io.BytesIO()
+    matplotlib.image.imsave(stream, colors, format="png")
+    return data_address(stream.getvalue())
 
 
 def open_classifier(
@@ -158,93 +220,43 @@ def open_classifier(
     return Classifier(run, names, run.scoring(threshold), explain)
 
 
-def predict(classifier: Classifier, files: Sequence[pathlib.Path], options: PredictOptions) -> None:
-    """Classify files, print a table, and write `--output`.
-
-    A file that cannot be read is named in the results, and the others are classified. Raises UserError if none can be
-    read.
-    """
-    output, folder = options.output, only_folder(options.pictures)
-    classifier = dataclasses.replace(classifier, traced_batch=BATCH if len(files) > _EAGER * BATCH else None)
-    predictions: list[Prediction] = []
-    shown: list[PictureCard] = []
-    progress = tqdm.tqdm(total=len(files), unit="picture", disable=None)
-    for batch in _batches(files, classifier.run.preprocessing):
-        found, cards = classified(classifier, batch)
-        predictions += found
-        if output is not None and output.endswith(".html"):
-            good = [image for _, image, _ in batch if image is not None]
-            for card, image in zip(cards, good, strict=True):
-                named = dataclasses.replace(card, name=_shown(card.name, folder))
-                shown.append(classifier.with_picture(named, image))
-        progress.update(len(batch))
-    progress.close()
-    if table := _table([dataclasses.replace(each, file=_shown(each.file, folder)) for each in predictions]):
-        print(table)
-    for prediction in predictions:
-        if prediction.problem:
-            why = prediction.problem.removeprefix(f"{pathlib.Path(prediction.file).name} is ")
-            print(f"Not classified: {prediction.file}: {why}")
-    problems = {_shown(each.file, folder): each.problem for each in predictions if each.problem}
-    if output is not None and (shown or not output.endswith(".html")):
-        with atomic_write(pathlib.Path(output)) as temporary:
-            if output.endswith(".csv"):
-                _write_csv(temporary, predictions, classifier.scoring, excel=options.excel, raw=options.raw)
-            elif output.endswith(".parquet"):
-                write_parquet(temporary, predictions)
-            elif output.endswith(".json"):
-                document = [as_json(prediction) for prediction in predictions]
-                temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-            else:
-                temporary.write_text(classifier.page(shown, problems), encoding="utf-8")
-        print(f"Results are in {output}.")
-    check_some_read(len(predictions) - len(problems))
-
-
-def classified(classifier: Classifier, batch: Sequence[Picture]) -> tuple[list[Prediction], list[PictureCard]]:
-    """Return the prediction for each picture of a batch, and the cards of those that can be read."""
+def classified(classifier: Classifier, batch: Sequence[Picture], *, with_pictures: bool = False) -> list[Prediction]:
+    """Return the prediction for each picture of a batch, for a page with the pictures."""
     good = [image for _, image, _ in batch if image is not None]
-    cards = classifier.classify(good) if good else []
-    ranked, predictions = (card.ranked for card in cards), []
+    predictions = iter(zip(classifier.classify(good) if good else [], good, strict=True))
+    results = []
     for file, _, problem in batch:
         name = as_utf8(str(file))
-        if problem is None and (classes := next(ranked)) is not None:
-            predictions.append(_prediction(name, classes))
-        else:
-            predictions.append(Prediction(name, problem=problem))
-    return predictions, cards
-
-
-def _prediction(name: str, classes: RankedClasses) -> Prediction:
-    return Prediction(name, classes.chosen, classes.is_rejected, classes.unknown, classes.is_unknown)
-
-
-def _shown(file: str, folder: pathlib.Path | None) -> str:
-    """The path of a file, relative to the folder that was given."""
-    path = pathlib.PurePath(file)
-    return str(path.relative_to(folder)) if folder is not None and path.is_relative_to(folder) else file
+        if problem is not None:
+            results.append(Prediction(name, problem=problem))
+            continue
+        prediction, image = next(predictions)
+        prediction = classifier.with_picture(prediction, image) if with_pictures else prediction
+        results.append(dataclasses.replace(prediction, name=name))
+    return results
 
 
 def batches_of_pictures(
     files: Sequence[pathlib.Path], preprocessing: Preprocessing, problems: list[str]
 ) -> Iterator[list[Image]]:
-    """The pictures of files, for each batch those that can be read; a line for each other one is added to problems."""
+    """Yield the pictures of files, for each batch those that can be read; for each other one add a line to problems."""
+    for batch in batches_of(files, preprocessing):
+        yield [image for _, image, _ in batch if image is not None]
+        problems += [f"{as_utf8(str(f))}: {why.removeprefix(f'{f.name} is ')}" for f, _, why in batch if why]
+
+
+def batches_of(files: Sequence[pathlib.Path], preprocessing: Preprocessing) -> Iterator[list[Picture]]:
+    """Yield the pictures of files, and why others cannot be read, with a progress bar."""
     with tqdm.tqdm(total=len(files), unit="picture", disable=None) as progress:
-        for batch in _batches(files, preprocessing):
-            yield [image for _, image, _ in batch if image is not None]
-            problems += [f"{as_utf8(str(f))}: {why.removeprefix(f'{f.name} is ')}" for f, _, why in batch if why]
+        for begin in range(0, len(files), BATCH):
+            with native_stderr_silenced():  # once for all: each begins a process
+                batch = [(file, *read_picture(file, preprocessing)) for file in files[begin : begin + BATCH]]
+            yield batch
             progress.update(len(batch))
 
 
-def _batches(files: Sequence[pathlib.Path], preprocessing: Preprocessing) -> Iterator[list[Picture]]:
-    for begin in range(0, len(files), BATCH):
-        with native_stderr_silenced():  # once for all: each begins a process
-            batch = [(file, *read_picture(file, preprocessing)) for file in files[begin : begin + BATCH]]
-        yield batch
-
-
 def read_picture(file: pathlib.Path, preprocessing: Preprocessing) -> tuple[Image | None, str | None]:
-    """The picture of a file, or why it cannot be read."""
+    """Return the picture of a file, or why it cannot be read."""
     if file.is_dir():
         return None, f"{file.name} is a link to a folder, which is not followed; give that folder as well."
     if not file.exists():
@@ -257,90 +269,5 @@ def read_picture(file: pathlib.Path, preprocessing: Preprocessing) -> tuple[Imag
 
 
 def as_utf8(text: str) -> str:
-    """The text with "?" for bytes of a path that are not UTF-8, which no text file can hold."""
+    """Return the text with "?" for bytes of a path that are not UTF-8, which no text file can hold."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _table(predictions: Sequence[Prediction]) -> str:
-    best = min(max((len(prediction.classes) for prediction in predictions), default=0), TOP_K)
-    rows = [
-        [
-            f"{prediction.file}{' (rejected)' * prediction.rejected}{' (unknown)' * prediction.is_unknown}",
-            *(
-                f"{name} {_percent(share)}{' …' * (rank == best and len(prediction.classes) > best)}"
-                for rank, (name, share) in enumerate(prediction.classes[:best], 1)
-            ),
-            *[""] * (best - len(prediction.classes)),
-        ]
-        for prediction in predictions
-        if not prediction.problem
-    ]
-    header = ["picture", *("most likely", "second", "third", "fourth", "fifth")[:best]]
-    table = markdown_table(header, rows, num_text_columns=len(header)) if rows else ""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
-    while table.find("\n") > width and len(header) > 2:  # a terminal has room for fewer of the classes
-        header, rows = header[:-1], [row[:-1] for row in rows]
-        table = markdown_table(header, rows, num_text_columns=len(header))
-    return table
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if share >= 0.001 else "< 0.1%"
-
-
-def _write_csv(
-    path: pathlib.Path, predictions: Sequence[Prediction], scoring: Scoring, *, excel: bool, raw: bool
-) -> None:
-    """One row for each picture.
-
-    Columns: picture; of one class each, class, probability, class_2, probability_2, …; of several classes, classes and
-    probabilities, separated by |; rejected; unknown and unknown_score if there is a score; problem.
-    """
-    scored = any(prediction.unknown is not None for prediction in predictions)
-    best = max((len(prediction.classes) for prediction in predictions), default=0)
-    columns = [name + (f"_{n}" if n > 1 else "") for n in range(1, best + 1) for name in ("class", "probability")]
-    columns = ["classes", "probabilities"] if scoring.is_multi_label else columns
-    with path.open("w", newline="", encoding="utf-8-sig" if excel else "utf-8") as stream:
-        writer = CsvWriter(stream, raw=raw)
-        writer.writerow(["picture", *columns, "rejected", *(["unknown", "unknown_score"] if scored else []), "problem"])
-        for each in predictions:
-            shares = [f"{share:.6f}" for _, share in each.classes]
-            names = [name for name, _ in each.classes]
-            pairs = [cell for pair in zip(names, shares, strict=True) for cell in pair]
-            cells = ["|".join(names), "|".join(shares)] if scoring.is_multi_label else pairs
-            cells += [""] * (len(columns) - len(cells))
-            unknown = ["", ""] if each.unknown is None else [each.is_unknown, f"{each.unknown:.6g}"]
-            rejected = "" if each.problem else each.rejected
-            writer.writerow([each.file, *cells, rejected, *(unknown if scored else []), each.problem or ""])
-
-
-def write_parquet(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
-    """One row for each picture. Columns: picture, classes and probabilities (lists), rejected, unknown and
-    unknown_score (null without a score), problem (null for a picture that can be read).
-    """
-    import pyarrow  # lazy: no other form of the results needs it
-    import pyarrow.parquet
-
-    text, number, truth = pyarrow.string(), pyarrow.float64(), pyarrow.bool_()
-    columns = {
-        "picture": pyarrow.array([each.file for each in predictions], text),
-        "classes": pyarrow.array([[name for name, _ in each.classes] for each in predictions], pyarrow.list_(text)),
-        "probabilities": pyarrow.array(
-            [[share for _, share in each.classes] for each in predictions], pyarrow.list_(number)
-        ),
-        "rejected": pyarrow.array([None if each.problem else each.rejected for each in predictions], truth),
-        "unknown": pyarrow.array([None if each.unknown is None else each.is_unknown for each in predictions], truth),
-        "unknown_score": pyarrow.array([each.unknown for each in predictions], number),
-        "problem": pyarrow.array([each.problem for each in predictions], text),
-    }
-    pyarrow.parquet.write_table(pyarrow.table(columns), path, compression="zstd", write_statistics=False)
-
-
-def as_json(prediction: Prediction) -> dict[str, Any]:
-    """A prediction as an object of JSON."""
-    if prediction.problem:
-        return {"picture": prediction.file, "problem": prediction.problem}
-    fields: dict[str, Any] = {"picture": prediction.file, "rejected": prediction.rejected}
-    if prediction.unknown is not None:
-        fields |= {"unknown": prediction.is_unknown, "unknown_score": prediction.unknown}
-    return {**fields, "classes": [{"class": name, "probability": share} for name, share in prediction.classes]}

@@ -134,7 +134,7 @@ def auto_finetune_recipe(facts: DataFacts, steps: int | None = None) -> Recipe:
 
 
 def auto_finetune_reasons(facts: DataFacts, recipe: Recipe, used: Recipe) -> list[str]:
-    """As `auto_reasons`, for `auto_finetune_recipe`."""
+    """Return a sentence for each choice of `auto_finetune_recipe` that is used; see `auto_reasons`."""
     stays, reasons = _fields_that_stay(recipe, used), []
     if "image_size" in stays:
         typical = f"{facts.image_size[0]} x {facts.image_size[1]}"

@@ -45,7 +45,7 @@ class DenseRecipe(Recipe):
     def preprocessing(
         self, channels: int, checkpoint: "keras_vit.Preprocessing | None" = None
     ) -> "keras_vit.Preprocessing":
-        """The whole picture in its aspect ratio, in the upper left corner of the input, as in training."""
+        """Show the whole picture in its aspect ratio, in the upper left corner of the input, as in training."""
         own = super().preprocessing(channels, checkpoint)
         return dataclasses.replace(own.with_resize("pad", None), padding="after")
 

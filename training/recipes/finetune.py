@@ -15,7 +15,7 @@ HyperRule = Literal["paper", "code"]
 
 
 def _transfer(steps: int, learning_rate: float, warmup_steps: int = 0) -> Recipe:
-    """SGD with momentum, batch size 512, cosine, no weight decay, gradient clipping at 1, 384 pixels."""
+    """Return SGD with momentum, batch size 512, cosine, no weight decay, gradient clipping at 1, 384 pixels."""
     return Recipe(
         image_size=(384, 384), batch_size=512, learning_rate=learning_rate, steps=steps,
         schedule=Schedule("cosine", warmup_steps), optimizer="sgd", inception_crop=True, flip=True,

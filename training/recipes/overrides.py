@@ -62,7 +62,7 @@ def with_crop(given: Given, recipe: Recipe) -> Given:
 
 
 def without_model(given: Given) -> Given:
-    """The options that were given with a checkpoint, without those that must suit the patches of its model.
+    """Return the options that were given with a checkpoint, without those that must suit the patches of its model.
 
     Raises UserError for those of another model.
     """

@@ -11,7 +11,7 @@ from keras_vit.models.config import LinearSegmentationConfig, SegmentationConfig
 from keras_vit.models.tasks import build_task, task_of
 from keras_vit.run import Run
 from training.data.dense import SceneBatches
-from training.loop.setup import Setup
+from training.loop.plan import Setup
 from training.loop.train import run_training
 from training.options.segment import SegmentFitOptions
 from training.segmentation.evaluation import evaluate, write_report

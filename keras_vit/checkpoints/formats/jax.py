@@ -5,51 +5,38 @@ The weights of all models here have the keys of vit_jax as released, those of Bi
 
 from collections.abc import Mapping
 
+from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Format, Layout, WrittenModel
-from keras_vit.checkpoints.key_mapping import (
-    BIT_UNIT,
-    BLOCK,
-    CHANNELS,
-    FROM_HEADS,
-    POINTWISE,
-    POSITIONS,
-    QKV,
-    SAME,
-    TO_HEADS,
-    UNIT,
-    Rule,
-    Transform,
-)
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.config import PositionEmbeddingKind, ResNetConfig, ViTConfig
 
 _SCALE_BIAS = ("scale", "bias")
 
 
-def _unchanged(*keys: str, transform: Transform = SAME) -> tuple[Rule, ...]:
+def _unchanged(*names: str, transform: keys.Transform = keys.SAME) -> tuple[keys.Rule, ...]:
     """Rules for keys that equal the names of the weights."""
-    return tuple(Rule((key,), key, transform) for key in keys)
+    return tuple(keys.Rule((name,), name, transform) for name in names)
 
 
 def _both(*layers: str, leaves: tuple[str, str] = ("kernel", "bias")) -> tuple[str, ...]:
     return tuple(f"{layer}/{leaf}" for layer in layers for leaf in leaves)
 
 
-def _attention(name: str, key: str) -> tuple[Rule, ...]:
+def _attention(name: str, key: str) -> tuple[keys.Rule, ...]:
     return (
-        *(Rule((f"{name}{leaf}",), f"{key}{leaf}", TO_HEADS) for leaf in _both(*QKV)),
-        Rule((f"{name}out/kernel",), f"{key}out/kernel", FROM_HEADS),
-        Rule((f"{name}out/bias",), f"{key}out/bias"),
+        *(keys.Rule((f"{name}{leaf}",), f"{key}{leaf}", keys.TO_HEADS) for leaf in _both(*keys.QKV)),
+        keys.Rule((f"{name}out/kernel",), f"{key}out/kernel", keys.FROM_HEADS),
+        keys.Rule((f"{name}out/bias",), f"{key}out/bias"),
     )
 
 
-def block_rules(layer: str, modules: tuple[str, str, str], to: str = BLOCK) -> tuple[Rule, ...]:
+def block_rules(layer: str, modules: tuple[str, str, str], to: str = keys.BLOCK) -> tuple[keys.Rule, ...]:
     """The rules of an encoder block whose attention, second norm and MLP have these names."""
     attention, second_norm, mlp = modules
     renamed = {f"LayerNorm_0/{leaf}": f"LayerNorm_0/{leaf}" for leaf in _SCALE_BIAS}
     renamed |= {f"LayerNorm_2/{leaf}": f"{second_norm}/{leaf}" for leaf in _SCALE_BIAS}
     renamed |= {f"MlpBlock_3/{leaf}": f"{mlp}/{leaf}" for leaf in _both("Dense_0", "Dense_1")}
-    rules = (Rule((f"{to}{name}",), f"{layer}{key}") for name, key in renamed.items())
+    rules = (keys.Rule((f"{to}{name}",), f"{layer}{key}") for name, key in renamed.items())
     return *rules, *_attention(f"{to}MultiHeadDotProductAttention_1/", f"{layer}{attention}/")
 
 
@@ -64,15 +51,17 @@ _OUTSIDE_BLOCKS = (
     *_attention("MAPHead_0/MultiHeadDotProductAttention_0/", "MAPHead_0/MultiHeadDotProductAttention_0/"),
 )
 _RESNET = (
-    *_unchanged("conv_root/kernel", *(f"{UNIT}{conv}/kernel" for conv in ("conv1", "conv2", "conv3", "conv_proj"))),
+    *_unchanged("conv_root/kernel", *(f"{keys.UNIT}conv{each}/kernel" for each in (1, 2, 3, "_proj"))),
     *_unchanged(
-        *_both("gn_root", *(f"{UNIT}{gn}" for gn in ("gn1", "gn2", "gn3", "gn_proj")), leaves=_SCALE_BIAS),
-        transform=CHANNELS,
+        *_both("gn_root", *(f"{keys.UNIT}gn{each}" for each in (1, 2, 3, "_proj")), leaves=_SCALE_BIAS),
+        transform=keys.CHANNELS,
     ),
 )
 
 
-def _layout(*rules: Rule, prefix_positions: bool = True, default_positions: PositionEmbeddingKind = "none") -> Layout:
+def _layout(
+    *rules: keys.Rule, prefix_positions: bool = True, default_positions: PositionEmbeddingKind = "none"
+) -> Layout:
     """Standardized kernels are divided by their standard deviation; flax's GroupNorm has the epsilon 1e-6."""
     return Layout(
         (*_OUTSIDE_BLOCKS, *rules),
@@ -85,30 +74,31 @@ def _layout(*rules: Rule, prefix_positions: bool = True, default_positions: Posi
     )
 
 
-_RELEASED = _layout(*_unchanged(POSITIONS), *block_rules(BLOCK, _BEFORE_LINEN), *_RESNET)
-_LINEN = _layout(*_unchanged(POSITIONS), *block_rules(BLOCK, LINEN), *_RESNET)
+_RELEASED = _layout(*_unchanged(keys.POSITIONS), *block_rules(keys.BLOCK, _BEFORE_LINEN), *_RESNET)
+_LINEN = _layout(*_unchanged(keys.POSITIONS), *block_rules(keys.BLOCK, LINEN), *_RESNET)
 # It prepends the class token after the position embeddings are added.
 _BIG_VISION = _layout(
-    Rule((POSITIONS,), "pos_embedding"),
-    *block_rules(BLOCK, LINEN),
+    keys.Rule((keys.POSITIONS,), "pos_embedding"),
+    *block_rules(keys.BLOCK, LINEN),
     prefix_positions=False,
     default_positions="sincos-2d",
 )
 _BIT_ROOT = "resnet/root_block/standardized_conv2d/kernel"
 _BIT = Layout(
     (
-        *_unchanged(_BIT_ROOT, f"{BIT_UNIT}a/proj/standardized_conv2d/kernel"),
-        *_unchanged(*(f"{BIT_UNIT}{letter}/standardized_conv2d/kernel" for letter in "abc")),
-        *_unchanged(*(f"{BIT_UNIT}{letter}/group_norm/{leaf}" for letter in "abc" for leaf in ("gamma", "beta"))),
+        *_unchanged(_BIT_ROOT, f"{keys.BIT_UNIT}a/proj/standardized_conv2d/kernel"),
+        *_unchanged(*(f"{keys.BIT_UNIT}{letter}/standardized_conv2d/kernel" for letter in "abc")),
+        *_unchanged(*(f"{keys.BIT_UNIT}{letter}/group_norm/{leaf}" for letter in "abc" for leaf in ("gamma", "beta"))),
         *_unchanged("resnet/group_norm/gamma", "resnet/group_norm/beta", "resnet/head/conv2d/bias"),
-        *_unchanged("resnet/head/conv2d/kernel", transform=POINTWISE),
+        *_unchanged("resnet/head/conv2d/kernel", transform=keys.POINTWISE),
     ),
     variance_epsilon=1e-10,
 )
 
 
-def _is_released(arrays: Mapping[str, LazyArray]) -> bool:
-    return any("/MultiHeadDotProductAttention_1/" in key for key in arrays)
+def _is_vit(arrays: Mapping[str, LazyArray], *, released: bool) -> bool:
+    is_released = any("/MultiHeadDotProductAttention_1/" in key for key in arrays)
+    return "embedding/kernel" in arrays and is_released == released
 
 
 def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
@@ -130,7 +120,7 @@ def _expressible_in_bit(model: WrittenModel) -> dict[str, tuple | None] | None:
 _NPZ = (".npz",)
 VIT_JAX = Format(
     "npz",
-    lambda arrays: _RELEASED if _is_released(arrays) and "embedding/kernel" in arrays else None,
+    lambda arrays: _RELEASED if _is_vit(arrays, released=True) else None,
     suffixes=_NPZ,
     expressible=_expressible,
     layout_for=lambda model: _RELEASED,
@@ -144,16 +134,14 @@ BIG_TRANSFER = Format(
 )
 VIT_JAX_LINEN = Format(
     "npz-linen",
-    lambda arrays: _LINEN if {"embedding/kernel", POSITIONS} <= arrays.keys() and not _is_released(arrays) else None,
+    lambda arrays: _LINEN if keys.POSITIONS in arrays and _is_vit(arrays, released=False) else None,
     suffixes=_NPZ,
     expressible=_expressible,
     layout_for=lambda model: _LINEN,
 )
 BIG_VISION = Format(
     "big_vision",
-    lambda arrays: (
-        _BIG_VISION if "embedding/kernel" in arrays and POSITIONS not in arrays and not _is_released(arrays) else None
-    ),
+    lambda arrays: _BIG_VISION if keys.POSITIONS not in arrays and _is_vit(arrays, released=False) else None,
     suffixes=_NPZ,
     expressible=_expressible_in_big_vision,
     layout_for=lambda model: _BIG_VISION,

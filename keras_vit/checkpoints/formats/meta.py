@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats.file_config import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -18,16 +19,6 @@ from keras_vit.checkpoints.formats.file_config import (
     value_range_of,
 )
 from keras_vit.checkpoints.formats.layout import Format, Layout
-from keras_vit.checkpoints.key_mapping import (
-    CONV,
-    POSITIONS,
-    PROJECTIONS,
-    Rule,
-    block_rules,
-    dense,
-    norm,
-    packed_mlp,
-)
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 
@@ -47,28 +38,28 @@ def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     if not {"patch_embed.proj.weight", f"{first}ls1.gamma", "mask_token"} <= arrays.keys():
         return None
     _check_buffers(arrays)
-    query, key, value = (f"{name}/bias" for name in PROJECTIONS)
+    query, key, value = (f"{name}/bias" for name in keys.PROJECTIONS)
     rotary = "pos_embed" not in arrays
     # Gate and value are one array, or two.
     is_packed, is_gated = (f"{first}mlp.{key}.weight" in arrays for key in ("w12", "w1"))
     mlp = ("w12", "w3") if is_packed else ("w2", "w3", "w1") if is_gated else ("fc1", "fc2")
     rules = (
-        Rule(("cls",), "cls_token"),
-        Rule(("registers/tokens",), "storage_tokens" if rotary else "register_tokens"),
-        Rule((POSITIONS,), "pos_embed"),
-        *dense("embedding", "patch_embed.proj", CONV),
+        keys.Rule(("cls",), "cls_token"),
+        keys.Rule(("registers/tokens",), "storage_tokens" if rotary else "register_tokens"),
+        keys.Rule((keys.POSITIONS,), "pos_embed"),
+        *keys.dense("embedding", "patch_embed.proj", keys.CONV),
         # The bias of the key is multiplied by a mask of zeros.
-        Rule((query, "" if f"{first}attn.qkv.bias_mask" in arrays else key, value), f"{block}attn.qkv.bias"),
-        Rule((), f"{block}attn.qkv.bias_mask"),
-        *packed_mlp(block, "mlp.w12"),
-        *block_rules(
+        keys.Rule((query, "" if f"{first}attn.qkv.bias_mask" in arrays else key, value), f"{block}attn.qkv.bias"),
+        keys.Rule((), f"{block}attn.qkv.bias_mask"),
+        *keys.packed_mlp(block, "mlp.w12"),
+        *keys.block_rules(
             block,
             ("norm1", "norm2"),
             ("attn.qkv.", "attn.proj"),
             tuple(f"mlp.{part}" for part in mlp),
             scales="ls{n}.gamma",
         ),
-        *norm("Transformer/encoder_norm", "norm"),
+        *keys.norm("Transformer/encoder_norm", "norm"),
     )
     settings: dict[str, Any] = {"position_embedding": "rotary"} if rotary else {}
     return Layout(

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats import timm, timm_config
 from keras_vit.checkpoints.formats.file_config import (
     CLIP_MEAN,
@@ -21,18 +22,6 @@ from keras_vit.checkpoints.formats.file_config import (
     value_range_of,
 )
 from keras_vit.checkpoints.formats.layout import QUERY_BIAS, Format, Layout
-from keras_vit.checkpoints.key_mapping import (
-    BLOCK,
-    CONV,
-    LINEAR,
-    POSITIONS,
-    TABLE,
-    TOKEN,
-    Rule,
-    block_rules,
-    dense,
-    norm,
-)
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 
@@ -66,7 +55,7 @@ def _layout_of_timm(arrays: Mapping[str, LazyArray]) -> Layout:
             "projection, which is not supported; give the image tower as timm or transformers have it."
         )
     rules = tuple(dataclasses.replace(rule, key=f"{_TRUNK}{rule.key}") for rule in layout.rules)
-    projection = Rule(("head/kernel",), "visual.head.proj.weight", LINEAR)
+    projection = keys.Rule(("head/kernel",), "visual.head.proj.weight", keys.LINEAR)
     # open_clip averages the patches of a model with a class token, too, unless its config says otherwise.
     pooling = ("classifier",) if "cls_token" in trunk else ()
     return dataclasses.replace(
@@ -78,20 +67,22 @@ def _layout_of_timm(arrays: Mapping[str, LazyArray]) -> Layout:
     )
 
 
-def tower_block(layer: str, to: str = BLOCK) -> tuple[Rule, ...]:
+def tower_block(layer: str, to: str = keys.BLOCK) -> tuple[keys.Rule, ...]:
     """The rules of an encoder block of a tower of images or texts, see `block_rules`."""
-    return block_rules(layer, ("ln_1", "ln_2"), ("attn.in_proj_", "attn.out_proj"), ("mlp.c_fc", "mlp.c_proj"), to=to)
+    return keys.block_rules(
+        layer, ("ln_1", "ln_2"), ("attn.in_proj_", "attn.out_proj"), ("mlp.c_fc", "mlp.c_proj"), to=to
+    )
 
 
 _LAYOUT = Layout(
     (
-        Rule(("cls",), "visual.class_embedding", TOKEN),
-        Rule((POSITIONS,), "visual.positional_embedding", TABLE),
-        *dense("embedding", "visual.conv1", CONV),
-        *norm("Transformer/pre_norm", "visual.ln_pre"),
+        keys.Rule(("cls",), "visual.class_embedding", keys.TOKEN),
+        keys.Rule((keys.POSITIONS,), "visual.positional_embedding", keys.TABLE),
+        *keys.dense("embedding", "visual.conv1", keys.CONV),
+        *keys.norm("Transformer/pre_norm", "visual.ln_pre"),
         *tower_block("visual.transformer.resblocks.{i}."),
-        *norm("Transformer/encoder_norm", "visual.ln_post"),
-        Rule(("head/kernel",), "visual.proj"),
+        *keys.norm("Transformer/encoder_norm", "visual.ln_post"),
+        keys.Rule(("head/kernel",), "visual.proj"),
     ),
     gelu="erf",
     layer_norm_epsilon=1e-5,

@@ -6,23 +6,9 @@ Of the other models of the class Eva in timm 1.0.31, none has the blocks of this
 import dataclasses
 from collections.abc import Mapping
 
+from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats import timm_config
 from keras_vit.checkpoints.formats.layout import DEFAULTS, Format, Layout, WrittenModel
-from keras_vit.checkpoints.key_mapping import (
-    ATTENTION,
-    CONV,
-    POINTWISE_TORCH,
-    POSITIONS,
-    Rule,
-    bit_norm,
-    bit_units,
-    block_rules,
-    bottlenecks,
-    dense,
-    fused,
-    norm,
-    packed_mlp,
-)
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.config import ResNetConfig
@@ -48,11 +34,11 @@ _UNSUPPORTED = (
 _IMAGES = timm_config.images("bicubic", {None: 0.9})  # _cfg of its Vision Transformers
 _BIT = Layout(
     (
-        Rule(("resnet/root_block/standardized_conv2d/kernel",), "stem.conv.weight", CONV),
-        *bit_units("stages.{s-1}.blocks.{u-1}"),
-        *bit_norm("resnet", "norm"),
-        Rule(("resnet/head/conv2d/kernel",), "head.fc.weight", POINTWISE_TORCH),
-        Rule(("resnet/head/conv2d/bias",), "head.fc.bias"),
+        keys.Rule(("resnet/root_block/standardized_conv2d/kernel",), "stem.conv.weight", keys.CONV),
+        *keys.bit_units("stages.{s-1}.blocks.{u-1}"),
+        *keys.bit_norm("resnet", "norm"),
+        keys.Rule(("resnet/head/conv2d/kernel",), "head.fc.weight", keys.POINTWISE_TORCH),
+        keys.Rule(("resnet/head/conv2d/bias",), "head.fc.bias"),
     ),
     torch=True,
     images=_IMAGES,
@@ -69,8 +55,8 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     """The layout of a file with these arrays; None for that of another format. Raises UserError for other models."""
     if "patch_embed.proj.weight" not in arrays and "embeds.proj.weight" not in arrays:
         return _BIT if "stem.conv.weight" in arrays else None
-    for keys, name in _UNSUPPORTED:
-        if arrays.keys() >= set(keys.split()):
+    for telling, name in _UNSUPPORTED:
+        if arrays.keys() >= set(telling.split()):
             raise UserError(f"The file is of timm's {name}, which is not supported; give a ViT or a DINO instead.")
     gated = _packs_gate(arrays)
     if "blocks.0.gamma_1" in arrays:
@@ -152,30 +138,30 @@ def _vit(*, root_only: bool, after_pooling: bool, gated: bool, pre_norm: bool) -
     block, root = "blocks.{i}.", "patch_embed.backbone." if root_only else "patch_embed.backbone.stem."
     pooling, attention = "MAPHead_0/", "MAPHead_0/MultiHeadDotProductAttention_0/"
     rules = (
-        Rule(("cls",), "cls_token"),
-        Rule(("distillation/tokens",), "dist_token"),
-        Rule(("registers/tokens",), "reg_token"),
-        Rule((POSITIONS,), "pos_embed"),
-        *dense("embedding", "patch_embed.proj", CONV),
-        *(packed_mlp(block, "mlp.fc1") if gated else ()),
-        *block_rules(
+        keys.Rule(("cls",), "cls_token"),
+        keys.Rule(("distillation/tokens",), "dist_token"),
+        keys.Rule(("registers/tokens",), "reg_token"),
+        keys.Rule((keys.POSITIONS,), "pos_embed"),
+        *keys.dense("embedding", "patch_embed.proj", keys.CONV),
+        *(keys.packed_mlp(block, "mlp.fc1") if gated else ()),
+        *keys.block_rules(
             block, ("norm1", "norm2"), ("attn.qkv.", "attn.proj"), ("mlp.fc1", "mlp.fc2"), scales="ls{n}.gamma"
         ),
-        *norm("Transformer/pre_norm", "norm_pre"),
-        *norm("Transformer/encoder_norm", "fc_norm" if after_pooling else "norm"),
-        Rule((f"{pooling}probe",), "attn_pool.latent"),
-        *dense(f"{attention}query", "attn_pool.q"),
-        *fused((f"{attention}key", f"{attention}value"), "attn_pool.kv.weight", "attn_pool.kv.bias"),
-        *dense(f"{attention}out", "attn_pool.proj"),
-        *norm(f"{pooling}LayerNorm_0", "attn_pool.norm"),
-        *dense(f"{pooling}MlpBlock_0/Dense_0", "attn_pool.mlp.fc1"),
-        *dense(f"{pooling}MlpBlock_0/Dense_1", "attn_pool.mlp.fc2"),
-        *dense("pre_logits", "pre_logits.fc"),
-        *dense("head", "head"),
-        *dense("head_distillation", "head_dist"),
-        Rule(("conv_root/kernel",), f"{root}conv.weight", CONV),
-        *norm("gn_root", f"{root}norm"),
-        *bottlenecks("patch_embed.backbone.stages.{s-1}.blocks.{u-1}"),
+        *keys.norm("Transformer/pre_norm", "norm_pre"),
+        *keys.norm("Transformer/encoder_norm", "fc_norm" if after_pooling else "norm"),
+        keys.Rule((f"{pooling}probe",), "attn_pool.latent"),
+        *keys.dense(f"{attention}query", "attn_pool.q"),
+        *keys.fused((f"{attention}key", f"{attention}value"), "attn_pool.kv.weight", "attn_pool.kv.bias"),
+        *keys.dense(f"{attention}out", "attn_pool.proj"),
+        *keys.norm(f"{pooling}LayerNorm_0", "attn_pool.norm"),
+        *keys.dense(f"{pooling}MlpBlock_0/Dense_0", "attn_pool.mlp.fc1"),
+        *keys.dense(f"{pooling}MlpBlock_0/Dense_1", "attn_pool.mlp.fc2"),
+        *keys.dense("pre_logits", "pre_logits.fc"),
+        *keys.dense("head", "head"),
+        *keys.dense("head_distillation", "head_dist"),
+        keys.Rule(("conv_root/kernel",), f"{root}conv.weight", keys.CONV),
+        *keys.norm("gn_root", f"{root}norm"),
+        *keys.bottlenecks("patch_embed.backbone.stages.{s-1}.blocks.{u-1}"),
     )
     return Layout(
         rules,
@@ -193,20 +179,20 @@ def _eva(*, gated: bool, packed: bool = False) -> Layout:
     block = "blocks.{i}."
     hidden = ("fc1", "fc2") if packed or not gated else ("fc1_x", "fc2", "fc1_g")
     rules = (
-        Rule(("cls",), "cls_token"),
-        Rule(("registers/tokens",), "reg_token"),
-        *dense("embedding", "patch_embed.proj", CONV),
-        *(packed_mlp(block, "mlp.fc1") if packed else ()),
-        *(Rule((f"{ATTENTION}{part}/bias",), f"{block}attn.{part[0]}_bias") for part in ("query", "value")),
-        *block_rules(
+        keys.Rule(("cls",), "cls_token"),
+        keys.Rule(("registers/tokens",), "reg_token"),
+        *keys.dense("embedding", "patch_embed.proj", keys.CONV),
+        *(keys.packed_mlp(block, "mlp.fc1") if packed else ()),
+        *(keys.Rule((f"{keys.ATTENTION}{part}/bias",), f"{block}attn.{part[0]}_bias") for part in ("query", "value")),
+        *keys.block_rules(
             block,
             ("norm1", "norm2"),
             ("attn.qkv.", "attn.proj"),
             tuple(f"mlp.{part}" for part in hidden),
             scales="gamma_{n}",
         ),
-        *norm("Transformer/encoder_norm", "norm"),
-        *dense("head", "head"),
+        *keys.norm("Transformer/encoder_norm", "norm"),
+        *keys.dense("head", "head"),
     )
     return Layout(
         rules,

@@ -11,8 +11,6 @@ import jinja2
 import numpy as np
 import PIL.Image
 
-from keras_vit.images.decode import on_white
-
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"
 
 
@@ -48,7 +46,9 @@ def data_address(image: bytes, subtype: str = "png") -> str:
 
 def thumbnail_address(pixels: np.ndarray, side: int) -> str:
     """Return the address of an image (h, w, C) uint8, 1 to 4 channels, as a JPEG on white of at most `side` pixels."""
-    pixels = on_white(pixels)
+    if pixels.shape[-1] % 2 == 0:
+        alpha = pixels[..., -1:].astype(np.float32) / 255.0
+        pixels = np.round(pixels[..., :-1] * alpha + 255.0 * (1.0 - alpha)).astype(np.uint8)
     image = PIL.Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     image.thumbnail((side, side))
     stream = io.BytesIO()

@@ -135,6 +135,12 @@ def test_shares_and_pixels_are_not_mixed_up(tmp_path):
     (tmp_path / "boxes").write_text("path,x,y,w,h,label\na.jpg,0.1,0.1,0.5,0.5,cat\nb.jpg,2,2,9,9,cat\n")
     with pytest.raises(UserError, match="1 with no value above 1"):
         open_boxes(BoxesOptions(data=f"csv:{tmp_path / 'boxes'}"))
+    (tmp_path / "boxes").write_text("path,x,y,w,h,label\na.jpg,0,0,1,1,cat\nb.jpg,0,0,1,1,cat\n")
+    with pytest.raises(UserError, match="2 with no value above 1"):  # whole images
+        open_boxes(BoxesOptions(data=f"csv:{tmp_path / 'boxes'}"))
+    (tmp_path / "boxes").write_text("path,x,y,w,h,label\na.jpg,0,0,1,1,cat\nb.jpg,2,2,9,9,cat\n")
+    data = open_boxes(BoxesOptions(data=f"csv:{tmp_path / 'boxes'}"))
+    assert sum(len(image.boxes) for image in data.all) == 2  # one of them is one pixel
 
 
 def test_one_image_and_one_class_in_all_spellings(tmp_path, capsys):

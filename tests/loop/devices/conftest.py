@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from training.loop.devices import strategies
+from training.loop.devices import cluster, strategies
 
 
 @pytest.fixture(name="met")
@@ -12,7 +12,7 @@ def _met(monkeypatch) -> list[tuple]:
     """The addresses, the own one and the timeout of each cluster that was opened; nobody is waited for."""
     calls: list[tuple] = []
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    monkeypatch.setattr(strategies, "wait_for_workers", lambda *call: calls.append(call))
+    monkeypatch.setattr(cluster, "wait_for_workers", lambda *call: calls.append(call))
     monkeypatch.setattr(strategies, "_MULTI_WORKER", lambda communication_options: None)
     return calls
 

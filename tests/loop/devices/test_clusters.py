@@ -12,7 +12,7 @@ import yaml
 
 from keras_vit import UserError
 from tests.support import options_of
-from training.loop.devices.slurm import slurm_config
+from training.loop.devices.cluster import slurm_config
 from training.loop.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy
 from training.options.train import PretrainOptions
 from training.pretrain import main

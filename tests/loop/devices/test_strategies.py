@@ -17,10 +17,9 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from training.data.sources import open_source
-from training.loop.devices import rendezvous
+from training.loop.devices import cluster
 from training.loop.devices.strategies import CONTINUE_LATER, StrategyOptions, open_strategy, report_lost_workers
-from training.loop.plan import resolve
-from training.loop.setup import Setup
+from training.loop.plan import Setup, resolve
 from training.options.common import DataOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
@@ -34,14 +33,15 @@ import keras, numpy as np, tensorflow as tf
 import keras_vit
 from training.loop.build import build_trainer
 from training.loop.plan import resolve
+from training.loop.plan import Setup
 from keras_vit.run import Run
-from training.loop.setup import Setup
 from training.loop.train import Training
 from training.recipes.recipe import Schedule
 from training.data.sources import DataSet, array_split
 from training.loop.devices.strategies import StrategyOptions, is_chief, open_strategy
 
 config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+dropping = dataclasses.replace(config, dropout_rate=0.5)
 base = dataclasses.replace(
     RECIPES["digits"], model=config, batch_size=32, clip_norm=0.1, ema_decay=0.9, epochs=None, steps=16)
 rng = np.random.default_rng(0)
@@ -49,7 +49,7 @@ images, labels = rng.integers(0, 256, (1003, 8, 8, 1), np.uint8), rng.integers(0
 preprocessing = keras_vit.Preprocessing((8, 8), 1)
 CLASSES = tuple("abcde")
 
-def build():
+def build(config=config):
     return keras_vit.build(config, preprocessing=preprocessing, num_classes=5)
 
 def with_adapters():
@@ -68,17 +68,21 @@ CHANGED = {
         accumulation=2),
     "lora": dict(optimizer="adamw", learning_rate=0.01, schedule=Schedule(warmup_steps=4), accumulation=2),
     "weighted": dict(optimizer="sgd", learning_rate=0.5, schedule=Schedule(decay="constant"), accumulation=2),
+    "dropout": dict(optimizer="sgd", learning_rate=0.1, schedule=Schedule(decay="constant")),
 }
 
-def train(strategy, name, several):
+def train(strategy, argument, several):
+    name, _, at_once = argument.partition("@")
+    several = int(at_once or several)
     recipe, split = dataclasses.replace(base, **CHANGED[name]), array_split(images, labels, CLASSES)
     keras.utils.set_random_seed(3)
     trainer = build_trainer(
-        with_adapters if name == "lora" else build,
+        {"lora": with_adapters, "dropout": lambda: build(dropping)}.get(name, build),
         recipe, 16, strategy=strategy, execution=Execution(steps_per_execution=several), seed=1,
         class_weights=np.array([0.2, 0.5, 1, 2, 4], np.float32) if name == "weighted" else None,
     )
-    run = Run.at(pathlib.Path(f"{sys.argv[1]}/{kind}-{name}"))
+from keras_vit.run import Run
+from training.loop.plan import Setup
     if is_chief(strategy):
         run.start({}, CLASSES)
     options = PretrainOptions(
@@ -91,17 +95,15 @@ def train(strategy, name, several):
     setup = Setup(DataSet(CLASSES, split, split), strategy)
     Training(resolve(options, setup, command="pretrain", recipe_name="tiny"), trainer, run, [note]).run_steps()
     return {
-        name: np.concatenate([np.ravel(weight) for weight in trainer.network.get_weights()]),
-        name + "_ema": np.concatenate([np.ravel(weight) for weight in trainer.ema]),
-        name + "_step": np.array(trainer.step),
-        name + "_counts": np.array(counts[0]),
+        argument: np.concatenate([np.ravel(weight) for weight in trainer.network.get_weights()]),
+        argument + "_ema": np.concatenate([np.ravel(weight) for weight in trainer.ema]),
+        argument + "_step": np.array(trainer.step),
+        argument + "_counts": np.array(counts[0]),
     }
 
 def draws(strategy):
-    dropping = dataclasses.replace(config, dropout_rate=0.5)
     trainer = build_trainer(
-        lambda: keras_vit.build(dropping, preprocessing=preprocessing, num_classes=5),
-        base, 16, strategy=strategy, execution=Execution(), seed=1,
+        lambda: build(dropping), base, 16, strategy=strategy, execution=Execution(), seed=1,
     )
     return np.stack(tf.function(lambda: strategy.run(lambda: tf.stack(trainer.layer_seeds(0))))().values)
 
@@ -173,6 +175,14 @@ def test_two_replicas_end_where_one_device_does_with_sgd_muon_adapters_and_class
         assert_near(ends["mirrored"][name], ends["single"][name], bound)
 
 
+@pytest.mark.slow
+def test_several_steps_per_execution_of_replicas_end_in_the_bits_of_one(tmp_path):
+    ends = ends_of(tmp_path, "mirrored,dropout@1,dropout@3,dropout@50")["mirrored"]
+    for steps in (3, 50):
+        for what in ("", "_ema", "_counts"):
+            np.testing.assert_array_equal(ends[f"dropout@{steps}{what}"], ends[f"dropout@1{what}"])
+
+
 def test_replicas_drop_out_different_units(replicas):
     first, second = replicas["mirrored"]["draws"]
     assert not np.any(first == second)
@@ -181,7 +191,7 @@ def test_replicas_drop_out_different_units(replicas):
 @pytest.mark.parametrize(
     ("strategy", "replicas", "words"),
     [
-        ("mirrored", None, "has no GPU for the strategy mirrored"),
+        ("mirrored", None, "strategy mirrored takes GPUs, but this machine has 0"),
         ("tpu", None, "The TPU 'local' cannot be reached .*TPUs not found"),
         ("single", 2, "--replicas does not apply to the strategy single"),
         ("multi-worker", None, "needs TF_CONFIG in the environment, or a SLURM job"),
@@ -195,7 +205,7 @@ def test_devices_that_are_not_there_are_refused(strategy, replicas, words, monke
 
 def test_more_gpus_than_there_are_are_refused(monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a"] * 3 if kind == "GPU" else [])
-    with pytest.raises(UserError, match="4 GPUs were requested, but this machine has 3"):
+    with pytest.raises(UserError, match="takes 4, but this machine has 3"):
         open_strategy(StrategyOptions(strategy="mirrored", replicas=4))
 
 
@@ -248,7 +258,7 @@ def met(calls: list[tuple]) -> list[str | None]:
 
     def one(call):
         try:
-            rendezvous.wait_for_workers(*call)
+            cluster.wait_for_workers(*call)
         except UserError as mistake:
             return str(mistake)
 
@@ -275,7 +285,7 @@ def test_a_worker_that_ends_after_its_answer_is_not_taken_for_another_program():
 
         threading.Thread(target=answer_once_and_end, daemon=True).start()
         with pytest.raises(UserError, match=f"{other} was started with the addresses {other}, gone:1"):
-            rendezvous.wait_for_workers([here, other], here, 0.4)
+            cluster.wait_for_workers([here, other], here, 0.4)
 
 
 def test_workers_with_different_ports_report_it_on_both_sides():
@@ -290,7 +300,7 @@ def test_another_server_at_the_port_of_a_worker_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as other:
         there = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(UserError, match=f"Another program listens at {there}"):
-            rendezvous.wait_for_workers([here, there], here, 1)
+            cluster.wait_for_workers([here, there], here, 1)
 
 
 def test_a_taken_port_is_refused(monkeypatch):
@@ -351,39 +361,34 @@ def _first_of_two():
     return Strategy()
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        tf.errors.UnavailableError(
-            None, None, "Graph execution error:\n\nDetected at node Collective\nCollective ops is aborted by: recvmsg:"
-            "Connection reset by peer\nAdditional GRPC information from remote target /job:worker/replica:0/task:1",
-        ),
-        tf.errors.InternalError(
-            None, None, "Collective ops is aborted by: Error reported from /job:worker/task:1: The following tasks are "
-            "unhealthy (stopped sending heartbeats)",
-        ),
-        tf.errors.DeadlineExceededError(None, None, "Collective has timed out during execution."),
-        tf.errors.UnavailableError(
-            None, None, "Collective ops is aborted by: Deadline Exceeded RPC: /tensorflow.CoordinationService/Heartbeat"
-        ),
-    ],
-)  # fmt: skip
+_GONE = "Collective ops is aborted by: "
+LOST = [
+    tf.errors.UnavailableError(
+        None, None, f"Graph execution error:\n\nDetected at node Collective\n{_GONE}recvmsg:Connection reset by peer\n"
+        "Additional GRPC information from remote target /job:worker/replica:0/task:1",
+    ),
+    tf.errors.InternalError(
+        None, None, f"{_GONE}Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped "
+        "sending heartbeats)",
+    ),
+    tf.errors.DeadlineExceededError(None, None, "Collective has timed out during execution."),
+    tf.errors.UnavailableError(
+        None, None, f"{_GONE}Deadline Exceeded RPC: /tensorflow.CoordinationService/Heartbeat"
+    ),
+]  # fmt: skip
+OWN = [
+    tf.errors.InternalError(None, None, "cuDNN launch failure : input shape ([32,3,224,224])"),
+    tf.errors.InternalError(None, None, "/job:worker/replica:0/task:0/device:GPU:0: cuDNN launch failure"),
+    tf.errors.CancelledError(None, None, "Cancelled"),
+]
+
+
+@pytest.mark.parametrize("error", [*LOST, *OWN])
 def test_a_lost_worker_is_named_and_ends_with_the_code_to_start_again(error, first_of_two, exit_codes, capsys):
-    with report_lost_workers(first_of_two):
+    expected = contextlib.nullcontext() if error in LOST else pytest.raises(type(error))
+    with expected, report_lost_workers(first_of_two):
         raise error
-    assert exit_codes == [CONTINUE_LATER]
-    assert "A worker was lost or did not answer" in (message := capsys.readouterr().err)
-    assert any(word in message for word in ("task:1", "timed out", "Heartbeat"))
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        tf.errors.InternalError(None, None, "cuDNN launch failure : input shape ([32,3,224,224])"),
-        tf.errors.InternalError(None, None, "/job:worker/replica:0/task:0/device:GPU:0: cuDNN launch failure"),
-        tf.errors.CancelledError(None, None, "Cancelled"),
-    ],
-)
-def test_an_error_of_this_worker_is_not_taken_for_a_lost_one(error, first_of_two):
-    with pytest.raises(type(error)), report_lost_workers(first_of_two):
-        raise error
+    assert exit_codes == ([CONTINUE_LATER] if error in LOST else [])
+    message = capsys.readouterr().err
+    assert ("A worker was lost or did not answer" in message) == (error in LOST)
+    assert any(word in message for word in ("task:1", "timed out", "Heartbeat")) == (error in LOST)

@@ -11,8 +11,8 @@ import pytest
 from keras_vit import UserError
 from keras_vit.files.lock import locked
 from keras_vit.images.formats import formats
-from training import workdir
-from training.loop.devices.tpu import has_tpu, may_be_slice, prepare_tpu
+from training import checks
+from training.loop.devices.backend import has_tpu, may_be_slice, prepare_tpu
 from training.options.common import DataOptions, StrategyOptions
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
@@ -63,11 +63,8 @@ V5E, V3, NVIDIA, NETWORK = ("0x1ae0", "0x0063"), ("0x1ae0", "0x0027"), ("0x10de"
     ],
 )
 def test_a_tpu_is_found_by_its_chip_and_its_file(tmp_path, pci, file, found):
+    assert not has_tpu(tmp_path)  # without PCI devices
     assert has_tpu(machine(tmp_path, *pci, file)) is found
-
-
-def test_a_machine_without_pci_devices_has_no_tpu(tmp_path):
-    assert not has_tpu(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -195,4 +192,4 @@ def test_a_host_of_a_slice_leaves_the_lock_of_a_shared_workdir_to_the_first(
     options = PretrainOptions(source=DataOptions("digits"), workdir=f"{tmp_path}/run", recipe=find_recipe("digits"))
     refused = pytest.raises(UserError, match="Another process") if is_refused else contextlib.nullcontext()
     with locked(tmp_path / "run"), refused:
-        workdir.check_workdir(options, "pretrain", "digits", is_final=True)
+        checks.check_workdir(options, "pretrain", "digits", is_final=True)

@@ -110,11 +110,11 @@ def open_boxes(options: BoxesOptions) -> BoxData:
     labels = distinct_names(labels, path)
     numbers: dict[str | int, int] = dict(zip(labels, range(len(labels)), strict=True))
     numbers |= {number: number for number in range(len(labels))}  # YOLO's
+    boxes = [box for images in splits.values() for image in images for box in image.boxes]
+    units = options.kind, all(_is_within_one(box) for box in boxes)
     wrong: dict[str, list[str]] = collections.defaultdict(list)
-    checked = {
-        name: [_checked(image, numbers, wrong, options.kind) for image in images] for name, images in splits.items()
-    }
-    _report(wrong, options.bad_boxes, sum(len(image.boxes) for images in splits.values() for image in images))
+    checked = {name: [_checked(image, numbers, wrong, units) for image in images] for name, images in splits.items()}
+    _report(wrong, options.bad_boxes, len(boxes))
     train, evaluation = train_and_val(checked, path)
     if both := {image.file for image in train} & {image.file for image in evaluation}:
         print(f"{len(both)} of the evaluation images are also trained on, which flatters the detector.")
@@ -144,7 +144,7 @@ def _without_repeats(splits: Mapping[str, Sequence[BoxedImage]]) -> dict[str, li
 
 
 def _checked(
-    image: BoxedImage, numbers: Mapping[str | int, int], wrong: Mapping[str, list[str]], kind: str
+    image: BoxedImage, numbers: Mapping[str | int, int], wrong: Mapping[str, list[str]], units: tuple[str, bool]
 ) -> BoxedImage:
     """Return the image with its boxes sorted, clipped, or left out; add to what is wrong."""
     (height, width), file = image.size, str(image.file)
@@ -154,7 +154,7 @@ def _checked(
         if box.label not in numbers:
             wrong["of an unknown class"].append(f"{shown(box.label)} in {file}")
             continue
-        if problem := _other_units(box, image.size, kind):
+        if problem := _other_units(box, image.size, *units):
             wrong[problem].append(file)
             continue
         if right < left or bottom < top:
@@ -174,14 +174,21 @@ def _checked(
     return dataclasses.replace(image, boxes=tuple(boxes))
 
 
-def _other_units(box: Box, size: tuple[int, int], kind: str) -> str | None:
-    """Say what is wrong with a box in shares of the image in a file of pixels, or the other way round; else None."""
+def _other_units(box: Box, size: tuple[int, int], kind: str, all_within_one: bool) -> str | None:
+    """Say what is wrong with a box in shares of the image in a file of pixels, or the other way round; else None.
+
+    A box of whole numbers beside larger ones is a box of one pixel.
+    """
     left, top, width, height = box.bbox
     if kind == "yolo":
         shares = (left + width / 2) / size[1], (top + height / 2) / size[0], width / size[1], height / size[0]
         return _PIXELS if max(shares) > _LARGEST_SHARE else None
-    is_share = max(box.bbox) <= 1.0 or max(box.corners) <= 1.0  # VOC's have 1 subtracted from left and top
+    is_share = _is_within_one(box) and (all_within_one or any(number % 1 for number in box.bbox))
     return _SHARES if is_share and max(size) > 1 and min(width, height) > 0 else None
+
+
+def _is_within_one(box: Box) -> bool:
+    return max(box.bbox) <= 1.0 or max(box.corners) <= 1.0  # VOC's have 1 subtracted from left and top
 
 
 def _report(wrong: Mapping[str, list[str]], mode: BadBoxes, count: int) -> None:

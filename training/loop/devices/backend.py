@@ -1,16 +1,155 @@
-"""Prepare the backend of Keras before it is imported."""
+"""Prepare the backend of Keras before it is imported: the options that it supports, and TensorFlow's TPU library."""
 
-from keras_vit import cli
-from training.loop.devices.jax_options import check_jax, check_tensorflow, jax_requested
-from training.loop.devices.tpu import prepare_tpu
-from training.options.common import TrainingOptions
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+
+from keras_vit import UserError, cli
+from keras_vit.cli.options import option_name
+from training.options.common import StrategyOptions, TrainingOptions
+
+_ALL_DEVICES, _OF_TENSORFLOW = "JAX uses all devices of all hosts", "it is written for TensorFlow"
+# Options and fields of recipes that JAX does not support: the values that it does, besides none and zero, and why.
+_ON_JAX: dict[str, tuple[tuple, str]] = {
+    "strategy": (("auto",), _ALL_DEVICES),
+    "replicas": ((), _ALL_DEVICES),
+    "tpu": ((StrategyOptions.tpu,), _ALL_DEVICES),
+    "worker_timeout": ((StrategyOptions.worker_timeout,), "JAX waits a minute"),
+    "precision": (("float32", "bfloat16"), "--precision bfloat16 needs no loss scaling"),
+    "steps_per_execution": ((1,), "every step is one call already"),
+    "xla": (("auto", "on"), "XLA compiles every step"),
+    "data_service": ((), "it was tried on TensorFlow alone"),
+    "inspect_every": ((), "keras-vit inspect reads the finished run"),
+    "profile_steps": ((), "TensorFlow's profiler does not see JAX"),
+    "dry_run": ((), _OF_TENSORFLOW),
+    "target": (("classes",), _OF_TENSORFLOW),
+    "teacher": ((), _OF_TENSORFLOW),
+    "patch_sizes": ((), _OF_TENSORFLOW),
+    "patch_dropout": ((), _OF_TENSORFLOW),
+    "sharpness_radius": ((), _OF_TENSORFLOW),
+}
+_NEED_JAX = {"model_parallel": 1, "shard_weights": False}
+
+# PCI ids of Google's chips, as in JAX's hardware_utils.py: v2 and v3, a version without a public name, v4, v5p, v5e,
+# v6e, 7x. Google's network adapters have the same vendor.
+_VENDOR = "0x1ae0"
+_CHIPS = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
+# From Keras' guide for TensorFlow on TPU VMs.
+_XLA_FLAGS = (
+    "--tf_mlir_enable_mlir_bridge=true",
+    "--tf_mlir_enable_convert_control_to_data_outputs_pass=true",
+    "--tf_mlir_enable_merge_control_flow_pass=true",
+)
 
 
 def prepare_backend(options: TrainingOptions) -> None:
-    """Refuse what the backend of Keras does not support, and prepare the environment for it, before it is imported."""
-    if jax_requested():
-        check_jax(options)
-    else:
-        check_tensorflow(options)
-        prepare_tpu(options.devices)
-        cli.require_tensorflow()
+    """Prepare the environment for the backend of Keras. Raises UserError for options that it does not support."""
+    if os.environ.get("KERAS_BACKEND") == "jax":
+        _check_jax(options)
+        return
+    for name, default in _NEED_JAX.items():
+        if (value := getattr(options, name)) != default:
+            typed = f"{option_name(name)}{'' if value is True else f' {value}'}"
+            raise UserError(f"{typed} needs KERAS_BACKEND=jax; set it in the environment, or leave the option out.")
+    prepare_tpu(options.devices)
+    cli.require_tensorflow()
+
+
+def _check_jax(options: TrainingOptions) -> None:
+    if importlib.util.find_spec("jax") is None:
+        raise UserError('KERAS_BACKEND=jax needs the package jax: pip install jax, or "jax[cuda12]" for NVIDIA GPUs.')
+    parts = (options.devices, options.execution, options, options.recipe)
+    given = {name: getattr(part, name) for part in parts for name in _ON_JAX if getattr(part, name, None)}
+    for name, value in given.items():
+        supported, reason = _ON_JAX[name]
+        if value not in supported:
+            raise UserError(
+                f"{option_name(name)}{f' {value}' if supported else ''} is not supported with KERAS_BACKEND=jax "
+                f"({reason}); leave it out, or set KERAS_BACKEND=tensorflow."
+            )
+
+
+def has_tpu(root: str | os.PathLike = "/") -> bool:
+    """Whether this machine has a TPU that this process may open. root: the directory of dev and sys.
+
+    A TPU from v5e on is a file in /dev/vfio, an older one /dev/accel*. Drivers of NVIDIA create /dev/accel*, too, so
+    one of Google's chips must be on the PCI bus.
+    """
+    dev, devices = pathlib.Path(root, "dev"), pathlib.Path(root, "sys/bus/pci/devices")
+    files = any(dev.glob("accel[0-9]*")) or any(dev.glob("accel/accel[0-9]*")) or any(dev.glob("vfio/[0-9]*"))
+    return files and any(_is_chip(device) for device in devices.glob("*"))
+
+
+def _is_chip(device: pathlib.Path) -> bool:
+    try:
+        return (device / "vendor").read_text().strip() == _VENDOR and (device / "device").read_text().strip() in _CHIPS
+    except OSError:
+        return False
+
+
+def may_be_slice(environ: Mapping[str, str] = os.environ, root: str | os.PathLike = "/") -> bool:
+    """Whether the TPU of this host may be a part of a slice of several hosts, which their metadata server then knows.
+
+    Where one of these variables names the hosts, as on GKE, Kaggle and Colab, there is no such server.
+    """
+    hosts = environ.get("TPU_PROCESS_ADDRESSES", environ.get("TPU_WORKER_HOSTNAMES"))
+    if hosts is not None:
+        return "," in hosts
+    return "TPU_SKIP_MDS_QUERY" not in environ and has_tpu(root)
+
+
+def prepare_tpu(
+    options: StrategyOptions,
+    *,
+    environ: MutableMapping[str, str] = os.environ,
+    root: str | os.PathLike = "/",
+    packages: Sequence[str] | None = None,
+) -> None:
+    """Set libtpu's environment if a TPU of this machine is requested or there; call it before TensorFlow is imported.
+
+    Variables that are already set remain. A TPU with a name of its own is on another machine. `packages` are the
+    directories of installed packages, by default Python's own. Raises UserError if the TPU is absent, or if
+    tensorflow-tpu or the libtpu that it requires is not installed.
+    """
+    if environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow" or options.tpu != "local":
+        return
+    present = has_tpu(root)
+    if options.strategy != "tpu" and not (options.strategy == "auto" and present):
+        return
+    if not present:
+        raise UserError(
+            "--strategy tpu was given, but this machine has no TPU: no chip of Google's has a file in /dev/vfio or "
+            "/dev/accel*; run on a Cloud TPU VM, give --tpu the name of one, or use another --strategy."
+        )
+    library = _find_libtpu(sys.path if packages is None else packages)
+    environ.setdefault("PJRT_DEVICE", "TPU")
+    environ.setdefault("NEXT_PLUGGABLE_DEVICE_USE_C_API", "true")
+    environ.setdefault("TF_PLUGGABLE_DEVICE_LIBRARY_PATH", str(library))
+    flags = environ.get("TF_XLA_FLAGS", "").split()
+    names = {flag.split("=")[0] for flag in flags}
+    environ["TF_XLA_FLAGS"] = " ".join([*flags, *(flag for flag in _XLA_FLAGS if flag.split("=")[0] not in names)])
+
+
+def _find_libtpu(packages: Sequence[str]) -> pathlib.Path:
+    """Return the path of libtpu.so, of the version that tensorflow-tpu requires."""
+    tensorflow, libtpu = (
+        next(iter(importlib.metadata.distributions(name=name, path=list(packages))), None)
+        for name in ("tensorflow-tpu", "libtpu")
+    )
+    requirements = (tensorflow.requires if tensorflow else None) or ()
+    version = re.search(r"^libtpu\b.*==\s*([\w.]+)", "\n".join(requirements), re.MULTILINE)
+    if tensorflow and libtpu and (not version or version[1] == libtpu.version):
+        path = pathlib.Path(str(libtpu.locate_file("libtpu/libtpu.so")))
+        if path.is_file():
+            return path
+    installed = {"tensorflow-tpu": tensorflow, "libtpu": libtpu}
+    here = ", ".join(f"{name} {package.version if package else 'is missing'}" for name, package in installed.items())
+    exact = f" {version[1]}" if version else ""
+    raise UserError(
+        f"This machine has a TPU, which needs tensorflow-tpu and the libtpu.so of its libtpu{exact}, but {here}; "
+        "install requirements-tpu.txt, as docs/how-to/tpu.md describes, or give --strategy single to train on the CPU."
+    )

@@ -1,10 +1,10 @@
 """CPU kernels: the same network with faster operations for training on a CPU.
 
-TensorFlow computes GELU, LayerNorm and the gradient of a softmax operation by operation: a GELU takes eight passes over
-the tokens, and its gradient as many, all limited by memory bandwidth. Here XLA fuses each of them into one pass; matrix
-products stay with oneDNN, which is faster than XLA on a CPU. Fused passes compute in float32 also in mixed precision.
-Patches are embedded by a matrix product, because oneDNN's gradient of the convolution takes eight times as long in
-bfloat16. Layers whose output is used only at the class token compute only the class token.
+TensorFlow computes GELU, LayerNorm and the gradient of a softmax operation by operation, in eight passes over the
+tokens for a GELU, limited by memory bandwidth. Here XLA fuses each of them into one pass, in float32 also in mixed
+precision; matrix products stay with oneDNN, which is faster than XLA on a CPU. Patches are embedded by a matrix
+product, because oneDNN's gradient of the convolution takes eight times as long in bfloat16. Layers whose output is used
+only at the class token compute only the class token.
 """
 
 import functools
@@ -27,6 +27,11 @@ def on_cpu() -> bool:
     if keras.backend.backend() != "tensorflow":
         return False
     return not any(tf.config.list_logical_devices(device) for device in ("GPU", "TPU"))
+
+
+def fast_here(network: keras.Model) -> keras.Model:
+    """Return the form of a network that trains fast on these devices."""
+    return with_cpu_kernels(network) if on_cpu() else network
 
 
 def with_cpu_kernels(network: keras.Model) -> keras.Model:
@@ -52,8 +57,8 @@ def with_cpu_kernels(network: keras.Model) -> keras.Model:
             return _Norm(layer, norm)
         if isinstance(layer, DotProductAttention):
             return _Attention(layer, probabilities)
-        if isinstance(layer, keras.layers.Conv2D) and _is_patch_embedding(layer):
-            return _Patches(layer)
+        if isinstance(layer, keras.layers.Conv2D) and layer.padding == "valid" and layer.use_bias:
+            return _Patches(layer) if layer.kernel_size == layer.strides != (1, 1) else _Wrapped(layer)
         return _Wrapped(layer)
 
     return keras.models.clone_model(
@@ -105,10 +110,6 @@ class _Attention(_Wrapped):
         return join_heads(self.layer.weighted_values(self._fused(query, key), value, training))
 
 
-def _is_patch_embedding(layer: keras.layers.Conv2D) -> bool:
-    return layer.kernel_size == layer.strides != (1, 1) and layer.padding == "valid" and layer.use_bias
-
-
 class _Patches(_Wrapped):
     """A convolution whose windows do not overlap."""
 
@@ -124,14 +125,10 @@ class _Patches(_Wrapped):
 
 @tf.custom_gradient
 def _bias_add(products, bias):
-    """Add a bias (M,) to products (N, M).
-
-    TensorFlow sums the bfloat16 gradient of the bias in bfloat16 over thousands of rows. A matrix product accumulates
-    in float32.
-    """
+    """Add a bias (M,) to products (N, M)."""
 
     def gradient(upstream):
-        if upstream.dtype == tf.bfloat16:
+        if upstream.dtype == tf.bfloat16:  # a matrix product sums in float32, TensorFlow thousands of rows in bfloat16
             return upstream, tf.matmul(tf.ones((1, tf.shape(upstream)[0]), upstream.dtype), upstream)[0]
         return upstream, tf.raw_ops.BiasAddGrad(out_backprop=upstream)
 

@@ -33,7 +33,7 @@ def connect_hosts(workers: Sequence[str] = (), here: str = "", timeout: int = 30
 
     `workers` are addresses `host:port`, the same everywhere, and `here` is that of this process; a TPU slice has a list
     of its own. When the first process is lost, or another is silent for a minute, JAX ends the others (SIGABRT) and
-    says so. Raises UserError with a version of JAX that is too old.
+    says so. Raises UserError with a Python whose versions of JAX are too old.
     """
     import jax
 
@@ -59,19 +59,13 @@ class JaxDevices:
     """All GPUs or TPU chips of the connected hosts, else their CPU devices, in place of a strategy of tf.distribute.
 
     Creating it makes its distribution that of this process, for variables that are created afterwards. TensorFlow,
-    which reads the data, leaves the GPUs.
+    which reads the data, leaves the GPUs. `num_replicas_in_sync` parts of a batch are computed side by side, on all
+    hosts; this process is number `host` of `num_hosts`. Raises UserError if the devices cannot be divided so.
 
     Args:
         model_parallel: devices that share one model. With more than 1, the weights of attention and MLP, their
             optimizer slots and averages are divided among them, and they compute the same rows of a batch.
         shard_weights: whether the devices that compute different rows divide all weights, see `DividedWeights`.
-
-    Attributes:
-        num_replicas_in_sync: parts of a batch that are computed side by side, on all hosts.
-        num_hosts: processes, one on each host.
-        host: number of this process among them.
-
-    Raises UserError if the devices cannot be divided so.
     """
 
     def __init__(self, model_parallel: int = 1, *, shard_weights: bool = False):

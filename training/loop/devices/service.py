@@ -5,6 +5,7 @@ batches are put back in order where they arrive. One that a stopped worker took 
 """
 
 import contextlib
+import functools
 import queue
 import re
 import threading
@@ -32,12 +33,7 @@ def served_batches(
 ) -> tf.data.Dataset:
     """The batches of `batches`, made by the workers of the service at `address`, such as grpc://host:5050.
 
-    Args:
-        address: of the dispatcher.
-        batches: such as `training_batches`, without the arguments below.
-        first_step: see `training_batches`, also for the other arguments.
-        num_steps: of the batches.
-        part: of each batch.
+    batches: such as `training_batches`; see there for the other arguments.
     """
     end = tf.int64.max if num_steps is None else first_step + num_steps
 
@@ -52,9 +48,7 @@ def served_batches(
     def made_here(step: tf.Tensor) -> Any:
         return numbered(step).get_single_element()[1]
 
-    def in_order() -> Iterator[Any]:
-        yield from _in_order(address, data, range(first_step, int(end)), made_here)
-
+    in_order = functools.partial(_in_order, address, data, range(first_step, int(end)), made_here)
     return tf.data.Dataset.from_generator(in_order, output_signature=data.element_spec[1]).prefetch(tf.data.AUTOTUNE)
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import faulthandler
-import json
 import os
 import re
 import sys
@@ -14,10 +13,9 @@ import tensorflow as tf
 
 from keras_vit import UserError
 from keras_vit.errors import explained
+from training.loop.devices.backend import has_tpu, may_be_slice
+from training.loop.devices.cluster import met_workers, several_workers_started
 from training.loop.devices.jax_devices import JaxDevices, connect_hosts, numbers_of_hosts
-from training.loop.devices.rendezvous import wait_for_workers
-from training.loop.devices.slurm import slurm_config
-from training.loop.devices.tpu import has_tpu, may_be_slice
 from training.options.common import StrategyKind, StrategyOptions
 
 # Exit code of an interrupted run, by a signal or a lost worker: the same command continues it. EX_TEMPFAIL of
@@ -47,15 +45,13 @@ def open_strategy(
     On JAX, return the devices of `keras.distribution` in its place, see `JaxDevices` for the other arguments.
     """
     if keras.backend.backend() == "jax":
-        if _several_workers_found():
-            connect_hosts(*_met_workers(options.worker_timeout), options.worker_timeout)
+        if several_workers_started():
+            connect_hosts(*met_workers(options.worker_timeout), options.worker_timeout)
         elif may_be_slice():
             connect_hosts()
         return JaxDevices(model_parallel, shard_weights=shard_weights)
-    strategy = options.strategy
     gpus = tf.config.list_physical_devices("GPU")
-    if strategy == "auto":
-        strategy = _detect(gpus)
+    strategy = _detect(gpus) if options.strategy == "auto" else options.strategy
     if options.replicas is not None and strategy != "mirrored":
         raise UserError(f"--replicas does not apply to the strategy {strategy}; give --strategy mirrored with it.")
     if strategy == "mirrored":
@@ -67,7 +63,7 @@ def open_strategy(
 
 def _detect(gpus: list) -> StrategyKind:
     """Return the strategy for this machine and environment."""
-    if _several_workers_found():
+    if several_workers_started():
         return "multi-worker"
     if tf.config.list_physical_devices("TPU") or has_tpu() or "TPU_NAME" in os.environ:
         return "tpu"
@@ -75,14 +71,14 @@ def _detect(gpus: list) -> StrategyKind:
 
 
 def _devices(replicas: int | None, gpus: list) -> list[str]:
-    if gpus:
-        if replicas is not None and replicas > len(gpus):
-            raise UserError(f"{replicas} GPUs were requested, but this machine has {len(gpus)}; give fewer --replicas.")
-        return [f"GPU:{number}" for number in range(replicas or len(gpus))]
-    if replicas is None:
+    if (replicas or 1) > len(gpus) and (gpus or replicas is None):
+        advice = "give fewer --replicas" if gpus else "use --strategy single, or --replicas 2 to try it out"
         raise UserError(
-            "This machine has no GPU for the strategy mirrored; use --strategy single, or --replicas 2 to try it out."
+            f"The strategy mirrored takes {replicas or 'GPUs'}, but this machine has {len(gpus)}; {advice}."
         )
+    if gpus:
+        return [f"GPU:{number}" for number in range(replicas or len(gpus))]
+    assert replicas is not None
     cpu = tf.config.list_physical_devices("CPU")[0]
     with explained(
         f"The CPU cannot be split into {replicas} devices, because TensorFlow is already initialized.", RuntimeError
@@ -105,52 +101,9 @@ def _tpu(name: str) -> tf.distribute.Strategy:
     return tf.distribute.TPUStrategy(resolver)
 
 
-def _workers() -> list[str]:
-    """Return the addresses of the workers in TF_CONFIG, the chief first; [] without TF_CONFIG."""
-    text = os.environ.get("TF_CONFIG")
-    if not text:
-        return []
-    try:
-        config = json.loads(text)
-        cluster, task = config["cluster"], config["task"]
-        workers = [*cluster.get("chief", ()), *cluster.get("worker", ())]
-        if task["type"] not in ("chief", "worker") or not 0 <= int(task["index"]) < len(cluster[task["type"]]):
-            raise KeyError("task")
-        matches = [re.fullmatch(r".+:(\d+)", worker) for worker in workers]
-        if not all(match and 0 < int(match[1]) < 2**16 for match in matches):
-            raise ValueError("port")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(
-            'TF_CONFIG should be {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}, '
-            f"but is {text[:200]!r}; correct it, or remove it to train on this machine alone."
-        ) from error
-    return workers
-
-
-def _several_workers_found() -> bool:
-    """Whether TF_CONFIG or SLURM started this process as one of several."""
-    return len(_workers()) > 1 or int(os.environ.get("SLURM_NTASKS", 1)) > 1
-
-
-def _met_workers(timeout: int) -> tuple[list[str], str]:
-    """Return the addresses of all workers and that of this one, once they have met; a SLURM job gets its TF_CONFIG."""
-    if not _workers():
-        if "SLURM_PROCID" not in os.environ:
-            raise UserError(
-                "The strategy multi-worker needs TF_CONFIG in the environment, or a SLURM job; "
-                "`keras-vit launch --workers 2` starts workers on this machine, to try it out."
-            )
-        os.environ["TF_CONFIG"] = json.dumps(slurm_config(os.environ))
-    task = json.loads(os.environ["TF_CONFIG"])["task"]
-    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
-    here = cluster[task["type"]][int(task["index"])]
-    wait_for_workers(_workers(), here, timeout)
-    return _workers(), here
-
-
 def _multi_worker(timeout: int) -> tf.distribute.Strategy:
+    met_workers(timeout)
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout)
-    _met_workers(timeout)
     # The constructor waits for all workers without a timeout and blocks Python's signals.
     faulthandler.dump_traceback_later(timeout, exit=True)
     try:
@@ -182,7 +135,6 @@ def distributed(strategy: tf.distribute.Strategy, batch_size: int, batches: Call
     """Distribute batches: each worker reads its rows of every batch, and each replica computes its rows, in order.
 
     Args:
-        strategy: of the model.
         batch_size: examples per batch on all replicas; a multiple of the number of replicas.
         batches: part (i, n) -> rows i * B / n to (i + 1) * B / n of every batch.
     """
@@ -206,13 +158,12 @@ def check_equal_on_workers(strategy: tf.distribute.Strategy, values: dict[str, i
     """Raises UserError in every worker if these numbers, by description, differ between workers."""
     if not several_workers(strategy):
         return
-    names = list(values)
     if isinstance(strategy, JaxDevices):
         gathered = numbers_of_hosts(list(values.values()))
     else:
-        here = tf.constant([[values[name] for name in names]], tf.int64)
+        here = tf.constant([list(values.values())], tf.int64)
         gathered = tf.function(lambda: strategy.gather(strategy.run(lambda: tf.identity(here)), axis=0))().numpy()
-    for name, column in zip(names, gathered.T, strict=True):
+    for name, column in zip(values, gathered.T, strict=True):
         if len(set(column.tolist())) > 1:
             raise UserError(
                 f"The workers differ in {name}; give all of them the same command, and a --workdir that they share."
@@ -222,9 +173,14 @@ def check_equal_on_workers(strategy: tf.distribute.Strategy, values: dict[str, i
 @contextlib.contextmanager
 def report_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Exit with CONTINUE_LATER and one sentence when another worker is lost."""
+    errors: tuple[type[Exception], ...] = _LOST_WORKER_ERRORS
+    if keras.backend.backend() == "jax":
+        import jax
+
+        errors = (jax.errors.JaxRuntimeError,)
     try:
         yield
-    except _lost_worker_errors() as error:
+    except errors as error:
         reason = _another_worker_named(strategy, error) if several_workers(strategy) else None
         if reason is None:
             raise
@@ -237,14 +193,6 @@ def report_lost_workers(strategy: tf.distribute.Strategy) -> Iterator[None]:
         sys.stdout.flush()
         # A regular exit would wait for the lost worker.
         os._exit(CONTINUE_LATER)
-
-
-def _lost_worker_errors() -> tuple[type[Exception], ...]:
-    if keras.backend.backend() != "jax":
-        return _LOST_WORKER_ERRORS
-    import jax
-
-    return (jax.errors.JaxRuntimeError,)
 
 
 def _another_worker_named(strategy: tf.distribute.Strategy, error: Any) -> str | None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, check_field, part
 from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Layout, WrittenModel
 from keras_vit.checkpoints.formats.transformers.config_json import (
@@ -15,20 +16,6 @@ from keras_vit.checkpoints.formats.transformers.config_json import (
     read_vit,
     vit_fields,
     written,
-)
-from keras_vit.checkpoints.key_mapping import (
-    BLOCK,
-    CONV,
-    LINEAR,
-    POSITIONS,
-    QKV,
-    TABLE,
-    TOKEN,
-    Rule,
-    block_rules,
-    dense,
-    fused,
-    norm,
 )
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
@@ -77,20 +64,20 @@ def _layout(prefix: str, *, clip: bool, classifies: bool = False) -> Layout:
     """
     head = f"{prefix}head."
     pooling, attention = "MAPHead_0/", "MAPHead_0/MultiHeadDotProductAttention_0/"
-    in_projection = tuple(f"{attention}{part}" for part in QKV)
+    in_projection = tuple(f"{attention}{part}" for part in keys.QKV)
     rules = (
         *_tower_rules(prefix, "pre_layrnorm"),
-        Rule((f"{pooling}probe",), f"{head}probe"),
-        *fused(in_projection, f"{head}attention.in_proj_weight", f"{head}attention.in_proj_bias"),
-        *dense(f"{attention}out", f"{head}attention.out_proj"),
-        *norm(f"{pooling}LayerNorm_0", f"{head}layernorm"),
-        *dense(f"{pooling}MlpBlock_0/Dense_0", f"{head}mlp.fc1"),
-        *dense(f"{pooling}MlpBlock_0/Dense_1", f"{head}mlp.fc2"),
-        *dense("head", "visual_projection"),
+        keys.Rule((f"{pooling}probe",), f"{head}probe"),
+        *keys.fused(in_projection, f"{head}attention.in_proj_weight", f"{head}attention.in_proj_bias"),
+        *keys.dense(f"{attention}out", f"{head}attention.out_proj"),
+        *keys.norm(f"{pooling}LayerNorm_0", f"{head}layernorm"),
+        *keys.dense(f"{pooling}MlpBlock_0/Dense_0", f"{head}mlp.fc1"),
+        *keys.dense(f"{pooling}MlpBlock_0/Dense_1", f"{head}mlp.fc2"),
+        *keys.dense("head", "visual_projection"),
     )
     unused = f"{prefix}post_layernorm." if clip else head
     if classifies:
-        rules = (*(rule for rule in rules if not rule.key.startswith(unused)), *dense("head", "classifier"))
+        rules = (*(rule for rule in rules if not rule.key.startswith(unused)), *keys.dense("head", "classifier"))
     return Layout(
         rules,
         gelu="quick" if clip else "tanh",
@@ -105,21 +92,21 @@ def _layout(prefix: str, *, clip: bool, classifies: bool = False) -> Layout:
     )
 
 
-def tower_block(layer: str, to: str = BLOCK) -> tuple[Rule, ...]:
+def tower_block(layer: str, to: str = keys.BLOCK) -> tuple[keys.Rule, ...]:
     """The rules of an encoder block of a tower of images or texts, see `block_rules`."""
     attention = tuple(f"self_attn.{part}_proj" for part in ("q", "k", "v", "out"))
-    return block_rules(layer, ("layer_norm1", "layer_norm2"), attention, ("mlp.fc1", "mlp.fc2"), to=to)
+    return keys.block_rules(layer, ("layer_norm1", "layer_norm2"), attention, ("mlp.fc1", "mlp.fc2"), to=to)
 
 
-def _tower_rules(prefix: str, pre_norm: str) -> tuple[Rule, ...]:
+def _tower_rules(prefix: str, pre_norm: str) -> tuple[keys.Rule, ...]:
     return (
-        Rule(("cls",), f"{prefix}embeddings.class_embedding", TOKEN),
-        Rule((POSITIONS,), f"{prefix}embeddings.position_embedding.weight", TABLE),
-        Rule((), f"{prefix}embeddings.position_ids"),
-        *dense("embedding", f"{prefix}embeddings.patch_embedding", CONV),
-        *norm("Transformer/pre_norm", f"{prefix}{pre_norm}"),
+        keys.Rule(("cls",), f"{prefix}embeddings.class_embedding", keys.TOKEN),
+        keys.Rule((keys.POSITIONS,), f"{prefix}embeddings.position_embedding.weight", keys.TABLE),
+        keys.Rule((), f"{prefix}embeddings.position_ids"),
+        *keys.dense("embedding", f"{prefix}embeddings.patch_embedding", keys.CONV),
+        *keys.norm("Transformer/pre_norm", f"{prefix}{pre_norm}"),
         *tower_block(f"{prefix}encoder.layers.{{i}}."),
-        *norm("Transformer/encoder_norm", f"{prefix}post_layernorm"),
+        *keys.norm("Transformer/encoder_norm", f"{prefix}post_layernorm"),
     )
 
 
@@ -209,11 +196,11 @@ def _owl_layout(name: str) -> Layout:
     heads = ("box_head", "objectness_head") if name == "owlv2" else ("box_head",)
     rules = (
         *_tower_rules(f"{name}.vision_model.", "pre_layernorm"),
-        *norm("detection_norm", "layer_norm"),
-        *(rule for head in heads for n in range(3) for rule in dense(f"{head}/Dense_{n}", f"{head}.dense{n}")),
-        *dense("class_head/Dense_0", "class_head.dense0"),
-        *(Rule((f"class_head/{part}_kernel",), f"class_head.logit_{part}.weight", LINEAR) for part in _LOGIT),
-        *(Rule((f"class_head/{part}_bias",), f"class_head.logit_{part}.bias") for part in _LOGIT),
+        *keys.norm("detection_norm", "layer_norm"),
+        *(rule for head in heads for n in range(3) for rule in keys.dense(f"{head}/Dense_{n}", f"{head}.dense{n}")),
+        *keys.dense("class_head/Dense_0", "class_head.dense0"),
+        *(keys.Rule((f"class_head/{part}_kernel",), f"class_head.logit_{part}.weight", keys.LINEAR) for part in _LOGIT),
+        *(keys.Rule((f"class_head/{part}_bias",), f"class_head.logit_{part}.bias") for part in _LOGIT),
     )
     others = ("text_model.", "text_projection.", "visual_projection.", "logit_scale")
     return Layout(

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats.file_config import (
     FileConfig,
     check_field,
@@ -28,17 +29,6 @@ from keras_vit.checkpoints.formats.transformers.config_json import (
     written,
 )
 from keras_vit.checkpoints.formats.transformers.image_processor import has_processor, read_processor
-from keras_vit.checkpoints.key_mapping import (
-    CONV,
-    POSITIONS,
-    Rule,
-    bit_norm,
-    bit_units,
-    block_rules,
-    bottlenecks,
-    dense,
-    norm,
-)
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.config import ResNetConfig, ViTConfig
 
@@ -122,17 +112,17 @@ def _layout(
     """`prefix` is that of all keys but the classifiers', and with `has_bare_layers` those of the layers."""
     layer = f"{'' if has_bare_layers else prefix}encoder.layer.{{i}}."
     rules = (
-        Rule(("cls",), f"{prefix}embeddings.cls_token"),
-        Rule(("distillation/tokens",), f"{prefix}embeddings.distillation_token"),
-        Rule((POSITIONS,), f"{prefix}embeddings.position_embeddings"),
-        Rule((), f"{prefix}embeddings.mask_token"),
-        *dense("embedding", f"{prefix}embeddings.patch_embeddings.projection", CONV),
-        *block_rules(layer, _NORMS, STORED_ATTENTION, ("intermediate.dense", "output.dense")),
-        *block_rules(f"{prefix}layers.{{i}}.", _NORMS, ATTENTION_IN_MEMORY, ("mlp.fc1", "mlp.fc2")),
-        *norm("Transformer/encoder_norm", f"{prefix}layernorm"),
-        *dense("pre_logits", f"{prefix}pooler.dense"),
-        *dense("head", "cls_classifier" if two_heads else "classifier"),
-        *dense("head_distillation", "distillation_classifier"),
+        keys.Rule(("cls",), f"{prefix}embeddings.cls_token"),
+        keys.Rule(("distillation/tokens",), f"{prefix}embeddings.distillation_token"),
+        keys.Rule((keys.POSITIONS,), f"{prefix}embeddings.position_embeddings"),
+        keys.Rule((), f"{prefix}embeddings.mask_token"),
+        *keys.dense("embedding", f"{prefix}embeddings.patch_embeddings.projection", keys.CONV),
+        *keys.block_rules(layer, _NORMS, STORED_ATTENTION, ("intermediate.dense", "output.dense")),
+        *keys.block_rules(f"{prefix}layers.{{i}}.", _NORMS, ATTENTION_IN_MEMORY, ("mlp.fc1", "mlp.fc2")),
+        *keys.norm("Transformer/encoder_norm", f"{prefix}layernorm"),
+        *keys.dense("pre_logits", f"{prefix}pooler.dense"),
+        *keys.dense("head", "cls_classifier" if two_heads else "classifier"),
+        *keys.dense("head_distillation", "distillation_classifier"),
         *_resnet_rules(f"{prefix}embeddings.patch_embeddings.backbone.bit."),
     )
     return Layout(
@@ -195,13 +185,15 @@ def _identify_bit(arrays: Mapping[str, LazyArray]) -> Layout | None:
 def _bit_layout(prefix: str, *, preactivation: bool) -> Layout:
     if preactivation:
         rules = (
-            Rule(("resnet/root_block/standardized_conv2d/kernel",), f"{prefix}embedder.convolution.weight", CONV),
-            *bit_units(f"{prefix}encoder.stages.{{s-1}}.layers.{{u-1}}"),
-            *bit_norm("resnet", f"{prefix}norm"),
-            *dense("resnet/head/conv2d", "classifier.1"),
+            keys.Rule(
+                ("resnet/root_block/standardized_conv2d/kernel",), f"{prefix}embedder.convolution.weight", keys.CONV
+            ),
+            *keys.bit_units(f"{prefix}encoder.stages.{{s-1}}.layers.{{u-1}}"),
+            *keys.bit_norm("resnet", f"{prefix}norm"),
+            *keys.dense("resnet/head/conv2d", "classifier.1"),
         )
     else:
-        rules = (*_resnet_rules(prefix), *dense("head", "classifier.1"))
+        rules = (*_resnet_rules(prefix), *keys.dense("head", "classifier.1"))
     return Layout(
         rules,
         torch=True,
@@ -211,12 +203,12 @@ def _bit_layout(prefix: str, *, preactivation: bool) -> Layout:
     )
 
 
-def _resnet_rules(prefix: str) -> tuple[Rule, ...]:
+def _resnet_rules(prefix: str) -> tuple[keys.Rule, ...]:
     """The rules of a post-activation ResNet."""
     return (
-        Rule(("conv_root/kernel",), f"{prefix}embedder.convolution.weight", CONV),
-        *norm("gn_root", f"{prefix}embedder.norm"),
-        *bottlenecks(f"{prefix}encoder.stages.{{s-1}}.layers.{{u-1}}"),
+        keys.Rule(("conv_root/kernel",), f"{prefix}embedder.convolution.weight", keys.CONV),
+        *keys.norm("gn_root", f"{prefix}embedder.norm"),
+        *keys.bottlenecks(f"{prefix}encoder.stages.{{s-1}}.layers.{{u-1}}"),
     )
 
 

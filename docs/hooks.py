@@ -1,0 +1,67 @@
+"""What mkdocs.yml cannot say: the version in the footer, a page of options for each command, and unbroken options."""
+
+import contextlib
+import importlib
+import inspect
+import io
+import os
+import pathlib
+import re
+from unittest import mock
+
+from mkdocs.structure.files import File
+
+from keras_vit.cli.commands import COMMANDS
+from keras_vit.cli.parser import OPTIONS_ALONE
+
+_CODE = re.compile(r"<code[^>]*>.*?</code>", re.DOTALL)
+_TEXT = re.compile(r"(?<=>)[^<]+")
+_OPTION = re.compile(r"--[a-z][\w.-]*|\bkeras-vit\b")
+
+
+# The parts of a command that have options of their own.
+_PARTS = {
+    "anomaly": ("fit", "predict"),
+    "detect": ("predict", "fit", "evaluate"),
+    "segment": ("fit", "evaluate", "predict"),
+}
+
+
+def on_config(config):
+    """Show the version of the package on every page, and list the pages of the commands."""
+    source = pathlib.Path(config.config_file_path).with_name("keras_vit") / "__init__.py"
+    version = re.search(r'__version__ = "(.*)"', source.read_text())[1]
+    config.copyright = f"keras_vit {version}, Apache License 2.0"
+    (section,) = (part["Reference"] for part in config.nav if "Reference" in part)
+    section.append({"Options of each command": [{name: f"reference/commands/{name}.md"} for name in sorted(COMMANDS)]})
+    return config
+
+
+def on_files(files, config):
+    """Add a page of options for each command."""
+    for name, module in COMMANDS.items():
+        text = f"# keras-vit {name}\n\n{inspect.cleandoc(importlib.import_module(module).__doc__ or '')}\n"
+        for part in _PARTS.get(name, ()):
+            text += f"\n## keras-vit {name} {part}\n{_options(module, [part]).replace('## ', '### ')}"
+        if name not in _PARTS:
+            text += _options(module, [])
+        files.append(File.generated(config, f"reference/commands/{name}.md", content=text))
+    return files
+
+
+def _options(module, arguments):
+    """Return the Markdown tables that a command prints of its options."""
+    printed = io.StringIO()
+    as_table = mock.patch.dict(os.environ, {OPTIONS_ALONE: "table"})
+    with as_table, contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        importlib.import_module(module).main(arguments)
+    return printed.getvalue()
+
+
+def on_page_content(html, **_):
+    """Keep each option of a code span or block on one line."""
+    return _CODE.sub(lambda code: _TEXT.sub(_whole_options, code[0]), html)
+
+
+def _whole_options(text):
+    return _OPTION.sub(r'<span class="whole">\g<0></span>', text[0])

@@ -1,0 +1,415 @@
+"""Probes of frozen features: the closed form against the original's numbers, and what the commands leave and refuse."""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import shlex
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import sklearn.linear_model
+import sklearn.model_selection
+import sklearn.neighbors
+import sklearn.preprocessing
+import tensorflow as tf
+
+import keras_vit
+import training.fewshot
+from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit.cli import commands
+from keras_vit.files.keras_model import load_model
+from keras_vit.run import Run
+from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
+from training import knn, linear_probe
+from training.data.sources import DataOptions, DataSet, array_split, digits
+from training.features import extraction, least_squares, logistic_regression, nearest_neighbors
+from training.features import probe as probes
+from training.features.least_squares import LeastSquares, few_shot, shots_of, shots_that_fit
+from training.features.probe import Features
+from training.options.features import FeatureOptions, FewshotOptions, KnnOptions, LinearProbeOptions
+
+NAMES = ("ant", "bee", "cat")
+CONFIG = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+
+
+@pytest.mark.parametrize("name", ["fewshot_primal", "fewshot_dual"])
+def test_least_squares_are_the_originals_for_every_strength(name):
+    golden = np.load(FIXTURES / f"{name}.io.npz")
+    train = Features(golden["train_features"], golden["train_labels"])
+    solved = LeastSquares(train, GOLDEN[name]["shape"]["classes"])
+    query = Features(golden["query_features"], golden["query_labels"])
+    for i, l2 in enumerate(golden["l2_reg"]):
+        weights, scores = solved.weights(l2), solved.scores(query.values, l2)
+        np.testing.assert_allclose(weights, golden["weights_float64"][i], rtol=1e-6)
+        np.testing.assert_allclose(scores, golden["scores_float64"][i], rtol=1e-6, atol=1e-9)
+        np.testing.assert_array_equal(scores.argmax(-1), golden["predictions"][i])
+        assert solved.accuracy(query, l2) == pytest.approx(golden["accuracy_float64"][i], abs=1e-12)
+
+
+def test_both_forms_have_one_solution():
+    rng = np.random.default_rng(0)
+    values, labels = rng.normal(size=(12, 11)), np.arange(12) % 3  # 12 equations in 12 unknowns
+    x = np.pad((values - values.mean(0)) / (values.std(0) + 1e-5), ((0, 0), (0, 1)), constant_values=100.0)
+    expected = np.linalg.solve(x.T @ x + 8.0 * np.eye(12), x.T @ (2.0 * np.eye(3)[labels] - 1.0))
+    np.testing.assert_allclose(LeastSquares(Features(values, labels), 3).weights(8.0), expected, rtol=1e-9)
+    more = np.pad(values, ((0, 0), (0, 1)), constant_values=1.0)  # a thirteenth unknown, of a feature without spread
+    np.testing.assert_allclose(LeastSquares(Features(more, labels), 3).weights(8.0)[-1], expected[-1], rtol=1e-9)
+
+
+def test_shots_are_the_first_of_a_random_order_of_each_class():
+    labels = np.array([2, 0, 1, 0, 2, 1, 0, 2, 1, 1])
+    few, more = (shots_of(labels, 3, shots, seed=1) for shots in (1, 3))
+    assert labels[few].tolist() == [0, 1, 2]
+    assert labels[more].tolist() == [0] * 3 + [1] * 3 + [2] * 3
+    assert more[::3].tolist() == few.tolist()
+    rng = np.random.default_rng(1)  # big_vision's: one generator for all classes in turn
+    assert few.tolist() == [rng.permutation(np.flatnonzero(labels == k))[0] for k in range(3)]
+    assert any(shots_of(labels, 3, 1, seed).tolist() != few.tolist() for seed in range(5))
+
+
+@pytest.fixture(name="clusters", scope="module")
+def _clusters() -> tuple[Features, Features]:
+    """Three overlapping classes in ten dimensions, 40 images of each to learn from and 50 to be asked."""
+    rng = np.random.default_rng(4)
+    centres = rng.normal(0.0, 1.0, (3, 10))
+    sets = []
+    for count in (40, 50):
+        labels = np.repeat(np.arange(3), count)
+        sets.append(Features((centres[labels] + rng.normal(0.0, 1.5, (3 * count, 10))).astype(np.float32), labels))
+    return tuple(sets)
+
+
+def test_more_shots_are_better_and_seeds_differ(clusters):
+    rows = few_shot(*clusters, 3, shots=(1, 25), seeds=3)
+    assert [row["shots"] for row in rows] == [1, 25]
+    assert rows[0]["mean"] < rows[1]["mean"]
+    assert len(set(rows[0]["accuracies"])) > 1
+    assert rows[0]["mean"] == pytest.approx(np.mean(rows[0]["accuracies"]))
+    assert rows[0]["l2"] == 1024.0
+
+
+def test_a_swept_strength_is_chosen_without_the_evaluation_images(clusters):
+    train, evaluation = clusters
+    chosen = few_shot(train, evaluation, 3, shots=(5,), strengths=(1e-3, 1.0, 64.0, 1e6))[0]
+    rng = np.random.default_rng(0)
+    other = Features(evaluation.values, rng.permutation(evaluation.labels))
+    assert few_shot(train, other, 3, shots=(5,), strengths=(1e-3, 1.0, 64.0, 1e6))[0]["l2"] == chosen["l2"]
+    fixed = few_shot(train, evaluation, 3, shots=(5,), strengths=(chosen["l2"],))[0]
+    assert fixed["accuracies"] == chosen["accuracies"]
+    with pytest.raises(UserError, match="none is left to choose a strength on; give --l2"):
+        few_shot(train, evaluation, 3, shots=(40,), strengths=(1.0, 2.0))
+
+
+def test_the_usual_numbers_of_shots_that_every_class_has_are_run(capsys):
+    labels = np.repeat([0, 1], [30, 12])
+    assert shots_that_fit(labels, ("ant", "bee")) == [1, 5, 10]
+    assert capsys.readouterr().out == "No 25 shots: the class 'bee' has 12 training images.\n"
+    assert shots_that_fit(np.repeat([0, 1], 25), ("ant", "bee")) == [1, 5, 10, 25]
+    assert capsys.readouterr().out == ""
+    with pytest.raises(UserError, match="'bee' has 12 training images, fewer than the 25 or 50 shots"):
+        shots_that_fit(labels, ("ant", "bee"), [5, 25, 50])
+    with pytest.raises(UserError, match="'bee' has 0 training images"):
+        shots_that_fit(np.zeros(30, int), ("ant", "bee"))
+
+
+def test_features_that_are_no_numbers_are_refused():
+    with pytest.raises(UserError, match="features of 2 of 3 images are not finite numbers"):
+        Features(np.array([[0.0, np.nan], [0.0, 1.0], [np.inf, 1.0]]), np.arange(3))
+
+
+def test_nearest_neighbors_vote_as_scikit_learns(clusters):
+    train, evaluation = clusters
+    rows = nearest_neighbors.nearest_neighbors(train, evaluation, 3, neighbors=(1, 20), temperature=0.07)
+    for row in rows:
+        reference = sklearn.neighbors.KNeighborsClassifier(
+            row["neighbors"], metric="cosine", weights=lambda distances: np.exp((1.0 - distances) / 0.07)
+        ).fit(train.values, train.labels)
+        assert row["accuracy"] == pytest.approx(reference.score(evaluation.values, evaluation.labels), abs=1e-12)
+    assert rows[0]["accuracy"] != rows[1]["accuracy"]
+
+
+def test_the_linear_probe_is_logistic_regression_on_standardised_features(clusters):
+    train, evaluation = clusters
+    fitted, found = logistic_regression.fit_probe(train, (0.1,))
+    scaler = sklearn.preprocessing.StandardScaler().fit(train.values)
+    reference = sklearn.linear_model.LogisticRegression(C=0.1).fit(scaler.transform(train.values), train.labels)
+    expected = reference.score(scaler.transform(evaluation.values), evaluation.labels)
+    assert fitted.score(evaluation.values, evaluation.labels) == expected
+    assert found["converged"]
+    assert not found["tried"]
+    _, swept = logistic_regression.fit_probe(train, (1e-6, 0.1))
+    assert [row["c"] for row in swept["tried"]] == [1e-6, 0.1]
+    assert not logistic_regression.fit_probe(train, (1000.0,), max_iterations=2)[1]["converged"]
+    with pytest.raises(UserError, match="too few to choose --c on a tenth"):
+        logistic_regression.fit_probe(train.take(np.arange(0, 120, 20)), (0.1, 1.0))
+
+
+@pytest.fixture(name="run")
+def _run(tmp_path) -> Run:
+    """A run directory with an untrained model for the digits."""
+    run = Run.at(tmp_path / "run")
+    run.start({"command": "test"}, tuple("0123456789"))
+    model = keras_vit.build(CONFIG, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10)
+    run.save_model(randomize(model))
+    return run
+
+
+def _opened(kind: type[FeatureOptions], run: pathlib.Path, tmp_path, data: DataSet | None = None, **fields) -> tuple:
+    """A run, the digits or other data, and the options of a command."""
+    options = kind(run=str(run), **{"source": DataOptions("digits"), "cache": str(tmp_path / "cache"), **fields})
+    size, heads = options.image_size, options.num_heads
+    return Run.open(options.run, image_size=size, num_heads=heads), data or digits(), options
+
+
+def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_path, compute_no_more, capsys):
+    rows = least_squares.fewshot(*_opened(FewshotOptions, run.path, tmp_path, shots=(1, 5)))
+    assert json.loads((run.path / "fewshot.json").read_text())["results"] == rows
+    assert f"| {rows[1]['mean']:.4f} |" in (run.path / "fewshot.md").read_text()
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    compute_no_more()
+    nearest = nearest_neighbors.knn(*_opened(KnnOptions, run.path, tmp_path, neighbors=(1, 2000)))
+    assert [row["neighbors"] for row in nearest] == [1]
+    assert "Not 2000 neighbors: there are 1,437 training images." in capsys.readouterr().out
+    logistic_regression.probe(*_opened(LinearProbeOptions, run.path, tmp_path, c=(0.1,)))
+    assert {"knn.md", "knn.json", "linear_probe.md", "linear_probe.json"} <= {p.name for p in run.path.iterdir()}
+    assert "12 features of 1,437 training and 360 evaluation images of 10 classes" in capsys.readouterr().out
+
+
+def test_a_checkpoint_at_an_address_is_downloaded_and_probed(run, tmp_path, monkeypatch):
+    keras_vit.save_checkpoint(load_model(run.path), run.path / "x.npz", layout="npz")
+    monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
+    output = str(tmp_path / "report")
+    options = ["--data", "digits", "--output", output, "--num-heads", "3", "--image-size", "8", "--neighbors", "1"]
+    with serving(run.path) as address:
+        knn.main(["--run", f"{address}/x.npz", *options])
+    expected = nearest_neighbors.knn(*_opened(KnnOptions, run.path, tmp_path, neighbors=(1,)))
+    assert json.loads((tmp_path / "report" / "knn.json").read_text())["results"] == expected
+
+
+def _features(model, source, cache, **options):
+    preprocessing = options.get("preprocessing", keras_vit.preprocessing_of(model))
+    extractor = extraction.open_extractor(model, preprocessing, batch_size=options.get("batch_size", 100))
+    return [probes.cached_features(extractor, split, cache) for split in probes.splits_of(source).values()]
+
+
+def test_the_cache_knows_another_model_other_data_and_a_broken_file(tmp_path):
+    model = randomize(keras_vit.build(CONFIG, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10))
+    images = np.random.default_rng(0).integers(0, 256, (7, 8, 8, 1), np.uint8)
+    split = array_split(images, np.arange(7) % 2, ("a", "b"))
+    source = dataclasses.replace(digits(), labels=("a", "b"), train=split, evaluation=split)
+    first, _ = _features(model, source, tmp_path)
+    (file,) = tmp_path.rglob("*.parquet")
+    assert first.values.shape == (7, 12)
+    assert first.labels.tolist() == [0, 1, 0, 1, 0, 1, 0]
+
+    file.write_bytes(file.read_bytes()[:100])
+    again, _ = _features(model, source, tmp_path, batch_size=3)
+    np.testing.assert_allclose(again.values, first.values, atol=1e-6)
+
+    images[3, 0, 0, 0] ^= 1
+    changed = dataclasses.replace(source, train=array_split(images, np.arange(7) % 2, ("a", "b")))
+    other, _ = _features(model, changed, tmp_path)
+    assert (other.values[3] != first.values[3]).any()
+    assert len(list(tmp_path.iterdir())) == 2
+    _features(model, source, tmp_path, preprocessing=Preprocessing((8, 8), 1, crop_from=(10, 10)))
+    model.weights[3].assign(model.weights[3] + 0.5)
+    third, _ = _features(model, source, tmp_path)
+    assert (third.values != first.values).any()
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_the_square_crop_is_the_papers():
+    image = np.random.default_rng(0).integers(0, 256, (20, 31, 3), np.uint8)
+    own = keras_vit.preprocessing_of(keras_vit.build(CONFIG, image_size=(8, 4), num_classes=2))
+
+    def options(crop_from: int) -> FeatureOptions:
+        return FeatureOptions(run="runs/x", source=DataOptions("digits"), crop_from=crop_from)
+
+    cropped = options(10).preprocessing(own)(image)
+    whole = tf.image.resize(image, (10, 10)).numpy()
+    np.testing.assert_allclose(cropped, whole[1:9, 3:7] / 127.5 - 1.0, atol=1e-5)
+    with pytest.raises(UserError, match=r"crop_from must be at least both sides of \(8, 4\),"):
+        options(7).preprocessing(own)
+
+
+def test_random_weights_are_others_and_always_the_same(run, tmp_path):
+    found = [
+        probes.open_features(*_opened(FeatureOptions, run.path, tmp_path, random_weights=random)).train.values
+        for random in (False, True, True)
+    ]
+    assert not np.allclose(found[0], found[1])
+    np.testing.assert_array_equal(found[1], found[2])
+    assert len(list((tmp_path / "cache").iterdir())) == 4
+
+
+def test_what_cannot_be_probed_is_refused(run, tmp_path):
+    with pytest.raises(UserError, match="is not a run directory to put the report into;"):
+        shutil.copy(run.path / "model.keras", tmp_path / "alone.keras")
+        least_squares.fewshot(*_opened(FewshotOptions, tmp_path / "alone.keras", tmp_path))
+    for option in ("shots", "seeds", "l2"):
+        with pytest.raises(UserError, match=f"--{option} must be"):
+            training.fewshot.main(["--run", str(run.path), "--data", "digits", f"--{option}", "0"])
+    one = dataclasses.replace(digits(), labels=("zero",))
+    with pytest.raises(UserError, match="The data have one class, 'zero'; at least two are needed"):
+        least_squares.fewshot(*_opened(FewshotOptions, run.path, tmp_path, one))
+
+
+def test_probing_a_run_on_images_that_it_may_know_is_refused(run, tmp_path):
+    config = json.loads((run.path / "config.json").read_text())
+    config["settings"] = {"source": {"data": "folder:pictures"}, "images": {"train": 9, "evaluation": 1}}
+    (run.path / "config.json").write_text(json.dumps(config))
+    data = dataclasses.replace(digits(), held_out=True)
+    opened = _opened(FeatureOptions, run.path, tmp_path, data, source=DataOptions("folder:pictures"))
+    with pytest.raises(UserError, match="when folder:pictures had 10 images, and now 1,797"):
+        probes.open_features(*opened)
+
+
+def test_a_model_of_tokens_has_no_features_of_an_image():
+    config = dataclasses.replace(CONFIG, classifier="unpooled")
+    model = keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=0)
+    with pytest.raises(UserError, match="no features --features pre_logits"):
+        extraction.feature_model(model)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(CONFIG, marks=pytest.mark.slow),
+        dataclasses.replace(CONFIG, num_registers=2, classifier="gap"),
+    ],
+)
+def test_features_are_the_class_token_the_mean_of_the_patches_or_both(config, run, tmp_path):
+    model = randomize(keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10))
+    run.save_model(model)
+    batch = keras_vit.preprocessing_of(model)
+    images = tf.stack([batch(digits().train.example(tf.constant(index))[0]) for index in range(3)])
+    encoded = np.array(keras_vit.intermediates(model, ["encoded"])(images)["encoded"])
+    token, mean = encoded[:, 0], encoded[:, config.num_prefix_tokens :].mean(axis=1)
+    expected = {"mean": mean}
+    if config.has_class_token:
+        expected |= {"token": token, "both": np.concatenate([token, mean], axis=-1)}
+    for kind, values in expected.items():
+        found = probes.open_features(*_opened(FeatureOptions, run.path, tmp_path, features=kind)).train.values
+        np.testing.assert_allclose(found[:3], values, atol=1e-5)
+    assert len(list((tmp_path / "cache").iterdir())) == 2 * len(expected)
+    if not config.has_class_token:
+        with pytest.raises(UserError, match="no features --features both"):
+            probes.open_features(*_opened(FeatureOptions, run.path, tmp_path, features="both"))
+
+
+def test_a_resnet_has_no_tokens_to_probe():
+    model = keras_vit.build(TINY_STEM, image_size=32, num_classes=3)
+    with pytest.raises(UserError, match="no features --features token"):
+        extraction.feature_model(model, "token")
+
+
+@pytest.mark.parametrize(
+    ("kind", "classes"),
+    [
+        ("pre_logits", 2),
+        ("token", 10),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in itertools.product(["pre_logits", "token", "mean", "both"], [2, 10])
+            if case not in {("pre_logits", 2), ("token", 10)}
+        ),
+    ],
+)
+def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp_path):
+    data = digits()
+    rows = np.array([i for i in range(400) if data.train.labels[i] < classes])
+    images, labels = zip(*(data.train.example(tf.constant(i)) for i in rows), strict=True)
+    split = array_split(np.stack(images).astype(np.uint8), np.array(labels), data.labels[:classes])
+    few = dataclasses.replace(data, labels=data.labels[:classes], train=split, evaluation=split)
+    workdir = str(tmp_path / "probe")
+    options = {"c": (0.1,), "features": kind, "workdir": workdir, "resize": "pad"}
+    opened = _opened(LinearProbeOptions, run.path, tmp_path, few, **options)
+    found = logistic_regression.probe(*opened)
+
+    probe = Run.open(workdir)
+    assert probe.labels == data.labels[:classes]
+    assert probe.preprocessing.resize == "pad"
+    assert probe.settings["source"]["data"] == "digits"
+    assert (probe.path / "samples.npz").is_file()
+    known = probes.open_features(*opened)
+    fitted, _ = logistic_regression.fit_probe(known.train, (0.1,))
+    expected = fitted.decision_function(known.train.values)
+    logits = probe.model.predict(probe.preprocessing(list(images)), verbose=0)
+    shown = logits[:, 1] - logits[:, 0] if classes == 2 else logits
+    np.testing.assert_allclose(shown, expected, atol=2e-4)
+    assert (logits.argmax(1) == np.array(labels)).mean() == pytest.approx(found["accuracy"])
+    assert (tmp_path / "probe" / "linear_probe.md").is_file()
+
+
+def test_few_shots_with_a_workdir_are_a_run_with_their_scores(run, tmp_path, capsys):
+    workdir = str(tmp_path / "few")
+    opened = _opened(FewshotOptions, run.path, tmp_path, shots=(1, 5), workdir=workdir)
+    rows = least_squares.fewshot(*opened)
+    assert "few holds the model of 5 shots and the first seed" in capsys.readouterr().out
+    probe, data = Run.open(workdir), digits()
+    known = probes.open_features(*opened)
+    chosen = least_squares.shots_of(known.train.labels, 10, 5, seed=0)
+    solution = least_squares.LeastSquares(known.train.take(chosen), 10)
+    images, labels = zip(*(data.evaluation.example(tf.constant(i)) for i in range(360)), strict=True)
+    logits = probe.model.predict(probe.preprocessing(list(images)), verbose=0)
+    scores = solution.scores(known.evaluation.values, 1024.0)
+    centered = [values - values.mean(axis=-1, keepdims=True) for values in (logits, scores)]
+    temperature = np.sqrt(np.mean(centered[1] ** 2) / np.mean(centered[0] ** 2))
+    np.testing.assert_allclose(centered[0] * temperature, centered[1], atol=1e-3)
+    assert np.mean(logits.argmax(1) == np.array(labels)) == rows[1]["accuracies"][0]
+    assert probe.settings["command"] == "fewshot"
+
+
+def test_a_probe_of_a_checkpoint_with_its_workdir_prints_commands_that_follow(run, tmp_path, capsys):
+    workdir = str(tmp_path / "a probe")
+    arguments = ["--run", str(run.path), "--data", "digits", "--cache", str(tmp_path / "cache"), "--c", "0.1"]
+    linear_probe.main([*arguments, "--workdir", workdir])
+    lines = capsys.readouterr().out.splitlines()
+    shown = [shlex.split(line) for line in lines[lines.index("Next:") + 1 :]]
+    assert [commands.COMMANDS.keys() & {*line} for line in shown] == [{"evaluate"}, {"predict"}, {"inspect"}]
+    assert all(workdir in line for line in shown)
+    with pytest.raises(UserError, match="holds a finished run; choose another --workdir"):
+        linear_probe.main([*arguments, "--workdir", workdir])
+
+
+def test_a_probe_of_random_weights_is_no_run():
+    with pytest.raises(UserError, match="--random-weights applies only to measurements"):
+        LinearProbeOptions(run="x", source=DataOptions("digits"), workdir="y", random_weights=True)
+
+
+def test_folds_measure_all_images_and_keep_copies_together(clusters):
+    known = probes.FeatureSet(NAMES, *clusters, pathlib.Path())
+    count = sum(len(part.labels) for part in clusters)
+    found = logistic_regression.cross_validated(known, 0.1, 5, np.arange(count))
+    probe = logistic_regression.new_probe(0.1)
+    values, labels = (np.concatenate(parts) for parts in zip(*((c.values, c.labels) for c in clusters), strict=True))
+    splits = sklearn.model_selection.StratifiedGroupKFold(5, shuffle=True, random_state=0)
+    scores = [
+        probe.fit(values[a], labels[a]).score(values[b], labels[b])
+        for a, b in splits.split(values, labels, np.arange(count))
+    ]
+    assert found["mean"] == pytest.approx(np.mean(scores))
+    assert found["standard_error"] == pytest.approx(np.std(scores, ddof=1) / 5**0.5)
+    # 2.776: the 97.5 % quantile of Student's distribution with 4 degrees of freedom, as printed in tables
+    width = 2.776 * found["standard_error"]
+    assert found["interval"] == pytest.approx([found["mean"] - width, min(found["mean"] + width, 1.0)], abs=1e-4)
+    # Noise that no one can tell apart, but each image twice: a copy in the training fold would give it away.
+    rng = np.random.default_rng(0)
+    noise = Features(
+        np.repeat(rng.normal(size=(60, 200)), 2, axis=0).astype(np.float32), np.repeat(np.arange(60) % 2, 2)
+    )
+    twice = probes.FeatureSet(NAMES[:2], noise, Features(noise.values[:0], noise.labels[:0]), pathlib.Path())
+    assert logistic_regression.cross_validated(twice, 1.0, 5, np.repeat(np.arange(60), 2))["mean"] < 0.8
+    assert logistic_regression.cross_validated(twice, 1.0, 5, np.arange(120))["mean"] > 0.8
+    with pytest.raises(UserError, match="--folds 99 cannot be made of these images"):
+        logistic_regression.cross_validated(known, 0.1, 99, np.arange(count))
+
+
+def test_a_probe_of_a_changed_model_is_not_saved(run):
+    model = load_model(run.path)
+    changed = keras.Model(model.input, model.get_layer("head")(2.0 * model.get_layer("head").input))
+    with pytest.raises(UserError, match="was changed after keras_vit built it.*leave --workdir out"):
+        probes.with_linear_head(changed, "pre_logits", Preprocessing((8, 8), 1), np.zeros((12, 2)), np.zeros(2))

@@ -1,0 +1,386 @@
+"""Extract features: what a model says of images before its head. They are written file by file, and a process that was
+killed continues where it was.
+"""
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import zlib
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_vit
+from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.cli.progress import Progress
+from keras_vit.files.atomic import remove_temporary
+from keras_vit.files.lock import locked
+from keras_vit.models.layers import PoolTokens
+from keras_vit.models.tasks import task_of
+from keras_vit.run import Run
+from keras_vit.text.checkpoint import has_text_tower
+from training.data.dataset import (
+    DataSet,
+    ImageWarnings,
+    Split,
+    bad_examples_reported,
+    check_some_read,
+    typical_image,
+    without_autograph,
+)
+from training.data.file_contents import FileContents, shown
+from training.data.image_folder import file_problem
+from training.data.pipeline import evaluation_batches
+from training.features.store import (
+    NO_SPLIT,
+    PART,
+    FeatureDescription,
+    FeatureIndex,
+    Part,
+    part_file,
+    read_description,
+    write_description,
+    write_part,
+)
+from training.options.features import DESCRIPTION, EmbedOptions, IndexKind
+
+# The classifier of a model whose head reads the features of a kind.
+POOLING = {"token": "token", "mean": "gap", "both": "token+gap"}
+# Pictures that cannot be read of which the reasons are printed.
+_MOST_NAMED = 10
+_DROPS_ALPHA = (
+    "Most of these pictures are transparent, and the preprocessing of this checkpoint drops the alpha channel: what is "
+    "transparent is often black then. --resize pad puts such pictures on white."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Extractor:
+    """Makes the features of images; `open_extractor` opens one."""
+
+    model: keras.Model
+    """Images (B, h, w, C) -> (B, D)."""
+    preprocessing: Preprocessing
+    features: IndexKind
+    fingerprint: str
+    """Of the weights, the architecture, the precision, the features, and what is done to the images."""
+    batch_size: int
+
+
+def open_extractor(
+    model: keras.Model, preprocessing: Preprocessing, features: IndexKind = "pre_logits", batch_size: int = 64
+) -> Extractor:
+    """Return the extractor of a kind of features. Raises UserError for a model that does not have them."""
+    fingerprint = fingerprint_of(model, preprocessing, features)
+    return Extractor(feature_model(model, features), preprocessing, features, fingerprint, batch_size)
+
+
+def feature_model(model: keras.Model, features: IndexKind = "pre_logits") -> keras.Model:
+    """Return the model up to its features: images -> (B, D).
+
+    Args:
+        model: built by keras_vit.
+        features: pre_logits: what its head reads; joint: what texts are compared with, the output of an image tower; of
+            a Vision Transformer, token: the class token; mean: the mean of its patch tokens; both.
+
+    Raises UserError for a model that does not have them.
+    """
+    if features == "joint":
+        result = None if task_of(model) else model
+    elif features == "pre_logits":
+        inside = keras_vit.intermediates(model, ["pre_logits"])
+        result = keras.Model(inside.input, inside.output["pre_logits"])
+    else:
+        result = _token_model(model, features)
+    if result is None or len(result.output_shape) != 2:
+        raise UserError(
+            f"This model has no features --features {features}, one vector of an image: joint is for CLIP and SigLIP, "
+            "and token, mean and both are for Vision Transformers with such tokens; give others, or another model."
+        )
+    return result
+
+
+def _token_model(model: keras.Model, features: IndexKind) -> keras.Model | None:
+    """Return the model up to its normalized tokens, pooled; None if it has no such tokens."""
+    config = keras_vit.config_of(model)
+    if not isinstance(config, ViTConfig) or config.norm_after_pooling:
+        return None
+    if features != "mean" and not config.has_class_token:
+        return None
+    inside = keras_vit.intermediates(model, ["encoded"])
+    pool = PoolTokens(POOLING[features], config.num_prefix_tokens)
+    return keras.Model(inside.input, pool(inside.output["encoded"]))
+
+
+def fingerprint_of(model: keras.Model, preprocessing: Preprocessing, features: IndexKind) -> str:
+    """Return a hash of the weights, the architecture, the precision, the features, and what is done to the images."""
+    described = [
+        dataclasses.asdict(keras_vit.config_of(model)),
+        type(preprocessing).__name__,
+        dataclasses.asdict(preprocessing),
+        sorted({layer.dtype_policy.name for layer in model.layers}),
+        features,
+    ]
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    for weight in model.weights:
+        digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(weight)).tobytes())
+    return digest.hexdigest()[:20]
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """Pictures in the order in which they are stored."""
+
+    labels: tuple[str, ...]
+    splits: dict[str, Split]
+    checksum: int
+    """The same for the same pictures."""
+    files: Sequence[str] | None = None
+    """Single files, which may be no pictures; None for the examples of a data set, which can be read."""
+
+
+def listing_of_data(source: DataSet) -> Listing:
+    """List both splits of a data set."""
+    return Listing(source.labels, {"train": source.train, "test": source.evaluation}, source.fingerprint)
+
+
+def listing_of_files(files: Sequence[str]) -> Listing:
+    """List single files, without classes."""
+    paths = tf.constant([os.fsencode(file) for file in files])
+
+    def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.io.read_file(paths[index]), tf.constant(-1)
+
+    split = Split(len(files), read, lambda index: shown(files[index]))
+    return Listing((), {NO_SPLIT: split}, zlib.crc32(b"\0".join(map(os.fsencode, files))), files)
+
+
+def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
+    """Write the features of all pictures into a folder, or what is missing there; print what cannot be read.
+
+    Raises UserError for a folder with features of another model or of other pictures.
+    """
+    splits = {name: split.num_examples for name, split in listing.splits.items()}
+    description, extractor = describe_features(run, options, listing.labels, splits, listing.checksum)
+    folder = options.folder
+    if extractor.preprocessing.background is None and listing.files is None:
+        split = next(iter(listing.splits.values()))
+        with bad_examples_reported(split):
+            if typical_image(split)[2]:
+                print(_DROPS_ALPHA)
+    with locked(folder):
+        remove_temporary(folder)
+        index = write_features(folder, description, listing, extractor)
+    for path, why in [*index.problems.items()][:_MOST_NAMED]:
+        print(f"Not embedded: {path}: {why}")
+    if len(index.problems) > _MOST_NAMED:
+        print(f"… and {len(index.problems) - _MOST_NAMED} more.")
+    count = sum(index.counts.values())
+    check_some_read(count)
+    print(
+        f"{options.output} has {description.width} features ({description.features}, {description.dtype}) of "
+        f"{count:,} pictures."
+    )
+    return index
+
+
+def describe_features(
+    run: Run, options: EmbedOptions, labels: tuple[str, ...], splits: dict[str, int], checksum: int
+) -> tuple[FeatureDescription, Extractor]:
+    """Return the description of the features to write, and their extractor; for arguments see `FeatureDescription`."""
+    has_texts = not run.is_ours and has_text_tower(run.checkpoint)
+    own = run.preprocessing
+    preprocessing = own if options.resize is None else own.with_resize(options.resize, None)
+    features = options.features or ("joint" if has_texts else "pre_logits")
+    extractor = open_extractor(run.model, preprocessing, features, options.batch_size)
+    description = FeatureDescription(
+        model=run.name,
+        fingerprint=extractor.fingerprint,
+        features=features,
+        width=int(extractor.model.output_shape[-1]),
+        dtype=options.dtype,
+        labels=labels,
+        splits=splits,
+        checksum=checksum,
+        data=options.source.settings() if options.source.data else None,
+        settings=options.settings,
+    )
+    return description, extractor
+
+
+def start_folder(folder: pathlib.Path, description: FeatureDescription) -> None:
+    """Make a folder ready for features. Raises UserError for one that holds the features of something else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / DESCRIPTION).is_file():
+        there = read_description(folder)
+        if (there.fingerprint, there.features) != (description.fingerprint, description.features):
+            what = (
+                f"another model ({there.model}, {there.features}) than {description.model} with these options "
+                f"({description.features}), and features of two models are never mixed"
+            )
+        elif (there.splits, there.checksum, there.labels) != (
+            description.splits,
+            description.checksum,
+            description.labels,
+        ):
+            what = "other pictures"
+        elif there.dtype != description.dtype:
+            what = f"the type {there.dtype}, not {description.dtype}"
+        else:
+            return
+    elif others := sorted(file.name for file in folder.glob("*.parquet")):
+        what = f"something else, such as {others[0]}, but no {DESCRIPTION}"
+    else:
+        write_description(folder, description)
+        return
+    raise UserError(f"{folder} has features of {what}; choose another --output.")
+
+
+def write_features(
+    folder: pathlib.Path, description: FeatureDescription, listing: Listing, extractor: Extractor
+) -> FeatureIndex:
+    """Write the files of features that are not there yet, and those of images whose content has changed since."""
+    start_folder(folder, description)
+    index, changed = FeatureIndex(folder, description), list[str]()
+    missing = []
+    for name, count in description.splits.items():
+        for number in range(-(-count // PART)):
+            is_there = part_file(folder, name, number).is_file()
+            others = _changed(index, listing, name, number) if is_there and listing.files is not None else []
+            missing += [] if is_there and not others else [(name, number)]
+            changed += others
+    if changed:
+        print(f"Changed since their features were made: {len(changed):,} images, such as {shown(changed[0])}.")
+    total = sum(description.splits.values())
+    left = sum(len(_rows(listing.splits[name], number)) for name, number in missing)
+    with Progress("Features", total, done=total - left) as progress:
+        for name, number in missing:
+            part = embed_rows(listing, name, _rows(listing.splits[name], number), extractor, progress)
+            write_part(folder, description, name, number, as_stored(part, description))
+    return index
+
+
+def _changed(index: FeatureIndex, listing: Listing, name: str, number: int) -> list[str]:
+    """Return the files whose content is not that of a written part; all are read, since a copy may keep its time."""
+    assert listing.files is not None
+    digests, problems = index.contents(name, number)
+    files = [listing.files[row] for row in _rows(listing.splits[name], number)]
+    contents = FileContents()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        readable = list(pool.map(contents.read, files))
+    known = [file for file, is_readable in zip(files, readable, strict=True) if is_readable]
+    now = {shown(file): f"{digest:016x}" for file, digest in zip(known, contents.digests(known).tolist(), strict=True)}
+    repaired = [file for file in files if shown(file) in problems]
+    still = _problems(repaired, contents) if repaired else {}
+    return [
+        file
+        for file in files
+        if (shown(file) in digests and now.get(shown(file)) != digests[shown(file)])
+        or (shown(file) in problems and file not in still)
+    ]
+
+
+def _rows(split: Split, number: int) -> np.ndarray:
+    return np.arange(number * PART, min((number + 1) * PART, split.num_examples))
+
+
+def embed_rows(
+    listing: Listing, name: str, rows: np.ndarray, extractor: Extractor, progress: Progress | None = None
+) -> Part:
+    """Return the features of some pictures of a split, in float32; files that are no pictures are its problems."""
+    split, problems = listing.splits[name], {}
+    if listing.files is not None:
+        files, contents = [listing.files[row] for row in rows], FileContents()
+        bad = _problems(files, contents)
+        problems = {shown(file): why for file, why in bad.items()}
+        rows = np.array([row for row, file in zip(rows, files, strict=True) if file not in bad], np.int64)
+        digests = contents.digests(listing.files[row] for row in rows)
+        labels = np.full(len(rows), -1)
+        if progress is not None:
+            progress.update(len(bad))
+    else:
+        digests, labels = contents_of(split, rows)
+    return Part(
+        [split.name(int(row)) for row in rows],
+        digests,
+        [listing.labels[label] if listing.labels else None for label in labels],
+        _computed(split.take(rows), extractor, progress),
+        problems,
+    )
+
+
+def _problems(files: Sequence[str], contents: FileContents) -> dict[str, str]:
+    """Return why files are no pictures; the contents of the others are noted."""
+    image_warnings = ImageWarnings()
+    with native_stderr_silenced(), concurrent.futures.ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda file: file_problem(file, image_warnings, contents), files))
+    image_warnings.warn(f"{len(files):,} pictures")
+    return {file: why for file, why in zip(files, found, strict=True) if why}
+
+
+def _computed(split: Split, extractor: Extractor, progress: Progress | None) -> np.ndarray:
+    """Return the features (n, D) float32 of the examples of a split."""
+    found = [np.zeros((0, extractor.model.output_shape[-1]), np.float32)]
+    if not split.num_examples:
+        return found[0]
+    # Batches of one size for all files: the model is traced once, and the same bytes come out after an interruption.
+    batches = evaluation_batches(
+        dataclasses.replace(split, target=None),
+        extractor.preprocessing,
+        num_classes=1,
+        batch_size=extractor.batch_size,
+    )
+    with bad_examples_reported(split):
+        for images, _, weights in batches:
+            real = weights.numpy() > 0.0
+            found.append(np.asarray(extractor.model.predict_on_batch(images)[real], np.float32))
+            if progress is not None:
+                progress.update(int(real.sum()))
+    return np.concatenate(found)
+
+
+def contents_of(split: Split, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """(digests (n,) uint64 of the images as they are stored, labels (n,) int64) of some or all examples of a split."""
+    rows = np.arange(split.num_examples) if rows is None else rows
+    if split.digests is not None and split.labels is not None:
+        return split.digests[rows], split.labels[rows]
+
+    @without_autograph
+    def content(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        image, label = split.read(index)
+        parts = [tf.reshape(image, (1, -1)), tf.reshape(tf.shape(image), (1, -1))]
+        numbers = tf.concat([tf.fingerprint(part)[0] for part in parts], axis=0)
+        return tf.fingerprint(numbers[None])[0], tf.cast(label, tf.int64)
+
+    data = tf.data.Dataset.from_tensor_slices(np.asarray(rows, np.int64))
+    data = data.map(content, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).batch(1024)
+    with bad_examples_reported(split):
+        batches = [(digests.numpy(), labels.numpy()) for digests, labels in data]
+    digests = np.concatenate([np.ascontiguousarray(found).view(np.uint64)[:, 0] for found, _ in batches])
+    return digests, np.concatenate([labels for _, labels in batches])
+
+
+def check_finite(values: np.ndarray) -> None:
+    """Raise UserError for features (n, D) that are no finite numbers."""
+    bad = int(np.sum(~np.all(np.isfinite(values), axis=-1)))
+    if bad:
+        raise UserError(
+            f"The features of {bad:,} of {len(values):,} images are not finite numbers; the model's weights "
+            "are broken, or its numbers overflow: inspect it with keras-vit inspect."
+        )
+
+
+def as_stored(part: Part, description: FeatureDescription) -> Part:
+    """Return the part in the type in which it is stored. Raises UserError for what this cannot hold."""
+    check_finite(part.embeddings)
+    with np.errstate(over="ignore"):
+        values = part.embeddings.astype(description.dtype)
+    if not np.all(np.isfinite(values)):
+        raise UserError("The features are too large for float16; give --dtype float32 and another --output.")
+    return dataclasses.replace(part, embeddings=values)

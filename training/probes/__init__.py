@@ -1,1 +1,0 @@
-"""Frozen features and what is fitted to them."""
