@@ -79,11 +79,13 @@ def export_tflite(
 
 def _check_formats(task: Task, options: TFLiteOptions, calibration: Samples | None) -> None:
     """Raise UserError for formats and options that the task does not have, or whose calibration has no images."""
+    if calibration is None and (calibrated := [form for form in options.formats if form in CALIBRATED]):
+        raise UserError(
+            f"{calibrated[0]} is calibrated for classes, and needs representative images for its calibration; pass "
+            "--calibration FOLDER, or take another format."
+        )
     if not isinstance(task, Classification):
-        quantize.refuse_calibrated(options.formats)
         options.refuse_those_of_classes(task.noun)
-    elif calibration is None and (calibrated := [form for form in options.formats if form in CALIBRATED]):
-        raise UserError(f"{calibrated[0]} needs representative images for its calibration; pass --calibration FOLDER.")
     if "int4-weights" in options.formats:
         model = task.exported.model
         dense = sum(layer.count_params() for layer in model.layers if isinstance(layer, keras.layers.Dense))
