@@ -147,7 +147,7 @@ class _Export:
             file.write_bytes(described)
         else:
             accelerator.write_with_golden_numbers(file, described, self._images)
-        found = run_tflite(file, self._expected, self._options.uint8_input)
+        found = tflite_file.run_samples(file, self._expected, self._options.uint8_input)
         measures = self._task.measure(name, self._expected, found, exact=form == "float32")
         self.written[form] = (file, measures)
         self._rows[form] = {**measures, "bytes": file.stat().st_size, **checked}
@@ -357,11 +357,6 @@ def check_weights(file: pathlib.Path, weight_bytes: int, share: float, in_float:
         raise ParityError(f"{file.name} has {size} bytes, too few for its weights, so it was not kept.")
     if share < 1.0 and size > (share + 0.5) / 1.5 * weight_bytes + 2**20:
         raise ParityError(f"{file.name} has {size} bytes: its weights were not quantized, so it was not kept.")
-
-
-def run_tflite(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False) -> list[parity.Outputs]:
-    """Return the outputs of a TFLite file for the sample images."""
-    return tflite_file.run_samples(file, expected, raw_pixels)
 
 
 def recommend(rows: Mapping[TFLiteFormat, Mapping[str, Any]], keras_accuracy: float | None) -> str:

@@ -74,7 +74,10 @@ def build(
     """
     rates = {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate}
     config = _with_rates(model_config(model), {**rates, "stochastic_depth_rate": stochastic_depth_rate})
-    preprocessing = preprocessing or _default_preprocessing(config, image_size, channels)
+    if preprocessing is None:
+        preprocessing = Preprocessing(image_size, channels)  # type: ignore[arg-type]  # an int means a square
+        if isinstance(config, ViTConfig):
+            config.check_image_size(preprocessing.image_size)
     num_classes = python_numbers(num_classes)
     check_integers("num_classes", num_classes, least=0)
     if classifier_activation is not None:
@@ -85,13 +88,6 @@ def build(
     with dtype_policy(dtype):
         network = _network(config, preprocessing, num_classes, name or default_name)
         return network if classifier_activation is None else _with_activation(network, classifier_activation)
-
-
-def _default_preprocessing(config: ModelConfig, image_size: int | tuple[int, int], channels: int) -> Preprocessing:
-    preprocessing = Preprocessing(image_size, channels)  # type: ignore[arg-type]  # an int means a square
-    if isinstance(config, ViTConfig):
-        config.check_image_size(preprocessing.image_size)
-    return preprocessing
 
 
 def _with_activation(network: keras.Model, name: str) -> keras.Model:
@@ -386,7 +382,10 @@ def get_layer(model: keras.Model, name: str) -> keras.layers.Layer:
 def _available(model: keras.Model) -> dict[str, Callable]:
     """Return a function that gives the tensor for each name of `intermediates`."""
     config, layers = config_of(model), {layer.name: layer for layer in model.layers}
-    available = _inside_vit(config, layers) if isinstance(config, ViTConfig) else _inside_resnet(config, layers)
+    if isinstance(config, ViTConfig):
+        available = _inside_vit(config, layers)
+    else:
+        available = _inside_resnet(config, layers) | {"pre_logits": lambda: layers["pool"].output}
     if head := classifier_head(model):
         available["logits"] = lambda: logits_model(model).output
         if "mean_of_heads" not in layers:
@@ -442,20 +441,14 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
 
 
 def _inside_resnet(config: ResNetConfig, layers: dict) -> dict:
-    """Name -> function that gives the tensor."""
-    if not config.preactivation:
-        return _feature_maps(config, layers) | {"pre_logits": lambda: layers["pool"].output}
-    names = {"root": "resnet.root_block"}
-    for stage, units in enumerate(config.block_units):
-        names[f"stage{stage + 1}"] = f"resnet.block{stage + 1}.unit{units:02d}"
-    names["pre_logits"] = "pool"
-    return {name: lambda layer=layer: layers[layer].output for name, layer in names.items()}
-
-
-def _feature_maps(config: ResNetConfig, layers: dict) -> dict:
-    names = {"resnet_root": "resnet_root"}
-    for stage, units in enumerate(config.block_units):
-        names[f"resnet_block{stage + 1}"] = f"block{stage + 1}.unit{units}"
+    """Name of a feature map -> function that gives the tensor."""
+    stages = list(enumerate(config.block_units, 1))
+    if config.preactivation:
+        names = {"root": "resnet.root_block"}
+        names |= {f"stage{stage}": f"resnet.block{stage}.unit{units:02d}" for stage, units in stages}
+    else:
+        names = {"resnet_root": "resnet_root"}
+        names |= {f"resnet_block{stage}": f"block{stage}.unit{units}" for stage, units in stages}
     return {name: lambda layer=layer: layers[layer].output for name, layer in names.items()}
 
 
@@ -475,7 +468,7 @@ def _inside_vit(config: ViTConfig, layers: dict) -> dict:
             *(layers[part].output for part in parts if part in layers)
         )
 
-    available = _feature_maps(config.stem, layers) if isinstance(config.stem, ResNetConfig) else {}
+    available = _inside_resnet(config.stem, layers) if isinstance(config.stem, ResNetConfig) else {}
     axes = {"_row": ".row", "_column": ".column"} if config.axial else {"": ""}
     first_norm = f"Transformer.encoderblock_0{next(iter(axes.values()))}.LayerNorm_0"
     available["patch_embedding"] = lambda: output("embedding")

@@ -62,16 +62,6 @@ class _ZeroCopy:
         return self._array
 
 
-def _check_backend() -> None:
-    """Raise UserError on unsupported backends: torch modules cannot have names with dots."""
-    backend = keras.backend.backend()
-    if backend not in ("tensorflow", "jax"):
-        raise UserError(
-            f"Models of keras_vit run on the TensorFlow and JAX backends of Keras, but this is {backend}; set "
-            "KERAS_BACKEND to tensorflow or jax before Keras is imported."
-        )
-
-
 @keras.saving.register_keras_serializable(PACKAGE)
 class ModelSpec(keras.layers.Layer):
     """Identity layer that stores the configuration and preprocessing of a model in its saved file.
@@ -86,7 +76,12 @@ class ModelSpec(keras.layers.Layer):
     def __init__(
         self, model: dict, preprocessing: dict, classes: dict | None = None, task: dict | None = None, **kwargs
     ):
-        _check_backend()  # every model starts with this layer, built or loaded
+        # Every model starts with this layer, built or loaded; torch modules cannot have names with dots.
+        if (backend := keras.backend.backend()) not in ("tensorflow", "jax"):
+            raise UserError(
+                f"Models of keras_vit run on the TensorFlow and JAX backends of Keras, but this is {backend}; set "
+                "KERAS_BACKEND to tensorflow or jax before Keras is imported."
+            )
         super().__init__(**kwargs)
         self.model = model
         self.preprocessing = preprocessing

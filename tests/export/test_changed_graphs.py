@@ -16,7 +16,7 @@ from export.inference_model import inference_model
 from export.options import SourceOptions
 from export.run import open_run
 from export.source import ExportedModel, Provenance, open_model, random_images
-from export.tflite.export import run_tflite
+from export.tflite.tflite_file import run_samples
 from keras_vit import UserError
 from keras_vit.checkpoints.convert import convert
 from keras_vit.checkpoints.load import changed_layer
@@ -265,7 +265,7 @@ def test_a_tflite_file_is_of_the_changed_model(tmp_path):
     samples = random_images(keras_vit.preprocessing_of(model))
     path, _ = tflite_of(model, NAMES, samples, tmp_path, ["float32"])["float32"]
     expected = parity.reference(model, keras_vit.preprocessing_of(model), samples)
-    logits = [outputs["logits"] for outputs in run_tflite(path, expected)]
+    logits = [outputs["logits"] for outputs in run_samples(path, expected)]
     np.testing.assert_allclose(logits, expected.logits, rtol=1e-4, atol=1e-4)
 
 
