@@ -110,7 +110,7 @@ def with_four_axes(content: bytes) -> bytes:
 
 
 class _DelegateLayers(InferenceLayers):
-    """Makes the layers of this module. The factor 1 / sqrt(d) of attention moves into the weights of the query."""
+    """Makes the layers of this module."""
 
     def layer(self, layer):
         if isinstance(layer, SegmentOutputs):
@@ -130,13 +130,8 @@ class _DelegateLayers(InferenceLayers):
             f"The layer {layer.name!r} ({type(layer).__name__}) has no form for GPUs and NPUs; take --target cpu."
         )
 
-    def weights(self, layer):
-        weights = super().weights(layer)
-        attention = self._layers.get(layer.name.removesuffix(".query"))
-        if attention is layer or not isinstance(attention, DotProductAttention):
-            return weights
-        factor = (layer.units // attention.num_heads) ** -0.5
-        return [(weight.astype(np.float64) * factor).astype(np.float32) for weight in weights]
+    def takes_scaled_query(self, layer):
+        return isinstance(layer, DotProductAttention)
 
 
 class _Scaled:
