@@ -140,12 +140,11 @@ def _unknown_facts(
 
 def check_page(task: Task) -> None:
     """Raise UserError unless an image in a browser has the model's channels, and the model classifies it."""
-    if not isinstance(task, Classification):
-        raise UserError("The page of --web classifies pictures, but the model does not; leave --web out.")
     channels = task.exported.preprocessing.channels
-    if channels not in (1, 3):
+    if not isinstance(task, Classification) or channels not in (1, 3):
         raise UserError(
-            f"In a browser a picture has 1 or 3 channels, but this model takes {channels}; leave --web out."
+            f"The page of --web is for classifiers of images with 1 or 3 channels, and this is a {task.noun} of "
+            f"{channels}; leave --web out."
         )
 
 

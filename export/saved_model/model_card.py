@@ -42,6 +42,23 @@ def model_card(
         facts: content of the verification report.
         interface: signature, side (input or output), name, type and shape of each tensor.
     """
+    classes = saved_classes(model) or Classes(())
+    texts = [(label, " | ".join(each)) for label, each in zip(classes.labels, classes.texts, strict=False)]
+    return render(
+        "model_card.md",
+        name=model.name,
+        num_classes=len(labels),
+        facts=markdown_table(("", ""), list(_facts(model, labels, origin, facts).items()), num_text_columns=2),
+        templates=classes.templates,
+        texts=markdown_table(("class", "texts"), texts[:_MOST_TEXTS], num_text_columns=2) if texts else "",
+        more_texts=len(texts) - _MOST_TEXTS,
+        interface=markdown_table(("signature", "", "tensor", "type", "shape"), interface, num_text_columns=5),
+        formats=format_list(),
+        background=preprocessing_of(model).background,
+    )
+
+
+def _facts(model: keras.Model, labels: Sequence[str], origin: Provenance, facts: Mapping) -> dict[str, str]:
     settings = origin.config.get("settings", {})
     config, preprocessing = config_of(model), preprocessing_of(model)
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
@@ -50,7 +67,7 @@ def model_card(
     merged = f"{facts['merge_tokens']} patch tokens merged in each block, which changes the outputs"
     shown = ", ".join(labels[:20]) + (f", … ({len(labels)} in assets/labels.txt)" if len(labels) > 20 else "")
     accuracy = "unknown" if facts["accuracy"] is None else f"{facts['accuracy']:.4f}"
-    rows = {
+    return {
         "Architecture": f"{'Vision Transformer' if isinstance(config, ViTConfig) else 'ResNet'}: {architecture}",
         "Parameters": f"{model.count_params():,}, stored as {facts['dtype']}",
         **({"Token merging": merged} if facts["merge_tokens"] else {}),
@@ -66,20 +83,6 @@ def model_card(
         "License": origin.license_text,
         "Versions": ", ".join(f"{name} {version}" for name, version in versions().items() if name != "processor"),
     }
-    classes = saved_classes(model) or Classes(())
-    texts = [(label, " | ".join(each)) for label, each in zip(classes.labels, classes.texts, strict=False)]
-    return render(
-        "model_card.md",
-        name=model.name,
-        num_classes=len(labels),
-        facts=markdown_table(("", ""), list(rows.items()), num_text_columns=2),
-        templates=classes.templates,
-        texts=markdown_table(("class", "texts"), texts[:_MOST_TEXTS], num_text_columns=2) if texts else "",
-        more_texts=len(texts) - _MOST_TEXTS,
-        interface=markdown_table(("signature", "", "tensor", "type", "shape"), interface, num_text_columns=5),
-        formats=format_list(),
-        background=preprocessing.background,
-    )
 
 
 def _probabilities(origin: Provenance, threshold: float | None) -> str:

@@ -74,20 +74,28 @@ def build(
     """
     rates = {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate}
     config = _with_rates(model_config(model), {**rates, "stochastic_depth_rate": stochastic_depth_rate})
-    if preprocessing is None:
-        preprocessing = Preprocessing(image_size, channels)  # type: ignore[arg-type]  # an int means a square
-        if isinstance(config, ViTConfig):
-            config.check_image_size(preprocessing.image_size)
+    preprocessing = preprocessing or _default_preprocessing(config, image_size, channels)
     num_classes = python_numbers(num_classes)
     check_integers("num_classes", num_classes, least=0)
-    if classifier_activation is not None:
-        check_choice("classifier_activation", classifier_activation, _ACTIVATIONS)
-        if not num_classes:
-            raise UserError("classifier_activation is for a model with classes; give num_classes, or leave it out.")
+    _check_activation(classifier_activation, num_classes)
     default_name = model.replace("+", "_") if isinstance(model, str) else "model"
     with dtype_policy(dtype):
         network = _network(config, preprocessing, num_classes, name or default_name)
         return network if classifier_activation is None else _with_activation(network, classifier_activation)
+
+
+def _default_preprocessing(config: ModelConfig, image_size: int | tuple[int, int], channels: int) -> Preprocessing:
+    preprocessing = Preprocessing(image_size, channels)  # type: ignore[arg-type]  # an int means a square
+    if isinstance(config, ViTConfig):
+        config.check_image_size(preprocessing.image_size)
+    return preprocessing
+
+
+def _check_activation(name: str | None, num_classes: int | None) -> None:
+    if name is not None:
+        check_choice("classifier_activation", name, _ACTIVATIONS)
+        if not num_classes:
+            raise UserError("classifier_activation is for a model with classes; give num_classes, or leave it out.")
 
 
 def _with_activation(network: keras.Model, name: str) -> keras.Model:
