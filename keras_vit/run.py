@@ -440,8 +440,6 @@ class Run:
         if not self.file(CONFIG):
             self.check_free()
             return
-        if "settings" not in self.config:
-            raise UserError(f"{self.path / CONFIG} cannot be read as the settings of a run; choose another --workdir.")
         if self.file(LABELS):
             advice = "give another --workdir, or the original data"
             check_classes(self.labels, labels, f"The run in {self.path}", advice)
