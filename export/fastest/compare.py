@@ -29,6 +29,7 @@ from export.options import (
 from export.saved_model.export import export_saved_model
 from export.source import ExportedModel
 from export.tasks import Classification
+from export.texts import render
 from export.tflite.export import export_tflite
 from keras_vit import UserError
 from keras_vit.cli.progress import Progress, tracked
@@ -250,7 +251,7 @@ def _report(
     left_out: Mapping[str, str],
 ) -> None:
     """Write report.json and report.md."""
-    output, versions = to_path(options.output), report.versions()
+    output = to_path(options.output)
     facts = {
         **exported.origin.as_json(),
         "batch_size": options.batch_size,
@@ -259,18 +260,8 @@ def _report(
         "recommendation": recommendation(measured),
         "forms": {form.name: dataclasses.asdict(form) for form in measured},
         "left_out": dict(left_out),
-        "versions": versions,
+        "versions": report.versions(),
     }
     (output / "report.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    lines = [
-        f"# {short_name(exported.origin.name)} on this machine",
-        "",
-        f"Batches of {options.batch_size} on {threads} threads of {versions['processor']}; {options.rounds} rounds, "
-        "all forms in turn.",
-        "",
-        table(measured),
-        "",
-        recommendation(measured),
-        *(line for form, reason in left_out.items() for line in ("", f"Not measured: {form}. {reason}")),
-    ]
-    (output / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    page = render("fastest.md", name=short_name(exported.origin.name), table=table(measured), **facts)
+    (output / "report.md").write_text(page, encoding="utf-8")
