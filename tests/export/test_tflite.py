@@ -275,21 +275,17 @@ def test_the_report_measures_every_format_and_recommends_one(phone):
     errors = report["layer_errors"]["int8"]
     assert list(errors.values()) == sorted(errors.values(), reverse=True)
     assert set(errors) <= {layer.name for layer in build().layers}
+    assert {form: steps[0]["name"] for form, steps in report["quantization_steps"].items()} == {
+        "int8": "extremes as ranges",
+    }
     text = (phone[0] / "report.md").read_text()
+    assert "int8: steps of the quantization, on calibration images" in text
     assert report["recommendation"] in text
     assert Preprocessing(SIZE).summary() in text
     assert "\n".join(preprocessing_code(Preprocessing(SIZE))) in text
     assert Preprocessing(**report["preprocessing"]) == Preprocessing(SIZE)
     assert "| accuracy | correct only in Keras | correct only here | McNemar's p |" in " ".join(text.split())
     assert (phone[0] / "report.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_report_says_what_each_step_of_the_quantization_gained(phone):
-    report = json.loads((phone[0] / "report.json").read_text())
-    assert {kind: found[0]["name"] for kind, found in report["quantization_steps"].items()} == {
-        "int8": "extremes as ranges",
-    }
-    assert "int8: steps of the quantization, on calibration images" in (phone[0] / "report.md").read_text()
 
 
 def row(agreement: float, accuracy: float | None, latency: float) -> dict:
