@@ -179,13 +179,9 @@ def segmentation_losses(
 ) -> dict:
     """The three parts of the loss, each a scalar without its weight: "cross_entropy", "mask", "dice".
 
-    Args:
-        class_logits: (B, Q, K + 1).
-        mask_logits: (B, h, w, Q).
-        labels: (B, T) classes, -1 for no target.
-        masks: (B, T, H, W), 1 inside.
+    Args beside those of `mask_costs`:
         matched: (B, T) queries, of `match_masks`.
-        points: (P, 2), (B, P, 2) or (B, T, P, 2), x and y in [0, 1], such as those of `uncertain_points`.
+        points: also (B, T, P, 2), such as those of `uncertain_points`.
         weights: that of no object is for the cross-entropy.
 
     The masks' parts are sums over the matched targets divided by the number of all targets, at least 1.
@@ -265,11 +261,7 @@ def detection_losses(
 
     All are sums divided by the number of all targets, at least 1.
 
-    Args:
-        class_logits: (B, Q, K), of independent classes.
-        boxes: (B, Q, 4), centre x and y, width and height as shares of the image.
-        labels: (B, T) classes, -1 for no target.
-        target_boxes: (B, T, 4), likewise.
+    Args beside those of `box_costs`:
         matched: (B, T) predictions, of `match_boxes`.
         alpha: weight of present classes in the focal loss (arXiv 1708.02002), 1 - alpha of absent ones; None for equal
             weights.
