@@ -333,15 +333,31 @@ class _Quantization:
 
     def tables(self) -> list[report.Table]:
         """For report.md."""
+        gains = [
+            (
+                f"{kind}: steps of the quantization, on calibration images",
+                ("step", "logit error", "agreement", "kept"),
+                [
+                    (step.name, f"{step.error:.3g}", f"{step.agreement:.4f}", "yes" if step.kept else "no")
+                    for step in steps
+                ],
+            )
+            for kind, steps in self.steps.items()
+        ]
+        heading = "int4-weights: dense layers in 8 bits, with their part of the squared error of all in 4 bits"
+        kept = [
+            (", ".join(map(quantize.layer_of, layers.outputs)), f"{layers.error:.1%}", f"{layers.weights:.1%}")
+            for layers in self.in_eight_bits
+        ]
         errors = [
             (
                 f"{kind}: noise / signal power, the worst layer first",
                 ("layer", "noise"),
-                [(name, f"{error:.3g}") for name, error in found.items()],
+                [(name, f"{error:.3g}") for name, error in worst.items()],
             )
-            for kind, found in self._worst().items()
+            for kind, worst in self._worst().items()
         ]
-        return [*_gains(self.steps), *_kept(self.in_eight_bits), *errors]
+        return [*gains, *([(heading, ("layers", "error", "weights"), kept)] if kept else []), *errors]
 
     def _worst(self) -> dict[TFLiteFormat, dict[str, float]]:
         return {kind: dict(list(found.items())[:_LISTED]) for kind, found in self.errors.items()}
@@ -405,30 +421,6 @@ def _extra(
     facts = quantization.facts() | {"recommendation": recommendation}
     notes = [recommendation, *notes]
     return report.Extra(notes, facts, columns, quantization.tables(), panels, raw_pixels=options.uint8_input)
-
-
-def _kept(in_eight_bits: Sequence[DenseLayers]) -> list[report.Table]:
-    """The table of the layers that int4-weights keeps in 8 bits."""
-    if not in_eight_bits:
-        return []
-    rows = [
-        (", ".join(quantize.layer_of(name) for name in layers.outputs), f"{layers.error:.1%}", f"{layers.weights:.1%}")
-        for layers in in_eight_bits
-    ]
-    heading = "int4-weights: dense layers in 8 bits, with their part of the squared error of all in 4 bits"
-    return [(heading, ("layers", "error", "weights"), rows)]
-
-
-def _gains(steps: Mapping[TFLiteFormat, Sequence[quantize.Step]]) -> list[report.Table]:
-    """Tables of what each step of the quantization gained."""
-    return [
-        (
-            f"{kind}: steps of the quantization, on calibration images",
-            ("step", "logit error", "agreement", "kept"),
-            [(step.name, f"{step.error:.3g}", f"{step.agreement:.4f}", "yes" if step.kept else "no") for step in found],
-        )
-        for kind, found in steps.items()
-    ]
 
 
 def summary(task: Task, written: Mapping[TFLiteFormat, tuple[pathlib.Path, Measures]], target: Target = "cpu") -> str:
