@@ -227,7 +227,7 @@ class Embedding(Task):
 class Detection(Task):
     """A detector with classes.
 
-    Output: detections (B, N, 4 + K) float32. Columns 0 to 3 are centre x and y, width and height of a box as shares of
+    Output: detections (B, N, 4 + K) float32. Columns 0 to 3 are center x and y, width and height of a box as shares of
     the input, the others the logits of the K classes, each of which is a probability by its sigmoid.
     """
 

@@ -278,7 +278,7 @@ def query_embeddings(model: keras.Model, images, boxes=None) -> tuple[np.ndarray
     Args:
         model: a detector, without further inputs.
         images: (B, height, width, channels), preprocessed.
-        boxes: (B, 4), of the object on each image: centre x and y, width and height as shares of the model's input.
+        boxes: (B, 4), of the object on each image: center x and y, width and height as shares of the model's input.
 
     Returns:
         (embeddings (B, E), numbers of the patches (B,)).
@@ -300,8 +300,8 @@ def query_embeddings(model: keras.Model, images, boxes=None) -> tuple[np.ndarray
     shares = overlaps(
         to_corners(ops.convert_to_tensor(outputs["boxes"])), to_corners(ops.convert_to_tensor(boxes[:, None]))
     )
-    ious, generalised = (ops.convert_to_numpy(share) for share in shares)  # (B, N)
-    ious = np.where((ious == 0.0).all(axis=-1, keepdims=True), generalised, ious)
+    ious, generalized = (ops.convert_to_numpy(share) for share in shares)  # (B, N)
+    ious = np.where((ious == 0.0).all(axis=-1, keepdims=True), generalized, ious)
     likeness = np.einsum("be,bne->bn", embeddings.mean(axis=1), embeddings)
     fits = ious >= ious.max(axis=-1, keepdims=True) * 0.8
     # Of overlaps below 0, none reaches 80 % of the best.
@@ -319,15 +319,15 @@ def _class_head(model: keras.Model) -> list:
 
 
 def to_corners(boxes):
-    """Centre x and y, width and height (..., 4) -> left, top, right, bottom (..., 4)."""
+    """Center x and y, width and height (..., 4) -> left, top, right, bottom (..., 4)."""
     x, y, width, height = (boxes[..., i] for i in range(4))
     return ops.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], axis=-1)
 
 
 def overlaps(corners, others):
-    """(intersection over union, generalised IoU) of boxes (..., 4) as corners, which are broadcast against each other.
+    """(intersection over union, generalized IoU) of boxes (..., 4) as corners, which are broadcast against each other.
 
-    Generalised IoU (arXiv 1902.09630), in (-1, 1]: IoU less the share of the smallest enclosing box that neither of the
+    Generalized IoU (arXiv 1902.09630), in (-1, 1]: IoU less the share of the smallest enclosing box that neither of the
     two covers. Boxes without area give 0 instead of a division by 0.
     """
     shared = _box_area(ops.maximum(corners[..., :2], others[..., :2]), ops.minimum(corners[..., 2:], others[..., 2:]))
