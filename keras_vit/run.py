@@ -540,7 +540,7 @@ def check_model_file(path: str | os.PathLike) -> None:
         is_of_run = any((run / name).is_file() for name in (MODEL, LABELS))
         if is_of_run and (not is_model or file.name in _OTHER_FILES or file.parent.name == CHECKPOINTS):
             raise UserError(f"{path} is a file of a run, but not its model; give the run {run}.")
-    # h5 may be weights for a model that is named, and exports are for some commands.
+    # An .h5 file holds weights for --model, and exports work with some commands.
     if not file.name.endswith((".h5", ".index.json", ".tflite", ".pb")):
         readable_kind(file)
 

@@ -78,6 +78,9 @@ def test_a_data_set_has_what_evaluation_sees_and_another_order_in_each_epoch(pic
 def test_predictions_and_measures_are_those_of_fit(pictures, model):
     ordered = keras_vit.adapt(model, classes=("ant", "bee"))
     metrics = training.evaluate_model(ordered, f"folder:{pictures}")
+    in_another_order = training.evaluate_model(model, f"folder:{pictures}")
+    assert in_another_order["accuracy"] == metrics["accuracy"]
+    assert in_another_order["log_loss"] == pytest.approx(metrics["log_loss"], abs=1e-6)
     ordered.compile(metrics=["accuracy"], loss=keras.losses.CategoricalCrossentropy(from_logits=True))
     data = training.dataset(f"folder:{pictures}", ordered, split="evaluation")
     loss, accuracy = ordered.evaluate(data, verbose=0)

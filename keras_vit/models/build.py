@@ -433,7 +433,7 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
     """
     config = config_of(model)
     if not isinstance(config, ViTConfig):
-        raise UserError("A ResNet has no blocks of tokens; take feature_map with the name of a stage.")
+        raise UserError("A ResNet has no blocks of tokens; use feature_map with the name of a stage.")
     count = config.num_layers
     check_blocks(blocks, count)
     if norm and config.norm_after_pooling:

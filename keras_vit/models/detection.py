@@ -304,7 +304,7 @@ def query_embeddings(model: keras.Model, images, boxes=None) -> tuple[np.ndarray
     ious = np.where((ious == 0.0).all(axis=-1, keepdims=True), generalized, ious)
     likeness = np.einsum("be,bne->bn", embeddings.mean(axis=1), embeddings)
     fits = ious >= ious.max(axis=-1, keepdims=True) * 0.8
-    # Of overlaps below 0, none reaches 80 % of the best.
+    # If all overlaps are below 0, none can reach 80 % of the best.
     fits |= ious == ious.max(axis=-1, keepdims=True)
     best = np.where(fits, likeness, np.inf).argmin(axis=-1)
     return embeddings[np.arange(len(best)), best], best

@@ -270,7 +270,8 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
 
     Raises UserError if no temperature is best: without a mistake in the images a lower one is always better.
     """
-    logits = logits.astype(np.float64)
+    is_finite = bool(np.isfinite(logits).all())
+    logits = np.nan_to_num(logits.astype(np.float64))
     own = logits[np.arange(len(labels)), labels]
     low, high = 1.0 / HIGHEST_TEMPERATURE, 1.0 / _LOWEST
     for _ in range(_HALVINGS):
@@ -280,7 +281,6 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         else:
             high = middle
     temperature = float(2.0 / (low + high))
-    is_finite = bool(np.isfinite(logits).all())
     if not is_finite or (own >= logits.max(axis=-1)).all() or temperature < 1.01 * _LOWEST:
         why = f"nearly all {len(labels)} are right" if is_finite else "some classes have probability 0"
         raise UserError(

@@ -12,7 +12,7 @@ from keras_vit.run import Run
 from training.data.checks import split_folders
 from training.data.dataset import Split
 from training.data.sources import DataSet, open_source
-from training.evaluation.evaluate import check_logits, check_same_classes
+from training.evaluation.evaluate import check_logits, class_order
 from training.evaluation.metrics import share_interval
 from training.evaluation.predictors import open_predictor
 from training.options.common import DataOptions
@@ -54,12 +54,12 @@ def verify_official(options: VerifyOfficialOptions) -> Verification:
     if source.data.startswith("tfds:") and source.eval_split is None:
         source = dataclasses.replace(source, train_split="validation", eval_split="validation")
     dataset = open_source(source)
-    check_same_classes(predictor, dataset)
+    order = class_order(predictor, dataset)
     correct, count = 0, 0
     for split in _splits(source, dataset):
         logits, labels = predictor.predict(split, options.batch_size)
         check_logits(logits)
-        correct += int(np.sum(logits.argmax(axis=-1) == labels))
+        correct += int(np.sum(logits[:, order].argmax(axis=-1) == labels))
         count += len(labels)
     low, high = share_interval(correct, count)
     result = Verification(correct, count, (100.0 * low, 100.0 * high), published.top1)

@@ -51,15 +51,15 @@ _TIMED = 16
 
 
 def usable_checkpoint(name: str | None) -> str | None:
-    """Return the checkpoint to start from; None, with a printed reason, if the default is meant and cannot be had."""
+    """Return the checkpoint to start from; None, with a printed reason, if the default is meant but unavailable."""
     if name is not None:
         return name
     try:
         find_checkpoint(DEFAULT_CHECKPOINT)
     except UserError as error:
         print(
-            f"Training from scratch, because {DEFAULT_CHECKPOINT} cannot be had ({str(error).rstrip('.')}). With "
-            "--checkpoint and a file from another computer, fewer pictures and minutes give more."
+            f"Could not download {DEFAULT_CHECKPOINT} ({str(error).rstrip('.')}). Training a small model from scratch "
+            "instead. For better accuracy, download the checkpoint elsewhere and pass --checkpoint FOLDER."
         )
         return None
     return DEFAULT_CHECKPOINT
