@@ -56,7 +56,7 @@ def on_files(files, config):
 
 def _zoo():
     """Yield the lines of the table of models with checkpoints."""
-    yield "# Models with checkpoints\n"
+    yield "---\nhide: [toc]\n---\n\n# Models with checkpoints\n"
     yield "`keras_vit.from_checkpoint` and `--checkpoint` accept the names in the last column. Parameters are for"
     yield "1,000 classes, multiply-adds for one image of the size of the second column (many tables call them GFLOPs)."
     yield "ImageNet: the best published top-1 accuracy of a checkpoint.\n"
