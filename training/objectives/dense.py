@@ -11,8 +11,8 @@ from keras import ops
 
 from keras_vit import task_of
 from keras_vit.models import losses as model_losses
-from keras_vit.models.boxes import overlaps, to_corners
 from keras_vit.models.config import SegmentationConfig
+from keras_vit.models.detection import overlaps, to_corners
 from keras_vit.models.layers import CHANNELS_LAST
 from keras_vit.models.segmentation import block_predictions
 from training.objectives.objective import Objective
