@@ -1,4 +1,4 @@
-"""What a run takes, before it starts: the report of a dry run, and the budget on Cloud TPU.
+"""Report what a run takes, before it starts: the dry run, and the budget on Cloud TPU.
 
 Operations are counted. The days of a budget follow from the chip's peak and the share of it that a run reaches. One is
 published: big_vision trains ViT-S/16 for 90 epochs of ImageNet-1k in under 7 hours on a TPUv3-8 (arXiv 2205.01580),
