@@ -313,7 +313,7 @@ def test_a_full_memory_is_one_sentence(error, capsys):
         raise error
 
     printed = stopped(command, capsys)
-    assert re.fullmatch(r"The memory of this machine does not suffice \(\w[^;{\n]*\); give smaller sizes\.\n", printed)
+    assert re.fullmatch(r"Not enough memory \(\w[^;{\n]*\); choose smaller sizes\.\n", printed)
 
 
 @pytest.mark.parametrize(

@@ -46,15 +46,15 @@ class LeastSquares:
         return (self._left / (self._eigenvalues + l2)) @ self._right
 
     def scores(self, features: np.ndarray, l2: float) -> np.ndarray:
-        """(n, K) float64 of features (n, D), near 1 for the class and near -1 for the others."""
+        """Return (n, K) float64 of features (n, D), near 1 for the class and near -1 for the others."""
         return self._design(features.astype(np.float64)) @ self.weights(l2)
 
     def accuracy(self, features: Features, l2: float) -> float:
-        """Share of the images whose highest score is that of their label."""
+        """Return share of the images whose highest score is that of their label."""
         return float(np.mean(np.argmax(self.scores(features.values, l2), axis=-1) == features.labels))
 
     def linear_head(self, l2: float) -> tuple[np.ndarray, np.ndarray]:
-        """The kernel (D, K) and bias (K,), float32, that compute the scores from the features."""
+        """Return the kernel (D, K) and bias (K,), float32, that compute the scores from the features."""
         weights = self.weights(l2)
         kernel = weights[:-1] / self._scale[:, None]
         bias = _BIAS_FEATURE * weights[-1] - self._mean @ kernel
@@ -66,7 +66,7 @@ class LeastSquares:
 
 
 def shots_of(labels: np.ndarray, num_classes: int, shots: int, seed: int) -> np.ndarray:
-    """Numbers of the images to learn from: the first `shots` of a random order of each class (big_vision's)."""
+    """Return numbers of the images to learn from: the first `shots` of a random order of each class (big_vision's)."""
     rng = np.random.default_rng(seed)
     orders = [rng.permutation(np.flatnonzero(labels == k)) for k in range(num_classes)]
     return np.concatenate([order[:shots] for order in orders])
@@ -134,7 +134,7 @@ def _of_shots(
 
 
 def _held_out(train: Features, rows: np.ndarray, seed: int) -> Features:
-    """Training images that are not among the shots."""
+    """Return training images that are not among the shots."""
     rest = np.setdiff1d(np.arange(len(train.labels)), rows)
     if not len(rest):
         raise UserError("All training images are among the shots, so none is left to choose a strength on; give --l2.")
