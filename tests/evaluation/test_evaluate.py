@@ -624,6 +624,7 @@ from training.evaluation.evaluate import evaluate
 from training.evaluation.predictors import Predictor, open_predictor
 from training.data.sources import DataOptions, DataSet, array_split
 from training.evaluation import opening
+from training.options.evaluate import EvaluateOptions
 
 report.draw_confusion = report.draw_reliability = report.draw_mistakes = lambda *_: None
 run, output = sys.argv[1:]
