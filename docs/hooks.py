@@ -29,12 +29,15 @@ _PARTS = {
 
 
 def on_config(config):
-    """Show the version of the package on every page, and list the pages of the commands."""
+    """Show the version of the package on every page, and list the generated pages."""
     source = pathlib.Path(config.config_file_path).with_name("keras_vit") / "__init__.py"
     version = re.search(r'__version__ = "(.*)"', source.read_text())[1]
     config.copyright = f"keras_vit {version}, Apache License 2.0"
-    (section,) = (part["Reference"] for part in config.nav if "Reference" in part)
-    section.append({"Options of each command": [{name: f"reference/commands/{name}.md"} for name in sorted(COMMANDS)]})
+    parts = {name: pages for part in config.nav for name, pages in part.items()}
+    parts["Models"].insert(0, {"Models with checkpoints": "reference/zoo.md"})
+    parts["Reference"].append(
+        {"Options of each command": [{name: f"reference/commands/{name}.md"} for name in sorted(COMMANDS)]}
+    )
     return config
 
 
@@ -53,8 +56,8 @@ def on_files(files, config):
 
 def _zoo():
     """Yield the lines of the table of models with checkpoints."""
-    yield "# Models with checkpoints\n"
-    yield "`keras_vit.from_checkpoint` and `--checkpoint` take the names of the last column. Parameters are for"
+    yield "---\nhide: [toc]\n---\n\n# Models with checkpoints\n"
+    yield "`keras_vit.from_checkpoint` and `--checkpoint` accept the names in the last column. Parameters are for"
     yield "1,000 classes, multiply-adds for one image of the size of the second column (many tables call them GFLOPs)."
     yield "ImageNet: the best published top-1 accuracy of a checkpoint.\n"
     yield "| model | pixels | parameters | GMACs | ImageNet | for | license | checkpoints |"

@@ -72,6 +72,11 @@ class Checkpoint:
         is_safetensors = kind_of(self.path) == "safetensors"
         return FileConfig(image_size=stored_image_size(self.path) if is_safetensors else None)
 
+    @property
+    def is_preprocessing_known(self) -> bool:
+        """Whether its files contain the preprocessing, or all models of its format have the same."""
+        return self.format is None or not self.format.config_files or self.file_config.images is not None
+
 
 def read_configs(path: pathlib.Path, names: Sequence[str] = ("config.json",)) -> dict[str, dict]:
     """The JSON files of these names that lie in a folder, or beside a file of weights, by name."""

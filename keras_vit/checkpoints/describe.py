@@ -75,6 +75,8 @@ class Description:
 
     is_activation_known: bool = True
     """Whether a config.json names the activation. Arrays do not contain it, so that a customized one goes unnoticed."""
+    is_preprocessing_known: bool = True
+    """Whether the files contain the preprocessing, or all models of the format have the same."""
     original_size: tuple[int, int] | None = None
     """(height, width) of the images that the original's preprocessing makes, where a file beside the weights has it."""
 
@@ -158,6 +160,7 @@ def describe(
         unused=checkpoint.unused,
         unexpected_keys=checkpoint.unexpected_keys,
         is_activation_known=checkpoint.file_config.gelu is not None,
+        is_preprocessing_known=checkpoint.is_preprocessing_known,
         original_size=images.size if (images := checkpoint.file_config.images) else None,
     )
 

@@ -250,7 +250,7 @@ def _assumed(
     if checkpoint.format is None or not checkpoint.format.config_files:
         return []
     file_config, assumed = checkpoint.file_config, list[str]()
-    if file_config.images is None:
+    if not checkpoint.is_preprocessing_known:
         assumed.append(preprocessing.summary())
     if file_config.gelu is None and isinstance(config, ViTConfig):
         assumed += [f"{config.num_heads} heads"] if known_num_heads(checkpoint, options) is None else []

@@ -113,8 +113,8 @@ def run_command(arguments: Sequence[str]) -> None:
         return
     if name not in (*COMMANDS, *_LISTS):
         meant = _OTHER_NAMES.get(name.lower().replace("_", "-"))
-        meant = meant or difflib.get_close_matches(name[:100], (*COMMANDS, *_LISTS))
-        hint = f" Did you mean {' or '.join(meant)}?" if meant else ""
+        near = meant or difflib.get_close_matches(name[:100], (*COMMANDS, *_LISTS))
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise UserError(f"There is no command {name[:100]!r}; keras-vit --help lists all.{hint}")
     try:
         if name in _LISTS:

@@ -64,25 +64,20 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
         report = multi_label_report(subject, logits, labels, names, metrics)
         write_report(report)
         return report.metrics
-    metrics, problem = measure(logits, labels, names), None
+    metrics = measure(logits, labels, names)
     metrics["intervals"] = intervals(logits, labels, names)
     if accepted is not None:
         metrics["real_labels"] = measure_real(logits, labels, accepted)
     if run.unknown is not None and run.unknown.auroc:
         metrics["unknown"] = {"score": run.unknown.kind, **dict(zip(KINDS, run.unknown.auroc, strict=True))}
-    if options.calibrate:
-        try:
+    try:
+        if options.calibrate:
             metrics["calibration"] = calibration(logits, labels)
-        except UserError as error:  # the report is right without a temperature
-            problem = error
-    report = single_label_report(subject, logits, labels, names, metrics)
-    write_report(report)
-    if problem is not None:
-        raise problem
-    if options.calibrate:
-        assert run.directory is not None  # see `training.evaluation.opening.open_run`
-        text = json.dumps(metrics["calibration"], indent=2)
-        write_text(run.directory / TEMPERATURE, f"{text}\n")
+            assert run.directory is not None  # see `training.evaluation.opening.open_run`
+            write_text(run.directory / TEMPERATURE, json.dumps(metrics["calibration"], indent=2) + "\n")
+    finally:  # without a temperature, the rest of the report is right
+        report = single_label_report(subject, logits, labels, names, metrics)
+        write_report(report)
     return report.metrics
 
 

@@ -181,11 +181,8 @@ def with_own_head(run: Run, source: DataSet, given: Resize | None, of_probe: Res
     None if the model does not know all classes, or if a linear classifier on its frozen features is better on some
     training images, by cross-validation.
 
-    Args:
-        run: the checkpoint.
-        source: the data.
-        given: how the user wants images to be resized; None as the model does.
-        of_probe: how images are resized for the linear classifier; None as the model does.
+    given: how the user wants images to be resized, of_probe: how they are for the linear classifier; None as the model
+    does.
     """
     names = keras_vit.classes_of(run.model)
     if source.multi_label or names is None or None in rows_of(source.labels, names):
