@@ -316,7 +316,7 @@ def _union(hint: Any) -> tuple[Any, ...]:
 
 
 def _joined_sizes(arguments: Sequence[str], options: Collection[str]) -> list[str]:
-    """Join the two numbers of a size to one argument, since what follows one number may be a picture."""
+    """Join the two numbers of a size to one argument, since what follows one number may be an image."""
     joined: list[str] = []
     for argument in arguments:
         is_second = "".join(joined[-2:-1]).replace("_", "-") in options and joined[-1].isdecimal()

@@ -73,7 +73,7 @@ def decode_file(
             problem = problem.split(" [Op:")[0].removeprefix("assertion failed: ").strip("[]")[:120]
             problem = problem or type(error).__name__
     advice = "" if ";" in problem else "; repair or remove it"  # the format may have its own: save it as PNG
-    raise UserError(f"{name} is not a readable picture: {problem}{advice}.")
+    raise UserError(f"{name} is not a readable image: {problem}{advice}.")
 
 
 def _check_size(data: bytes, most_pixels: int) -> None:

@@ -96,7 +96,7 @@ def test_another_backend_reads_and_refuses_the_same_files(on_jax):
     for data in (FILES["BMP"][:-1], FILES["animated WebP"], FILES["JPEG"], FILES["PNG with a palette"]):
         expected = in_graph(data)
         if expected is None:
-            with pytest.raises(UserError, match="not a readable picture"):
+            with pytest.raises(UserError, match="not a readable image"):
                 decode_file(data, "x", accurate=True, upright=True)
         else:
             np.testing.assert_array_equal(decode_file(data, "x", accurate=True, upright=True), expected)
