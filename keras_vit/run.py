@@ -62,35 +62,6 @@ _MODELS = (MODEL, "*.safetensors", "*.bin", "*.pth", "*.h5", "*.msgpack", _SAVED
 _USUAL_DATA = {"train_split": "train", "on_bad_image": "stop"}
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainingData:
-    """Images that a model was, or is to be, trained and evaluated on."""
-
-    data: str
-    """As --data, or of what a soup is the average of."""
-    split_seed: int | None = None
-    counts: tuple[int, int] | None = None
-    """Training and evaluation images; None where it is not known."""
-    fingerprint: int | None = None
-    """Of the data set; None where it is not known."""
-
-    @property
-    def place(self) -> tuple[str, str]:
-        """The kind of the data, and their path however it is written."""
-        kind, _, rest = self.data.partition(":")
-        is_path = kind in ("folder", "csv") and not is_remote(rest)
-        return kind, str(pathlib.Path(rest).resolve()) if is_path else rest
-
-    def is_other_split(self, other: "TrainingData") -> bool:
-        """Return whether another seed drew the evaluation images of the same data."""
-        return self.split_seed != other.split_seed and self.place == other.place
-
-    def has_other_images(self, other: "TrainingData") -> bool:
-        """Return whether the images differ, as far as both are known."""
-        pairs = (self.counts, other.counts), (self.fingerprint, other.fingerprint)
-        return any(None not in pair and pair[0] != pair[1] for pair in pairs)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
     """A run directory, a .keras file, a checkpoint or an export: `open` reads one, `at` is one to write.
@@ -387,16 +358,6 @@ class Run:
         return settings if isinstance(settings, dict) else {}
 
     @functools.cached_property
-    def data(self) -> TrainingData | None:
-        """The training data of the run; None if it is of no training command."""
-        try:
-            source, images = self.settings["source"], self.settings.get("images")
-            counts = (images["train"], images["evaluation"]) if images else None
-            return TrainingData(source["data"], source.get("split_seed"), counts, self.config.get(IMAGES))
-        except (KeyError, TypeError, AttributeError):
-            return None
-
-    @functools.cached_property
     def training_images(self) -> np.ndarray | None:
         """Digests (n,) uint64 of the files of its training images; None if it has none."""
         file = self.file(TRAINING_IMAGES)
@@ -479,8 +440,6 @@ class Run:
         if not self.file(CONFIG):
             self.check_free()
             return
-        if "settings" not in self.config:
-            raise UserError(f"{self.path / CONFIG} cannot be read as the settings of a run; choose another --workdir.")
         if self.file(LABELS):
             advice = "give another --workdir, or the original data"
             check_classes(self.labels, labels, f"The run in {self.path}", advice)

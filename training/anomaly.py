@@ -9,7 +9,7 @@ writes a SavedModel. `fit` and `predict` with --help list their options.
 
 from collections.abc import Sequence
 
-from keras_vit import UserError, cli
+from keras_vit import cli
 from keras_vit.cli import parser
 from training.options.outliers import AnomalyFitOptions, AnomalyPredictOptions
 
@@ -24,14 +24,13 @@ def main(arguments: Sequence[str]) -> None:
 def _fit(arguments: Sequence[str]) -> None:
     options = parser.parse(AnomalyFitOptions, arguments, prog=f"{_PROG} fit", about=__doc__)
 
-    from keras_vit.files.remote import existing_folder, to_path
+    from keras_vit.files.remote import existing_folder
     from keras_vit.run import Run
+    from training.checks import check_new_workdir
     from training.prediction.arguments import find_pictures
 
     existing_folder(options.folder, "--data takes a folder of pictures of good parts")
-    workdir = to_path(options.workdir)
-    if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
-        raise UserError(f"{options.workdir} exists already; choose another --workdir, or delete it.")
+    check_new_workdir(options.workdir)
     run = Run.open(options.checkpoint, image_size=options.image_size)
     files = find_pictures([options.folder])
     cli.require_tensorflow()

@@ -49,10 +49,8 @@ def _predict(arguments: Sequence[str]) -> None:
     from training.detection.predict import DetectionPage, detect
     from training.prediction.server import open_server, serve
 
-    if options.like is not None:
-        detector = detector_like(run, pathlib.Path(options.like), options.box)
-    else:
-        detector = open_detector(run, texts)
+    example = None if options.like is None else pathlib.Path(options.like)
+    detector = open_detector(run, texts) if example is None else detector_like(run, example, options.box)
     if options.serve:
         page = DetectionPage(detector, options.top, options.threshold)
         serve(open_server(page, options.port, "Find objects"))
@@ -107,7 +105,7 @@ def _evaluate(arguments: Sequence[str]) -> None:
     from training.detection.evaluation import evaluate
 
     detector = open_detector_of(run, data.labels, options.templates)
-    is_trained = isinstance(settings := run.config.get("settings"), dict) and settings.get("command") == "detect"
+    is_trained = run.settings.get("command") == "detect"
     pictures = data.evaluation if data.has_split or is_trained else data.all
     if is_trained and not data.has_split:
         print("Every tenth picture is measured; the others may have trained the detector.")

@@ -28,6 +28,7 @@ _GROUPS = {
         "shard": ("training.shard", "write a data set as TFRecord files"),
         "launch": ("training.launch", "start several workers of a command on this machine"),
         "demo": ("training.demo", "train and export a small example"),
+        "doctor": ("training.doctor", "check this machine, and say how to repair what does not fit"),
     },
     "Look": {
         "predict": ("training.predict", "classify pictures"),

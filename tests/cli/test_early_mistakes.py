@@ -106,7 +106,7 @@ MISTAKES = {
     "training.review --index gone --duplicate-similarity 2": "--duplicate-similarity must be in (0, 1],",
     "training.unknown --run gone --data digits": RUN,
     "training.anomaly fit --checkpoint gone --data gone --workdir never": "There is no folder 'gone'; --data takes a f",
-    "training.anomaly fit --checkpoint gone --data docs --workdir docs": "docs exists already; choose another",
+    "training.anomaly fit --checkpoint gone --data docs --workdir docs": "docs exists and is not a run directory",
     "training.predict --run gone/model-int8.tflite README.md": "model-int8.tflite is an export",
     "keras_vit.convert gone x.npz --layout npz": NAME,
     f"{TRAIN} --data csv:gone.csv": "There is no file 'gone.csv'; --data",

@@ -143,7 +143,12 @@ def test_features_of_two_models_never_mix(half):
 
 def test_damaged_files_are_one_sentence(half):
     part = half / "test-00000.parquet"
-    part.write_bytes(part.read_bytes()[:-9])
+    content = part.read_bytes()
+    assert b".png" in content
+    part.write_bytes(content.replace(b".png", b"\x80png"))
+    with pytest.raises(UserError, match=r"test-00000.parquet cannot be read as features .*UTF8"):
+        _ = open_index(str(half)).pictures
+    part.write_bytes(content[:-9])
     with pytest.raises(UserError, match=r"test-00000.parquet cannot be read .*; remove it"):
         open_index(str(half)).embeddings()
     (half / "features.json").write_text("{}")

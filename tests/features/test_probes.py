@@ -332,7 +332,7 @@ def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp
     probe = Run.open(workdir)
     assert probe.labels == data.labels[:classes]
     assert probe.preprocessing.resize == "pad"
-    assert probe.data.data == "digits"
+    assert probe.settings["source"]["data"] == "digits"
     assert (probe.path / "samples.npz").is_file()
     known = probes.open_features(*opened)
     fitted, _ = logistic_regression.fit_probe(known.train, (0.1,))

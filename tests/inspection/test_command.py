@@ -27,6 +27,7 @@ from keras_vit.inspection import __main__ as command
 from keras_vit.inspection import report
 from keras_vit.inspection.plots import explanation
 from keras_vit.inspection.report import html_report
+from keras_vit.run import Run
 from tests.images.test_opener import claiming
 from tests.support import FIXTURES, TINY, TINY_IMAGE, encoded, randomize
 from training.data.dataset import decoded as decode_image
@@ -342,13 +343,14 @@ def shown_in_tensorboard(run: pathlib.Path) -> set[tuple[int, str]]:
 def test_inspection_during_training_writes_figures_and_changes_no_weight(run, tmp_path):
     for name in ("labels.txt", "samples.npz"):
         shutil.copy(run / name, tmp_path / name)
+    (tmp_path / "config.json").write_text("{}")
     images = np.random.default_rng(1).uniform(-1, 1, (8, *TINY_IMAGE, 1)).astype(np.float32)
     trained = []
     for enabled in (False, True):
         keras.utils.set_random_seed(5)
         model = keras_vit.build(TINY, image_size=TINY_IMAGE, channels=1, num_classes=3)
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        callbacks = [InspectEpochs(lambda model=model: model, tmp_path, every=2, shown=1)] if enabled else []
+        callbacks = [InspectEpochs(lambda model=model: model, Run.at(tmp_path), every=2, shown=1)] if enabled else []
         model.fit(images, np.arange(8) % 3, batch_size=4, epochs=3, verbose=0, callbacks=callbacks)
         trained.append(model.get_weights())
     assert all(np.array_equal(one, other) for one, other in zip(*trained, strict=True))
@@ -359,5 +361,5 @@ def test_inspection_during_training_writes_figures_and_changes_no_weight(run, tm
     assert shown_in_tensorboard(tmp_path) == images_of_epoch
 
     shutil.rmtree(tmp_path / "tensorboard")
-    InspectEpochs(lambda: model, tmp_path, every=2)
+    InspectEpochs(lambda: model, Run.at(tmp_path), every=2)
     assert shown_in_tensorboard(tmp_path) == images_of_epoch

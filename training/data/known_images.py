@@ -1,6 +1,8 @@
 """Whether images to evaluate a model on were among those that it was trained on. Imports no TensorFlow."""
 
+import dataclasses
 import itertools
+import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,7 +11,7 @@ import numpy as np
 from keras_vit import UserError
 from keras_vit.errors import is_or_are
 from keras_vit.files.remote import is_remote, to_path
-from keras_vit.run import Run, TrainingData
+from keras_vit.run import IMAGES, Run
 from training.data.checks import split_folders
 from training.data.listed_files import listed_files
 from training.options.common import DataOptions
@@ -18,18 +20,57 @@ if TYPE_CHECKING:
     from training.data.dataset import DataSet
 
 
-def training_data(options: DataOptions, source: "DataSet | None" = None) -> TrainingData:
-    """Describe the data as a run on them would; without the opened data, by the options alone."""
-    if source is None:
-        return TrainingData(options.data, options.split_seed)
-    counts = source.train.num_examples, source.evaluation.num_examples
-    return TrainingData(options.data, options.split_seed, counts, source.fingerprint)
+@dataclasses.dataclass(frozen=True)
+class TrainingData:
+    """Images that a model was, or is to be, trained and evaluated on."""
+
+    data: str
+    """As --data, or of what a soup is the average of."""
+    split_seed: int | None = None
+    counts: tuple[int, int] | None = None
+    """Training and evaluation images; None where it is not known."""
+    fingerprint: int | None = None
+    """Of the data set; None where it is not known."""
+
+    @classmethod
+    def of_run(cls, run: Run) -> "TrainingData | None":
+        """Return the training data of a run; None if it is of no training command."""
+        try:
+            source, images = run.settings["source"], run.settings.get("images")
+            counts = (images["train"], images["evaluation"]) if images else None
+            return cls(source["data"], source.get("split_seed"), counts, run.config.get(IMAGES))
+        except (KeyError, TypeError, AttributeError):
+            return None
+
+    @classmethod
+    def of_options(cls, options: DataOptions, source: "DataSet | None" = None) -> "TrainingData":
+        """Return the data as a run on them would have them; without the opened data, by the options alone."""
+        if source is None:
+            return cls(options.data, options.split_seed)
+        counts = source.train.num_examples, source.evaluation.num_examples
+        return cls(options.data, options.split_seed, counts, source.fingerprint)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The kind of the data, and their path however it is written."""
+        kind, _, rest = self.data.partition(":")
+        is_path = kind in ("folder", "csv") and not is_remote(rest)
+        return kind, str(pathlib.Path(rest).resolve()) if is_path else rest
+
+    def is_other_split(self, other: "TrainingData") -> bool:
+        """Return whether another seed drew the evaluation images of the same data."""
+        return self.split_seed != other.split_seed and self.place == other.place
+
+    def has_other_images(self, other: "TrainingData") -> bool:
+        """Return whether the images differ, as far as both are known."""
+        pairs = (self.counts, other.counts), (self.fingerprint, other.fingerprint)
+        return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
 
 def check_split(run: Run, options: DataOptions) -> None:
     """Raise UserError if a run was trained on another split of the same data: it knows images that would test it."""
-    known = run.data
-    if known is None or not known.is_other_split(training_data(options)):
+    known = TrainingData.of_run(run)
+    if known is None or not known.is_other_split(TrainingData.of_options(options)):
         return
     advice = "leave --split-seed out" if known.split_seed is None else f"give --split-seed {known.split_seed}"
     raise UserError(
@@ -50,7 +91,7 @@ def check_evaluation_images(run: Run, options: DataOptions, source: "DataSet") -
 
 def check_held_out(run: Run, options: DataOptions, source: "DataSet") -> None:
     """Raise UserError if a rule keeps other images for evaluation now than when a run was trained on the same data."""
-    known, now = run.data, training_data(options, source)
+    known, now = TrainingData.of_run(run), TrainingData.of_options(options, source)
     if not source.held_out or known is None or known.counts is None:
         return
     if known.place != now.place or not known.has_other_images(now):
@@ -87,9 +128,10 @@ def may_know_images(run: Run, source: "DataSet", *, is_export: bool) -> bool:
 
     Of published checkpoints nothing is asked, and the splits of a run on the same data are those of the run.
     """
-    if run.data is None:
+    known = TrainingData.of_run(run)
+    if known is None:
         return source.held_out and is_export
-    records = run.data.place[0] in ("tfrecord", "tar")
+    records = known.place[0] in ("tfrecord", "tar")
     if source.held_out:
         return records or is_export
     return source.evaluation.digests is None and not records and run.training_images is not None
@@ -97,7 +139,7 @@ def may_know_images(run: Run, source: "DataSet", *, is_export: bool) -> bool:
 
 def warn_of_known_images(run: Run, options: DataOptions, source: "DataSet") -> None:
     """Print a sentence if the run to start from was trained on another split of the same data, which a rule made."""
-    known, now = run.data, training_data(options, source)
+    known, now = TrainingData.of_run(run), TrainingData.of_options(options, source)
     if known is not None and known.place == now.place and (known.is_other_split(now) or known.has_other_images(now)):
         print(
             f"Warning: {run.name} was trained on another split of {known.data}, so it may have been trained on "
@@ -114,7 +156,7 @@ def check_soup(runs: Sequence[Run]) -> None:
     places = {run.path if is_remote(run.name) else run.path.resolve() for run in runs}
     if len(places) < max(len(runs), 2):
         raise UserError(f"A soup takes two different runs or more, but was given {', '.join(r.name for r in runs)}.")
-    trained_on = [(run.name, run.data) for run in runs if run.data is not None]
+    trained_on = [(run.name, data) for run in runs if (data := TrainingData.of_run(run)) is not None]
     for (name, one), (other, two) in itertools.combinations(trained_on, 2):
         differ = one.place == two.place and (one.is_other_split(two) or one.has_other_images(two))
         if differ and one.place[0] in ("folder", "csv") and not _has_splits(*one.place):

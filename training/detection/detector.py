@@ -126,7 +126,7 @@ def detector_like(run: Run, file: pathlib.Path, box: tuple[float, float, float, 
     boxes, (height, width) = None, image.pixels.shape[:2]
     if box is not None:
         left, top, right, bottom = box[0], box[1], box[0] + box[2], box[1] + box[3]
-        if left >= width or top >= height or right <= 0 or bottom <= 0:
+        if max(left, 0) >= min(right, width) or max(top, 0) >= min(bottom, height):
             raise UserError(
                 f"--box {' '.join(f'{number:g}' for number in box)} lies outside of {file}, which is {width} pixels "
                 f"wide and {height} high; give left, top, width and height on it."

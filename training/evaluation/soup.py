@@ -18,7 +18,7 @@ from keras_vit.files.keras_model import load_model
 from keras_vit.files.lock import locked
 from keras_vit.files.remote import output_folder
 from keras_vit.run import CALIBRATION, CONFIG, IMAGES, SAMPLES, Run, differences
-from training.data.known_images import check_held_out
+from training.data.known_images import TrainingData, check_held_out
 from training.data.sources import DataSet, open_source
 from training.evaluation.predictors import accuracy
 from training.options.common import DataOptions
@@ -95,8 +95,8 @@ def _described(model: keras.Model) -> dict:
 
 
 def _common_data(runs: Sequence[Run]) -> dict:
-    """Return the source and the numbers of images of the runs, as far as they agree; `Run.data` reads them."""
-    first, known = runs[0].settings, [run.data for run in runs]
+    """Return the source and the numbers of images of the runs, as far as they agree; see `TrainingData`."""
+    first, known = runs[0].settings, [TrainingData.of_run(run) for run in runs]
     one_place = len({each and each.place for each in known}) == 1
     common = {"source": first["source"]} if one_place and "source" in first else {}
     if common and len({each and each.counts for each in known}) == 1 and "images" in first:

@@ -167,6 +167,7 @@ class FeatureIndex:
         opened = self._opened(file)
         with _reading(file):
             table = opened.read(columns=list(columns))
+            table.validate(full=True)  # also that texts are UTF-8
             if any(table[name].null_count for name in columns if name != "label"):
                 raise ValueError("a value is missing")
             return table

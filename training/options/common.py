@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from keras_vit import UserError
-from keras_vit.cli.options import Aliases, Count, Natural, Seed, check_ranges
+from keras_vit.cli.options import Aliases, Count, MayLead, Natural, Seed, check_ranges
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
@@ -73,6 +73,18 @@ class DataOptions:
         """Return the fields as config.json stores them: without what is newer and not set, as runs did before it."""
         fields = dataclasses.asdict(self)
         return {name: value for name, value in fields.items() if value is not None or name not in _NEWER_OF_DATA}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The model of a command."""
+
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
+    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
+    image_size: tuple[int, int] | None = None
+    """Height and width in pixels to resize the model's input to; default its own."""
+    num_heads: int | None = None
+    """Attention heads, if the checkpoint does not specify them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -55,8 +55,6 @@ class DetectPredictOptions(CsvOptions):
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.box is not None and min(self.box[2:]) <= 0:
-            raise UserError(f"--box takes left, top, width and height in pixels, but has the size {self.box[2:]}.")
         check_ending(self.output, OUTPUTS)
         refuse_without_effect(
             self,

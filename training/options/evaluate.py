@@ -1,12 +1,12 @@
 """Options of `keras-vit evaluate`, `keras-vit verify-official` and `keras-vit soup`."""
 
 import dataclasses
-import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayBeEmpty, MayLead, Positional
+from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
 from keras_vit.images.resizing import Resize
 from training.options.common import CsvOptions, DataOptions, StrategyOptions
@@ -37,8 +37,8 @@ class InputOptions:
 
     def as_typed(self) -> str:
         """Return `, with --image-size 96 96` for the options that are set; "" if none is."""
-        typed = [f"--{name.replace('_', '-')} {value}" for name, value in self.given().items()]
-        return f", with {re.sub('[(),]', '', ' '.join(typed))}" if typed else ""
+        typed = " ".join(arguments_of(self))
+        return f", with {typed}" if typed else ""
 
     def preprocessing(self, own: "Preprocessing") -> "Preprocessing":
         """Return a model's own preprocessing with the overrides applied. Raises UserError where they do not fit it."""

@@ -5,11 +5,11 @@ import pathlib
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from keras_vit import UserError
-from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Positive, Range
+from keras_vit.cli.options import Aliases, Count, Positional, Positive, Range
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
 from keras_vit.images.resizing import Resize
-from training.options.common import CsvOptions, DataOptions, Runner
+from training.options.common import CsvOptions, DataOptions, ModelOptions, Runner
 from training.options.predict import check_ending
 
 if TYPE_CHECKING:
@@ -23,11 +23,9 @@ DESCRIPTION = "features.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FeatureOptions:
+class FeatureOptions(ModelOptions):
     """Options of all commands that extract features."""
 
-    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
-    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     source: DataOptions
     features: FeatureKind = "pre_logits"
     """Features of a Vision Transformer. pre_logits: what its head reads. Of its normalized tokens, token: the class
@@ -36,10 +34,6 @@ class FeatureOptions:
     """Directory of the report; default the run directory."""
     random_weights: bool = False
     """Use random weights (seed 0) instead of the trained ones, as a baseline for the architecture."""
-    image_size: tuple[int, int] | None = None
-    """Height and width in pixels to resize the model's input to; default its own."""
-    num_heads: int | None = None
-    """Attention heads, if the checkpoint does not specify them."""
     crop_from: int | None = None
     """Stretch images to a square of this side in pixels and center crop, as in the papers (256 for models of 224);
     default the model's own preprocessing."""
@@ -144,13 +138,11 @@ class KnnOptions(FeatureOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EmbedOptions:
+class EmbedOptions(ModelOptions):
     """Write the features of pictures into a folder, for similar, search, review and the probes."""
 
     pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
     """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'; or --data."""
-    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
-    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     output: str
     """Folder of the features. If it has some of the same pictures and model, the command continues."""
     source: DataOptions = dataclasses.field(default_factory=lambda: DataOptions(""))
@@ -161,10 +153,6 @@ class EmbedOptions:
     tower (CLIP, SigLIP), else pre_logits."""
     dtype: Literal["float16", "float32"] = "float16"
     """Type of the stored numbers; float16 takes half the space."""
-    image_size: tuple[int, int] | None = None
-    """Height and width in pixels to resize the model's input to; default its own."""
-    num_heads: int | None = None
-    """Attention heads, if the checkpoint does not specify them."""
     resize: Resize | None = None
     """How images are resized to the model's input: pad shows them whole; default the model's own."""
     batch_size: Count = 64

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from keras_vit import UserError
-from keras_vit.cli.options import Aliases, MayLead, Port, Positional, Share
+from keras_vit.cli.options import Port, Positional, Share
 from keras_vit.errors import refuse_without_effect
-from training.options.common import CsvOptions, Runner
+from training.options.common import CsvOptions, ModelOptions, Runner
 
 Explanation = Literal["rollout", "relevance"]
 HOST = "127.0.0.1"
@@ -16,13 +16,11 @@ OUTPUTS = (".csv", ".json", ".html", ".parquet")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PredictOptions(CsvOptions):
+class PredictOptions(CsvOptions, ModelOptions):
     """Classify image files."""
 
     pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
     """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'."""
-    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
-    """Run directory, .keras file, checkpoint file or folder, address, or official name such as augreg:B_16."""
     labels: str | None = None
     """Text file with one class name per line; default the run's labels.txt or the names in a config.json, else class
     numbers."""
@@ -46,10 +44,6 @@ class PredictOptions(CsvOptions):
     """Serve a page on 127.0.0.1 that classifies one picture after the other."""
     port: Port = 8000
     """Port of the page."""
-    image_size: tuple[int, int] | None = None
-    """Height and width in pixels to resize the model's input to; default its own."""
-    num_heads: int | None = None
-    """Attention heads, if the checkpoint does not specify them."""
     runner: Runner | None = None
     """Run as an Apache Beam pipeline on many machines; PICTURES may then be in a bucket, and be a .csv file with a
     column path. Options of the pipeline follow --; see embed."""
