@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.outliers import AnomalyFitOptions, AnomalyPredictOptions
+from training.options.predict import AnomalyFitOptions, AnomalyPredictOptions
 
 _PROG = "keras-vit anomaly"
 

@@ -48,8 +48,8 @@ def demo(workdir: str, seed: int) -> dict[str, Any]:
     source = SourceOptions(run=str(run.path), verify_images=360)  # all test images
     task = open_task(open_run(source), source)
     served, measures = export_saved_model(task, SavedModelOptions(source, str(run.path / "saved_model")))
-    exports = {"SavedModel": (served, directory_bytes(served), measures)}
     files = export_tflite(task, TFLiteOptions(source, str(run.path / "tflite")))
+    exports = {"SavedModel": (served, directory_bytes(served), measures)}
     exports |= {f"TFLite {name}": (path, path.stat().st_size, found) for name, (path, found) in files.items()}
     summary: dict[str, Any] = {
         "parameters": task.exported.model.count_params(),
@@ -67,8 +67,8 @@ def demo(workdir: str, seed: int) -> dict[str, Any]:
         else:
             summary["tflite"][name.removeprefix("TFLite ")] = entry | {"accuracy": found["accuracy"]}
     write_text(run.path / "summary.json", json.dumps(summary, indent=2) + "\n")
-    header = ("artifact", "path", "bytes", "max |logit diff|", "test accuracy")
-    print(as_table(rows, header), f"\nAll files are in {run.path}.", sep="\n")
+    print(as_table(rows, ("artifact", "path", "bytes", "max |logit diff|", "test accuracy")))
+    print(f"\nAll files are in {run.path}.")
     return summary
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from keras_vit import UserError, cli
 from keras_vit.cli import parser
-from training.options.detect import DetectEvaluateOptions, DetectFitOptions, DetectPredictOptions
+from training.options.dense import DetectEvaluateOptions, DetectFitOptions, DetectPredictOptions
 from training.options.train import USUAL
 
 _PROG = "keras-vit detect"

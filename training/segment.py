@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.segment import SegmentEvaluateOptions, SegmentFitOptions, SegmentPredictOptions
+from training.options.dense import SegmentEvaluateOptions, SegmentFitOptions, SegmentPredictOptions
 from training.options.train import USUAL
 from training.recipes.dense import SEGMENT_RECIPES
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from keras_vit import UserError, cli
 from keras_vit.cli import parser
-from training.options.outliers import UnknownOptions
+from training.options.evaluate import UnknownOptions
 
 
 def main(arguments: Sequence[str]) -> None:

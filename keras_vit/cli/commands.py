@@ -138,7 +138,7 @@ def _print_list(noun: str, arguments: Sequence[str]) -> None:
     if {"-h", "--help"} & {*arguments}:
         print(f"usage: keras-vit {noun} [NAME …], parts of names or wildcards such as 'vit*16', lists the {noun}")
         return
-    recipes = importlib.import_module("training.recipes.listing").recipe_lines if noun == "recipes" else None
+    recipes = importlib.import_module("training.recipes.pretrain").recipe_lines if noun == "recipes" else None
     for wildcard in arguments or ["*"]:
         lines = (recipes or _model_lines)(wildcard)
         if not lines:

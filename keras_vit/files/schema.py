@@ -1,6 +1,7 @@
 """The required content of a file of another program, as a value of the same form with types in place of values."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -47,24 +48,30 @@ def optional(rule: Rule) -> Rule:
     return Rule(rule.words, lambda value: value is None or rule.fits(value))
 
 
-def validated(value: Any, schema: Schema, file: object, place: str = "") -> Any:
-    """Return what was read from a file. Raises UserError, with the place in the file, unless it fits its schema.
-
-    place: of the value in the file, "" for all of it.
-    """
-    rule = schema if isinstance(schema, Rule) else _OF_TYPE[schema if isinstance(schema, type) else type(schema)]
-    length = len(schema) if isinstance(schema, tuple) else None
-    if not rule.fits(value) or (length is not None and length != len(value)):
-        words = f"{rule.words}{f' of {length}' if length else ''}{place and f' as {place}'}"
-        raise UserError(
-            f"{file} should have {words}, but has {'nothing' if value is None else shown(value)}; correct it."
-        )
-    parts: list[tuple[str, Any, Schema]] = []
-    if isinstance(schema, dict):
-        parts = [(f"{place}.{name}".removeprefix("."), value.get(name), each) for name, each in schema.items()]
-    elif isinstance(schema, list | tuple):
-        schemas = schema if isinstance(schema, tuple) else schema * len(value)
-        parts = [(f"{place}[{n}]", part, each) for n, (part, each) in enumerate(zip(value, schemas, strict=True))]
-    for where, part, each in parts:
-        validated(part, each, file, where)
+def validated(value: Any, schema: Schema, file: object) -> Any:
+    """Return what was read from a file. Raises UserError, with the place in the file, unless it fits its schema."""
+    if misfit := _misfit(value, schema):
+        place, words, part = misfit
+        where = f" as {place.removeprefix('.')}" if place else ""
+        there = "nothing" if part is None else shown(part)
+        raise UserError(f"{file} should have {words}{where}, but has {there}; correct it.")
     return value
+
+
+def _misfit(value: Any, schema: Schema) -> tuple[str, str, Any] | None:
+    """Return the place of the first part that does not fit, what should be there, and the part; None if all fit."""
+    rule = schema if isinstance(schema, Rule) else _OF_TYPE[schema if isinstance(schema, type) else type(schema)]
+    if not rule.fits(value):
+        return "", rule.words, value
+    if isinstance(schema, dict):
+        for name, of_field in schema.items():
+            if misfit := _misfit(value.get(name), of_field):
+                return f".{name}{misfit[0]}", *misfit[1:]
+    elif isinstance(schema, list | tuple):
+        if isinstance(schema, tuple) and len(schema) != len(value):
+            return "", f"{rule.words} of {len(schema)}", value
+        parts = zip(value, schema if isinstance(schema, tuple) else itertools.repeat(schema[0]), strict=False)
+        for number, (part, of_part) in enumerate(parts):
+            if misfit := _misfit(part, of_part):
+                return f"[{number}]{misfit[0]}", *misfit[1:]
+    return None

@@ -170,7 +170,7 @@ def test_a_folder_of_other_predictions_and_a_table_of_one_split_are_one_sentence
     (tmp_path / "one.csv").write_text("path,label,split\na.png,ant,train\nb.png,bee,train\n")
     from training.beam.picture_list import PictureList
 
-    with pytest.raises(keras_vit.UserError, match="must have pictures of the split train and of one of test"):
+    with pytest.raises(keras_vit.UserError, match="must say train and one of test"):
         PictureList(table=str(tmp_path / "one.csv")).summary()
 
 

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
 from keras_vit.images.files import Samples
-from training.data import augment
 from training.data.pipeline import evaluation_batches, resized_once, steps_per_epoch, training_batches
 from training.data.sources import DataOptions, Split, array_split, open_source
 from training.data.write import save_samples
@@ -197,21 +196,6 @@ def test_evaluation_sees_every_example_once_in_order_and_pads_the_last_batch(bat
     assert not labels[23:].any()
 
 
-def test_parts_of_the_training_batches_are_rows_of_the_whole():
-    recipe = dataclasses.replace(RECIPE, batch_size=6, shift=1)
-    image = np.random.default_rng(0).integers(0, 256, (23, 4, 6, 1), dtype=np.uint8)
-    split = array_split(image, np.arange(23) % 3, NAMES)
-
-    def batches(part):
-        data = training_batches(split, recipe, PREPROCESSING, num_classes=3, seed=0, first_step=2, part=part)
-        return [np.concatenate([step.numpy() for step in steps]) for steps in zip(*data.take(5), strict=True)]
-
-    whole = batches((0, 1))
-    for kind, of_all in enumerate(whole):
-        parts = [batches((index, 3))[kind].reshape(5, 2, *of_all.shape[1:]) for index in range(3)]
-        np.testing.assert_array_equal(np.concatenate(parts, axis=1).reshape(of_all.shape), of_all)
-
-
 def test_parts_of_an_evaluation_hold_every_example_once_in_equally_many_batches():
     parts = [
         list(evaluation_batches(numbered_split(), PREPROCESSING, num_classes=3, batch_size=8, part=(index, 4)))
@@ -234,51 +218,6 @@ def test_a_batch_that_cannot_be_shared_evenly_is_refused(batches):
     recipe = [RECIPE] if batches is training_batches else []
     with pytest.raises(UserError, match="A batch of 5 images cannot be shared evenly by 2 workers; give a batch size"):
         batches(numbered_split(), *recipe, PREPROCESSING, num_classes=3, part=(1, 2), **rest)
-
-
-def seeds(count: int) -> list[tf.Tensor]:
-    return [tf.constant([5, number], tf.int64) for number in range(count)]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda image, seed: augment.random_flip(image, seed),
-        lambda image, seed: augment.random_shift(image, seed, 2),
-        lambda image, seed: tf.image.resize(augment.inception_crop(image, seed), (9, 11)),
-    ],
-    ids=["flip", "shift", "crop"],
-)
-def test_augmentation_repeats_with_its_seed_varies_without_and_works_in_a_graph(change):
-    image = tf.constant(np.random.default_rng(2).integers(0, 256, (9, 11, 3), dtype=np.uint8))
-    results = [change(image, seed).numpy() for seed in seeds(12)]
-    for seed, result in zip(seeds(12), results, strict=True):
-        np.testing.assert_array_equal(change(image, seed), result)
-        np.testing.assert_allclose(tf.function(change)(image, seed), result, atol=1e-3)
-    assert len({result.tobytes() for result in results}) > 1
-    assert results[0].shape == (9, 11, 3)
-
-
-def test_flips_are_even():
-    image = tf.constant(np.arange(6, dtype=np.uint8).reshape(1, 6, 1))
-    flipped = sum(int(augment.random_flip(image, seed)[0, 0, 0]) == 5 for seed in seeds(200))
-    assert 70 < flipped < 130
-
-
-def test_shifts_reach_every_offset_and_bring_in_black():
-    image = tf.fill((5, 7, 1), tf.constant(9, tf.uint8))
-    found = {
-        tuple(np.argwhere(augment.random_shift(image, seed, 1).numpy() == 0)[:, :2].ravel()) for seed in seeds(150)
-    }
-    assert len(found) == 9
-
-
-def test_crops_have_five_to_hundred_per_cent_of_the_area_and_a_moderate_aspect():
-    image = tf.zeros((200, 300, 3), tf.uint8)
-    for seed in seeds(100):
-        height, width, _ = augment.inception_crop(image, seed).shape
-        assert 0.045 <= height * width / 60_000 <= 1.0
-        assert 0.72 <= width / height <= 1.37
 
 
 def test_samples_kept_beside_a_model_are_the_evaluation_images(tmp_path):

@@ -18,7 +18,7 @@ from training.detection.detector import Objects
 from training.detection.evaluation import measured, mistakes
 from training.detection.predict import found_document
 from training.evaluation.average_precision import STATS
-from training.options.detect import BoxesOptions
+from training.options.dense import BoxesOptions
 
 LABELS = ("cat", "dog", "eel")
 SIZE = (200, 300)

@@ -19,7 +19,7 @@ from tests.support import FIXTURES
 from tests.text.towers import with_tokenizer
 from training import detect as command
 from training.detection.fit import detector_to_train
-from training.options.detect import BoxesOptions, DetectFitOptions
+from training.options.dense import BoxesOptions, DetectFitOptions
 from training.recipes.dense import DetectRecipe
 
 ROOT = pathlib.Path(__file__).parents[2]

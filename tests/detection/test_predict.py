@@ -20,7 +20,7 @@ from training import detect as command
 from training.data.annotations.open_boxes import open_boxes
 from training.detection.detector import open_detector
 from training.detection.predict import DetectionPage
-from training.options.detect import BoxesOptions
+from training.options.dense import BoxesOptions
 from training.prediction.server import open_server
 
 WORDS = ["w1 w2", "w3"]

@@ -23,8 +23,8 @@ from training.objectives.patches import Resized
 from training.objectives.self_distillation import SelfDistillation
 from training.options.common import DataOptions, Execution
 from training.options.train import PretrainOptions
-from training.recipes.pretrain import RECIPES, PretrainRecipe
-from training.recipes.recipe import Schedule
+from training.recipes.pretrain import RECIPES
+from training.recipes.recipe import PretrainRecipe, Schedule
 
 TINY = PretrainRecipe(
     model=ViTConfig(patch_size=2, hidden_size=8, num_layers=2, num_heads=2, mlp_dim=16), image_size=(8, 8),

@@ -14,7 +14,7 @@ from tests.segmentation.oracle import Oracle, found_of, oracle, segments_of, spl
 from tests.segmentation.reference import instance_segments, panoptic_segments, semantic_scores
 from tests.segmentation.shapes import scene
 from training.data.annotations.masks import NONE, UNCOUNTED
-from training.options.segment import SegmentPredictOptions
+from training.options.dense import SegmentPredictOptions
 from training.segmentation.evaluation import evaluate, panoptic_counts, write_report
 from training.segmentation.overlay import color_of, overlay
 from training.segmentation.segmenter import class_map

@@ -15,7 +15,7 @@ from tests.segmentation.oracle import found_of, measured_by_pycocotools, oracle,
 from training.data.annotations.masks import NONE, UNCOUNTED
 from training.data.annotations.open_scenes import open_scenes
 from training.evaluation import average_precision
-from training.options.segment import SceneOptions
+from training.options.dense import SceneOptions
 from training.segmentation import evaluation
 from training.segmentation.evaluation import evaluate
 

@@ -25,7 +25,7 @@ from training.features.store import NO_SPLIT
 
 
 class Row(NamedTuple):
-    """A image of the list."""
+    """An image of the list."""
 
     path: str
     label: str | None
@@ -182,8 +182,8 @@ def _in_bucket(name: str) -> Iterator[str]:
     system = FileSystems.get_filesystem(name)
     if re.search(r"[\[*?]", name):
         prefix = re.match(r"[^\[*?]*", name)[0]  # type: ignore[index]
-        found = system.match_files(system._list(os.path.dirname(prefix) if system.has_dirs() else prefix), name)
-        yield from (file.path for file in found)
+        objects = system.match_files(system._list(os.path.dirname(prefix) if system.has_dirs() else prefix), name)
+        yield from (file.path for file in objects)
     elif is_picture_name(name):
         yield name
     else:

@@ -155,13 +155,13 @@ def run_pipeline(options: PipelineOptions, build: Callable[[apache_beam.Pipeline
         state = result.wait_until_finish()
     except RuntimeError as error:
         # The error of a worker arrives as text.
-        if found := re.search(r"keras_vit\.errors\.UserError: (.+?)(?: \[while running|\n)", str(error)):
-            raise UserError(found[1]) from error
+        if sentence := re.search(r"keras_vit\.errors\.UserError: (.+?)(?: \[while running|\n)", str(error)):
+            raise UserError(sentence[1]) from error
         raise
     if state not in (None, PipelineState.DONE):
         raise UserError(f"The pipeline ended as {state}; see its log, and give the same command again.")
-    found = result.metrics().query(MetricsFilter().with_namespace(_NAMESPACE))["counters"]
-    return collections.Counter({counter.key.metric.name: counter.result for counter in found})
+    counters = result.metrics().query(MetricsFilter().with_namespace(_NAMESPACE))["counters"]
+    return collections.Counter({counter.key.metric.name: counter.result for counter in counters})
 
 
 def _end_with_a_worker(thread: threading.ExceptHookArgs) -> None:

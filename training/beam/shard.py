@@ -26,7 +26,7 @@ from training.options.data import PROBLEMS, PipelineOptions, ShardOptions
 
 # Images that are read at the same time, for each read from a bucket mostly waits.
 _READS = 64
-# (split, number of the file), and (number in the split, path, label) of a image.
+# (split, number of the file), and (number in the split, path, label) of an image.
 Shard = tuple[str, int]
 Item = tuple[int, str, int]
 
@@ -34,7 +34,7 @@ Item = tuple[int, str, int]
 def shard(pictures: PictureList, options: ShardOptions, pipeline: PipelineOptions) -> None:
     """Write train-*, eval-*, labels.txt and the index of the records, or what of it is missing.
 
-    A image that cannot be decoded is left out. Raises UserError for a folder with other TFRecord files.
+    An image that cannot be decoded is left out. Raises UserError for a folder with other TFRecord files.
     """
     directory = output_folder(options.output)
     summary, shards = pictures.summary(), options.shards
@@ -101,7 +101,7 @@ def _write_records(file: pathlib.Path, items: list[Item]) -> None:
 
 
 def _read(item: Item) -> tuple[bytes, str | None]:
-    """Return the content of a image, and why it cannot be decoded."""
+    """Return the content of an image, and why it cannot be decoded."""
     try:
         data = tf.io.read_file(os.fsencode(item[1]))
         return data.numpy(), decoding_problem(data)
@@ -113,6 +113,6 @@ def _write_index(output: str, lengths: list[tuple[str, np.ndarray]]) -> None:
     record_index.write_index(output, dict(sorted(lengths, key=_order)))
 
 
-def _order(found: tuple[str, np.ndarray]) -> tuple[bool, str]:
+def _order(file: tuple[str, np.ndarray]) -> tuple[bool, str]:
     """As on one machine: the files to train on come first."""
-    return not found[0].startswith("train"), found[0]
+    return not file[0].startswith("train"), file[0]

@@ -5,7 +5,7 @@ import itertools
 import os
 import pathlib
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from keras_vit import UserError
 from keras_vit.cli.options import option_name
@@ -14,7 +14,7 @@ from keras_vit.files.remote import existing_folder, is_remote, matching, to_path
 from keras_vit.images.formats import format_list, is_hidden
 from training.data.decisions import read_decisions
 from training.data.file_contents import shown
-from training.data.listed_files import ONE_CLASS, class_shares, listed_files
+from training.data.listed_files import ONE_CLASS, ListedFiles, class_shares, listed_files
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage
 
 # Of a folder without splits of its own, a tenth of each class is kept for evaluation.
@@ -25,6 +25,7 @@ _MOST_LISTED = 10_000
 _ENDINGS = {"tfrecord": ".tfrecord", "tar": ".tar"}
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
+FOLDER_ADVICE = "--data folder:PATH takes a folder of class folders"
 # Which fields of DataOptions each kind of source takes.
 _FIELDS_OF = {
     "digits": (),
@@ -37,30 +38,33 @@ _FIELDS_OF = {
 
 
 def check_data(source: DataOptions) -> None:
-    """Raise UserError unless `--data` names a kind of source, with the options that it takes, and its folder exists."""
-    kind, rest = _kind_and_path(source.data)
-    for field in dataclasses.fields(source):
-        if field.name not in ("data", *_FIELDS_OF[kind]) and getattr(source, field.name) != field.default:
-            raise UserError(f"{option_name(field.name)} does not apply to --data {kind}; leave it out.")
+    """Raise UserError for `--data` that `open_source` would refuse, as far as that is known without TensorFlow."""
+    kind, rest = kind_and_path(source)
     if source.exclude is not None:
         read_decisions(source.exclude)
-    if source.data_dir is not None and not is_remote(source.data_dir):
-        existing_folder(source.data_dir, "--data-dir takes the folder of prepared data sets, or an empty one")
+    if source.data_dir is not None:
+        check_data_dir(source.data_dir)
     if kind == "folder":
-        root = existing_folder(rest, "--data folder:PATH takes a folder of class folders")
+        root = existing_folder(rest, FOLDER_ADVICE)
         for folder in () if is_remote(rest) else split_folders(root) or (root,):
             class_folders(folder)
     elif kind == "csv" and not is_remote(rest):
-        _check_listed(source.path, source.on_bad_image)
+        check_listed(listed_files(source.path), source.path, source.on_bad_image)
     elif kind in _ENDINGS and not is_remote(rest):
-        files_of(kind, rest, matching(rest))
+        files_of(kind, rest)
 
 
-def _kind_and_path(data: str) -> tuple[str, str]:
-    """Return the kind of `--data` and what stands behind it. Raises UserError for what is no kind, or not of it."""
-    kind, _, rest = data.partition(":")
+def check_data_dir(data_dir: str) -> None:
+    """Raise UserError for a folder of data sets that is not there."""
+    if not is_remote(data_dir):
+        existing_folder(data_dir, "--data-dir takes the folder of prepared data sets, or an empty one")
+
+
+def kind_and_path(source: DataOptions) -> tuple[str, str]:
+    """Return the kind of `--data` and what stands behind it. Raises UserError for other kinds, paths and options."""
+    kind, _, rest = source.data.partition(":")
     is_known = kind in _FIELDS_OF and bool(rest) == (kind != "digits")
-    path, meant = rest if is_known else data, None
+    path, meant = rest if is_known else source.data, None
     if os.path.isdir(path):
         meant = "folder"
     elif path.lower().endswith(".csv") and os.path.isfile(path):
@@ -70,8 +74,11 @@ def _kind_and_path(data: str) -> tuple[str, str]:
         advice = f"; for this {this[meant]}, give --data {shlex.quote(f'{meant}:{path}')}" if meant else ""
         raise UserError(
             "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given "
-            f"{data!r}{advice}."
+            f"{source.data!r}{advice}."
         )
+    for field in dataclasses.fields(source):
+        if field.name not in ("data", *_FIELDS_OF[kind]) and getattr(source, field.name) != field.default:
+            raise UserError(f"{option_name(field.name)} does not apply to --data {kind}; leave it out.")
     return kind, rest
 
 
@@ -107,14 +114,13 @@ def _folders_alone(path: pathlib.Path) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _check_listed(path: pathlib.Path, on_bad_image: OnBadImage) -> None:
-    """Raise UserError unless a CSV file can be used and names files that exist; of a long one, the first are checked.
+def check_listed(listed: ListedFiles, path: pathlib.Path, on_bad_image: OnBadImage) -> None:
+    """Raise UserError unless the files of a CSV file exist; of a long one, the first are checked.
 
     Images may be skipped, but not all of them.
     """
-    value_of = listed_files(path).value_of
-    count = sum(map(len, value_of.values()))
-    checked = list(itertools.islice(itertools.chain.from_iterable(value_of.values()), _MOST_LISTED))
+    count = sum(map(len, listed.value_of.values()))
+    checked = list(itertools.islice(itertools.chain.from_iterable(listed.value_of.values()), _MOST_LISTED))
     missing = [file for file in checked if not os.path.lexists(file)]
     if missing and (on_bad_image == "stop" or len(missing) == count):
         skip = ", or give --on-bad-image skip" if len(missing) < len(checked) else ""
@@ -125,12 +131,12 @@ def _check_listed(path: pathlib.Path, on_bad_image: OnBadImage) -> None:
         )
 
 
-def files_of(kind: str, pattern: str, matching_files: Sequence[str]) -> list[str]:
-    """Return the TFRecord or tar files among those that a pattern matches, in order. Raises UserError if there is none.
+def files_of(kind: str, pattern: str) -> list[str]:
+    """Return the TFRecord or tar files that a pattern matches, in order. Raises UserError if there is none.
 
     So it does for compressed tar files, in which nothing can be read by its place.
     """
-    ending = _ENDINGS[kind]
+    ending, matching_files = _ENDINGS[kind], matching(pattern)
     compressed = [file for file in matching_files if kind == "tar" and file.endswith(_COMPRESSED)]
     files = sorted(file for file in matching_files if file.endswith(ending))
     if compressed or not files:

@@ -34,6 +34,7 @@ class Decision:
 class Decisions:
     """The rows of a file, by the digest of the image."""
 
+    file: str
     by_digest: dict[str, list[Decision]]
 
     def of_files(self, files: Iterable[str], contents: FileContents) -> dict[str, Decision]:
@@ -77,4 +78,4 @@ def read_decisions(name: str) -> Decisions:
             )
         decision = Decision(file, digest, typing.cast(Decided, decided), label)
         by_digest.setdefault(digest, []).append(decision)
-    return Decisions(by_digest)
+    return Decisions(name, by_digest)

@@ -3,7 +3,7 @@
 The order of the examples is that of `training/data/pipeline.py`, and so is their randomness: the transform of an
 example is drawn from the run's seed and the number of the example in the run.
 
-What `Split.target` gives for an index, of a image (h, w), seen upright: "labels" (n,) int32, the classes of its
+What `Split.target` gives for an index, of an image (h, w), seen upright: "labels" (n,) int32, the classes of its
 targets; "segments" (h, w) int32, the number of the target that each pixel belongs to, negative for none; or "boxes"
 (n, 4) float32: left, top, right and bottom in pixels. The targets of a batch: "labels" (B, T), -1 for none;
 "segments" (B, height, width); or "boxes" (B, T, 4): centre x and y, width and height as shares of the model's input.
@@ -28,7 +28,7 @@ TILES = 2
 
 
 class Geometry(NamedTuple):
-    """Where the pixels of a image go in the model's input: a window is resized, perhaps flipped, and placed."""
+    """Where the pixels of an image go in the model's input: a window is resized, perhaps flipped, and placed."""
 
     window: tf.Tensor
     """(4,) int32: top, left, height and width in the image."""
@@ -226,7 +226,7 @@ def model_geometry(picture_size: tf.Tensor, preprocessing: Preprocessing) -> Geo
 
 
 def moved_image(image: tf.Tensor, geometry: Geometry, preprocessing: Preprocessing) -> tf.Tensor:
-    """A image (h, w, C), 0..255 -> (height, width, C) float32, 0..255, beside it the fill of the preprocessing."""
+    """An image (h, w, C), 0..255 -> (height, width, C) float32, 0..255, beside it the fill of the preprocessing."""
     top, left, height, width = tf.unstack(geometry.window)
     window = image[top : top + height, left : left + width]
     resized = tf.cast(graph.resize(window, geometry.size, preprocessing), tf.float32)
@@ -236,7 +236,7 @@ def moved_image(image: tf.Tensor, geometry: Geometry, preprocessing: Preprocessi
 
 
 def moved_target(target: dict[str, tf.Tensor], geometry: Geometry, size: tuple[int, int]) -> dict[str, tf.Tensor]:
-    """Return the target of a image -> that of the model's input of a size.
+    """Return the target of an image -> that of the model's input of a size.
 
     Of segments that it does not show, none is left; boxes that it does not show have label -1.
     """

@@ -15,9 +15,17 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.errors import is_or_are, nearest
 from keras_vit.files.labels import composed
-from keras_vit.files.remote import is_remote
+from keras_vit.files.remote import existing_folder, is_remote
 from keras_vit.images.formats import is_hidden, is_picture, is_picture_name, others_line
-from training.data.checks import HOLD_OUT, check_class_size, class_folders, directories, split_folders
+from training.data.checks import (
+    FOLDER_ADVICE,
+    HOLD_OUT,
+    check_class_size,
+    check_listed,
+    class_folders,
+    directories,
+    split_folders,
+)
 from training.data.dataset import (
     DataSet,
     ImageWarnings,
@@ -28,7 +36,7 @@ from training.data.dataset import (
     problems_of,
     report_bad,
 )
-from training.data.decisions import read_decisions
+from training.data.decisions import Decisions, read_decisions
 from training.data.file_contents import FileContents, shown
 from training.data.listed_files import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
 from training.options.common import OnBadImage
@@ -49,7 +57,8 @@ def folder(
     hold the same classes; else a tenth of each class is kept for evaluation, as `_held_out` says. The decisions of the
     file `exclude` come before that.
     """
-    folders = split_folders(path)
+    decisions = None if exclude is None else read_decisions(exclude)
+    folders = split_folders(existing_folder(path, FOLDER_ADVICE))
     if folders and (left_out := [name for name in directories(path) if path / name not in folders]):
         print(f"Not used, beside {folders[0].name} and {folders[1].name} of {path}: {', '.join(left_out)}.")
     places = dict(zip(("train", "test"), folders, strict=True)) if folders else {"": path}
@@ -57,7 +66,7 @@ def folder(
     _check_seed(split_seed, listed, path)
     reader = _Reader(on_bad_image)
     files = {split: reader.readable(listed[split], str(place)) for split, place in places.items()}
-    return _of_classes(_decided(files, exclude, reader.contents), reader.contents, path, path, split_seed)
+    return _of_classes(_decided(files, decisions, reader.contents), reader.contents, path, path, split_seed)
 
 
 def unlabelled_folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Split:
@@ -76,7 +85,10 @@ def csv_list(
     What the file holds says `training.data.listed_files`. Without a column split a tenth of each class is kept for
     evaluation, as `_held_out` says.
     """
-    column, value_of, not_used = listed_files(path)
+    column, value_of, not_used = listed = listed_files(path)
+    if not is_remote(path):
+        check_listed(listed, path, on_bad_image)
+    decisions = None if exclude is None else read_decisions(exclude)
     for split, count in not_used.items():
         print(f"Not used, beside the images of {path} to train and to evaluate on: {count:,} of the split {split}.")
     if column != ONE_CLASS and exclude is not None:
@@ -88,7 +100,7 @@ def csv_list(
     if column != ONE_CLASS:
         return _of_shares(column, value_of, where, reader, path, split_seed)
     files = {split: reader.readable(_sorted(labels), where[split]) for split, labels in value_of.items()}
-    return _of_classes(_decided(files, exclude, reader.contents), reader.contents, path, path.parent, split_seed)
+    return _of_classes(_decided(files, decisions, reader.contents), reader.contents, path, path.parent, split_seed)
 
 
 def _check_seed(split_seed: int | None, splits: Iterable[str], path: pathlib.Path) -> None:
@@ -211,35 +223,35 @@ def file_problem(file: str, image_warnings: ImageWarnings, contents: FileContent
         return error_reason(error)
 
 
-def _decided(splits: dict[str, Labels], exclude: str | None, contents: FileContents) -> dict[str, Labels]:
+def _decided(splits: dict[str, Labels], decisions: Decisions | None, contents: FileContents) -> dict[str, Labels]:
     """Return the files of each split without what the decisions of a file drop, and with their new labels.
 
     Raises UserError for a new label that is no class, and for a class that loses all its images.
     """
-    if exclude is None:
+    if decisions is None:
         return splits
     files = [file for labels in splits.values() for file in labels]
-    decisions = read_decisions(exclude).of_files(files, contents)
+    decided = decisions.of_files(files, contents)
     results, dropped, relabeled = {}, 0, 0
     for split, labels in splits.items():
         classes, result = set(labels.values()), dict(labels)
-        for file in sorted(labels.keys() & decisions.keys()):
-            decision, label = decisions[file].decision, decisions[file].new_label
+        for file in sorted(labels.keys() & decided.keys()):
+            decision, label = decided[file].decision, decided[file].new_label
             if decision == "drop":
                 del result[file]
                 dropped += 1
             if decision == "relabel" and label not in classes:
                 raise UserError(
-                    f"{exclude} gives {shown(file)} the label {label!r}, which the data do not have; correct it; the "
-                    f"nearest: {nearest(label, classes)}."
+                    f"{decisions.file} gives {shown(file)} the label {label!r}, which the data do not have; "
+                    f"correct it; the nearest: {nearest(label, classes)}."
                 )
             if decision == "relabel":
                 relabeled += label != labels[file]
                 result[file] = label
-        _check_sizes(result, classes, f"the data without what {exclude} drops")
+        _check_sizes(result, classes, f"the data without what {decisions.file} drops")
         results[split] = _sorted(result)
     print(
-        f"{exclude}: {dropped:,} of {len(files):,} images {is_or_are(dropped)} left out, and {relabeled:,} "
+        f"{decisions.file}: {dropped:,} of {len(files):,} images {is_or_are(dropped)} left out, and {relabeled:,} "
         f"{'has' if relabeled == 1 else 'have'} another label."
     )
     return results
@@ -322,7 +334,7 @@ def _spread_tenth(shares: dict[str, dict[str, float]], root: pathlib.Path, seed:
 
     So each class has about a tenth of its images there.
     """
-    counts = collections.Counter(name for found in shares.values() for name, share in found.items() if share)
+    counts = collections.Counter(name for own in shares.values() for name, share in own.items() if share)
 
     def place(file: str) -> tuple:
         classes = [name for name, share in shares[file].items() if share]
@@ -374,8 +386,8 @@ def _target_split(
 ) -> Split:
     """Return files with their shares of the classes; the label is -1, or the first of those with the largest share."""
     number_of, paths = {name: index for index, name in enumerate(names)}, list(shares)
-    classes = [[number_of[name] for name in found] for found in shares.values()]
-    values = [list(found.values()) for found in shares.values()]
+    classes = [[number_of[name] for name in own] for own in shares.values()]
+    values = [list(own.values()) for own in shares.values()]
     # Rows of different lengths, since a whole matrix would be large with many classes.
     ends = tf.constant(np.cumsum([0, *map(len, classes)]), tf.int64)
     all_classes = tf.constant([number for row in classes for number in row], tf.int32)
@@ -385,7 +397,7 @@ def _target_split(
         begin, end = ends[index], ends[index + 1]
         return tf.linalg.matvec(tf.one_hot(all_classes[begin:end], len(names)), all_values[begin:end], transpose_a=True)
 
-    lines = [f"{os.path.basename(path)} {sorted(found.items())}" for path, found in shares.items()]
+    lines = [f"{os.path.basename(path)} {sorted(own.items())}" for path, own in shares.items()]
     known = np.full(len(paths), -1)
     if not multi_label:  # as argmax over all classes finds it
         rows = zip(classes, values, strict=True)

@@ -79,7 +79,7 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
                 f"The first line of {path} must name the columns path and one of {', '.join(_OF_CLASSES)}, each once."
             )
         [column] = columns
-        found: dict[str, dict[str, str]] = {}
+        by_split: dict[str, dict[str, str]] = {}
         first_line: dict[str, str] = {}
         for where, image, label, split in lines:
             file = str(listed_file(path.parent, image))
@@ -88,14 +88,14 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
             if column != ONE_CLASS:
                 class_shares(label, column, where)
             first_line[file] = where
-            found.setdefault(split, {})[file] = label
-    _check_classes(path, column, {label for files in found.values() for label in files.values()})
-    if "" in found:
-        return ListedFiles(column, found, {})
-    train, evaluation = used_splits(found, path)
-    used = {"train": {file: label for name in train for file, label in found[name].items()}}
-    used["test"] = found[evaluation[0]]
-    return ListedFiles(column, used, {name: len(found[name]) for name in evaluation[1:]})
+            by_split.setdefault(split, {})[file] = label
+    _check_classes(path, column, {label for files in by_split.values() for label in files.values()})
+    if "" in by_split:
+        return ListedFiles(column, by_split, {})
+    train, evaluation = used_splits(by_split, path)
+    used = {"train": {file: label for name in train for file, label in by_split[name].items()}}
+    used["test"] = by_split[evaluation[0]]
+    return ListedFiles(column, used, {name: len(by_split[name]) for name in evaluation[1:]})
 
 
 def used_splits(names: Collection[str], path: object) -> tuple[list[str], list[str]]:

@@ -7,7 +7,7 @@ that the order of training can be computed from seed and epoch, and continued an
 import numpy as np
 
 from keras_vit import UserError
-from training.data.checks import check_data
+from training.data.checks import kind_and_path
 from training.data.dataset import DataSet, Split, array_split, bad_examples_reported, warn_about_images
 from training.data.image_folder import csv_list, folder
 from training.data.tar import tar
@@ -23,8 +23,7 @@ def open_source(options: DataOptions, *, multi_label: bool = False) -> DataSet:
 
     multi_label: whether the caller can use images of several classes each.
     """
-    check_data(options)
-    kind, _, rest = options.data.partition(":")
+    kind, rest = kind_and_path(options)
     match kind:
         case "digits":
             source = digits()

@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.errors import explained
 from keras_vit.files.labels import composed
-from keras_vit.files.remote import is_remote, matching, read_places
+from keras_vit.files.remote import is_remote, read_places
 from training.data.checks import HOLD_OUT, check_class_size, files_of, files_of_splits, labels_beside, split_of
 from training.data.dataset import DataSet, Split, check_classes_of_splits, skip_undecodable
 from training.data.file_contents import shown
@@ -74,7 +74,7 @@ class TarImages:
             len(self),
             lambda index: (self.read(index), known[index]),
             self.name,
-            lambda message: found[1] if (found := re.search(r"UserError: (.*)", message)) else None,  # of `bytes`
+            lambda message: error[1] if (error := re.search(r"UserError: (.*)", message)) else None,  # of `bytes`
             zlib.crc32(labels.astype(np.int32).tobytes(), self._fingerprint),
             parallel_reads=PARALLEL_READS if any(map(is_remote, self._paths)) else None,
             labels=labels,
@@ -100,7 +100,7 @@ def tar(pattern: str, on_bad_image: OnBadImage) -> DataSet:
     Without such names, a tenth of each class is kept for evaluation. Numbers are lines of labels.txt, from 0, if the
     folder has one, and else the names of their classes.
     """
-    files = files_of("tar", pattern, matching(pattern))
+    files = files_of("tar", pattern)
     words = [(*re.split(r"[-_.]", os.path.basename(file)), os.path.basename(os.path.dirname(file))) for file in files]
     split_of_file = {file: split_of(*each) for file, each in zip(files, words, strict=True)}
     held_out = not any(split_of_file.values())

@@ -21,10 +21,11 @@ from training.data.annotations.masks import (
     segments_of_values,
     two_values,
 )
+from training.data.checks import check_data_dir
 from training.data.dataset import DataSet, Split, array_split, checked_label
 from training.data.tfrecord import TFRecords
 from training.options.common import EVALUATION_NAMES
-from training.options.segment import SceneOptions
+from training.options.dense import SceneOptions
 
 # Errors of a system without a network.
 _UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
@@ -36,6 +37,8 @@ def tfds_builder(name: str, data_dir: str | None):
     """Return the builder of a data set, NAME or NAME:CONFIG, which is prepared (downloading) if it is not yet."""
     import tensorflow_datasets as tfds
 
+    if data_dir is not None:
+        check_data_dir(data_dir)
     name, _, config = name.partition(":")
     try:
         builder = tfds.builder(name, config=config or None, data_dir=data_dir)
@@ -193,10 +196,10 @@ def _mask_keys(builder) -> tuple[str, str]:
     images = [key for key, channels in channels_of.items() if channels == 3 or key == "image"]
     masks = [key for key, channels in channels_of.items() if channels == 1 and key != "image"]
     if len(images) != 1 or len(masks) != 1:
-        found = ", ".join(f"{key} of {channels} channels" for key, channels in channels_of.items()) or "none"
+        listed = ", ".join(f"{key} of {channels} channels" for key, channels in channels_of.items()) or "none"
         raise UserError(
             f"The data set {builder.name} should have one image and one mask, which has one channel, but has the "
-            f"images {found}; save images and masks in folders, and give --data that folder."
+            f"images {listed}; save images and masks in folders, and give --data that folder."
         )
     return images[0], masks[0]
 
@@ -238,10 +241,10 @@ def _value_counts(builder, split: str, image_key: str, mask_key: str) -> list[np
     counted = tf.data.Dataset.range(len(records)).map(count, tf.data.AUTOTUNE)
     for number, (same, largest, counts) in enumerate(counted.as_numpy_iterator()):
         if not same or largest > IGNORED:
-            found = f"has {largest}" if same else "has another size"
+            listed = f"has {largest}" if same else "has another size"
             raise UserError(
                 f"The mask of {records.name(number)} should have the size of its image and class numbers from 0 to "
-                f"254, but {found}; choose splits without it."
+                f"254, but {listed}; choose splits without it."
             )
         rows.append(counts)
     return rows

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.files.remote import is_remote, matching
+from keras_vit.files.remote import is_remote
 from training.data.checks import files_of, files_of_splits, labels_beside, split_of
 from training.data.dataset import DataSet, Split, bad_examples_reported, checked_label, skip_undecodable
 from training.data.record_index import FOOTER, HEADER, NAME, file_size, record_lengths, scan
@@ -57,8 +57,8 @@ class _Spans:
         numbers = [edges - edge + start for edge, start in zip(self.edges, self.starts, strict=False)]
         return np.concatenate(
             [
-                found[(found >= start) & (found < end)]
-                for found, (start, end) in zip(numbers, itertools.pairwise(self.starts), strict=True)
+                hits[(hits >= start) & (hits < end)]
+                for hits, (start, end) in zip(numbers, itertools.pairwise(self.starts), strict=True)
             ]
         )
 
@@ -136,10 +136,10 @@ class TFRecords:
         for path, place in self._of_file.items():
             if "Dataset was empty" in message and file_size(path) != self._edges[place][-1]:
                 return f"The file {path} was changed while it was read; the same command continues."
-        found = re.search(r"(?:corrupted|truncated) record at (\d+)", message)
-        if not found:
+        damage = re.search(r"(?:corrupted|truncated) record at (\d+)", message)
+        if not damage:
             return None
-        edges = np.flatnonzero(np.isin(self._edges, [int(found[1]), int(found[1]) - HEADER]))
+        edges = np.flatnonzero(np.isin(self._edges, [int(damage[1]), int(damage[1]) - HEADER]))
         for index in self._spans.records_at(edges):
             try:
                 self.read(tf.constant(index, tf.int64))
@@ -161,7 +161,7 @@ def tfrecord(pattern: str, on_bad_image: OnBadImage) -> DataSet:
     Each record is a tf.train.Example with image/encoded, the bytes of a file, and image/class/label, a line of
     labels.txt from 0.
     """
-    files = files_of("tfrecord", pattern, matching(pattern))
+    files = files_of("tfrecord", pattern)
     first_words = [re.split(r"[-_.]", os.path.basename(file))[0] for file in files]
     splits = files_of_splits(pattern, dict(zip(files, map(split_of, first_words), strict=True)))
     for split in splits.values():

@@ -1,1 +1,1 @@
-"""Detection: boxes of pictures read, a detector trained, used and measured."""
+"""Detection: detectors are trained, used and measured."""

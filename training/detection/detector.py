@@ -37,8 +37,8 @@ class Objects:
 
     def annotations(self) -> list[dict[str, Any]]:
         """Return the objects in COCO's format."""
-        found = zip(coco_boxes(self.corners, self.classes), self.scores.tolist(), strict=True)
-        return [box | {"score": score} for box, score in found]
+        rows = zip(coco_boxes(self.corners, self.classes), self.scores.tolist(), strict=True)
+        return [box | {"score": score} for box, score in rows]
 
 
 def coco_boxes(corners: np.ndarray, classes: np.ndarray) -> list[dict[str, Any]]:
@@ -66,8 +66,8 @@ class Detector:
         """Return at most `top` objects of each image with a score of at least `threshold`."""
         inputs = np.stack([np.asarray(self.preprocessing(image.pixels)) for image in images])
         outputs = self.model.predict_on_batch(inputs)
-        found = zip(outputs["boxes"], outputs["class_logits"], images, strict=True)
-        return [self._objects(boxes, logits, image.pixels.shape[:2], top, threshold) for boxes, logits, image in found]
+        rows = zip(outputs["boxes"], outputs["class_logits"], images, strict=True)
+        return [self._objects(boxes, logits, image.pixels.shape[:2], top, threshold) for boxes, logits, image in rows]
 
     def _objects(
         self, boxes: np.ndarray, logits: np.ndarray, size: tuple[int, int], top: int, threshold: float

@@ -24,7 +24,7 @@ from training.evaluation.average_precision import (
     write_measured,
 )
 
-# Objects of a image that count, as in COCO; images of one forward pass.
+# Objects of an image that count, as in COCO; images of one forward pass.
 _TOP, _BATCH = 100, 8
 # Images on the page with missed objects, and with false alarms; false alarms on each, and the score from which one
 # counts.
@@ -144,7 +144,7 @@ def _page(detector: Detector, images: Sequence[BoxedImage], detections: Sequence
         pixels = read_image(image.file, detector.preprocessing).pixels
         drawn.append((f"{image.file.parent.name}/{image.file.name}", pixels, boxes))
     legend = (
-        f"The largest missed objects come first, then the likeliest false alarms, up to {_MOST_FALSE} of a image. "
+        f"The largest missed objects come first, then the likeliest false alarms, up to {_MOST_FALSE} of an image. "
         f"Objects count from a score of {_LEAST_SCORE} on, and a box is found if an object of its class covers it with "
         "an IoU of 0.5 or more."
     )

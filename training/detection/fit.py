@@ -26,7 +26,7 @@ from training.detection.detector import open_detector
 from training.detection.evaluation import evaluate
 from training.loop.plan import Setup
 from training.loop.train import run_training
-from training.options.detect import DetectFitOptions
+from training.options.dense import DetectFitOptions
 from training.recipes.dense import DetectRecipe
 
 # Initial scale of the logits of a new head, and the share of patches that it takes for a class (as RetinaNet).

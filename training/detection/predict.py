@@ -14,7 +14,7 @@ from training.data.dataset import check_some_read
 from training.detection.detector import Detector, Objects
 from training.detection.page import COLORS, DrawnBox, boxes_page
 from training.evaluation.average_precision import coco_document
-from training.options.detect import DetectPredictOptions
+from training.options.dense import DetectPredictOptions
 from training.prediction.classifier import batches_of_pictures
 
 Results = list[tuple[Image, Objects]]

@@ -243,7 +243,8 @@ def read_description(folder: pathlib.Path) -> FeatureDescription:
         found = FeatureDescription(**{**fields, "labels": tuple(fields["labels"])})
         if found.version != _VERSION:
             raise ValueError(f"version {found.version}")
-        counts = [validated(count, int, file, f"splits.{split}") for split, count in found.splits.items()]
+        splits = {"splits": dict.fromkeys(found.splits, int)}
+        counts = [*validated({"splits": found.splits}, splits, file)["splits"].values()]
         if not (0 < found.width <= _WIDEST and all(0 <= count <= _MOST_PICTURES for count in counts)):
             raise ValueError(f"a width of {found.width} and splits of {counts} pictures")
         return found

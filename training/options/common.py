@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from keras_vit import UserError
-from keras_vit.cli.options import Aliases, Count, MayLead, Natural, Seed, check_ranges
+from keras_vit.cli.options import Aliases, Count, MayLead, Natural, Range, Seed, check_ranges
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
@@ -27,6 +27,7 @@ FOR_SEVERAL_CLASSES = (
 )
 StrategyKind = Literal["auto", "single", "mirrored", "multi-worker", "tpu"]
 Runner = Literal["DirectRunner", "DataflowRunner", "FlinkRunner", "SparkRunner"]
+FalseAlarms = Annotated[float, Range("(0, 1)")]
 Precision = Literal["float32", "bfloat16", "float16"]
 
 

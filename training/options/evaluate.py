@@ -1,15 +1,16 @@
-"""Options of `keras-vit evaluate`, `keras-vit verify-official` and `keras-vit soup`."""
+"""Options of the commands that measure runs: `keras-vit evaluate`, `verify-official`, `soup` and `unknown`."""
 
 import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from keras_vit import UserError
-from keras_vit.cli.options import Aliases, Count, MayBeEmpty, MayLead, Positional
+from keras_vit.cli.options import Aliases, Count, MayBeEmpty, MayLead, Positional, Seed
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
 from keras_vit.images.resizing import Resize
-from training.options.common import CsvOptions, DataOptions, StrategyOptions
+from keras_vit.scores import UnknownKind
+from training.options.common import CsvOptions, DataOptions, FalseAlarms, StrategyOptions
 
 if TYPE_CHECKING:
     from keras_vit import Preprocessing
@@ -130,3 +131,22 @@ class SoupOptions:
     """Begin with the most accurate run, and keep of the others those that make the average no less accurate, on the
     evaluation images of the runs; train the runs with an --eval-split that is not the test images. Default: average
     all."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnknownOptions:
+    """Fit a score that tells pictures of none of the classes, and store it in the run."""
+
+    run: Annotated[str, MayLead()]
+    """Run directory."""
+    source: DataOptions
+    false_alarms: FalseAlarms = 0.05
+    """Share of evaluation images, which are of the classes, that the threshold calls unknown."""
+    kind: UnknownKind | None = None
+    """The score; default the one that tells left-out classes best, or combined where that is hardly worse."""
+    images: Count = 10_000
+    """Most training images to fit it to, drawn at random."""
+    batch_size: Count = 256
+    """Images per forward pass."""
+    seed: Seed = 0
+    """Seed of the draws."""

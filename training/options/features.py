@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 FeatureKind = Literal["pre_logits", "token", "mean", "both"]
 IndexKind = Literal["pre_logits", "token", "mean", "both", "joint"]
-TABLES = (".csv", ".html")
 # The file that says what the features in a folder are of.
 DESCRIPTION = "features.json"
 
@@ -194,7 +193,7 @@ class LookupOptions(CsvOptions):
     """File for the results, which ends in .csv or .html (a page with small pictures)."""
 
     def __post_init__(self) -> None:
-        check_ending(self.output, TABLES)
+        check_ending(self.output, (".csv", ".html"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

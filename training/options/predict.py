@@ -1,4 +1,4 @@
-"""Options of `keras-vit predict`."""
+"""Options of `keras-vit predict` and `keras-vit anomaly`."""
 
 import dataclasses
 import pathlib
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from keras_vit import UserError
-from keras_vit.cli.options import Port, Positional, Share
+from keras_vit.cli.options import Aliases, Count, MayLead, Port, Positional, Range, Seed, Share
 from keras_vit.errors import refuse_without_effect
-from training.options.common import CsvOptions, ModelOptions, Runner
+from training.options.common import CsvOptions, FalseAlarms, ModelOptions, Runner
 
 Explanation = Literal["rollout", "relevance"]
 HOST = "127.0.0.1"
@@ -64,6 +64,51 @@ class PredictOptions(CsvOptions, ModelOptions):
                 (("excel", "raw"), (self.output or "").endswith(".csv"), "--output FILE.csv"),
             ],
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnomalyFitOptions:
+    """Learn from pictures of good parts what is normal."""
+
+    checkpoint: Annotated[str, Aliases(("--run", "--model")), MayLead()]
+    """Run directory, .keras file, checkpoint file or folder, address, or official name, of a Vision Transformer."""
+    data: str
+    """Folder of pictures of good parts, searched recursively; folder:PATH is the same."""
+    workdir: str
+    """New directory: model.keras, anomaly.json, and saved_model/1."""
+    blocks: tuple[int, ...] | None = None
+    """Blocks whose patch tokens are compared, concatenated; negative numbers count from the last. Default: the middle
+    one, whose patches know most of textures."""
+    image_size: tuple[int, int] | None = None
+    """Height and width in pixels to which pictures are stretched; default the model's own."""
+    coreset: Annotated[float, Range("(0, 1]")] = 0.1
+    """Share of the patches that is kept in memory, at most 10,000."""
+    false_alarms: FalseAlarms = 0.05
+    """Share of good parts, of those held out, that the threshold calls defective."""
+    batch_size: Count = 8
+    """Pictures per forward pass."""
+    seed: Seed = 0
+    """Seed of the projection and of the pictures that are held out."""
+
+    @property
+    def folder(self) -> str:
+        """The folder of good parts."""
+        return self.data.removeprefix("folder:")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnomalyPredictOptions(CsvOptions):
+    """Find what differs from the good parts."""
+
+    pictures: Annotated[tuple[str, ...], Positional("PICTURES")]
+    """Image files, folders and patterns."""
+    run: Annotated[str, MayLead()]
+    """Directory that keras-vit anomaly fit has written."""
+    output: str | None = None
+    """File for the results, which ends in .csv or .html (a page with heat maps)."""
+
+    def __post_init__(self) -> None:
+        check_ending(self.output, (".csv", ".html"))
 
 
 def check_ending(output: str | None, endings: Sequence[str]) -> None:

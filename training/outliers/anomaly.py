@@ -30,7 +30,7 @@ from keras_vit.run import Run
 from keras_vit.scores import threshold_of
 from training.data.dataset import check_some_read
 from training.features.extraction import check_finite
-from training.options.outliers import AnomalyFitOptions, AnomalyPredictOptions
+from training.options.predict import AnomalyFitOptions, AnomalyPredictOptions
 
 FACTS = "anomaly.json"
 # Most patches in memory; most numbers of all patches of good parts (2 GiB); every fifth good part is held out.

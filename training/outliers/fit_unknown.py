@@ -17,7 +17,7 @@ from training.data.dataset import DataSet, Split
 from training.data.known_images import check_evaluation_images
 from training.evaluation.predictors import outputs
 from training.features.extraction import check_finite
-from training.options.outliers import UnknownOptions
+from training.options.evaluate import UnknownOptions
 
 # Groups into which the classes are divided, each left out once, and training images that knn keeps.
 _FOLDS, _BANK = 5, 2000

@@ -1,1 +1,1 @@
-"""Semantic segmentation by a linear head on the frozen features of a Vision Transformer."""
+"""Segmentation: models that segment are trained, used and measured."""

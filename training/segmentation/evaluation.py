@@ -70,12 +70,12 @@ def evaluate(segmenter: Segmenter, split: Split) -> Evaluation:
         for index in tqdm.tqdm(range(split.num_examples), unit="picture", disable=None):
             pixels, truth = _read(segmenter, split, index)
             # Average precision is a mean over all thresholds.
-            found = segmenter.segment(pixels, 0.0 if task == "instance" else SEGMENT_THRESHOLD)
+            answer = segmenter.segment(pixels, 0.0 if task == "instance" else SEGMENT_THRESHOLD)
             target = of_task(truth, task)
             ignored[:] += ignored_pixels(target[1], task)
-            shown = found.likely(SEGMENT_THRESHOLD) if task == "instance" else found
+            shown = answer.likely(SEGMENT_THRESHOLD) if task == "instance" else answer
             right[index] = _share_right(target, shown, task)
-            yield target if task == "semantic" else truth, found
+            yield target if task == "semantic" else truth, answer
 
     metrics = measures[task](pairs(), segmenter.labels)
     if metrics is None:
@@ -84,11 +84,11 @@ def evaluate(segmenter: Segmenter, split: Split) -> Evaluation:
     return Evaluation(segmenter, split, {**counts, **metrics}, right, ignored_sentence(ignored, "evaluation"))
 
 
-def _share_right(target: Target, found: FoundSegments, task: SegmentationTask) -> float:
+def _share_right(target: Target, answer: FoundSegments, task: SegmentationTask) -> float:
     """Return the share of the counted pixels whose class is right; outside of all objects, instance has none."""
     classes = class_map(target)
     counted = classes != UNCOUNTED if task == "instance" else classes >= 0
-    return float(np.mean((classes == class_map(found))[counted])) if counted.any() else 1.0
+    return float(np.mean((classes == class_map(answer))[counted])) if counted.any() else 1.0
 
 
 def _read(segmenter: Segmenter, split: Split, index: int) -> tuple[np.ndarray, Segments]:
@@ -100,8 +100,8 @@ def _read(segmenter: Segmenter, split: Split, index: int) -> tuple[np.ndarray, S
 
 def _semantic(pairs: Iterator[tuple[Target, FoundSegments]], labels: Sequence[str]) -> dict[str, Any] | None:
     count, rows = len(labels), []
-    for target, found in pairs:
-        wanted, got = class_map(target), found.map
+    for target, answer in pairs:
+        wanted, got = class_map(target), answer.map
         counted = wanted >= 0
         confusion = np.bincount(wanted[counted] * count + got[counted], minlength=count**2).reshape(count, count)
         rows.append([confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)])
@@ -138,10 +138,10 @@ def _with_intervals(sums: np.ndarray, measures: dict[str, Callable[[np.ndarray],
 def _instance(pairs: Iterator[tuple[Segments, FoundSegments]], labels: Sequence[str]) -> dict[str, Any] | None:
     truths: list[list[dict[str, Any]]] = []
     guesses: list[list[dict[str, Any]]] = []
-    for truth, found in pairs:
+    for truth, answer in pairs:
         truths.append(_annotations(truth, len(labels)))
-        assert found.masks is not None
-        rows = zip(found.masks, found.labels.tolist(), found.scores.tolist(), strict=True)
+        assert answer.masks is not None
+        rows = zip(answer.masks, answer.labels.tolist(), answer.scores.tolist(), strict=True)
         guesses.append([mask_annotation(mask, label) | {"score": score} for mask, label, score in rows])
     if all(each["iscrowd"] for own in truths for each in own):
         return None
@@ -168,7 +168,7 @@ def mask_annotation(mask: np.ndarray | RunLengths, label: int) -> dict[str, Any]
 
 
 def _panoptic(pairs: Iterator[tuple[Segments, FoundSegments]], labels: Sequence[str]) -> dict[str, Any] | None:
-    counts = [panoptic_counts(truth, (found.labels, found.map), len(labels)) for truth, found in pairs]
+    counts = [panoptic_counts(truth, (answer.labels, answer.map), len(labels)) for truth, answer in pairs]
     sums = np.array(counts)  # (images, classes, IoU and true and false positives and false negatives)
     if not sums[..., 1:].any():
         return None
@@ -184,7 +184,7 @@ def _panoptic(pairs: Iterator[tuple[Segments, FoundSegments]], labels: Sequence[
     return {**_with_intervals(sums, measures), "threshold": SEGMENT_THRESHOLD, "classes": classes}
 
 
-def panoptic_counts(truth: Segments, found: tuple[np.ndarray, np.ndarray], num_classes: int) -> np.ndarray:
+def panoptic_counts(truth: Segments, answer: tuple[np.ndarray, np.ndarray], num_classes: int) -> np.ndarray:
     """Return for each class (K, 4): sum of IoUs, true positives, false positives, false negatives.
 
     As `pq_compute_single_core` of panopticapi counts them: the area of a true segment is that of the file, a crowd is
@@ -192,11 +192,11 @@ def panoptic_counts(truth: Segments, found: tuple[np.ndarray, np.ndarray], num_c
 
     Args:
         truth: pixels of no segment, and those marked as ignored, are void.
-        found: classes (n,) and map (h, w) of the found segments.
+        answer: classes (n,) and map (h, w) of the found segments.
         num_classes: K.
     """
     counts = np.zeros((num_classes, 4))
-    (labels, got), wanted, areas = found, truth.map, truth.areas
+    (labels, got), wanted, areas = answer, truth.map, truth.areas
     listed = ~truth.crowds
     if truth.masks is not None:  # objects that overlap: of each, what is seen on the map
         areas = np.bincount(wanted[wanted >= 0], minlength=len(areas))
@@ -266,8 +266,8 @@ def _page(evaluation: Evaluation) -> str:
         pixels, truth = _read(segmenter, evaluation.split, index)
         classes, segments = of_task(truth, segmenter.kind)
         name = f"{evaluation.split.name(index)}: {evaluation.right[index]:.0%} of the pixels have the right class"
-        found = segmenter.segment(pixels)
-        rows = (("truth", classes, segments), ("found", found.labels, found.map))
+        answer = segmenter.segment(pixels)
+        rows = (("truth", classes, segments), ("found", answer.labels, answer.map))
         cards.append((name, pixels, [panel_of(*row, segmenter) for row in rows]))
     words = f"{evaluation.ignored} Pictures with the most pixels of a wrong class come first."
     return segments_page("Worst pictures", cards, words.strip())

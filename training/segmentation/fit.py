@@ -13,7 +13,7 @@ from keras_vit.run import Run
 from training.data.dense import SceneBatches
 from training.loop.plan import Setup
 from training.loop.train import run_training
-from training.options.segment import SegmentFitOptions
+from training.options.dense import SegmentFitOptions
 from training.segmentation.evaluation import evaluate, write_report
 from training.segmentation.segmenter import open_segmenter
 

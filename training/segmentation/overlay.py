@@ -12,13 +12,13 @@ from keras_vit.images.preprocessing import to_channels
 # Okabe and Ito's colors, distinct to any color vision, then lighter ones of the same.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#000000")
 _RGB = np.array([[int(color[place : place + 2], 16) for place in (1, 3, 5)] for color in _COLORS], np.float32)
-# Longest side of a image on a page, and the share of a segment's color.
+# Longest side of an image on a page, and the share of a segment's color.
 _LONGEST, _SHARE = 480, 0.55
 
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """A image with segments."""
+    """An image with segments."""
 
     title: str
     segments: np.ndarray

@@ -45,11 +45,11 @@ def predict(segmenter: Segmenter, files: Sequence[pathlib.Path], output: pathlib
     with staged(output) as stage:
         writer = MaskWriter(segmenter, stage)
         for image in itertools.chain.from_iterable(batches):
-            found = segmenter.segment(image.pixels, threshold)
-            writer.add(pathlib.Path(image.name).absolute().relative_to(root), found)
-            rows.append((image.name, _listed(segmenter, found)))
+            answer = segmenter.segment(image.pixels, threshold)
+            writer.add(pathlib.Path(image.name).absolute().relative_to(root), answer)
+            rows.append((image.name, _listed(segmenter, answer)))
             if len(cards) < _ON_PAGE:
-                panels = [panel_of("segments", found.labels, found.map, segmenter)]
+                panels = [panel_of("segments", answer.labels, answer.map, segmenter)]
                 cards.append((image.name, image.pixels, panels))
         for problem in problems:
             print(problem)
@@ -73,22 +73,22 @@ class MaskWriter:
         self._segments: list[dict[str, Any]] = []
         self._objects: list[dict[str, Any]] = []
 
-    def add(self, name: pathlib.PurePath, found: FoundSegments) -> None:
+    def add(self, name: pathlib.PurePath, answer: FoundSegments) -> None:
         """Write the mask of an image. name: its path below the folder of all images."""
         mask = self._free_name(name)
         file = self._folder / _MASKS / mask
         file.parent.mkdir(parents=True, exist_ok=True)
         if self._has_numbers:
-            PIL.Image.fromarray(class_numbers(self._segmenter, found)).save(file)
+            PIL.Image.fromarray(class_numbers(self._segmenter, answer)).save(file)
             return
-        write_panoptic_png(found.map, file)
-        image_id, (height, width) = len(self._images) + 1, found.map.shape
+        write_panoptic_png(answer.map, file)
+        image_id, (height, width) = len(self._images) + 1, answer.map.shape
         self._images.append({"id": image_id, "file_name": name.as_posix(), "height": height, "width": width})
         self._segments.append(
-            {"image_id": image_id, "file_name": mask.as_posix(), "segments_info": _segments_info(found)}
+            {"image_id": image_id, "file_name": mask.as_posix(), "segments_info": _segments_info(answer)}
         )
-        for number, inside in enumerate(found.masks if found.masks is not None else ()):
-            own = {"id": len(self._objects) + 1, "image_id": image_id, **_annotation(found, number, inside)}
+        for number, inside in enumerate(answer.masks if answer.masks is not None else ()):
+            own = {"id": len(self._objects) + 1, "image_id": image_id, **_annotation(answer, number, inside)}
             own["segmentation"]["counts"] = own["segmentation"]["counts"].decode("ascii")
             self._objects.append(own)
 
@@ -120,26 +120,26 @@ class MaskWriter:
         return free
 
 
-def _segments_info(found: FoundSegments) -> list[dict[str, Any]]:
+def _segments_info(answer: FoundSegments) -> list[dict[str, Any]]:
     """Return the segments of an image that are seen on its map, as a panoptic.json has them."""
     rows = []
-    for number in np.unique(found.map[found.map >= 0]).tolist():
-        own = _annotation(found, number, found.map == number)
+    for number in np.unique(answer.map[answer.map >= 0]).tolist():
+        own = _annotation(answer, number, answer.map == number)
         rows.append({name: value for name, value in own.items() if name != "segmentation"} | {"id": number + 1})
     return rows
 
 
-def _annotation(found: FoundSegments, number: int, mask: np.ndarray) -> dict[str, Any]:
-    own = mask_annotation(mask, int(found.labels[number]))
-    return own | {"iscrowd": 0, "score": float(found.scores[number])}
+def _annotation(answer: FoundSegments, number: int, mask: np.ndarray) -> dict[str, Any]:
+    own = mask_annotation(mask, int(answer.labels[number]))
+    return own | {"iscrowd": 0, "score": float(answer.scores[number])}
 
 
-def class_numbers(segmenter: Segmenter, found: FoundSegments) -> np.ndarray:
+def class_numbers(segmenter: Segmenter, answer: FoundSegments) -> np.ndarray:
     """The classes (h, w) of a semantic model: uint8, or uint16 from 256 classes on, since 255 is ignored in 8 bits."""
-    return class_map(found).astype(np.uint8 if len(segmenter.labels) < 256 else np.uint16)
+    return class_map(answer).astype(np.uint8 if len(segmenter.labels) < 256 else np.uint16)
 
 
-def _listed(segmenter: Segmenter, found: FoundSegments) -> str:
-    names = names_of(segmenter.labels, found)
+def _listed(segmenter: Segmenter, answer: FoundSegments) -> str:
+    names = names_of(segmenter.labels, answer)
     shown = [name if segmenter.kind == "semantic" else f"{name} {score:.2f}" for name, score in names[:_MOST_NAMED]]
     return ", ".join(shown) + (f" and {len(names) - _MOST_NAMED} more" if names[_MOST_NAMED:] else "") or "none"

@@ -12,13 +12,13 @@ from keras_vit.models.segment_outputs import segment_outputs
 from keras_vit.run import Run
 from training.data.annotations.masks import NONE
 
-# Objects of a image at most, as in COCO.
+# Objects of an image at most, as in COCO.
 _TOP = 100
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FoundSegments:
-    """The segments of a image (h, w)."""
+    """The segments of an image (h, w)."""
 
     labels: np.ndarray
     """(n,) int32: the class of each."""
@@ -58,8 +58,8 @@ class Segmenter:
         outputs = self.model.predict_on_batch(keras.ops.convert_to_numpy(preprocessing(pixels))[None])
         if self.kind != "semantic":
             outputs = _likely(outputs, threshold, nothing=self.kind == "panoptic")
-        found = segment_outputs(outputs, self.task, preprocessing, size, threshold=threshold)
-        arrays = {name: keras.ops.convert_to_numpy(each)[0] for name, each in found.items()}
+        answer = segment_outputs(outputs, self.task, preprocessing, size, threshold=threshold)
+        arrays = {name: keras.ops.convert_to_numpy(each)[0] for name, each in answer.items()}
         if self.kind == "semantic":
             count = len(self.labels)
             return FoundSegments(np.arange(count, dtype=np.int32), np.ones(count), None, arrays["label_map"])
@@ -115,14 +115,14 @@ def _whole_pictures(model: keras.Model) -> keras.Model:
     return rebuilt(model, whole)
 
 
-def class_map(found: FoundSegments | tuple[np.ndarray, np.ndarray], none: int = NONE) -> np.ndarray:
+def class_map(answer: FoundSegments | tuple[np.ndarray, np.ndarray], none: int = NONE) -> np.ndarray:
     """Return the class of each pixel (h, w) int32: `none` where there is no segment, and UNCOUNTED stays."""
-    labels, numbers = (found.labels, found.map) if isinstance(found, FoundSegments) else found
+    labels, numbers = (answer.labels, answer.map) if isinstance(answer, FoundSegments) else answer
     return np.append(labels, [-2, none]).astype(np.int32)[numbers]
 
 
-def names_of(labels: Sequence[str], found: FoundSegments) -> list[tuple[str, float]]:
+def names_of(labels: Sequence[str], answer: FoundSegments) -> list[tuple[str, float]]:
     """Return the name and score of each segment that is seen on the map, the largest first."""
-    numbers, counts = np.unique(found.map[found.map >= 0], return_counts=True)
+    numbers, counts = np.unique(answer.map[answer.map >= 0], return_counts=True)
     order = numbers[np.argsort(-counts, kind="stable")]
-    return [(labels[found.labels[number]], float(found.scores[number])) for number in order]
+    return [(labels[answer.labels[number]], float(answer.scores[number])) for number in order]

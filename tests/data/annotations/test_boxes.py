@@ -10,7 +10,7 @@ import pytest
 from keras_vit import UserError
 from training.data.annotations.open_boxes import open_boxes
 from training.detection.fit import box_data_set
-from training.options.detect import BoxesOptions
+from training.options.dense import BoxesOptions
 
 # Of each picture: left, top, right, bottom, class.
 BOXES = {"a": [(2, 3, 12, 9, "cat"), (10, 0, 30, 20, "dog")], "b": [], "c": [(0, 0, 7, 19, "cat")]}

@@ -11,7 +11,7 @@ from hypothesis import strategies
 from keras_vit import UserError
 from tests.data.annotations.test_boxes import ROW, WRITERS, save_pictures
 from training.data.annotations.open_boxes import open_boxes
-from training.options.detect import BoxesOptions
+from training.options.dense import BoxesOptions
 
 NUMBERS = ["0", "1", "0.5", "-1", "1e9", "nan", "inf", "1e999", "", "x", "9" * 400, "\x00", "\u0661", "1_0"]
 NAMES = ["a.jpg", "./a.jpg", "../a.jpg", "/etc/passwd", "b.jpg", "", "\x00", "a" * 5000, "cat", "=1+1", "\x1b[2J"]

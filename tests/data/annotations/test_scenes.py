@@ -19,7 +19,7 @@ from training.data import tfds as tfds_data
 from training.data.annotations.masks import NONE, UNCOUNTED, read_mask
 from training.data.annotations.open_scenes import open_scenes
 from training.data.annotations.voc import VOC_CLASSES
-from training.options.segment import SceneOptions
+from training.options.dense import SceneOptions
 
 WRITERS = {
     "folder": shapes.write_folder,

@@ -9,9 +9,8 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from keras_vit import UserError
-from keras_vit.errors import explained, shown
+from keras_vit.errors import explained
 from keras_vit.files.labels import LABELS, composed, read_labels
-from keras_vit.files.schema import is_number
 from keras_vit.images.decode import open_image
 from keras_vit.images.formats import format_problem, orientation
 
@@ -118,13 +117,6 @@ def upright_size(file: pathlib.Path, stated: tuple = (None, None)) -> tuple[int,
             f"{stated[1]!s:.20} wide and {stated[0]!s:.20} high; annotate the upright image at its size."
         )
     return size
-
-
-def number_of(text: object, where: str) -> float:
-    """Return the number of a text. Raises UserError for anything else."""
-    if not is_number(text):
-        raise UserError(f"{where} should be a finite number, but is {shown(text)}; correct it.")
-    return float(text)  # type: ignore[arg-type]
 
 
 def own_labels(folder: pathlib.Path) -> tuple[str, ...]:

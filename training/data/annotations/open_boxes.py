@@ -23,7 +23,7 @@ from training.data.annotations.images import Box, BoxedImage, BoxedImages, boxed
 from training.data.annotations.voc import read_voc_boxes
 from training.data.annotations.yolo import read_yolo_boxes
 from training.data.listed_files import check_listed, listed_file
-from training.options.detect import BadBoxes, BoxesOptions
+from training.options.dense import BadBoxes, BoxesOptions
 
 # Columns of a CSV file.
 _SIDES = ("x", "y", "w", "h")
@@ -61,39 +61,39 @@ class BoxData:
 def read_csv_boxes(file: pathlib.Path, folder: pathlib.Path, allow_outside: bool) -> BoxedImages:
     """Read a row for each box: path, x, y, w, h, label; one with a path alone for an image without objects."""
     boxes: dict[pathlib.Path, list[Box]] = {}
-    for where, row in _csv_rows(file):
-        path, *sides, label = (cell_of_csv(row[name].strip()) for name in _COLUMNS)
-        has_box = any((*sides, label))
-        if not path or (has_box and not (label and all(map(is_number, sides)))):
-            raise UserError(
-                f"{where} should have the path of an image and, for a box, finite numbers as x, y, w and h, and a "
-                "class; correct it."
-            )
+    for path, sides, label in _csv_rows(file):
         of_image = boxes.setdefault(listed_file(folder, path), [])
-        if has_box:
+        if label:
             x, y, w, h = map(float, sides)
             of_image.append(Box(composed(label), (x, y, w, h)))
     check_listed(boxes, file, folder, allow_outside)
     return boxed_images([BoxedImage(image, upright_size(image), own) for image, own in boxes.items()], folder)
 
 
-def _csv_rows(file: pathlib.Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the rows that are not empty, each with its place as a message begins."""
+def _csv_rows(file: pathlib.Path) -> Iterator[tuple[str, list[str], str]]:
+    """Yield path, sides and label of the rows that are not empty; sides and label are empty without a box."""
     reader = csv.DictReader(io.StringIO(read_text(file, LARGEST), newline=""))
     with reading(file, "CSV", csv.Error):
         names = [name.strip().lower() for name in reader.fieldnames or ()]
         reader.fieldnames = names
-        rows = [(f"Line {reader.line_num} of {file}", row) for row in reader]
+        rows = [(reader.line_num, row) for row in reader]
     if any(names.count(name) != 1 for name in _COLUMNS):
         raise UserError(
             f"{file} should begin with the columns {','.join(_COLUMNS)}, once each and with commas between them, but "
             f"begins with {','.join(names)!r:.60}; correct it."
         )
-    for where, row in rows:
-        if any(row.values()):
-            if None in row or None in row.values():
-                raise UserError(f"{where} should have {len(names)} values, as the header; correct it.")
-            yield where, row
+    for number, row in rows:
+        if not any(row.values()):
+            continue
+        is_whole = None not in row and None not in row.values()
+        path, *sides, label = (cell_of_csv((row[name] or "").strip()) for name in _COLUMNS)
+        is_box = label and all(map(is_number, sides))
+        if not is_whole or not path or not (is_box or not any((*sides, label))):
+            raise UserError(
+                f"Line {number} of {file} should have {len(names)} values: the path of an image and, for a box, finite "
+                "numbers as x, y, w and h, and a class; correct it."
+            )
+        yield path, sides, label
 
 
 _READERS = {"coco": read_coco_boxes, "csv": read_csv_boxes, "voc": read_voc_boxes, "yolo": read_yolo_boxes}

@@ -40,7 +40,7 @@ from training.data.annotations.voc import VOC_CLASSES, voc_segments
 from training.data.dataset import DataSet, ImageWarnings, Split, decoding_problem, problems_of, report_bad
 from training.data.dense import SceneBatches
 from training.data.tfds import tfds_scenes
-from training.options.segment import SceneOptions, folders_of_splits
+from training.options.dense import SceneOptions, folders_of_splits
 
 # Pixels outside of all objects, in semantic segmentation of object annotations.
 BACKGROUND = "background"

@@ -10,7 +10,7 @@ from keras_vit.files.documents import read_xml
 from keras_vit.files.labels import composed
 from keras_vit.files.schema import is_number
 from keras_vit.images.formats import is_picture_name
-from training.data.annotations.images import Box, BoxedImage, BoxedImages, boxed_images, number_of, upright_size
+from training.data.annotations.images import Box, BoxedImage, BoxedImages, boxed_images, upright_size
 from training.data.annotations.masks import (
     IGNORED,
     NONE,
@@ -55,7 +55,8 @@ def _boxed(file: pathlib.Path, image: pathlib.Path) -> BoxedImage:
     if root.tag != "annotation":
         raise UserError(f"{file} should be an <annotation> of Pascal VOC, but is a <{root.tag:.40}>; remove it.")
     stated = [root.findtext(f"size/{side}", "0") for side in ("height", "width")]
-    size = upright_size(image, tuple(round(number_of(text, f"The size in {file}")) for text in stated))
+    is_stated = all(map(is_number, stated))
+    size = upright_size(image, tuple(round(float(text)) for text in stated) if is_stated else (None, None))
     boxes = []
     for element in root.findall("object"):
         name, difficult = ((element.findtext(tag) or "").strip() for tag in ("name", "difficult"))
