@@ -13,6 +13,7 @@ from mkdocs.structure.files import File
 
 from keras_vit.cli.commands import COMMANDS
 from keras_vit.cli.parser import OPTIONS_ALONE
+from keras_vit.published import find_models
 
 _CODE = re.compile(r"<code[^>]*>.*?</code>", re.DOTALL)
 _TEXT = re.compile(r"(?<=>)[^<]+")
@@ -28,17 +29,21 @@ _PARTS = {
 
 
 def on_config(config):
-    """Show the version of the package on every page, and list the pages of the commands."""
+    """Show the version of the package on every page, and list the generated pages."""
     source = pathlib.Path(config.config_file_path).with_name("keras_vit") / "__init__.py"
     version = re.search(r'__version__ = "(.*)"', source.read_text())[1]
     config.copyright = f"keras_vit {version}, Apache License 2.0"
-    (section,) = (part["Reference"] for part in config.nav if "Reference" in part)
-    section.append({"Options of each command": [{name: f"reference/commands/{name}.md"} for name in sorted(COMMANDS)]})
+    parts = {name: pages for part in config.nav for name, pages in part.items()}
+    parts["Models"].insert(0, {"Models with checkpoints": "reference/zoo.md"})
+    parts["Reference"].append(
+        {"Options of each command": [{name: f"reference/commands/{name}.md"} for name in sorted(COMMANDS)]}
+    )
     return config
 
 
 def on_files(files, config):
-    """Add a page of options for each command."""
+    """Add a page of options for each command, and one of the models with checkpoints."""
+    files.append(File.generated(config, "reference/zoo.md", content="\n".join(_zoo())))
     for name, module in COMMANDS.items():
         text = f"# keras-vit {name}\n\n{inspect.cleandoc(importlib.import_module(module).__doc__ or '')}\n"
         for part in _PARTS.get(name, ()):
@@ -47,6 +52,21 @@ def on_files(files, config):
             text += _options(module, [])
         files.append(File.generated(config, f"reference/commands/{name}.md", content=text))
     return files
+
+
+def _zoo():
+    """Yield the lines of the table of models with checkpoints."""
+    yield "---\nhide: [toc]\n---\n\n# Models with checkpoints\n"
+    yield "`keras_vit.from_checkpoint` and `--checkpoint` accept the names in the last column. Parameters are for"
+    yield "1,000 classes, multiply-adds for one image of the size of the second column (many tables call them GFLOPs)."
+    yield "ImageNet: the best published top-1 accuracy of a checkpoint.\n"
+    yield "| model | pixels | parameters | GMACs | ImageNet | for | license | checkpoints |"
+    yield "|---|---:|---:|---:|---:|---|---|---|"
+    for model in find_models(pretrained=True):
+        accuracy = f"{model.accuracy:.1f} %" if model.accuracy else ""
+        size = f"{model.pixels} | {model.millions:,.1f} M | {model.gmacs:,.1f}"
+        names = "<br>".join(f"`{name}`" for name in model.checkpoints)
+        yield f"| {model.name} | {size} | {accuracy} | {model.purpose} | {model.license} | {names} |"
 
 
 def _options(module, arguments):

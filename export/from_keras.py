@@ -9,8 +9,8 @@ import keras
 from export.options import Dtype, SavedModelOptions, SourceOptions, Target, TFLiteFormat, TFLiteOptions
 from export.run import export_folder
 from export.saved_model.export import export_saved_model
+from export.source import read_calibration
 from export.tasks import Classification, open_task
-from export.tflite.calibration import read_calibration
 from export.tflite.export import export_tflite
 from keras_vit.run import Run
 

@@ -148,7 +148,17 @@ class InferenceLayers(_Layers):
 
     def weights(self, layer):
         weights = super().weights(layer)
-        return [standardized(layer, *weights)] if isinstance(layer, StandardizedConv2D) else weights
+        if isinstance(layer, StandardizedConv2D):
+            return [standardized(layer, *weights)]
+        attention = self._layers.get(layer.name.removesuffix(".query"))
+        if attention is layer or not self.takes_scaled_query(attention):
+            return weights
+        factor = (layer.units // attention.num_heads) ** -0.5
+        return [(weight.astype(np.float64) * factor).astype(np.float32) for weight in weights]
+
+    def takes_scaled_query(self, layer: keras.layers.Layer | None) -> bool:
+        """Whether the factor 1 / sqrt(d) of an attention layer moves into the weights of its query."""
+        return False
 
 
 class _OnnxLayers(InferenceLayers):
@@ -169,29 +179,18 @@ class _OnnxLayers(InferenceLayers):
 
 
 class _TensorFlowLayers(InferenceLayers):
-    """Replaces norms and attention by forms that TensorFlow computes faster on a CPU.
-
-    The factor 1 / sqrt(d) of attention moves into the weights of the query.
-    """
+    """Replaces norms and attention by forms that TensorFlow computes faster on a CPU."""
 
     def layer(self, layer):
         if _is_full_norm(layer) and len(layer.input.shape) == 3:
             return _OnePassNorm(epsilon=layer.epsilon, scale=False, center=False, dtype=self._dtype, name=layer.name)
         if isinstance(layer, keras.layers.GroupNormalization) and _is_full_group_norm(layer):
             return _GroupNormByProducts.from_config(self.config(layer))
-        if self._takes_scaled_query(layer):
+        if self.takes_scaled_query(layer):
             return _OneProductAttention.from_config(self.config(layer))
         return super().layer(layer)
 
-    def weights(self, layer):
-        weights = super().weights(layer)
-        attention = self._layers.get(layer.name.removesuffix(".query"))
-        if attention is layer or not self._takes_scaled_query(attention):
-            return weights
-        factor = (layer.units // attention.num_heads) ** -0.5
-        return [(weight.astype(np.float64) * factor).astype(np.float32) for weight in weights]
-
-    def _takes_scaled_query(self, layer: keras.layers.Layer | None) -> bool:
+    def takes_scaled_query(self, layer: keras.layers.Layer | None) -> bool:
         # Relative positions read the query too, and scale it themselves.
         if not isinstance(layer, DotProductAttention) or f"{layer.name}.relative" in self._layers:
             return False

@@ -99,6 +99,8 @@ GpuCheckOf = Literal["two-blocks", "whole"]
 TFLiteFormat = Literal["float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8"]
 # Formats that need calibration images: for ranges, or for the correlation of the inputs of a product.
 CALIBRATED: tuple[TFLiteFormat, ...] = ("int4-weights", "int8")
+# Formats whose dense layers have weights in 8 bits, which GPTQ rounds where there are calibration images.
+EIGHT_BIT_WEIGHTS: tuple[TFLiteFormat, ...] = ("int8-dynamic", "int8-weights", "int8")
 # On which processors the files of a target are right.
 PROCESSORS: dict[Target, str] = {"cpu": "CPU; wrong on GPUs", "gpu": "GPU and CPU", "npu": "NPU and CPU"}
 # Options of TFLiteOptions for models that classify.
@@ -191,7 +193,7 @@ class FastestOptions:
 
     source: SourceOptions
     output: str
-    """Directory for a folder of each form, report.md and report.json; of this machine."""
+    """Directory for the forms, report.md and report.json; of this machine."""
     batch_size: Count = 1
     """Images in a call."""
     threads: Count | None = None

@@ -51,11 +51,23 @@ class Reference:
     @property
     def accuracy(self) -> float | None:
         """Accuracy of the Keras model on the labeled images; None without labels."""
-        return none_if_nan(accuracy(self, self.logits))
+        return accuracy(self, self.logits)
 
     def batches(self, *, raw_pixels: bool = False) -> Iterator[tuple[tuple[bytes, ...], np.ndarray]]:
-        """Batches of image files and of model inputs (B, h, w, C), float32, or uint8 with `raw_pixels`."""
-        return _batches(self.samples, self.preprocessing, raw_pixels)
+        """Yield image files with the model inputs (B, h, w, C) of them: float32, or uint8 with `raw_pixels`."""
+        height, width = self.preprocessing.image_size
+        size = min(_BATCH, max(1, _BATCH_PIXELS // (height * width)))
+        decoded = _decoder(self.preprocessing)
+        for start in range(0, len(self.samples.encoded), size):
+            files = self.samples.encoded[start : start + size]
+            sentence = (
+                f"Of the images in {SAMPLES}, one from {start} to {start + len(files) - 1} cannot be decoded; train "
+                "again to write them."
+            )
+            with explained(sentence, tf.errors.InvalidArgumentError):
+                batch = np.stack([decoded(tf.constant(file)) for file in files])
+            normalize = self.preprocessing.normalize
+            yield files, np.round(batch).astype(np.uint8) if raw_pixels else np.asarray(normalize(batch))
 
     def outputs_of(
         self, run: Callable[[np.ndarray], Mapping[str, Any]], *, raw_pixels: bool = False, doing: str = "verifying"
@@ -78,8 +90,8 @@ class Parity:
     mean_abs_diff: float
     agreement: float
     """Share of images with the same predicted class or, where an image may have several, exactly the same classes."""
-    accuracy: float
-    """Accuracy on the labeled images; NaN without labels."""
+    accuracy: float | None
+    """Accuracy on the labeled images; None without labels."""
     num_images: int
     tolerance: float = FLOAT_TOLERANCE
     """Largest difference that counts as rounding; see `Reference`."""
@@ -87,8 +99,8 @@ class Parity:
     """Labeled images that the model classifies correctly and the artifact does not."""
     gained: int = 0
     """Labeled images that the artifact classifies correctly and the model does not."""
-    mcnemar_p: float = float("nan")
-    """p-value of McNemar's test of these two numbers; NaN without labels."""
+    mcnemar_p: float | None = None
+    """p-value of McNemar's test of these two numbers; None without labels."""
 
 
 def reference(
@@ -103,13 +115,13 @@ def reference(
 
     With `raw_pixels`, on the rounded pixels that an artifact with uint8 input takes.
     """
-    found = []
-    with Progress("Running the Keras model", len(samples.encoded)) as progress:
-        for _, images in _batches(samples, preprocessing, raw_pixels):
-            inputs = preprocessing.normalize(images) if raw_pixels else images
-            found.append(model.predict_on_batch(np.asarray(inputs)))
-            progress.update(len(images))
-    logits = np.concatenate(found)
+
+    def run(images: np.ndarray) -> Outputs:
+        inputs = preprocessing.normalize(images) if raw_pixels else images
+        return {"logits": model.predict_on_batch(np.asarray(inputs))}
+
+    rows = Reference(samples, preprocessing).outputs_of(run, raw_pixels=raw_pixels, doing="Running the Keras model")
+    logits = np.stack([row["logits"] for row in rows])
     if logits.shape[1] > 1 and logits.min() >= 0.0 and np.allclose(logits.sum(axis=1), 1.0, atol=1e-3):
         raise UserError(
             f"The model {model.name!r} outputs probabilities, but an export takes logits and adds the softmax itself; "
@@ -128,24 +140,6 @@ def _decoder(preprocessing: Preprocessing) -> Callable[[tf.Tensor], tf.Tensor]:
     )
 
 
-def _batches(
-    samples: Samples, preprocessing: Preprocessing, raw_pixels: bool
-) -> Iterator[tuple[tuple[bytes, ...], np.ndarray]]:
-    height, width = preprocessing.image_size
-    size = min(_BATCH, max(1, _BATCH_PIXELS // (height * width)))
-    decoded = _decoder(preprocessing)
-    for start in range(0, len(samples.encoded), size):
-        files = samples.encoded[start : start + size]
-        sentence = (
-            f"Of the images in {SAMPLES}, one from {start} to {start + len(files) - 1} cannot be decoded; train again "
-            "to write them."
-        )
-        with explained(sentence, tf.errors.InvalidArgumentError):
-            pixels = [decoded(tf.constant(file)) for file in files]
-        batch = np.stack(pixels)
-        yield files, np.round(batch).astype(np.uint8) if raw_pixels else np.asarray(preprocessing.normalize(batch))
-
-
 def compare(expected: Reference, logits: np.ndarray) -> Parity:
     """Compare the logits (n, K) of an artifact with those of the model."""
     difference = np.abs(logits - expected.logits)
@@ -162,7 +156,7 @@ def compare(expected: Reference, logits: np.ndarray) -> Parity:
         tolerance=expected.tolerance,
         lost=lost,
         gained=gained,
-        mcnemar_p=mcnemar(lost, gained) if (labels >= 0).any() else float("nan"),
+        mcnemar_p=mcnemar(lost, gained) if (labels >= 0).any() else None,
     )
 
 
@@ -189,22 +183,12 @@ def mcnemar(lost: int, gained: int) -> float:
     return min(1.0, 2.0 * float(special.bdtr(min(lost, gained), lost + gained, 0.5)))
 
 
-def accuracy(expected: Reference, logits: np.ndarray) -> float:
-    """Accuracy of logits (n, K) on the labeled images; NaN without labels."""
+def accuracy(expected: Reference, logits: np.ndarray) -> float | None:
+    """Accuracy of logits (n, K) on the labeled images; None without labels."""
     labeled = expected.samples.labels >= 0
     if not labeled.any():
-        return float("nan")
+        return None
     return float(np.mean(np.argmax(logits, axis=-1)[labeled] == expected.samples.labels[labeled]))
-
-
-def none_if_nan(number: float) -> float | None:
-    """A number for report.json; JSON has no NaN."""
-    return None if np.isnan(number) else number
-
-
-def as_json(parity: Parity) -> dict:
-    """The fields for report.json."""
-    return {name: none_if_nan(number) for name, number in dataclasses.asdict(parity).items()}
 
 
 def require_close(what: str, difference: float, tolerance: float) -> None:

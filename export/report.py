@@ -17,6 +17,7 @@ import tensorflow as tf
 from export import parity
 from export.preprocessing_code import preprocessing_section
 from export.source import Provenance
+from export.texts import render
 from keras_vit.files.tables import markdown_table, markdown_text, short_name
 
 # Heading, column names, and rows.
@@ -126,18 +127,18 @@ def write(
         tables = [("", ("measure", "value"), shown)]
     else:
         tables = [("", ("", ""), [("weights", facts["weights"]), ("license", _text(facts["license"]))]), *tables]
-    lines = [f"# {markdown_text(title)}", ""]
-    for heading, columns, rows in tables:
-        lines += [f"## {heading}", ""] if heading else []
-        lines += [_table(columns, rows), ""]
-    for sentence in facts.get("notes", ()):
-        lines += [sentence, ""]
-    lines += section
-    for name, operators in _operators(facts).items():
-        lines += [f"<details><summary>{name}: {sum(operators.values()):,}</summary>", ""]
-        lines += [_table(("operator", "number"), list(operators.items())), "", "</details>", ""]
-    lines += ["![report](report.png)", ""]
-    (directory / "report.md").write_text("\n".join(lines), encoding="utf-8")
+    page = render(
+        "report.md",
+        title=markdown_text(title),
+        tables=[(heading, _table(columns, rows)) for heading, columns, rows in tables],
+        notes=facts.get("notes", ()),
+        section=section,
+        operators=[
+            (f"{caption}: {sum(counts.values()):,}", _table(("operator", "number"), list(counts.items())))
+            for caption, counts in _operators(facts).items()
+        ],
+    )
+    (directory / "report.md").write_text(page, encoding="utf-8")
     if panels is None:
         panels = {"latency of one image, ms": facts.get("latency_ms", {}), "operators": facts["operators"]}
     _draw(title, panels, directory / "report.png")

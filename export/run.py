@@ -2,7 +2,8 @@
 
 import pathlib
 
-from export.options import SourceOptions, TFLiteOptions
+from export.options import FastestOptions, OnnxOptions, SavedModelOptions, SourceOptions, TFLiteOptions
+from keras_vit import cli
 from keras_vit.errors import UserError
 from keras_vit.files.keras_model import MODEL
 from keras_vit.files.remote import output_folder, to_path
@@ -28,9 +29,15 @@ def export_folder(output: str) -> pathlib.Path:
     return folder
 
 
-def check_calibration(options: TFLiteOptions, run: Run) -> None:
-    """Raise UserError for a number of calibration images where there are none."""
-    if options.calibration_images is not None and options.calibration is None and not run.file(CALIBRATION):
-        raise UserError(
-            f"{run.name} has no images for --calibration-images; add --calibration FOLDER, or leave the number out."
-        )
+def open_for_export(options: SavedModelOptions | TFLiteOptions | OnnxOptions | FastestOptions) -> Run:
+    """Open the model of a command, and check what can be checked before TensorFlow is loaded. Raises UserError."""
+    run = open_run(options.source)
+    if isinstance(options, TFLiteOptions):
+        has_images = options.calibration is not None or run.file(CALIBRATION)
+        if options.calibration_images is not None and not has_images:
+            raise UserError(
+                f"{run.name} has no images for --calibration-images; add --calibration FOLDER, or leave it out."
+            )
+    export_folder(options.output)
+    cli.require_tensorflow()
+    return run

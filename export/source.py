@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from export.options import SourceOptions
+from export.options import CALIBRATED, EIGHT_BIT_WEIGHTS, SourceOptions, TFLiteOptions
 from keras_vit import Preprocessing, UserError, classes_of, preprocessing_of
 from keras_vit.checkpoints.describe import license_of
 from keras_vit.errors import Rules, explained, refuse_first
@@ -19,11 +19,13 @@ from keras_vit.images.files import Samples
 from keras_vit.images.formats import format_list, image_files
 from keras_vit.models.build import classifier_head, has_own_call, logits_model
 from keras_vit.models.layers import ModelSpec
-from keras_vit.run import SAMPLES, Run, check_head
+from keras_vit.run import CALIBRATION, SAMPLES, Run, check_head
 from keras_vit.scores import UnknownScorer
 
 # Number of random images, and their sizes relative to the input of the model.
 _NUM_RANDOM, _RANDOM_SCALES = 16, (1.0, 1.5, 0.7)
+# Calibration images if no number is given.
+_MOST_CALIBRATION_IMAGES = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,6 +236,31 @@ def read_folder(folder: str, labels: Sequence[str], most: int | None = None) -> 
     indices = {label: index for index, label in enumerate(labels)}
     encoded = tuple(path.read_bytes() for path in files)
     return Samples(encoded, np.array([indices.get(path.parent.name, -1) for path in files]))
+
+
+def read_calibration(run: Run, options: TFLiteOptions, labels: Sequence[str]) -> Samples | None:
+    """Return the images for calibration: those of a folder, or the training images in the run directory.
+
+    None if the formats need none, or there are none. Raises UserError for fewer than were asked for.
+    """
+    if {*CALIBRATED, *EIGHT_BIT_WEIGHTS}.isdisjoint(options.formats):
+        return None
+    asked = options.calibration_images
+    number = _MOST_CALIBRATION_IMAGES if asked is None else asked
+    samples = Samples((), np.zeros(0))
+    if options.calibration is not None:
+        samples = read_folder(options.calibration, labels, most=number)
+    elif (stored := run.file(CALIBRATION)) is not None:
+        images = Samples.from_file(stored)
+        samples = Samples(images.encoded[:number], images.labels[:number])
+    count = len(samples.encoded)
+    if asked is not None and count < asked and not {*CALIBRATED}.isdisjoint(options.formats):
+        place = options.calibration or f"{run.name}/{CALIBRATION}"
+        raise UserError(
+            f"--calibration-images asks for {asked} images, but {place} has {count}; pass that number, or "
+            "--calibration FOLDER with more."
+        )
+    return samples if count else None
 
 
 def random_images(preprocessing: Preprocessing) -> Samples:

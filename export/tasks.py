@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from export import fingerprint, parity, report
+from export import parity, report
+from export.files import identity_files
 from export.inference_model import in_dtype
 from export.options import LARGEST_DISAGREEMENT, Embeddings, SourceOptions
 from export.parity import Outputs, Reference
@@ -20,10 +21,10 @@ from keras_vit.errors import ParityError
 from keras_vit.files.tables import short_name
 from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
 from keras_vit.inspection.relevance import classifies
-from keras_vit.models.boxes import overlaps, to_corners
 from keras_vit.models.build import classifier_head
 from keras_vit.models.config import DetectionConfig, LinearSegmentationConfig, SegmentationConfig, TaskConfig
-from keras_vit.models.segment_outputs import segment_outputs
+from keras_vit.models.detection import overlaps, to_corners
+from keras_vit.models.segmentation import segment_outputs
 from keras_vit.models.tasks import task_of
 from keras_vit.run import Run
 
@@ -155,7 +156,7 @@ class Classification(Task):
             parity.require_equal(artifact, compared)
         else:
             parity.require_agreement(artifact, compared, self.largest_disagreement)
-        return parity.as_json(compared)
+        return dataclasses.asdict(compared)
 
     def sentence(self, measures: Measures) -> str:
         accuracy = "" if measures["accuracy"] is None else f", accuracy {measures['accuracy']:.4f}"
@@ -168,7 +169,7 @@ class Classification(Task):
         return Classification(self.exported.with_logits(), largest_disagreement)
 
     def identity(self, output: pathlib.Path) -> dict[str, str]:
-        return fingerprint.identity_files(output, self.exported.model, self.exported.labels, self.exported.origin)
+        return identity_files(output, self.exported.model, self.exported.labels, self.exported.origin)
 
     def reference(self, *, raw_pixels: bool = False) -> Reference:
         exported = self.exported
@@ -226,7 +227,7 @@ class Embedding(Task):
 class Detection(Task):
     """A detector with classes.
 
-    Output: detections (B, N, 4 + K) float32. Columns 0 to 3 are centre x and y, width and height of a box as shares of
+    Output: detections (B, N, 4 + K) float32. Columns 0 to 3 are center x and y, width and height of a box as shares of
     the input, the others the logits of the K classes, each of which is a probability by its sigmoid.
     """
 

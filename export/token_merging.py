@@ -144,13 +144,6 @@ class MergeTokens(keras.layers.Layer):
         sizes = joined(weights)
         return tf.cast(joined(x * weights) / sizes, tokens.dtype), sizes
 
-    def compute_output_spec(self, tokens, key, sizes=None):
-        batch, number, width = tokens.shape
-        return (
-            keras.KerasTensor((batch, number - self.merged, width), tokens.dtype),
-            keras.KerasTensor((batch, number - self.merged, 1), "float32"),
-        )
-
 
 class _PoolMergedTokens(PoolTokens):
     """The mean of the patches from merged tokens (B, N, D) and their sizes (B, N, 1)."""

@@ -114,28 +114,35 @@ ACCURACY: Mapping[str, PublishedAccuracy] = types.MappingProxyType(
     | _of_timm()
 )
 
-# Millions, at the size and with the classes of docs/reference/models.md.
+# Millions of parameters and thousand millions of multiply-adds, at the size of _FAMILIES and with 1,000 classes where
+# the checkpoints have a head: `keras_vit.models.complexity.costs`.
 # fmt: off
-_MILLIONS: Mapping[str, float] = {
-    "testing": 0.021, "testing-unpooled": 0.021, "ViT-Ti_16": 5.7, "ViT-S_16": 22.1, "ViT-S_32": 22.9,
-    "ViT-S_16-gap-norep": 22.0, "ViT-S_32-gap-norep": 22.9, "ViT-M_16": 38.8, "ViT-M_32": 39.9, "ViT-B_8": 86.6,
-    "ViT-B_16": 86.6, "ViT-B_32": 88.2, "ViT-B_16-gap-norep": 86.6, "ViT-B_32-gap-norep": 88.2, "ViT-L_16": 304.3,
-    "ViT-L_32": 306.5, "ViT-So400m_14": 413.6, "ViT-H_14": 632.0, "ViT-g_14": 1012.6, "ViT-G_14": 1844.4,
-    "R+ViT-Ti_16": 6.3, "R26+ViT-S_32": 36.4, "R26+ViT-B_32": 101.4, "R50+ViT-B_16": 98.7, "R50+ViT-B_32": 110.9,
-    "R50+ViT-L_16": 316.5, "R50+ViT-L_32": 329.0, "ViT_C-1GF": 4.6, "ViT_C-4GF": 17.8, "ViT_C-18GF": 81.6,
-    "ViT_C-36GF": 167.8, "Axial-ViT-B_16": 171.6, "Axial-ViT-B_32": 173.3, "AxialResNet50": 24.4,
-    "BiT-R26x1": 16.0, "BiT-R50x1": 25.5, "BiT-R50x2": 98.0, "BiT-R50x3": 217.3, "BiT-R101x1": 44.5,
-    "BiT-R101x3": 387.9, "BiT-R152x1": 60.2, "BiT-R152x2": 236.3, "BiT-R152x4": 936.5, "BiT-R200x3": 568.6,
-    "DeiT-Ti_16-distilled": 5.9, "DeiT-S_16-distilled": 22.4, "DeiT-B_16-distilled": 87.3,
-    "DeiT3-S_16": 22.1, "DeiT3-M_16": 38.8, "DeiT3-B_16": 86.6, "DeiT3-L_16": 304.4, "DeiT3-H_14": 632.1,
-    "DINOv2-S_14": 22.1, "DINOv2-B_14": 86.6, "DINOv2-L_14": 304.4, "DINOv2-g_14": 1136.5,
-    "DINOv2-S_14-reg4": 22.1, "DINOv2-B_14-reg4": 86.6, "DINOv2-L_14-reg4": 304.4, "DINOv2-g_14-reg4": 1136.5,
-    "DINOv3-S_16": 21.6, "DINOv3-S+_16": 28.7, "DINOv3-B_16": 85.7, "DINOv3-L_16": 303.1, "DINOv3-H+_16": 840.6,
-    "CLIP-B_32": 87.8, "CLIP-B_16": 86.2, "CLIP-L_14": 304.0, "OpenCLIP-B_32": 87.8, "OpenCLIP-B_16": 86.2,
-    "OpenCLIP-L_14": 304.0, "OpenCLIP-H_14": 632.1, "OpenCLIP-g_14": 1012.6, "OpenCLIP-G_14": 1844.9,
-    "SigLIP-B_16": 92.9, "SigLIP-L_16": 315.9, "SigLIP-So400m_14": 427.7,
-    "MAE-B_16": 85.8, "MAE-L_16": 303.3, "MAE-H_14": 630.8,
-    "FlexiViT-S_16": 22.1, "FlexiViT-B_16": 86.6, "FlexiViT-L_16": 304.4,
+_SIZES: Mapping[str, tuple[float, float]] = {
+    "testing": (0.021, 0.0024), "testing-unpooled": (0.021, 0.0044), "ViT-Ti_16": (5.7, 1.3), "ViT-S_16": (22.1, 4.6),
+    "ViT-S_32": (22.9, 1.1), "ViT-S_16-gap-norep": (22.0, 4.6), "ViT-S_32-gap-norep": (22.9, 1.1),
+    "ViT-M_16": (38.8, 8.0), "ViT-M_32": (39.9, 2.0), "ViT-B_8": (86.6, 78.1), "ViT-B_16": (86.6, 17.6),
+    "ViT-B_32": (88.2, 4.4), "ViT-B_16-gap-norep": (86.6, 17.5), "ViT-B_32-gap-norep": (88.2, 4.3),
+    "ViT-L_16": (304.3, 61.6), "ViT-L_32": (306.5, 15.4), "ViT-So400m_14": (413.6, 109.9), "ViT-H_14": (632.0, 167.3),
+    "ViT-g_14": (1012.6, 267.0), "ViT-G_14": (1844.4, 483.7), "R+ViT-Ti_16": (6.3, 0.4), "R26+ViT-S_32": (36.4, 3.5),
+    "R26+ViT-B_32": (101.4, 6.7), "R50+ViT-B_16": (98.7, 21.5), "R50+ViT-B_32": (110.9, 8.5),
+    "R50+ViT-L_16": (316.5, 65.5), "R50+ViT-L_32": (329.0, 19.4), "ViT_C-1GF": (4.6, 1.1), "ViT_C-4GF": (17.8, 4.0),
+    "ViT_C-18GF": (81.6, 17.7), "ViT_C-36GF": (167.8, 35.0), "Axial-ViT-B_16": (171.6, 33.5),
+    "Axial-ViT-B_32": (173.3, 8.5), "AxialResNet50": (24.4, 5.4), "BiT-R26x1": (16.0, 2.3), "BiT-R50x1": (25.5, 4.1),
+    "BiT-R50x2": (98.0, 16.1), "BiT-R50x3": (217.3, 36.1), "BiT-R101x1": (44.5, 7.8), "BiT-R101x3": (387.9, 69.5),
+    "BiT-R152x1": (60.2, 11.5), "BiT-R152x2": (236.3, 45.8), "BiT-R152x4": (936.5, 182.8),
+    "BiT-R200x3": (568.6, 134.3), "DeiT-Ti_16-distilled": (5.9, 1.3), "DeiT-S_16-distilled": (22.4, 4.6),
+    "DeiT-B_16-distilled": (87.3, 17.7), "DeiT3-S_16": (22.1, 4.6), "DeiT3-M_16": (38.8, 8.0),
+    "DeiT3-B_16": (86.6, 17.6), "DeiT3-L_16": (304.4, 61.6), "DeiT3-H_14": (632.1, 167.3),
+    "DINOv2-S_14": (22.1, 46.7), "DINOv2-B_14": (86.6, 151.6), "DINOv2-L_14": (304.4, 506.8),
+    "DINOv2-g_14": (1136.5, 1783.3), "DINOv2-S_14-reg4": (22.1, 46.9), "DINOv2-B_14-reg4": (86.6, 152.1),
+    "DINOv2-L_14-reg4": (304.4, 508.6), "DINOv2-g_14-reg4": (1136.5, 1789.2), "DINOv3-S_16": (21.6, 4.7),
+    "DINOv3-S+_16": (28.7, 6.1), "DINOv3-B_16": (85.7, 17.9), "DINOv3-L_16": (303.1, 62.8),
+    "DINOv3-H+_16": (840.6, 172.1), "CLIP-B_32": (87.8, 4.4), "CLIP-B_16": (86.2, 17.6), "CLIP-L_14": (304.0, 81.0),
+    "OpenCLIP-B_32": (87.8, 4.4), "OpenCLIP-B_16": (86.2, 17.6), "OpenCLIP-L_14": (304.0, 81.0),
+    "OpenCLIP-H_14": (632.1, 167.3), "OpenCLIP-g_14": (1012.6, 267.0), "OpenCLIP-G_14": (1844.9, 483.7),
+    "SigLIP-B_16": (92.9, 17.7), "SigLIP-L_16": (315.9, 81.3), "SigLIP-So400m_14": (427.7, 110.2),
+    "MAE-B_16": (85.8, 17.6), "MAE-L_16": (303.3, 61.6), "MAE-H_14": (630.8, 167.3), "FlexiViT-S_16": (22.1, 5.3),
+    "FlexiViT-B_16": (86.6, 20.3), "FlexiViT-L_16": (304.4, 70.9),
 }
 # fmt: on
 # Pattern of names: (pixels, purpose, license of the checkpoints). The first that matches counts. No pattern matches all
@@ -209,6 +216,8 @@ class PublishedModel:
     """Usual height and width of the image."""
     millions: float
     """Parameters in millions."""
+    gmacs: float
+    """Multiply-adds for one image in thousand millions."""
     purpose: str
     """What the checkpoints are for."""
     checkpoints: tuple[str, ...]
@@ -237,7 +246,7 @@ def find_models(wildcard: str = "*", *, pretrained: bool = False) -> list[Publis
                 values for pattern, values in _FAMILIES.items() if fnmatch.fnmatchcase(name, pattern)
             )
             models.append(
-                PublishedModel(name, pixels, _MILLIONS[name], purpose, checkpoints, terms if checkpoints else "")
+                PublishedModel(name, pixels, *_SIZES[name], purpose, checkpoints, terms if checkpoints else "")
             )
     return models
 
@@ -263,10 +272,7 @@ def list_models(wildcard: str = "*", *, pretrained: bool = False) -> list[str]:
 
 
 def upstream_checkpoint(model: str) -> str:
-    """The name of the ImageNet-21k checkpoint of a model in MODELS: of the first paper where it has one, else AugReg's.
-
-    Raises UserError if none is published.
-    """
+    """The ImageNet-21k checkpoint of a model: of the first paper, else AugReg's. Raises UserError for none."""
     checkpoints_of = {each.name: each.checkpoints for each in find_models()}
     upstream = {
         name: checkpoints[0]

@@ -211,6 +211,17 @@ class Run:
 
         return preprocessing_of(self.model)
 
+    def check_preprocessing(self) -> None:
+        """Raise UserError for a checkpoint whose files do not contain its preprocessing, in which models differ."""
+        if self.texts is not None or "model" in self.__dict__ or is_keras_model(self.checkpoint):
+            return
+        if not describe(self.checkpoint, num_heads=self.num_heads, num_groups=self.num_groups).is_preprocessing_known:
+            raise UserError(
+                f"{self.name} does not contain how images are normalized, and models with the same arrays do it "
+                "differently (-1 to 1, or the mean and deviation of ImageNet); put the config.json of the model beside "
+                "it, and its preprocessor_config.json if it has one."
+            )
+
     @property
     def classifier(self) -> "keras.Model":
         """The model up to its logits (B, K).
@@ -540,7 +551,7 @@ def check_model_file(path: str | os.PathLike) -> None:
         is_of_run = any((run / name).is_file() for name in (MODEL, LABELS))
         if is_of_run and (not is_model or file.name in _OTHER_FILES or file.parent.name == CHECKPOINTS):
             raise UserError(f"{path} is a file of a run, but not its model; give the run {run}.")
-    # h5 may be weights for a model that is named, and exports are for some commands.
+    # An .h5 file holds weights for --model, and exports work with some commands.
     if not file.name.endswith((".h5", ".index.json", ".tflite", ".pb")):
         readable_kind(file)
 

@@ -113,7 +113,7 @@ def _offline(tmp_path, monkeypatch) -> None:
 
 def test_without_any_checkpoint_it_says_so(offline, capsys):
     assert choices.usable_checkpoint(None) is None
-    assert "Training from scratch, because hf:facebook/dinov2-small cannot be had" in capsys.readouterr().out
+    assert "Could not download hf:facebook/dinov2-small" in capsys.readouterr().out
     assert choices.usable_checkpoint("runs/mine") == "runs/mine"
 
 

@@ -13,6 +13,7 @@ import keras_vit
 import training
 from keras_vit import UserError, ViTConfig
 from tests.support import FIXTURES, randomize
+from training import predict
 from training.data.pipeline import evaluation_batches
 from training.data.sources import DataOptions, open_source
 
@@ -78,6 +79,9 @@ def test_a_data_set_has_what_evaluation_sees_and_another_order_in_each_epoch(pic
 def test_predictions_and_measures_are_those_of_fit(pictures, model):
     ordered = keras_vit.adapt(model, classes=("ant", "bee"))
     metrics = training.evaluate_model(ordered, f"folder:{pictures}")
+    in_another_order = training.evaluate_model(model, f"folder:{pictures}")
+    assert in_another_order["accuracy"] == metrics["accuracy"]
+    assert in_another_order["log_loss"] == pytest.approx(metrics["log_loss"], abs=1e-6)
     ordered.compile(metrics=["accuracy"], loss=keras.losses.CategoricalCrossentropy(from_logits=True))
     data = training.dataset(f"folder:{pictures}", ordered, split="evaluation")
     loss, accuracy = ordered.evaluate(data, verbose=0)
@@ -120,6 +124,15 @@ def test_pixels_of_another_range_are_warned_of_in_predict(model):
 )
 def test_a_layer_has_the_short_name_of_its_output(model, name, layer):
     assert keras_vit.get_layer(model, name).name == layer
+
+
+def test_a_bare_file_does_not_predict_with_the_normalization_of_other_models(model, pictures, tmp_path, capsys):
+    keras_vit.save_checkpoint(model, tmp_path / "folder", layout="timm")
+    predict.main(["--run", str(tmp_path / "folder"), str(pictures / "ant" / "1.jpg")])
+    assert "bee" in capsys.readouterr().out
+    (tmp_path / "folder" / "config.json").unlink()
+    with pytest.raises(UserError, match="how images are normalized.* put the config.json"):
+        predict.main(["--run", str(tmp_path / "folder"), "--num-heads", "3", str(pictures / "ant" / "1.jpg")])
 
 
 def test_what_a_bare_file_does_not_tell_is_said_and_a_model_is_named_as_its_file(model, tmp_path, capsys):

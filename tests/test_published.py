@@ -6,6 +6,7 @@ import keras_vit
 from keras_vit import UserError
 from keras_vit.checkpoints.find import official_names
 from keras_vit.checkpoints.hub import parse_name
+from keras_vit.models.complexity import costs
 from keras_vit.published import find_models, upstream_checkpoint
 from tests.models.test_families import COUNTS
 from tests.models.test_models import OFFICIAL_COUNTS
@@ -24,6 +25,13 @@ def test_every_model_has_its_parameters_and_a_family_of_its_own():
     found = {model.name: model for model in find_models()}
     assert found.keys() == keras_vit.MODELS.keys()
     assert found["ViT-B_16"].millions == pytest.approx(86.6, abs=0.1)
+
+
+@pytest.mark.parametrize("name", ["testing", "ViT-Ti_16", "BiT-R50x1", "DeiT3-S_16"])
+def test_the_multiply_adds_are_those_of_the_built_models(name):
+    (model,) = (each for each in find_models() if each.name == name)
+    counted = costs(keras_vit.MODELS[name], (model.pixels, model.pixels)).multiply_adds / 1e9
+    assert model.gmacs == pytest.approx(counted, abs=0.051)
 
 
 def test_every_official_checkpoint_belongs_to_one_model():

@@ -119,7 +119,7 @@ def check_measured(run: Run, source: DataOptions, output: str | None) -> None:
     report_directory(run, output)
     check_split(run, source)
     if run.labels and (classes := listed_classes(source)) is not None:
-        check_classes(run.labels, classes)
+        check_classes(sorted(run.labels), sorted(classes))  # in whatever order
 
 
 def report_directory(run: Run, output: str | None) -> pathlib.Path:

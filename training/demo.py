@@ -8,11 +8,14 @@ and TFLite, compares both with the Keras model on all test images, and writes su
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_vit import cli
 from keras_vit.cli import parser
 from training.options.train import DemoOptions
+
+if TYPE_CHECKING:
+    from keras_vit.run import Run
 
 # Ten epochs: the run is so short that evaluating each epoch would take a noticeable part of its time.
 _EVALUATE_EVERY = 440
@@ -29,6 +32,37 @@ def demo(workdir: str, seed: int) -> dict[str, Any]:
     from export.tflite.export import export_tflite
     from keras_vit.files.atomic import write_text
     from keras_vit.files.keras_model import MODEL
+
+    run, accuracy = _trained(workdir, seed)
+    source = SourceOptions(run=str(run.path), verify_images=360)  # all test images
+    task = open_task(open_run(source), source)
+    exports = {"SavedModel": export_saved_model(task, SavedModelOptions(source, str(run.path / "saved_model")))}
+    files = export_tflite(task, TFLiteOptions(source, str(run.path / "tflite")))
+    exports |= {f"TFLite {name}": exported for name, exported in files.items()}
+    summary: dict[str, Any] = {
+        "parameters": task.exported.model.count_params(),
+        "test_accuracy": accuracy,
+        "train_seconds": round(sum(epoch["seconds"] for epoch in run.metrics()), 1),
+        "tflite": {},
+    }
+    rows = [("Keras model", MODEL, f"{(run.path / MODEL).stat().st_size:,}", "", f"{accuracy:.4f}")]
+    for name, (path, found) in exports.items():
+        place, difference = str(path.relative_to(run.path)), found["max_abs_diff"]
+        size = directory_bytes(path) if path.is_dir() else path.stat().st_size
+        entry = {"path": place, "bytes": size, "max_abs_diff": difference}
+        rows.append((name, place, f"{size:,}", f"{difference:.2g}", f"{found['accuracy']:.4f}"))
+        if name == "SavedModel":
+            summary["saved_model"] = entry
+        else:
+            summary["tflite"][name.removeprefix("TFLite ")] = entry | {"accuracy": found["accuracy"]}
+    write_text(run.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+    header = ("artifact", "path", "bytes", "max |logit diff|", "test accuracy")
+    print(as_table(rows, header), f"\nAll files are in {run.path}.", sep="\n")
+    return summary
+
+
+def _trained(workdir: str, seed: int) -> tuple["Run", float]:
+    """Train on the digits, evaluate, and return the run and its test accuracy."""
     from training.data.sources import digits
     from training.evaluation import opening
     from training.evaluation.evaluate import evaluate
@@ -40,36 +74,10 @@ def demo(workdir: str, seed: int) -> dict[str, Any]:
     from training.recipes.pretrain import find_recipe
 
     data, recipe, execution = DataOptions("digits"), find_recipe("digits"), Execution(evaluate_every=_EVALUATE_EVERY)
-    training = PretrainOptions(source=data, workdir=workdir, recipe=recipe, seed=seed, execution=execution)
-    run = pretrain(training, "digits")
-    evaluation = EvaluateOptions(workdir, data)
+    options = PretrainOptions(source=data, workdir=workdir, recipe=recipe, seed=seed, execution=execution)
+    run, evaluation = pretrain(options, "digits"), EvaluateOptions(workdir, data)
     predictor = open_predictor(opening.open_run(evaluation), evaluation.input, evaluation.devices)
-    accuracy = evaluate(predictor, digits(), evaluation)["accuracy"]
-    source = SourceOptions(run=str(run.path), verify_images=360)  # all test images
-    task = open_task(open_run(source), source)
-    served, measures = export_saved_model(task, SavedModelOptions(source, str(run.path / "saved_model")))
-    files = export_tflite(task, TFLiteOptions(source, str(run.path / "tflite")))
-    exports = {"SavedModel": (served, directory_bytes(served), measures)}
-    exports |= {f"TFLite {name}": (path, path.stat().st_size, found) for name, (path, found) in files.items()}
-    summary: dict[str, Any] = {
-        "parameters": task.exported.model.count_params(),
-        "test_accuracy": accuracy,
-        "train_seconds": round(sum(epoch["seconds"] for epoch in run.metrics()), 1),
-        "tflite": {},
-    }
-    rows = [("Keras model", MODEL, f"{(run.path / MODEL).stat().st_size:,}", "", f"{accuracy:.4f}")]
-    for name, (path, size, found) in exports.items():
-        place, difference = str(path.relative_to(run.path)), found["max_abs_diff"]
-        entry = {"path": place, "bytes": size, "max_abs_diff": difference}
-        rows.append((name, place, f"{size:,}", f"{difference:.2g}", f"{found['accuracy']:.4f}"))
-        if name == "SavedModel":
-            summary["saved_model"] = entry
-        else:
-            summary["tflite"][name.removeprefix("TFLite ")] = entry | {"accuracy": found["accuracy"]}
-    write_text(run.path / "summary.json", json.dumps(summary, indent=2) + "\n")
-    print(as_table(rows, ("artifact", "path", "bytes", "max |logit diff|", "test accuracy")))
-    print(f"\nAll files are in {run.path}.")
-    return summary
+    return run, evaluate(predictor, digits(), evaluation)["accuracy"]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -16,11 +16,9 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR`"""
     options = parser.parse(FastestOptions, arguments, prog="keras-vit fastest", about=__doc__)
 
-    from export.run import export_folder, open_run
+    from export.run import open_for_export
 
-    run = open_run(options.source)
-    export_folder(options.output)
-    cli.require_tensorflow()
+    run = open_for_export(options)
 
     from export.fastest.compare import compare_forms, recommendation, table
     from export.source import open_model

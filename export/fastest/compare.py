@@ -15,7 +15,6 @@ import numpy as np
 
 from export import parity, report
 from export.fastest import runtime_process
-from export.inference_model import in_dtype
 from export.onnx import onnx_file
 from export.onnx.export import export_onnx
 from export.options import (
@@ -30,6 +29,7 @@ from export.options import (
 from export.saved_model.export import export_saved_model
 from export.source import ExportedModel
 from export.tasks import Classification
+from export.texts import render
 from export.tflite.export import export_tflite
 from keras_vit import UserError
 from keras_vit.cli.progress import Progress, tracked
@@ -71,20 +71,15 @@ def compare_forms(exported: ExportedModel, options: FastestOptions) -> tuple[lis
     Returns the forms, the fastest first, and of those that are not measured the reason: a package that is not
     installed, or outputs that differ from the model's. Writes report.json and report.md.
     """
-    exported = exported.with_logits()
-    expected = parity.reference(
-        in_dtype(exported.model, "float32"),
-        exported.preprocessing,
-        exported.samples,
-        multi_label=exported.origin.multi_label,
-    )
+    task = Classification(exported).prepared()
+    exported, expected = task.exported, task.reference()
     paths: dict[FastestForm, pathlib.Path] = {}
     left_out: dict[str, str] = {}
     with Progress("Exporting") as progress:
         for number, form in enumerate(dict.fromkeys(options.formats), 1):
             progress.doing = f"Exporting {form} ({number} of {len(options.formats)})"
             try:
-                paths[form] = _write(exported, form, options)
+                paths[form] = _write(task, form, options, paths)
             except (UserError, ParityError) as error:
                 left_out[form] = str(error)
     threads = options.threads or _available_threads()
@@ -102,20 +97,24 @@ def _available_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _write(exported: ExportedModel, form: FastestForm, options: FastestOptions) -> pathlib.Path:
+def _write(
+    task: Classification, form: FastestForm, options: FastestOptions, written: Mapping[FastestForm, pathlib.Path]
+) -> pathlib.Path:
     """Write one form. Returns the path that its runtime loads. Raises ParityError if it differs from the model."""
-    task, source, output = Classification(exported), options.source, os.path.join(options.output, form)
+    source, output = options.source, os.path.join(options.output, form)
     if form in ("saved-model", "saved-model-xla", "saved-model-bfloat16"):
         dtype: Dtype = "bfloat16" if form == "saved-model-bfloat16" else "float32"
-        chosen = SavedModelOptions(source, output, dtype=dtype, xla=form == "saved-model-xla")
-        return export_saved_model(task, chosen)[0]
+        return export_saved_model(task, SavedModelOptions(source, output, dtype=dtype, xla=form == "saved-model-xla"))[
+            0
+        ]
     if form in ("tflite", "tflite-int8-dynamic"):
         name: TFLiteFormat = "float32" if form == "tflite" else "int8-dynamic"
         files = TFLiteOptions(source, output, (name,), dynamic_batch=options.batch_size > 1)
         return export_tflite(task, files)[name][0]
     if form == "openvino":  # it reads the ONNX file
         onnx_file.require_packages(("openvino",))
-    return export_onnx(task, OnnxOptions(source, output))[0]
+    file = written.get("openvino" if form == "onnx" else "onnx")
+    return file or export_onnx(task, OnnxOptions(source, os.path.join(options.output, "onnx")))[0]
 
 
 def _measure(
@@ -252,7 +251,7 @@ def _report(
     left_out: Mapping[str, str],
 ) -> None:
     """Write report.json and report.md."""
-    output, versions = to_path(options.output), report.versions()
+    output = to_path(options.output)
     facts = {
         **exported.origin.as_json(),
         "batch_size": options.batch_size,
@@ -261,18 +260,8 @@ def _report(
         "recommendation": recommendation(measured),
         "forms": {form.name: dataclasses.asdict(form) for form in measured},
         "left_out": dict(left_out),
-        "versions": versions,
+        "versions": report.versions(),
     }
     (output / "report.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    lines = [
-        f"# {short_name(exported.origin.name)} on this machine",
-        "",
-        f"Batches of {options.batch_size} on {threads} threads of {versions['processor']}; {options.rounds} rounds, "
-        "all forms in turn.",
-        "",
-        table(measured),
-        "",
-        recommendation(measured),
-        *(line for form, reason in left_out.items() for line in ("", f"Not measured: {form}. {reason}")),
-    ]
-    (output / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    page = render("fastest.md", name=short_name(exported.origin.name), table=table(measured), **facts)
+    (output / "report.md").write_text(page, encoding="utf-8")

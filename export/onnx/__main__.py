@@ -18,11 +18,9 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR`"""
     options = parser.parse(OnnxOptions, arguments, prog="keras-vit onnx", about=__doc__)
 
-    from export.run import export_folder, open_run
+    from export.run import open_for_export
 
-    run = open_run(options.source)
-    export_folder(options.output)
-    cli.require_tensorflow()
+    run = open_for_export(options)
 
     from export.onnx import onnx_file
     from export.onnx.export import export_onnx, summary

@@ -15,7 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from export import fingerprint, parity, report
+from export import parity, report
+from export.files import note_on_earlier
 from export.inference_model import in_dtype, inference_model
 from export.onnx import onnx_file
 from export.options import OnnxOptions
@@ -56,7 +57,7 @@ def export_onnx(task: Task, options: OnnxOptions) -> tuple[pathlib.Path, Measure
         found = expected.outputs_of(runner)
         measures = task.measure("onnx file", expected, found, exact=True)
         row = {**measures, "bytes": file.stat().st_size}
-        extra = report.Extra(fingerprint.note_on_earlier(output, stage) if texts else [])
+        extra = report.Extra(note_on_earlier(output, stage) if texts else [])
         if isinstance(task, Classification):
             row = _measure_classifier(file, runner, expected, measures, started)
             if exported.unknown is not None:
@@ -139,12 +140,11 @@ def _unknown_facts(
 
 def check_page(task: Task) -> None:
     """Raise UserError unless an image in a browser has the model's channels, and the model classifies it."""
-    if not isinstance(task, Classification):
-        raise UserError("The page of --web classifies pictures, but the model does not; leave --web out.")
     channels = task.exported.preprocessing.channels
-    if channels not in (1, 3):
+    if not isinstance(task, Classification) or channels not in (1, 3):
         raise UserError(
-            f"In a browser a picture has 1 or 3 channels, but this model takes {channels}; leave --web out."
+            f"The page of --web is for classifiers of images with 1 or 3 channels, and this is a {task.noun} of "
+            f"{channels}; leave --web out."
         )
 
 

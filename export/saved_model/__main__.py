@@ -18,11 +18,9 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR`"""
     options = parser.parse(SavedModelOptions, arguments, prog="keras-vit saved-model", about=__doc__)
 
-    from export.run import export_folder, open_run
+    from export.run import open_for_export
 
-    run = open_run(options.source)
-    export_folder(options.output)
-    cli.require_tensorflow()
+    run = open_for_export(options)
 
     from export.saved_model.export import export_saved_model, summary
     from export.tasks import Classification, open_task

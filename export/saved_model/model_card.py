@@ -7,32 +7,23 @@ import keras
 
 from export.report import versions
 from export.source import Provenance
+from export.texts import render
 from keras_vit import ViTConfig, config_of, preprocessing_of
 from keras_vit.files.tables import markdown_table
 from keras_vit.images.formats import format_list
 from keras_vit.models.build import saved_classes
+from keras_vit.models.config import Classes
 
-_SERVING = """\
-docker run -p 8500:8500 -p 8501:8501 -v "$PWD:/models/NAME" -e MODEL_NAME=NAME tensorflow/serving
-
-curl http://localhost:8501/v1/models/NAME:predict \\
-  -d "{\\"inputs\\": {\\"image_bytes\\": [{\\"b64\\": \\"$(base64 -w0 picture.jpg)\\"}]}}"
-
-curl http://localhost:8501/v1/models/NAME:classify -d "{\\"signature_name\\": \\"classify\\", \\"examples\\": \\
-  [{\\"image/encoded\\": {\\"b64\\": \\"$(base64 -w0 picture.jpg)\\"}}]}"
-"""
-_OF_TEXTS = (
-    "The classes are texts: the embeddings of each in every template, averaged over those of a class, are the head."
-)
 # Classes whose texts are listed.
 _MOST_TEXTS = 1000
-# Rules for image files: see keras_vit/images/formats.py.
-_FILES = """Image files are {}. Animated WebP is not supported, and WebP not at all by servers with TensorFlow before \
-2.21."""
-_ALPHA = {
-    "white": "Transparent images are blended with white.",
-    None: "The alpha channel of images is dropped.",
-}
+# Fields of a recipe for the card, where they are set; config.json of the run has them all.
+_OF_TRAINING = (
+    "epochs", "steps", "examples", "batch_size", "optimizer", "learning_rate", "weight_decay", "clip_norm", "loss",
+    "label_smoothing", "ema_decay", "lora", "teacher", "patch_dropout", "sharpness_radius", "balance",
+    "class_weights", "flip", "shift",
+    "inception_crop", "autoaugment", "randaugment_layers", "randaugment_magnitude", "three_augment", "color_jitter",
+    "random_erasing", "mixup", "cutmix",
+)  # fmt: skip
 
 
 def model_card(
@@ -42,7 +33,7 @@ def model_card(
     facts: Mapping,
     interface: Sequence[tuple[str, str, str, str, str]],
 ) -> str:
-    """README.md of an exported version.
+    """Return README.md of an exported version.
 
     Args:
         model: the Keras model.
@@ -51,61 +42,47 @@ def model_card(
         facts: content of the verification report.
         interface: signature, side (input or output), name, type and shape of each tensor.
     """
+    classes = saved_classes(model) or Classes(())
+    texts = [(label, " | ".join(each)) for label, each in zip(classes.labels, classes.texts, strict=False)]
+    return render(
+        "model_card.md",
+        name=model.name,
+        num_classes=len(labels),
+        facts=markdown_table(("", ""), list(_facts(model, labels, origin, facts).items()), num_text_columns=2),
+        templates=classes.templates,
+        texts=markdown_table(("class", "texts"), texts[:_MOST_TEXTS], num_text_columns=2) if texts else "",
+        more_texts=len(texts) - _MOST_TEXTS,
+        interface=markdown_table(("signature", "", "tensor", "type", "shape"), interface, num_text_columns=5),
+        formats=format_list(),
+        background=preprocessing_of(model).background,
+    )
+
+
+def _facts(model: keras.Model, labels: Sequence[str], origin: Provenance, facts: Mapping) -> dict[str, str]:
     settings = origin.config.get("settings", {})
     config, preprocessing = config_of(model), preprocessing_of(model)
-    kind = "Vision Transformer" if isinstance(config, ViTConfig) else "ResNet"
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    changed = {name: value for name, value in vars(config).items() if value != defaults.get(name)}
+    architecture = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in changed.items())
+    merged = f"{facts['merge_tokens']} patch tokens merged in each block, which changes the outputs"
     shown = ", ".join(labels[:20]) + (f", … ({len(labels)} in assets/labels.txt)" if len(labels) > 20 else "")
-    rows = {
-        "Architecture": f"{kind}: {_differing(config)}",
+    accuracy = "unknown" if facts["accuracy"] is None else f"{facts['accuracy']:.4f}"
+    return {
+        "Architecture": f"{'Vision Transformer' if isinstance(config, ViTConfig) else 'ResNet'}: {architecture}",
         "Parameters": f"{model.count_params():,}, stored as {facts['dtype']}",
-        **_merging(facts["merge_tokens"]),
+        **({"Token merging": merged} if facts["merge_tokens"] else {}),
         "Origin": origin.name,
         "Weights": origin.weights,
         "Training": _training(settings),
         "Data": f"{_data(settings)}; {len(labels)} classes: {shown}",
         "Last metrics of training": _numbers(origin.metrics) or "unknown",
-        "Measured on this artifact": f"{_measured(facts)} ({facts['num_images']:,} {origin.images})",
+        "Measured on this artifact": f"accuracy {accuracy}, largest difference of a logit from the Keras model "
+        f"{facts['max_abs_diff']:.2g} ({facts['num_images']:,} {origin.images})",
         "Probabilities": _probabilities(origin, facts["threshold"]),
         "Preprocessing": f"{preprocessing.summary()}; for image files, inside the graph",
         "License": origin.license_text,
         "Versions": ", ".join(f"{name} {version}" for name, version in versions().items() if name != "processor"),
     }
-    lines = [f"# {model.name}: {len(labels)} classes", ""]
-    lines += [markdown_table(("", ""), list(rows.items()), num_text_columns=2)]
-    lines += _texts(model)
-    lines += ["", "## Signatures", "", "B is the number of images, 0 or more.", ""]
-    lines += [markdown_table(("signature", "", "tensor", "type", "shape"), interface, num_text_columns=5)]
-    lines += ["", f"{_FILES.format(format_list())} {_ALPHA[preprocessing.background]}", ""]
-    lines += ["An image that cannot be decoded is INVALID_ARGUMENT with its index in the batch.", ""]
-    lines += ["## Serving", "", "In the parent directory:", "", "```text", _SERVING.rstrip(), "```", ""]
-    lines += ["Verification of this version: [report](report.md).", ""]
-    return "\n".join(lines)
-
-
-def _texts(model: keras.Model) -> list[str]:
-    """The texts that the head was made of, with their templates; none for other models."""
-    classes = saved_classes(model)
-    if classes is None or not classes.texts:
-        return []
-    rows = [(label, " | ".join(texts)) for label, texts in zip(classes.labels, classes.texts, strict=True)]
-    lines = ["", "## Texts", "", _OF_TEXTS, ""]
-    lines += [f"* `{template}`" for template in classes.templates]
-    lines += ["", markdown_table(("class", "texts"), rows[:_MOST_TEXTS], num_text_columns=2)]
-    more = len(rows) - _MOST_TEXTS
-    return [*lines, "", f"{more:,} more classes, in assets/labels.txt."] if more > 0 else lines
-
-
-def _merging(merged: int) -> dict[str, str]:
-    """A row on merged tokens, if there are any."""
-    return {"Token merging": f"{merged} patch tokens merged in each block, which changes the outputs"} if merged else {}
-
-
-def _differing(config) -> str:
-    """Fields that differ from their defaults."""
-    fields = {field.name: field.default for field in dataclasses.fields(config)}
-    return ", ".join(
-        f"{name.replace('_', ' ')} {value}" for name, value in vars(config).items() if value != fields.get(name)
-    )
 
 
 def _probabilities(origin: Provenance, threshold: float | None) -> str:
@@ -115,16 +92,6 @@ def _probabilities(origin: Provenance, threshold: float | None) -> str:
     if origin.temperature != 1.0:
         text += f" divided by the temperature {origin.temperature:.4g}, which was fitted to the evaluation images"
     return text if threshold is None else f"{text}; accepted from {threshold:g} on"
-
-
-# Fields of a recipe for the card, where they are set; config.json of the run has them all.
-_OF_TRAINING = (
-    "epochs", "steps", "examples", "batch_size", "optimizer", "learning_rate", "weight_decay", "clip_norm", "loss",
-    "label_smoothing", "ema_decay", "lora", "teacher", "patch_dropout", "sharpness_radius", "balance",
-    "class_weights", "flip", "shift",
-    "inception_crop", "autoaugment", "randaugment_layers", "randaugment_magnitude", "three_augment", "color_jitter",
-    "random_erasing", "mixup", "cutmix",
-)  # fmt: skip
 
 
 def _training(settings: Mapping) -> str:
@@ -145,14 +112,9 @@ def _data(settings: Mapping) -> str:
 
 
 def _numbers(values: Mapping) -> str:
-    """Numbers and strings as text."""
+    """Return numbers and strings as text."""
     return ", ".join(
         f"{name.replace('_', ' ')} {value if not isinstance(value, float) else format(value, '.4g')}"
         for name, value in values.items()
         if isinstance(value, int | float | str)
     )
-
-
-def _measured(facts: Mapping) -> str:
-    accuracy = "accuracy unknown" if facts["accuracy"] is None else f"accuracy {facts['accuracy']:.4f}"
-    return f"{accuracy}, largest difference of a logit from the Keras model {facts['max_abs_diff']:.2g}"

@@ -20,24 +20,22 @@ A model that segments:
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
-from export.files import save_module
 from export.inference_model import inference_model
 from export.parity import FLOAT_TOLERANCE
-from export.saved_model.signatures import add_shapes
+from export.saved_model.signatures import add_shapes, write
 from export.tasks import Reference, Task
 from keras_vit import Preprocessing, task_of
 from keras_vit.errors import ParityError
-from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.images import graph
 from keras_vit.images.formats import LARGEST_SERVED
 from keras_vit.models.config import SEGMENT_THRESHOLD, LinearSegmentationConfig, SegmentationConfig
 from keras_vit.models.detection import SUPPRESSED
-from keras_vit.models.segment_outputs import segment_outputs
+from keras_vit.models.segmentation import segment_outputs
 
 # Objects of a picture, as in COCO.
 _TOP = 100
@@ -50,9 +48,7 @@ def write_detector(task: Task, path: pathlib.Path) -> None:
     exported, preprocessing = task.exported, task.exported.preprocessing
     network = task.network(inference_model(exported.model, for_tensorflow=True, all_tokens=True))
     shape, count = (*preprocessing.image_size, preprocessing.channels), len(exported.labels)
-    module = tf.Module()
-    module.weights = [weight.value for weight in network.weights]
-    module.labels = tf.constant(list(exported.labels))
+    names = tf.constant(list(exported.labels))
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.float32, name="image")])
     def image_tensor(image):
@@ -71,14 +67,10 @@ def write_detector(task: Task, path: pathlib.Path) -> None:
         scores = tf.where(highest > SUPPRESSED, tf.sigmoid(highest), 0.0)
         classes = tf.gather(tf.argmax(logits, axis=-1, output_type=tf.int32), chosen, batch_dims=1)
         corners = _in_picture(tf.gather(boxes, chosen, batch_dims=1), sizes, preprocessing)
-        return {"boxes": corners, "scores": scores, "classes": classes, "labels": tf.gather(module.labels, classes)}
+        return {"boxes": corners, "scores": scores, "classes": classes, "labels": tf.gather(names, classes)}
 
-    functions = {
-        name: f.get_concrete_function()
-        for name, f in (("image_tensor", image_tensor), ("serving_default", serving_default))
-    }
-    save_module(module, path, functions)
-    _write_labels(path, exported.labels)
+    functions = {"image_tensor": image_tensor, "serving_default": serving_default}
+    write(path, network, functions, exported.labels, names)
     add_shapes(path, shape)
 
 
@@ -141,9 +133,7 @@ def write_segmenter(task: Task, path: pathlib.Path) -> None:
     network = inference_model(exported.model, for_tensorflow=True, all_tokens=True)
     at_input, shape = task.network(network), (*preprocessing.image_size, preprocessing.channels)
     segmentation = task_of(exported.model)
-    module = tf.Module()
-    module.weights = [weight.value for weight in network.weights]
-    module.labels = tf.constant([*exported.labels, ""])  # the last of queries of panoptic that are no object
+    names = tf.constant([*exported.labels, ""])  # the last of queries of panoptic that are no object
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec((None, *shape), tf.float32, name="image")])
     def image_tensor(image):
@@ -168,12 +158,11 @@ def write_segmenter(task: Task, path: pathlib.Path) -> None:
         if "masks" in found:
             chosen = tf.where(found["scores"] >= SEGMENT_THRESHOLD)[:, 0]
             found = {name: tf.gather(value, chosen) for name, value in found.items()}
-        names = {"labels": tf.gather(module.labels, found["classes"])} if "classes" in found else {}
-        return found | names
+        labels = {"labels": tf.gather(names, found["classes"])} if "classes" in found else {}
+        return found | labels
 
     functions = {"image_tensor": image_tensor, "serving_default": serving_default}
-    save_module(module, path, {name: function.get_concrete_function() for name, function in functions.items()})
-    _write_labels(path, exported.labels)
+    write(path, network, functions, exported.labels, names)
 
 
 def _resize(maps: tf.Tensor, size) -> tf.Tensor:
@@ -214,8 +203,3 @@ def measure_segments(task: Task, expected: Reference, signatures) -> dict:
     kept, found = zip(*pairs, strict=True)
     measures = task.measure("SavedModel of files", dataclasses.replace(expected, outputs=kept), found, exact=True)
     return {"equal_pixels_of_files": measures["equal_pixels"]}
-
-
-def _write_labels(path: pathlib.Path, labels: Sequence[str]) -> None:
-    (path / "assets").mkdir(exist_ok=True)
-    (path / "assets" / LABELS).write_text(labels_text(labels), encoding="utf-8")

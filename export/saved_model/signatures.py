@@ -27,7 +27,8 @@ An export of embeddings has others:
 
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -38,6 +39,7 @@ from export.files import save_module
 from export.inference_model import inference_model
 from export.tasks import Reference, Task
 from keras_vit import Preprocessing, UserError, ViTConfig, config_of, intermediates, preprocessing_of
+from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.images.formats import LARGEST_SERVED, format_list
 from keras_vit.scores import TOP_K, Scoring, UnknownScorer
 
@@ -218,11 +220,21 @@ def write_embeddings(task: Task, path: pathlib.Path) -> None:
     def embed(image_bytes):
         return embed_tensor(decode_batch(tf.ensure_shape(image_bytes, (None,)), preprocessing))
 
-    module = tf.Module()
-    module.weights = [weight.value for weight in model.weights]
-    functions = {"embed": embed.get_concrete_function(), "embed_tensor": embed_tensor.get_concrete_function()}
-    save_module(module, path, functions)
+    write(path, model, {"embed": embed, "embed_tensor": embed_tensor})
     add_shapes(path, shape)
+
+
+def write(path: pathlib.Path, network: keras.Model, functions: Mapping[str, Any], labels=(), names=None) -> None:
+    """Write a SavedModel of signatures over the weights of a network, and `names`, a constant that they read.
+
+    labels: class names for assets/labels.txt; none for no such file.
+    """
+    module = tf.Module()
+    module.weights, module.names = [weight.value for weight in network.weights], names
+    save_module(module, path, {name: function.get_concrete_function() for name, function in functions.items()})
+    if labels:
+        (path / "assets").mkdir(exist_ok=True)
+        (path / "assets" / LABELS).write_text(labels_text(labels), encoding="utf-8")
 
 
 def measure_embeddings(task: Task, expected: Reference, signatures) -> dict:

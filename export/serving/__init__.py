@@ -1,1 +1,1 @@
-"""TF Serving: the server configuration (`kit.py`) and clients (`client/`)."""
+"""TF Serving: the server configuration (`kit.py`) and a client (`client.py`)."""

@@ -7,12 +7,19 @@ the server reads the file every minute. Clients that use a label ("stable") swit
 moves in this file.
 """
 
+import json
+import pathlib
+import re
+import shutil
 from collections.abc import Sequence
 
+from export import texts
 from export.options import KitOptions
-from export.serving.configuration import write_kit
 from keras_vit import cli
 from keras_vit.cli import parser
+from keras_vit.errors import refuse_first
+from keras_vit.files.atomic import staged
+from keras_vit.files.remote import existing_folder, local_path, output_folder
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -20,6 +27,55 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(KitOptions, arguments, prog="keras-vit serving", about=__doc__)
     output = write_kit(options)
     print(f"{output} is ready: `docker compose up` there.")
+
+
+def write_kit(options: KitOptions) -> pathlib.Path:
+    """Write the folder and return its path. Raises UserError for missing versions and for an invalid name."""
+    name, served, kit = options.name, local_path(options.models, "models"), output_folder(options.output)
+    existing_folder(served, "pass the --output of `keras-vit saved-model`")
+    versions = sorted(int(path.parent.name) for path in served.glob("*/saved_model.pb") if path.parent.name.isdecimal())
+    labels = {"stable": max(versions, default=0) if options.stable is None else options.stable}
+    if options.canary is not None:
+        labels["canary"] = options.canary
+    known = ", ".join(map(str, versions))
+    refuse_first(
+        [
+            (
+                not versions,
+                f"{served} has no version of a model, such as {served / '1'}; export one there first.",
+            ),
+            (
+                not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or not name.strip("."),
+                f"--name takes letters, digits, '_', '.' and '-', but is {name!r}.",
+            ),
+            (kit.exists() and any(kit.iterdir()), f"{kit} is not empty; pass a new --output."),
+            *(
+                (version not in versions, f"--{label} is {version}, but {served} has {known}; pass one of them.")
+                for label, version in labels.items()
+            ),
+        ]
+    )
+    values = {
+        "name": name,
+        "labels": labels,
+        "models": _yaml_text(str(served.resolve())),
+        "batch_size": options.max_batch_size,
+        "timeout_micros": round(1000 * options.batch_timeout_ms),
+        "threads": options.threads,
+    }
+    templates = {"README.md": "serving.md"} | {
+        name: name for name in ("models.config", "batching.config", "compose.yaml")
+    }
+    with staged(kit) as stage:
+        for file, template in templates.items():
+            (stage / file).write_text(texts.render(template, **values), encoding="utf-8")
+        shutil.copy(pathlib.Path(__file__).with_name("client.py"), stage)
+    return kit
+
+
+def _yaml_text(text: str) -> str:
+    """Quote a text for the YAML of a compose file: double quotes are those of JSON, and $$ is a $."""
+    return json.dumps(text, ensure_ascii=False).replace("$", "$$")
 
 
 if __name__ == "__main__":

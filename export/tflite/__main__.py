@@ -18,24 +18,22 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR --output DIR --formats …`"""
     options = parser.parse(TFLiteOptions, arguments, prog="keras-vit tflite", about=__doc__)
 
-    from export.run import check_calibration, export_folder, open_run
+    from export.run import open_for_export
 
-    run = open_run(options.source)
-    check_calibration(options, run)
-    output = export_folder(options.output)
-    cli.require_tensorflow()
+    run = open_for_export(options)
 
+    from export.source import read_calibration
     from export.tasks import Classification, open_task
-    from export.tflite.calibration import read_calibration
     from export.tflite.export import export_tflite, summary
     from keras_vit.files.documents import read_json
+    from keras_vit.files.remote import to_path
 
     task = open_task(run, options.source, options.embeddings)
     is_classifier = isinstance(task, Classification)
     calibration = read_calibration(run, options, task.exported.labels) if is_classifier else None
     written = export_tflite(task, options, calibration)
     print(summary(task, written, options.target))
-    for note in read_json(output / "report.json")["notes"]:
+    for note in read_json(to_path(options.output) / "report.json")["notes"]:
         if "GPU accelerator" in note:
             print(note)
     artifacts = [str(path) for path, _ in written.values()] if run.data_options and is_classifier else []

@@ -228,21 +228,19 @@ def sentences(rows: Mapping[Any, Mapping[str, Any]]) -> list[str]:
 
     rows: measurements by format, with the fields of `GpuCheck.facts`.
     """
-    found = {kind: row for kind, row in rows.items() if "gpu_check" in row}
+    checked = {kind: row for kind, row in rows.items() if "gpu_check" in row}
     right = [
         f"{kind}: {row['gpu_check']}, within {row['gpu_check_error']:.1g} of the largest output"
-        for kind, row in found.items()
+        for kind, row in checked.items()
         if "gpu_check_error" in row
     ]
-    rest = [f"{kind}: {row['gpu_check']}" for kind, row in found.items() if "gpu_check_error" not in row]
-    return [
-        *(
-            [f"Right in LiteRT's GPU accelerator on {NUM_IMAGES} images ({'; '.join(right)}). {_NOT_SHOWN}"]
-            if right
-            else []
-        ),
-        *([f"LiteRT's GPU accelerator: {'; '.join(rest)}."] if rest else []),
-    ]
+    rest = [f"{kind}: {row['gpu_check']}" for kind, row in checked.items() if "gpu_check_error" not in row]
+    lines = []
+    if right:
+        lines.append(f"Right in LiteRT's GPU accelerator on {NUM_IMAGES} images ({'; '.join(right)}). {_NOT_SHOWN}")
+    if rest:
+        lines.append(f"LiteRT's GPU accelerator: {'; '.join(rest)}.")
+    return lines
 
 
 def write_with_golden_numbers(file: pathlib.Path, content: bytes, images: np.ndarray) -> None:

@@ -53,8 +53,7 @@ from keras_vit.models.positions import (
     SinCosPositions,
     rotary_angles,
 )
-from keras_vit.models.segment_outputs import LEAST_VISIBLE
-from keras_vit.models.segmentation import MaskProduct, SplitQueries
+from keras_vit.models.segmentation import LEAST_VISIBLE, MaskProduct, SplitQueries
 
 # The largest scaled number: the squares of 4,096 of them have a sum of at most 65,536.
 _LARGEST = 4.0
@@ -111,7 +110,7 @@ def with_four_axes(content: bytes) -> bytes:
 
 
 class _DelegateLayers(InferenceLayers):
-    """Makes the layers of this module. The factor 1 / sqrt(d) of attention moves into the weights of the query."""
+    """Makes the layers of this module."""
 
     def layer(self, layer):
         if isinstance(layer, SegmentOutputs):
@@ -120,6 +119,8 @@ class _DelegateLayers(InferenceLayers):
             return _ConcatenatedZeros.from_config(self.config(layer))
         if layer.name == "patches":
             return keras.layers.Reshape((1, *layer.target_shape), name=layer.name)
+        if isinstance(layer, keras.layers.GlobalAveragePooling2D):
+            return type(layer).from_config({**self.config(layer), "keepdims": True})
         for kind, replacement in _REPLACED_LAYERS.items():
             if type(layer) is kind:
                 return replacement.from_config(self.config(layer))
@@ -129,13 +130,8 @@ class _DelegateLayers(InferenceLayers):
             f"The layer {layer.name!r} ({type(layer).__name__}) has no form for GPUs and NPUs; take --target cpu."
         )
 
-    def weights(self, layer):
-        weights = super().weights(layer)
-        attention = self._layers.get(layer.name.removesuffix(".query"))
-        if attention is layer or not isinstance(attention, DotProductAttention):
-            return weights
-        factor = (layer.units // attention.num_heads) ** -0.5
-        return [(weight.astype(np.float64) * factor).astype(np.float32) for weight in weights]
+    def takes_scaled_query(self, layer):
+        return isinstance(layer, DotProductAttention)
 
 
 class _Scaled:
@@ -250,9 +246,6 @@ class _Inserted(InsertTokens):
         parts = [tokens[:, :, : self.index], inserted, tokens[:, :, self.index :]]
         return tf.concat(parts if self.index else parts[1:], axis=2)
 
-    def compute_output_shape(self, input_shape):
-        return *input_shape[:2], input_shape[2] + self.num_tokens, input_shape[3]
-
 
 class _WithClassToken(ClassToken):
     """(B, 1, N, D) -> (B, 1, 1 + N, D)."""
@@ -261,7 +254,7 @@ class _WithClassToken(ClassToken):
         return tf.concat([_for_each_image(tf.convert_to_tensor(self.cls)[None], patches), patches], axis=2)
 
     def compute_output_shape(self, input_shape):
-        return *input_shape[:2], input_shape[2] + 1, input_shape[3]
+        return *input_shape[:2], 1 + input_shape[2], input_shape[3]
 
 
 class _Query(Probe):
@@ -269,9 +262,6 @@ class _Query(Probe):
 
     def call(self, tokens):
         return _for_each_image(tf.convert_to_tensor(self.probe)[None], tokens)
-
-    def compute_output_shape(self, input_shape):
-        return *input_shape[:2], 1, input_shape[3]
 
 
 class _Pooled(PoolTokens):
@@ -287,16 +277,6 @@ class _Pooled(PoolTokens):
 
     def compute_output_shape(self, input_shape):
         return *input_shape[:2], 1, input_shape[3] * (2 if self.kind == "token+gap" else 1)
-
-
-class _PooledMap(keras.layers.GlobalAveragePooling2D):
-    """(B, h, w, C) -> (B, 1, 1, C)."""
-
-    def call(self, inputs):
-        return tf.reduce_mean(inputs, (1, 2), keepdims=True)
-
-    def compute_output_shape(self, input_shape):
-        return input_shape[0], 1, 1, input_shape[3]
 
 
 class _ConcatenatedZeros(keras.layers.ZeroPadding2D):
@@ -333,10 +313,6 @@ class _SplitTokens(SplitQueries):
         patches = tokens[:, :, self.num_queries + self.num_prefix_tokens :]
         return tokens[:, :, : self.num_queries], tf.reshape(patches, (-1, *self.grid, tokens.shape[-1]))
 
-    def compute_output_shape(self, input_shape):
-        batch, _, _, width = input_shape
-        return (batch, 1, self.num_queries, width), (batch, *self.grid, width)
-
 
 class _Masks(MaskProduct):
     """(B, h, w, D) and (B, 1, Q, D) -> (B, h, w, Q)."""
@@ -346,18 +322,12 @@ class _Masks(MaskProduct):
         flat = tf.reshape(pixels, (-1, 1, rows * columns, width))
         return tf.reshape(tf.matmul(flat, tf.transpose(queries, (0, 1, 3, 2))), (-1, rows, columns, queries.shape[2]))
 
-    def compute_output_shape(self, pixels_shape, queries_shape):
-        return *pixels_shape[:3], queries_shape[2]
-
 
 class _PatchesTimesClassToken(TimesClassToken):
     """(B, 1, prefix + N, D) -> (B, 1, N, D)."""
 
     def call(self, tokens):
         return tokens[:, :, self.prefix :] * tokens[:, :, :1]
-
-    def compute_output_shape(self, input_shape):
-        return *input_shape[:2], input_shape[2] - self.prefix, input_shape[3]
 
 
 class _CroppedTokens(keras.layers.Cropping1D):
@@ -390,18 +360,12 @@ class _ClassEmbeddings(_Scaled, ClassEmbeddings):
         scale = tf.nn.elu(_pointwise(features, self.scale_kernel) + tf.convert_to_tensor(self.scale_bias)) + 1.0
         return self.unit_length(embeddings), shift, scale
 
-    def compute_output_shape(self, features_shape, embeddings_shape):
-        return embeddings_shape, (*features_shape[:3], 1), (*features_shape[:3], 1)
-
 
 class _ClassLogits(ClassLogits):
     """(B, 1, N, E), (B, 1, N, 1), (B, 1, N, 1) and the embeddings of the classes (K, E) -> (B, 1, N, K)."""
 
     def call(self, embeddings, shift, scale, queries):
         return (_pointwise(embeddings, tf.transpose(unit_length(queries))) + shift) * scale
-
-    def compute_output_shape(self, embeddings_shape, shift_shape, scale_shape, queries_shape):
-        return *embeddings_shape[:3], queries_shape[0]
 
 
 def _pointwise(tokens, kernel):
@@ -478,7 +442,7 @@ def _instances(masks, probabilities):
 
 
 def _panoptic(masks, probabilities, stuff):
-    """As `keras_vit.models.segment_outputs` has it."""
+    """As `keras_vit.models.segmentation` has it."""
     num_queries, nothing = probabilities.shape[2], probabilities.shape[-1] - 1
     labels, is_label = _largest(probabilities)  # (B, 1, Q, 1), (B, 1, Q, K + 1)
     scores = tf.reduce_max(probabilities, -1, keepdims=True)
@@ -519,6 +483,5 @@ _REPLACED_LAYERS: Mapping[type, type] = {
     keras.layers.Cropping1D: _CroppedTokens,
     keras.layers.LayerNormalization: _ScaledNorm,
     keras.layers.UnitNormalization: _UnitLength,
-    keras.layers.GlobalAveragePooling2D: _PooledMap,
     keras.layers.GroupNormalization: _FourAxesGroupNorm,
 }

@@ -4,11 +4,10 @@ They come from what delegates document, from errors that were reported for them,
 LiteRT's WebGPU accelerator (ai-edge-litert 2.3.0). Most of the errors give wrong numbers without a message.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable
 
 from export.options import Target
-from export.tflite.flatbuffer import Graph, Tensor
+from export.tflite.flatbuffer import Graph, Operator, Tensor
 from keras_vit.errors import ParityError
 
 _AXES = 4
@@ -16,6 +15,7 @@ _FLOATS = ("FLOAT32", "FLOAT16")
 _POOLING = ("MAX_POOL_2D", "AVERAGE_POOL_2D")
 _CONVOLUTIONS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV")
 _LARGEST_FILE = 2**31 - 1  # offsets of a flatbuffer have 31 bits
+Rule = Callable[[Graph, Operator], object]
 # The operators of github.com/tensorflow/tensorflow, tensorflow/lite/tools/versioning/gpu_compatibility.cc, without
 # ONE_HOT and SELECT_V2, which the WebGPU accelerator refuses. The Analyzer of TensorFlow 2.21 should check them, but
 # finds every file compatible.
@@ -41,165 +41,115 @@ _MEDIATEK = frozenset((
 ))  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class OperatorRule:
-    """A rule and the operators that break it."""
-
-    name: str
-    source: str
-    """Where it comes from."""
-    targets: tuple[Target, ...]
-    broken_by: Callable[[Graph, bytes], Iterable[str]]
-    """The operators, or other parts of the file, that break the rule."""
+def _indices(tensors: Iterable[Tensor]) -> set[int]:
+    return {tensor.index for tensor in tensors}
 
 
-def _other_axes(graph: Graph, _) -> Iterable[str]:
-    ends = {tensor.index for tensor in graph.outputs}
-    for operator in graph.operators:
-        for tensor in operator.outputs:
-            fewer_at_an_end = tensor.index in ends and len(tensor.shape) < _AXES
-            if len(tensor.shape) != _AXES and not fewer_at_an_end:
-                yield f"{operator} writes a tensor of shape {tensor.shape}"
+def _has_other_axes(graph: Graph, operator: Operator) -> bool:
+    ends = _indices(graph.outputs)
+    return any(
+        len(tensor.shape) != _AXES and not (tensor.index in ends and len(tensor.shape) < _AXES)
+        for tensor in operator.outputs
+    )
 
 
-def _other_leading_dimension(graph: Graph, _) -> Iterable[str]:
-    for operator in graph.operators:
-        if any(tensor.shape[:1] not in ((1,), (-1,)) for tensor in operator.outputs):
-            yield f"{operator} writes a tensor of shape {operator.outputs[0].shape}"
+def _reads_an_end(graph: Graph, operator: Operator) -> bool:
+    ends = _indices(graph.outputs)
+    return not ends.isdisjoint(_indices(operator.inputs)) or not ends.isdisjoint(_indices(graph.inputs))
 
 
-def _dynamic(graph: Graph, _) -> Iterable[str]:
-    for operator in graph.operators:
-        if any(-1 in tensor.shape for tensor in operator.outputs):
-            yield f"{operator} writes a tensor of dynamic shape {operator.outputs[0].shape}"
+def _makers(graph: Graph, operator: Operator) -> set[str]:
+    """Return the names of the operators that make the inputs of one."""
+    inputs = _indices(operator.inputs)
+    return {each.name for each in graph.operators if not inputs.isdisjoint(_indices(each.outputs))}
 
 
-def _broadcast_after_product(graph: Graph, _) -> Iterable[str]:
-    products = {o.outputs[0].index for o in graph.operators if o.name == "BATCH_MATMUL"}
-    for operator in graph.operators:
-        adds_to_product = operator.name == "ADD" and products & {tensor.index for tensor in operator.inputs}
-        if adds_to_product and len({tensor.shape for tensor in operator.inputs}) > 1:
-            yield f"{operator} adds tensors of shapes {' and '.join(str(t.shape) for t in operator.inputs)}"
+def _adds_to_product(graph: Graph, operator: Operator) -> bool:
+    is_broadcast = operator.name == "ADD" and len({tensor.shape for tensor in operator.inputs}) > 1
+    return is_broadcast and "BATCH_MATMUL" in _makers(graph, operator)
 
 
-def _reads_an_end(graph: Graph, _) -> Iterable[str]:
-    ends = {tensor.index for tensor in graph.outputs}
-    for operator in graph.operators:
-        if ends & {tensor.index for tensor in operator.inputs}:
-            yield f"{operator} reads an output of the file"
-    if ends & {tensor.index for tensor in graph.inputs}:
-        yield "an input of the file is its output"
+def _reads_padding(graph: Graph, operator: Operator) -> bool:
+    merged = {"PAD", "PADV2"} if operator.name in _POOLING else {"PADV2"} if operator.name in _CONVOLUTIONS else set()
+    return bool(merged) and not merged.isdisjoint(_makers(graph, operator))
 
 
-def _padded_pooling(graph: Graph, _) -> Iterable[str]:
-    makers = {tensor.index: operator for operator in graph.operators for tensor in operator.outputs}
-    for operator in graph.operators:
-        before = makers.get(operator.inputs[0].index)
-        padding = before.name if before is not None else ""
-        merged = ("PAD", "PADV2") if operator.name in _POOLING else ("PADV2",) if operator.name in _CONVOLUTIONS else ()
-        if padding in merged:
-            yield f"{operator} reads {before}"
+def _joins_a_split(graph: Graph, operator: Operator) -> bool:
+    splits = [each.outputs for each in graph.operators if each.name in ("SPLIT", "SPLIT_V")]
+    return operator.name == "CONCATENATION" and _indices(operator.inputs) in map(_indices, splits)
 
 
-def _reordered_split(graph: Graph, _) -> Iterable[str]:
-    splits = [{tensor.index for tensor in o.outputs} for o in graph.operators if o.name in ("SPLIT", "SPLIT_V")]
-    for operator in graph.operators:
-        if operator.name == "CONCATENATION" and {tensor.index for tensor in operator.inputs} in splits:
-            yield f"{operator} joins all parts of a SPLIT"
+def _is_not_of_the_gpu(_: Graph, operator: Operator) -> bool:
+    if operator.name == "STRIDED_SLICE":
+        return any(getattr(operator.options, mask) for mask in ("ellipsisMask", "newAxisMask", "shrinkAxisMask"))
+    if operator.name in ("ADD", "MUL", "SUB"):
+        first, second = operator.inputs
+        sides = list(zip(first.shape[::-1], second.shape[::-1], strict=False))
+        return any(a < b for a, b in sides) and any(a > b for a, b in sides)  # both are repeated
+    return operator.name not in _GPU
 
 
-def _constant_first_factor(graph: Graph, _) -> Iterable[str]:
-    for operator in graph.operators:
-        if operator.name == "BATCH_MATMUL" and graph.source(operator.inputs[0]).constant is not None:
-            yield str(operator)
-
-
-def _equal_factors(graph: Graph, _) -> Iterable[str]:
-    for operator in graph.operators:
-        if operator.name == "BATCH_MATMUL" and len({tensor.index for tensor in operator.inputs}) == 1:
-            yield f"{operator} multiplies a tensor by itself"
-
-
-def _unequal_batches(graph: Graph, _) -> Iterable[str]:
-    for operator in graph.operators:
-        if operator.name == "BATCH_MATMUL" and len({tensor.shape[:-2] for tensor in operator.inputs}) > 1:
-            yield f"{operator} multiplies {' and '.join(str(tensor.shape) for tensor in operator.inputs)}"
-
-
-def _scalars(graph: Graph, _) -> Iterable[str]:
-    for operator in graph.operators:
-        if operator.name in ("MAXIMUM", "DIV", "SQUARED_DIFFERENCE"):
-            yield from (f"{operator} reads a constant without axes" for tensor in operator.inputs if not tensor.shape)
-
-
-def _sums(graph: Graph, _) -> Iterable[str]:
-    yield from (str(operator) for operator in graph.operators if operator.name == "SUM")
-
-
-def _not_by_mediatek(graph: Graph, _) -> Iterable[str]:
-    yield from (str(operator) for operator in graph.operators if operator.name not in _MEDIATEK)
-
-
-def _not_by_the_gpu(graph: Graph, _) -> Iterable[str]:
-    for operator in graph.operators:
-        if operator.name not in _GPU:
-            yield str(operator)
-        elif operator.name == "STRIDED_SLICE" and any(
-            getattr(operator.options, mask) for mask in ("ellipsisMask", "newAxisMask", "shrinkAxisMask")
-        ):
-            yield f"{operator} removes or adds axes"
-        elif operator.name in ("ADD", "MUL", "SUB") and _both_broadcast(*operator.inputs):
-            yield f"{operator} repeats both of its inputs"
-
-
-def _both_broadcast(first: Tensor, second: Tensor) -> bool:
-    sides = list(zip(first.shape[::-1], second.shape[::-1], strict=False))
-    return any(a < b for a, b in sides) and any(a > b for a, b in sides)
-
-
-def _not_float(graph: Graph, _) -> Iterable[str]:
-    for operator in graph.operators:
-        if any(tensor.dtype not in _FLOATS for tensor in operator.outputs):
-            yield f"{operator} writes {operator.outputs[0].dtype}"
-
-
-def _too_large(_, content: bytes) -> Iterable[str]:
-    if len(content) > _LARGEST_FILE:
-        yield f"the file of {len(content):,} bytes"
-
-
-_ACCELERATOR = "LiteRT's WebGPU accelerator"
-RULES = (
-    OperatorRule("four axes", "LiteRT issues 8593, 8619 and 9272", ("gpu", "npu"), _other_axes),
-    OperatorRule("leading dimension 1", "LiteRT issue 8619", ("gpu", "npu"), _other_leading_dimension),
-    OperatorRule("static shapes", "the GPU delegate's documentation", ("gpu", "npu"), _dynamic),
-    OperatorRule(
-        "no broadcast addition to a batched product", "LiteRT issue 8619", ("gpu", "npu"), _broadcast_after_product
+# By its name, whether an operator breaks a rule. The comments are its source.
+_BOTH: dict[str, Rule] = {
+    # LiteRT issues 8593, 8619 and 9272
+    "four axes": _has_other_axes,
+    # LiteRT issue 8619
+    "leading dimension 1": lambda _, o: any(tensor.shape[:1] not in ((1,), (-1,)) for tensor in o.outputs),
+    # The GPU delegate's documentation
+    "static shapes": lambda _, o: any(-1 in tensor.shape for tensor in o.outputs),
+    # LiteRT issue 8619
+    "no broadcast addition to a batched product": _adds_to_product,
+    # LiteRT issue 8599
+    "no output that is read again": _reads_an_end,
+    # The others: LiteRT's WebGPU accelerator
+    "no padding before pooling": _reads_padding,
+    "no reordered split": _joins_a_split,
+    "no constant as the first factor": lambda graph, o: (
+        o.name == "BATCH_MATMUL" and graph.source(o.inputs[0]).constant is not None
     ),
-    OperatorRule("no output that is read again", "LiteRT issue 8599", ("gpu", "npu"), _reads_an_end),
-    OperatorRule("no padding before pooling", _ACCELERATOR, ("gpu", "npu"), _padded_pooling),
-    OperatorRule("no reordered split", _ACCELERATOR, ("gpu", "npu"), _reordered_split),
-    OperatorRule("no constant as the first factor", _ACCELERATOR, ("gpu", "npu"), _constant_first_factor),
-    OperatorRule("two different factors", _ACCELERATOR, ("gpu", "npu"), _equal_factors),
-    OperatorRule("factors with equal batches", _ACCELERATOR, ("gpu", "npu"), _unequal_batches),
-    OperatorRule("no constant without axes", _ACCELERATOR, ("gpu",), _scalars),
-    OperatorRule("no SUM, which overflows in float16", "LiteRT issue 9249", ("gpu",), _sums),
-    OperatorRule("operators of the GPU delegate", "gpu_compatibility.cc of TensorFlow", ("gpu",), _not_by_the_gpu),
-    OperatorRule("floating point", "the GPU delegate's documentation", ("gpu",), _not_float),
-    OperatorRule("operators of an NPU", "LiteRT's documentation for MediaTek's compiler", ("npu",), _not_by_mediatek),
-    OperatorRule("less than 2 GiB", "the flatbuffer format", ("gpu", "npu"), _too_large),
-)
+    "two different factors": lambda _, o: o.name == "BATCH_MATMUL" and len(_indices(o.inputs)) == 1,
+    "factors with equal batches": lambda _, o: (
+        o.name == "BATCH_MATMUL" and len({tensor.shape[:-2] for tensor in o.inputs}) > 1
+    ),
+}
+RULES: dict[Target, dict[str, Rule]] = {
+    "gpu": {
+        **_BOTH,
+        # LiteRT's WebGPU accelerator
+        "no constant without axes": lambda _, o: (
+            o.name in ("MAXIMUM", "DIV", "SQUARED_DIFFERENCE") and not all(tensor.shape for tensor in o.inputs)
+        ),
+        # LiteRT issue 9249
+        "no SUM, which overflows in float16": lambda _, o: o.name == "SUM",
+        # gpu_compatibility.cc of TensorFlow
+        "operators of the GPU delegate": _is_not_of_the_gpu,
+        # The GPU delegate's documentation
+        "floating point": lambda _, o: any(tensor.dtype not in _FLOATS for tensor in o.outputs),
+    },
+    # LiteRT's documentation for MediaTek's compiler
+    "npu": {**_BOTH, "operators of an NPU": lambda _, o: o.name not in _MEDIATEK},
+}
 
 
 def broken_rules(content: bytes, target: Target) -> dict[str, list[str]]:
-    """The rules of a target that a file breaks, each with the operators that do."""
+    """Return the rules of a target that a file breaks, each with the operators that do."""
     graph = Graph(content)
-    found = {rule.name: list(rule.broken_by(graph, content)) for rule in RULES if target in rule.targets}
-    return {name: operators for name, operators in found.items() if operators}
+    broken = {
+        name: [_described(operator) for operator in graph.operators if is_broken(graph, operator)]
+        for name, is_broken in RULES.get(target, {}).items()
+    }
+    if len(content) > _LARGEST_FILE:
+        broken["less than 2 GiB"] = [f"the file of {len(content):,} bytes"]
+    return {name: operators for name, operators in broken.items() if operators}
+
+
+def _described(operator: Operator) -> str:
+    reads, writes = (" and ".join(str(tensor.shape) for tensor in ends) for ends in (operator.inputs, operator.outputs))
+    return f"{operator}, from {reads} to {writes}"
 
 
 def require_rules(name: str, content: bytes, target: Target) -> None:
     """Raise ParityError, with the first operator of each broken rule, unless a file keeps the rules of a target."""
     if broken := broken_rules(content, target):
-        found = "; ".join(f"{rule}: {operators[0]}" for rule, operators in broken.items())
-        raise ParityError(f"The {name} breaks rules for --target {target} ({found}), so it was not kept.")
+        listed = "; ".join(f"{rule}: {operators[0]}" for rule, operators in broken.items())
+        raise ParityError(f"The {name} breaks rules for --target {target} ({listed}), so it was not kept.")

@@ -15,9 +15,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from export import fingerprint, parity, report
+from export import parity, report
+from export.files import note_on_earlier
 from export.inference_model import in_dtype, inner_blocks
-from export.options import CALIBRATED, PROCESSORS, Target, TFLiteFormat, TFLiteOptions
+from export.options import CALIBRATED, EIGHT_BIT_WEIGHTS, PROCESSORS, Target, TFLiteFormat, TFLiteOptions
 from export.tasks import Classification, Measures, Task
 from export.tflite import accelerator, quantize, tflite_file
 from export.tflite.convert import to_delegate_tflite, to_tflite
@@ -25,7 +26,7 @@ from export.tflite.delegate_rules import require_rules
 from export.tflite.four_bits import DenseLayers
 from export.tflite.gptq import round_kernels
 from export.tflite.half_precision import run_in_half
-from export.tflite.quantize import EIGHT_BIT_WEIGHTS, WEIGHT_SHARE
+from export.tflite.quantize import WEIGHT_SHARE
 from keras_vit import UserError
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import ParityError
@@ -52,7 +53,7 @@ def export_tflite(
     Args:
         task: the model and what it does.
         options: of the command; `source` and `calibration` are not used.
-        calibration: representative images; see `export.tflite.calibration.read_calibration`.
+        calibration: representative images; see `export.source.read_calibration`.
     """
     output = output_folder(options.output)
     _check_formats(task, options, calibration)
@@ -72,17 +73,19 @@ def export_tflite(
             accelerator.write_page(stage, [file.name for file, _ in export.written.values()])
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
-        export.report(fingerprint.note_on_earlier(output, stage) if texts else [])
+        export.report(note_on_earlier(output, stage) if texts else [])
     return {form: (output / file.name, measures) for form, (file, measures) in export.written.items()}
 
 
 def _check_formats(task: Task, options: TFLiteOptions, calibration: Samples | None) -> None:
     """Raise UserError for formats and options that the task does not have, or whose calibration has no images."""
+    if calibration is None and (calibrated := [form for form in options.formats if form in CALIBRATED]):
+        raise UserError(
+            f"{calibrated[0]} is calibrated for classes, and needs representative images for its calibration; pass "
+            "--calibration FOLDER, or take another format."
+        )
     if not isinstance(task, Classification):
-        quantize.refuse_calibrated(options.formats)
         options.refuse_those_of_classes(task.noun)
-    elif calibration is None and (calibrated := [form for form in options.formats if form in CALIBRATED]):
-        raise UserError(f"{calibrated[0]} needs representative images for its calibration; pass --calibration FOLDER.")
     if "int4-weights" in options.formats:
         model = task.exported.model
         dense = sum(layer.count_params() for layer in model.layers if isinstance(layer, keras.layers.Dense))
@@ -144,7 +147,7 @@ class _Export:
             file.write_bytes(described)
         else:
             accelerator.write_with_golden_numbers(file, described, self._images)
-        found = run_tflite(file, self._expected, self._options.uint8_input)
+        found = tflite_file.run_samples(file, self._expected, self._options.uint8_input)
         measures = self._task.measure(name, self._expected, found, exact=form == "float32")
         self.written[form] = (file, measures)
         self._rows[form] = {**measures, "bytes": file.stat().st_size, **checked}
@@ -330,15 +333,31 @@ class _Quantization:
 
     def tables(self) -> list[report.Table]:
         """For report.md."""
+        gains = [
+            (
+                f"{kind}: steps of the quantization, on calibration images",
+                ("step", "logit error", "agreement", "kept"),
+                [
+                    (step.name, f"{step.error:.3g}", f"{step.agreement:.4f}", "yes" if step.kept else "no")
+                    for step in steps
+                ],
+            )
+            for kind, steps in self.steps.items()
+        ]
+        heading = "int4-weights: dense layers in 8 bits, with their part of the squared error of all in 4 bits"
+        kept = [
+            (", ".join(map(quantize.layer_of, layers.outputs)), f"{layers.error:.1%}", f"{layers.weights:.1%}")
+            for layers in self.in_eight_bits
+        ]
         errors = [
             (
                 f"{kind}: noise / signal power, the worst layer first",
                 ("layer", "noise"),
-                [(name, f"{error:.3g}") for name, error in found.items()],
+                [(name, f"{error:.3g}") for name, error in worst.items()],
             )
-            for kind, found in self._worst().items()
+            for kind, worst in self._worst().items()
         ]
-        return [*_gains(self.steps), *_kept(self.in_eight_bits), *errors]
+        return [*gains, *([(heading, ("layers", "error", "weights"), kept)] if kept else []), *errors]
 
     def _worst(self) -> dict[TFLiteFormat, dict[str, float]]:
         return {kind: dict(list(found.items())[:_LISTED]) for kind, found in self.errors.items()}
@@ -354,11 +373,6 @@ def check_weights(file: pathlib.Path, weight_bytes: int, share: float, in_float:
         raise ParityError(f"{file.name} has {size} bytes, too few for its weights, so it was not kept.")
     if share < 1.0 and size > (share + 0.5) / 1.5 * weight_bytes + 2**20:
         raise ParityError(f"{file.name} has {size} bytes: its weights were not quantized, so it was not kept.")
-
-
-def run_tflite(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False) -> list[parity.Outputs]:
-    """Return the outputs of a TFLite file for the sample images."""
-    return tflite_file.run_samples(file, expected, raw_pixels)
 
 
 def recommend(rows: Mapping[TFLiteFormat, Mapping[str, Any]], keras_accuracy: float | None) -> str:
@@ -407,30 +421,6 @@ def _extra(
     facts = quantization.facts() | {"recommendation": recommendation}
     notes = [recommendation, *notes]
     return report.Extra(notes, facts, columns, quantization.tables(), panels, raw_pixels=options.uint8_input)
-
-
-def _kept(in_eight_bits: Sequence[DenseLayers]) -> list[report.Table]:
-    """The table of the layers that int4-weights keeps in 8 bits."""
-    if not in_eight_bits:
-        return []
-    rows = [
-        (", ".join(quantize.layer_of(name) for name in layers.outputs), f"{layers.error:.1%}", f"{layers.weights:.1%}")
-        for layers in in_eight_bits
-    ]
-    heading = "int4-weights: dense layers in 8 bits, with their part of the squared error of all in 4 bits"
-    return [(heading, ("layers", "error", "weights"), rows)]
-
-
-def _gains(steps: Mapping[TFLiteFormat, Sequence[quantize.Step]]) -> list[report.Table]:
-    """Tables of what each step of the quantization gained."""
-    return [
-        (
-            f"{kind}: steps of the quantization, on calibration images",
-            ("step", "logit error", "agreement", "kept"),
-            [(step.name, f"{step.error:.3g}", f"{step.agreement:.4f}", "yes" if step.kept else "no") for step in found],
-        )
-        for kind, found in steps.items()
-    ]
 
 
 def summary(task: Task, written: Mapping[TFLiteFormat, tuple[pathlib.Path, Measures]], target: Target = "cpu") -> str:

@@ -23,6 +23,7 @@ to those of the float32 file.
 import contextlib
 import dataclasses
 import io
+import math
 import pathlib
 import re
 import tempfile
@@ -35,15 +36,12 @@ from ai_edge_quantizer import algorithm_manager, calibrator, qtyping, quantizer,
 from ai_edge_quantizer.utils import qsv_utils, validation_utils
 
 from export import parity
-from export.options import CALIBRATED, TFLiteFormat
+from export.options import TFLiteFormat
 from export.tflite import four_bits
 from export.tflite.flatbuffer import noisy_products, pack, products, unpack
-from keras_vit import UserError
 from keras_vit.cli.progress import tracked
 from keras_vit.scores import UNKNOWN_SCORE
 
-# Formats whose dense layers have weights in 8 bits, which GPTQ rounds where there are calibration images.
-EIGHT_BIT_WEIGHTS: tuple[TFLiteFormat, ...] = ("int8-dynamic", "int8-weights", "int8")
 # Size of a weight relative to float32.
 WEIGHT_SHARE: dict[TFLiteFormat, float] = {
     "float32": 1.0,
@@ -78,35 +76,29 @@ class Step:
     kept: bool
 
 
-def refuse_calibrated(formats: Sequence[TFLiteFormat]) -> None:
-    """Raise UserError for formats that need calibration, which is that of classes."""
-    if calibrated := [kind for kind in formats if kind in CALIBRATED]:
-        raise UserError(
-            f"{calibrated[0]} is calibrated for classes; take float32, float16, int8-dynamic or int8-weights."
-        )
-
-
 def quantize(float_file: pathlib.Path, kind: TFLiteFormat) -> bytes:
-    """Content of the file in a format that needs no calibration.
+    """Return the content of a float32 file, with batch 1 or a dynamic batch, in a format that needs no calibration."""
+    return _quantized(float_file, _recipe(kind, _small_head(float_file) if kind == "int8-dynamic" else ()))
 
-    Args:
-        float_file: float32 file with batch 1 or with a dynamic batch.
-        kind: the format.
-    """
-    in_float = _small_head(float_file) if kind == "int8-dynamic" else ()
+
+def _quantized(float_file: pathlib.Path, recipe: list[dict], ranges: dict | None = None) -> bytes:
     with _silenced():
-        return bytes(quantizer.Quantizer(str(float_file), _recipe(kind, in_float)).quantize().quantized_model)
+        return bytes(quantizer.Quantizer(str(float_file), recipe).quantize(ranges).quantized_model)
 
 
 def _small_head(float_file: pathlib.Path) -> list[str]:
-    """The name of the tensor with the logits, if the head has few of the weights.
+    """Return the name of the tensor with the logits, if the head has few of the weights.
 
     In float32 it costs next to nothing then, and no later layer hides its noise.
     """
-    outputs = Interpreter(model_path=str(float_file)).get_signature_runner(_SIGNATURE).get_output_details()
     sizes = {found.outputs: found.weights.size for found in products(float_file.read_bytes())}
-    name = outputs["logits"]["name"] if "logits" in outputs else ""
-    return [name] if name in sizes and sizes[name] <= _FLOAT_SHARE * sum(sizes.values()) else []
+    return [name for name in _head(float_file) if sizes.get(name, math.inf) <= _FLOAT_SHARE * sum(sizes.values())]
+
+
+def _head(float_file: pathlib.Path) -> list[str]:
+    """Return the name of the tensor with the logits; nothing for other outputs."""
+    outputs = Interpreter(model_path=str(float_file)).get_signature_runner(_SIGNATURE).get_output_details()
+    return [outputs["logits"]["name"]] if "logits" in outputs else []
 
 
 def kept_in_eight_bits(float_file: pathlib.Path, calibration: Sequence[np.ndarray]) -> list[four_bits.DenseLayers]:
@@ -118,7 +110,7 @@ def kept_in_eight_bits(float_file: pathlib.Path, calibration: Sequence[np.ndarra
     """
     measured = _spread(calibration, _MEASURED)
     return four_bits.in_eight_bits(
-        float_file.read_bytes(), lambda content: _logits(content, measured), [_head(float_file)]
+        float_file.read_bytes(), lambda content: _logits(content, measured), _head(float_file)
     )
 
 
@@ -142,19 +134,11 @@ def quantize_four_bits(float_file: pathlib.Path, kept: Sequence[four_bits.DenseL
     eight = _in_eight(float_file, kept)
     dense = [product for product in products(float_file.read_bytes()) if product.weights.ndim == 2]
     in_blocks = [found.outputs for found in dense if four_bits.has_blocks(found.weights.shape[1])]
-    with _silenced():
-        settings = _recipe("int4-weights", eight, in_blocks=in_blocks)
-        return bytes(quantizer.Quantizer(str(float_file), settings).quantize().quantized_model)
+    return _quantized(float_file, _recipe("int4-weights", eight, in_blocks=in_blocks))
 
 
 def _in_eight(float_file: pathlib.Path, kept: Sequence[four_bits.DenseLayers]) -> list[str]:
-    return [_head(float_file), *(name for layers in kept for name in layers.outputs)]
-
-
-def _head(float_file: pathlib.Path) -> str:
-    """The name of the tensor with the logits."""
-    outputs = Interpreter(model_path=str(float_file)).get_signature_runner(_SIGNATURE).get_output_details()
-    return outputs["logits"]["name"]
+    return [*_head(float_file), *(name for layers in kept for name in layers.outputs)]
 
 
 def quantize_static(
@@ -216,10 +200,8 @@ class _Steps:
 
     def add(self, name: str, dynamic: Sequence[str] = (), in_float: Sequence[str] = ()) -> bool:
         """Quantize, and return whether the logits came nearer to those of the float32 file."""
-        with _silenced():
-            settings = _recipe("int8", in_float, dynamic=dynamic)
-            made = quantizer.Quantizer(str(self._file), settings).quantize(dict(self.ranges))
-        content = _with_signature(bytes(made.quantized_model))
+        recipe = _recipe("int8", in_float, dynamic=dynamic)
+        content = _with_signature(_quantized(self._file, recipe, dict(self.ranges)))
         logits = _logits(content, self.judges)
         error = float(np.sqrt(np.mean(np.square(logits - self._expected))))
         agreement = parity.agreement(self._expected, logits, multi_label=self._multi_label)

@@ -72,12 +72,14 @@ class Checkpoint:
         is_safetensors = kind_of(self.path) == "safetensors"
         return FileConfig(image_size=stored_image_size(self.path) if is_safetensors else None)
 
+    @property
+    def is_preprocessing_known(self) -> bool:
+        """Whether its files contain the preprocessing, or all models of its format have the same."""
+        return self.format is None or not self.format.config_files or self.file_config.images is not None
+
 
 def read_configs(path: pathlib.Path, names: Sequence[str] = ("config.json",)) -> dict[str, dict]:
-    """The JSON files of these names that lie beside the weights, by name.
-
-    path: the folder or the file of weights in it.
-    """
+    """The JSON files of these names that lie in a folder, or beside a file of weights, by name."""
     folder = folder_of(path)
     return {name: read_json(folder / name) for name in names if (folder / name).is_file()}
 
@@ -88,10 +90,7 @@ def config_beside(path: pathlib.Path) -> dict:
 
 
 def class_names_of(path: pathlib.Path) -> tuple[str, ...]:
-    """The class names in the config.json of transformers (id2label) or timm (label_names), in the order of the logits.
-
-    Empty if there are none, or only the placeholders LABEL_0, LABEL_1, ….
-    """
+    """The class names in config.json, in the order of the logits; empty if there are none but placeholders."""
     config = config_beside(path)
     names = config.get("id2label") or config.get("label_names")
     if isinstance(names, dict):
@@ -107,11 +106,7 @@ def folder_of(path: pathlib.Path) -> pathlib.Path:
 
 
 def open_checkpoint(path: str | os.PathLike, stored_grid: tuple[int, int] | None = None) -> Checkpoint:
-    """Read the headers of a checkpoint. Raises UserError unless it is a complete file of a known layout.
-
-    path: file, folder, address or official name, see `find_checkpoint`.
-    stored_grid: (rows, columns) of the stored position embeddings, if they are known.
-    """
+    """Read the headers of a checkpoint: a path, address or name. Raises UserError unless its layout is known."""
     path = find_checkpoint(path)
     arrays, ignored = normalize_keys(open_arrays(path))
     if prefix := _wrapper(arrays):
@@ -157,11 +152,7 @@ def open_arrays(path: pathlib.Path) -> dict[str, LazyArray]:
 
 
 def normalize_keys(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
-    """(the model's arrays, keys that belong to no model, such as an optimizer's state).
-
-    Removes the prefix of the file and the numbers that some BiT files append, and splits a stacked encoder
-    (big_vision's scan) into blocks.
-    """
+    """Return the model's arrays without prefixes and stacks, and the keys of others, such as an optimizer's state."""
     prefixes = [prefix for prefix in ("", *_PREFIXES) if _has_model(arrays, prefix)]
     if len(prefixes) > 1:
         places = " and ".join(repr(prefix) if prefix else "no prefix" for prefix in prefixes)
@@ -181,10 +172,7 @@ def normalize_keys(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray
 
 
 def _wrapper(arrays: Mapping[str, LazyArray]) -> str:
-    """Return what all keys begin with, such as "module.", if a wrapper of the model has added it.
-
-    Counters, such as that of an averaged model, may lie beside it.
-    """
+    """Return what all keys begin with, such as "module.", if a wrapper of the model has added it."""
     keys = [key for key, array in arrays.items() if array.shape and not key.startswith(_OF_TRAINING)]
     is_adapter = any(".lora_" in key for key in keys)
     if not is_adapter and (prefix := _prefix_of_model(keys, arrays)) is not None:

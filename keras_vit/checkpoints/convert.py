@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from keras_vit.checkpoints.find import find_checkpoint
-from keras_vit.checkpoints.from_checkpoint import open_source
+from keras_vit.checkpoints.from_checkpoint import build_source
 from keras_vit.checkpoints.infer_config import original_preprocessing
 from keras_vit.checkpoints.layouts import HEADS, check_target, format_for
 from keras_vit.checkpoints.load import weights_by_key
@@ -37,7 +37,7 @@ def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, option
     """
     check_target(target, layout, is_new=True)
     source = find_checkpoint(source)
-    model = open_source(source, options.stored_grid).build(options)
+    model = build_source(source, options)
     checkpoint = None if is_keras_model(source) else open_checkpoint(source, options.stored_grid)
     with warnings.catch_warnings(record=True) as caught:  # printed below
         warnings.simplefilter("always")

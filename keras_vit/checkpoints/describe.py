@@ -34,17 +34,12 @@ _SIZES = {
 }
 
 
-# The license of the repositories that publish the official checkpoints, by their names and addresses.
-_OFFICIAL_LICENSES = {
-    r"(gs://|https://storage\.googleapis\.com/)vit_models/|augreg:|(imagenet21k(\+imagenet2012)?|g?sam)/": (
-        "Apache-2.0 (github.com/google-research/vision_transformer)"
-    ),
-    r"(gs://|https://storage\.googleapis\.com/)bit_models/|bit:": (
-        "Apache-2.0 (github.com/google-research/big_transfer)"
-    ),
-    r"(gs://|https://storage\.googleapis\.com/)big_vision/|big_vision:": (
-        "Apache-2.0 (github.com/google-research/big_vision)"
-    ),
+_BUCKET = r"(gs://|https://storage\.googleapis\.com/)"
+# The repositories that publish the official checkpoints, by their names and addresses.
+_REPOSITORIES = {
+    "vision_transformer": rf"{_BUCKET}vit_models/|augreg:|(imagenet21k(\+imagenet2012)?|g?sam)/",
+    "big_transfer": rf"{_BUCKET}bit_models/|bit:",
+    "big_vision": rf"{_BUCKET}big_vision/|big_vision:",
 }
 
 
@@ -80,6 +75,8 @@ class Description:
 
     is_activation_known: bool = True
     """Whether a config.json names the activation. Arrays do not contain it, so that a customized one goes unnoticed."""
+    is_preprocessing_known: bool = True
+    """Whether the files contain the preprocessing, or all models of the format have the same."""
     original_size: tuple[int, int] | None = None
     """(height, width) of the images that the original's preprocessing makes, where a file beside the weights has it."""
 
@@ -163,6 +160,7 @@ def describe(
         unused=checkpoint.unused,
         unexpected_keys=checkpoint.unexpected_keys,
         is_activation_known=checkpoint.file_config.gelu is not None,
+        is_preprocessing_known=checkpoint.is_preprocessing_known,
         original_size=images.size if (images := checkpoint.file_config.images) else None,
     )
 
@@ -235,7 +233,8 @@ def license_of(checkpoint: str | os.PathLike) -> str | None:
     """
     name = os.fsdecode(checkpoint)
     if is_remote(name) or not os.path.exists(name):
-        return next((text for pattern, text in _OFFICIAL_LICENSES.items() if re.match(pattern, name)), None)
+        repository = next((each for each, pattern in _REPOSITORIES.items() if re.match(pattern, name)), None)
+        return None if repository is None else f"Apache-2.0 (github.com/google-research/{repository})"
     path = to_path(name)
     try:
         config = config_beside(path)

@@ -187,11 +187,7 @@ def _no_path(path: str) -> UserError:
 
 
 def best_upstream(index: str, model: str) -> str:
-    """The name, without .npz, of the ImageNet-21k file of a model with the largest final_val in AugReg's index.csv.
-
-    The index has each upstream file once for every fine-tuned one. The first of equal values is selected. Rows without
-    a number in final_val are ignored; the official code would select them because pandas sorts them last.
-    """
+    """Return the ImageNet-21k file of a model with the first largest final_val in AugReg's index.csv."""
     with reading("AugReg's index.csv", "CSV", csv.Error, KeyError, advice="delete it to download it anew"):
         rows = csv.DictReader(io.StringIO(index, newline=""))
         of_model = [row for row in rows if (row["filename"] or "").split("-")[0] == model and row["ds"] == "i21k"]

@@ -27,7 +27,6 @@ from keras_vit.checkpoints.infer_config import (
     known_num_heads,
     original_preprocessing,
     refuse_ambiguous_settings,
-    refuse_differences,
 )
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
 from keras_vit.checkpoints.layouts import HEADS, num_classes_of
@@ -68,7 +67,7 @@ from keras_vit.models.weight_resizing import ChannelRule, Resampler, adapt_chann
 # What to do where a model with a changed graph should be rebuilt.
 _CHANGE_FIRST = "adapt the model first, and change its layers then"
 _HEAD_LAYERS = tuple(head.replace("/", ".") for head in HEADS)
-_DEFAULT_SIZE = 224  # pixels, for models without position embeddings
+_DEFAULT_SIZE = 224, 224  # pixels, for models without position embeddings
 
 
 def from_checkpoint(
@@ -161,87 +160,52 @@ def from_checkpoint(
         dtype=dtype,
         name=name,
     )
-    return open_source(path, stored_grid).build(options)
+    return build_source(path, options)
 
 
 # Changes the config and the weights of a classifier before it is built.
 Edit = Callable[[ModelConfig, Mapping[str, Weight]], tuple[ModelConfig, Mapping[str, Weight]]]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class OpenedModel:
-    """A .keras file or a run, opened."""
+def build_source(path: str | os.PathLike, options: LoadOptions, edit: Edit | None = None) -> keras.Model:
+    """`from_checkpoint` with its options in one object.
 
-    model: keras.Model
-
-    def build(self, options: LoadOptions, edit: Edit | None = None) -> keras.Model:
-        """Return the model, changed as the options say; `edit` does not apply."""
-        return _from_keras_model(self.model, options)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class OpenedCheckpoint:
-    """A checkpoint of arrays, opened: its headers are read, and the model can be inferred and built."""
-
-    checkpoint: Checkpoint
-    origin: str
-    """The path, address or official name that the caller gave."""
-
-    def config(self, options: LoadOptions) -> ModelConfig:
-        """Infer the configuration. Raises UserError where the file is ambiguous, or an option does not apply."""
-        checkpoint = self.checkpoint
-        refuse_ambiguous_settings(checkpoint, options)
-        config = infer_config(checkpoint, options)
-        options.refuse(_inapplicable(checkpoint, config, options))
-        if isinstance(config, ViTConfig):
-            config = dataclasses.replace(config, **options.rates)
-            if options.size is not None and options.size != checkpoint.file_config.image_size:
-                options.with_patch(config).check_image_size(options.size)
-        return config
-
-    def build(self, options: LoadOptions, edit: Edit | None = None) -> keras.Model:
-        """Build the model and load the weights.
-
-        edit: changes the config and the weights of a classifier first, such as to give it another head; not called for
-            another task.
-        """
-        options = dataclasses.replace(options, name=options.name or _name_of(self.origin))
-        checkpoint, config = self.checkpoint, self.config(options)
-        if (task := infer_task(checkpoint)) is not None:
-            options.refuse(_of_classifiers(task, options))
-            if isinstance(task, SegmentationConfig):
-                refuse_differences(checkpoint)
-        grid = options.stored_grid or file_config_grid(checkpoint, config)
-        size = options.size or known_image_size(checkpoint, config, grid) or _default_image_size(checkpoint, config)
-        num_channels = _first_kernel(checkpoint.weights)[1].shape[2]
-        _warn_of_images(checkpoint, self.origin, None if options.size else size, num_channels)
-        preprocessing = original_preprocessing(checkpoint, size, num_channels)
-        if assumed := _assumed(checkpoint, config, options, preprocessing):
-            print(f"Not in the files of {checkpoint.path}, and assumed: {'; '.join(assumed)}.")
-        if edit is not None and task is None:
-            config, weights = edit(config, checkpoint.weights)
-            checkpoint = dataclasses.replace(checkpoint, weights=weights)
-        return _build_and_fill(checkpoint, config, preprocessing, grid, options, task)
-
-
-def open_source(path: str | os.PathLike, stored_grid: tuple[int, int] | None = None) -> OpenedModel | OpenedCheckpoint:
-    """Open a file, folder, run, address or official name. Raises UserError for what is no checkpoint.
-
-    stored_grid: (rows, columns) of the stored position embeddings, if they are not square.
+    edit: changes the config and the weights of a classifier first, such as to give it another head; not called for
+        another task, a run or a .keras file.
     """
     file = find_checkpoint(path)
     if is_keras_model(file):
-        return OpenedModel(load_named_model(file))
-    checkpoint = open_checkpoint(file, stored_grid)
+        return _from_keras_model(load_named_model(file), options)
+    checkpoint = open_checkpoint(file, options.stored_grid)
     refuse_unexpected_keys(checkpoint)
-    return OpenedCheckpoint(checkpoint, os.fspath(path))
+    refuse_ambiguous_settings(checkpoint, options)
+    config = infer_config(checkpoint, options)
+    options.refuse(_inapplicable(checkpoint, config, options))
+    if isinstance(config, ViTConfig):
+        config = dataclasses.replace(config, **options.rates)
+        if options.size is not None and options.size != checkpoint.file_config.image_size:
+            options.with_patch(config).check_image_size(options.size)
+    task = infer_task(checkpoint)
+    grid = options.stored_grid or file_config_grid(checkpoint, config)
+    size = options.size or known_image_size(checkpoint, config, grid)
+    if size is None:
+        if POSITIONS in checkpoint.weights and isinstance(config, ViTConfig):
+            raise not_square_error(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions)
+        size = _DEFAULT_SIZE
+    name, num_channels = os.fsdecode(path), _first_kernel(checkpoint.weights)[1].shape[2]
+    _warn_of_images(checkpoint, name, None if options.size else size, num_channels)
+    preprocessing = original_preprocessing(checkpoint, size, num_channels)
+    if assumed := _assumed(checkpoint, config, options, preprocessing):
+        print(f"Not in the files of {checkpoint.path}, and assumed: {'; '.join(assumed)}.")
+    if edit is not None and task is None:
+        config, weights = edit(config, checkpoint.weights)
+        checkpoint = dataclasses.replace(checkpoint, weights=weights)
+    options = dataclasses.replace(options, name=options.name or _name_of(name))
+    return _build_and_fill(checkpoint, config, preprocessing, grid, options, task)
 
 
 def load_named_model(path: pathlib.Path) -> keras.Model:
-    """Load the model of a run or .keras file; the labels.txt of a run, which a user may have edited, names its classes.
-
-    Raises UserError for a file that cannot be read.
-    """
+    """Load the model of a run or .keras file; the labels.txt of a run, which may be edited, names its classes."""
     model, file = load_model(path), (path if path.is_dir() else path.parent) / LABELS
     is_of_run = path.is_dir() or path.name == MODEL
     if is_of_run and file.is_file() and any(isinstance(layer, ModelSpec) for layer in model.layers):
@@ -249,13 +213,6 @@ def load_named_model(path: pathlib.Path) -> keras.Model:
         if (classes is None or classes.labels != labels) and len(labels) in numbers_of_classes(model):
             set_classes(model, dataclasses.replace(classes, labels=labels) if classes else Classes(labels))
     return model
-
-
-def _of_classifiers(task: TaskConfig, options: LoadOptions) -> dict[str, str]:
-    """Options that do not apply to the model of a further task, and why."""
-    refused = ["classifier", "classifier_activation", "classes", "keep_pre_logits"]
-    refused += ["num_classes"] if isinstance(task, DetectionConfig) or options.num_classes == 0 else []
-    return dict.fromkeys(refused, f"the file is of a {type(task).__name__}, not of a classifier")
 
 
 def _warn_of_images(checkpoint: Checkpoint, path: str, size: tuple[int, int] | None, num_channels: int) -> None:
@@ -293,7 +250,7 @@ def _assumed(
     if checkpoint.format is None or not checkpoint.format.config_files:
         return []
     file_config, assumed = checkpoint.file_config, list[str]()
-    if file_config.images is None:
+    if not checkpoint.is_preprocessing_known:
         assumed.append(preprocessing.summary())
     if file_config.gelu is None and isinstance(config, ViTConfig):
         assumed += [f"{config.num_heads} heads"] if known_num_heads(checkpoint, options) is None else []
@@ -319,8 +276,6 @@ def _from_keras_model(model: keras.Model, options: LoadOptions) -> keras.Model:
         check_unchanged(model, _CHANGE_FIRST)
     if isinstance(config, ViTConfig):
         config = dataclasses.replace(config, **options.rates)
-    if (task := task_of(model)) is not None:
-        options.refuse(_of_classifiers(task, options))
     activation = options.classifier_activation or classifier_activation_of(model)
     return _adapted(model, config, dataclasses.replace(options, classifier_activation=activation))
 
@@ -340,12 +295,6 @@ def _inapplicable(checkpoint: Checkpoint, config: ModelConfig, options: LoadOpti
     if not isinstance(stem, ConvStem):
         inapplicable["conv_stem_strides"] = "the file has no early convolutions"
     return inapplicable
-
-
-def _default_image_size(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int]:
-    if POSITIONS in checkpoint.weights and isinstance(config, ViTConfig):
-        raise not_square_error(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions)
-    return _DEFAULT_SIZE, _DEFAULT_SIZE
 
 
 def adapt(
@@ -408,9 +357,7 @@ def _adapted(model: keras.Model, config: ModelConfig, options: LoadOptions) -> k
         if isinstance(config, ViTConfig) and preprocessing.image_size != size:
             options.with_patch(config).check_image_size(preprocessing.image_size)
     checkpoint = Checkpoint(None, Layout(()), weights, classes=saved_classes(model))
-    if (task := task_of(model)) is not None:
-        options.refuse({"classes": f"the model is of a {type(task).__name__}, not of a classifier"})
-    return _build_and_fill(checkpoint, config, preprocessing, grid, options, task)
+    return _build_and_fill(checkpoint, config, preprocessing, grid, options, task_of(model))
 
 
 def weight_of(key: str, value: Any) -> Weight:
@@ -429,17 +376,8 @@ def _build_and_fill(
     options: LoadOptions,
     task: TaskConfig | None = None,
 ) -> keras.Model:
-    """Build the model of a checkpoint with the changes and load the weights.
-
-    Args:
-        checkpoint: from a file or a model.
-        config: architecture of the checkpoint.
-        preprocessing: of the new model, with the channels of the checkpoint.
-        stored_grid: (rows, columns) of the stored position embeddings, if known.
-        options: changes to config and preprocessing, and the arguments of `build` that no file tells.
-        task: the further task of the model, if it has one.
-    """
-    options.refuse(_without_effect(config))
+    """Build the model of a checkpoint, from a file or a model, with the changes, and load the weights."""
+    options.refuse(_without_effect(config, task, options))
     options, classes, rows = options.for_classes(checkpoint.classes)
     weights, num_classes = _with_rows(checkpoint.weights, rows), options.num_classes
     new_head = num_classes is not None
@@ -450,17 +388,7 @@ def _build_and_fill(
         config = dataclasses.replace(config, head_bias=True)
         if drops_pre_logits:
             config = dataclasses.replace(config, representation_size=None, representation="tanh", normalized=False)
-    if options.patch_size is not None and isinstance(config, ViTConfig):
-        config = options.with_patch(config)
-        config.check_image_size(preprocessing.image_size)
-        kernel, patch = weights["embedding/kernel"], config.patch
-        resized = kernel.mapped((*patch, *kernel.shape[2:]), lambda array: resize_patch_kernel(array, patch))
-        weights = {**weights, "embedding/kernel": resized}
-    if (channels := options.channels) is not None:
-        key, kernel = _first_kernel(weights)
-        shape = (*kernel.shape[:2], channels, kernel.shape[3])
-        adapted = kernel.mapped(shape, lambda array: adapt_channels(array, channels, options.channel_rule))
-        weights, preprocessing = {**weights, key: adapted}, preprocessing.for_channels(channels)
+    config, weights, preprocessing = _with_input(config, weights, preprocessing, options)
     with no_init_weights():
         if task is not None and isinstance(config, ViTConfig):
             if isinstance(task, SegmentationConfig) and num_classes:
@@ -484,12 +412,36 @@ def _build_and_fill(
     return model
 
 
-def _without_effect(config: ModelConfig) -> dict[str, str]:
-    """Options that do not apply to any model of this config, and why."""
+def _with_input(
+    config: ModelConfig, weights: Mapping[str, Weight], preprocessing: Preprocessing, options: LoadOptions
+) -> tuple[ModelConfig, Mapping[str, Weight], Preprocessing]:
+    """Change the patches and the channels of the images as the options say."""
+    if options.patch_size is not None and isinstance(config, ViTConfig):
+        config = options.with_patch(config)
+        config.check_image_size(preprocessing.image_size)
+        kernel, patch = weights["embedding/kernel"], config.patch
+        resized = kernel.mapped((*patch, *kernel.shape[2:]), lambda array: resize_patch_kernel(array, patch))
+        weights = {**weights, "embedding/kernel": resized}
+    if (channels := options.channels) is not None:
+        key, kernel = _first_kernel(weights)
+        shape = (*kernel.shape[:2], channels, kernel.shape[3])
+        adapted = kernel.mapped(shape, lambda array: adapt_channels(array, channels, options.channel_rule))
+        weights, preprocessing = {**weights, key: adapted}, preprocessing.for_channels(channels)
+    return config, weights, preprocessing
+
+
+def _without_effect(config: ModelConfig, task: TaskConfig | None, options: LoadOptions) -> dict[str, str]:
+    """Options that do not apply to any model of this config and task, and why."""
+    reasons = {}
+    if task is not None:
+        names = ["classifier", "classifier_activation", "classes", "keep_pre_logits"]
+        names += ["num_classes"] if isinstance(task, DetectionConfig) or options.num_classes == 0 else []
+        reasons = dict.fromkeys(names, f"the model is of a {type(task).__name__}, not of a classifier")
     if not isinstance(config, ViTConfig):
-        return dict.fromkeys(("patch_size", *RATES), "the file is of a ResNet")
-    shifted = isinstance(config.stem, ShiftedPatches)
-    return {"channels": "shifted patches are normalized over all of them"} if shifted else {}
+        return reasons | dict.fromkeys(("patch_size", *RATES), "the file is of a ResNet")
+    if isinstance(config.stem, ShiftedPatches):
+        reasons["channels"] = "shifted patches are normalized over all of them"
+    return reasons
 
 
 def _with_rows(weights: Mapping[str, Weight], rows: Sequence[int | None]) -> Mapping[str, Weight]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, square_grid
 from keras_vit.checkpoints.formats.file_config import FileConfig
+from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.formats.transformers.eomt import delta_error
 from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, check_rank, heads_in, key_of
 from keras_vit.checkpoints.layouts import NUM_GROUPS, TORCH_STAGES
@@ -89,6 +90,7 @@ def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
     settings: dict[str, Any] = {name: value for name, value in file_config.task_settings.items() if value is not None}
     config: TaskConfig
     if task == "segmentation":
+        _refuse_differences(weights)
         _refuse_missing(_missing_in_blocks(weights, r"(upscale_\d+/)(.*)"))
         num_blocks = _shape(checkpoint, "mask_attention/probabilities", 1)[0]
         config = SegmentationConfig(
@@ -108,10 +110,10 @@ def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
     return config
 
 
-def refuse_differences(checkpoint: Checkpoint) -> None:
+def _refuse_differences(weights: Mapping[str, Weight]) -> None:
     """Raise UserError for the differences of an EoMT from the model that it began with, instead of its weights."""
     first_norm = re.compile(r"Transformer/encoderblock_\d+/LayerNorm_0/scale")
-    norms = [weight for key, weight in checkpoint.weights.items() if first_norm.fullmatch(key)]
+    norms = [weight for key, weight in weights.items() if first_norm.fullmatch(key)]
     if all(float(abs(norm.read()).mean()) < _LEAST_SCALE for norm in norms):
         raise delta_error()
 
@@ -178,15 +180,11 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
     first = "Transformer/encoderblock_0/"
     patch = _shape(checkpoint, "embedding/kernel", 4)
     _shape(checkpoint, f"{_FIRST_QUERY}/kernel", 2)
-    norm = weights.get("Transformer/encoder_norm/scale")
-    norm_after_pooling = norm is not None and norm.source.key.endswith("fc_norm.weight")
-    norm_after_pooling &= file_config.classifier != "token"  # of one token it is the same before
+    norm_after_pooling = has_norm_after_pooling(checkpoint, file_config)
     classifier = _infer_classifier(checkpoint, file_config, options.classifier, norm_after_pooling)
     if POSITIONS in weights:
         _shape(checkpoint, POSITIONS, 3)
         position_embedding = "learned"
-    distillation: Distillation = "head" if "head_distillation/kernel" in weights else "token"
-    distillation = layout.settings.get("distillation", distillation) if "distillation/tokens" in weights else "none"
     has_scale, qkv_bias = f"{first}LayerScale_0/scale" in weights, f"{_FIRST_QUERY}/bias" in weights
     stated = [f"{head}/kernel" for head in file_config.heads]
     stated += [] if file_config.layer_scale is None else [f"{first}LayerScale_0/scale"]
@@ -214,9 +212,21 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
         gated_mlp=f"{first}MlpBlock_3/gate/kernel" in weights,
         layer_scale=min(file_config.layer_scale or _LAYER_SCALE, 1.0) if has_scale else None,
         num_registers=_optional_size(checkpoint, "registers/tokens", 3) or 0,
-        distillation=distillation,
+        distillation=_distillation(weights, layout),
         with_class_token="cls" in weights and classifier in ("gap", "none"),
     )
+
+
+def _distillation(weights: Mapping[str, Weight], layout: Layout) -> Distillation:
+    if "distillation/tokens" not in weights:
+        return "none"
+    return layout.settings.get("distillation", "head" if "head_distillation/kernel" in weights else "token")
+
+
+def has_norm_after_pooling(checkpoint: Checkpoint, file_config: FileConfig) -> bool:
+    """Whether the last norm follows the pooling, in timm fc_norm; of one token it is the same before."""
+    norm = checkpoint.weights.get("Transformer/encoder_norm/scale")
+    return norm is not None and norm.source.key.endswith("fc_norm.weight") and file_config.classifier != "token"
 
 
 def _infer_classifier(
@@ -419,10 +429,7 @@ def resampler_of(checkpoint: Checkpoint, config: ModelConfig) -> Resampler:
 def known_image_size(
     checkpoint: Checkpoint, config: ModelConfig, grid: tuple[int, int] | None
 ) -> tuple[int, int] | None:
-    """(height, width) of the images that the checkpoint is for; None if unknown.
-
-    It follows from the `grid` of the position embeddings (default: a square), or from config.json if there are none.
-    """
+    """The (height, width) of the grid of the position embeddings, or without any of config.json; None if unknown."""
     if isinstance(config, ResNetConfig) or POSITIONS not in checkpoint.weights:
         return checkpoint.file_config.image_size
     grid = grid or square_grid(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions)

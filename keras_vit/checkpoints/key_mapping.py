@@ -354,10 +354,7 @@ def _fill(template: str, numbers: dict[str, int]) -> str:
 
 
 def heads_in(key: str, weight: Weight) -> int | None:
-    """The number of heads in the shape of a projection; None unless it is a flax layout.
-
-    Flax has an axis for the heads: the first of the output's kernel, otherwise the last but one.
-    """
+    """The number of heads in the shape of flax's projections; None for others."""
     projection = re.search(r"/MultiHeadDotProductAttention_\d/(query|key|value|out)/(kernel|bias)$", key)
     shape = weight.source.shape
     if projection is None or len(shape) != {"kernel": 3, "bias": 2}[projection[2]]:

@@ -39,10 +39,7 @@ class UnknownLayout(UserError):
 
 
 def identify_format(arrays: Mapping[str, LazyArray]) -> tuple[Format, Layout]:
-    """The format of the file with these arrays, whose keys have been normalized, and its layout.
-
-    Raises UnknownLayout, or UserError for a layout that is known but not supported.
-    """
+    """The format of arrays whose keys have been normalized, and its layout. Raises UnknownLayout."""
     for each in FORMATS:
         if (layout := each.identify(arrays)) is not None:
             return each, layout
@@ -97,10 +94,7 @@ def _inexpressible(
 
 
 def check_target(path: pathlib.Path, layout: str, *, is_new: bool = False) -> None:
-    """Raise UserError for an unknown layout, an existing folder, another suffix, and a missing folder around it.
-
-    is_new: whether a file must not be there yet, either.
-    """
+    """Raise UserError for an unknown layout, another suffix, a missing folder around it, and what exists already."""
     check_choice("The layout", layout, LAYOUTS)
     suffix, is_a_folder = _SUFFIXES[layout][0], is_folder(path, layout)
     problem = ""

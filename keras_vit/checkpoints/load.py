@@ -18,7 +18,7 @@ import numpy as np
 from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, not_square_error, open_checkpoint, square_grid
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
-from keras_vit.checkpoints.infer_config import check_heads, file_config_grid, resampler_of
+from keras_vit.checkpoints.infer_config import check_heads, file_config_grid, has_norm_after_pooling, resampler_of
 from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, check_rank, heads_in, key_of
 from keras_vit.checkpoints.layouts import num_classes_of
 from keras_vit.errors import UserError, check_integers
@@ -140,10 +140,7 @@ def _path(layer: keras.layers.Layer, head: keras.layers.Layer | None) -> str:
 
 
 def values_by_key(model: keras.Model) -> dict:
-    """The values that the model computes with, by key; for a dense layer with LoRA the merged kernel.
-
-    Raises UserError for a model that Keras has quantized, because no other code can read its weights.
-    """
+    """The values that a model computes with, by key; with LoRA the merged kernel. Not of a quantized model."""
     if any(layer.quantization_mode for layer in model.layers):
         raise UserError(f"The model {model.name!r} is quantized by Keras; use the model before `quantize`.")
     weights = weights_by_key(model)
@@ -191,12 +188,8 @@ def match_weights(
     if checkpoint.format is not None and isinstance(config, ViTConfig):
         _check_settings(checkpoint, config)
     if POSITIONS in matched:
-        layer = next(layer for layer in model.layers if isinstance(layer, PositionEmbedding))
-        stored_grid = stored_grid or file_config_grid(checkpoint, config)
-        resampler = resampler or resampler_of(checkpoint, config)
-        fitted = _fit_positions(checkpoint, layer, resampler, stored_grid)
-        resized = (POSITIONS,) if fitted is not matched[POSITIONS] else ()
-        matched[POSITIONS] = fitted
+        stored, matched[POSITIONS] = matched[POSITIONS], _fit_positions(model, checkpoint, resampler, stored_grid)
+        resized = (POSITIONS,) if matched[POSITIONS] is not stored else ()
     check_shapes(matched, weights, config.num_heads if isinstance(config, ViTConfig) else None)
     loaded = {key: weight.source.key for key, weight in sorted(matched.items())}
     report = LoadReport(loaded, resized, tuple(sorted((*dropped, *checkpoint.unused))), tuple(sorted(kept)))
@@ -234,10 +227,8 @@ def _check_settings(checkpoint: Checkpoint, config: ViTConfig) -> None:
     expected: dict[str, object] = {"position_injection": "input"}
     if "position_embedding" in checkpoint.layout.settings:  # rotary ones have no weights
         expected["position_embedding"] = checkpoint.layout.settings["position_embedding"]
-    norm = checkpoint.weights.get("Transformer/encoder_norm/scale")
-    if norm is not None:
-        is_last, reads_token = norm.source.key.endswith("fc_norm.weight"), checkpoint.file_config.classifier == "token"
-        expected["norm_after_pooling"] = is_last and not reads_token  # of one token it is the same before
+    if "Transformer/encoder_norm/scale" in checkpoint.weights:
+        expected["norm_after_pooling"] = has_norm_after_pooling(checkpoint, checkpoint.file_config)
     if checkpoint.file_config.num_heads is not None:
         expected["num_heads"] = checkpoint.file_config.num_heads
     for field, value in expected.items():
@@ -268,13 +259,19 @@ def assign(model: keras.Model, weights: Mapping[str, Weight]) -> None:
 
 
 def _fit_positions(
-    checkpoint: Checkpoint, layer: PositionEmbedding, resampler: Resampler, stored_grid: tuple[int, int] | None
+    model: keras.Model,
+    checkpoint: Checkpoint,
+    resampler: Resampler | None,
+    stored_grid: tuple[int, int] | None,
 ) -> Weight:
     """The position embeddings, resized to the grid of the model if the stored grid differs.
 
     Without a `stored_grid`, an equal number of tokens means the same grid in vit_jax; in PyTorch codes a square number
     of tokens means a square grid.
     """
+    config, layer = config_of(model), next(layer for layer in model.layers if isinstance(layer, PositionEmbedding))
+    stored_grid = stored_grid or file_config_grid(checkpoint, config)
+    how = resampler or resampler_of(checkpoint, config)
     table = checkpoint.weights[POSITIONS]
     check_rank(table.source.key, table.shape, (3,))
     rows, columns = layer.grid
@@ -293,18 +290,11 @@ def _fit_positions(
         return table
     prefix = layer.num_prefix_tokens
     shape = (table.shape[0], prefix + rows * columns, table.shape[2])
-    return table.mapped(
-        shape, lambda array: resize_position_embedding(array, old_grid, (rows, columns), prefix, resampler)
-    )
+    return table.mapped(shape, lambda array: resize_position_embedding(array, old_grid, (rows, columns), prefix, how))
 
 
 def changed_layer(model: keras.Model) -> str | None:
-    """The first layer by which a model differs from what `keras_vit.build` makes of its config; None for no such layer.
-
-    It is the model itself if its class has a `call` of its own.
-
-    Raises UserError for a model without ModelSpec layer.
-    """
+    """Return the first layer by which a model differs from what its config describes; None for no such layer."""
     spec = next((layer.dtype_policy.name for layer in model.layers if isinstance(layer, ModelSpec)), None)
     config, preprocessing = config_of(model), preprocessing_of(model)
     if has_own_call(model):

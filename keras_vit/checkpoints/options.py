@@ -68,11 +68,7 @@ class LoadOptions:
         return {name: getattr(self, name) for name in RATES}
 
     def for_classes(self, known: Classes | None) -> tuple["LoadOptions", Classes | None, list[int | None]]:
-        """Resolve `classes` by those of the checkpoint; prints what becomes of the head.
-
-        Returns the options, where a head without any of these classes has `num_classes`; the classes of the new model;
-        and for a head that is kept the row of each class in it, or None for a new row.
-        """
+        """Return the options with `num_classes`, the classes of the model, and the row of each in a head that stays."""
         if self.classes is None:
             return self, known if self.num_classes is None else None, []
         rows = rows_of(self.classes, known.labels if known else ())
@@ -102,10 +98,7 @@ class LoadOptions:
 
 
 def rows_of(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
-    """Return where each class is among the known ones, whatever its case and with underscores for spaces; else None.
-
-    A name that several known classes share is none of them.
-    """
+    """Return where each class is among the known ones, whatever its case and with underscores for spaces; else None."""
     rows: dict[str, int | None] = {}
     for row, name in enumerate(known):
         rows[_key(name)] = None if _key(name) in rows else row

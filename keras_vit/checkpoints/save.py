@@ -19,6 +19,7 @@ from keras_vit.checkpoints.load import check_unchanged, values_by_key
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.labels import check_number
+from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import to_path
 from keras_vit.files.safetensors import overwrite, write_json, write_safetensors
@@ -55,17 +56,21 @@ def save_checkpoint(
     check_target(path, layout)
     check_unchanged(model, "save it with model.save, or give the model from before the change")
     weights = {key: keras.ops.convert_to_numpy(value) for key, value in values_by_key(model).items()}
-    if two_towers is not None:
-        if layout != "huggingface" or labels:
-            raise UserError("two_towers is for the layout huggingface, without labels; give that, or leave it out.")
+    if two_towers is None:
+        written = written_model(model, labels or classes_of(model) or ())
+        _write(path, layout, written, weights, model.name)
+    elif layout != "huggingface" or labels:
+        raise UserError("two_towers is for the layout huggingface, without labels; give that, or leave it out.")
+    else:
         _write_image_tower(path, os.fspath(two_towers), *_image_tower(config_of(model), weights))
-        return
-    written = written_model(model, labels or classes_of(model) or ())
+
+
+def _write(path: pathlib.Path, layout: str, written: WrittenModel, weights: dict[str, np.ndarray], name: str) -> None:
     if written.labels:
-        check_number(written.labels, "labels", written.num_classes, model.name)
+        check_number(written.labels, "labels", written.num_classes, name)
     module, own = format_for(written, layout)
     for sentence in settings_to_set(written, layout, has_config=is_folder(path, layout)):
-        warnings.warn(sentence, stacklevel=2)
+        warnings.warn(sentence, stacklevel=3)
     num_heads = 1
     if isinstance(written.config, ViTConfig):
         weights, num_heads = _with_positions_of(own, weights, written.config), written.config.num_heads
@@ -115,10 +120,7 @@ def settings_to_set(model: WrittenModel, layout: str, has_config: bool) -> list[
 
 
 def _with_positions_of(layout: Layout, weights: dict[str, np.ndarray], config: ViTConfig) -> dict[str, np.ndarray]:
-    """Add the position of the class token to the token, or a position of zeros, as the layout has it.
-
-    The outputs stay the same.
-    """
+    """Add the position of the class token to the token, or a position of zeros, as the layout has it."""
     if layout.prefix_positions in (None, config.prefix_positions) or "cls" not in weights or POSITIONS not in weights:
         return weights
     table = weights[POSITIONS]
@@ -149,16 +151,7 @@ def _image_tower(config: ModelConfig, weights: Mapping[str, np.ndarray]) -> tupl
 def _write_image_tower(
     folder: pathlib.Path, source: str, config: ModelConfig, weights: Mapping[str, np.ndarray]
 ) -> None:
-    """Write a copy of the folder of two towers with the weights of another image tower of the same sizes.
-
-    Args:
-        folder: that is not there yet.
-        source: the two towers, as `find_checkpoint` takes them.
-        config: of the image tower.
-        weights: by their names, see `_image_tower`.
-
-    Raises UserError for a source that is no folder of two towers, or of another image tower.
-    """
+    """Write a copy of the folder of two towers with the weights of another image tower of the same sizes."""
     origin = find_checkpoint(source)
     checkpoint = open_checkpoint(origin)
     if not origin.is_dir() or not any("text_model." in key for key in checkpoint.unused):
@@ -166,13 +159,7 @@ def _write_image_tower(
     heads = config.num_heads if isinstance(config, ViTConfig) else 1
     arrays = untranslate(weights, checkpoint.layout.rules, heads)
     stored = {weight.source.key: weight.source for weight in checkpoint.weights.values()}
-    shapes = [{key: array.shape for key, array in each.items()} for each in (arrays, stored)]
-    if different := sorted(key for key in arrays.keys() | stored.keys() if shapes[0].get(key) != shapes[1].get(key)):
-        raise UserError(
-            f"The model is another image tower than that of {source}: it lacks, or has in another shape, "
-            f"{join_keys(different)}. Adapt it to the image size of the checkpoint; a head that is none of texts "
-            "dropped the projection: fine-tune a model of keras_vit.zero_shot."
-        )
+    _check_equal_shapes(arrays, stored, source)
     if rounded := sorted({array.dtype.str for array in stored.values() if array.dtype.itemsize < 4}):
         warnings.warn(f"The weights of {source} have 16 bits ({', '.join(rounded)}), so the new ones do.", stacklevel=3)
     with atomic_folder(folder) as temporary:
@@ -181,3 +168,13 @@ def _write_image_tower(
                 shutil.copyfile(file, temporary / file.name)
         for file in temporary.glob("*.safetensors"):
             overwrite(file, arrays)
+
+
+def _check_equal_shapes(arrays: Mapping[str, np.ndarray], stored: Mapping[str, LazyArray], source: str) -> None:
+    shapes = [{(key, array.shape) for key, array in each.items()} for each in (arrays, stored)]
+    if different := sorted({key for key, _ in shapes[0] ^ shapes[1]}):
+        raise UserError(
+            f"The model is another image tower than that of {source}: it lacks, or has in another shape, "
+            f"{join_keys(different)}. Adapt it to the image size of the checkpoint; a head that is none of texts "
+            "dropped the projection: fine-tune a model of keras_vit.zero_shot."
+        )

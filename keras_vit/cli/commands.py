@@ -3,12 +3,15 @@
 Its script does not put the current folder on Python's path, so it also works in a folder with a `training.py`.
 """
 
+import difflib
 import importlib
+import shutil
+import sys
 from collections.abc import Sequence
 
 from keras_vit import __version__
 from keras_vit.cli import start
-from keras_vit.errors import UserError, nearest
+from keras_vit.errors import UserError
 from keras_vit.published import USUAL, find_models
 
 # What the commands are for -> the module of each, which is imported by name when it is run, since `keras_vit` imports
@@ -110,8 +113,9 @@ def run_command(arguments: Sequence[str]) -> None:
         return
     if name not in (*COMMANDS, *_LISTS):
         meant = _OTHER_NAMES.get(name.lower().replace("_", "-"))
-        close = ", ".join(meant) if meant else nearest(name, (*COMMANDS, *_LISTS))
-        raise UserError(f"There is no command {name!r}; keras-vit --help lists all, the nearest: {close}.")
+        near = meant or difflib.get_close_matches(name[:100], (*COMMANDS, *_LISTS))
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise UserError(f"There is no command {name[:100]!r}; keras-vit --help lists all.{hint}")
     try:
         if name in _LISTS:
             _print_list(name, rest)
@@ -147,16 +151,29 @@ def _print_list(noun: str, arguments: Sequence[str]) -> None:
 
 
 def _model_lines(wildcard: str) -> list[str]:
-    """Return a line for each model that fits: the usual ones first; those for tests only where they are named."""
+    """Return a table of the models that fit: the usual ones first; those for tests only where they are named.
+
+    Of one model, all checkpoints; of several, the first of each, as wide as the terminal.
+    """
     models = find_models(wildcard)
     models = [model for model in models if model.purpose != "tests"] or models
     models.sort(key=lambda model: USUAL.index(model.name) if model.name in USUAL else len(USUAL))
-    return [
-        f"{model.name:20} {model.pixels} pixels {model.millions:8,.1f} M parameters  {model.purpose:20} "
-        + f"{f'{model.accuracy} % ImageNet' if model.accuracy else '':15} {model.license:10} "
-        + (", ".join(model.checkpoints) or "no checkpoint")
-        for model in models
-    ]
+    lines = [f"{'model':21} {'pixels':>6} {'params':>9} {'GMACs':>7} {'ImageNet':>8}  {'license':14}  checkpoint"]
+    for model in models:
+        accuracy = f"{model.accuracy:.1f} %" if model.accuracy else ""
+        size = f"{model.pixels:6} {model.millions:7,.1f} M {model.gmacs:7,.1f}"
+        names = model.checkpoints or ("none",)
+        more = f" and {len(names) - 1} more" if names[1:] and models[1:] else ""
+        lines.append(f"{model.name:21} {size} {accuracy:>8}  {model.license:14}  {names[0]}{more}")
+        lines += [] if models[1:] else [f"{'':74}{name}" for name in names[1:]]
+    if not models:
+        return []
+    return [line[:width] for line in lines] if (width := _terminal_width()) and models[1:] else lines
+
+
+def _terminal_width() -> int | None:
+    """Return the width of the terminal; None where the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def main() -> None:

@@ -172,7 +172,7 @@ def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
 def _end_on_full_memory(reason: str) -> typing.NoReturn:
     oom = re.search(r"OOM when allocating tensor with shape\[[\d,]*\]|[Oo]ut of memory.*", reason)
     what = oom[0] if oom else reason.split("\n")[0]
-    print(f"The memory of this machine does not suffice ({what.strip('. ')}); give smaller sizes.", file=sys.stderr)
+    print(f"Not enough memory ({what.strip('. ')}); choose smaller sizes.", file=sys.stderr)
     sys.exit(2)
 
 

@@ -30,7 +30,8 @@ MODEL = "model.keras"
 KERAS_WEIGHTS = ".weights.h5"
 
 # What is raised for a .keras file that is cut off or has other bytes.
-_OF_DAMAGE = (OSError, EOFError, zipfile.BadZipFile, zlib.error)
+# NotImplementedError: of zipfile, for versions and compressions that it does not know.
+_OF_DAMAGE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 # Bytes of a .keras file's members for each of its own; Keras does not compress them.
 _LARGEST_RATIO = 20
 

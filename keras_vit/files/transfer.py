@@ -44,14 +44,7 @@ class TransferError(Exception):
 
 
 def download_file(address: str, path: pathlib.Path) -> str:
-    """Download to `path`, in up to three attempts, and return the SHA-256, hexadecimal.
-
-    Args:
-        address: https, or http on this machine.
-        path: in a folder that exists. Nothing is there until the file is complete.
-
-    Raises UserError.
-    """
+    """Download to a path, where nothing is until the file is complete, and return its SHA-256. Raises UserError."""
     for pause in (*PAUSES, None):
         try:
             return _attempt(address, path)

@@ -90,15 +90,12 @@ def chunk_attention(model: keras.Model, queries: int | None) -> None:
     """
     check_integers("queries", queries)
     layers = [layer for layer in model.layers if isinstance(layer, DotProductAttention)]
-    if not layers:
-        raise UserError(f"The model {model.name!r} has no attention to compute in chunks; leave chunk_attention out.")
-    if any(isinstance(layer, RelativePositions | NoSelfAttention | MaskAttention) for layer in model.layers):
+    biased = any(isinstance(layer, RelativePositions | NoSelfAttention | MaskAttention) for layer in model.layers)
+    if not layers or biased or any(layer.dropout_rate for layer in layers):
         raise UserError(
-            "Relative positions are logits of all tokens at once, as the masks of locality self-attention and of mask "
-            "attention are; leave chunk_attention out."
+            f"Chunks are of attention without relative positions, masks, and dropout of the probabilities, which the "
+            f"model {model.name!r} does not have; leave chunk_attention out."
         )
-    if any(layer.dropout_rate for layer in layers):
-        raise UserError("Dropout would drop the same of every chunk; build the model without attention dropout.")
     for layer in layers:
         layer.queries_at_a_time = queries
 
@@ -237,9 +234,6 @@ class AttentionProbabilities(keras.layers.Layer):
         query, key = split_heads(query, self.num_heads), split_heads(key, self.num_heads, transposed=True)
         return attention_probabilities(query, key, attention_bias, scaled=self.scaled)
 
-    def compute_output_shape(self, query_shape, key_shape, attention_bias_shape=None):
-        return query_shape[0], self.num_heads, query_shape[1], key_shape[1]
-
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class RelativePositions(keras.layers.Layer):
@@ -269,9 +263,6 @@ class RelativePositions(keras.layers.Layer):
         logits = ops.reshape(logits[:, :, : num_tokens * reach], (-1, self.num_heads, num_tokens, reach))
         return logits[:, :, :, num_tokens - 1 :]  # (B, H, N, N)
 
-    def compute_output_shape(self, query_shape):
-        return query_shape[0], self.num_heads, query_shape[1], query_shape[1]
-
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class HeadScale(keras.layers.Layer):
@@ -288,9 +279,6 @@ class HeadScale(keras.layers.Layer):
         factors = ops.repeat(self.scale, query.shape[-1] // self.num_heads)  # (D,)
         return query * ops.cast(factors, query.dtype)
 
-    def compute_output_shape(self, query_shape):
-        return query_shape
-
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class NoSelfAttention(keras.layers.Layer):
@@ -299,9 +287,6 @@ class NoSelfAttention(keras.layers.Layer):
     def call(self, query):
         # exp underflows to 0 behind it, and float16 holds it.
         return ops.cast(_FORBIDDEN * ops.eye(query.shape[1])[None, None], query.dtype)
-
-    def compute_output_shape(self, query_shape):
-        return 1, 1, query_shape[1], query_shape[1]
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -355,10 +340,6 @@ class MaskAttention(keras.layers.Layer):
             return bias
         without = ops.zeros_like(bias) if before is None else before
         return ops.where(probability > 0.0, bias, without)
-
-    def compute_output_shape(self, mask_logits_shape, before_shape=None):
-        num_tokens = mask_logits_shape[-1] + self.num_prefix_tokens + self.grid[0] * self.grid[1]
-        return mask_logits_shape[0], 1, num_tokens, num_tokens
 
 
 class _Axis(keras.layers.Layer):

@@ -2,18 +2,25 @@
 
 import contextlib
 import dataclasses
-import numbers
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import keras
 
-from keras_vit.errors import UserError, check_choice, check_integers, nearest
+from keras_vit.errors import UserError, check_choice, check_integers, check_known
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import AttentionProbabilities
 from keras_vit.models.bit import big_transfer
-from keras_vit.models.config import Classes, ModelConfig, ResNetConfig, ViTConfig, config_from_dict, python_numbers
+from keras_vit.models.config import (
+    Classes,
+    ModelConfig,
+    ResNetConfig,
+    ViTConfig,
+    check_blocks,
+    config_from_dict,
+    python_numbers,
+)
 from keras_vit.models.image_model import ImageModel
 from keras_vit.models.layers import ModelSpec, PoolTokens
 from keras_vit.models.named_models import model_config
@@ -355,10 +362,7 @@ def intermediates(model: keras.Model, names: str | Collection[str] | None = None
     if isinstance(names, str):
         return keras.Model(model.input, intermediates(model, [names]).output[names], name=f"{model.name}_{names}")
     for name in names or ():
-        if name not in available:
-            raise UserError(
-                f"The model has no intermediate {name!r}; the nearest names are {nearest(name, available)}."
-            )
+        check_known("intermediate", name, available)
     outputs = {name: available[name]() for name in (available if names is None else names)}
     return keras.Model(model.input, outputs, name=f"{model.name}_intermediates")
 
@@ -375,9 +379,7 @@ def get_layer(model: keras.Model, name: str) -> keras.layers.Layer:
     if name in layers:
         return layers[name]
     available = _available(model)
-    if name not in available:
-        names = [*layers, *available]
-        raise UserError(f"The model has no layer {name!r}; the nearest names are {nearest(name, names)}.")
+    check_known("layer", name, available, layers)
     if match := re.fullmatch(r"attention_(\d+)(?:_(row|column))?", name):
         axis = f".{match[2]}" if match[2] else ""
         return layers[f"Transformer.encoderblock_{match[1]}{axis}.MultiHeadDotProductAttention_1"]
@@ -388,7 +390,10 @@ def get_layer(model: keras.Model, name: str) -> keras.layers.Layer:
 def _available(model: keras.Model) -> dict[str, Callable]:
     """Return a function that gives the tensor for each name of `intermediates`."""
     config, layers = config_of(model), {layer.name: layer for layer in model.layers}
-    available = _inside_vit(config, layers) if isinstance(config, ViTConfig) else _inside_resnet(config, layers)
+    if isinstance(config, ViTConfig):
+        available = _inside_vit(config, layers)
+    else:
+        available = _inside_resnet(config, layers) | {"pre_logits": lambda: layers["pool"].output}
     if head := classifier_head(model):
         available["logits"] = lambda: logits_model(model).output
         if "mean_of_heads" not in layers:
@@ -428,11 +433,9 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
     """
     config = config_of(model)
     if not isinstance(config, ViTConfig):
-        raise UserError("A ResNet has no blocks of tokens; take feature_map with the name of a stage.")
+        raise UserError("A ResNet has no blocks of tokens; use feature_map with the name of a stage.")
     count = config.num_layers
-    whole = all(isinstance(b, numbers.Integral) and not isinstance(b, bool) for b in blocks)
-    if not len(blocks) or not whole or not all(-count <= block < count for block in blocks):
-        raise UserError(f"blocks must be numbers from {-count} to {count - 1}, but are {list(blocks)}.")
+    check_blocks(blocks, count)
     if norm and config.norm_after_pooling:
         raise UserError("The last LayerNorm of this model is for the mean of the tokens; give norm=False.")
     tokens = intermediates(model, [f"block_{block % count}" for block in blocks]).output
@@ -446,20 +449,14 @@ def feature_maps(model: keras.Model, blocks: Collection[int], *, norm: bool = Tr
 
 
 def _inside_resnet(config: ResNetConfig, layers: dict) -> dict:
-    """Name -> function that gives the tensor."""
-    if not config.preactivation:
-        return _feature_maps(config, layers) | {"pre_logits": lambda: layers["pool"].output}
-    names = {"root": "resnet.root_block"}
-    for stage, units in enumerate(config.block_units):
-        names[f"stage{stage + 1}"] = f"resnet.block{stage + 1}.unit{units:02d}"
-    names["pre_logits"] = "pool"
-    return {name: lambda layer=layer: layers[layer].output for name, layer in names.items()}
-
-
-def _feature_maps(config: ResNetConfig, layers: dict) -> dict:
-    names = {"resnet_root": "resnet_root"}
-    for stage, units in enumerate(config.block_units):
-        names[f"resnet_block{stage + 1}"] = f"block{stage + 1}.unit{units}"
+    """Name of a feature map -> function that gives the tensor."""
+    stages = list(enumerate(config.block_units, 1))
+    if config.preactivation:
+        names = {"root": "resnet.root_block"}
+        names |= {f"stage{stage}": f"resnet.block{stage}.unit{units:02d}" for stage, units in stages}
+    else:
+        names = {"resnet_root": "resnet_root"}
+        names |= {f"resnet_block{stage}": f"block{stage}.unit{units}" for stage, units in stages}
     return {name: lambda layer=layer: layers[layer].output for name, layer in names.items()}
 
 
@@ -479,7 +476,7 @@ def _inside_vit(config: ViTConfig, layers: dict) -> dict:
             *(layers[part].output for part in parts if part in layers)
         )
 
-    available = _feature_maps(config.stem, layers) if isinstance(config.stem, ResNetConfig) else {}
+    available = _inside_resnet(config.stem, layers) if isinstance(config.stem, ResNetConfig) else {}
     axes = {"_row": ".row", "_column": ".column"} if config.axial else {"": ""}
     first_norm = f"Transformer.encoderblock_0{next(iter(axes.values()))}.LayerNorm_0"
     available["patch_embedding"] = lambda: output("embedding")

@@ -3,7 +3,8 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import numbers
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from keras_vit.errors import Rules, UserError, check_choice, check_integers, refuse_first
@@ -34,6 +35,13 @@ def check_below_one(config, *fields: str) -> None:
     for field in fields:
         if not 0.0 <= (value := getattr(config, field)) < 1.0:
             raise UserError(f"{field} must be in [0, 1), but is {value}.")
+
+
+def check_blocks(blocks: Collection[int], count: int) -> None:
+    """Raise UserError unless these are some of the numbers of `count` encoder blocks, or negative ones from the end."""
+    whole = all(isinstance(block, numbers.Integral) and not isinstance(block, bool) for block in blocks)
+    if not len(blocks) or not whole or not all(-count <= block < count for block in blocks):
+        raise UserError(f"blocks must be numbers from {-count} to {count - 1}, but are {list(blocks)}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,13 +150,12 @@ class ConvStem:
         convert_fields(self)
         for field in ("channels", "kernel_sizes", "strides"):
             check_integers(field, getattr(self, field), length=0)
-        if not len(self.channels) == len(self.kernel_sizes) == len(self.strides) > 0:
+        counts = {len(self.channels), len(self.kernel_sizes), len(self.strides)}
+        if len(counts) > 1 or counts == {0} or not all(size % 2 for size in self.kernel_sizes):
             raise UserError(
-                "A convolutional stem needs as many channels as kernel sizes and strides, but has "
+                "A convolutional stem needs as many channels as odd kernel sizes and strides, but has "
                 f"{self.channels}, {self.kernel_sizes} and {self.strides}."
             )
-        if not all(size % 2 for size in self.kernel_sizes):
-            raise UserError(f"A convolutional stem needs odd kernels, but has {self.kernel_sizes}.")
 
     @property
     def total_stride(self) -> int:
@@ -272,10 +279,7 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self)
-        if not isinstance(self.patch_size, int | tuple) or len(self.patch) != 2:
-            raise UserError(f"patch_size must be one number of pixels or (height, width), but is {self.patch_size}.")
-        check_integers("patch height", self.patch[0])
-        check_integers("patch width", self.patch[1])
+        check_integers("patch_size", self.patch, length=2)
         for field in ("hidden_size", "num_layers", "num_heads", "mlp_dim", "representation_size"):
             check_integers(field, getattr(self, field))
         check_integers("num_registers", self.num_registers, least=0)
@@ -287,27 +291,20 @@ class ViTConfig:
     def _encoder_rules(self) -> Rules:
         """Rules of sizes, positions and attention."""
         epsilon, scale, width, heads = self.layer_norm_epsilon, self.layer_scale, self.hidden_size, self.num_heads
-        yield width % heads, f"hidden_size must be a multiple of num_heads, but {width} is not one of {heads}."
-        yield not 0.0 < epsilon < 1.0, f"layer_norm_epsilon must be between 0 and 1, but is {epsilon}."
-        yield (
-            scale is not None and not 0.0 <= scale <= 1.0,
-            f"layer_scale must be between 0 and 1, or None, but is {scale}.",
-        )
         positions, in_every_layer = self.position_embedding, self.position_injection != "input"
         multiple = {"learned-2d": 2, "sincos-2d": 4}.get(positions, 1)
+        yield width % heads, f"hidden_size must be a multiple of num_heads, but {width} is not one of {heads}."
+        yield not 0.0 < epsilon < 1.0, f"layer_norm_epsilon must be between 0 and 1, but is {epsilon}."
+        yield scale is not None and not 0.0 <= scale <= 1.0, f"layer_scale must be between 0 and 1, but is {scale}."
         yield (
             width % multiple,
-            f"Position embeddings {positions!r} need a hidden_size that is a multiple of {multiple}, but it is "
-            f"{width}.",
+            f"Positions {positions!r} need a hidden_size that {multiple} divides, not {width}.",
         )
         yield (
             in_every_layer and not positions.startswith("learned"),
-            f"Only learned position embeddings are added in every layer, not {positions!r} ones.",
+            f"{positions!r} positions are not for every layer.",
         )
-        yield (
-            self.axial and self.num_prefix_tokens,
-            "An axial model cannot have a class token; use the classifier gap, map or unpooled.",
-        )
+        yield self.axial and self.num_prefix_tokens, "An axial model has no class token; use gap, map or unpooled."
         yield (
             positions == "rotary" and (self.axial or width // heads % 4),
             "Rotary positions need heads whose width is a multiple of 4, and attention over all tokens, but "
@@ -324,46 +321,40 @@ class ViTConfig:
 
     def _token_rules(self) -> Rules:
         """Rules of class token, distillation token and registers."""
-        classifier = self.classifier
+        classifier, has_token, positions = self.classifier, self.has_class_token, self.position_injection
+        reads_all = classifier in ("map", "sequence")
         yield (
-            self.num_registers and classifier in ("map", "sequence"),
-            f"The classifier {classifier!r} reads all tokens; leave num_registers out, or use another one.",
+            self.num_registers and reads_all,
+            f"Classifier {classifier!r} reads all tokens; leave num_registers out.",
         )
         yield (
             self.with_class_token and (classifier not in ("gap", "none") or self.distillation != "none"),
-            "with_class_token is for the classifiers gap and none without distillation token, not for "
-            f"{classifier!r}; leave it out.",
+            f"with_class_token is for gap and none without distillation token, not for {classifier!r}; leave it out.",
         )
         yield (
-            self.distillation != "none" and not self.has_class_token,
+            self.distillation != "none" and not has_token,
             f"A distillation token needs the classifier 'token', not {classifier!r}; choose that.",
         )
         yield (
             self.distillation == "head" and (classifier != "token" or self.representation_size is not None),
             "Two heads read class and distillation token; use classifier 'token' without pre_logits.",
         )
+        yield not self.prefix_positions and not has_token, "prefix_positions=False needs a class token; leave it out."
         yield (
-            not self.prefix_positions and not self.has_class_token,
-            "Without a class token there is no position to leave out; leave prefix_positions out.",
-        )
-        yield (
-            self.position_injection != "input" and (self.num_registers or not self.prefix_positions),
+            positions != "input" and (self.num_registers or not self.prefix_positions),
             "Positions that are added in every layer are of all tokens; leave num_registers out.",
         )
 
     def _head_rules(self) -> Rules:
         """Rules of what follows the last block, and of the stem."""
-        classifier = self.classifier
-        yield (
-            self.norm_after_pooling and classifier != "gap",
-            f"norm_after_pooling belongs to the classifier 'gap', not {classifier!r}.",
-        )
+        is_gap, is_one_vector = self.classifier == "gap", self.classifier not in ("unpooled", "none")
+        yield self.norm_after_pooling and not is_gap, "norm_after_pooling belongs to the classifier 'gap'."
         yield (
             self.norm_after_pooling and not self.final_norm,
             "norm_after_pooling places the last LayerNorm, which final_norm=False leaves out; leave one of them out.",
         )
         yield (
-            self.normalized and (self.distillation == "head" or classifier in ("unpooled", "none")),
+            self.normalized and (self.distillation == "head" or not is_one_vector),
             "Features are normalized in front of one head of one vector; leave normalized out.",
         )
         yield (

@@ -4,6 +4,8 @@ Papers: "Simple Open-Vocabulary Object Detection with Vision Transformers" (arXi
 Open-Vocabulary Object Detection" (arXiv 2306.09683, OWLv2). Agrees to float rounding with OWL-ViT and OWLv2 of
 transformers.
 
+Boxes are (..., 4) as shares of the image, or in pixels.
+
 Axes: B batch, N patches, D width, E width of the class embeddings, K classes.
 """
 
@@ -13,7 +15,6 @@ from keras import ops
 
 from keras_vit.errors import UserError
 from keras_vit.images.preprocessing import Preprocessing
-from keras_vit.models.boxes import overlaps, to_corners
 from keras_vit.models.config import DetectionConfig, ViTConfig
 from keras_vit.models.layers import PACKAGE, TokenDense, initial
 from keras_vit.models.vit import encoder, image_and_patches, layer_norm
@@ -72,12 +73,6 @@ class TimesClassToken(keras.layers.Layer):
     def call(self, tokens):
         return tokens[:, self.prefix :] * tokens[:, :1]
 
-    def compute_output_shape(self, input_shape):
-        return input_shape[0], input_shape[1] - self.prefix, input_shape[2]
-
-    def get_config(self):
-        return {**super().get_config(), "prefix": self.prefix}
-
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class StopGradient(keras.layers.Layer):
@@ -85,9 +80,6 @@ class StopGradient(keras.layers.Layer):
 
     def call(self, x):
         return ops.stop_gradient(x)
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -104,9 +96,6 @@ class BoxesOnGrid(keras.layers.Layer):
 
     def call(self, predictions):
         return ops.sigmoid(predictions + ops.convert_to_tensor(box_bias(self.grid), predictions.dtype))
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
 
 
 def box_bias(grid: tuple[int, int]) -> np.ndarray:
@@ -140,9 +129,6 @@ class ClassEmbeddings(keras.layers.Layer):
         scale = ops.elu(ops.matmul(features, self.scale_kernel) + self.scale_bias) + 1.0
         return unit_length(embeddings), shift, scale
 
-    def compute_output_shape(self, features_shape, embeddings_shape):
-        return embeddings_shape, (*features_shape[:2], 1), (*features_shape[:2], 1)
-
 
 def unit_length(embeddings):
     """Embeddings (..., E) divided by their lengths."""
@@ -161,9 +147,6 @@ class ClassLogits(keras.layers.Layer):
     def call(self, embeddings, shift, scale, queries):
         queries = ops.swapaxes(ops.cast(unit_length(queries), embeddings.dtype), -1, -2)
         return (ops.matmul(embeddings, queries) + shift) * scale
-
-    def compute_output_shape(self, embeddings_shape, shift_shape, scale_shape, queries_shape):
-        return *embeddings_shape[:2], queries_shape[-2]
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -186,9 +169,6 @@ class KnownClasses(keras.layers.Layer):
 
     def call(self, x):
         return ops.cast(self.embeddings, x.dtype)
-
-    def compute_output_shape(self, input_shape):
-        return self.num_classes, self.embedding_size
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -226,12 +206,6 @@ class SuppressOverlaps(keras.layers.Layer):
 
         _, kept = ops.while_loop(is_left, take_best, (scores, scores < lowest))
         return ops.where(kept[..., None], logits, ops.minimum(logits, SUPPRESSED))
-
-    def compute_output_shape(self, logits_shape, boxes_shape):
-        return logits_shape
-
-    def get_config(self):
-        return {**super().get_config(), "max_overlap": self.max_overlap}
 
 
 def max_overlap_of(model: keras.Model) -> float | None:
@@ -293,9 +267,6 @@ class MaskQueries(keras.layers.Layer):
         present = ops.any(queries != 0, axis=-1)[:, None]  # (B, 1, K)
         return ops.where(present, logits, _MASKED_LOGIT)
 
-    def compute_output_shape(self, logits_shape, queries_shape):
-        return logits_shape
-
 
 def query_embeddings(model: keras.Model, images, boxes=None) -> tuple[np.ndarray, np.ndarray]:
     """The embeddings of objects on example images, to look for with `with_queries` or `with_classes`.
@@ -307,7 +278,7 @@ def query_embeddings(model: keras.Model, images, boxes=None) -> tuple[np.ndarray
     Args:
         model: a detector, without further inputs.
         images: (B, height, width, channels), preprocessed.
-        boxes: (B, 4), of the object on each image: centre x and y, width and height as shares of the model's input.
+        boxes: (B, 4), of the object on each image: center x and y, width and height as shares of the model's input.
 
     Returns:
         (embeddings (B, E), numbers of the patches (B,)).
@@ -329,11 +300,11 @@ def query_embeddings(model: keras.Model, images, boxes=None) -> tuple[np.ndarray
     shares = overlaps(
         to_corners(ops.convert_to_tensor(outputs["boxes"])), to_corners(ops.convert_to_tensor(boxes[:, None]))
     )
-    ious, generalised = (ops.convert_to_numpy(share) for share in shares)  # (B, N)
-    ious = np.where((ious == 0.0).all(axis=-1, keepdims=True), generalised, ious)
+    ious, generalized = (ops.convert_to_numpy(share) for share in shares)  # (B, N)
+    ious = np.where((ious == 0.0).all(axis=-1, keepdims=True), generalized, ious)
     likeness = np.einsum("be,bne->bn", embeddings.mean(axis=1), embeddings)
     fits = ious >= ious.max(axis=-1, keepdims=True) * 0.8
-    # Of overlaps below 0, none reaches 80 % of the best.
+    # If all overlaps are below 0, none can reach 80 % of the best.
     fits |= ious == ious.max(axis=-1, keepdims=True)
     best = np.where(fits, likeness, np.inf).argmin(axis=-1)
     return embeddings[np.arange(len(best)), best], best
@@ -345,3 +316,31 @@ def _class_head(model: keras.Model) -> list:
     if layer is None:
         raise UserError(f"The model {model.name!r} does not detect by class embeddings; take OWL-ViT or OWLv2.")
     return list(layer.output)
+
+
+def to_corners(boxes):
+    """Center x and y, width and height (..., 4) -> left, top, right, bottom (..., 4)."""
+    x, y, width, height = (boxes[..., i] for i in range(4))
+    return ops.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], axis=-1)
+
+
+def overlaps(corners, others):
+    """(intersection over union, generalized IoU) of boxes (..., 4) as corners, which are broadcast against each other.
+
+    Generalized IoU (arXiv 1902.09630), in (-1, 1]: IoU less the share of the smallest enclosing box that neither of the
+    two covers. Boxes without area give 0 instead of a division by 0.
+    """
+    shared = _box_area(ops.maximum(corners[..., :2], others[..., :2]), ops.minimum(corners[..., 2:], others[..., 2:]))
+    union = _box_area(corners[..., :2], corners[..., 2:]) + _box_area(others[..., :2], others[..., 2:]) - shared
+    around = _box_area(ops.minimum(corners[..., :2], others[..., :2]), ops.maximum(corners[..., 2:], others[..., 2:]))
+    iou = _share(shared, union)
+    return iou, iou - _share(around - union, around)
+
+
+def _box_area(first, last):
+    sides = ops.maximum(last - first, 0.0)
+    return sides[..., 0] * sides[..., 1]
+
+
+def _share(part, whole):
+    return ops.where(whole > 0.0, part / ops.where(whole > 0.0, whole, 1.0), 0.0)

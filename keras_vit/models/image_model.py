@@ -37,16 +37,21 @@ class ImageModel(keras.Model):
                 'classifier_activation="softmax" ("sigmoid" for several classes per image).',
                 stacklevel=2,
             )
-        spec = next((layer for layer in self.layers if isinstance(layer, ModelSpec)), None)
-        if spec is not None and not _has_replicas(self):
-            x = _with_checked_range(x, Preprocessing.saved(spec.preprocessing))
+        preprocessing = _preprocessing(self)
+        if preprocessing is not None and not _has_replicas(self):
+            x = _with_checked_range(x, preprocessing)
         return super().fit(x, *args, **kwargs)
 
     def predict(self, x, *args, **kwargs):
-        spec = next((layer for layer in self.layers if isinstance(layer, ModelSpec)), None)
-        if spec is not None and (isinstance(x, np.ndarray) or keras.ops.is_tensor(x)):
-            _check_range(x[:_IMAGES], Preprocessing.saved(spec.preprocessing))
+        preprocessing = _preprocessing(self)
+        if preprocessing is not None and (isinstance(x, np.ndarray) or keras.ops.is_tensor(x)):
+            _check_range(x[:_IMAGES], preprocessing)
         return super().predict(x, *args, **kwargs)
+
+
+def _preprocessing(model: keras.Model) -> Preprocessing | None:
+    spec = next((layer for layer in model.layers if isinstance(layer, ModelSpec)), None)
+    return None if spec is None else Preprocessing.saved(spec.preprocessing)
 
 
 def _has_replicas(model: keras.Model) -> bool:

@@ -62,16 +62,6 @@ class _ZeroCopy:
         return self._array
 
 
-def _check_backend() -> None:
-    """Raise UserError on unsupported backends: torch modules cannot have names with dots."""
-    backend = keras.backend.backend()
-    if backend not in ("tensorflow", "jax"):
-        raise UserError(
-            f"Models of keras_vit run on the TensorFlow and JAX backends of Keras, but this is {backend}; set "
-            "KERAS_BACKEND to tensorflow or jax before Keras is imported."
-        )
-
-
 @keras.saving.register_keras_serializable(PACKAGE)
 class ModelSpec(keras.layers.Layer):
     """Identity layer that stores the configuration and preprocessing of a model in its saved file.
@@ -86,7 +76,12 @@ class ModelSpec(keras.layers.Layer):
     def __init__(
         self, model: dict, preprocessing: dict, classes: dict | None = None, task: dict | None = None, **kwargs
     ):
-        _check_backend()  # every model starts with this layer, built or loaded
+        # Every model starts with this layer, built or loaded; torch modules cannot have names with dots.
+        if (backend := keras.backend.backend()) not in ("tensorflow", "jax"):
+            raise UserError(
+                f"Models of keras_vit run on the TensorFlow and JAX backends of Keras, but this is {backend}; set "
+                "KERAS_BACKEND to tensorflow or jax before Keras is imported."
+            )
         super().__init__(**kwargs)
         self.model = model
         self.preprocessing = preprocessing
@@ -270,9 +265,6 @@ class Activation(keras.layers.Layer):
     def call(self, x):
         return ops.silu(x) if self.gelu == "silu" else _GELUS[f"gelu_{self.gelu}"](x)
 
-    def compute_output_shape(self, input_shape):
-        return input_shape
-
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class ClassToken(keras.layers.Layer):
@@ -286,8 +278,7 @@ class ClassToken(keras.layers.Layer):
         return ops.concatenate([ops.cast(token, patches.dtype), patches], axis=1)  # (B, 1 + N, D)
 
     def compute_output_shape(self, input_shape):
-        batch, tokens, width = input_shape
-        return batch, tokens + 1, width
+        return input_shape[0], 1 + input_shape[1], input_shape[2]
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -313,10 +304,6 @@ class InsertTokens(keras.layers.Layer):
         inserted = ops.cast(ops.broadcast_to(self.tokens, shape), tokens.dtype)
         parts = [tokens[:, : self.index], inserted, tokens[:, self.index :]] if self.index else [inserted, tokens]
         return ops.concatenate(parts, axis=1)  # (B, N + num_tokens, D)
-
-    def compute_output_shape(self, input_shape):
-        batch, tokens, width = input_shape
-        return batch, tokens + self.num_tokens, width
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -353,9 +340,6 @@ class Probe(keras.layers.Layer):
     def call(self, tokens):
         return ops.cast(ops.broadcast_to(self.probe, (ops.shape(tokens)[0], 1, tokens.shape[-1])), tokens.dtype)
 
-    def compute_output_shape(self, input_shape):
-        return input_shape[0], 1, input_shape[2]
-
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class PoolTokens(keras.layers.Layer):
@@ -390,6 +374,3 @@ class WeightedMean(keras.layers.Layer):
         weights = ops.softmax(ops.cast(logits, "float32"), axis=1)  # (B, N, 1)
         mean = ops.matmul(ops.transpose(ops.cast(weights, tokens.dtype), (0, 2, 1)), tokens)  # (B, 1, D)
         return mean[:, 0]
-
-    def compute_output_shape(self, tokens_shape, logits_shape):
-        return tokens_shape[0], tokens_shape[2]

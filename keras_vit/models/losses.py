@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 from scipy.optimize import linear_sum_assignment
 
-from keras_vit.models.boxes import overlaps, to_corners
+from keras_vit.models.detection import overlaps, to_corners
 
 # Added before a logarithm in the matching cost of the original.
 _LOG_EPSILON = 1e-8
@@ -43,7 +43,7 @@ class DetectionWeights:
     boxes: float = 5.0
     """Of the L1 distance of the boxes."""
     overlap: float = 2.0
-    """Of the generalised intersection over union."""
+    """Of the generalized intersection over union."""
 
 
 def sampled(masks, points):
@@ -51,7 +51,7 @@ def sampled(masks, points):
 
     points: (..., P, 2), or (P, 2), the same for all masks.
 
-    As torch's grid_sample(align_corners=False): the centre of the first pixel is at half a pixel.
+    As torch's grid_sample(align_corners=False): the center of the first pixel is at half a pixel.
     """
     (rows, columns), shared = masks.shape[-2:], len(points.shape) == 2
     places = points * ops.convert_to_tensor([columns, rows], points.dtype) - 0.5
@@ -179,13 +179,9 @@ def segmentation_losses(
 ) -> dict:
     """The three parts of the loss, each a scalar without its weight: "cross_entropy", "mask", "dice".
 
-    Args:
-        class_logits: (B, Q, K + 1).
-        mask_logits: (B, h, w, Q).
-        labels: (B, T) classes, -1 for no target.
-        masks: (B, T, H, W), 1 inside.
+    Args beside those of `mask_costs`:
         matched: (B, T) queries, of `match_masks`.
-        points: (P, 2), (B, P, 2) or (B, T, P, 2), x and y in [0, 1], such as those of `uncertain_points`.
+        points: also (B, T, P, 2), such as those of `uncertain_points`.
         weights: that of no object is for the cross-entropy.
 
     The masks' parts are sums over the matched targets divided by the number of all targets, at least 1.
@@ -243,7 +239,7 @@ def box_costs(class_logits, boxes, labels, target_boxes, weights: DetectionWeigh
 
     Args:
         class_logits: (B, Q, K), of independent classes.
-        boxes: (B, Q, 4), centre x and y, width and height as shares of the image.
+        boxes: (B, Q, 4), center x and y, width and height as shares of the image.
         labels: (B, T) classes, -1 for no target.
         target_boxes: (B, T, 4), likewise.
         weights: of the parts of the cost.
@@ -254,8 +250,8 @@ def box_costs(class_logits, boxes, labels, target_boxes, weights: DetectionWeigh
     present = 0.25 * (1.0 - p) ** 2 * -ops.log(p + _LOG_EPSILON)
     class_cost = ops.take_along_axis(present - absent, _present(labels)[:, None], axis=-1)  # (B, Q, T)
     distance = ops.sum(ops.abs(boxes[:, :, None] - target_boxes[:, None]), axis=-1)
-    _, generalised = overlaps(to_corners(boxes)[:, :, None], to_corners(target_boxes)[:, None])
-    return weights.classes * class_cost + weights.boxes * distance - weights.overlap * generalised
+    _, generalized = overlaps(to_corners(boxes)[:, :, None], to_corners(target_boxes)[:, None])
+    return weights.classes * class_cost + weights.boxes * distance - weights.overlap * generalized
 
 
 def detection_losses(
@@ -265,11 +261,7 @@ def detection_losses(
 
     All are sums divided by the number of all targets, at least 1.
 
-    Args:
-        class_logits: (B, Q, K), of independent classes.
-        boxes: (B, Q, 4), centre x and y, width and height as shares of the image.
-        labels: (B, T) classes, -1 for no target.
-        target_boxes: (B, T, 4), likewise.
+    Args beside those of `box_costs`:
         matched: (B, T) predictions, of `match_boxes`.
         alpha: weight of present classes in the focal loss (arXiv 1708.02002), 1 - alpha of absent ones; None for equal
             weights.
@@ -300,9 +292,9 @@ def detection_sums(
     counts = ops.cast(matched >= 0, "float32")
     matched_boxes = ops.einsum("bqc,btq->btc", boxes, chosen)  # (B, T, 4)
     distance = ops.sum(ops.abs(matched_boxes - target_boxes), axis=-1)
-    _, generalised = overlaps(to_corners(matched_boxes), to_corners(target_boxes))
+    _, generalized = overlaps(to_corners(matched_boxes), to_corners(target_boxes))
     return {
         "classes": ops.sum(surprise, axis=(1, 2)),
         "boxes": ops.sum(counts * distance, axis=-1),
-        "overlap": ops.sum(counts * (1.0 - generalised), axis=-1),
+        "overlap": ops.sum(counts * (1.0 - generalized), axis=-1),
     }

@@ -63,18 +63,6 @@ class PatchMemory(keras.layers.Layer):
         weight = 1.0 - ops.softmax(to_these, axis=-1)[:, 0] if self.size > 1 else 1.0
         return weight * ops.max(nearest, axis=-1)
 
-    def compute_output_spec(self, features):
-        """The shapes of score and map."""
-        batch = features.shape[0]
-        return {
-            "score": keras.KerasTensor((batch,), "float32"),
-            "map": keras.KerasTensor((batch, *self.image_size), "float32"),
-        }
-
-    def get_config(self):
-        """The arguments of the constructor."""
-        return {**super().get_config(), "size": self.size, "image_size": self.image_size}
-
 
 def local_features(model: keras.Model, blocks: Sequence[int]) -> keras.Model:
     """Images -> patch tokens of some blocks (B, h, w, D), concatenated and averaged over 3 x 3 patches.

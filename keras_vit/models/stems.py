@@ -131,8 +131,3 @@ class ShiftAndCut(keras.layers.Layer):
         x = ops.reshape(x, (-1, size, columns, size * channels))  # at most four axes, for TFLite
         x = ops.transpose(x, (0, 2, 1, 3))  # (B * h / P, w / P, P, P * 5 C)
         return ops.reshape(x, (-1, rows, columns, size * size * channels))
-
-    def compute_output_shape(self, input_shape):
-        batch, height, width, channels = input_shape
-        size = self.patch_size
-        return batch, height // size, width // size, size * size * 5 * channels

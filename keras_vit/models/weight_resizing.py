@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from keras_vit.errors import UserError, check_choice, check_integers, check_known
+from keras_vit.errors import check_choice, check_integers, check_known
 
 # bilinear-aligned    vit_jax `checkpoint.py`: `scipy.ndimage.zoom` of order 1, which is bilinear with aligned corners
 #                     but for the sizes at which SciPy leaves the last row and column zero (28 -> 48 among them).
@@ -50,11 +50,6 @@ def resize_position_embedding(
     table = np.asarray(table)
     (old_h, old_w), (new_h, new_w) = old_grid, new_grid
     check_resampler(resampler)
-    if table.ndim not in (2, 3) or table.shape[-2] != num_prefix_tokens + old_h * old_w:
-        raise UserError(
-            f"A table of shape {table.shape} does not hold {num_prefix_tokens} prefix tokens and a grid of "
-            f"{old_h}x{old_w}."
-        )
     if (old_h, old_w) == (new_h, new_w):
         return table
     prefix, grid = table[..., :num_prefix_tokens, :], table[..., num_prefix_tokens:, :]

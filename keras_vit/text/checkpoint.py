@@ -206,10 +206,7 @@ def text_tower(path: str | os.PathLike) -> keras.Model:
 
 
 def open_text(path: str | os.PathLike) -> TextCheckpoint:
-    """Read the headers of the text side of a checkpoint. Raises UserError if it has none of a known kind.
-
-    path: as `keras_vit.from_checkpoint` takes it.
-    """
+    """Read the headers of the text side of a checkpoint. Raises UserError if it has none of a known kind."""
     file = find_checkpoint(path)
     arrays = {} if is_keras_model(file) else _by_usual_keys(open_arrays(file))
     layout = _identify(arrays)

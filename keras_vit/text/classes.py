@@ -42,10 +42,7 @@ _NAME_END, _SEPARATOR = ": ", " | "
 def text_classes(
     classes: Sequence[str] | Mapping[str, str | Sequence[str]], templates: str | Sequence[str] | None = None
 ) -> Classes:
-    """The classes of a model of texts; see `keras_vit.zero_shot`, which has the arguments.
-
-    Raises UserError for an empty class, one that is there twice, and a template without {}.
-    """
+    """The classes of `keras_vit.zero_shot`. Raises UserError for empty texts, equal names and templates without {}."""
     if isinstance(classes, str):
         raise UserError(f"classes must be several texts, such as ['cat', 'dog'], but is the text {classes!r:.80}.")
     if not isinstance(classes, Mapping):
@@ -84,21 +81,14 @@ def is_text_file(values: Sequence[str]) -> bool:
 
 
 def classes_of_options(values: Sequence[str], templates: Sequence[str] | None) -> Classes:
-    """The classes of the options --classes and --templates.
-
-    Args:
-        values: texts, or one .txt file with a class in each line: its text, or a name and its texts, as in
-            `cat: a cat | a kitten`.
-        templates: sentences with {}, a name, or one .txt file with one in each line.
-    """
+    """The classes of --classes, texts or one .txt file with lines as `cat: a cat | a kitten`, and of --templates."""
     if len(values) > 1 and (file := next((value for value in values if value.endswith(".txt")), None)):
         raise UserError(f"--classes takes texts or one text file, but was given {file!r:.80} beside others; give one.")
-    lines = _lines("--classes", values[0]) if is_text_file(values) else tuple(values)
-    classes: Sequence[str] | Mapping[str, tuple[str, ...]] = lines
-    if is_text_file(values):
-        _refuse_twice([_name_of(line) for line in lines])
-        classes = dict(map(_class_of, lines))
-    return text_classes(classes, templates_of_option(templates))
+    if not is_text_file(values):
+        return text_classes(tuple(values), templates_of_option(templates))
+    classes = [_class_of(line) for line in _lines("--classes", values[0])]
+    _refuse_twice([name for name, _ in classes])
+    return text_classes(dict(classes), templates_of_option(templates))
 
 
 def templates_of_option(templates: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -116,13 +106,9 @@ def classes_of_labels(labels: Sequence[str], templates: Sequence[str] | None) ->
     return text_classes(texts, templates_of_option(templates))
 
 
-def _name_of(line: str) -> str:
-    return f"{line} ".partition(_NAME_END)[0].strip()
-
-
 def _class_of(line: str) -> tuple[str, tuple[str, ...]]:
-    _, named, texts = f"{line} ".partition(_NAME_END)  # the lines have no white space at their ends
-    return _name_of(line), tuple(text.strip() for text in (texts if named else f"{line} ").split(_SEPARATOR))
+    name, named, texts = f"{line} ".partition(_NAME_END)  # the lines have no white space at their ends
+    return name.strip(), tuple(text.strip() for text in (texts if named else name).split(_SEPARATOR))
 
 
 def _lines(option: str, file: str | os.PathLike) -> tuple[str, ...]:

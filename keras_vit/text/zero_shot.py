@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from keras_vit.checkpoints.checkpoint import join_keys
-from keras_vit.checkpoints.from_checkpoint import open_source, weight_of
+from keras_vit.checkpoints.from_checkpoint import build_source, weight_of
 from keras_vit.checkpoints.key_mapping import Weight
 from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.cli.progress import Progress
@@ -71,10 +71,7 @@ def zero_shot(
 
 
 def class_embeddings(path: str | os.PathLike, classes: Classes) -> np.ndarray:
-    """The embedding of each class by the text tower of a checkpoint: (K, D) float32, of length 1.
-
-    Such as for `keras_vit.with_classes`. Raises UserError if it has no text tower or tokenizer.
-    """
+    """The embedding of each class by the text tower of a checkpoint: (K, D) float32, of length 1."""
     text = open_text(path)
     return _class_embeddings(text, open_tokenizer(path, text), classes)
 
@@ -91,7 +88,7 @@ def with_text_head(
     def with_head(config: ModelConfig, weights: Mapping[str, Weight]) -> tuple[ModelConfig, Mapping[str, Weight]]:
         return _with_head(config, weights, embeddings, text, os.fspath(path))
 
-    model = open_source(path).build(LoadOptions(image_size=image_size, dtype="float32"), with_head)
+    model = build_source(path, LoadOptions(image_size=image_size, dtype="float32"), with_head)
     if task_of(model) is not None:
         raise UserError(
             f"{os.fspath(path)} is a detector, whose texts are for boxes; give the embeddings of "
@@ -148,10 +145,7 @@ def _class_embeddings(text: TextCheckpoint, tokenize: Tokenizer, classes: Classe
 
 
 def _embed(text: TextCheckpoint, towers: dict[int, keras.Model], ids: np.ndarray, used: int) -> np.ndarray:
-    """The embeddings of token ids (N, T), of which `used` are no padding; `towers` keeps the models by their length.
-
-    No token of a causal tower sees what comes after it, so that it computes only as many as there are.
-    """
+    """The embeddings of token ids (N, T), of which `used` are no padding; `towers` keeps the models by their length."""
     full = text.config.length
     length = min(-(-used // _STEP) * _STEP, full) if text.config.causal else full
     if length not in towers:

@@ -87,6 +87,15 @@ def test_a_keras_file_that_grows_in_memory_is_refused(model, tmp_path):
         keras_vit.from_checkpoint(path)
 
 
+def test_a_keras_file_of_a_later_version_of_zip_is_one_sentence(model, tmp_path):
+    path = tmp_path / "x.keras"
+    model.save(path)
+    content, entry = path.read_bytes(), b"PK\x01\x02"
+    path.write_bytes(content.replace(entry + content.split(entry, 1)[1][:4], entry + b"\x14\x00\x40\x00"))
+    with pytest.raises(UserError, match="cannot be read as a Keras model .zip file version"):
+        keras_vit.from_checkpoint(path)
+
+
 @pytest.mark.parametrize("config", [TINY, HYBRID], ids=["vit", "hybrid"])
 def test_the_weights_of_a_model_are_loaded_into_one_like_it(config, tmp_path, tiny_images):
     saved, model = (keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7) for _ in range(2))

@@ -202,34 +202,6 @@ def test_a_saved_folder_has_the_settings_that_arrays_do_not_contain(tmp_path):
         keras_vit.save_checkpoint(model, tmp_path / "hf", layout="huggingface")
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("vit_token.npz", ("tanh", 1e-6)),
-        ("bv_vit_tok_learn.npz", ("tanh", 1e-6)),
-        ("hf_vit", ("erf", 1e-12)),
-        ("timm_vit.safetensors", ("erf", 1e-6)),
-        ("torchvision_vit.safetensors", ("erf", 1e-6)),
-    ],
-)
-def test_gelu_and_epsilons_are_those_of_the_layout(name, expected):
-    config = keras_vit.config_of(keras_vit.from_checkpoint(FIXTURES / name, **FILES[name][0]))
-    assert (config.gelu, config.layer_norm_epsilon) == expected
-
-
-def epsilons(resnet) -> tuple[float, ...]:
-    return resnet.group_norm_epsilon, resnet.variance_epsilon, resnet.deviation_epsilon
-
-
-def test_weight_standardization_is_that_of_the_layout():
-    def config(name):
-        return keras_vit.config_of(keras_vit.from_checkpoint(FIXTURES / name, **FILES[name][0]))
-
-    assert epsilons(config("hybrid_stages2.npz").stem) == (1e-6, 0.0, 1e-5)
-    assert epsilons(config("timm_hybrid.safetensors").stem) == (1e-5, 1e-8, 0.0)
-    assert epsilons(config("hf_bit")) == epsilons(config("timm_bit.safetensors")) == (1e-5, 1e-8, 0.0)
-
-
 @pytest.mark.parametrize("prefix", ["opt/target/", "params/", "params/img/"])
 def test_key_prefixes_are_removed_and_other_arrays_are_unused(prefix, tmp_path):
     original = read_npz(FIXTURES / "vit_token.npz")
@@ -300,7 +272,7 @@ def test_shards_are_one_checkpoint_and_stay_in_their_folder(tmp_path):
     assert_equal_weights(keras_vit.from_checkpoint(tmp_path), expected)
     for trick in ("../model-0.safetensors", "/etc/passwd", "model-0.bin"):
         write_json(tmp_path / "model.safetensors.index.json", {"weight_map": names | {"x": trick}})
-        with pytest.raises(UserError, match="not a .safetensors file of that folder"):
+        with pytest.raises(UserError, match=".safetensors files? of that folder"):
             keras_vit.from_checkpoint(tmp_path)
 
 
@@ -371,13 +343,6 @@ def test_an_unknown_number_of_heads_is_refused():
     config = dataclasses.replace(keras_vit.describe(FIXTURES / "vit_token.npz").config, num_heads=3)
     with pytest.raises(UserError, match=r"The file has 4 heads .*, not 3"):
         keras_vit.load_checkpoint(keras_vit.build(config, image_size=32, num_classes=7), FIXTURES / "vit_token.npz")
-
-
-def test_early_convolutions_have_strides_of_two_by_default():
-    name = "torchvision_vit_convstem.safetensors"
-    assert keras_vit.describe(FIXTURES / name, num_heads=4).config.stem == ConvStem((12, 24, 24), (3, 3, 3), (2, 2, 2))
-    model = keras_vit.from_checkpoint(FIXTURES / name, num_heads=4, conv_stem_strides=(2, 2, 1))
-    assert model.input_shape == (None, 16, 16, 3)
 
 
 def test_describe_names_the_official_model_without_reading_arrays(tmp_path):

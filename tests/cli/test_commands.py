@@ -44,17 +44,17 @@ sys.exit(bool({"tensorflow", "keras", "jax"} & set(sys.modules)))
 @pytest.mark.parametrize(
     ("arguments", "first_line", "count"),
     [
-        (["models", "vit-b_16"], ["ViT-B_16", "224", "pixels", "86.6", "M", "parameters"], 1),
+        (["models", "vit-b_16"], ["ViT-B_16", "224", "86.6", "M", "17.6", "84.6", "%"], 7),
         (["recipes", "PHOTOS-FINE*"], ["photos-finetune", "finetune", "224x224", "pixels", "500", "steps"], 1),
-        (["models", "*deit*"], ["DeiT3-S_16", "224", "pixels"], 8),
-        (["models", "testing"], ["testing", "224", "pixels"], 1),
+        (["models", "*deit*"], ["DeiT3-S_16", "224"], 8),
+        (["models", "testing"], ["testing", "224"], 1),
     ],
 )
 def test_models_and_recipes_are_listed_by_a_wildcard_without_tensorflow(arguments, first_line, count):
     command = [sys.executable, "-c", _LISTED_WITHOUT_TENSORFLOW, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    lines = done.stdout.splitlines()[arguments[0] == "models" :]  # a header
     assert lines[0].split()[: len(first_line)] == first_line
     assert len(lines) == count
 
@@ -98,15 +98,34 @@ echo "${COMPREPLY[@]}"
         (["recipes", "nothing"], "'nothing'; keras-vit recipes lists all"),
         (["pretrain", "digts"], "no recipe named 'digts'"),
         (["fine-tune"], "'fine-tune'; .* finetune"),
-        (["train"], "'train'; .* the nearest: pretrain, finetune"),
-        (["Serve"], "'Serve'; .* the nearest: serving, saved-model"),
-        (["export"], "'export'; .* the nearest: saved-model, tflite, onnx"),
+        (["train"], "'train'; .* Did you mean pretrain or finetune?"),
+        (["Serve"], "'Serve'; .* Did you mean serving or saved-model"),
+        (["evalute"], "'evalute'; .* Did you mean evaluate?"),
+        (["zero"], "'zero'; keras-vit --help lists all.$"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=words):
         run_command(arguments)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "name"), [("models", "b_16", "ViT-B_16"), ("recipes", "SMALL", "photos-small")]
+)
+def test_a_part_of_a_name_lists_those_that_have_it(kind, part, name, capsys):
+    run_command([kind, part])
+    lines = capsys.readouterr().out.splitlines()[kind == "models" :]  # a header
+    assert name in [line.split()[0] for line in lines]
+    assert all(part.lower() in line.split()[0].lower() for line in lines)
+
+
+def test_one_model_is_listed_with_all_its_checkpoints(capsys):
+    run_command(["models", "ViT-B_16"])
+    _, first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("ViT-B_16 ")
+    assert "84.6 %" in first
+    assert "augreg:B_16" in [line.strip() for line in others]
 
 
 def test_a_mistyped_auto_is_answered_with_auto_and_at_most_three_names():

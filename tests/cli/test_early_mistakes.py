@@ -80,7 +80,7 @@ MISTAKES = {
     "keras_vit.convert tests/fixtures/vit_token.npz x.h5 --layout npz": "x.h5 should end in .npz, as files of",
     "keras_vit.convert tests/fixtures/vit_token.npz README.md --layout npz": "README.md already exists; give the name",
     "training.evaluate --run tests --data digits": "tests is not a finished run: it has no",
-    f"{TRAIN} --data folder:tests/fixtures/hf_bit": "should hold a folder for each of at least",
+    f"{TRAIN} --data folder:tests/fixtures/hf_bit": "No class folders are in",
     "training.verify_official gone --data digits": "published accuracy named 'gone'",
     "training.fewshot --run gone --data digits": NAME,
     "training.linear_probe --checkpoint gone --data digits": NAME,
@@ -126,7 +126,7 @@ MISTAKES = {
     "export.tflite.__main__ --run gone --output never": NAME,
     "export.tflite.__main__ --run . --labels x --output never": "is not a finished run: it has no model.keras",
     "export.tflite.__main__ --checkpoint augreg:B_16 --output README.md": "README.md is a file; --output takes a",
-    f"{TUNE} --data digits": "Give either --checkpoint, a file, folder,",
+    f"{TUNE} --data digits": "Say where to start: --checkpoint",
     "export.tflite.__main__ --run . --output never --formats float16 --calibration x": "--calibration applies only to",
     "export.tflite.__main__ --run . --output never --formats int8-weights --calibration-images 9": (
         "--calibration-images applies only to"

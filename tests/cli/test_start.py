@@ -270,7 +270,7 @@ class XlaRuntimeError(Exception):
 
 
 FULL_DISK = "No space is left on the disk; free some, or give another output directory."
-FULL_MEMORY = r"The memory of this machine does not suffice \(\w[^;{\n]*\); give smaller sizes\."
+FULL_MEMORY = r"Not enough memory \(\w[^;{\n]*\); choose smaller sizes\."
 
 
 @pytest.mark.parametrize(

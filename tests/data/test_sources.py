@@ -68,7 +68,7 @@ def test_digits_are_all_there_once():
         ("tfds:cifar10_corrupted:fog_9", {"data_dir": "."}, "no configuration 'fog_9'; the nearest names are fog_"),
         ("tfds:mnst", {}, "no data set 'mnst'; the nearest names are mnist"),
         ("folder:nowhere", {}, "There is no folder"),
-        ("folder:.", {}, "at least two classes, but holds none"),
+        ("folder:.", {}, "No class folders are in"),
         ("csv:gone.csv", {}, "There is no file .*gone.csv"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 import keras_vit
 from keras_vit import DetectionConfig, UserError
-from keras_vit.models.boxes import overlaps
+from keras_vit.models.detection import overlaps
 from keras_vit.run import Run
 from tests.browser import open_browser
 from tests.support import TINY, TINY_IMAGE, answering, randomize, serving

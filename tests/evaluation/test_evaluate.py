@@ -37,6 +37,8 @@ from training.loop.devices.strategies import StrategyOptions
 from training.options.evaluate import EvaluateOptions, InputOptions
 
 NAMES = ("ant", "bee", "cat")
+CONFIG = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
+DIGITS = tuple("0123456789")
 
 
 def test_the_numbers_are_those_counted_by_hand():
@@ -54,10 +56,9 @@ def test_the_numbers_are_those_counted_by_hand():
 @pytest.fixture(name="run")
 def _run(tmp_path) -> Run:
     """A run directory with an untrained model for the digits."""
-    config = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
-    model = randomize(keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10))
+    model = randomize(keras_vit.build(CONFIG, preprocessing=Preprocessing((8, 8), channels=1), num_classes=10))
     run = Run.at(tmp_path / "run")
-    run.start({"command": "test"}, tuple("0123456789"))
+    run.start({"command": "test"}, DIGITS)
     run.save_model(model)
     return run
 
@@ -154,7 +155,7 @@ def test_a_run_without_mistakes_gets_its_report_before_it_is_said_that_nothing_c
         return np.eye(10)[split.labels], split.labels
 
     options = EvaluateOptions(str(run.path), DataOptions("digits"), output=str(tmp_path / "out"), calibrate=True)
-    predictor = Predictor(opening.open_run(options), "model", 10, tuple("0123456789"), predict)
+    predictor = Predictor(opening.open_run(options), "model", 10, DIGITS, predict)
     with pytest.raises(UserError, match="but nearly all 360 are right"):
         evaluate(predictor, digits(), options)
     report = json.loads((tmp_path / "out" / "evaluation.json").read_text())
@@ -350,17 +351,16 @@ def test_accepted_labels_follow_the_numbers_of_imagenets_files(tmp_path):
 def _made(tmp_path_factory) -> pathlib.Path:
     """One model in every form: run/, run/model.keras, weights.npz, served/1, phone/; and its evaluation images."""
     folder = tmp_path_factory.mktemp("made")
-    config = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
     preprocessing = Preprocessing((8, 8), channels=1, resize="resize-small", crop_from=10)
-    model = randomize(keras_vit.build(config, preprocessing=preprocessing, num_classes=10))
+    model = randomize(keras_vit.build(CONFIG, preprocessing=preprocessing, num_classes=10))
     run = Run.at(folder / "run")
-    run.start({"command": "test"}, tuple("0123456789"))
+    run.start({"command": "test"}, DIGITS)
     run.save_model(model)
     keras_vit.save_checkpoint(model, folder / "weights.npz", layout="npz")
     images = np.random.default_rng(0).integers(0, 256, (9, 8, 8, 1), np.uint8)
     samples = Samples(tuple(tf.io.encode_png(image).numpy() for image in images), np.arange(9))
-    saved_model_of(model, tuple("0123456789"), samples, folder / "served")
-    tflite_of(model, tuple("0123456789"), samples, folder / "phone", ("float32",))
+    saved_model_of(model, DIGITS, samples, folder / "served")
+    tflite_of(model, DIGITS, samples, folder / "phone", ("float32",))
     return folder
 
 
@@ -454,13 +454,10 @@ def test_a_tflite_file_says_what_its_images_are_padded_with(uint8_input, few_dig
     preprocessing = Preprocessing(
         (8, 12), 1, "pad", ((-0.7,), (1.9,)), interpolation="bicubic", background=None, library="timm"
     )
-    config = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
-    model = randomize(keras_vit.build(config, preprocessing=preprocessing, num_classes=10))
+    model = randomize(keras_vit.build(CONFIG, preprocessing=preprocessing, num_classes=10))
     model.save(tmp_path / "model.keras")
     samples = Samples((tf.io.encode_png(np.zeros((8, 8, 1), np.uint8)).numpy(),), np.arange(1))
-    [(file, _)] = tflite_of(
-        model, tuple("0123456789"), samples, tmp_path / "phone", ("float32",), uint8_input=uint8_input
-    ).values()
+    [(file, _)] = tflite_of(model, DIGITS, samples, tmp_path / "phone", ("float32",), uint8_input=uint8_input).values()
     expected, _ = _evaluated(tmp_path / "model.keras", few_digits, tmp_path / "report")
     found, _ = _evaluated(file, few_digits, tmp_path / "report")
     assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-5)
@@ -579,8 +576,7 @@ def test_a_damaged_export_is_refused(made, few_digits, tmp_path):
 
 
 def test_a_model_without_a_head_is_refused(few_digits, tmp_path):
-    config = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
-    model = keras_vit.build(config, preprocessing=Preprocessing((8, 8), channels=1), num_classes=0)
+    model = keras_vit.build(CONFIG, preprocessing=Preprocessing((8, 8), channels=1), num_classes=0)
     model.save(tmp_path / "features.keras")
     with pytest.raises(UserError, match="has no head: it ends with features of shape"):
         _evaluated(tmp_path / "features.keras", few_digits, tmp_path / "report")
@@ -628,6 +624,7 @@ from training.evaluation.evaluate import evaluate
 from training.evaluation.predictors import Predictor, open_predictor
 from training.data.sources import DataOptions, DataSet, array_split
 from training.evaluation import opening
+from training.options.evaluate import EvaluateOptions
 
 report.draw_confusion = report.draw_reliability = report.draw_mistakes = lambda *_: None
 run, output = sys.argv[1:]

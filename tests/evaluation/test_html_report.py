@@ -18,7 +18,14 @@ from tests.support import TINY, randomize
 from training import evaluate as command
 from training.data.dataset import Split
 from training.evaluation.metrics import share_interval
-from training.evaluation.predictions import Comparison, Prediction, comparison_sentence, one_class, several_classes
+from training.evaluation.predictions import (
+    Comparison,
+    Prediction,
+    comparison_sentence,
+    one_class,
+    several_classes,
+    write_predictions,
+)
 from training.evaluation.report import Report, Subject, html_report
 
 NAMES = ("ant", "bee", "<b>cat")
@@ -94,6 +101,13 @@ def test_mistakes_of_several_classes_are_ordered_by_their_worst_decision():
     assert '<b class="wrong">none</b>' in page
     assert predictions[1].probabilities == pytest.approx([1.0 / (1.0 + np.exp(-3.0))])
     assert [each.correct for each in predictions] == [False, False, True]
+
+
+def test_a_name_in_predictions_csv_is_no_formula_unless_cells_are_raw(tmp_path):
+    predictions, _ = one_class(("=1.png",), LOGITS[:1], np.array([0]), NAMES)
+    for raw, cell in ((False, "'=1.png,ant,ant,0.8"), (True, "=1.png,ant,ant,0.8")):
+        write_predictions(tmp_path / "predictions.csv", predictions, raw=raw)
+        assert (tmp_path / "predictions.csv").read_text().splitlines()[1].startswith(cell)
 
 
 def test_the_interval_of_a_share_is_wilsons_and_not_a_point_where_all_are_right():

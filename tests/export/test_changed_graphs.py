@@ -10,12 +10,13 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from export import fingerprint, parity
+from export import parity
+from export.files import fingerprint
 from export.inference_model import inference_model
 from export.options import SourceOptions
 from export.run import open_run
 from export.source import ExportedModel, Provenance, open_model, random_images
-from export.tflite.export import run_tflite
+from export.tflite.tflite_file import run_samples
 from keras_vit import UserError
 from keras_vit.checkpoints.convert import convert
 from keras_vit.checkpoints.load import changed_layer
@@ -264,7 +265,7 @@ def test_a_tflite_file_is_of_the_changed_model(tmp_path):
     samples = random_images(keras_vit.preprocessing_of(model))
     path, _ = tflite_of(model, NAMES, samples, tmp_path, ["float32"])["float32"]
     expected = parity.reference(model, keras_vit.preprocessing_of(model), samples)
-    logits = [outputs["logits"] for outputs in run_tflite(path, expected)]
+    logits = [outputs["logits"] for outputs in run_samples(path, expected)]
     np.testing.assert_allclose(logits, expected.logits, rtol=1e-4, atol=1e-4)
 
 
@@ -377,8 +378,8 @@ def test_an_adapted_model_keeps_its_name_and_its_frozen_layers():
 
 def test_a_new_temperature_is_not_another_model_but_another_layer_is():
     model = _base()
-    own = fingerprint.fingerprint(model, NAMES, Provenance())
-    assert fingerprint.fingerprint(model, NAMES, Provenance(temperature=1.7)) == own
-    assert fingerprint.fingerprint(model, NAMES, Provenance(multi_label=True)) != own
+    own = fingerprint(model, NAMES, Provenance())
+    assert fingerprint(model, NAMES, Provenance(temperature=1.7)) == own
+    assert fingerprint(model, NAMES, Provenance(multi_label=True)) != own
     model.get_layer("Transformer.encoder_norm").epsilon = 0.3
-    assert fingerprint.fingerprint(model, NAMES, Provenance()) != own
+    assert fingerprint(model, NAMES, Provenance()) != own

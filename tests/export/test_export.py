@@ -159,13 +159,13 @@ def test_a_saved_model_that_decodes_images_in_another_way_is_not_kept(samples, t
 
 
 def test_no_file_is_kept_when_the_8_bit_one_disagrees(samples, tmp_path, monkeypatch):
-    run = tflite_export.run_tflite
+    run = tflite_file.run_samples
 
     def wrong(file, *given):
         sign = -1 if "int8" in file.name else 1
         return [{"logits": sign * outputs["logits"]} for outputs in run(file, *given)]
 
-    monkeypatch.setattr(tflite_export, "run_tflite", wrong)
+    monkeypatch.setattr(tflite_file, "run_samples", wrong)
     with pytest.raises(ParityError, match="int8-dynamic TFLite file disagrees with the model on [6-9] of 9 images"):
         tflite_of(build(), LABELS, samples, tmp_path / "a" / "phone", ["float32", "int8-dynamic"], max_disagreement=0.5)
     assert list(tmp_path.iterdir()) == []
@@ -202,7 +202,7 @@ def test_an_artifact_is_compared_with_the_model_on_images_that_only_one_gets_rig
     found = parity.compare(expected, one_hot[classes])
     assert (found.lost, found.gained, found.mcnemar_p) == (3, 1, pytest.approx(10 / 16))
     unlabeled = dataclasses.replace(expected, samples=dataclasses.replace(samples, labels=np.full(9, -1)))
-    assert parity.as_json(parity.compare(unlabeled, one_hot[classes]))["mcnemar_p"] is None
+    assert parity.compare(unlabeled, one_hot[classes]).mcnemar_p is None
 
 
 def test_float_rounding_is_a_share_of_the_largest_logit(samples):

@@ -64,13 +64,24 @@ def _exported() -> ExportedModel:
     return exported_model(model, "abcde", Samples(tuple(files), np.full(7, -1)))
 
 
+def test_the_onnx_file_is_written_once_for_both_of_its_runtimes(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare.onnx_file, "require_packages", lambda packages: None)
+    monkeypatch.setattr(compare, "export_onnx", lambda task, options: (tmp_path / options.output, {}))
+    options = FastestOptions(SourceOptions("a model"), str(tmp_path))
+    file = compare._write(None, "openvino", options, {})
+    assert file == tmp_path / "onnx"
+    monkeypatch.setattr(compare, "export_onnx", lambda *_: pytest.fail("it was written again"))
+    assert compare._write(None, "onnx", options, {"openvino": file}) == file
+    assert compare._write(None, "openvino", options, {"onnx": file}) == file
+
+
 @pytest.mark.slow
 def test_forms_are_measured_in_processes_of_their_own_and_others_named_with_the_reason(exported, tmp_path, monkeypatch):
     file = tmp_path / "model.tflite"
     file.write_bytes(to_tflite(exported.model, dynamic_batch=True))
     (tmp_path / "none.tflite").write_bytes(b"no file of LiteRT")
 
-    def write(_, form, options):
+    def write(_, form, *others):
         if form == "onnx":
             raise UserError("An export as onnx needs onnxruntime, which is not installed.")
         return file if form == "tflite" else tmp_path / "none.tflite"

@@ -15,8 +15,8 @@ import pytest
 import tensorflow as tf
 
 import keras_vit
-from export import fingerprint
 from export.fastest import runtime_process
+from export.files import identity_files
 from export.inference_model import inference_model
 from export.onnx import __main__ as onnx
 from export.onnx import onnx_file
@@ -156,10 +156,10 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path,
 def test_a_directory_with_exports_of_another_model_is_refused(name, tmp_path):
     model = build()
     (tmp_path / "model.keras").write_bytes(b"a run may hold its exports")
-    assert fingerprint.identity_files(tmp_path, model, LABELS, Provenance())["labels.txt"].split() == list(LABELS)
+    assert identity_files(tmp_path, model, LABELS, Provenance())["labels.txt"].split() == list(LABELS)
     (tmp_path / name).write_bytes(b"of whom?")
     with pytest.raises(UserError, match=f"already holds the export of another model .{name}."):
-        fingerprint.identity_files(tmp_path, model, LABELS, Provenance())
+        identity_files(tmp_path, model, LABELS, Provenance())
 
 
 # Tests with the packages
@@ -332,11 +332,3 @@ def test_the_command_prints_only_its_table(tmp_path):
     assert [line.split()[0] for line in lines[:3]] == ["format", "onnx", "Next:"]
     assert all(line.startswith("  ") for line in lines[3:])
     assert {"classify.html", "classify.json", "model.onnx"} <= {path.name for path in (run / "x").iterdir()}
-
-
-@pytest.mark.usefixtures("packages")
-def test_a_tolerance_is_that_of_every_float32_export(tmp_path, no_tolerance):
-    model = build()
-    with pytest.raises(ParityError, match="logits of the onnx file differ from the model's by up to"):
-        onnx_of(model, LABELS, samples_of(model), tmp_path / "x")
-    assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ from export.tflite.export import export_tflite
 from keras_vit import SegmentationConfig
 from keras_vit.errors import ParityError
 from keras_vit.models.config import LinearSegmentationConfig
-from keras_vit.models.segment_outputs import segment_outputs
+from keras_vit.models.segmentation import segment_outputs
 from keras_vit.run import Run
 from tests.export import cpp_loader
 from tests.segmentation.shapes import LABELS

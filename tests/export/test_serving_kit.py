@@ -19,8 +19,8 @@ from hypothesis import strategies
 
 from export.options import KitOptions
 from export.serving import client as client_module
-from export.serving import configuration
 from export.serving.client import Prediction, RestClient, ServingError
+from export.serving.kit import write_kit
 from keras_vit import UserError
 from tests.support import official
 
@@ -232,18 +232,18 @@ def versions(place: pathlib.Path, *numbers: int) -> pathlib.Path:
 
 def kit(tmp_path: pathlib.Path, **changes) -> pathlib.Path:
     values = {"models": str(tmp_path / "served"), "name": "birds", "output": str(tmp_path / "kit"), **changes}
-    return configuration.write_kit(KitOptions(**values))
+    return write_kit(KitOptions(**values))
 
 
 def test_a_kit_names_the_versions_and_their_labels(tmp_path):
     versions(tmp_path / "served", 1, 2, 10)
-    path = kit(tmp_path, stable=2, canary=10, max_batch_size=16, batch_timeout_ms=0.5)
+    path = kit(tmp_path, name="123", stable=2, canary=10, max_batch_size=16, batch_timeout_ms=0.5)
     assert {entry.name for entry in path.iterdir()} == {
         "models.config", "batching.config", "compose.yaml", "README.md", "client.py",
     }  # fmt: skip
     config = text_format.Parse((path / "models.config").read_text(), official("ModelServerConfig")())
     (model,) = config.model_config_list.config
-    assert (model.name, model.base_path, model.model_platform) == ("birds", "/models/birds", "tensorflow")
+    assert (model.name, model.base_path, model.model_platform) == ("123", "/models/123", "tensorflow")
     assert list(model.model_version_policy.specific.versions) == [2, 10]
     assert dict(model.version_labels) == {"stable": 2, "canary": 10}
     assert (path / "batching.config").read_text().split("\n")[:2] == [
@@ -254,14 +254,15 @@ def test_a_kit_names_the_versions_and_their_labels(tmp_path):
     for words in (
         "--model_config_file=/config/models.config",
         f'"{tmp_path / "served"}"',
-        "/models/birds",
+        'services:\n  "123":\n',
+        "/models/123",
         '"8500:8500"',
     ):
         assert words in compose
 
 
 @pytest.mark.parametrize(
-    "folder", ['my "best" models', "$HOME and ${HOME}", "C:\\new", "a: b # c", "'\u017bubr' \U0001f426"]
+    "folder", ['my "best" models', "$HOME and ${HOME}", "C:\\new", "a\nb: c # d", "'\u017bubr' \U0001f426"]
 )
 def test_any_path_of_models_is_the_one_that_is_mounted(folder, tmp_path):
     versions(tmp_path / folder, 1)
@@ -270,17 +271,6 @@ def test_any_path_of_models_is_the_one_that_is_mounted(folder, tmp_path):
     # A text in double quotes is the same in YAML as in JSON.
     assert json.loads(source).replace("$$", "\0").count("$") == 0
     assert json.loads(source).replace("$$", "$") == str(tmp_path / folder)
-
-
-def test_a_path_that_no_text_can_state_is_one_sentence(tmp_path):
-    versions(tmp_path / "a\nb", 1)
-    with pytest.raises(UserError, match="has characters that a compose file cannot hold"):
-        kit(tmp_path, models=str(tmp_path / "a\nb"))
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a\nb"]
-
-
-def test_a_name_that_is_a_number_is_a_text_in_the_compose_file():
-    assert 'services:\n  "123":\n' in configuration.compose_file("123", pathlib.Path("/served"))
 
 
 def test_the_newest_version_is_stable_by_default(tmp_path):

@@ -17,10 +17,9 @@ import keras_vit
 from export import parity
 from export.options import SourceOptions, TFLiteOptions
 from export.preprocessing_code import preprocessing_code
-from export.source import random_images
+from export.source import random_images, read_calibration
 from export.tflite import export as tflite_export
 from export.tflite import flatbuffer, four_bits, quantize, tflite_file
-from export.tflite.calibration import read_calibration
 from export.tflite.flatbuffer import Graph, unpack
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
 from keras_vit.cli.options import check_ranges
@@ -276,21 +275,17 @@ def test_the_report_measures_every_format_and_recommends_one(phone):
     errors = report["layer_errors"]["int8"]
     assert list(errors.values()) == sorted(errors.values(), reverse=True)
     assert set(errors) <= {layer.name for layer in build().layers}
+    assert {form: steps[0]["name"] for form, steps in report["quantization_steps"].items()} == {
+        "int8": "extremes as ranges",
+    }
     text = (phone[0] / "report.md").read_text()
+    assert "int8: steps of the quantization, on calibration images" in text
     assert report["recommendation"] in text
     assert Preprocessing(SIZE).summary() in text
     assert "\n".join(preprocessing_code(Preprocessing(SIZE))) in text
     assert Preprocessing(**report["preprocessing"]) == Preprocessing(SIZE)
     assert "| accuracy | correct only in Keras | correct only here | McNemar's p |" in " ".join(text.split())
     assert (phone[0] / "report.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_report_says_what_each_step_of_the_quantization_gained(phone):
-    report = json.loads((phone[0] / "report.json").read_text())
-    assert {kind: found[0]["name"] for kind, found in report["quantization_steps"].items()} == {
-        "int8": "extremes as ranges",
-    }
-    assert "int8: steps of the quantization, on calibration images" in (phone[0] / "report.md").read_text()
 
 
 def row(agreement: float, accuracy: float | None, latency: float) -> dict:
@@ -377,7 +372,7 @@ def test_unsupported_options_are_refused_before_conversion(tmp_path, monkeypatch
         (
             ["float32", "int8"],
             {},
-            "int8 needs representative images for its calibration; pass --calib",
+            "int8 .* needs representative images for its calibration; pass --calib",
         ),
         (
             ["int4-weights"],
@@ -398,7 +393,7 @@ def _calibration(run: str, images: int | None = None, folder: str | None = None,
 def test_calibration_images_are_training_images(tmp_path):
     pictures(8, 6).save(tmp_path / CALIBRATION)
     assert _calibration(str(tmp_path), 4).encoded == pictures(8, 6).encoded[:4]
-    with pytest.raises(UserError, match=r"asks for 7 images, but .*calibration.npz has 6; pass that number, or add"):
+    with pytest.raises(UserError, match=r"asks for 7 images, but .*calibration.npz has 6; pass that number, or --cal"):
         _calibration(str(tmp_path), 7)
     assert (
         len(_calibration(str(tmp_path)).encoded)
@@ -409,10 +404,8 @@ def test_calibration_images_are_training_images(tmp_path):
     with pytest.raises(UserError, match="--calibration-images must be at least 1, but is 0"):
         check_ranges(TFLiteOptions(SourceOptions("runs/x"), "phone", calibration_images=0))
     (tmp_path / CALIBRATION).unlink()
-    with pytest.raises(UserError, match=r"has no training images \(calibration.npz\) .* pass --calibration FOLDER"):
+    with pytest.raises(UserError, match=r"asks for 1 images, but .*calibration.npz has 0"):
         _calibration(str(tmp_path), 1)
-    with pytest.raises(UserError, match="A checkpoint has no images to calibrate"):
-        _calibration("augreg:B_16", 1)
     (tmp_path / "bee").mkdir()
     for number, content in enumerate(pictures(9, 3).encoded):
         (tmp_path / "bee" / f"{number}.png").write_bytes(content)

@@ -144,9 +144,9 @@ def classify(page: Page, file: pathlib.Path, *, drop: bool = False) -> str:
 def test_a_page_needs_a_classifier_and_pictures_that_a_browser_has():
     model = build(Preprocessing(SIZE, 4))
     samples = random_images(RULES[0])
-    with pytest.raises(UserError, match="1 or 3 channels, but this model takes 4"):
+    with pytest.raises(UserError, match="this is a classifier of 4"):
         check_page(Classification(ExportedModel(model, LABELS, samples)))
-    with pytest.raises(UserError, match="--web classifies pictures"):
+    with pytest.raises(UserError, match="--web is for classifiers"):
         check_page(embedding_of(ExportedModel(model, (), samples)))
 
 

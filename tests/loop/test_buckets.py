@@ -105,9 +105,9 @@ def test_a_run_in_a_bucket_that_was_killed_ends_in_the_same_bits(undisturbed, mo
     train("ram://runs/killed")
     assert "Continuing after step 4, in epoch 2." in capsys.readouterr().out
     assert gfile.calls.total() > 20
-    found = state("ram://runs/killed")
-    assert found.keys() == undisturbed.keys()
-    for name, array in found.items():
+    actual = state("ram://runs/killed")
+    assert actual.keys() == undisturbed.keys()
+    for name, array in actual.items():
         np.testing.assert_array_equal(array, undisturbed[name], err_msg=name)
 
 
@@ -280,8 +280,8 @@ def test_records_of_many_files_are_looked_for_at_the_same_time(monkeypatch):
         with tf.io.TFRecordWriter(f"ram://data/many/{number}.tfrecord") as writer:
             writer.write(b"record")
     gfile = Gfile(monkeypatch, latency=0.05)
-    found = record_lengths([f"ram://data/many/{number}.tfrecord" for number in range(32)])
-    assert [lengths.tolist() for lengths in found.values()] == [[6]] * 32
+    actual = record_lengths([f"ram://data/many/{number}.tfrecord" for number in range(32)])
+    assert [lengths.tolist() for lengths in actual.values()] == [[6]] * 32
     assert gfile.most_at_once >= 16
 
 

@@ -89,12 +89,12 @@ def test_mask_attention_is_annealed_block_by_block_and_gone_at_the_end(undisturb
         lambda: make_model(RECIPE), RECIPE, 8, strategy=open_strategy(SINGLE), execution=Execution(), seed=1
     )
     probabilities = trainer.network.get_layer("mask_attention").probabilities
-    found = []
+    actual = []
     for step in range(9):
         trainer._objective.after_step(np.int32(step))
-        found.append(np.array(probabilities))
-    np.testing.assert_allclose(np.array(found)[:, 0], [1, 1, 1, 0.5**0.9, 0, 0, 0, 0, 0], atol=1e-6)
-    np.testing.assert_allclose(np.array(found)[:, 1], [1, 1, 1, 1, 1, 0.5**0.9, 0, 0, 0], atol=1e-6)
+        actual.append(np.array(probabilities))
+    np.testing.assert_allclose(np.array(actual)[:, 0], [1, 1, 1, 0.5**0.9, 0, 0, 0, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(np.array(actual)[:, 1], [1, 1, 1, 1, 1, 0.5**0.9, 0, 0, 0], atol=1e-6)
     assert "mask_attention" not in [layer.name for layer in trained_model(trainer).layers]
     state = final_state(undisturbed.path)
     assert any(array.shape == (2,) and not array.any() for name, array in state.items() if name.startswith("weight"))

@@ -104,8 +104,8 @@ def test_weights_of_keras_alone_are_those_of_a_named_model(untrained, tmp_path):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ([], "Give either --checkpoint, a file, folder, address or name, or --model, an official model"),
-        (["--checkpoint", "a.npz", "--model", "ViT-B_16"], "Give either --checkpoint"),
+        ([], "Say where to start: --checkpoint FILE_OR_NAME, or --model NAME"),
+        (["--checkpoint", "a.npz", "--model", "ViT-B_16"], "Say where to start: --checkpoint"),
         (["--model", "ViT-B_17"], "no official model named 'ViT-B_17'; the nearest names are ViT-B_16"),
         (["--checkpoint", "nowhere.npz"], "nowhere.npz"),
         (["--recipe", "bit-hyperule"], "no recipe named 'bit-hyperule'; the nearest names are bit-hyperrule"),

@@ -183,45 +183,28 @@ def test_a_directory_without_a_run_is_refused_and_not_changed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("recipe", "options", "words"),
     [
-        ({"batch_size": 2000}, "batch of 2000 is larger than the training set of 1437 images"),
-        ({"schedule": Schedule(warmup_steps=2, cooldown_steps=20)}, "20 steps .* 19 steps .* --cooldown-steps 9"),
-        ({"image_size": (9, 8)}, "image height must be a multiple of the patch height 4, but is 9"),
+        ({"batch_size": 2000}, {}, "batch of 2000 is larger than the training set of 1437 images"),
+        ({"schedule": Schedule(warmup_steps=2, cooldown_steps=20)}, {}, "20 steps .* 19 steps .* --cooldown-steps 9"),
+        ({"image_size": (9, 8)}, {}, "image height must be a multiple of the patch height 4, but is 9"),
+        ({}, {"execution": Execution(profile_steps=(10, 22))}, "--profile-steps needs 22, but the run has 21"),
+        (
+            {},
+            {"execution": Execution(inspect_every=4, evaluate_every=10)},
+            "--inspect-every needs 4, but .* 3 of these",
+        ),
+        ({}, {"workdir": "none://bucket/run"}, "^none://bucket/run cannot .* TensorFlow has no file system of this"),
+        ({}, {"seed": -1}, r"seed must be in \[0, 4294967295\], but is -1"),
+        ({}, {"seed": 2**32}, "but is 4294967296"),
     ],
 )
-def test_what_cannot_be_trained_leaves_no_directory(fields, words, tmp_path):
-    with pytest.raises(UserError, match=words):
-        pretraining.pretrain(arguments(tmp_path / "run", dataclasses.replace(RECIPE, **fields)), "tiny")
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("dry_run", [False, True])
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"profile_steps": (10, 22)}, "--profile-steps needs 22, but the run has 21"),
-        ({"inspect_every": 4, "evaluate_every": 10}, "--inspect-every needs 4, but the run has 3"),
-    ],
-)
-def test_what_comes_after_the_end_of_the_run_is_refused_and_leaves_no_directory(options, words, dry_run, tmp_path):
-    with pytest.raises(UserError, match=words):
-        pretraining.pretrain(arguments(tmp_path / "run", execution=Execution(**options), dry_run=dry_run), "tiny")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("workdir", "seed", "words"),
-    [
-        ("none://bucket/run", 0, "^none://bucket/run cannot .* TensorFlow has no file system of this scheme"),
-        ("runs/here", -1, r"seed must be in \[0, 4294967295\], but is -1"),
-        ("runs/here", 2**32, "but is 4294967296"),
-    ],
-)
-def test_an_impossible_place_or_seed_leaves_nothing(workdir, seed, words, tmp_path, monkeypatch):
+def test_what_cannot_be_trained_is_refused_and_leaves_nothing(recipe, options, words, dry_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    options = {"workdir": "runs/here", "dry_run": dry_run, **options}
     with pytest.raises(UserError, match=words):
-        pretraining.pretrain(arguments(workdir, seed=seed), "tiny")
+        pretraining.pretrain(arguments(recipe=dataclasses.replace(RECIPE, **recipe), **options), "tiny")
     assert list(tmp_path.iterdir()) == []
 
 

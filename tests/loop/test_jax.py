@@ -101,6 +101,7 @@ from keras_vit import UserError
 from tests.loop.jax_steps import ADAMW
 from training.loop.devices.jax_devices import JaxDevices
 from training.loop.build import build_trainer
+from training.options.common import Execution
 
 def build(model_parallel, width):
     recipe = dataclasses.replace(ADAMW, model=dataclasses.replace(ADAMW.model, hidden_size=width, classifier="map"))

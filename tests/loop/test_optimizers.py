@@ -86,12 +86,12 @@ def _built(**fields) -> keras.Model:
 )
 def test_layers_behind_the_encoder_learn_at_the_full_rate_whatever_their_names(make, before, behind):
     multipliers = layer_lr_multipliers(make(), 0.5)
-    found = {
+    actual = {
         multiplier: {path.split("/")[0] for path in multipliers if multipliers[path] == multiplier}
         for multiplier in (0.125, 1.0)
     }
-    assert before <= found[0.125]
-    assert behind <= found[1.0]
+    assert before <= actual[0.125]
+    assert behind <= actual[1.0]
 
 
 @pytest.mark.parametrize(

@@ -86,14 +86,14 @@ def test_a_step_of_sigmoid_loss_is_that_of_its_definition():
 def test_accumulated_moving_statistics_are_those_of_one_micro_batch_after_the_other():
     whole = trainer(FAMILIES["convolutional stem"], rate=1e-9, batch_size=4)
     parts = trainer(FAMILIES["convolutional stem"], rate=1e-9, batch_size=8, accumulation=2)
-    found, expected = ([v for v in ours.network.weights if "moving_" in v.path] for ours in (parts, whole))
-    before = flat(found)
+    actual, expected = ([v for v in ours.network.weights if "moving_" in v.path] for ours in (parts, whole))
+    before = flat(actual)
     for images, labels in batches(1):
         for begin in (0, 4):
             whole.train_on_batch(images[begin : begin + 4], labels[begin : begin + 4])
         parts.train_on_batch(images, labels)
-    assert not np.allclose(flat(found), before)
-    np.testing.assert_allclose(flat(found), flat(expected), rtol=1e-5)
+    assert not np.allclose(flat(actual), before)
+    np.testing.assert_allclose(flat(actual), flat(expected), rtol=1e-5)
 
 
 def test_dropout_is_drawn_anew_for_each_step_and_micro_batch_and_again_for_the_same():

@@ -82,8 +82,8 @@ def test_no_probabilities_of_all_tokens_are_ever_in_memory():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"position_embedding": "relative"}, "Relative positions are logits of all tokens at once"),
-        ({"attention_dropout_rate": 0.1}, "Dropout would drop the same of every chunk"),
+        ({"position_embedding": "relative"}, "without relative positions"),
+        ({"attention_dropout_rate": 0.1}, "dropout of the probabilities"),
     ],
 )
 def test_what_cannot_be_computed_in_chunks_is_refused(fields, words):
@@ -99,5 +99,5 @@ def test_a_chunk_is_a_number_of_tokens(queries):
 
 def test_a_model_without_attention_is_refused():
     resnet = keras_vit.ResNetConfig((1,), 4, (8,), num_groups=2)
-    with pytest.raises(UserError, match="has no attention to compute in chunks"):
+    with pytest.raises(UserError, match="Chunks are of attention"):
         chunk_attention(keras_vit.build(resnet, image_size=16, num_classes=3), 4)

@@ -14,7 +14,7 @@ import keras_vit
 from keras_vit import DetectionConfig, Preprocessing, UserError
 from keras_vit.files.safetensors import read_json
 from keras_vit.models import detection
-from keras_vit.models.boxes import overlaps, to_corners
+from keras_vit.models.detection import overlaps, to_corners
 from keras_vit.models.losses import detection_losses, match_boxes, matched_queries
 from keras_vit.text.zero_shot import with_text_head
 from tests.support import FIXTURES, TINY, TINY_IMAGE, assert_equal_weights, changed_folder
@@ -145,7 +145,7 @@ def test_the_image_side_of_a_detector_is_written_as_it_was_read(name, tmp_path):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"model_type": "owlvit"}, "says model_type='owlvit', but the arrays are those of owlv2"),
+        ({"model_type": "owlvit"}, "unsupported model_type='owlvit'; supported: owlv2"),
         ({"text_config": {"hidden_size": 31}}, "embeddings of=31, but the arrays are of a model with 32"),
         ({"vision_config": {"num_hidden_layers": 2}}, "num_hidden_layers=2, but the arrays"),
         ({"vision_config": [1]}, "vision_config as an object"),

@@ -62,7 +62,7 @@ def test_sequence_pooling_is_the_mean_with_the_softmax_of_the_logits():
     [
         ({"stem": ShiftedPatches(4)}, "Shifted patches have their own size; give patch_size 1 instead of"),
         ({"locality_attention": True, "position_embedding": "relative"}, "Locality self-attention is for"),
-        ({"classifier": "sequence", "num_registers": 2}, "The classifier 'sequence' reads all tokens"),
+        ({"classifier": "sequence", "num_registers": 2}, "Classifier 'sequence' reads all tokens"),
     ],
 )
 def test_what_does_not_fit_together_is_one_sentence(changes, words):

@@ -110,7 +110,7 @@ def test_one_name_gives_the_intermediate_itself(tiny_images):
     np.testing.assert_array_equal(
         block, keras_vit.intermediates(model, ["block_0"]).predict(tiny_images, verbose=0)["block_0"]
     )
-    with pytest.raises(UserError, match="no intermediate 'blok_0'; the nearest names are block_0"):
+    with pytest.raises(UserError, match="no intermediate named 'blok_0'; the nearest names are block_0"):
         keras_vit.intermediates(model, "blok_0")
 
 

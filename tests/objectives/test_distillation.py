@@ -44,14 +44,14 @@ def test_the_loss_compares_with_the_teacher_on_the_same_images(distillation, ups
     images = rng.uniform(-1, 1, (5, 8, 8, 1)).astype(np.float32)
     labels = rng.dirichlet(np.ones(10), 5).astype(np.float32)
     outputs = keras_vit.intermediates(model, names)(images)
-    found = [log_softmax(np.array(outputs[name], np.float64) / (1 if hard else 2.0)) for name in names]
+    actual = [log_softmax(np.array(outputs[name], np.float64) / (1 if hard else 2.0)) for name in names]
     expected = np.array(teacher(images), np.float64)
     if hard:
         of_teacher = np.eye(10)[expected.argmax(-1)]
-        losses = -0.5 * np.sum(labels * found[0] + of_teacher * found[1], axis=-1)
+        losses = -0.5 * np.sum(labels * actual[0] + of_teacher * actual[1], axis=-1)
     else:
         expected = log_softmax(expected / 2.0)
-        losses = 4.0 * np.sum(np.exp(expected) * (expected - found[0]), axis=-1)
+        losses = 4.0 * np.sum(np.exp(expected) * (expected - actual[0]), axis=-1)
     trainer = build_trainer(lambda: model, recipe, 6, execution=Execution())
     logs = trainer.train_on_batch(images, labels, return_dict=True)
     assert float(logs["loss"]) == pytest.approx(np.mean(losses), rel=1e-4)

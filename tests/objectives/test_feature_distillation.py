@@ -21,11 +21,11 @@ from training.objectives.distillation import (
 def test_the_loss_is_that_of_torch_on_recorded_arrays():
     # Recorded with torch 2.14: cosine_similarity, smooth_l1_loss, interpolate(mode="bilinear", align_corners=False).
     arrays = np.load(FIXTURES / "feature_distillation.npz")
-    found, expected = (
+    actual, expected = (
         {name: tf.constant(arrays[f"{side}_{name}"]) for name in ("summary", "patches")}
         for side in ("found", "expected")
     )
-    losses, cosines = feature_losses(found, expected)
+    losses, cosines = feature_losses(actual, expected)
     np.testing.assert_allclose(losses, arrays["losses"], rtol=1e-5)
     np.testing.assert_allclose(cosines, arrays["cosines"], rtol=1e-5, atol=1e-6)
 

@@ -161,10 +161,10 @@ def test_small_crops_see_resized_positions():
     table.assign(np.random.default_rng(2).normal(size=table.shape))
     (_, small), _ = batches(TINY)[0]
     recipe = dataclasses.replace(TINY, image_size=(4, 4), local_crops=0)
-    found = Resized(trained.network, lambda: recipe.build(num_classes=0))(small[:, 0], training=False)["student"]
+    actual = Resized(trained.network, lambda: recipe.build(num_classes=0))(small[:, 0], training=False)["student"]
     expected = keras_vit.adapt(rebuilt(trained.network), image_size=(4, 4))
     head = keras.Model(trained.network.get_layer("pool").output, trained.network.get_layer("prototypes").output)
-    np.testing.assert_allclose(found, head(expected(small[:, 0])), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual, head(expected(small[:, 0])), rtol=1e-4, atol=1e-5)
 
 
 def options(workdir, **changes) -> PretrainOptions:

@@ -44,9 +44,8 @@ def test_defects_are_found_and_located_and_the_saved_model_says_the_same(tmp_pat
     model = randomize(keras_vit.build(BACKBONE, image_size=SIZE, channels=1, num_classes=3))
     model.save(tmp_path / "backbone.keras")
     run = str(tmp_path / "run")
-    anomaly.main(
-        ["fit", "--run", str(tmp_path / "backbone.keras"), "--data", f"folder:{tmp_path / 'good'}", "--workdir", run]
-    )
+    options = ["--data", f"folder:{tmp_path / 'good'}", "--workdir", run]
+    anomaly.main(["fit", "--run", str(tmp_path / "backbone.keras"), *options])
     facts = json.loads((tmp_path / "run" / "anomaly.json").read_text())
     assert facts["good_pictures"] == 16
     assert facts["patches_in_memory"] == round(0.1 * 16 * 48)
@@ -113,14 +112,5 @@ def test_a_folder_of_too_few_parts_is_refused(tmp_path):
     make_parts(tmp_path / "good", 3, defects=False)
     keras_vit.build(BACKBONE, image_size=SIZE, channels=1, num_classes=3).save(tmp_path / "b.keras")
     with pytest.raises(UserError, match="has 3 pictures; give at least 5"):
-        anomaly.main(
-            [
-                "fit",
-                "--run",
-                str(tmp_path / "b.keras"),
-                "--data",
-                str(tmp_path / "good"),
-                "--workdir",
-                str(tmp_path / "r"),
-            ]
-        )
+        options = ["--data", str(tmp_path / "good"), "--workdir", str(tmp_path / "r")]
+        anomaly.main(["fit", "--run", str(tmp_path / "b.keras"), *options])

@@ -244,9 +244,11 @@ def test_a_checkpoint_at_an_address_is_downloaded_and_classifies(place, argument
     assert capsys.readouterr().out.partition("Next:")[0] == table.partition("Next:")[0]
 
 
-def test_the_projection_of_clip_is_no_classifier(place, tmp_path):
-    projecting = dataclasses.replace(TINY, pre_norm=True, head_bias=False)
-    keras_vit.build(projecting, image_size=TINY_IMAGE, num_classes=7).save(tmp_path / "model.keras")
+@pytest.mark.parametrize(
+    ("config", "num_classes"), [(dataclasses.replace(TINY, pre_norm=True, head_bias=False), 7), (TINY, None)]
+)
+def test_neither_the_projection_of_clip_nor_a_model_without_a_head_is_a_classifier(config, num_classes, tmp_path):
+    keras_vit.build(config, image_size=TINY_IMAGE, num_classes=num_classes).save(tmp_path / "model.keras")
     with pytest.raises(UserError, match="ends with features of shape .* has no classes; add a head"):
         open_classifier(Run.open(tmp_path / "model.keras"))
 
@@ -364,8 +366,8 @@ def test_a_map_lies_on_the_part_of_the_picture_that_the_model_sees(place, tmp_pa
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "Give pictures, such as"),
-        (["pictures", "--serve"], "not both"),
+        ([], "Nothing to classify: name pictures"),
+        (["pictures", "--serve"], "--serve classifies the pictures"),
         (["nowhere"], "There is no picture 'nowhere'"),
         (["pictures/*.gif"], "There is no picture"),
         (["pictures", "--output", "found.txt"], r"ends in .csv, .json, .html or .parquet, but is 'found.txt'"),
@@ -392,15 +394,6 @@ def test_a_picture_is_taken_once(place, monkeypatch):
     assert [str(file) for file in find_pictures(["pictures/a.png", "pictures"])] == [
         "pictures/a.png", "pictures/b.jpg", "pictures/more/c.webp"
     ]  # fmt: skip
-
-
-def test_a_model_without_a_head_and_other_labels_are_refused(place, tmp_path):
-    keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=None).save(tmp_path / "features.keras")
-    with pytest.raises(UserError, match="ends with features of shape .* has no classes; add a head"):
-        open_classifier(Run.open(tmp_path / "features.keras"))
-    (tmp_path / "two.txt").write_text("ant\nbee\n")
-    with pytest.raises(UserError, match="two.txt names 2 classes, but the model .* has 7"):
-        open_classifier(Run.open(place / "model.keras"), str(tmp_path / "two.txt"))
 
 
 @pytest.mark.slow

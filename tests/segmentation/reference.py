@@ -1,4 +1,4 @@
-"""The segments of one image in NumPy, to compare `keras_vit.models.segment_outputs` with.
+"""The segments of one image in NumPy, to compare `keras_vit.models.segmentation` with.
 
 As transformers' `EomtImageProcessor.post_process_semantic_segmentation`, `…instance_segmentation` and
 `…panoptic_segmentation`.

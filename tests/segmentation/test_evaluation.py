@@ -9,7 +9,7 @@ import pytest
 import keras_vit
 from keras_vit import SegmentationConfig, UserError
 from keras_vit.models.config import SEGMENT_THRESHOLD
-from keras_vit.models.segment_outputs import segment_outputs
+from keras_vit.models.segmentation import segment_outputs
 from tests.segmentation.oracle import Oracle, found_of, oracle, segments_of, split_of
 from tests.segmentation.reference import instance_segments, panoptic_segments, semantic_scores
 from tests.segmentation.shapes import scene

@@ -88,7 +88,7 @@ def test_classes_and_templates_of_files_are_those_of_options(tmp_path):
 @pytest.mark.parametrize("line", ["cat: a cat |", "cat:", ": a cat"])
 def test_a_line_without_a_text_or_name_is_one_sentence(line, tmp_path):
     (tmp_path / "classes.txt").write_text(f"dog\n{line}\n")
-    with pytest.raises(UserError, match="is empty, or has an empty text"):
+    with pytest.raises(UserError, match="is empty or has an empty one"):
         classes_of_options([str(tmp_path / "classes.txt")], None)
 
 
@@ -136,7 +136,7 @@ def test_a_saved_model_of_texts_tells_exports_its_classes_and_their_kind(name, t
         (["--classes", "w2", "data/", "w3"], "'w3' stands behind the picture 'data/'"),
         (["--classes", "w2", "24/7", "data/"], "There is no picture or folder '24/7', as which --classes takes"),
         (["--classes", "w2", "names.txt", "data/"], "takes texts or one text file, but was given 'names.txt' beside"),
-        (["--classes", "data/"], "There is no class"),
+        (["--classes", "data/"], "Each class needs a text"),
         (["data", "--classes", "w2", "--num-heads", "4"], "leave --num-heads out"),
     ],
 )

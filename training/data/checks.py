@@ -89,8 +89,8 @@ def class_folders(path: pathlib.Path) -> list[str]:
     """
     names = directories(path)
     if len(names) < 2:
-        held = f"only the folder {names[0]}" if names else "none"
-        raise UserError(f"{path} should hold a folder for each of at least two classes, but holds {held}.")
+        held = f"Only the class folder {names[0]!r} is" if names else "No class folders are"
+        raise UserError(f"{held} in {str(path)!r}. Create one per class, such as {path / 'cat'} and {path / 'dog'}.")
     alike: dict[tuple[str, ...], str] = {}
     for name in () if is_remote(path) else names:  # of a bucket, each entry costs a request
         inside = _folders_alone(path / name)

@@ -126,7 +126,7 @@ def warn_of_training_images(run: Run, source: "DataSet") -> bool:
 def may_know_images(run: Run, source: "DataSet", *, is_export: bool) -> bool:
     """Whether images to evaluate on may be training images of a model: a rule made the split, or they are records.
 
-    Of published checkpoints nothing is asked, and the splits of a run on the same data are those of the run.
+    Published checkpoints are not checked; a run on the same data uses the splits of its training.
     """
     known = TrainingData.of_run(run)
     if known is None:

@@ -44,13 +44,8 @@ def average_precision(
 ) -> dict[str, Any]:
     """Return COCO's metrics: `STATS`, each None without such objects, `intervals` of ap and ap50, and `classes`.
 
-    Intervals are of 95 %, by a bootstrap over the pictures.
-
-    Args:
-        truth: a document in COCO's format, see `coco_document`.
-        guesses: likewise, with scores.
-        labels: names of the categories 1, 2 and so on.
-        kind: what is compared, boxes or masks.
+    Intervals are of 95 %, by a bootstrap over the pictures. Truth and guesses are documents in COCO's format, see
+    `coco_document`; the guesses have scores. The labels name the categories 1, 2 and so on.
     """
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         evaluated = coco_evaluation(truth, guesses, kind)
@@ -91,7 +86,7 @@ class _Evaluation(COCOeval):
     """pycocotools' evaluation, for which a VOC object with "difficult" is a crowd with the overlap of an object."""
 
     def computeIoU(self, imgId: int, catId: int) -> Any:  # noqa: N802, N803
-        """The overlaps of the detections with the objects of an image."""
+        """Return the overlaps of the detections with the objects of an image."""
         difficult = [each for each in self._gts[imgId, catId] if each.get("difficult")]
         for each in difficult:
             each["iscrowd"] = 0

@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_vit import UserError
 from keras_vit.files.atomic import write_text
-from keras_vit.files.labels import check_classes
+from keras_vit.files.labels import check_classes, composed
 from keras_vit.files.tables import short_name
 from keras_vit.run import TEMPERATURE, Run
 from keras_vit.scores import KINDS
@@ -38,6 +38,7 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
     """
     run, split, names = predictor.run, source.evaluation, source.labels
     directory = report_directory(run, options.output)
+    order = class_order(predictor, source)
     _check(predictor, source, options)
     accepted = None if options.real_labels is None else read_real_labels(options.real_labels, split, len(names))
     comparison = None if options.compare is None else open_comparison(options.compare)
@@ -56,31 +57,27 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
         comparison.check_images(subject.files)
     logits, labels = predictor.predict(split, options.batch_size)
     check_logits(logits)
+    logits = np.take(logits, order, axis=1)
     if source.multi_label:
         metrics = measure_multi_label(logits, labels, names)
         metrics["intervals"] = multi_label_intervals(logits, labels, names)
         report = multi_label_report(subject, logits, labels, names, metrics)
         write_report(report)
         return report.metrics
-    metrics, problem = measure(logits, labels, names), None
+    metrics = measure(logits, labels, names)
     metrics["intervals"] = intervals(logits, labels, names)
     if accepted is not None:
         metrics["real_labels"] = measure_real(logits, labels, accepted)
     if run.unknown is not None and run.unknown.auroc:
         metrics["unknown"] = {"score": run.unknown.kind, **dict(zip(KINDS, run.unknown.auroc, strict=True))}
-    if options.calibrate:
-        try:
+    try:
+        if options.calibrate:
             metrics["calibration"] = calibration(logits, labels)
-        except UserError as error:  # the report is right without a temperature
-            problem = error
-    report = single_label_report(subject, logits, labels, names, metrics)
-    write_report(report)
-    if problem is not None:
-        raise problem
-    if options.calibrate:
-        assert run.directory is not None  # see `training.evaluation.opening.open_run`
-        text = json.dumps(metrics["calibration"], indent=2)
-        write_text(run.directory / TEMPERATURE, f"{text}\n")
+            assert run.directory is not None  # see `training.evaluation.opening.open_run`
+            write_text(run.directory / TEMPERATURE, json.dumps(metrics["calibration"], indent=2) + "\n")
+    finally:  # without a temperature, the rest of the report is right
+        report = single_label_report(subject, logits, labels, names, metrics)
+        write_report(report)
     return report.metrics
 
 
@@ -101,19 +98,19 @@ def evaluate_model(model: keras.Model, data: str | DataOptions, *, batch_size: i
     options = DataOptions(data) if isinstance(data, str) else data
     source = open_source(options, multi_label=True)
     predictor = open_predictor(Run.of_model(model), InputOptions(), StrategyOptions("single"))
-    check_same_classes(predictor, source)
+    order = class_order(predictor, source)
     logits, labels = predictor.predict(source.evaluation, batch_size)
     check_logits(logits)
+    logits = np.take(logits, order, axis=1)
     return (measure_multi_label if source.multi_label else measure)(logits, labels, source.labels)
 
 
 def _check(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> None:
-    """Raise UserError unless model, data and options have the same classes, and agree on how many an image may have.
+    """Raise UserError unless model, data and options agree on how many classes an image may have.
 
     Print what is not known of the images.
     """
     run, of_model = predictor.run, predictor.is_multi_label
-    check_same_classes(predictor, source)
     known = check_evaluation_images(run, options.source, source)
     if not known and may_know_images(run, source, is_export=predictor.is_export):
         print(
@@ -133,17 +130,23 @@ def _check(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> N
         raise UserError(f"--{name} is for images of one class each, but these have several; leave it out.")
 
 
-def check_same_classes(predictor: Predictor, source: DataSet) -> None:
-    """Raise UserError unless the classes of the data are the model's, or as many where it does not name them."""
+def class_order(predictor: Predictor, source: DataSet) -> list[int]:
+    """Return the number that each class of the data has in the model.
+
+    Raises UserError unless both have the same classes, or as many where the model does not name them.
+    """
     names, is_published = predictor.labels, not predictor.is_export and not predictor.run.is_ours
-    # A published checkpoint may name the same classes by other words; those of one set must be in one order.
+    # A published checkpoint may name the same classes in other words; then they must be in one order.
     if names and not (is_published and {*names} != {*source.labels}):
-        check_classes(names, source.labels)
-    elif predictor.num_classes != len(source.labels):
+        check_classes(sorted(names), sorted(source.labels))
+        numbers = {composed(name): number for number, name in enumerate(names)}
+        return [numbers[composed(name)] for name in source.labels]
+    if predictor.num_classes != len(source.labels):
         raise UserError(
             f"The model has {predictor.num_classes} classes and the data have {len(source.labels)}; evaluate on data "
             "with the same classes."
         )
+    return [*range(predictor.num_classes)]
 
 
 def check_logits(logits: np.ndarray) -> None:

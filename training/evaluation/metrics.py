@@ -216,12 +216,9 @@ def multi_label_intervals(logits: np.ndarray, targets: np.ndarray, names: Sequen
 
 
 def _bootstrap(count: int, measured: Callable[[np.ndarray], Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-    """Return the interval of each measure of random draws of the images, and of those of the classes.
+    """Return the interval of each measure of random draws of so many images, and of those of the classes.
 
-    Args:
-        count: number of the images.
-        measured: how often each image was drawn (n,) -> measures; (K,) those of the classes; nan for what is unknown.
-        names: of the K classes.
+    measured: how often each image was drawn (n,) -> measures; (K,) those of the classes; nan for what is unknown.
     """
     rng = np.random.default_rng(0)
     draws = [
@@ -260,17 +257,13 @@ def share_interval(count: int, total: int) -> list[float]:
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Return the temperature with the lowest mean negative log-likelihood.
+    """Return the temperature with the lowest mean negative log-likelihood, from logits (n, K) and labels (n,).
 
     The likelihood is concave in 1 / temperature, so halving an interval around the root of its derivative finds it.
-
-    Args:
-        logits: (n, K), finite.
-        labels: (n,) class numbers.
-
     Raises UserError if no temperature is best: without a mistake in the images a lower one is always better.
     """
-    logits = logits.astype(np.float64)
+    is_finite = bool(np.isfinite(logits).all())
+    logits = np.nan_to_num(logits.astype(np.float64))
     own = logits[np.arange(len(labels)), labels]
     low, high = 1.0 / HIGHEST_TEMPERATURE, 1.0 / _LOWEST
     for _ in range(_HALVINGS):
@@ -280,7 +273,6 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         else:
             high = middle
     temperature = float(2.0 / (low + high))
-    is_finite = bool(np.isfinite(logits).all())
     if not is_finite or (own >= logits.max(axis=-1)).all() or temperature < 1.01 * _LOWEST:
         why = f"nearly all {len(labels)} are right" if is_finite else "some classes have probability 0"
         raise UserError(
@@ -334,7 +326,10 @@ def read_real_labels(path: str, split: Split, num_classes: int) -> list[list[int
     file = existing_file(path, "--real-labels takes a JSON list with a list of labels per image")
     with reading(path, "JSON", advice="--real-labels takes a file such as ImageNet's real.json"):
         accepted = json.loads(file.read_text(encoding="utf-8"))
-    are_lists = isinstance(accepted, list) and all(_are_labels(numbers, num_classes) for numbers in accepted)
+    classes = range(num_classes)
+    are_lists = isinstance(accepted, list) and all(
+        isinstance(numbers, list) and all(type(k) is int and k in classes for k in numbers) for numbers in accepted
+    )
     matches = [_VALIDATION_FILE.search(split.name(index)) for index in range(split.num_examples)]
     places = [int(match[1]) - 1 for match in matches if match]
     if are_lists and len(places) == split.num_examples and max(places) < len(accepted):
@@ -345,7 +340,3 @@ def read_real_labels(path: str, split: Split, num_classes: int) -> list[list[int
             f"numbers, 0 to {num_classes - 1}; give such a file, as real.json of ImageNet."
         )
     return accepted
-
-
-def _are_labels(numbers: object, num_classes: int) -> bool:
-    return isinstance(numbers, list) and all(type(k) is int and 0 <= k < num_classes for k in numbers)

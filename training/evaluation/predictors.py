@@ -232,7 +232,7 @@ def _saved_model(run: Run, path: pathlib.Path, overrides: InputOptions) -> Predi
 def _outputs_of_files(
     compute: Callable[[tf.Tensor], np.ndarray], split: Split, batch_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As `outputs`, for encoded images (B,); images that are not stored so are encoded as PNG, which loses nothing."""
+    """Return the same as `outputs`, for encoded images (B,); others are encoded as PNG, which loses nothing."""
 
     @without_autograph
     def file(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

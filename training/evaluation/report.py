@@ -83,11 +83,8 @@ class Subject:
     """What was evaluated on what, and where and how to write the report."""
 
     title: str
-    """Of the report."""
     directory: pathlib.Path
-    """For the files."""
     split: Split
-    """The images."""
     description: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """For evaluation.json, beside the metrics."""
     root: str = ""
@@ -97,9 +94,8 @@ class Subject:
     names_classes: bool = True
     """Whether the model names its classes."""
     save_predictions: bool = False
-    """Whether to write predictions.npz."""
     raw: bool = False
-    """Whether to write cells of predictions.csv as they are, for programs."""
+    """See `CsvOptions`."""
 
     @property
     def files(self) -> list[str]:
@@ -152,15 +148,7 @@ class Report:
 def single_label_report(
     subject: Subject, logits: np.ndarray, labels: np.ndarray, names: Sequence[str], metrics: dict[str, Any]
 ) -> Report:
-    """Return the report on images of one class each.
-
-    Args:
-        subject: what was evaluated.
-        logits: (n, K).
-        labels: (n,).
-        names: of the K classes.
-        metrics: of `measure`, with their intervals.
-    """
+    """Return the report on images of one class each, from logits (n, K), labels (n,) and `measure`, with intervals."""
     predictions, mistakes = one_class(subject.files, logits, labels, names)
     worst = [
         {
@@ -232,15 +220,7 @@ def _single_label_paragraphs(metrics: Mapping[str, Any], confusion: np.ndarray, 
 def multi_label_report(
     subject: Subject, logits: np.ndarray, targets: np.ndarray, names: Sequence[str], metrics: dict[str, Any]
 ) -> Report:
-    """Return the report on images of several classes each.
-
-    Args:
-        subject: what was evaluated.
-        logits: (n, K).
-        targets: (n, K) of 0 and 1.
-        names: of the K classes.
-        metrics: of `measure_multi_label`, with their intervals.
-    """
+    """Return the report on images of several classes each, from logits (n, K) and targets (n, K) of 0 and 1."""
     truth, average = targets > 0.5, metrics["mean_average_precision"]
     predictions, mistakes = several_classes(subject.files, logits, truth, names)
     metrics, sentences = _compared({"multi_label": True, **metrics}, subject, predictions)
@@ -254,7 +234,8 @@ def multi_label_report(
         (row["image"], row["class"], "yes" if row["has_class"] else "no", f"{row['probability']:.3g}")
         for row in metrics["worst_mistakes"]
     ]
-    tables = [markdown_table(("class", "images", "average precision", _INTERVAL, *_SCORES), rows, num_text_columns=1)]
+    header = ("class", "images", "average precision", _INTERVAL, "precision", "recall", "F1")
+    tables = [markdown_table(header, rows, num_text_columns=1)]
     if wrong:
         tables.append(markdown_table(("image", "class", "has it", "probability"), wrong, num_text_columns=3))
     known = "unknown, since no image has a class" if average is None else f"{average:.4f}"

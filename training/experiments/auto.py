@@ -51,15 +51,15 @@ _TIMED = 16
 
 
 def usable_checkpoint(name: str | None) -> str | None:
-    """Return the checkpoint to start from; None, with a printed reason, if the default is meant and cannot be had."""
+    """Return the checkpoint to start from; None, with a printed reason, if the default is meant but unavailable."""
     if name is not None:
         return name
     try:
         find_checkpoint(DEFAULT_CHECKPOINT)
     except UserError as error:
         print(
-            f"Training from scratch, because {DEFAULT_CHECKPOINT} cannot be had ({str(error).rstrip('.')}). With "
-            "--checkpoint and a file from another computer, fewer pictures and minutes give more."
+            f"Could not download {DEFAULT_CHECKPOINT} ({str(error).rstrip('.')}). Training a small model from scratch "
+            "instead. For better accuracy, download the checkpoint elsewhere and pass --checkpoint FOLDER."
         )
         return None
     return DEFAULT_CHECKPOINT
@@ -181,11 +181,8 @@ def with_own_head(run: Run, source: DataSet, given: Resize | None, of_probe: Res
     None if the model does not know all classes, or if a linear classifier on its frozen features is better on some
     training images, by cross-validation.
 
-    Args:
-        run: the checkpoint.
-        source: the data.
-        given: how the user wants images to be resized; None as the model does.
-        of_probe: how images are resized for the linear classifier; None as the model does.
+    given: how the user wants images to be resized, of_probe: how they are for the linear classifier; None as the model
+    does.
     """
     names = keras_vit.classes_of(run.model)
     if source.multi_label or names is None or None in rows_of(source.labels, names):

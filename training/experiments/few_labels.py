@@ -51,11 +51,6 @@ def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: 
 
     The runs are beside the workdir, as WORKDIR-labels, WORKDIR-round-1 … or WORKDIR-ema-teacher. When the same command
     continues, what is finished is not done again.
-
-    Args:
-        options: of the command, with `unlabelled`.
-        recipe_name: for config.json and messages.
-        setup: data and devices.
     """
     assert options.unlabelled is not None  # as the command checks
     unlabelled = unlabelled_folder(unlabelled_path(options.unlabelled), options.source.on_bad_image)

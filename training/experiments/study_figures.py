@@ -33,13 +33,7 @@ _TABLE_8 = {
 
 
 def draw(study: str, title: str, data: str, shots: int, rows: Sequence[dict], path: pathlib.Path) -> None:
-    """Draw the rows of a study's results.json.
-
-    Args:
-        study: its name.
-        title: of the study.
-        data, shots: for the labels.
-    """
+    """Draw the rows of a study's results.json; data and shots are for the labels."""
     figure = matplotlib.figure.Figure(figsize=(10, 4.6), layout="constrained")
     figure.suptitle(f"{title}: {data}")
     _FORMS[study](*figure.subplots(1, 2), rows, shots)

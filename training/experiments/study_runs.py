@@ -118,11 +118,7 @@ class Trial:
     def run(self, threads: int) -> dict:
         """Train and measure, in a process that ends with its parent; what is printed goes to the log.
 
-        Args:
-            threads: of TensorFlow's operators.
-
-        Returns:
-            "accuracy" on the evaluation split, "curve" [[step, accuracy], …], "few_shot" accuracy, "seconds".
+        Return the "accuracy" on the evaluation split, its "curve" [[step, accuracy], …], "few_shot" and "seconds".
         """
         threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
         tf.config.threading.set_intra_op_parallelism_threads(threads)

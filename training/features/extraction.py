@@ -346,7 +346,7 @@ def _computed(split: Split, extractor: Extractor, progress: Progress | None) -> 
 
 
 def contents_of(split: Split, rows: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """(digests (n,) uint64 of the images as they are stored, labels (n,) int64) of some or all examples of a split."""
+    """Return digests (n,) uint64 of the images as they are stored, and labels (n,) int64, of some or all of a split."""
     rows = np.arange(split.num_examples) if rows is None else rows
     if split.digests is not None and split.labels is not None:
         return split.digests[rows], split.labels[rows]

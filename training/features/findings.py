@@ -88,7 +88,11 @@ def findings_of(index: FeatureIndex, duplicate_similarity: float) -> Findings:
     linked = _linked(same, cosines, rows, duplicate_similarity)
     number_of = {name: number for number, name in enumerate(index.description.labels)}
     labels = np.array([-1 if label is None else number_of[label] for label in pictures.labels], np.int64)
-    groups = sorted(_copies(same, linked), key=lambda group: _rank(group, pictures.splits, labels))
+    # Copies in two splits come first, then those with two labels.
+    groups = sorted(
+        _copies(same, linked),
+        key=lambda group: (len({pictures.splits[row] for row in group}) == 1, len({*labels[group]}) == 1, group[0]),
+    )
     nothing = np.zeros(0, np.int64)
     odd = _odd(similarity)
     if len(np.unique(labels)) < 2:
@@ -109,7 +113,7 @@ def findings_of(index: FeatureIndex, duplicate_similarity: float) -> Findings:
 
 
 def _neighbors(centered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The cosines and rows (n, k) of the nearest other pictures."""
+    """Return the cosines and rows (n, k) of the nearest other pictures."""
     count = min(_NEIGHBORS, len(centered) - 1)
     chunks = [centered[begin : begin + 2**16] for begin in range(0, len(centered), 2**16)]
     cosines, rows = [], []
@@ -126,7 +130,7 @@ def _neighbors(centered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _linked(same: np.ndarray, cosines: np.ndarray, rows: np.ndarray, least: float) -> np.ndarray:
-    """(n,) numbers, the same for pictures of equal content and for those that similarity links."""
+    """Return (n,) numbers, the same for pictures of equal content and for those that similarity links."""
     begins, places = np.nonzero(cosines >= least)
     begins, ends = np.concatenate([begins, np.arange(len(same))]), np.concatenate([rows[begins, places], same])
     graph = scipy.sparse.coo_array((np.ones(len(begins), bool), (begins, ends)), shape=(len(same), len(same)))
@@ -134,7 +138,7 @@ def _linked(same: np.ndarray, cosines: np.ndarray, rows: np.ndarray, least: floa
 
 
 def _copies(same: np.ndarray, linked: np.ndarray) -> list[list[int]]:
-    """Groups of equal pictures, and groups of nearly equal ones, in which equal ones have one row."""
+    """Return groups of equal pictures, and groups of nearly equal ones, in which equal ones have one row."""
     equal: dict[int, list[int]] = collections.defaultdict(list)
     near: dict[int, list[int]] = collections.defaultdict(list)
     for row, (first, number) in enumerate(zip(same.tolist(), linked.tolist(), strict=True)):
@@ -144,20 +148,15 @@ def _copies(same: np.ndarray, linked: np.ndarray) -> list[list[int]]:
     return [group for groups in (equal, near) for group in groups.values() if len(group) > 1]
 
 
-def _rank(group: list[int], splits: Sequence[str], labels: np.ndarray) -> tuple:
-    """Return the sort key of a group: copies in two splits come first, then those with two labels."""
-    return len({splits[row] for row in group}) == 1, len({*labels[group].tolist()}) == 1, group[0]
-
-
 def _odd(similarity: np.ndarray) -> np.ndarray:
-    """Rows whose similarity is below that of the others, the least first."""
+    """Return rows whose similarity is below that of the others, the least first."""
     low, high = np.quantile(similarity, [0.25, 0.75])
     count = max(int(np.sum(similarity < low - _FENCE * (high - low))), math.ceil(_LEAST_ODD * len(similarity)))
     return np.argsort(similarity, kind="stable")[:count]
 
 
 def _overlaps(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]) -> list[Overlap]:
-    """Pairs of classes in the order of the share of their pictures that probably have the other label."""
+    """Return pairs of classes in the order of the share of their pictures that probably have the other label."""
     joint = confident_joint(labels, probabilities)
     counts = np.bincount(labels, minlength=len(names))
     both = np.triu(joint + joint.T, 1) / np.maximum(counts[:, None] + counts, 1)
@@ -195,15 +194,11 @@ def _coverage(
 
 
 def confident_joint(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """How many pictures with the label of the row are truly of the class of the column: (K, K) float64.
+    """Return how many pictures with the label of the row are truly of the class of the column: (K, K) float64.
 
     A picture counts for the class whose probability for it reaches the threshold of the class: the mean over the
     pictures with its label. If several reach theirs, it counts for the likeliest class, as in the authors' code. Each
-    row is scaled to the number of pictures with its label.
-
-    Args:
-        labels: (n,), 0 to K - 1, as they are stored.
-        probabilities: (n, K), out of fold.
+    row is scaled to the number of pictures with its label. Labels are (n,), probabilities (n, K) out of fold.
     """
     num_classes = probabilities.shape[1]
     counts = np.bincount(labels, minlength=num_classes)
@@ -221,7 +216,7 @@ def confident_joint(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray
 
 
 def suspicious_labels(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """The rows whose label is probably wrong, those with the least probability beside the likeliest class first.
+    """Return the rows whose label is probably wrong, those with the least probability beside the likeliest class first.
 
     Of each pair of classes as many pictures are taken as the confident joint says, those with the largest margin
     between the probability of the other class and of their own; none whose own class is the likeliest. A class with
@@ -243,7 +238,7 @@ def suspicious_labels(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarr
 
 
 def _rounded(joint: np.ndarray) -> np.ndarray:
-    """Whole numbers (K, K) near these, with the same sums of rows: the largest remainders are rounded up."""
+    """Return whole numbers (K, K) near these, with the same sums of rows: the largest remainders are rounded up."""
     whole = np.floor(joint).astype(np.int64)
     missing = np.rint(joint.sum(axis=1)).astype(np.int64) - whole.sum(axis=1)
     order = np.argsort(whole - joint, axis=1, kind="stable")

@@ -46,15 +46,15 @@ class LeastSquares:
         return (self._left / (self._eigenvalues + l2)) @ self._right
 
     def scores(self, features: np.ndarray, l2: float) -> np.ndarray:
-        """(n, K) float64 of features (n, D), near 1 for the class and near -1 for the others."""
+        """Return (n, K) float64 of features (n, D), near 1 for the class and near -1 for the others."""
         return self._design(features.astype(np.float64)) @ self.weights(l2)
 
     def accuracy(self, features: Features, l2: float) -> float:
-        """Share of the images whose highest score is that of their label."""
+        """Return share of the images whose highest score is that of their label."""
         return float(np.mean(np.argmax(self.scores(features.values, l2), axis=-1) == features.labels))
 
     def linear_head(self, l2: float) -> tuple[np.ndarray, np.ndarray]:
-        """The kernel (D, K) and bias (K,), float32, that compute the scores from the features."""
+        """Return the kernel (D, K) and bias (K,), float32, that compute the scores from the features."""
         weights = self.weights(l2)
         kernel = weights[:-1] / self._scale[:, None]
         bias = _BIAS_FEATURE * weights[-1] - self._mean @ kernel
@@ -66,7 +66,7 @@ class LeastSquares:
 
 
 def shots_of(labels: np.ndarray, num_classes: int, shots: int, seed: int) -> np.ndarray:
-    """Numbers of the images to learn from: the first `shots` of a random order of each class (big_vision's)."""
+    """Return numbers of the images to learn from: the first `shots` of a random order of each class (big_vision's)."""
     rng = np.random.default_rng(seed)
     orders = [rng.permutation(np.flatnonzero(labels == k)) for k in range(num_classes)]
     return np.concatenate([order[:shots] for order in orders])
@@ -87,7 +87,20 @@ def few_shot(
     Of several strengths the one of the best mean accuracy over the seeds, on training images that are not among the
     shots, is taken for each number of shots.
     """
-    return [_of_shots(train, evaluation, num_classes, number, seeds, strengths) for number in shots]
+    results = []
+    for number in shots:
+        chosen = [shots_of(train.labels, num_classes, number, seed) for seed in range(seeds)]
+        solved = [LeastSquares(train.take(rows), num_classes) for rows in chosen]
+        l2 = strengths[0]
+        if len(strengths) > 1:
+            held_out = [_held_out(train, rows, seed) for seed, rows in enumerate(chosen)]
+            pairs = list(zip(solved, held_out, strict=True))
+            means = [np.mean([each.accuracy(rest, strength) for each, rest in pairs]) for strength in strengths]
+            l2 = strengths[int(np.argmax(means))]
+        accuracies = [solution.accuracy(evaluation, l2) for solution in solved]
+        mean, deviation = float(np.mean(accuracies)), float(np.std(accuracies))
+        results.append({"shots": number, "l2": l2, "accuracies": accuracies, "mean": mean, "std": deviation})
+    return results
 
 
 def shots_that_fit(labels: np.ndarray, names: Sequence[str], shots: Sequence[int] | None = None) -> Sequence[int]:
@@ -110,31 +123,8 @@ def shots_that_fit(labels: np.ndarray, names: Sequence[str], shots: Sequence[int
     return fitting
 
 
-def _of_shots(
-    train: Features, evaluation: Features, num_classes: int, shots: int, seeds: int, strengths: Sequence[float]
-) -> dict:
-    chosen = [shots_of(train.labels, num_classes, shots, seed) for seed in range(seeds)]
-    solved = [LeastSquares(train.take(rows), num_classes) for rows in chosen]
-    l2 = strengths[0]
-    if len(strengths) > 1:
-        held_out = [_held_out(train, rows, seed) for seed, rows in enumerate(chosen)]
-        means = [
-            np.mean([solution.accuracy(rest, strength) for solution, rest in zip(solved, held_out, strict=True)])
-            for strength in strengths
-        ]
-        l2 = strengths[int(np.argmax(means))]
-    accuracies = [solution.accuracy(evaluation, l2) for solution in solved]
-    return {
-        "shots": shots,
-        "l2": l2,
-        "accuracies": accuracies,
-        "mean": float(np.mean(accuracies)),
-        "std": float(np.std(accuracies)),
-    }
-
-
 def _held_out(train: Features, rows: np.ndarray, seed: int) -> Features:
-    """Training images that are not among the shots."""
+    """Return training images that are not among the shots."""
     rest = np.setdiff1d(np.arange(len(train.labels)), rows)
     if not len(rest):
         raise UserError("All training images are among the shots, so none is left to choose a strength on; give --l2.")

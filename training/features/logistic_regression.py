@@ -84,11 +84,8 @@ def _fitted(train: Features, c: float, max_iterations: int) -> tuple[sklearn.pip
 def cross_validated(features: FeatureSet, c: float, folds: int, groups: np.ndarray) -> dict:
     """Return the accuracy in folds of all images: `mean`, its `standard_error`, 95 % `interval`, and `folds`.
 
-    Args:
-        features: of both splits.
-        c: inverse strength of the penalty.
-        folds: their number; each has its share of every class.
-        groups: (n,), of the training and then the evaluation images; those of one group are in one fold.
+    c: inverse strength of the penalty. groups: (n,), of the training and then the evaluation images; those of one group
+    are in one fold.
     """
     parts = features.train, features.evaluation
     values = np.concatenate([part.values for part in parts]).astype(np.float64)
@@ -110,12 +107,7 @@ def out_of_fold_probabilities(
 ) -> np.ndarray:
     """Return the probabilities (n, K) of each picture by a head that was fitted to the others, in five folds.
 
-    Args:
-        values: features (n, D) float32.
-        labels: (n,), 0 to K - 1.
-        groups: (n,) numbers; pictures of one group, such as copies, are in one fold.
-        num_classes: K.
-        c: inverse strength of the penalty.
+    groups: (n,) numbers; pictures of one group, such as copies, are in one fold. c: inverse strength of the penalty.
     """
     folds = sklearn.model_selection.StratifiedGroupKFold(_FOLDS, shuffle=True, random_state=0)
     probabilities = np.zeros((len(labels), num_classes), np.float32)

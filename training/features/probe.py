@@ -168,15 +168,9 @@ def computed_features(model: keras.Model, split: Split, num_classes: int, batch_
 def write_report(
     name: str, title: str, options: FeatureOptions, features: FeatureSet, rows: Sequence[dict[str, str]], numbers: dict
 ) -> None:
-    """Write NAME.json and NAME.md and print the table.
+    """Write NAME.json, with these numbers and what was measured on what, and NAME.md, and print the table.
 
-    Args:
-        name: of the files.
-        title: of the page.
-        options: of the command.
-        features: which were measured.
-        rows: of the table, texts by the name of their column; the first column is on the left, numbers on the right.
-        numbers: for the JSON, beside what was measured on what.
+    rows: of the table, texts by the name of their column.
     """
     random = " with random weights" if options.random_weights else ""
     train, evaluation = features.train, features.evaluation
@@ -210,14 +204,7 @@ def write_report(
 def with_linear_head(
     model: keras.Model, features: FeatureKind, preprocessing: Preprocessing, kernel: np.ndarray, bias: np.ndarray
 ) -> keras.Model:
-    """Return a new model with the weights of `model` and a head that reads features.
-
-    Args:
-        model: built by `keras_vit.build`.
-        features: see `FeatureOptions.features`.
-        preprocessing: of the images that the features were computed of.
-        kernel: (D, K), of the head.
-        bias: (K,).
+    """Return a new model with the weights of `model` and a head, kernel (D, K) and bias (K,), that reads features.
 
     Raises UserError for a model whose graph was changed.
     """
@@ -251,14 +238,9 @@ def save_linear_model(
 
 
 def save_probe(run: Run, model: keras.Model, source: DataSet, options: ProbeOptions, accuracy: float) -> None:
-    """Write the run directory of a probe.
+    """Write the run directory of a probe: a model with its head, and its accuracy on the evaluation images.
 
-    Args:
-        run: the backbone.
-        model: with the head of the probe.
-        source: the data that it was fitted to.
-        options: of the command, with a workdir.
-        accuracy: on the evaluation images.
+    run: the backbone. source: the data that the head was fitted to.
     """
     assert options.directory is not None
     directory = Run.at(options.directory)

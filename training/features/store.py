@@ -160,7 +160,7 @@ class FeatureIndex:
 
     def _problems(self, file: pathlib.Path) -> dict[str, str]:
         with _reading(file):
-            return json.loads(self._opened(file).schema_arrow.metadata[_PROBLEMS])
+            return dict(json.loads(self._opened(file).schema_arrow.metadata[_PROBLEMS]))
 
     def _table(self, file: pathlib.Path, columns: Sequence[str]) -> pyarrow.Table:
         """Read columns of a file. Raises UserError for one that is damaged, or of another model."""
@@ -193,11 +193,11 @@ def _pictures(tables: Iterable[pyarrow.Table]) -> Pictures:
 
 def _reading(file: pathlib.Path) -> contextlib.AbstractContextManager[None]:
     advice = "remove it and run keras-vit embed again, which makes what is missing"
-    return reading(file, "features", pyarrow.ArrowException, OSError, KeyError, advice=advice)
+    return reading(file, "features", pyarrow.ArrowException, OSError, KeyError, TypeError, advice=advice)
 
 
 def part_file(folder: pathlib.Path, split: str, number: int) -> pathlib.Path:
-    """The file of a part."""
+    """Return the file of a part."""
     return folder / f"{split}-{number:05d}.parquet"
 
 

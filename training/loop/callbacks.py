@@ -31,7 +31,7 @@ class InspectEpochs(keras.callbacks.Callback):
     def __init__(self, make_model: Callable[[], keras.Model], run: Run, every: int, count: int = 64, shown: int = 4):
         super().__init__()
         self._make_model, self._run, self._every, self._shown = make_model, run, every, shown
-        self._pictures = read_images(run.path / SAMPLES, count, run.labels)
+        self._images = read_images(run.path / SAMPLES, count, run.labels)
         self._writer = tf.summary.create_file_writer(str(run.path / "tensorboard" / "inspection"))
         for folder in sorted((run.path / "inspection").glob("epoch_*")):
             self._show(folder)
@@ -41,7 +41,7 @@ class InspectEpochs(keras.callbacks.Callback):
             return
         result = inspect(
             self._make_model(),
-            self._pictures,
+            self._images,
             checkpoint=f"{self._run.path}, epoch {epoch + 1}",
             labels=self._run.labels,
             shown=self._shown,

@@ -192,7 +192,7 @@ class Training:
         num_classes, most = len(source.labels), _EVALUATION_BATCH
         of_training: Callable[..., tf.data.Dataset] = functools.partial(training_batches, num_classes=num_classes)
         of_evaluation: Callable[..., tf.data.Dataset] = functools.partial(evaluation_batches, num_classes=num_classes)
-        if source.batches is not None:  # of large pictures
+        if source.batches is not None:  # of large images
             of_training, of_evaluation, most = source.batches.training, source.batches.evaluation, recipe.batch_size
         if source.unlabelled is not None:
             of_training = functools.partial(semi_supervised_batches, source.unlabelled, num_classes=num_classes)

@@ -11,15 +11,15 @@ from keras import ops
 
 from keras_vit import task_of
 from keras_vit.models import losses as model_losses
-from keras_vit.models.boxes import overlaps, to_corners
 from keras_vit.models.config import SegmentationConfig
+from keras_vit.models.detection import overlaps, to_corners
 from keras_vit.models.layers import CHANNELS_LAST
 from keras_vit.models.segmentation import block_predictions
 from training.objectives.objective import Objective
 
 # Of the decay of each block's probability (tue-mps/eomt, `mask_annealing`).
 _POWER = 0.9
-# Points at which EoMT compares each mask. Masks of a small picture have fewer places, and more points cost most of the
+# Points at which EoMT compares each mask. Masks of a small image have fewer places, and more points cost most of the
 # time of a step there.
 _POINTS = 12_544
 
@@ -165,11 +165,11 @@ class PixelClasses(DenseObjective):
 
 
 class BoxSetPrediction(DenseObjective):
-    """The boxes of each picture, from "class_logits" (B, N, K) and "boxes" (B, N, 4).
+    """The boxes of each image, from "class_logits" (B, N, K) and "boxes" (B, N, 4).
 
     The loss is that of Deformable DETR, after bipartite matching: the weighted sum of focal loss, L1 distance and
     generalized IoU, divided by the number of boxes in the batch. The metric is the overlap (IoU) of boxes and the
-    predictions that are matched to them, averaged over the boxes of a picture; of a picture without boxes it is 1.
+    predictions that are matched to them, averaged over the boxes of an image; of an image without boxes it is 1.
     """
 
     metrics = ("loss", "iou")

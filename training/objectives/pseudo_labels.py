@@ -1,4 +1,4 @@
-"""Pseudo-labels of a moving average: a model learns from labeled images, and the average's classes of other pictures.
+"""Pseudo-labels of a moving average: a model learns from labeled images, and the average's classes of other images.
 
 "Semi-supervised Vision Transformers at Scale" (Semi-ViT, arXiv 2208.05688), sections 3.2 and 3.3, and its code
 (amazon-science/semi-vit engine_semi.py, ProbPseudoMixup). With 1 % and 10 % of the labels of
@@ -13,13 +13,13 @@ from training.recipes.recipe import PseudoLabelRecipe
 
 
 class PseudoLabels(Objective):
-    """Cross-entropy of the labeled images, plus the weighted one of the pictures whose pseudo-label is sure enough.
+    """Cross-entropy of the labeled images, plus the weighted one of images whose pseudo-label is sure enough.
 
-    As in the code of Semi-ViT, the mean is over all pictures, so that those below the confidence count as 0. The
+    As in the code of Semi-ViT, the mean is over all without a label, so that those below the confidence count as 0. The
     accuracy is that of the labeled images.
     """
 
-    without_remat = "Pictures without labels"
+    without_remat = "Images without labels"
 
     def __init__(self, recipe: PseudoLabelRecipe):
         self._recipe = recipe
@@ -27,8 +27,8 @@ class PseudoLabels(Objective):
     def forwards(self, network, trained, step, averages):
         """Return average and model on a batch: (labeled, weak, strong) images -> a dict.
 
-        Labeled images (B, h, w, C), weakly and strongly changed pictures (B, n, h, w, C). "labeled" (B, K) are the
-        model's logits; of the strong pictures, mixed in pairs, "mixed" (B, n, K) are the logits, "targets" (B, n, K)
+        Labeled images (B, h, w, C), weakly and strongly changed others (B, n, h, w, C). "labeled" (B, K) are the
+        model's logits; of the strong ones, mixed in pairs, "mixed" (B, n, K) are the logits, "targets" (B, n, K)
         the pseudo-labels and "confidence" (B, n) the larger probability of the pair.
         """
 
@@ -56,9 +56,9 @@ class PseudoLabels(Objective):
         losses = keras.losses.categorical_crossentropy(labels, logits, True, recipe.label_smoothing)
         if is_training:
             mixed = tf.cast(outputs["mixed"], tf.float32)
-            of_pictures = keras.losses.categorical_crossentropy(outputs["targets"], mixed, True, recipe.label_smoothing)
+            of_mixed = keras.losses.categorical_crossentropy(outputs["targets"], mixed, True, recipe.label_smoothing)
             sure = tf.cast(outputs["confidence"] >= recipe.confidence, tf.float32)
-            losses += recipe.unlabelled_weight * tf.reduce_mean(sure * of_pictures, axis=-1)
+            losses += recipe.unlabelled_weight * tf.reduce_mean(sure * of_mixed, axis=-1)
         return sums_of(losses, is_right(logits, labels), weights)
 
 

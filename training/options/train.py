@@ -112,8 +112,7 @@ class FinetuneOptions(TrainingOptions):
         has_weights_alone = (self.checkpoint or "").endswith(KERAS_WEIGHTS)
         if (self.model is None) == (self.checkpoint is None or has_weights_alone):
             raise UserError(
-                "Give either --checkpoint, a file, folder, address or name, or --model, an official model; both with a "
-                f"{KERAS_WEIGHTS} file, which holds weights alone."
+                f"Say where to start: --checkpoint FILE_OR_NAME, or --model NAME. A {KERAS_WEIGHTS} file needs both."
             )
         if self.recipe.distillation == "features":
             raise UserError("--distillation features leaves a model without a head; give it to keras-vit pretrain.")
@@ -135,7 +134,7 @@ class AutoOptions:
 
     source: DataOptions
     checkpoint: Annotated[str | None, Aliases(("--run",))] = None
-    """Published checkpoint or run to start from; default hf:facebook/dinov2-small, if it can be had."""
+    """Published checkpoint or run to start from; default hf:facebook/dinov2-small, if available."""
     workdir: str = "runs/auto"
     """Directory of the new run."""
     minutes: Positive | None = None

@@ -20,7 +20,7 @@ from keras_vit.cli.progress import tracked
 from keras_vit.errors import ParityError, reading
 from keras_vit.files.atomic import atomic_folder, atomic_write, write_text
 from keras_vit.files.documents import read_json
-from keras_vit.files.keras_model import MODEL, find, load_model
+from keras_vit.files.keras_model import find, load_model
 from keras_vit.files.tables import markdown_table, write_csv
 from keras_vit.images.files import Image, read_image
 from keras_vit.images.preprocessing import to_channels
@@ -105,10 +105,7 @@ def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOpti
     }
     workdir = pathlib.Path(options.workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    with atomic_write(workdir / MODEL) as temporary:
-        named = temporary.with_suffix(".keras")  # Keras goes by the name
-        model.save(named)
-        named.replace(temporary)
+    Run.at(workdir).save_model(model)
     export_anomaly(detector, held_out, workdir / "saved_model" / "1")
     write_text(workdir / FACTS, json.dumps(facts, indent=2) + "\n")
     print(

@@ -54,7 +54,10 @@ def unknown(run: Run, source: DataSet, options: UnknownOptions) -> UnknownScorer
         outputs_of(run, split, len(source.labels), options.batch_size) for split in (train, source.evaluation)
     )
     auroc = auroc_of_left_out_classes(fitted, held_out, len(source.labels), options.seed)
-    kind: UnknownKind = _best(auroc) if options.kind is None else options.kind
+    best = max(KINDS, key=lambda each: auroc[each])
+    # Left-out classes resemble the known ones, and favor logits. The distance separates pictures of another kind.
+    combined_suffices = auroc["combined"] >= auroc[best] - _HARDLY
+    kind: UnknownKind = options.kind or ("combined" if combined_suffices else best)
     scorer = fit_score(kind, fitted, options.seed)
     scores = np.asarray(scorer.score(held_out.features, held_out.logits))
     scorer = dataclasses.replace(
@@ -84,17 +87,8 @@ def unknown(run: Run, source: DataSet, options: UnknownOptions) -> UnknownScorer
     return scorer
 
 
-def _best(auroc: dict[UnknownKind, float]) -> UnknownKind:
-    """The score with the largest AUROC; "combined" where that is hardly smaller.
-
-    Left-out classes resemble the known ones, and favor logits. The distance separates pictures of another kind.
-    """
-    best = max(KINDS, key=lambda each: auroc[each])
-    return "combined" if auroc["combined"] >= auroc[best] - _HARDLY else best
-
-
 def outputs_of(run: Run, split: Split, num_classes: int, batch_size: int) -> Outputs:
-    """The features and logits of every image of a split."""
+    """Return the features and logits of every image of a split."""
     network = features_and_logits(run.model)
 
     def compute(images) -> np.ndarray:
@@ -110,7 +104,7 @@ def outputs_of(run: Run, split: Split, num_classes: int, batch_size: int) -> Out
 def auroc_of_left_out_classes(
     train: Outputs, evaluation: Outputs, num_classes: int, seed: int
 ) -> dict[UnknownKind, float]:
-    """The mean AUROC with which each kind tells the evaluation images of left-out classes from the others.
+    """Return the mean AUROC with which each kind tells the evaluation images of left-out classes from the others.
 
     The classes are divided into at most five groups, each left out once: of the fit, and of the logits. The model has
     seen them in its training, so this compares the scores; it does not predict the AUROC of images of another kind.
@@ -133,7 +127,7 @@ def auroc_of_left_out_classes(
 
 
 def fit_score(kind: UnknownKind, train: Outputs, seed: int) -> UnknownScorer:
-    """The score of a kind for the classes of these training images, without a threshold."""
+    """Return the score of a kind for the classes of these training images, without a threshold."""
     if kind == "knn":
         return UnknownScorer(kind, {"bank": _bank(train, seed)})
     if kind == "mahalanobis":
@@ -148,7 +142,7 @@ def fit_score(kind: UnknownKind, train: Outputs, seed: int) -> UnknownScorer:
 
 
 def _bank(train: Outputs, seed: int) -> np.ndarray:
-    """Unit features of at most 2,000 training images, as evenly from the classes as these allow."""
+    """Return unit features of at most 2,000 training images, as evenly from the classes as these allow."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(train.labels))
     labels = train.labels[order]
@@ -161,7 +155,7 @@ def _bank(train: Outputs, seed: int) -> np.ndarray:
 
 
 def _whitened(train: Outputs) -> dict[str, np.ndarray]:
-    """The class centers in coordinates in which the shared covariance, shrunk by Ledoit and Wolf (2004), is 1."""
+    """Return the centers of the classes where the shared covariance, shrunk by Ledoit and Wolf (2004), is 1."""
     classes, numbers = np.unique(train.labels, return_inverse=True)
     features = train.features.astype(np.float64)
     centers = np.stack([features[numbers == number].mean(axis=0) for number in range(len(classes))])

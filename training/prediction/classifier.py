@@ -198,8 +198,9 @@ def open_classifier(
     """Load the model of a run with its class names, or those of the file `labels`.
 
     Raises UserError if the model has no head, another number of classes than `labels` or the run, or no attention to
-    make the map of.
+    make the map of, and for a checkpoint whose preprocessing is not known.
     """
+    run.check_preprocessing()
     model, own = run.model, run.class_names
     names = own if labels is None else distinct_names(read_labels(labels), labels)
     if labels is not None:

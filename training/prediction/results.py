@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.tables import markdown_table, write_csv
-from keras_vit.scores import TOP_K
+from keras_vit.scores import TOP_K, RankedClasses
 from training.data.dataset import check_some_read
 from training.options.predict import PredictOptions
 from training.prediction.classifier import BATCH, Classifier, Prediction, batches_of, classified
@@ -101,19 +101,27 @@ def _csv_rows(predictions: Sequence[Prediction], *, multi_label: bool) -> Iterat
     """
     scored = any(each.ranked and each.ranked.unknown is not None for each in predictions)
     best = max((len(each.classes) for each in predictions), default=0)
-    numbers = ["", *(f"_{number}" for number in range(2, best + 1))][:best]
-    columns = [f"{name}{number}" for number in numbers for name in ("class", "probability")]
-    columns = ["classes", "probabilities"] if multi_label else columns
-    yield "picture", *columns, "rejected", *(("unknown", "unknown_score") if scored else ()), "problem"
+    columns = ["classes", "probabilities"] if multi_label else _numbered(best)
+    flags = ["rejected", "unknown", "unknown_score"][: 3 if scored else 1]
+    yield "picture", *columns, *flags, "problem"
     for each in predictions:
-        names, shares = [name for name, _ in each.classes], [f"{share:.6f}" for _, share in each.classes]
-        pairs = [cell for pair in zip(names, shares, strict=True) for cell in pair]
-        cells = ["|".join(names), "|".join(shares)] if multi_label else pairs
+        pairs = [(name, f"{share:.6f}") for name, share in each.classes]
+        if multi_label:
+            pairs = [("|".join(name for name, _ in pairs), "|".join(share for _, share in pairs))]
+        cells = [cell for pair in pairs for cell in pair]
         cells += [""] * (len(columns) - len(cells))
-        verdict: list[object] = [""] * (3 if scored else 1)
-        if each.ranked is not None:
-            verdict = [each.ranked.is_rejected, each.ranked.is_unknown, f"{each.ranked.unknown or 0.0:.6g}"]
-        yield each.name, *cells, *verdict[: 3 if scored else 1], each.problem or ""
+        yield each.name, *cells, *_flags(each.ranked)[: len(flags)], each.problem or ""
+
+
+def _numbered(best: int) -> list[str]:
+    return [name + (f"_{n}" if n > 1 else "") for n in range(1, best + 1) for name in ("class", "probability")]
+
+
+def _flags(ranked: RankedClasses | None) -> list[object]:
+    """Return whether no class reaches the threshold, whether none fits, and the score of that."""
+    if ranked is None:
+        return ["", "", ""]
+    return [ranked.is_rejected, ranked.is_unknown, "" if ranked.unknown is None else f"{ranked.unknown:.6g}"]
 
 
 def write_parquet(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:

@@ -38,7 +38,7 @@ class PictureAnswerer(Protocol):
         ...
 
     def values(self, data: bytes, name: str) -> dict[str, Any]:
-        """The same as `--output X.json` has it, for a program. Raises UserError for bytes that are no picture."""
+        """Return the same for a program, as `--output X.json` has it. Raises UserError for bytes that are none."""
         ...
 
 

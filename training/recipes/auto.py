@@ -176,7 +176,7 @@ def advice(counts: Sequence[int], *, from_scratch: bool) -> list[str]:
     sentences = [f"Training images per class: smallest class {least:,}, median {median:,.0f}, largest {most:,}."]
     if few:
         sentences.append(
-            "They are few for a model from scratch; fine-tuning is usually far better: "
+            "That is too few to train from scratch. Fine-tune instead: "
             + cli.as_typed(f"keras-vit finetune --checkpoint {CHECKPOINT}, with the same --data.")
         )
     if uneven:

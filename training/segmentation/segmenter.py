@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_vit import UserError, preprocessing_of, task_of
 from keras_vit.models.config import SEGMENT_THRESHOLD, LinearSegmentationConfig, SegmentationConfig, SegmentationTask
-from keras_vit.models.segment_outputs import segment_outputs
+from keras_vit.models.segmentation import segment_outputs
 from keras_vit.run import Run
 from training.data.annotations.masks import NONE
 

@@ -118,11 +118,7 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
 
 
 def _config_of_timm(tower: dict, images: ImageProcessing, layout: Layout) -> FileConfig:
-    """Return what timm's config.json would say of an image tower.
-
-    The defaults are those of CLIPVisionCfg (open_clip/model.py). Pooling that is changed after the model of timm was
-    made leaves the last norm where it is (TimmModel), so the arrays say whether it is behind the mean.
-    """
+    """Return what timm's config.json would say of an image tower; the defaults are those of CLIPVisionCfg."""
     pool = tower.get("timm_pool", "avg")
     arguments: dict[str, Any] = {"global_pool": pool} if pool else {}
     if pool == "avg":

@@ -231,10 +231,7 @@ _PLAIN = "vit_base_patch16_224", 1e-6
 
 
 def write_config(model: WrittenModel) -> dict[str, dict]:
-    """The config.json that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads.
-
-    Raises UserError for a model that no arguments of timm describe.
-    """
+    """The config.json that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads."""
     config, preprocessing = model.config, model.preprocessing
     if not isinstance(config, ViTConfig) or config.stem is not None:
         raise _needs_file("timm builds a ResNet or hybrid only by the name of one of its own sizes")

@@ -17,7 +17,7 @@ def _network(layer: keras.layers.Layer, width: int) -> keras.Model:
     return keras.Model(tokens, layer(tokens))
 
 
-def _randomised(network: keras.Model) -> keras.Model:
+def _randomized(network: keras.Model) -> keras.Model:
     rng = np.random.default_rng(0)
     for weight in network.weights:
         weight.assign(_in_bfloat16(rng.normal(0.0, 0.5, weight.shape)))
@@ -68,7 +68,7 @@ def _off(results, exact) -> list[float]:
 
 @pytest.mark.parametrize("kind", ["gelu_tanh", "gelu_erf"])
 def test_gelu_and_its_gradients_are_exact_to_rounding(kind):
-    network = _randomised(_network(TokenDense(24, activation=kind), 16))
+    network = _randomized(_network(TokenDense(24, activation=kind), 16))
     rng = np.random.default_rng(1)
     tokens, upstream = rng.normal(0, 1, (3, 5, 16)), rng.normal(0, 1, (3, 5, 24))
     exact = _exact_gelu(kind, tokens, upstream, *(np.asarray(w.value, np.float64) for w in network.weights))
@@ -87,7 +87,7 @@ def test_gelu_far_from_zero_is_the_identity_or_nothing_and_has_finite_gradients(
 
 @pytest.mark.parametrize("offset", [0.0, 100.0])
 def test_layer_norm_and_its_gradients_are_exact_to_rounding(offset):
-    network = _randomised(_network(keras.layers.LayerNormalization(epsilon=1e-6), 16))
+    network = _randomized(_network(keras.layers.LayerNormalization(epsilon=1e-6), 16))
     rng = np.random.default_rng(1)
     tokens, upstream = rng.normal(offset, 1, (3, 5, 16)).astype(np.float32), rng.normal(0, 1, (3, 5, 16))
     gamma, beta = (np.asarray(weight.value, np.float64) for weight in network.weights)
@@ -102,7 +102,7 @@ def test_layer_norm_and_its_gradients_are_exact_to_rounding(offset):
     [TokenDense(16, "gelu_tanh", dtype="mixed_bfloat16"), keras.layers.LayerNormalization(dtype="mixed_bfloat16")],
 )
 def test_in_bfloat16_it_is_no_less_exact_than_the_layers_themselves(layer):
-    network = _randomised(_network(layer, 16))
+    network = _randomized(_network(layer, 16))
     rng = np.random.default_rng(1)
     tokens, upstream = (_in_bfloat16(rng.normal(0, 1, (8, 5, 16))) for _ in range(2))
     weights = [np.asarray(weight.value, np.float64) for weight in network.weights]
@@ -139,7 +139,7 @@ def test_in_bfloat16_the_gradient_of_a_bias_is_that_of_thousands_of_rows():
 def test_attention_and_its_gradients_are_those_of_the_layer(dropped):
     tokens = keras.Input((5, 16))
     network = keras.Model(tokens, attention(tokens, tokens, num_heads=2, name="attention", dropout_rate=dropped))
-    _randomised(network)
+    _randomized(network)
     rng = np.random.default_rng(1)
     given, upstream = rng.normal(0, 1, (3, 5, 16)), rng.normal(0, 1, (3, 5, 16))
     results = []
@@ -155,7 +155,7 @@ def test_attention_and_its_gradients_are_those_of_the_layer(dropped):
 @pytest.mark.parametrize("side", [12, 14])
 def test_patches_and_their_gradients_are_those_of_the_convolution(side):
     images = keras.Input((side, side, 3))
-    network = _randomised(keras.Model(images, keras.layers.Conv2D(8, (4, 6), strides=(4, 6))(images)))
+    network = _randomized(keras.Model(images, keras.layers.Conv2D(8, (4, 6), strides=(4, 6))(images)))
     rng = np.random.default_rng(1)
     given, upstream = rng.normal(0, 1, (2, side, side, 3)), rng.normal(0, 1, (2, 3, 2, 8))
     exact = _value_and_gradients(network, given, upstream)

@@ -37,10 +37,10 @@ def batches(**options) -> tf.data.Dataset:
     return training_batches(split, _RECIPE, _PREPROCESSING, num_classes=3, seed=0, **options)
 
 
-def assert_same(found, first_step: int, num_steps: int, **options) -> None:
-    """Each of the batches found is that made here."""
+def assert_same(actual, first_step: int, num_steps: int, **options) -> None:
+    """Each of the batches is that made here."""
     expected = batches(first_step=first_step, num_steps=num_steps, **options)
-    for here, served in zip(expected, found, strict=True):
+    for here, served in zip(expected, actual, strict=True):
         assert_equal_weights(here, served)
 
 
@@ -55,10 +55,10 @@ def test_two_workers_make_the_same_batches_in_the_same_order(part, recwarn):
 
 def test_the_batches_of_a_stopped_worker_are_made_here():
     dispatcher, workers = running(2)
-    found = iter(served_batches(dispatcher.target, batches, first_step=0))
-    first = [next(found) for _ in range(3)]
+    actual = iter(served_batches(dispatcher.target, batches, first_step=0))
+    first = [next(actual) for _ in range(3)]
     stop(workers[0])
-    assert_same([*first, *(next(found) for _ in range(60))], 0, 63)
+    assert_same([*first, *(next(actual) for _ in range(60))], 0, 63)
     stop(workers[1])
 
 

@@ -32,13 +32,15 @@ import dataclasses, pathlib, sys
 import keras, numpy as np, tensorflow as tf
 import keras_vit
 from training.loop.build import build_trainer
-from training.loop.plan import resolve
-from training.loop.plan import Setup
 from keras_vit.run import Run
-from training.loop.train import Training
-from training.recipes.recipe import Schedule
 from training.data.sources import DataSet, array_split
 from training.loop.devices.strategies import StrategyOptions, is_chief, open_strategy
+from training.loop.plan import Setup, resolve
+from training.loop.train import Training
+from training.options.common import DataOptions, Execution
+from training.options.train import PretrainOptions
+from training.recipes.pretrain import RECIPES
+from training.recipes.recipe import Schedule
 
 config = keras_vit.ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 dropping = dataclasses.replace(config, dropout_rate=0.5)
@@ -81,8 +83,7 @@ def train(strategy, argument, several):
         recipe, 16, strategy=strategy, execution=Execution(steps_per_execution=several), seed=1,
         class_weights=np.array([0.2, 0.5, 1, 2, 4], np.float32) if name == "weighted" else None,
     )
-from keras_vit.run import Run
-from training.loop.plan import Setup
+    run = Run.at(pathlib.Path(f"{sys.argv[1]}/{kind}-{argument}"))
     if is_chief(strategy):
         run.start({}, CLASSES)
     options = PretrainOptions(
@@ -110,14 +111,14 @@ def draws(strategy):
 # Replicas first: their devices are made before TensorFlow starts.
 for argument in sys.argv[2:]:
     kind, *names = argument.split(",")
-    strategy, found = open_strategy(StrategyOptions(kind, 2 if kind == "mirrored" else None)), {}
+    strategy, actual = open_strategy(StrategyOptions(kind, 2 if kind == "mirrored" else None)), {}
     for name in names:
         # Several steps of an execution, which do not divide those of the epoch.
-        found |= train(strategy, name, 1 if kind == "single" else 3)
+        actual |= train(strategy, name, 1 if kind == "single" else 3)
     if kind == "mirrored":
-        found["draws"] = draws(strategy)
+        actual["draws"] = draws(strategy)
     if is_chief(strategy):
-        np.savez(f"{sys.argv[1]}/{kind}.npz", **found)
+        np.savez(f"{sys.argv[1]}/{kind}.npz", **actual)
 """
 
 

@@ -50,7 +50,7 @@ V5E, V3, NVIDIA, NETWORK = ("0x1ae0", "0x0063"), ("0x1ae0", "0x0027"), ("0x10de"
 
 
 @pytest.mark.parametrize(
-    ("pci", "file", "found"),
+    ("pci", "file", "expected"),
     [
         (V5E, "vfio/0", True),
         (V3, "accel0", True),
@@ -62,9 +62,9 @@ V5E, V3, NVIDIA, NETWORK = ("0x1ae0", "0x0063"), ("0x1ae0", "0x0027"), ("0x10de"
         (V5E, "null", False),
     ],
 )
-def test_a_tpu_is_found_by_its_chip_and_its_file(tmp_path, pci, file, found):
+def test_a_tpu_is_found_by_its_chip_and_its_file(tmp_path, pci, file, expected):
     assert not has_tpu(tmp_path)  # without PCI devices
-    assert has_tpu(machine(tmp_path, *pci, file)) is found
+    assert has_tpu(machine(tmp_path, *pci, file)) is expected
 
 
 @pytest.mark.parametrize(

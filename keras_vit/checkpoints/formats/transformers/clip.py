@@ -6,23 +6,13 @@ from typing import Any
 from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, check_field, part
 from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Layout, WrittenModel
-from keras_vit.checkpoints.formats.transformers.config_json import (
-    BASE,
-    CONFIG,
-    HuggingFace,
-    check_square,
-    completed,
-    positions_and_tokens,
-    read_vit,
-    vit_fields,
-    written,
-)
+from keras_vit.checkpoints.formats.transformers import config_json
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.config import Classifier, DetectionConfig, ViTConfig
 
-_CLIP = {**BASE, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
-_SIGLIP = {**BASE, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
+_CLIP = {**config_json.BASE, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
+_SIGLIP = {**config_json.BASE, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
 # With a text tower beside them; the towers for images alone are of the type f"{name}_vision_model".
 _CLIPS, _SIGLIPS = ("clip", "metaclip_2", "chinese_clip"), ("siglip",)
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -111,23 +101,22 @@ def _tower_rules(prefix: str, pre_norm: str) -> tuple[keys.Rule, ...]:
 
 
 def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    config = completed(_vision_config(files[CONFIG]), layout, _DEFAULTS)
+    config = config_json.completed(_vision_config(files[config_json.CONFIG]), layout, _DEFAULTS)
     if layout.settings.get("classifier") == "gap":
-        sizes = positions_and_tokens(config, layout, int(not layout.settings["final_norm"]))  # CLIP's class token
-        return read_vit(files, config, layout, sizes)
-    sizes = positions_and_tokens(config, layout)
+        sizes = config_json.positions_and_tokens(
+            config, layout, int(not layout.settings["final_norm"])
+        )  # CLIP's class token
+        return config_json.read_vit(files, config, layout, sizes)
+    sizes = config_json.positions_and_tokens(config, layout)
     if layout.ambiguous:  # the head of CLIP is a projection
-        return read_vit(files, config, layout, sizes, num_classes=None)
+        return config_json.read_vit(files, config, layout, sizes, num_classes=None)
     del sizes["num_class_tokens"]
     pooling: Classifier = "map" if config.get("vision_use_head", True) else "gap"  # the tokens alone
-    return read_vit(files, config, layout, sizes, classifier=pooling if config.get("model_type") else None)
+    return config_json.read_vit(files, config, layout, sizes, classifier=pooling if config.get("model_type") else None)
 
 
 def tower_config(fields: dict, name: str) -> dict:
-    """The fields of a tower, "vision_config" or "text_config", without those that are null.
-
-    They are an object of their own beside those of the other tower, or the whole file of a model of one tower.
-    """
+    """The fields of "vision_config" or "text_config", or of a file of one tower, without those that are null."""
     tower = part(fields, name) or part(fields, f"{name}_dict")  # of old versions
     return {field: value for field, value in tower.items() if value is not None}
 
@@ -149,14 +138,14 @@ def _vision_config(fields: dict) -> dict:
 
 def _write_config(model: WrittenModel) -> dict[str, dict]:
     model_type, name = ("clip", "CLIPVisionModel") if model.vit.pre_norm else ("siglip", "SiglipVisionModel")
-    fields = vit_fields(model, f"{model_type}_vision_model", name)
-    check_square(f"A {name}", model.preprocessing.image_size, model.vit.patch)
+    fields = config_json.vit_fields(model, f"{model_type}_vision_model", name)
+    config_json.check_square(f"A {name}", model.preprocessing.image_size, model.vit.patch)
     if model.num_classes:
         fields |= {"architectures": [f"{name}WithProjection"], "projection_dim": model.num_classes}
-    return written(model, fields)
+    return config_json.written(model, fields)
 
 
-CLIP = HuggingFace(
+CLIP = config_json.HuggingFace(
     _identify,
     read_config=_read_config,
     expressible=_expressible,
@@ -168,7 +157,7 @@ CLIP = HuggingFace(
 # OWL-ViT and OWLv2: the image side of open-vocabulary detectors
 
 _OWL_NAMES = {"owlvit": "OwlViTForObjectDetection", "owlv2": "Owlv2ForObjectDetection"}
-_OWLV2 = {**BASE, "image_size": 768, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "num_channels": 3}
+_OWLV2 = {**config_json.BASE, "image_size": 768, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "num_channels": 3}
 _OWL_DEFAULTS: dict[str, dict[str, Any]] = {"owlvit": {**_OWLV2, "patch_size": 32}, "owlv2": _OWLV2}
 _LOGIT = "shift", "scale"
 _TEXT_WIDTH, _TEXT_HEAD = 512, 64  # of the default text tower, and the width of its heads
@@ -219,32 +208,32 @@ def _owl_layout(name: str) -> Layout:
 
 
 def _read_owl_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    fields, name = files[CONFIG], layout.model_types[0]
+    fields, name = files[config_json.CONFIG], layout.model_types[0]
     towers = {tower: part(fields, tower) for tower in ("vision_config", "text_config")}
     vision = {**towers["vision_config"], "model_type": fields.get("model_type", name)}
-    config = completed(vision, layout, _OWL_DEFAULTS)
+    config = config_json.completed(vision, layout, _OWL_DEFAULTS)
     width = towers["text_config"].get("hidden_size", _TEXT_WIDTH)
     task: Sizes = {
         "embedding_size": ("hidden_size of text_config and thus embeddings of", width),
         "objectness": (f"model_type={name!r} and thus objectness", name == "owlv2"),
     }
-    sizes = positions_and_tokens(config, layout)
-    return read_vit(files, config, layout, sizes, num_classes=None, task_sizes=task)
+    sizes = config_json.positions_and_tokens(config, layout)
+    return config_json.read_vit(files, config, layout, sizes, num_classes=None, task_sizes=task)
 
 
 def _write_owl_config(model: WrittenModel) -> dict[str, dict]:
     name, width = _owl_type(model), model.detection.embedding_size
-    vision = vit_fields(model, f"{name}_vision_model", _OWL_NAMES[name])
-    check_square(f"A {_OWL_NAMES[name]}", model.preprocessing.image_size, model.vit.patch)
+    vision = config_json.vit_fields(model, f"{name}_vision_model", _OWL_NAMES[name])
+    config_json.check_square(f"A {_OWL_NAMES[name]}", model.preprocessing.image_size, model.vit.patch)
     del vision["architectures"]
     vision["num_channels"] = model.preprocessing.channels
     text = {"model_type": f"{name}_text_model", "hidden_size": width, "intermediate_size": 4 * width}
     text["num_attention_heads"] = width // _TEXT_HEAD if width % _TEXT_HEAD == 0 else 1
     fields = {"model_type": name, "architectures": [_OWL_NAMES[name]], "projection_dim": width}
-    return written(model, fields | {"vision_config": vision, "text_config": text})
+    return config_json.written(model, fields | {"vision_config": vision, "text_config": text})
 
 
-OWL = HuggingFace(
+OWL = config_json.HuggingFace(
     _identify_owl,
     read_config=_read_owl_config,
     expressible=_expressible_in_owl,

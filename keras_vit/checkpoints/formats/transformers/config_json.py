@@ -55,10 +55,7 @@ _SIZES = {"hidden_size": "hidden_size", "num_layers": "num_hidden_layers", "mlp_
 
 
 def completed(fields: dict, layout: Layout, defaults: Mapping[str, Mapping[str, Any]]) -> dict:
-    """config.json with the defaults of its class; transformers writes only values that differ from them.
-
-    defaults: by model_type.
-    """
+    """Return config.json with the defaults of its class, by model_type: transformers writes only other values."""
     name = fields.get("model_type")
     if name is None:
         if missing := [field for field in _NOT_IN_ARRAYS if fields.get(field) is None]:
@@ -73,15 +70,7 @@ def completed(fields: dict, layout: Layout, defaults: Mapping[str, Mapping[str, 
 
 
 def read_vit(files: Mapping[str, dict], config: dict, layout: Layout, sizes: Sizes, **own: Any) -> FileConfig:
-    """The settings of a Vision Transformer.
-
-    Args:
-        files: config.json and the files of its image processor.
-        config: the completed config.json, or the part for the images.
-        layout: of the arrays.
-        sizes: of the family, which the arrays must agree with.
-        own: other fields of FileConfig, of the family.
-    """
+    """The settings of a completed config, with the sizes of its family, and its own fields of FileConfig."""
     act, image_size = config.get("hidden_act"), pair(config, "image_size")
     if "qkv_bias" in config:
         sizes = {"qkv_bias": ("qkv_bias", config["qkv_bias"]), **sizes}

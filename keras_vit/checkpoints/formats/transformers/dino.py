@@ -8,26 +8,14 @@ import numpy as np
 
 from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, check_field, number, same_fields
 from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, WrittenModel
-from keras_vit.checkpoints.formats.transformers.config_json import (
-    ATTENTION_IN_MEMORY,
-    BASE,
-    CONFIG,
-    HuggingFace,
-    check_square,
-    check_values,
-    completed,
-    positions_and_tokens,
-    read_vit,
-    vit_fields,
-    written,
-)
+from keras_vit.checkpoints.formats.transformers import config_json
 from keras_vit.checkpoints.formats.transformers.vit import STORED_ATTENTION
 from keras_vit.checkpoints.key_mapping import CONV, POSITIONS, Rule, block_rules, dense, norm, packed_mlp
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.config import ViTConfig
 
-_DINOV2 = {name: value for name, value in BASE.items() if name != "intermediate_size"}
+_DINOV2 = {name: value for name, value in config_json.BASE.items() if name != "intermediate_size"}
 _DINOV2 |= {"layer_norm_eps": 1e-6, "qkv_bias": True, "mlp_ratio": 4, "use_swiglu_ffn": False, "layerscale_value": 1.0}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "dinov2": _DINOV2 | {"patch_size": 14},
@@ -95,7 +83,7 @@ def _layout(prefix: str, *, registers: bool, gated: bool, classifies: bool) -> L
         *dense("embedding", f"{prefix}embeddings.patch_embeddings.projection", CONV),
         *(packed_mlp(layer, mlp[0]) if gated else ()),
         *block_rules(layer, _NORMS, STORED_ATTENTION, mlp, SCALES),
-        *block_rules(layer, _NORMS, ATTENTION_IN_MEMORY, GATED),
+        *block_rules(layer, _NORMS, config_json.ATTENTION_IN_MEMORY, GATED),
         *norm("Transformer/encoder_norm", f"{prefix}layernorm"),
         *dense("head", "classifier"),
     )
@@ -110,29 +98,31 @@ def _layout(prefix: str, *, registers: bool, gated: bool, classifies: bool) -> L
 
 
 def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    config = completed(files[CONFIG], layout, _DEFAULTS)
+    config = config_json.completed(files[config_json.CONFIG], layout, _DEFAULTS)
     gated = config.get("use_swiglu_ffn")
     sizes: Sizes = {
-        **positions_and_tokens(config, layout),
+        **config_json.positions_and_tokens(config, layout),
         "gated_mlp": ("no use_swiglu_ffn and thus a gated MLP", False) if gated is None else ("use_swiglu_ffn", gated),
         **same_fields(config, {"num_register_tokens": "num_registers"}),
         **mlp_size(config, gated=bool(gated)),
     }
     # SwiGLU ignores hidden_act.
-    return read_vit(files, config, layout, sizes, **({"gelu": "silu"} if gated else {}))
+    return config_json.read_vit(files, config, layout, sizes, **({"gelu": "silu"} if gated else {}))
 
 
 def _write_config(model: WrittenModel) -> dict[str, dict]:
     config = model.vit
-    check_square("DINOv2", model.preprocessing.image_size)
+    config_json.check_square("DINOv2", model.preprocessing.image_size)
     name = _type(config)
-    fields = vit_fields(model, name, _NAMES[name] + ("ForImageClassification" if model.num_classes else "Model"))
+    fields = config_json.vit_fields(
+        model, name, _NAMES[name] + ("ForImageClassification" if model.num_classes else "Model")
+    )
     del fields["intermediate_size"]
     fields |= {"mlp_ratio": mlp_ratio(config), "use_swiglu_ffn": config.gated_mlp, "qkv_bias": config.qkv_bias}
     fields["hidden_act"] = "gelu" if config.gated_mlp else fields["hidden_act"]
     fields["layerscale_value"] = config.layer_scale
     fields |= {"num_register_tokens": config.num_registers} if config.num_registers else {"use_mask_token": False}
-    return written(model, fields)
+    return config_json.written(model, fields)
 
 
 def _mlp_dim(hidden_size: int, ratio: float, *, gated: bool) -> int:
@@ -160,7 +150,7 @@ def mlp_ratio(config: ViTConfig) -> int:
     )
 
 
-DINOV2 = HuggingFace(
+DINOV2 = config_json.HuggingFace(
     _identify,
     read_config=_read_config,
     expressible=_expressible,
@@ -171,7 +161,7 @@ DINOV2 = HuggingFace(
 
 # DINOv3
 
-_DINOV3: dict[str, Any] = {**BASE, "hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 6}
+_DINOV3: dict[str, Any] = {**config_json.BASE, "hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 6}
 _DINOV3 |= {"layer_norm_eps": 1e-5, "query_bias": True, "key_bias": False, "value_bias": True}
 _DINOV3 |= {"layerscale_value": 1.0, "use_gated_mlp": False, "num_register_tokens": 0}
 
@@ -213,7 +203,7 @@ def _v3_layout(prefix: str, *, gated: bool) -> Layout:
         Rule(("registers/tokens",), "embeddings.register_tokens"),
         Rule((), "embeddings.mask_token"),
         *dense("embedding", "embeddings.patch_embeddings", CONV),
-        *block_rules(f"{prefix}layer.{{i}}.", _NORMS, ATTENTION_IN_MEMORY, GATED, SCALES),
+        *block_rules(f"{prefix}layer.{{i}}.", _NORMS, config_json.ATTENTION_IN_MEMORY, GATED, SCALES),
         *norm("Transformer/encoder_norm", "norm"),
     )
     return Layout(
@@ -226,15 +216,15 @@ def _v3_layout(prefix: str, *, gated: bool) -> Layout:
 
 
 def _read_v3_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    config = completed(files[CONFIG], layout, {"dinov3_vit": _DINOV3})
-    check_values(config, {"rope_theta": 100.0})
+    config = config_json.completed(files[config_json.CONFIG], layout, {"dinov3_vit": _DINOV3})
+    config_json.check_values(config, {"rope_theta": 100.0})
     sizes: Sizes = {**v3_sizes(config), "num_class_tokens": ("model_type='dinov3_vit' and thus class tokens", 1)}
-    return read_vit(files, config, layout, sizes)
+    return config_json.read_vit(files, config, layout, sizes)
 
 
 def v3_sizes(config: dict) -> Sizes:
     """The parts of DINOv3 that the arrays show, too. Raises UserError for unsupported values."""
-    check_values(config, {"proj_bias": True, "mlp_bias": True})
+    config_json.check_values(config, {"proj_bias": True, "mlp_bias": True})
     query, value = config.get("query_bias"), config.get("value_bias")
     check_field(query == value, "query_bias and value_bias", "two equal values", (query, value))
     names = {"num_register_tokens": "num_registers", "use_gated_mlp": "gated_mlp", "query_bias": "qkv_bias"}
@@ -255,10 +245,12 @@ def v3_fields(config: ViTConfig) -> dict[str, Any]:
 
 def _write_v3_config(model: WrittenModel) -> dict[str, dict]:
     own = {"rope_theta": 100.0, "layerscale_value": model.vit.layer_scale}
-    return written(model, vit_fields(model, "dinov3_vit", "DINOv3ViTModel") | v3_fields(model.vit) | own)
+    return config_json.written(
+        model, config_json.vit_fields(model, "dinov3_vit", "DINOv3ViTModel") | v3_fields(model.vit) | own
+    )
 
 
-DINOV3 = HuggingFace(
+DINOV3 = config_json.HuggingFace(
     _identify_v3,
     read_config=_read_v3_config,
     expressible=_expressible_in_v3,

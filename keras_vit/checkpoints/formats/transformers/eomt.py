@@ -8,19 +8,7 @@ import numpy as np
 
 from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, check_field, number, part, same_fields
 from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, WrittenModel
-from keras_vit.checkpoints.formats.transformers.config_json import (
-    CONFIG,
-    TRANSFORMERS_GELU,
-    HuggingFace,
-    check_square,
-    completed,
-    gelu_of,
-    num_labels,
-    positions_and_tokens,
-    read_vit,
-    vit_fields,
-    written,
-)
+from keras_vit.checkpoints.formats.transformers import config_json
 from keras_vit.checkpoints.formats.transformers.dino import GATED, SCALES, mlp_ratio, mlp_size, v3_fields, v3_sizes
 from keras_vit.checkpoints.key_mapping import CONV, DEPTHWISE, POSITIONS, TABLE, Rule, block_rules, dense, norm
 from keras_vit.errors import UserError
@@ -128,8 +116,8 @@ def _layout(*, dinov3: bool, gated: bool) -> Layout:
 
 
 def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    config = completed(files[CONFIG], layout, _DEFAULTS)
-    sizes: Sizes = positions_and_tokens(config, layout)
+    config = config_json.completed(files[config_json.CONFIG], layout, _DEFAULTS)
+    sizes: Sizes = config_json.positions_and_tokens(config, layout)
     own: dict[str, Any] = {}
     if layout.model_types == ("eomt_dinov3",):
         del sizes["position_embedding"]
@@ -146,23 +134,23 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     }
     if isinstance(config.get("num_upscale_blocks"), int):
         task["num_upscale_blocks"] = "num_upscale_blocks", config["num_upscale_blocks"]
-    if (labels := num_labels(config)) is not None:
+    if (labels := config_json.num_labels(config)) is not None:
         task["num_classes"] = labels
-    activation = gelu_of(config["hidden_act"]) if config.get("hidden_act") else None
+    activation = config_json.gelu_of(config["hidden_act"]) if config.get("hidden_act") else None
     own |= {"task_sizes": task, "task_settings": {"gelu": activation}, "num_classes": None}
-    return read_vit(files, config, layout, sizes, **own)
+    return config_json.read_vit(files, config, layout, sizes, **own)
 
 
 def _write_config(model: WrittenModel) -> dict[str, dict]:
     config, task = model.vit, model.segmentation
-    check_square("EoMT", model.preprocessing.image_size, config.patch)
+    config_json.check_square("EoMT", model.preprocessing.image_size, config.patch)
     name = "eomt_dinov3" if config.position_embedding == "rotary" else "eomt"
     if task.gelu != config.gelu and not (name == "eomt" and config.gated_mlp):
         raise UserError(
             f"EoMT of transformers has one activation, but this model has {config.gelu!r} in its blocks and "
             f"{task.gelu!r} in its heads; save it as a .keras file."
         )
-    fields = vit_fields(model, name, _NAMES[name]) | {
+    fields = config_json.vit_fields(model, name, _NAMES[name]) | {
         "num_register_tokens": config.num_registers,
         "layerscale_value": config.layer_scale,
         "num_queries": task.num_queries,
@@ -173,13 +161,13 @@ def _write_config(model: WrittenModel) -> dict[str, dict]:
     if name == "eomt":
         del fields["intermediate_size"]
         fields |= {"mlp_ratio": mlp_ratio(config), "use_swiglu_ffn": config.gated_mlp}
-        fields["hidden_act"] = TRANSFORMERS_GELU[task.gelu]
+        fields["hidden_act"] = config_json.TRANSFORMERS_GELU[task.gelu]
     else:
         fields |= v3_fields(config) | {"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}
-    return written(model, fields)
+    return config_json.written(model, fields)
 
 
-EOMT = HuggingFace(
+EOMT = config_json.HuggingFace(
     _identify,
     read_config=_read_config,
     expressible=_expressible,

@@ -159,17 +159,28 @@ def _of_whole_picture(processor: dict, family: str) -> dict:
 
 
 def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
-    """(fields of Preprocessing, size of the model's images) of an image processor; the size is None where it keeps it.
-
-    Raises UserError if Preprocessing has no equivalent.
-    """
+    """Return fields of Preprocessing, and the size of the model's images; the size is None where it keeps it."""
     fields: dict[str, Any] = {"library": "transformers", "background": None, "dtype": processor[_DTYPE]}
     if processor.get(_FILL):
         fields |= {"resize": "pad", "padding": "after", "background": processor[_FILL]}
+    sides, crop = (_sides(processor[field]) or () for field in ("size", "crop_size"))
+    is_whole = len(sides) == 2 and not _flag(processor, "do_center_crop")
+    _check_resizing(processor, sides, crop, is_whole=is_whole)
+    if not _flag(processor, "do_resize"):
+        return fields, None
+    fields["interpolation"] = processor.get(_FILTER, _FILTERS[processor["resample"]])
+    if is_whole:
+        return fields, (sides[0], sides[1])
+    if len(sides) == 1:
+        fields |= {"resize": "resize-small", "crop_from": sides[0]}
+    elif sides != crop:
+        fields["crop_from"] = sides
+    return fields, (crop[0], crop[1])
+
+
+def _check_resizing(processor: dict, sides: tuple[int, ...], crop: tuple[int, ...], *, is_whole: bool) -> None:
     resizes, crops = _flag(processor, "do_resize"), _flag(processor, "do_center_crop")
     size, crop_size, resample = (processor[field] for field in ("size", "crop_size", "resample"))
-    sides, crop = (_sides(each) or () for each in (size, crop_size))
-    is_whole = len(sides) == 2 and not crops
     is_inside = len(crop) == 2 and not any(map(operator.lt, sides * (3 - len(sides)), crop))
     _refuse(
         [
@@ -180,16 +191,6 @@ def _resize(processor: dict) -> tuple[dict[str, Any], tuple[int, int] | None]:
             ("crop_size", crop_size, resizes and not is_whole and not is_inside),
         ]
     )
-    if not resizes:
-        return fields, None
-    fields["interpolation"] = processor.get(_FILTER, _FILTERS[processor["resample"]])
-    if is_whole:
-        return fields, (sides[0], sides[1])
-    if len(sides) == 1:
-        fields |= {"resize": "resize-small", "crop_from": sides[0]}
-    elif sides != crop:
-        fields["crop_from"] = sides
-    return fields, (crop[0], crop[1])
 
 
 def _refuse(rules: Iterable[tuple[str, object, bool]]) -> None:

@@ -15,25 +15,13 @@ from keras_vit.checkpoints.formats.file_config import (
     part,
 )
 from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, WrittenModel
-from keras_vit.checkpoints.formats.transformers.config_json import (
-    ATTENTION_IN_MEMORY,
-    BASE,
-    CONFIG,
-    HuggingFace,
-    check_values,
-    completed,
-    num_labels,
-    positions_and_tokens,
-    read_vit,
-    vit_fields,
-    written,
-)
+from keras_vit.checkpoints.formats.transformers import config_json
 from keras_vit.checkpoints.formats.transformers.image_processor import has_processor, read_processor
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.config import ResNetConfig, ViTConfig
 
 _TYPES = ("vit", "vit_msn", "vit-hybrid", "vit_mae")
-_VIT = {**BASE, "qkv_bias": True, "pooler_act": "tanh"}
+_VIT = {**config_json.BASE, "qkv_bias": True, "pooler_act": "tanh"}
 _BACKBONE = {"layer_type": "bottleneck", "global_padding": "same", "embedding_dynamic_padding": True}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "vit": _VIT,
@@ -118,7 +106,7 @@ def _layout(
         keys.Rule((), f"{prefix}embeddings.mask_token"),
         *keys.dense("embedding", f"{prefix}embeddings.patch_embeddings.projection", keys.CONV),
         *keys.block_rules(layer, _NORMS, STORED_ATTENTION, ("intermediate.dense", "output.dense")),
-        *keys.block_rules(f"{prefix}layers.{{i}}.", _NORMS, ATTENTION_IN_MEMORY, ("mlp.fc1", "mlp.fc2")),
+        *keys.block_rules(f"{prefix}layers.{{i}}.", _NORMS, config_json.ATTENTION_IN_MEMORY, ("mlp.fc1", "mlp.fc2")),
         *keys.norm("Transformer/encoder_norm", f"{prefix}layernorm"),
         *keys.dense("pre_logits", f"{prefix}pooler.dense"),
         *keys.dense("head", "cls_classifier" if two_heads else "classifier"),
@@ -138,11 +126,11 @@ def _layout(
 
 
 def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    config = completed(files[CONFIG], layout, _DEFAULTS)
-    check_values(config, {"pooler_act": "tanh"})
+    config = config_json.completed(files[config_json.CONFIG], layout, _DEFAULTS)
+    config_json.check_values(config, {"pooler_act": "tanh"})
     backbone = _bit_settings(part(config, "backbone_config")) if config.get("backbone_config") else {}
-    sizes = positions_and_tokens(config, layout, {"deit": 2, "ijepa": 0}.get(layout.model_types[0], 1))
-    return read_vit(files, config, layout, sizes, **backbone)
+    sizes = config_json.positions_and_tokens(config, layout, {"deit": 2, "ijepa": 0}.get(layout.model_types[0], 1))
+    return config_json.read_vit(files, config, layout, sizes, **backbone)
 
 
 def _write_config(model: WrittenModel) -> dict[str, dict]:
@@ -151,7 +139,7 @@ def _write_config(model: WrittenModel) -> dict[str, dict]:
     name = {"vit": "ViT", "vit-hybrid": "ViTHybrid", "deit": "DeiT", "ijepa": "IJepa"}[model_type]
     teacher = "WithTeacher" if config.distillation == "head" else ""
     architecture = name + (f"ForImageClassification{teacher}" if model.num_classes else "Model")
-    fields = vit_fields(model, model_type, architecture) | {
+    fields = config_json.vit_fields(model, model_type, architecture) | {
         "hidden_dropout_prob": config.dropout_rate,
         "attention_probs_dropout_prob": config.attention_dropout_rate,
         "qkv_bias": config.qkv_bias,
@@ -160,10 +148,10 @@ def _write_config(model: WrittenModel) -> dict[str, dict]:
     }
     if isinstance(config.stem, ResNetConfig):
         fields["backbone_config"] = _bit_fields(config.stem)
-    return written(model, fields)
+    return config_json.written(model, fields)
 
 
-VIT = HuggingFace(
+VIT = config_json.HuggingFace(
     _identify,
     read_config=_read_config,
     expressible=_expressible,
@@ -213,8 +201,8 @@ def _resnet_rules(prefix: str) -> tuple[keys.Rule, ...]:
 
 
 def _read_bit_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
-    fields = files[CONFIG]
-    config = completed({**fields, "model_type": fields.get("model_type") or "bit"}, layout, {"bit": _BIT})
+    fields = files[config_json.CONFIG]
+    config = config_json.completed({**fields, "model_type": fields.get("model_type") or "bit"}, layout, {"bit": _BIT})
     size = pair(config, "image_size")
     images = read_processor(files, "bit", size)
     if size is None and images is not None and has_processor(files):  # the model accepts any size
@@ -223,7 +211,7 @@ def _read_bit_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         image_size=size,
         images=images,
         channels=named_number(config, "num_channels"),
-        num_classes=num_labels(fields),
+        num_classes=config_json.num_labels(fields),
         **_bit_settings(config),
     )
 
@@ -237,7 +225,7 @@ def _bit_settings(backbone: dict) -> dict[str, Any]:
     is_known = (layer_type, same) in (("preactivation", False), ("bottleneck", True)) and not (padding and not same)
     what = "'preactivation' with global_padding null, or 'bottleneck' with 'same'"
     check_field(is_known, "layer_type", what, (layer_type, padding))
-    check_values(backbone, {"hidden_act": "relu", "output_stride": 32, "embedding_dynamic_padding": same})
+    config_json.check_values(backbone, {"hidden_act": "relu", "output_stride": 32, "embedding_dynamic_padding": same})
     is_list = isinstance(depths, list | tuple) and all(is_side(depth) for depth in depths)
     check_field(is_list, "depths", "a list of positive numbers", depths)
     sizes = {
@@ -249,7 +237,7 @@ def _bit_settings(backbone: dict) -> dict[str, Any]:
 
 def _write_bit_config(model: WrittenModel) -> dict[str, dict]:
     architecture = "BitForImageClassification" if model.num_classes else "BitModel"
-    return written(model, {**_bit_fields(model.resnet), "architectures": [architecture]})
+    return config_json.written(model, {**_bit_fields(model.resnet), "architectures": [architecture]})
 
 
 def _bit_fields(config: ResNetConfig) -> dict:
@@ -273,7 +261,7 @@ def _bit_fields(config: ResNetConfig) -> dict:
     }
 
 
-BIT = HuggingFace(
+BIT = config_json.HuggingFace(
     _identify_bit,
     read_config=_read_bit_config,
     expressible=lambda model: {} if isinstance(model.config, ResNetConfig) else None,
