@@ -193,7 +193,7 @@ class FastestOptions:
 
     source: SourceOptions
     output: str
-    """Directory for a folder of each form, report.md and report.json; of this machine."""
+    """Directory for the forms, report.md and report.json; of this machine."""
     batch_size: Count = 1
     """Images in a call."""
     threads: Count | None = None

@@ -180,11 +180,19 @@ def assert_equal_arrays(one: dict[str, np.ndarray], other: dict[str, np.ndarray]
         np.testing.assert_array_equal(one[key], array, err_msg=key)
 
 
-def changed_folder(source: pathlib.Path, target: pathlib.Path, without: str = "", **fields) -> pathlib.Path:
-    """A copy of a checkpoint folder with other fields in its config.json, or without an array."""
+def changed_folder(
+    source: pathlib.Path,
+    target: pathlib.Path,
+    without: str = "",
+    file: str = "config.json",
+    drop: Sequence[str] = (),
+    **fields,
+) -> pathlib.Path:
+    """A copy of a checkpoint folder with other fields in a config, or without some of them, or without an array."""
     shutil.copytree(source, target)
-    config = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(config | fields))
+    config = json.loads((target / file).read_text()) if (target / file).is_file() else {}
+    kept = {name: value for name, value in (config | fields).items() if name not in drop}
+    (target / file).write_text(json.dumps(kept))
     if without:
         arrays = safetensors.numpy.load_file(target / "model.safetensors")
         del arrays[without]

@@ -29,7 +29,7 @@ from export.saved_model.signatures import (
 )
 from export.source import ExportedModel
 from export.tasks import Classification, Detection, Embedding, Measures, Segmentation, Task
-from export.tflite.served import write_served_file
+from export.tflite.convert import write_served_file
 from export.token_merging import merging_rules
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import refuse_first

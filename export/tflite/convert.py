@@ -11,14 +11,21 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from ai_edge_litert.interpreter import Interpreter
 
+from export import parity
 from export.files import save_module
 from export.inference_model import inference_model, inner_blocks
+from export.source import ExportedModel
 from export.tflite.delegate_model import delegate_model, with_four_axes
+from export.tflite.flatbuffer import pack, unpack
 from keras_vit import preprocessing_of
+from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.models.build import class_token_only
 from keras_vit.scores import UNKNOWN_SCORE, UnknownScorer, features_and_logits
 
+# The file beside a SavedModel, which TF Serving runs in its place with --prefer_tflite_model.
+SERVED = "model.tflite"
 _Function = Callable[[tf.Tensor], Mapping[str, tf.Tensor]]
 
 
@@ -106,3 +113,60 @@ def converted(function: _Function, image: tf.TensorSpec, weights: Sequence[keras
     with tempfile.TemporaryDirectory() as directory:
         save_module(module, pathlib.Path(directory), {"serving_default": compute.get_concrete_function()})
         return tf.lite.TFLiteConverter.from_saved_model(directory).convert()
+
+
+def write_served_file(directory: pathlib.Path, exported: ExportedModel, expected: parity.Reference) -> dict[str, Any]:
+    """Write model.tflite: image (B, h, w, C) float32 -> logits (B, K), probabilities (B, K). Returns its measurements.
+
+    The file is loaded again, and run with several batch sizes. Raises ParityError if it differs from the model by more
+    than rounding.
+    """
+    origin = exported.origin
+
+    def with_probabilities(network: keras.Model) -> keras.Model:
+        activation = keras.ops.sigmoid if origin.multi_label else keras.ops.softmax
+        logits = network.output
+        return keras.Model(network.input, {"logits": logits, "probabilities": activation(logits / origin.temperature)})
+
+    file = directory / SERVED
+    file.write_bytes(_named_as_signature(to_tflite(exported.model, dynamic_batch=True, finish=with_probabilities)))
+    found = _run_served(file, expected)
+    same = parity.compare(expected, found["logits"])
+    parity.require_equal(f"file {SERVED}", same)
+    activation = tf.sigmoid if origin.multi_label else tf.nn.softmax
+    difference = float(np.abs(found["probabilities"] - activation(expected.logits / origin.temperature)).max())
+    parity.require_close(f"probabilities of {SERVED}", difference, expected.tolerance)
+    return {"tflite_bytes": file.stat().st_size, "tflite_max_abs_diff": same.max_abs_diff}
+
+
+def _named_as_signature(content: bytes) -> bytes:
+    """Return a TFLite file whose inputs and outputs have the names of its signature.
+
+    TF Serving calls them by the names of their tensors, and cuts these at a colon (`tflite_session.cc` there). The
+    converter writes names such as "serving_default_image:0".
+    """
+    model = unpack(content)
+    [signature] = model.signatureDefs
+    for end in (*signature.inputs, *signature.outputs):
+        model.subgraphs[0].tensors[end.tensorIndex].name = end.name
+    return pack(model)
+
+
+def _run_served(file: pathlib.Path, expected: parity.Reference) -> dict[str, np.ndarray]:
+    """The outputs of the sample images by name, as TF Serving takes them: the first image alone, then batches."""
+    interpreter = Interpreter(model_path=str(file))
+    [image] = interpreter.get_input_details()
+    outputs = {details["name"]: details["index"] for details in interpreter.get_output_details()}
+    found: dict[str, list[np.ndarray]] = {name: [] for name in outputs}
+    batches = (images for _, images in expected.batches())
+    first = next(batches)
+    for images in (first[:1], first[1:], *batches):
+        if len(images):
+            interpreter.resize_tensor_input(image["index"], images.shape)
+            with native_stderr_silenced():  # it prints the name of its delegate
+                interpreter.allocate_tensors()
+            interpreter.set_tensor(image["index"], images)
+            interpreter.invoke()
+            for name, index in outputs.items():
+                found[name].append(interpreter.get_tensor(index))
+    return {name: np.concatenate(parts) for name, parts in found.items()}

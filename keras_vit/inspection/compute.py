@@ -21,7 +21,7 @@ from keras_vit.scores import RankedClasses, Scoring
 
 # Images of one forward pass that ranks classes.
 _BATCH = 32
-# Queries of a picture that are shown, those that are surest of a class.
+# Queries of an image that are shown, those that are surest of a class.
 _QUERIES = 4
 # Parameters below which a model without a name is called small.
 _SMALL = 20_000_000

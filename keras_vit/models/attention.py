@@ -362,6 +362,10 @@ class FoldAxis(_Axis):
         tokens = ops.transpose(ops.reshape(tokens, (-1, rows, columns, width)), (0, 2, 1, 3))
         return ops.reshape(tokens, (-1, rows, width))
 
+    def compute_output_shape(self, input_shape):
+        sequences, length = self.grid if self.axis == "row" else self.grid[::-1]
+        return input_shape[0] and input_shape[0] * sequences, length, input_shape[-1]
+
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class UnfoldAxis(_Axis):
@@ -372,3 +376,7 @@ class UnfoldAxis(_Axis):
         if self.axis == "column":
             tokens = ops.transpose(ops.reshape(tokens, (-1, columns, rows, width)), (0, 2, 1, 3))
         return ops.reshape(tokens, (-1, rows * columns, width))
+
+    def compute_output_shape(self, input_shape):
+        sequences, length = self.grid if self.axis == "row" else self.grid[::-1]
+        return input_shape[0] and input_shape[0] // sequences, sequences * length, input_shape[-1]

@@ -18,7 +18,7 @@ from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.formats.timm import TIMM
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json
-from tests.support import FIXTURES, TINY, assert_equal_weights, randomize
+from tests.support import FIXTURES, TINY, assert_equal_weights, changed_folder, randomize
 
 MODERN = FIXTURES / "modern"
 
@@ -28,12 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The original of")
 
 def with_config(folder: pathlib.Path, name: str = "config.json", fixture: str = "hf_vit", **change) -> pathlib.Path:
     """A copy of a golden folder with changes in a config."""
-    copy = folder / fixture
-    shutil.copytree(FIXTURES / fixture, copy)
-    known = read_json(copy / name) if (copy / name).is_file() else {}
-    (copy / name).unlink(missing_ok=True)
-    write_json(copy / name, known | change)
-    return copy
+    return changed_folder(FIXTURES / fixture, folder / fixture, file=name, **change)
 
 
 def lines_of(description: keras_vit.Description) -> list[str]:
@@ -321,14 +316,6 @@ def timm_folder(folder: pathlib.Path, fixture: str = "timm_vit", **config) -> pa
     return folder
 
 
-def without(folder: pathlib.Path, *fields: str) -> pathlib.Path:
-    """Remove fields from config.json."""
-    known = read_json(folder / "config.json")
-    (folder / "config.json").unlink()
-    write_json(folder / "config.json", {name: value for name, value in known.items() if name not in fields})
-    return folder
-
-
 # As timm 1.0.31 builds them: (num_heads, act_layer of the first block's MLP).
 @pytest.mark.parametrize(
     ("architecture", "arguments", "facts"),
@@ -497,17 +484,17 @@ def test_default_heads_are_for_official_models_only(tmp_path):
 
 # transformers 5.23.0 writes all fields, older versions those that differ from the defaults of the config classes.
 def test_missing_fields_of_config_json_have_the_defaults_of_its_class(tmp_path):
-    folder = without(with_config(tmp_path / "heads"), "num_attention_heads", "layer_norm_eps", "hidden_act")
+    folder = with_config(tmp_path / "heads", drop=("num_attention_heads", "layer_norm_eps", "hidden_act"))
     config = keras_vit.config_of(keras_vit.from_checkpoint(folder))
     assert (config.num_heads, config.layer_norm_epsilon, config.gelu) == (12, 1e-12, "erf")
-    msn = without(with_config(tmp_path / "msn", model_type="vit_msn"), "num_attention_heads", "layer_norm_eps")
+    msn = with_config(tmp_path / "msn", drop=("num_attention_heads", "layer_norm_eps"), model_type="vit_msn")
     config = keras_vit.config_of(keras_vit.from_checkpoint(msn))
     assert (config.num_heads, config.layer_norm_epsilon) == (12, 1e-6)
     for field, sentence in (("patch_size", r"patch_size=\(16, 16\)"), ("hidden_size", "hidden_size=768")):
         with pytest.raises(UserError, match=sentence):
-            keras_vit.from_checkpoint(without(with_config(tmp_path / field), field))
+            keras_vit.from_checkpoint(with_config(tmp_path / field, drop=[field]))
     with pytest.raises(UserError, match="neither model_type nor num_attention_heads"):
-        keras_vit.from_checkpoint(without(with_config(tmp_path / "none"), "model_type", "num_attention_heads"))
+        keras_vit.from_checkpoint(with_config(tmp_path / "none", drop=("model_type", "num_attention_heads")))
 
 
 @pytest.mark.parametrize(
@@ -523,7 +510,7 @@ def test_missing_fields_of_config_json_have_the_defaults_of_its_class(tmp_path):
     ],
 )
 def test_missing_fields_of_a_bit_config_have_defaults(fixture, field, sentence, tmp_path):
-    folder = without(with_config(tmp_path, fixture=fixture), field)
+    folder = with_config(tmp_path, fixture=fixture, drop=[field])
     if sentence is None:
         keras_vit.from_checkpoint(folder)
         return

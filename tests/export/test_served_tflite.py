@@ -14,7 +14,7 @@ import keras_vit
 from export import parity
 from export.options import SavedModelOptions, SourceOptions
 from export.source import ExportedModel, Provenance
-from export.tflite import served
+from export.tflite.convert import write_served_file
 from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.errors import ParityError
 from keras_vit.images.files import Samples
@@ -42,7 +42,7 @@ def _expected(exported) -> parity.Reference:
 
 
 def test_inputs_and_outputs_have_the_names_by_which_tf_serving_finds_them(exported, expected, tmp_path):
-    facts = served.write_served_file(tmp_path, exported, expected)
+    facts = write_served_file(tmp_path, exported, expected)
     interpreter = Interpreter(model_path=str(tmp_path / "model.tflite"))
     [image] = interpreter.get_input_details()
     assert image["name"] == "image"  # TF Serving looks for the part before a colon
@@ -60,14 +60,14 @@ def test_inputs_and_outputs_have_the_names_by_which_tf_serving_finds_them(export
 def test_a_file_with_other_logits_is_refused(exported, expected, tmp_path):
     other = dataclasses.replace(expected, logits=expected.logits + 0.01)
     with pytest.raises(ParityError, match=r"logits of the file model.tflite differ from the model's by .*0.01"):
-        served.write_served_file(tmp_path, exported, other)
+        write_served_file(tmp_path, exported, other)
 
 
 def test_a_file_with_other_probabilities_is_refused(exported, expected, tmp_path, monkeypatch):
     several = dataclasses.replace(exported, origin=Provenance(multi_label=True))
     monkeypatch.setattr(keras.ops, "sigmoid", keras.ops.softmax)
     with pytest.raises(ParityError, match="probabilities of model.tflite differ from the model's by .*, more than"):
-        served.write_served_file(tmp_path, several, expected)
+        write_served_file(tmp_path, several, expected)
 
 
 def test_merged_tokens_are_not_in_the_file():

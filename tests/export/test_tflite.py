@@ -391,6 +391,7 @@ def _calibration(run: str, images: int | None = None, folder: str | None = None,
 
 
 def test_calibration_images_are_training_images(tmp_path):
+    zipfile.ZipFile(tmp_path / "model.keras", "w").close()
     pictures(8, 6).save(tmp_path / CALIBRATION)
     assert _calibration(str(tmp_path), 4).encoded == pictures(8, 6).encoded[:4]
     with pytest.raises(UserError, match=r"asks for 7 images, but .*calibration.npz has 6; pass that number, or --cal"):

@@ -145,10 +145,10 @@ def test_the_image_side_of_a_detector_is_written_as_it_was_read(name, tmp_path):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"model_type": "owlvit"}, "says model_type='owlvit', but the arrays are those of owlv2"),
+        ({"model_type": "owlvit"}, "unsupported model_type='owlvit'; supported: owlv2"),
         ({"text_config": {"hidden_size": 31}}, "embeddings of=31, but the arrays are of a model with 32"),
         ({"vision_config": {"num_hidden_layers": 2}}, "num_hidden_layers=2, but the arrays"),
-        ({"vision_config": [1]}, "vision_config as an object"),
+        ({"vision_config": [1]}, "vision_config. as an object"),
         ({"vision_config": {"image_size": 24}}, "image_size"),
     ],
 )

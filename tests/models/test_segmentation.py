@@ -208,7 +208,7 @@ def test_predictions_before_masked_blocks_are_outputs_for_the_loss(tmp_path):
         ({"num_register_tokens": 0}, "num_register_tokens=0, but the arrays are of a model with 4"),
         ({"mlp_ratio": 4}, "mlp_ratio=4 and thus=192, but the arrays"),
         ({"use_swiglu_ffn": True}, "use_swiglu_ffn=True, but the arrays"),
-        ({"model_type": "dinov2"}, "says model_type='dinov2', but the arrays are those of eomt"),
+        ({"model_type": "dinov2"}, "unsupported model_type='dinov2'; supported: eomt"),
     ],
 )
 def test_a_config_of_another_segmentation_model_is_refused(change, sentence, tmp_path):

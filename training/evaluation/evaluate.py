@@ -57,7 +57,7 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
         comparison.check_images(subject.files)
     logits, labels = predictor.predict(split, options.batch_size)
     check_logits(logits)
-    logits = logits[:, order]
+    logits = np.take(logits, order, axis=1)
     if source.multi_label:
         metrics = measure_multi_label(logits, labels, names)
         metrics["intervals"] = multi_label_intervals(logits, labels, names)
@@ -101,7 +101,7 @@ def evaluate_model(model: keras.Model, data: str | DataOptions, *, batch_size: i
     order = class_order(predictor, source)
     logits, labels = predictor.predict(source.evaluation, batch_size)
     check_logits(logits)
-    logits = logits[:, order]
+    logits = np.take(logits, order, axis=1)
     return (measure_multi_label if source.multi_label else measure)(logits, labels, source.labels)
 
 

@@ -38,7 +38,7 @@ def verify_official(options: VerifyOfficialOptions) -> None:
     for split in splits:
         logits, labels = predictor.predict(split, options.batch_size)
         check_logits(logits)
-        correct += int(np.sum(logits[:, order].argmax(axis=-1) == labels))
+        correct += int(np.sum(np.take(logits, order, axis=1).argmax(axis=-1) == labels))
         count += len(labels)
     low, high = (100.0 * end for end in share_interval(correct, count))
     cells = (

@@ -87,7 +87,20 @@ def few_shot(
     Of several strengths the one of the best mean accuracy over the seeds, on training images that are not among the
     shots, is taken for each number of shots.
     """
-    return [_of_shots(train, evaluation, num_classes, number, seeds, strengths) for number in shots]
+    results = []
+    for number in shots:
+        chosen = [shots_of(train.labels, num_classes, number, seed) for seed in range(seeds)]
+        solved = [LeastSquares(train.take(rows), num_classes) for rows in chosen]
+        l2 = strengths[0]
+        if len(strengths) > 1:
+            held_out = [_held_out(train, rows, seed) for seed, rows in enumerate(chosen)]
+            pairs = list(zip(solved, held_out, strict=True))
+            means = [np.mean([each.accuracy(rest, strength) for each, rest in pairs]) for strength in strengths]
+            l2 = strengths[int(np.argmax(means))]
+        accuracies = [solution.accuracy(evaluation, l2) for solution in solved]
+        mean, deviation = float(np.mean(accuracies)), float(np.std(accuracies))
+        results.append({"shots": number, "l2": l2, "accuracies": accuracies, "mean": mean, "std": deviation})
+    return results
 
 
 def shots_that_fit(labels: np.ndarray, names: Sequence[str], shots: Sequence[int] | None = None) -> Sequence[int]:
@@ -108,29 +121,6 @@ def shots_that_fit(labels: np.ndarray, names: Sequence[str], shots: Sequence[int
     if left_out:
         print(f"No {left_out} shots: the class {names[rarest]!r} has {counts[rarest]} training images.")
     return fitting
-
-
-def _of_shots(
-    train: Features, evaluation: Features, num_classes: int, shots: int, seeds: int, strengths: Sequence[float]
-) -> dict:
-    chosen = [shots_of(train.labels, num_classes, shots, seed) for seed in range(seeds)]
-    solved = [LeastSquares(train.take(rows), num_classes) for rows in chosen]
-    l2 = strengths[0]
-    if len(strengths) > 1:
-        held_out = [_held_out(train, rows, seed) for seed, rows in enumerate(chosen)]
-        means = [
-            np.mean([solution.accuracy(rest, strength) for solution, rest in zip(solved, held_out, strict=True)])
-            for strength in strengths
-        ]
-        l2 = strengths[int(np.argmax(means))]
-    accuracies = [solution.accuracy(evaluation, l2) for solution in solved]
-    return {
-        "shots": shots,
-        "l2": l2,
-        "accuracies": accuracies,
-        "mean": float(np.mean(accuracies)),
-        "std": float(np.std(accuracies)),
-    }
 
 
 def _held_out(train: Features, rows: np.ndarray, seed: int) -> Features:
