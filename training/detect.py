@@ -78,8 +78,8 @@ def _fit(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.detection.fit import box_data_set, fit
+    from training.loop.callbacks import report_interruption
     from training.loop.plan import open_setup
-    from training.loop.signals import report_interruption
 
     with report_interruption():
         fit(options, data, open_setup(options, lambda: box_data_set(data)))

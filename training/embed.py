@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from keras_vit.files.remote import output_folder
     from keras_vit.run import Run
-    from training.beam.start import pipeline_options, table_path
+    from training.checks import pipeline_options, table_path
     from training.data.checks import check_data
     from training.prediction.arguments import find_pictures, with_run
 

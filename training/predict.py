@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from keras_vit.run import Run
     from keras_vit.text.classes import classes_of_options
-    from training.beam.start import pipeline_options
+    from training.checks import pipeline_options
     from training.prediction.arguments import (
         check_output,
         check_pictures,

@@ -43,8 +43,8 @@ def _fit(arguments: Sequence[str]) -> None:
     prepare_backend(options)
 
     from training.data.annotations.open_scenes import open_scenes
+    from training.loop.callbacks import report_interruption
     from training.loop.plan import open_setup
-    from training.loop.signals import report_interruption
     from training.segmentation.fit import fit
 
     with report_interruption():

@@ -21,10 +21,9 @@ from keras_vit.models.config import ModelConfig
 from keras_vit.run import Run
 from training.data.checks import check_data
 from training.data.sources import DataSet
-from training.loop.build import network_to_train
+from training.loop.build import network_to_train, objective_of
 from training.loop.optimizers import LearningRate
 from training.loop.plan import Plan, check_shares, open_setup
-from training.objectives.of_recipe import objective_of
 from training.options.common import Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe

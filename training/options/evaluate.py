@@ -77,7 +77,7 @@ class EvaluateOptions(CsvOptions):
     run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
     """Run directory, .keras file, checkpoint file or folder, address, official name, SavedModel directory or .tflite
     file."""
-    # Without --data, `training.evaluation.opening.with_data` takes the options of the run.
+    # Without --data, `training.checks.with_data` takes the options of the run.
     source: DataOptions = dataclasses.field(default_factory=lambda: DataOptions(""))
     classes: Annotated[tuple[str, ...] | None, MayBeEmpty()] = None
     """Of a checkpoint with a text tower (CLIP, SigLIP): texts that are its classes, or a .txt file with one in each
