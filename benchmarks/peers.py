@@ -83,7 +83,7 @@ def _training_step(case: Case) -> Call:
     from keras_vit import MODELS, build
     from training.loop.optimizers import make_optimizer
     from training.loop.trainer import StepOptions, Trainer
-    from training.objectives.classification import Classification
+    from training.objectives.objective import Classification
 
     model = build(MODELS[case.model], image_size=case.size, num_classes=NUM_CLASSES, dtype=_policy(case))
     trainer = Trainer(model, StepOptions(batch_size=case.batch), objective=Classification("softmax"))

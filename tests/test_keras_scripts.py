@@ -55,7 +55,7 @@ def test_a_file_is_decoded_alike_in_a_graph_and_by_its_path_or_bytes_without_a_w
         np.testing.assert_array_equal(np.asarray(preprocess(decoded)), pixels)
         np.testing.assert_array_equal(np.asarray(preprocess(PIL.Image.open(file))), pixels)
     assert "AutoGraph" not in caplog.text + "".join(capfd.readouterr())
-    with pytest.raises(UserError, match="The file is not a readable picture"):
+    with pytest.raises(UserError, match="The file is not a readable image"):
         preprocess.decode(b"no picture")
 
 

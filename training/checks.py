@@ -1,22 +1,28 @@
-"""Checks of options that commands make before TensorFlow is imported, which takes seconds."""
+"""Open and check what options name before TensorFlow is imported, which takes seconds."""
 
+import importlib.util
 import os
 import pathlib
 import socket
+from collections.abc import Sequence
 
 from keras_vit import UserError
+from keras_vit.checkpoints.find import check_name
+from keras_vit.cli.parser import Given
 from keras_vit.errors import explained
 from keras_vit.files.atomic import is_temporary
 from keras_vit.files.labels import LABELS, check_classes
 from keras_vit.files.lock import check_unlocked
-from keras_vit.files.remote import is_remote, output_folder, to_path
+from keras_vit.files.remote import existing_file, is_remote, output_folder, to_path
 from keras_vit.images.formats import is_hidden
 from keras_vit.run import CONFIG, Run
+from keras_vit.text.classes import classes_of_options
 from training.data.checks import check_data, listed_classes
 from training.data.known_images import check_split
 from training.loop.devices.backend import may_be_slice
-from training.options.common import DataOptions, TrainingOptions
-from training.options.data import PIPELINE, PROBLEMS, RECORD_INDEX
+from training.options.common import DataOptions, Runner, TrainingOptions
+from training.options.data import PIPELINE, PROBLEMS, RECORD_INDEX, PipelineOptions
+from training.options.evaluate import EvaluateOptions
 from training.options.features import FeatureOptions, ProbeOptions
 
 # Until a host that does not answer counts as absent.
@@ -136,3 +142,89 @@ def report_directory(run: Run, output: str | None) -> pathlib.Path:
             f"{directory} is the directory of another run, not of {run.name}; give --output a directory of its own."
         )
     return directory
+
+
+def with_data(given: Given) -> Given:
+    """Return the options that were given; without --data, also the data options of the run, which are printed.
+
+    Raises UserError where the run does not know its data, or where these are gone.
+    """
+    name = given.get(("run",))
+    if name is None or ("source", "data") in given:
+        return given
+    run = Run.open(name)
+    known = run.settings.get("source") if run.file(CONFIG) else None
+    if not isinstance(known, dict) or "data" not in known:
+        check_name(name)
+        raise UserError(f"{name} does not say what it was trained on; give --data, such as --data folder:pictures.")
+    print(f"Data: {known['data']}, on which {name} was trained; evaluated on its evaluation images.")
+    return {**{("source", field): value for field, value in known.items()}, **given}
+
+
+def open_measured(options: EvaluateOptions) -> Run:
+    """Open the model to measure. Raises UserError for what is no model, and where it cannot be calibrated."""
+    texts = classes_of_options(options.classes, options.templates) if options.classes else None
+    size, heads = options.input.image_size, options.input.num_heads
+    run = Run.open(options.run, image_size=size, num_heads=heads, texts=texts)
+    if options.calibrate:
+        if not run.file(CONFIG):
+            raise UserError(f"--calibrate is for a run directory, but {run.name} is none; leave it out.")
+        changed = ("image_size", "resize", "crop_from", "value_range")
+        options.input.refuse(changed, "--calibrate, which is for the run as it is used")
+    return run
+
+
+def next_commands(options: EvaluateOptions, run: Run) -> list[tuple[str, ...]]:
+    """Return commands to go on with after the evaluation of a run or checkpoint."""
+    if run.file(CONFIG) and options.classes is None:
+        return run.next_commands("evaluate")
+    head = () if options.classes is None else ("--zero-shot-head",)
+    return [
+        ("finetune", "--checkpoint", options.run, *head, *options.source.arguments(), "--workdir", "runs/finetuned")
+    ]
+
+
+def pipeline_options(
+    runner: Runner | None, arguments: tuple[str, ...], run: str | None, paths: Sequence[str | None]
+) -> PipelineOptions | None:
+    """Return how a command runs as a pipeline; None without --runner.
+
+    Args:
+        runner: `--runner`.
+        arguments: Beam's options.
+        run: `--run`, which may also be a name that each worker downloads.
+        paths: what the workers read and write: images, tables and the output; of these None is left out.
+
+    Raises UserError for Beam's options without a runner, if Beam is not installed, and for paths that the workers of
+    Dataflow cannot reach.
+    """
+    if runner is None:
+        if arguments:
+            raise UserError(f"Options behind -- are those of a pipeline, as {arguments[0]!r}; give --runner, too.")
+        return None
+    if importlib.util.find_spec("apache_beam") is None:
+        raise UserError(
+            "--runner needs Apache Beam, which is not installed; install it in an environment of its own, by "
+            "pip install '.[train,beam]' in a checkout."
+        )
+    local = [path for path in paths if path is not None and not is_remote(path)]
+    local += [run] if run is not None and not is_remote(run) and pathlib.Path(run).exists() else []
+    if runner == "DataflowRunner" and local:
+        raise UserError(
+            f"The workers of Dataflow have no {local[0]!r}, which is on this machine; copy it into a bucket, and give "
+            "that address."
+        )
+    return PipelineOptions(runner, arguments)
+
+
+def table_path(data: str) -> str:
+    """Return the path of `--data csv:FILE`. Raises UserError for other data, which a pipeline does not read."""
+    kind, _, path = data.partition(":")
+    if kind != "csv" or not path:
+        raise UserError(
+            f"With --runner, --data takes csv:FILE with the columns path, label and split, but was given {data!r}; "
+            "write such a file, or leave --runner out."
+        )
+    if not is_remote(path):
+        existing_file(path, "--data csv:FILE takes one with the columns path, label and split")
+    return path

@@ -63,8 +63,8 @@ def demo(workdir: str, seed: int) -> dict[str, Any]:
 
 def _trained(workdir: str, seed: int) -> tuple["Run", float]:
     """Train on the digits, evaluate, and return the run and its test accuracy."""
+    from training.checks import open_measured
     from training.data.sources import digits
-    from training.evaluation import opening
     from training.evaluation.evaluate import evaluate
     from training.evaluation.predictors import open_predictor
     from training.loop.pretrain import pretrain
@@ -76,7 +76,7 @@ def _trained(workdir: str, seed: int) -> tuple["Run", float]:
     data, recipe, execution = DataOptions("digits"), find_recipe("digits"), Execution(evaluate_every=_EVALUATE_EVERY)
     options = PretrainOptions(source=data, workdir=workdir, recipe=recipe, seed=seed, execution=execution)
     run, evaluation = pretrain(options, "digits"), EvaluateOptions(workdir, data)
-    predictor = open_predictor(opening.open_run(evaluation), evaluation.input, evaluation.devices)
+    predictor = open_predictor(open_measured(evaluation), evaluation.input, evaluation.devices)
     return run, evaluate(predictor, digits(), evaluation)["accuracy"]
 
 
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from keras_vit.files.lock import locked
     from keras_vit.files.remote import local_path
-    from training.loop.signals import report_interruption
+    from training.loop.callbacks import report_interruption
 
     # A second lock besides that of the training, because the exports also need the directory for themselves.
     with report_interruption(), locked(local_path(options.workdir, "workdir"), ".demo.lock"):

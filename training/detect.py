@@ -1,4 +1,4 @@
-"""Find objects on pictures with a Vision Transformer: from words, from an example, or of your own classes.
+"""Find objects on images with a Vision Transformer: from words, from an example, or of your own classes.
 
     keras-vit detect predict --checkpoint hf:google/owlv2-base-patch16-ensemble --classes "a red stamp" new/
     keras-vit detect predict --checkpoint hf:google/owlvit-base-patch32 --like a.jpg --box 10 20 80 60 new/
@@ -78,8 +78,8 @@ def _fit(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.detection.fit import box_data_set, fit
+    from training.loop.callbacks import report_interruption
     from training.loop.plan import open_setup
-    from training.loop.signals import report_interruption
 
     with report_interruption():
         fit(options, data, open_setup(options, lambda: box_data_set(data)))

@@ -3,7 +3,7 @@
     keras-vit evaluate --run runs/pictures
     keras-vit evaluate --run phone/model-int8.tflite --data folder:pictures --output report
 
-writes report.html, with the mistakes as pictures, predictions.csv, evaluation.json, evaluation.md and plots into the
+writes report.html, with the mistakes as images, predictions.csv, evaluation.json, evaluation.md and plots into the
 run directory, or into --output. Without --data, a run is evaluated on the evaluation images of its own data. Instead of
 a run, --run also takes a .keras file, a checkpoint with a head, a SavedModel or a TFLite file.
 """
@@ -23,12 +23,11 @@ def main(arguments: Sequence[str]) -> None:
     given = parser.read(EvaluateOptions, arguments, prog=_PROG, about=__doc__)
 
     from keras_vit.text.classes import classes_of_labels
-    from training.checks import check_measured
-    from training.evaluation.opening import next_commands, open_run, with_data
+    from training.checks import check_measured, next_commands, open_measured, with_data
     from training.loop.devices.backend import prepare_tpu
 
     options = parser.options_from(EvaluateOptions, with_data(given), prog=_PROG)
-    run = open_run(options)
+    run = open_measured(options)
     check_measured(run, options.source, options.output)
     prepare_tpu(options.devices)
     cli.require_tensorflow()

@@ -1,4 +1,4 @@
-"""Segment pictures with a Vision Transformer: the class of each pixel, objects, or both.
+"""Segment images with a Vision Transformer: the class of each pixel, objects, or both.
 
     keras-vit segment fit --checkpoint augreg:B_16 --data folder:scenes --workdir runs/scenes
     keras-vit segment evaluate --run runs/scenes --data folder:scenes --output runs/scenes
@@ -43,8 +43,8 @@ def _fit(arguments: Sequence[str]) -> None:
     prepare_backend(options)
 
     from training.data.annotations.open_scenes import open_scenes
+    from training.loop.callbacks import report_interruption
     from training.loop.plan import open_setup
-    from training.loop.signals import report_interruption
     from training.segmentation.fit import fit
 
     with report_interruption():

@@ -19,8 +19,7 @@ def main(arguments: Sequence[str]) -> None:
     own, behind = split_arguments(arguments)
     options = parser.parse(ShardOptions, own, prog="keras-vit shard", about=__doc__)
 
-    from training.beam.start import pipeline_options, table_path
-    from training.checks import check_shards
+    from training.checks import check_shards, pipeline_options, table_path
     from training.data.checks import check_data
 
     table = table_path(options.source.data) if options.runner else None

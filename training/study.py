@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.experiments.study_runs import study
-    from training.loop.signals import report_interruption
+    from training.loop.callbacks import report_interruption
 
     with report_interruption():
         study(name, options)

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> None:
     prepare_tpu(options.devices)
     cli.require_tensorflow()
 
-    from training.evaluation.verify_official import verify_official
+    from training.evaluation.evaluate import verify_official
 
     verify_official(options)
     images = ("--images", options.source.data, "--output", "inspection")

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.experiments.vtab_runs import vtab
-    from training.loop.signals import report_interruption
+    from training.loop.callbacks import report_interruption
 
     with report_interruption():
         vtab(options)

@@ -26,7 +26,7 @@ class Positional:
 
 @dataclasses.dataclass(frozen=True)
 class MayLead:
-    """Annotates a field: its value may come first, without the option; with pictures, it may be one of them."""
+    """Annotates a field: its value may come first, without the option; with images, it may be one of them."""
 
 
 @dataclasses.dataclass(frozen=True)

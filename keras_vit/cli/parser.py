@@ -43,6 +43,18 @@ class _Option:
         """Return the annotation of this class that the field has, if it has one."""
         return next((n for n in getattr(self.hint, "__metadata__", ()) if isinstance(n, annotation)), None)
 
+    @property
+    def types(self) -> tuple[Any, ...]:
+        """The types of its values, without None."""
+        return tuple(each for each in _union(self.hint) if each is not types.NoneType)
+
+    @property
+    def default_text(self) -> str:
+        """Its default for people; empty for none."""
+        if self.default is dataclasses.MISSING or self.default in (None, (), ""):
+            return ""
+        return " ".join(map(str, self.default)) if isinstance(self.default, tuple) else str(self.default)
+
 
 def parse(
     options_class: type[Options],
@@ -171,21 +183,14 @@ def _table(options: Iterable[_Option]) -> str:
 def _row(option: _Option) -> tuple[str, str, str, str]:
     positional, aliases = option.note(Positional), option.note(Aliases)
     names = [positional.metavar] if positional else [f"--{option.name}", *(aliases.names if aliases else ())]
-    given = [each for each in _union(option.hint) if each is not types.NoneType]
-    literals = [str(value) for each in given for value in typing.get_args(each) if typing.get_origin(each) is Literal]
-    words = [f"`{word}`" for word in literals] or ["" if each is bool else _type_name(each) for each in given]
-    default = option.default
-    is_unset = default in (None, (), "", dataclasses.MISSING)
-    shown = (
-        " ".join(map(str, default))
-        if isinstance(default, tuple)
-        else str(default).lower()
-        if default in (True, False)
-        else str(default)
-    )
+    literals = [
+        str(word) for each in option.types if typing.get_origin(each) is Literal for word in typing.get_args(each)
+    ]
+    words = [f"`{word}`" for word in literals] or ["" if each is bool else _type_name(each) for each in option.types]
+    shown = option.default_text.lower() if isinstance(option.default, bool) else option.default_text
+    required = "required" if option.default is dataclasses.MISSING and not positional else ""
     text = _docstrings(option.owner).get(option.path[-1], "")
-    required = "required" if default is dataclasses.MISSING and not positional else ""
-    return " ".join(f"`{name}`" for name in names), ", ".join(words), required if is_unset else f"`{shown}`", text
+    return " ".join(f"`{name}`" for name in names), ", ".join(words), f"`{shown}`" if shown else required, text
 
 
 def _type_name(hint: Any) -> str:
@@ -232,8 +237,6 @@ def _argument(option: _Option, *, may_be_none: bool) -> Any:
     import tyro
 
     positional, aliases = option.note(Positional), option.note(Aliases)
-    is_unset = option.default in (None, (), "") or option.default is dataclasses.MISSING
-    shown = " ".join(map(str, option.default)) if isinstance(option.default, tuple) else option.default
     notes: list[Any] = [
         tyro.conf.arg(
             name=option.name,
@@ -241,13 +244,12 @@ def _argument(option: _Option, *, may_be_none: bool) -> Any:
             metavar=positional.metavar if positional else None,
             aliases=aliases.names if aliases else None,
             help=_docstrings(option.owner).get(option.path[-1], ""),
-            help_behavior_hint="" if is_unset else f"(default: {shown})",
+            help_behavior_hint=f"(default: {option.default_text})" if option.default_text else "",
         )
     ]
     if positional:
         notes.append(tyro.conf.Positional)
-    some = tuple(each for each in _union(option.hint) if each is not types.NoneType)
-    hint = option.hint if may_be_none else typing.Union[some]  # noqa: UP007
+    hint = option.hint if may_be_none else typing.Union[option.types]  # noqa: UP007
     return Annotated[(hint, *notes)]  # type: ignore[return-value]
 
 
@@ -316,7 +318,7 @@ def _union(hint: Any) -> tuple[Any, ...]:
 
 
 def _joined_sizes(arguments: Sequence[str], options: Collection[str]) -> list[str]:
-    """Join the two numbers of a size to one argument, since what follows one number may be a picture."""
+    """Join the two numbers of a size to one argument, since what follows one number may be an image."""
     joined: list[str] = []
     for argument in arguments:
         is_second = "".join(joined[-2:-1]).replace("_", "-") in options and joined[-1].isdecimal()

@@ -73,7 +73,7 @@ def decode_file(
             problem = problem.split(" [Op:")[0].removeprefix("assertion failed: ").strip("[]")[:120]
             problem = problem or type(error).__name__
     advice = "" if ";" in problem else "; repair or remove it"  # the format may have its own: save it as PNG
-    raise UserError(f"{name} is not a readable picture: {problem}{advice}.")
+    raise UserError(f"{name} is not a readable image: {problem}{advice}.")
 
 
 def _check_size(data: bytes, most_pixels: int) -> None:
@@ -181,7 +181,7 @@ def decode_with_pillow(data: bytes, *, upright: bool, most_pixels: int = LARGEST
     if image_format(data) == "PNG":
         check_png(data)
     with open_image(data, most_pixels=most_pixels) as image:
-        pixels = np.atleast_3d(_as_bytes(image, data))
+        pixels = np.atleast_3d(_as_bytes(image))
     return turned(pixels, orientation(data)) if upright else pixels
 
 
@@ -226,21 +226,16 @@ def check_png(data: bytes) -> None:
         raise ValueError("its end is missing")
 
 
-def _as_bytes(image, data: bytes) -> np.ndarray:
+def _as_bytes(image) -> np.ndarray:
     """(h, w) or (h, w, C) uint8, as TensorFlow decodes the file: 16 bits to 8, palettes to RGB, alpha kept."""
-    if image.format == "GIF":
-        pixels = np.asarray(image.convert("RGBA"))
-        return pixels[:, :, :3] * (pixels[:, :, 3:] > 0).astype(np.uint8)  # transparent pixels are black in TensorFlow
-    if image.format == "BMP":
-        return np.asarray(
-            image.convert("L" if image.mode == "L" else "RGB")
-        )  # the fourth byte is rarely an alpha channel
-    if image.mode != "P":  # the one transparent color of a PNG
+    if image.format == "BMP":  # whose fourth byte is seldom an alpha channel
+        return np.asarray(image.convert("L" if image.mode == "L" else "RGB"))
+    if image.format == "PNG" and image.mode != "P":  # TensorFlow ignores one transparent color
         image.info.pop("transparency", None)
     if image.mode.startswith("I"):
         return np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)  # the upper of 16 bits
     if image.mode in ("1", "L", "LA"):
-        return np.asarray(image.convert("LA" if image.mode == "LA" else "L"))
+        return np.asarray(image.convert("LA" if image.has_transparency_data else "L"))
     return np.asarray(image.convert("RGBA" if image.has_transparency_data else "RGB"))
 
 

@@ -24,12 +24,12 @@ _CONVERTIBLE |= {b"P%d" % kind + space: "PPM" for kind in range(1, 7) for space 
 # The brands of an ISO media file at byte 8; Pillow reads HEIC with the package pillow-heif.
 _BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC", b"avif": "AVIF", b"avis": "AVIF"}
 _CONVERT = "convert the folder by keras-vit prepare IN OUT"
-# Endings of the names of pictures, in formats that are not supported too.
+# Endings of the names of images, in formats that are not supported too.
 _ENDINGS: tuple[str, ...] = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp")
 _ENDINGS += (".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm")
-# Of files that are no pictures, how many endings a line names.
+# Of files that are no images, how many endings a line names.
 _ENDINGS_NAMED = 5
-# Files and folders that Windows, macOS and Synology disks put among pictures, in lower case.
+# Files and folders that Windows, macOS and Synology disks put among images, in lower case.
 _OF_THE_SYSTEM = ("thumbs.db", "desktop.ini", "__macosx", "@eadir")
 # The first TensorFlow version that decodes WebP, and the names of its distributions.
 _WEBP_SINCE = (2, 21)
@@ -90,15 +90,15 @@ def is_hidden(name: str) -> bool:
 
 
 def is_picture_name(name: str) -> bool:
-    """Return whether a file is called like a picture, of any format."""
+    """Return whether a file is called like an image, of any format."""
     return name.lower().endswith(_ENDINGS)
 
 
 def is_picture(path: pathlib.Path) -> bool:
-    """Return whether a file is called like a picture, or holds one by its first bytes, whatever it is called.
+    """Return whether a file is called like an image, or holds one by its first bytes, whatever it is called.
 
     A file without an ending may also hold a format that is not supported. So may a file that cannot be read, and a link
-    to nothing: a command that reads pictures names these.
+    to nothing: a command that reads images names these.
     """
     if is_picture_name(path.name) or path.is_dir():
         return True
@@ -112,12 +112,12 @@ def is_picture(path: pathlib.Path) -> bool:
 
 
 def others_line(others: Sequence[str], where: str) -> str:
-    """Return a line on files that are not pictures, from their names: how many, and with which endings."""
+    """Return a line on files that are not images, from their names: how many, and with which endings."""
     endings = collections.Counter(pathlib.PurePath(name).suffix.lower() or "without an ending" for name in others)
     kinds = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(_ENDINGS_NAMED))
-    files = f"1 file in {where} that is not a picture"
+    files = f"1 file in {where} that is not an image"
     if len(others) > 1:
-        files = f"{len(others):,} files in {where} that are not pictures"
+        files = f"{len(others):,} files in {where} that are not images"
     return f"Ignored: {files} ({kinds}{', …' if len(endings) > _ENDINGS_NAMED else ''})."
 
 

@@ -95,7 +95,7 @@ class Preprocessing:
     normalized to 0 (timm's border). gray and black drop it too."""
     interpolation: Interpolation | None = None
     """The filter. None: area for resize-small in TensorFlow's way (big_vision), else bilinear. gaussian: bilinear after
-    a Gaussian blur, as skimage.transform.resize and OWLv2; padding after the picture is blurred with it."""
+    a Gaussian blur, as skimage.transform.resize and OWLv2; padding after the image is blurred with it."""
     antialias: bool | None = None
     """Whether the filter grows with the reduction. None: in TensorFlow's way for crop and pad alone (vit_jax stretches
     without)."""
@@ -188,7 +188,7 @@ class Preprocessing:
         return dataclasses.replace(self, resize=resize, crop_from=crop_from, **changes)
 
     def for_image_size(self, image_size: int | tuple[int, int]) -> "Preprocessing":
-        """The same for another image size; it shows the same part of a picture, because crop_from grows with it."""
+        """The same for another image size; it shows the same part of an image, because crop_from grows with it."""
         new, crop_from = _pair(image_size), self.crop_from
         if isinstance(crop_from, int):
             crop_from = scaled_crop(crop_from, max(self.image_size), max(new))
@@ -269,14 +269,14 @@ class Preprocessing:
         return placements(sides, self.image_size, self.resize, self.crop_from, self.library, xp, padding=self.padding)
 
     def boxes_in_picture(self, boxes, picture_size: tuple[int, int]) -> np.ndarray:
-        """Boxes in the model's input -> boxes in the picture that it was made of.
+        """Boxes in the model's input -> boxes in the image file that it was made of.
 
         Args:
             boxes: (..., 4), centre x and y, width and height as shares of the input, as detectors give them.
             picture_size: height and width of the picture in pixels.
 
         Returns:
-            (..., 4) float32: left, top, right, bottom in pixels of the picture; what lies outside of it is not cut off.
+            (..., 4) float32: left, top, right, bottom in pixels of the image; what lies outside of it is not cut off.
         """
         boxes = np.asarray(boxes, np.float64)
         rows, columns = self.axes([np.float64(side) for side in picture_size])
@@ -301,7 +301,7 @@ class Preprocessing:
         """Return, for rows and columns, the image pixels for each input pixel, and where the input begins.
 
         Args:
-            sides: height and width of the picture, float64.
+            sides: height and width of the image, float64.
             xp: numpy, or tensorflow in a graph.
         """
         if self.resize == "pad" and self.padding == "after":  # both axes alike, without rounding of their lengths

@@ -41,7 +41,7 @@ def root_filters(kernel: np.ndarray) -> np.ndarray:
     """Return the filters of a first convolution, as stored: (height, width, C, F) -> (F, height, width, C).
 
     For BiT and hybrids, whose embedding does not see the image. That the network standardizes each filter before use
-    changes neither its pattern nor, scaled to its own range, its picture.
+    changes neither its pattern nor, scaled to its own range, its image.
     """
     return np.moveaxis(np.asarray(kernel, np.float64), -1, 0)
 

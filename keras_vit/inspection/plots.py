@@ -21,8 +21,8 @@ from keras_vit.inspection.compute import InspectionResult
 
 COLORMAP = "cividis"
 _FILTER_COLUMNS, _FILTERS_SHOWN = 7, 70
-# Figures that are maps of each picture.
-OF_PICTURES = ("rollout", "relevance", "norms", "queries")
+# Figures that are maps of each image.
+OF_IMAGES = ("rollout", "relevance", "norms", "queries")
 _TILES = 16  # of position embeddings, in each direction; more are not legible
 _DPI = 110
 # Up to so many patches, a map has too few values.
@@ -37,10 +37,10 @@ _SENTENCES = {
     "little.",
     "positions": "Each tile belongs to one patch and shows which positions are similar to its own for the model: in a "
     "trained model those nearby. Tiles that all look alike mean that the model learned no positions.",
-    "distance": "How far each head looks, in pixels: low dots look at neighbors, high dots across the picture. Dots at "
+    "distance": "How far each head looks, in pixels: low dots look at neighbors, high dots across the image. Dots at "
     "one height mean that the heads look everywhere, as in an untrained model.",
     "renormalized": "The same among the patches alone: what a head gives to the class token does not count.",
-    "rollout": "Attention rollout: how much each part of the picture reaches the result through all layers. It is the "
+    "rollout": "Attention rollout: how much each part of the image reaches the result through all layers. It is the "
     "same for every class, and an even map means nothing.",
     "relevance": "Relevance (Grad-CAM): the parts that speak for the predicted class. Where the map is dark, nothing "
     "speaks for it; a map that is dark everywhere means nothing.",
@@ -88,7 +88,7 @@ def _figures(result: InspectionResult) -> Iterator[tuple[str, matplotlib.figure.
         panels = [draw_distances, draw_renormalized_distances]
         yield "figure_11_distances.png", _in_a_row(result, panels), ("distance", "renormalized")
     if image_maps(result, 0):
-        yield "maps.png", _maps(result), [name for name in OF_PICTURES if name in arrays]
+        yield "maps.png", _maps(result), [name for name in OF_IMAGES if name in arrays]
     for index in range(len(result.images) if "attention" in arrays else 0):
         yield f"heads_{index}.png", _heads(result, index), ("attention",)
 

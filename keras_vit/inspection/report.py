@@ -87,7 +87,7 @@ def html_report(result: InspectionResult) -> str:
         has_classes=bool(result.predictions),
         mistakes=sum(card["is_mistake"] for card in cards),
         scoring=result.scoring,
-        legend=[plots.explanation(name, result) for name in plots.OF_PICTURES if name in result.arrays],
+        legend=[plots.explanation(name, result) for name in plots.OF_IMAGES if name in result.arrays],
         colors=_COLORS,
         layers=_layers(result),
         panels=_panels(result),

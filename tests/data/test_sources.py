@@ -493,8 +493,8 @@ def test_files_that_are_no_pictures_are_counted_in_a_line_and_ignored(folder, ca
     (folder / "zebra" / "lost.txt").symlink_to(folder / "nowhere")
     source = open_source(DataOptions(f"folder:{folder}"))
     assert source.train.num_examples + source.evaluation.num_examples == 13
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "not pictures" in line]
-    assert line.startswith(f"Ignored: 7 files in {folder} that are not pictures (2 .")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "not images" in line]
+    assert line.startswith(f"Ignored: 7 files in {folder} that are not images (2 .")
     assert all(kind in line for kind in ("2 .txt", "2 .ogg", "1 .csv", "1 .json", "1 without an ending"))
 
 

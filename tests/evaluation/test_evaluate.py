@@ -25,9 +25,9 @@ from keras_vit.run import Run
 from tests.exports import saved_model_of, tflite_of
 from tests.support import full_disk, randomize, serving
 from training import evaluate as evaluate_command
+from training.checks import open_measured
 from training.data.dataset import Split
 from training.data.sources import DataOptions, DataSet, array_split, digits
-from training.evaluation import opening
 from training.evaluation.evaluate import evaluate
 from training.evaluation.metrics import intervals, measure, measure_real, read_real_labels
 from training.evaluation.plots import draw_mistakes, draw_reliability
@@ -95,7 +95,7 @@ def _no_data(tmp_path) -> str:
 def evaluated(run: str | pathlib.Path, source: DataSet | None = None, **options) -> dict:
     """The metrics of a model on the digits, or on other data under their name."""
     chosen = EvaluateOptions(str(run), DataOptions("digits"), **options)
-    predictor = open_predictor(opening.open_run(chosen), chosen.input, chosen.devices)
+    predictor = open_predictor(open_measured(chosen), chosen.input, chosen.devices)
     return evaluate(predictor, source or digits(), chosen)
 
 
@@ -155,7 +155,7 @@ def test_a_run_without_mistakes_gets_its_report_before_it_is_said_that_nothing_c
         return np.eye(10)[split.labels], split.labels
 
     options = EvaluateOptions(str(run.path), DataOptions("digits"), output=str(tmp_path / "out"), calibrate=True)
-    predictor = Predictor(opening.open_run(options), "model", 10, DIGITS, predict)
+    predictor = Predictor(open_measured(options), "model", 10, DIGITS, predict)
     with pytest.raises(UserError, match="but nearly all 360 are right"):
         evaluate(predictor, digits(), options)
     report = json.loads((tmp_path / "out" / "evaluation.json").read_text())
@@ -623,7 +623,7 @@ from training.evaluation import report
 from training.evaluation.evaluate import evaluate
 from training.evaluation.predictors import Predictor, open_predictor
 from training.data.sources import DataOptions, DataSet, array_split
-from training.evaluation import opening
+from training.checks import open_measured
 from training.options.evaluate import EvaluateOptions
 
 report.draw_confusion = report.draw_reliability = report.draw_mistakes = lambda *_: None
@@ -640,7 +640,7 @@ for name, batch_size, devices in (
         save_predictions=True,
         devices=devices,
     )
-    predictor = open_predictor(opening.open_run(options), options.input, options.devices)
+    predictor = open_predictor(open_measured(options), options.input, options.devices)
     rng = np.random.default_rng(1)
     images, labels = rng.integers(0, 256, (2003, 8, 8, 1), np.uint8), rng.integers(0, 10, 2003)
     split = array_split(images, labels, tuple("0123456789"))

@@ -29,7 +29,7 @@ from training.data.sources import array_split
 from training.evaluation.metrics import measure_multi_label, multi_label_intervals
 from training.evaluation.report import Subject, multi_label_report, write_report
 from training.loop.build import build_trainer
-from training.objectives.classification import Classification
+from training.objectives.objective import Classification
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
 

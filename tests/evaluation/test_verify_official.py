@@ -14,7 +14,7 @@ from keras_vit.checkpoints.find import check_name
 from keras_vit.published import ACCURACY, PublishedAccuracy
 from tests.support import TINY, randomize
 from training import verify_official
-from training.evaluation import verify_official as verification
+from training.evaluation import evaluate as verification
 
 NAME = "sam/ViT-B_16"  # has no published accuracy of its own here
 

@@ -26,8 +26,7 @@ from training.experiments.study_grids import STUDIES, data_size
 from training.features import least_squares
 from training.features.extraction import open_extractor
 from training.features.probe import cached_features, splits_of
-from training.recipes.pretrain import RECIPES
-from training.recipes.small import with_early_convolutions, with_shifted_patches
+from training.recipes.pretrain import RECIPES, with_early_convolutions, with_shifted_patches
 
 BASE = RECIPES["study-small"]
 TINY = ["--image-size", "8", "8", "--model.patch-size", "2", "--model.hidden-size", "16", "--model.num-layers", "1"]

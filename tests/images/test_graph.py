@@ -96,7 +96,7 @@ def test_another_backend_reads_and_refuses_the_same_files(on_jax):
     for data in (FILES["BMP"][:-1], FILES["animated WebP"], FILES["JPEG"], FILES["PNG with a palette"]):
         expected = in_graph(data)
         if expected is None:
-            with pytest.raises(UserError, match="not a readable picture"):
+            with pytest.raises(UserError, match="not a readable image"):
                 decode_file(data, "x", accurate=True, upright=True)
         else:
             np.testing.assert_array_equal(decode_file(data, "x", accurate=True, upright=True), expected)
@@ -113,7 +113,14 @@ def test_bytes_behind_the_pixels_of_a_bmp_are_left_out(name):
 def test_what_no_graph_reads_is_read_by_pillow_where_a_file_is_read_alone(name):
     expected = PIL.Image.fromarray(GRAY).convert("1" if "BMP" in name else "L")
     decoded = decode_file(FILES[name], name, accurate=True, upright=True)
-    np.testing.assert_array_equal(decoded, np.asarray(expected.convert("RGB")))
+    np.testing.assert_array_equal(to_channels(decoded, 3), np.asarray(expected.convert("RGB")))
+
+
+def test_a_transparent_gif_is_put_on_white_as_other_images_are():
+    palette = PIL.Image.fromarray(GRAY).convert("P", palette=PIL.Image.Palette.ADAPTIVE, colors=4)
+    decoded = decode_file(encoded(palette, "GIF", transparency=0), "x", accurate=True, upright=True)
+    seen = np.where(np.asarray(palette)[..., None] == 0, 255, np.asarray(palette.convert("RGB")))
+    np.testing.assert_array_equal(to_channels(decoded, 3, "white"), seen)
 
 
 def test_of_an_animation_only_the_first_frame_is_read():

@@ -53,9 +53,9 @@ def test_a_file_becomes_the_pixels_that_training_sees(name):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", f"bad.png is not a readable picture: not {format_list()}; repair or remove it.$"),
-        (FILES["photo.jpg"][:-200], "bad.png is not a readable picture: "),
-        (FILES["color.png"][:100], "bad.png is not a readable picture: "),
+        (b"", f"bad.png is not a readable image: not {format_list()}; repair or remove it.$"),
+        (FILES["photo.jpg"][:-200], "bad.png is not a readable image: "),
+        (FILES["color.png"][:100], "bad.png is not a readable image: "),
         (claiming(60_000, 60_000), "bad.png is too large: it has 3,600,000,000 pixels, .* 89,478,485"),
     ],
     ids=["empty", "cut JPEG", "cut PNG", "bomb"],
@@ -73,8 +73,8 @@ def test_a_broken_image_of_a_folder_is_named_and_the_others_are_inspected(tmp_pa
     (tmp_path / "ant" / "b.png").write_bytes(FILES["color.png"][:100])
     assert [image.name for image in inspection.read_images(tmp_path, 9)] == ["ant/a.png", "ant/c.png"]
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("Not inspected: ant/b.png is not a readable picture: ")
-    with pytest.raises(UserError, match="^b.png is not a readable picture"):
+    assert line.startswith("Not inspected: ant/b.png is not a readable image: ")
+    with pytest.raises(UserError, match="^b.png is not a readable image"):
         inspection.read_images(tmp_path / "ant" / "b.png", 1)
 
 
@@ -286,7 +286,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch
         "There is no file, folder or official checkpoint 'nowhere'": ["--run", "nowhere", "--output", "out"],
         "vit_token.npz has no images of its own; give --images": vit,
         "There is no image or folder 'cat.png'; --images takes": [*vit, "--images", "cat.png"],
-        "file is not a readable picture: ": [*vit, "--images", "file"],
+        "file is not a readable image: ": [*vit, "--images", "file"],
         "No image of the folder 'empty' can be read: it has none": [*vit, "--images", "empty"],
         "has no figure 'attention' because it has no attention; available figures": [*bit, "--figures", "attention"],
         "The model has 2 layers, numbered 0 to 1, but --layers asks for 7": [*good, "--layers", "0", "7"],

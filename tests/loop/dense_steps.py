@@ -14,9 +14,9 @@ import keras_vit
 from keras_vit import SegmentationConfig
 from keras_vit.models.config import LinearSegmentationConfig
 from tests.segmentation.shapes import LABELS, SIDE, shapes
+from training.loop import build
 from training.loop.build import build_trainer
 from training.loop.devices.strategies import distributed, open_strategy
-from training.objectives import of_recipe
 from training.objectives.dense import MaskSetPrediction
 from training.options.common import Execution, StrategyOptions
 from training.recipes.dense import EOMT, LINEAR, SegmentRecipe
@@ -75,5 +75,5 @@ if __name__ == "__main__":
     if before:
         before.pop("losses")
     # Each replica draws points of its own; with many of them the losses are alike.
-    of_recipe.MaskSetPrediction = functools.partial(MaskSetPrediction, 4096)  # type: ignore[misc, assignment]
+    build.MaskSetPrediction = functools.partial(MaskSetPrediction, 4096)  # type: ignore[misc, assignment]
     np.savez(sys.argv[1], **train(sys.argv[2], sys.argv[3], before))

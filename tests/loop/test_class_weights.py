@@ -17,7 +17,7 @@ from tests.support import randomize, replaced
 from training import pretrain
 from training.data.dataset import Split, class_weights
 from training.data.sources import array_split, open_source
-from training.objectives.classification import Classification
+from training.objectives.objective import Classification
 from training.options.common import DataOptions
 
 

@@ -15,7 +15,7 @@ from tests.support import randomize
 from training.loop.build import build_trainer
 from training.loop.optimizers import make_optimizer
 from training.loop.trainer import StepOptions, Trainer
-from training.objectives.classification import Classification
+from training.objectives.objective import Classification
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
 

@@ -11,7 +11,7 @@ import keras_vit
 from tests.support import randomize
 from training.loop import build
 from training.loop.trainer import Trainer
-from training.objectives.classification import Classification
+from training.objectives.objective import Classification
 from training.objectives.patches import FlexiblePatches, PatchDropout
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe

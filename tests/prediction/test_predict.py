@@ -73,7 +73,7 @@ def test_files_that_are_called_pictures_and_are_none_are_named(place, arguments,
     printed = capsys.readouterr().out
     assert all(f"Not classified: {tmp_path / name}" in printed for name in ("empty.jpg", "page.jpeg", "scan.TIF"))
     assert "phone.heic" in printed
-    assert f"Ignored: 1 file in {tmp_path} that is not a picture (1 .txt)." in printed
+    assert f"Ignored: 1 file in {tmp_path} that is not an image (1 .txt)." in printed
     assert "notes.txt" not in printed
 
 
@@ -170,10 +170,10 @@ def test_more_than_five_classes_of_an_image_are_said_to_be_more(place, tmp_path,
 
 def test_a_broken_picture_is_named_and_the_others_are_classified(place, arguments, capsys):
     command.main([*arguments, "broken.png", "pictures/*.png", "--output", "found.json"])
-    assert "Not classified: broken.png: not a readable picture: " in capsys.readouterr().out
+    assert "Not classified: broken.png: not a readable image: " in capsys.readouterr().out
     broken, good = json.loads((place / "found.json").read_text())
     assert broken["picture"] == "broken.png"
-    assert "is not a readable picture" in broken["problem"]
+    assert "is not a readable image" in broken["problem"]
     wanted = expected(place, "a.png")
     assert [entry["class"] for entry in good["classes"]] == [name for name, _ in wanted]
     np.testing.assert_allclose([entry["probability"] for entry in good["classes"]], [s for _, s in wanted], atol=1e-5)
@@ -210,7 +210,7 @@ def test_results_in_every_form_name_files_that_are_not_utf_8_and_broken_ones(for
     command.main([*arguments, str(tmp_path), "--output", f"odd.{form}"])
     text = html.unescape((place / f"odd.{form}").read_text(encoding="utf-8"))
     assert "good?.png" in text
-    assert "bad?<b>.png is not a readable picture" in text
+    assert "bad?<b>.png is not a readable image" in text
     assert "Not classified: " in capsys.readouterr().out.encode("utf-8").decode()  # a terminal can show it
 
 

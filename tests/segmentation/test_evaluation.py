@@ -15,8 +15,7 @@ from tests.segmentation.reference import instance_segments, panoptic_segments, s
 from tests.segmentation.shapes import scene
 from training.data.annotations.masks import NONE, UNCOUNTED
 from training.options.dense import SegmentPredictOptions
-from training.segmentation.evaluation import evaluate, panoptic_counts, write_report
-from training.segmentation.overlay import color_of, overlay
+from training.segmentation.evaluation import color_of, evaluate, overlay, panoptic_counts, write_report
 from training.segmentation.segmenter import class_map
 
 

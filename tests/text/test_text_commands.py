@@ -25,8 +25,8 @@ from tests.support import FIXTURES
 from tests.text.towers import CLIP, SIGLIP, golden, logits_of, texts_of, with_tokenizer
 from training import evaluate, predict
 from training import finetune as finetuning
+from training.checks import open_measured
 from training.data.sources import DataOptions, open_source
-from training.evaluation import opening
 from training.experiments.auto import zero_shot_accuracy
 from training.options.evaluate import EvaluateOptions
 from training.options.predict import PredictOptions
@@ -109,7 +109,7 @@ def test_evaluate_takes_texts_whose_names_are_those_of_the_data(tmp_path):
     (tmp_path / "classes.txt").write_text("w11_w21: w5 | w6\nw9: w7\n")
     options = ["--checkpoint", CLIP, "--data", "folder:data", "--output", str(tmp_path / "out")]
     arguments = [*options, "--classes", str(tmp_path / "classes.txt"), "--templates", "w3 {}"]
-    texts = opening.open_run(parser.parse(EvaluateOptions, arguments, prog="evaluate")).texts
+    texts = open_measured(parser.parse(EvaluateOptions, arguments, prog="evaluate")).texts
     assert (texts.texts, texts.templates) == ((("w5", "w6"), ("w7",)), ("w3 {}",))
     with pytest.raises(UserError, match="only the data have w11_w21"):
         evaluate.main([*options, "--classes", "w9", "w8"])

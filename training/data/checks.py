@@ -12,8 +12,7 @@ from keras_vit.cli.options import option_name
 from keras_vit.files.labels import LABELS, composed, distinct_names, read_labels
 from keras_vit.files.remote import existing_folder, is_remote, matching, to_path
 from keras_vit.images.formats import format_list, is_hidden
-from training.data.decisions import read_decisions
-from training.data.file_contents import shown
+from training.data.file_contents import read_decisions, shown
 from training.data.listed_files import ONE_CLASS, ListedFiles, class_shares, listed_files
 from training.options.common import EVALUATION_NAMES, TRAINING_NAMES, DataOptions, OnBadImage
 

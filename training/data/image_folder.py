@@ -36,8 +36,7 @@ from training.data.dataset import (
     problems_of,
     report_bad,
 )
-from training.data.decisions import Decisions, read_decisions
-from training.data.file_contents import FileContents, shown
+from training.data.file_contents import Decisions, FileContents, read_decisions, shown
 from training.data.listed_files import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
 from training.options.common import OnBadImage
 

@@ -5,17 +5,17 @@ import io
 import math
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from keras_vit import UserError
+from keras_vit.cli.pages import render, thumbnail_address
 from keras_vit.cli.progress import Progress
 from keras_vit.files.tables import markdown_table, with_interval
 from keras_vit.images.files import read_image
 from training.data.annotations.images import Box, BoxedImage
 from training.detection.detector import Detector, Objects
-from training.detection.page import DrawnBox, boxes_page
 from training.evaluation.average_precision import (
     STATS,
     average_precision,
@@ -195,3 +195,46 @@ def _overlaps(corners: np.ndarray, others: np.ndarray) -> np.ndarray:
     common = np.prod(np.maximum(sides, 0.0), axis=-1)
     areas = [np.prod(each[..., 2:] - each[..., :2], axis=-1) for each in (first, second)]
     return common / (areas[0] + areas[1] - common)
+
+
+# Longest side of an image on the page, in pixels.
+_LONGEST = 800
+# Distinct to any color vision (Okabe and Ito), dark enough for white letters.
+COLORS = ("#0072b2", "#c44e00", "#00734f", "#a0457a", "#5c4d00", "#444444")
+
+
+class DrawnBox(NamedTuple):
+    """A box and what stands beside it."""
+
+    corners: Sequence[float]
+    """Left, top, right, bottom in pixels of the image."""
+    text: str
+    color: str
+    dashed: bool = False
+
+
+def boxes_page(
+    title: str, images: Sequence[tuple[str, np.ndarray, Sequence[DrawnBox]]], paragraphs: Sequence[str]
+) -> str:
+    """Return HTML text of a page: the paragraphs, and of each image its name, pixels (h, w, C) uint8 and boxes."""
+    return render("boxes", title=title, words=paragraphs, cards=[_card(*image) for image in images])
+
+
+def _card(name: str, pixels: np.ndarray, boxes: Sequence[DrawnBox]) -> dict[str, Any]:
+    height, width = pixels.shape[:2]
+    letters = max(width, height) / 28  # their height, in pixels of the image
+    shapes = []
+    for corners, text, color, dashed in boxes:
+        left, top, right, bottom = map(float, corners)
+        place = {"left": left, "top": top, "width": right - left, "height": bottom - top}
+        baseline = min(max(top, 0) + letters, height)
+        shapes.append({**place, "baseline": baseline, "text": text, "color": color, "dashed": dashed})
+    return {
+        "name": name,
+        "width": width,
+        "height": height,
+        "letters": letters,
+        "address": thumbnail_address(pixels, _LONGEST),
+        "texts": [box.text for box in boxes] or ["nothing found"],
+        "boxes": shapes,
+    }

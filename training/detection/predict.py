@@ -12,7 +12,7 @@ from keras_vit.images.files import Image, decode
 from keras_vit.images.formats import LARGEST_SERVED
 from training.data.dataset import check_some_read
 from training.detection.detector import Detector, Objects
-from training.detection.page import COLORS, DrawnBox, boxes_page
+from training.detection.evaluation import COLORS, DrawnBox, boxes_page
 from training.evaluation.average_precision import coco_document
 from training.options.dense import DetectPredictOptions
 from training.prediction.classifier import batches_of_pictures

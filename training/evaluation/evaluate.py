@@ -1,18 +1,26 @@
-"""Evaluate a model on the evaluation images of a data set: refuse what does not fit, predict, measure, report."""
+"""Evaluate a model on the evaluation images of a data set: refuse what does not fit, predict, measure, report.
 
+A published checkpoint is also compared with its published top-1 accuracy on ImageNet.
+"""
+
+import dataclasses
 import json
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+import keras_vit
 from keras_vit import UserError
 from keras_vit.files.atomic import write_text
 from keras_vit.files.labels import check_classes, composed
 from keras_vit.files.tables import short_name
+from keras_vit.published import ACCURACY
 from keras_vit.run import TEMPERATURE, Run
 from keras_vit.scores import KINDS
 from training.checks import report_directory
+from training.data.checks import split_folders
 from training.data.known_images import check_evaluation_images, may_know_images
 from training.data.sources import DataSet, open_source
 from training.evaluation.metrics import (
@@ -23,12 +31,13 @@ from training.evaluation.metrics import (
     measure_real,
     multi_label_intervals,
     read_real_labels,
+    share_interval,
 )
 from training.evaluation.predictions import open_comparison
 from training.evaluation.predictors import Predictor, open_predictor
 from training.evaluation.report import Subject, multi_label_report, single_label_report, write_report
 from training.options.common import DataOptions, StrategyOptions
-from training.options.evaluate import EvaluateOptions, InputOptions
+from training.options.evaluate import EvaluateOptions, InputOptions, VerifyOfficialOptions
 
 
 def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> dict[str, Any]:
@@ -73,7 +82,7 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
     try:
         if options.calibrate:
             metrics["calibration"] = calibration(logits, labels)
-            assert run.directory is not None  # see `training.evaluation.opening.open_run`
+            assert run.directory is not None  # see `training.checks.open_measured`
             write_text(run.directory / TEMPERATURE, json.dumps(metrics["calibration"], indent=2) + "\n")
     finally:  # without a temperature, the rest of the report is right
         report = single_label_report(subject, logits, labels, names, metrics)
@@ -157,3 +166,47 @@ def check_logits(logits: np.ndarray) -> None:
             f"The model's outputs are not finite for {bad:,} of {len(logits):,} images; its weights are damaged, or "
             "its activations overflow."
         )
+
+
+def verify_official(options: VerifyOfficialOptions) -> None:
+    """Measure the checkpoint with the preprocessing of its published figure, and print a row of a table and a verdict.
+
+    It is downloaded if it is not in the cache. Of TFDS, the split validation is taken by default, since ImageNet's test
+    images have no labels. Raises UserError for data with other classes than the checkpoint, and outputs that are not
+    finite.
+    """
+    name, source, published = options.name, options.source, ACCURACY[options.name]
+    size = (published.pixels, published.pixels)
+    overrides = InputOptions(image_size=size, resize=published.resize, crop_from=published.crop_from)
+    predictor = open_predictor(Run.open(name, image_size=size), overrides, options.devices)
+    if source.data.startswith("tfds:") and source.eval_split is None:
+        source = dataclasses.replace(source, train_split="validation", eval_split="validation")
+    dataset = open_source(source)
+    order = class_order(predictor, dataset)
+    correct, count, splits = 0, 0, [dataset.evaluation]
+    if source.kind == "folder" and split_folders(source.path) is None:  # of which the evaluation images are a tenth
+        splits.append(dataset.train)
+    for split in splits:
+        logits, labels = predictor.predict(split, options.batch_size)
+        check_logits(logits)
+        correct += int(np.sum(np.take(logits, order, axis=1).argmax(axis=-1) == labels))
+        count += len(labels)
+    low, high = (100.0 * end for end in share_interval(correct, count))
+    cells = (
+        name,
+        f"{published.pixels} px, {published.resize or 'its own resize'}",
+        f"{count:,}",
+        f"{100.0 * correct / count:.2f} % ({low:.2f} to {high:.2f})",
+        f"{published.top1} %",
+        published.source,
+        f"keras_vit {keras_vit.__version__}, Keras {keras.__version__}, TensorFlow {tf.__version__}",
+    )
+    print(f"| {' | '.join(cells)} |")
+    verdict, advice = "within", ""
+    if not low <= published.top1 <= high:
+        verdict = "outside"
+        advice = (
+            "; check that they are ImageNet's validation images, and that their classes are in the order of the "
+            "WordNet ids"
+        )
+    print(f"The published {published.top1} % is {verdict} the 95 % interval of {count:,} images{advice}.")

@@ -69,10 +69,10 @@ def _pretrain(request: Request, name: str, options: PretrainOptions, named: Pret
     from keras_vit.run import Run
     from training.data.dataset import typical_image
     from training.features.nearest_neighbors import WatchFeatures
+    from training.loop.callbacks import report_interruption
     from training.loop.devices.strategies import is_chief
     from training.loop.plan import open_setup
     from training.loop.pretrain import pretrain as run
-    from training.loop.signals import report_interruption
 
     with report_interruption():
         if options.checkpoint is not None:
@@ -144,11 +144,11 @@ def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | No
     """Open devices and data, and train."""
     from training.data.dataset import typical_image
     from training.experiments.few_labels import finetune_with_unlabelled
+    from training.loop.callbacks import report_interruption
     from training.loop.devices.strategies import is_chief, several_workers
     from training.loop.finetune import finetune as run
     from training.loop.finetune import patch_and_side
     from training.loop.plan import open_setup
-    from training.loop.signals import report_interruption
 
     with report_interruption():
         setup = open_setup(options)

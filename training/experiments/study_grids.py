@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from keras_vit import ResNetConfig, UserError, ViTConfig
 from keras_vit.models.config import ModelConfig
+from training.recipes.pretrain import compact, with_early_convolutions, with_shifted_patches
 from training.recipes.recipe import PretrainRecipe
-from training.recipes.small import compact, with_early_convolutions, with_shifted_patches
 
 # The paper's Figure 9: the class token learns at 8e-4; the mean of the tokens does worse there, and well at 3e-4.
 _LOWER_RATE = 3 / 8

@@ -32,10 +32,10 @@ from training.experiments.study_figures import draw
 from training.experiments.study_grids import STUDIES, Point, check_base
 from training.features.least_squares import LeastSquares, shots_of, shots_that_fit
 from training.features.probe import computed_features
+from training.loop.callbacks import TrainingInterrupted
 from training.loop.devices.strategies import open_strategy
 from training.loop.plan import Setup
 from training.loop.pretrain import pretrain
-from training.loop.signals import TrainingInterrupted
 from training.options.common import DataOptions, Execution, StrategyOptions
 from training.options.train import PretrainOptions, StudyOptions
 

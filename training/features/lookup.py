@@ -1,26 +1,31 @@
 """Find the nearest pictures of an index to other pictures or to a text, exactly or by a graph."""
 
+import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError
-from keras_vit.cli.pages import render
+from keras_vit.cli.pages import render, thumbnail_address
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import needed_package
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.remote import is_remote
 from keras_vit.files.tables import markdown_table, write_csv
+from keras_vit.images.decode import decode_with_pillow
 from keras_vit.run import Run
-from training.data.dataset import check_some_read
+from training.data.dataset import DataSet, check_some_read
+from training.data.sources import open_source
 from training.features.extraction import Extractor, embed_rows, listing_of_files, open_extractor
 from training.features.store import NO_SPLIT, FeatureIndex, Pictures, check_same_model
-from training.features.thumbnails import Thumbnails, file_address
+from training.options.common import DataOptions
 from training.options.features import LookupOptions, SearchOptions, SimilarOptions
 
 _BATCH = 16
@@ -250,3 +255,43 @@ class NeighborGraph:
         exact = nearest_rows(unit_chunks(index), np.concatenate(queries), count)[1]
         graphs = self.nearest(np.concatenate(queries), count)[1]
         return float(np.mean([len({*one} & {*two}) / count for one, two in zip(exact, graphs, strict=True)]))
+
+
+# Longest side of a small picture, in pixels.
+_SIDE = 144
+
+
+class Thumbnails:
+    """Small pictures of an index, as addresses inside a page."""
+
+    def __init__(self, index: FeatureIndex) -> None:
+        self._index = index
+
+    def address(self, row: int, path: str, name: str) -> str:
+        """Return the address of the picture of a row, with its path and split; "" where it cannot be read any more."""
+        if pathlib.Path(path).is_file() or self._source is None:
+            return file_address(path)
+        splits = self._index.description.splits
+        split = self._source.train if name == "train" else self._source.evaluation
+        index = row - (splits["train"] if name == "test" else 0)
+        if split.num_examples != splits[name]:
+            return ""
+        return thumbnail_address(split.example(tf.constant(index, tf.int64))[0].numpy(), _SIDE)
+
+    @functools.cached_property
+    def _source(self) -> DataSet | None:
+        """The data of the index, if they are no files."""
+        data = self._index.description.data
+        if data is None or data["data"].startswith(("folder:", "csv:")):
+            return None
+        with contextlib.suppress(UserError):  # moved: the page has no pictures
+            return open_source(DataOptions(**data))
+        return None
+
+
+def file_address(path: str) -> str:
+    """Return the address of a small picture of a file; "" where it cannot be read."""
+    try:
+        return thumbnail_address(decode_with_pillow(pathlib.Path(path).read_bytes(), upright=True), _SIDE)
+    except Exception:  # any of Pillow's, of a file that was changed
+        return ""

@@ -8,10 +8,10 @@ from typing import Any
 from keras_vit.cli.pages import render
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.tables import write_csv
-from training.data.decisions import COLUMNS, Decision, read_decisions
+from training.data.file_contents import COLUMNS, Decision, read_decisions
 from training.features.findings import Findings, findings_of
+from training.features.lookup import Thumbnails
 from training.features.store import FeatureIndex
-from training.features.thumbnails import Thumbnails
 from training.options.features import ReviewOptions
 
 DECISIONS = "decisions.csv"

@@ -1,4 +1,4 @@
-"""Build what a recipe trains: the model under its strategy, the compiled trainer, and the trained model afterwards."""
+"""Build what a recipe trains: the model under its strategy, the objective, the compiled trainer, the trained model."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -14,18 +14,23 @@ from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_b
 from keras_vit.models.build import dtype_policy
 from keras_vit.models.config import DetectionConfig, SegmentationConfig, ViTConfig
 from keras_vit.models.detection import CLASSES, max_overlap_of, with_classes
-from keras_vit.models.layers import no_init_weights
+from keras_vit.models.layers import TokenDense, no_init_weights
 from keras_vit.models.tasks import build_task, task_of
 from training.loop.devices.jax_devices import assign_whole, whole
 from training.loop.devices.strategies import on_this_host
 from training.loop.jax_trainer import JaxTrainer
 from training.loop.optimizers import LearningRate, make_optimizer
 from training.loop.trainer import StepOptions, Trainer
-from training.objectives.objective import Objective
-from training.objectives.of_recipe import objective_of
-from training.objectives.trained_weights import choose_trained_weights
+from training.objectives.dense import BoxSetPrediction, MaskSetPrediction, PixelClasses
+from training.objectives.distillation import FeatureDistillation, HardDistillation, SoftDistillation
+from training.objectives.masked_patches import MaskedPatches
+from training.objectives.objective import Classification, Objective
+from training.objectives.patches import FlexiblePatches, PatchDropout
+from training.objectives.pseudo_labels import PseudoLabels
+from training.objectives.self_distillation import SelfDistillation
 from training.options.common import Execution
-from training.recipes.recipe import Recipe
+from training.recipes.dense import DetectRecipe, SegmentRecipe
+from training.recipes.recipe import HEADS, PretrainRecipe, PseudoLabelRecipe, Recipe
 
 
 def build_trainer(
@@ -40,7 +45,7 @@ def build_trainer(
 ) -> Trainer:
     """Create the model under the strategy and compile the recipe's trainer, with all variables created.
 
-    class_weights: (K,), see `training.objectives.classification.Classification`.
+    class_weights: (K,), see `training.objectives.objective.Classification`.
     """
     strategy = strategy or tf.distribute.get_strategy()
     model = _new_model(make_model, strategy, execution)
@@ -186,3 +191,79 @@ def rebuilt(
     for key, variable in weights_by_key(new).items():
         assign_whole(variable, values[key])
     return new
+
+
+def objective_of(recipe: Recipe, num_steps: int, seed: int = 0, class_weights: np.ndarray | None = None) -> Objective:
+    """Return the objective of a run. class_weights: (K,), see `Classification`."""
+    objective = _technique(recipe, num_steps, class_weights)
+    if recipe.patch_dropout:
+        return PatchDropout(recipe.patch_dropout, objective)
+    if recipe.patch_sizes:
+        return FlexiblePatches(recipe.patch_sizes, seed, objective)
+    return objective
+
+
+def _technique(recipe: Recipe, num_steps: int, class_weights: np.ndarray | None) -> Objective:
+    match recipe:
+        case SegmentRecipe():
+            return MaskSetPrediction(num_steps=num_steps) if recipe.head == "eomt" else PixelClasses()
+        case DetectRecipe():
+            return BoxSetPrediction()
+        case PretrainRecipe(target="self-distillation"):
+            return SelfDistillation(recipe, num_steps)
+        case PretrainRecipe() if recipe.target != "classes":
+            return MaskedPatches.of(recipe)
+        case PseudoLabelRecipe():
+            return PseudoLabels(recipe)
+    if recipe.teacher is None:
+        return Classification(recipe.loss, recipe.label_smoothing, class_weights)
+    if recipe.distillation == "features":
+        return FeatureDistillation(recipe.teacher)
+    distillation = HardDistillation if recipe.distillation == "hard" else SoftDistillation
+    return distillation(recipe.teacher, recipe.label_smoothing, recipe.temperature)
+
+
+def choose_trained_weights(model: keras.Model, recipe: Recipe) -> None:
+    """Add adapters, freeze layers and set the bias of the head. Raises UserError where the model has no such layers."""
+    if recipe.lora:
+        add_adapters(model, recipe.lora, recipe.lora_on)
+    for name in recipe.freeze:
+        layers = [layer for layer in model.layers if f"{layer.name}.".startswith(f"{name}.") and layer.weights]
+        if not layers:
+            known = ", ".join(layer.name for layer in model.layers if layer.weights)
+            raise UserError(f"No layer to freeze is named {name!r} or {name + '.…'!r}; the layers are {known}.")
+        for layer in layers:
+            layer.trainable = False
+    if not model.trainable_variables:
+        raise UserError("All layers are frozen, so there is nothing to train; freeze fewer layers.")
+    if recipe.head_bias:
+        head = next(layer for layer in model.layers if layer.name in ("head", "resnet.head.conv2d"))
+        head.bias.assign(np.full(head.bias.shape, recipe.head_bias))
+
+
+def add_adapters(model: keras.Model, rank: int, names: Sequence[str]) -> None:
+    """Add adapters to dense layers of a model; they and its heads are then all that is trained (LoRA).
+
+    "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv 2106.09685): the kernels of a trained model stay as they
+    are, and a product of two thin matrices is added to some of them. On GPT-3 (its Table 4), 4.7 million trained
+    parameters reach 91.7 % on MNLI-m, and all 175 billion 89.5 %. On images: `benchmarks/logs/techniques.md`.
+
+    The adapters are those of Keras (`Dense.enable_lora`), with a scale of 1, and initially change nothing. names: last
+    parts of the names of layers, such as query, or encoderblock_0.MlpBlock_3.Dense_0. Raises UserError if a name is
+    that of no dense layer.
+    """
+    dense = [layer for layer in model.layers if isinstance(layer, TokenDense) and layer.name not in HEADS]
+    adapted = []
+    for name in names:
+        named = [layer for layer in dense if f".{layer.name}".endswith(f".{name}")]
+        if not named:
+            known = ", ".join(dict.fromkeys(layer.name.rpartition(".")[2] for layer in dense)) or "none"
+            raise UserError(f"--lora-on {name} is not a dense layer of this model; its dense layers are {known}.")
+        adapted += [layer for layer in named if layer not in adapted]
+    for layer in model.layers:
+        if layer.weights and layer not in adapted and layer.name not in HEADS:
+            layer.trainable = False
+    for layer in adapted:
+        layer.enable_lora(rank)
+        if layer.bias is not None:
+            layer.bias.trainable = False

@@ -1,4 +1,4 @@
-"""What a run takes, before it starts: the report of a dry run, and the budget on Cloud TPU.
+"""Report what a run takes, before it starts: the dry run, and the budget on Cloud TPU.
 
 Operations are counted. The days of a budget follow from the chip's peak and the share of it that a run reaches. One is
 published: big_vision trains ViT-S/16 for 90 epochs of ImageNet-1k in under 7 hours on a TPUv3-8 (arXiv 2205.01580),
@@ -21,10 +21,9 @@ from keras_vit.models.config import ModelConfig
 from keras_vit.run import Run
 from training.data.checks import check_data
 from training.data.sources import DataSet
-from training.loop.build import network_to_train
+from training.loop.build import network_to_train, objective_of
 from training.loop.optimizers import LearningRate
 from training.loop.plan import Plan, check_shares, open_setup
-from training.objectives.of_recipe import objective_of
 from training.options.common import Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe

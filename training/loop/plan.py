@@ -61,7 +61,7 @@ class Plan:
     images: int  # `DataSet.fingerprint` of the data as they were opened
     num_steps: int
     epoch_steps: int  # complete batches in an epoch of the training data
-    class_weights: np.ndarray | None  # (K,), see `training.objectives.classification.Classification`
+    class_weights: np.ndarray | None  # (K,), see `training.objectives.objective.Classification`
 
     @property
     def execution(self) -> Execution:

@@ -22,13 +22,20 @@ from training.data.sources import bad_examples_reported
 from training.data.unlabelled import semi_supervised_batches
 from training.loop import checkpoints
 from training.loop.build import build_trainer, trained_model
-from training.loop.callbacks import InspectEpochs, MetricsLog, ProfileSteps, save_images, write_curves
+from training.loop.callbacks import (
+    InspectEpochs,
+    MetricsLog,
+    ProfileSteps,
+    StopSignals,
+    TrainingInterrupted,
+    save_images,
+    write_curves,
+)
 from training.loop.devices.service import served_batches
 from training.loop.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
 from training.loop.dry_run import dry_run_report
 from training.loop.plan import Plan, Setup, print_summary, resolve
 from training.loop.progress import TrainingProgress
-from training.loop.signals import StopSignals, TrainingInterrupted
 from training.loop.trainer import Trainer
 from training.options.common import TrainingOptions
 

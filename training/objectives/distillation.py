@@ -22,8 +22,7 @@ from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of
 from keras_vit.models.layers import TokenDense
 from keras_vit.run import Run
 from training.loop.devices.cpu_kernels import fast_here
-from training.objectives.classification import Classification
-from training.objectives.objective import Objective, is_right, sums_of
+from training.objectives.objective import Classification, Objective, is_right, sums_of
 
 # Shares of the two losses of the patches.
 _COSINE, _SMOOTH_L1 = 0.9, 0.1

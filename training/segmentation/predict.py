@@ -19,8 +19,7 @@ from training.data.annotations.coco import write_panoptic_png
 from training.data.annotations.masks import OBJECTS
 from training.data.dataset import check_some_read
 from training.prediction.classifier import as_utf8, batches_of_pictures
-from training.segmentation.evaluation import mask_annotation, panel_of
-from training.segmentation.overlay import Panel, segments_page
+from training.segmentation.evaluation import Panel, mask_annotation, panel_of, segments_page
 from training.segmentation.segmenter import FoundSegments, Segmenter, class_map, names_of
 
 # Images on the page, the first ones; and names of segments in the table.
