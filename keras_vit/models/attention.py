@@ -424,8 +424,8 @@ def fused_attention(implementation: Literal["cudnn", "xla"] = "cudnn"):
         return outputs[:, : lengths[0]]
 
     @jax.custom_vjp
-    def unpadded(query, key, value):
+    def fused(query, key, value):
         return attend(query, key, value)
 
-    unpadded.defvjp(functools.partial(jax.vjp, padded), lambda pull_back, gradient: pull_back(gradient))
-    return unpadded
+    fused.defvjp(functools.partial(jax.vjp, padded), lambda pull_back, gradient: pull_back(gradient))
+    return fused
