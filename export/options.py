@@ -122,8 +122,8 @@ class TFLiteOptions:
     rules, and name them model-FORMAT-gpu.tflite; gpu takes the formats float32 and float16, and runs them in LiteRT's
     accelerator. Files for cpu are wrong or refused on GPUs."""
     check: GpuCheckOf = "two-blocks"
-    """What LiteRT's GPU accelerator runs with --target gpu before a file is kept: a copy with the first and the last
-    block, in seconds, or the whole file. It needs a Vulkan driver, such as that of the package chromium."""
+    """Model that LiteRT's GPU accelerator runs with --target gpu before a file is kept: a copy with the first and the
+    last block, in seconds, or the whole file. It needs a Vulkan driver, such as that of the package chromium."""
     require_gpu_check: bool = False
     """Fail where the accelerator cannot run, instead of saying so in the report."""
     uint8_input: bool = False
@@ -173,7 +173,7 @@ class OnnxOptions:
     output: str
     """Directory for model.onnx and labels.txt; new, or with exports of the same model."""
     web: bool = False
-    """Also write classify.html, a page that classifies pictures with model.onnx in the browser, and classify.json."""
+    """Also write classify.html, a page that classifies images with model.onnx in the browser, and classify.json."""
     embeddings: Embeddings | None = None
     """Write what the head reads, or the projection of CLIP, instead of classes, also of a model without a head:
     features as they are, or divided by their length."""

@@ -15,9 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from export import parity
-from export.preprocessing_code import preprocessing_section
 from export.source import Provenance
-from export.texts import render
+from export.texts import preprocessing_section, render
 from keras_vit.files.tables import markdown_table, markdown_text, short_name
 
 # Heading, column names, and rows.

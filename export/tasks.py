@@ -14,13 +14,13 @@ from export.files import identity_files
 from export.inference_model import in_dtype
 from export.options import LARGEST_DISAGREEMENT, Embeddings, SourceOptions
 from export.parity import Outputs, Reference
-from export.preprocessing_code import preprocessing_section
 from export.source import ExportedModel, open_model, open_with_classes, open_without_classes
+from export.texts import preprocessing_section
 from keras_vit import Preprocessing, UserError, intermediates, preprocessing_of
 from keras_vit.errors import ParityError
 from keras_vit.files.tables import short_name
 from keras_vit.files.tflite_metadata import SEVERAL_CLASSES, calibration_text
-from keras_vit.inspection.relevance import classifies
+from keras_vit.inspection.compute import classifies
 from keras_vit.models.build import classifier_head
 from keras_vit.models.config import DetectionConfig, LinearSegmentationConfig, SegmentationConfig, TaskConfig
 from keras_vit.models.detection import overlaps, to_corners

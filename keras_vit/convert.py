@@ -46,8 +46,8 @@ def main(arguments: Sequence[str]) -> None:
     check_model_file(parsed.source)
     cli.import_keras()
 
-    from keras_vit.checkpoints.convert import convert
     from keras_vit.checkpoints.options import LoadOptions
+    from keras_vit.checkpoints.save import convert
 
     options = LoadOptions(
         image_size=parsed.image_size,

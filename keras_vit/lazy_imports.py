@@ -18,7 +18,7 @@ _WITH_LAYERS = (
     "keras_vit.models.image_model",
     "keras_vit.models.positions",
     "keras_vit.models.attention",
-    "keras_vit.models.stems",
+    "keras_vit.models.vit",
     "keras_vit.models.detection",
     "keras_vit.models.segmentation",
     "keras_vit.text.tower",

@@ -1,4 +1,4 @@
-"""Find defects when only good parts are known: a heat map, a score and a verdict for each picture.
+"""Find defects when only good parts are known: a heat map, a score and a verdict for each image.
 
     keras-vit anomaly fit --checkpoint hf:facebook/dinov2-small --data good/ --workdir runs/parts
     keras-vit anomaly predict --run runs/parts new/ --output defects.html

@@ -1,4 +1,4 @@
-"""Train a classifier on your pictures, evaluate it, and save it as a run.
+"""Train a classifier on your images, evaluate it, and save it as a run.
 
     keras-vit auto --data folder:pictures
 

@@ -1,4 +1,4 @@
-"""Find objects on pictures with a Vision Transformer: from words, from an example, or of your own classes.
+"""Find objects on images with a Vision Transformer: from words, from an example, or of your own classes.
 
     keras-vit detect predict --checkpoint hf:google/owlv2-base-patch16-ensemble --classes "a red stamp" new/
     keras-vit detect predict --checkpoint hf:google/owlvit-base-patch32 --like a.jpg --box 10 20 80 60 new/

@@ -1,11 +1,11 @@
-"""Write the features of pictures into a folder, which similar, search, review and the probes read.
+"""Write the features of images into a folder, which similar, search, review and the probes read.
 
     keras-vit embed --checkpoint hf:facebook/dinov2-small --data folder:pictures --output features
     keras-vit embed --checkpoint hf:openai/clip-vit-base-patch32 photographs/ --output features
     keras-vit embed --run gs://bucket/run gs://bucket/new --output gs://bucket/features --runner DataflowRunner -- …
 
-One pass over the pictures; a command that was killed continues where it was. The folder has Parquet files with the
-path, digest, label, split and embedding of each picture, and the fingerprint of the model.
+One pass over the images; a command that was killed continues where it was. The folder has Parquet files with the
+path, digest, label, split and embedding of each image, and the fingerprint of the model.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A clean copy of a folder of pictures, by Pillow: upright, RGB(A) or gray, JPEG or PNG, no broken files and no copies.
+"""A clean copy of a folder of images, by Pillow: upright, RGB(A) or gray, JPEG or PNG, no broken files and no copies.
 
 What stays as it is was also decoded as training does, since Pillow shows what is left of some damaged files. Only the
 files in work are in memory, and a digest of each.
@@ -72,9 +72,9 @@ class _Outcome(NamedTuple):
 
 
 def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
-    """Write the pictures of `folder` and its subfolders to the new folder `output`, with a table of what was done.
+    """Write the images of `folder` and its subfolders to the new folder `output`, with a table of what was done.
 
-    Raises UserError if no picture can be read. The new folder appears when it is complete.
+    Raises UserError if no image can be read. The new folder appears when it is complete.
     """
     files = sorted(map(pathlib.Path, images_in(folder)))  # those of a folder together
     with contextlib.suppress(ImportError):

@@ -1,10 +1,10 @@
 """Make a clean folder of pictures: upright, in formats that all commands read, without broken files and exact copies.
 
-    keras-vit prepare photographs pictures
+    keras-vit prepare photographs images
     keras-vit pretrain auto --data folder:pictures --workdir runs/pictures
 
 The first folder is not changed. The second is written, with the same folders inside, and with a table of what was done
-to each picture, prepared.csv. JPEG and PNG files that need no change are copied byte for byte; TIFF, HEIC, AVIF, BMP,
+to each image, prepared.csv. JPEG and PNG files that need no change are copied byte for byte; TIFF, HEIC, AVIF, BMP,
 GIF, WebP and others are converted.
 """
 

@@ -1,9 +1,9 @@
-"""Make a page to clean a data set: copies, suspicious labels, odd pictures, classes that overlap, coverage.
+"""Make a page to clean a data set: copies, suspicious labels, odd images, classes that overlap, coverage.
 
     keras-vit embed --checkpoint hf:facebook/dinov2-small --data folder:pictures --output features
     keras-vit review --index features
 
-writes features/review/review.html, on which each picture is kept, relabeled or dropped, and decisions.csv, which the
+writes features/review/review.html, on which each image is kept, relabeled or dropped, and decisions.csv, which the
 page saves again and which `--exclude decisions.csv` of all commands with `--data folder:` or `csv:` reads.
 """
 

@@ -1,9 +1,9 @@
-"""Find the pictures of an index that fit a text, with the text tower of the checkpoint that made the index.
+"""Find the images of an index that fit a text, with the text tower of the checkpoint that made the index.
 
     keras-vit embed --checkpoint hf:openai/clip-vit-base-patch32 photographs/ --output features
     keras-vit search "red bicycle in snow" --index features --output found.html
 
-prints the pictures whose embeddings have the largest cosine similarity with that of the text.
+prints the images whose embeddings have the largest cosine similarity with that of the text.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Segment pictures with a Vision Transformer: the class of each pixel, objects, or both.
+"""Segment images with a Vision Transformer: the class of each pixel, objects, or both.
 
     keras-vit segment fit --checkpoint augreg:B_16 --data folder:scenes --workdir runs/scenes
     keras-vit segment evaluate --run runs/scenes --data folder:scenes --output runs/scenes

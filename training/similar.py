@@ -1,10 +1,10 @@
-"""Find the pictures of an index that are most similar to given ones.
+"""Find the images of an index that are most similar to given ones.
 
     keras-vit similar --index features cat.jpg
     keras-vit similar --index features cat.jpg -k 20 --output similar.html
 
-prints the pictures with the largest cosine similarity of their features. The index is a folder that `keras-vit embed`
-has written; the model that made it is used for the new pictures, and its fingerprint is compared.
+prints the images with the largest cosine similarity of their features. The index is a folder that `keras-vit embed`
+has written; the model that made it is used for the new images, and its fingerprint is compared.
 """
 
 from collections.abc import Sequence

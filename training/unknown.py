@@ -1,4 +1,4 @@
-"""Fit a score that tells pictures of none of a run's classes, and store it in the run.
+"""Fit a score that tells images of none of a run's classes, and store it in the run.
 
     keras-vit unknown --run runs/pictures --data folder:pictures
 

@@ -4,7 +4,7 @@
 
 Writes model.onnx with the exporter of Keras; ONNX Runtime and OpenVINO read it. Input: image (B, H, W, C) float32 in
 the value range of the model, with any batch size. Output: logits (B, K). All arithmetic is float32. Needs the packages
-of requirements-onnx.txt. With --web also a page that classifies pictures in the browser.
+of requirements-onnx.txt. With --web also a page that classifies images in the browser.
 """
 
 from collections.abc import Sequence

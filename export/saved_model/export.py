@@ -17,7 +17,7 @@ from export import parity, report
 from export.files import directory_bytes, disk_errors, save_module
 from export.inference_model import in_dtype, inference_model
 from export.options import SavedModelOptions
-from export.saved_model import objects, warmup
+from export.saved_model import objects
 from export.saved_model.model_card import model_card
 from export.saved_model.signatures import (
     Servable,
@@ -26,6 +26,7 @@ from export.saved_model.signatures import (
     measure_embeddings,
     signatures,
     write_embeddings,
+    write_warmup_requests,
 )
 from export.source import ExportedModel
 from export.tasks import Classification, Detection, Embedding, Measures, Segmentation, Task
@@ -172,7 +173,7 @@ def _verify(
     form = "SavedModel" if exact else form or f"{options.dtype} SavedModel"
     loaded = tf.saved_model.load(path)
     image_shape = (*expected.preprocessing.image_size, expected.preprocessing.channels)
-    warmed_up = warmup.write_requests(path, loaded.signatures, expected.samples.encoded[0], image_shape)
+    warmed_up = write_warmup_requests(path, loaded.signatures, expected.samples.encoded[0], image_shape)
     logits, probabilities, scores = [], [], []
     with Progress("verifying", len(expected.logits)) as progress:
         for files, images in expected.batches():

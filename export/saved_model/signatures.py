@@ -39,12 +39,15 @@ from export.files import save_module
 from export.inference_model import inference_model
 from export.tasks import Reference, Task
 from keras_vit import Preprocessing, UserError, ViTConfig, config_of, intermediates, preprocessing_of
+from keras_vit.errors import ParityError
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.images.formats import LARGEST_SERVED, format_list
 from keras_vit.scores import TOP_K, Scoring, UnknownScorer
 
 # Feature of a tf.Example with the image file, as usual in TensorFlow datasets.
 ENCODED = "image/encoded"
+# The requests that TF Serving runs before a new version takes traffic, in the directory of a SavedModel.
+WARMUP_FILE = pathlib.Path("assets.extra") / "tf_serving_warmup_requests"
 # Makes a function of a batch of image files.
 _of_files = functools.partial(
     tf.function, autograph=False, input_signature=[tf.TensorSpec(None, tf.string, name="image_bytes")]
@@ -271,3 +274,66 @@ def decode_batch(image_bytes: tf.Tensor, preprocessing: Preprocessing) -> tf.Ten
     message = tf.strings.format(f"image_bytes{{}}: {limit}", missing)  # image_bytes[3 5]: no whole …
     with tf.control_dependencies([tf.debugging.Assert(tf.size(missing) == 0, [message])]):
         return preprocessing.normalize(tf.ensure_shape(tf.identity(pixels[:-1]), (None, *shape)))
+
+
+def write_warmup_requests(
+    directory: pathlib.Path, signatures: Mapping, image_file: bytes, image_shape: Sequence[int]
+) -> list[str]:
+    """Write one request per signature, call the signature with it, and return the names of the signatures.
+
+    TensorFlow creates kernels and allocates memory in the first call of each signature, so without them the first users
+    of a version have to wait. The format is a TFRecord of tensorflow.serving.PredictionLog. The messages have few
+    fields, so they are written here: the package tensorflow-serving-api conflicts with tensorflow-cpu.
+
+    Raises ParityError unless each call returns one row per output.
+
+    Args:
+        directory: of the SavedModel.
+        signatures: concrete functions of the loaded SavedModel by name.
+        image_file: input of signatures that take image files.
+        image_shape: (h, w, C) of the black image for the other signatures.
+    """
+    path = directory / WARMUP_FILE
+    path.parent.mkdir(exist_ok=True)
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for name, function in sorted(signatures.items()):
+            (argument,) = function.structured_input_signature[1].values()
+            if argument.name == "inputs":
+                feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=[image_file]))
+                example = tf.train.Example(features=tf.train.Features(feature={ENCODED: feature})).SerializeToString()
+                value = tf.constant([example])
+                writer.write(_classify_log(name, example))
+            else:
+                black = tf.zeros((1, *image_shape), argument.dtype) if argument.dtype != tf.string else None
+                value = tf.constant([image_file]) if black is None else black
+                writer.write(_predict_log(name, argument.name, value.numpy()))
+            outputs = function(**{argument.name: value})
+            if not all(len(tensor) == 1 for tensor in outputs.values()):
+                raise ParityError(f"The warm-up request of {name} did not return one result; nothing was exported.")
+    return sorted(signatures)
+
+
+def _classify_log(signature: str, example: bytes) -> bytes:
+    """Return PredictionLog.classify_log.request with its input.example_list.examples and model_spec."""
+    request = _field(1, _model_spec(signature)) + _field(2, _field(1, _field(1, example)))
+    return _field(2, _field(1, request))
+
+
+def _predict_log(signature: str, argument: str, value: np.ndarray) -> bytes:
+    """Return PredictionLog.predict_log.request with one entry of its map of inputs, and model_spec."""
+    tensor = tf.make_tensor_proto(value).SerializeToString()
+    entry = _field(1, argument.encode()) + _field(2, tensor)
+    return _field(6, _field(1, _field(1, _model_spec(signature)) + _field(2, entry)))
+
+
+def _model_spec(signature: str) -> bytes:
+    return _field(3, signature.encode())
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """Return a field of a protobuf message: its number with the wire type of bytes, the length, and the content."""
+    length, encoded = len(content), bytearray([number << 3 | 2])
+    while length > 127:
+        encoded.append(length & 127 | 128)
+        length >>= 7
+    return bytes([*encoded, length]) + content

@@ -13,8 +13,8 @@ import re
 import shutil
 from collections.abc import Sequence
 
-from export import texts
 from export.options import KitOptions
+from export.texts import render
 from keras_vit import cli
 from keras_vit.cli import parser
 from keras_vit.errors import refuse_first
@@ -68,7 +68,7 @@ def write_kit(options: KitOptions) -> pathlib.Path:
     }
     with staged(kit) as stage:
         for file, template in templates.items():
-            (stage / file).write_text(texts.render(template, **values), encoding="utf-8")
+            (stage / file).write_text(render(template, **values), encoding="utf-8")
         shutil.copy(pathlib.Path(__file__).with_name("client.py"), stage)
     return kit
 

@@ -23,10 +23,9 @@ from export.tasks import Classification, Measures, Task
 from export.tflite import accelerator, quantize, tflite_file
 from export.tflite.convert import to_delegate_tflite, to_tflite
 from export.tflite.delegate_rules import require_rules
-from export.tflite.four_bits import DenseLayers
 from export.tflite.gptq import round_kernels
 from export.tflite.half_precision import run_in_half
-from export.tflite.quantize import WEIGHT_SHARE
+from export.tflite.quantize import WEIGHT_SHARE, DenseLayers
 from keras_vit import UserError
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import ParityError

@@ -15,7 +15,7 @@ import threadpoolctl
 from scipy import linalg
 
 from export.inference_model import float32_copy
-from export.tflite.four_bits import LARGEST, scale_block
+from export.tflite.quantize import LARGEST_OF_FOUR, scale_block
 from keras_vit.cli.progress import Progress, tracked
 
 # Largest number of 8 bits, with as many below 0.
@@ -51,7 +51,7 @@ def round_kernels(model: keras.Model, batches: Iterable[np.ndarray], in_four_bit
                 order, inverse = inverse_factor(moments)
                 for layer in layers:
                     kernel, *bias = copy.get_layer(layer.name).get_weights()
-                    form = (LARGEST, scale_block(len(kernel))) if layer.name in in_four_bits else ()
+                    form = (LARGEST_OF_FOUR, scale_block(len(kernel))) if layer.name in in_four_bits else ()
                     copy.get_layer(layer.name).set_weights([rounded(kernel, order, inverse, *form), *bias])
             progress.update()
     return copy

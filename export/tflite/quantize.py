@@ -7,7 +7,7 @@
                   of the weights
     int8-weights  the same weights, arithmetic in float32
     int4-weights  as int8-dynamic, but the weights of dense layers in 4 bits, with a scale for each 32 channels, except
-                  for those of the head and of the layers with the largest errors (`four_bits.py`)
+                  for those of the head and of the layers with the largest errors (`in_eight_bits`)
     int8          static quantization: weights, and inputs and outputs of matrix products, in 8 bits with calibrated
                   ranges
 
@@ -20,6 +20,7 @@ ranges at run time and products in float32 follow, each kept only where the logi
 to those of the float32 file.
 """
 
+import collections
 import contextlib
 import dataclasses
 import io
@@ -28,7 +29,7 @@ import pathlib
 import re
 import tempfile
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
@@ -37,11 +38,14 @@ from ai_edge_quantizer.utils import qsv_utils, validation_utils
 
 from export import parity
 from export.options import TFLiteFormat
-from export.tflite import four_bits
-from export.tflite.flatbuffer import noisy_products, pack, products, unpack
+from export.tflite.flatbuffer import Product, noisy_products, pack, products, unpack, with_weights
 from keras_vit.cli.progress import tracked
 from keras_vit.scores import UNKNOWN_SCORE
 
+# Share of the weights of all dense layers that may stay in 8 bits in an int4-weights file.
+EIGHT_BITS_SHARE = 0.25
+LARGEST_OF_FOUR = 7  # of the numbers of 4 bits, with as many below 0
+_CHANNELS = 32  # of a block with one scale, the smallest number that LiteRT has
 # Size of a weight relative to float32.
 WEIGHT_SHARE: dict[TFLiteFormat, float] = {
     "float32": 1.0,
@@ -101,7 +105,19 @@ def _head(float_file: pathlib.Path) -> list[str]:
     return [outputs["logits"]["name"]] if "logits" in outputs else []
 
 
-def kept_in_eight_bits(float_file: pathlib.Path, calibration: Sequence[np.ndarray]) -> list[four_bits.DenseLayers]:
+@dataclasses.dataclass(frozen=True)
+class DenseLayers:
+    """Dense layers that read the same tensor."""
+
+    outputs: tuple[str, ...]
+    """Names of the tensors that they make."""
+    error: float
+    """Their part of the mean squared error of the logits, of all layers rounded to 4 bits one after the other."""
+    weights: float
+    """Their part of the weights."""
+
+
+def kept_in_eight_bits(float_file: pathlib.Path, calibration: Sequence[np.ndarray]) -> list[DenseLayers]:
     """The layers that keep 8 bits in an int4-weights file, beside the head.
 
     Args:
@@ -109,14 +125,10 @@ def kept_in_eight_bits(float_file: pathlib.Path, calibration: Sequence[np.ndarra
         calibration: inputs (1, h, w, C) of the model.
     """
     measured = _spread(calibration, _MEASURED)
-    return four_bits.in_eight_bits(
-        float_file.read_bytes(), lambda content: _logits(content, measured), _head(float_file)
-    )
+    return in_eight_bits(float_file.read_bytes(), lambda content: _logits(content, measured), _head(float_file))
 
 
-def in_four_bits(
-    float_file: pathlib.Path, kept: Sequence[four_bits.DenseLayers], layers: Collection[str]
-) -> frozenset[str]:
+def in_four_bits(float_file: pathlib.Path, kept: Sequence[DenseLayers], layers: Collection[str]) -> frozenset[str]:
     """Those of the layers of the model whose weights have 4 bits in an int4-weights file; see `quantize_four_bits`."""
     eight = _in_eight(float_file, kept)
     dense = [found.outputs for found in products(float_file.read_bytes()) if found.weights.ndim == 2]
@@ -124,7 +136,7 @@ def in_four_bits(
     return frozenset(name for name in names if name is not None)
 
 
-def quantize_four_bits(float_file: pathlib.Path, kept: Sequence[four_bits.DenseLayers]) -> bytes:
+def quantize_four_bits(float_file: pathlib.Path, kept: Sequence[DenseLayers]) -> bytes:
     """Content of an int4-weights file.
 
     Args:
@@ -133,11 +145,11 @@ def quantize_four_bits(float_file: pathlib.Path, kept: Sequence[four_bits.DenseL
     """
     eight = _in_eight(float_file, kept)
     dense = [product for product in products(float_file.read_bytes()) if product.weights.ndim == 2]
-    in_blocks = [found.outputs for found in dense if four_bits.has_blocks(found.weights.shape[1])]
+    in_blocks = [found.outputs for found in dense if has_blocks(found.weights.shape[1])]
     return _quantized(float_file, _recipe("int4-weights", eight, in_blocks=in_blocks))
 
 
-def _in_eight(float_file: pathlib.Path, kept: Sequence[four_bits.DenseLayers]) -> list[str]:
+def _in_eight(float_file: pathlib.Path, kept: Sequence[DenseLayers]) -> list[str]:
     return [*_head(float_file), *(name for layers in kept for name in layers.outputs)]
 
 
@@ -358,3 +370,61 @@ def _silenced() -> Iterator[None]:
     with quiet[0], quiet[1], warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield
+
+
+def in_eight_bits(
+    content: bytes, logits: Callable[[bytes], np.ndarray], excluded: Sequence[str], share: float = EIGHT_BITS_SHARE
+) -> list[DenseLayers]:
+    """Return the layers that keep 8 bits, those with the largest error for their weights first.
+
+    They are those whose rounding to 4 bits changes the logits most. The errors of the layers are far from equal: of a
+    ViT of six blocks on Fashion-MNIST, the attention of the first block had 63 % of the squared error of all, and 6 %
+    of the weights (benchmarks/logs/exports.md). Layers that read the same tensor, such as query, key and value, stay
+    together: ai-edge-quantizer 0.10.0 breaks those in 4 bits beside one in 8 bits.
+    The others have a scale for each block of 32 channels of a unit: with one for the whole unit, the logits of DINOv2-S
+    have 1.7 times the error.
+
+    Args:
+        content: the float32 file.
+        logits: of a file, on some calibration images.
+        excluded: outputs of dense layers that have 8 bits anyway, as the head.
+        share: of the weights, at most.
+    """
+    groups: dict[str, list[Product]] = collections.defaultdict(list)
+    for product in products(content):
+        if product.weights.ndim == 2 and product.outputs not in excluded:
+            groups[product.inputs].append(product)
+    expected = logits(content)
+    errors = {
+        name: float(np.mean(np.square(logits(with_weights(content, _rounded(group))) - expected)))
+        for name, group in tracked(groups.items(), "errors of 4 bits", unit="inputs of dense layers")
+    }
+    sizes = {name: sum(product.weights.size for product in group) for name, group in groups.items()}
+    all_errors, left = sum(errors.values()) or 1.0, share * sum(sizes.values())
+    found = []
+    for name in sorted(groups, key=lambda name: -errors[name] / sizes[name]):
+        if sizes[name] <= left:
+            left -= sizes[name]
+            outputs = tuple(product.outputs for product in groups[name])
+            found.append(DenseLayers(outputs, errors[name] / all_errors, sizes[name] / sum(sizes.values())))
+    return found
+
+
+def has_blocks(channels: int) -> bool:
+    """Whether a number of channels can be divided into blocks; if not, all channels of a unit have the same scale."""
+    return channels % _CHANNELS == 0
+
+
+def scale_block(channels: int) -> int:
+    """Channels of a unit that have the same scale in 4 bits."""
+    return _CHANNELS if has_blocks(channels) else channels
+
+
+def _rounded(group: Sequence[Product]) -> dict[str, np.ndarray]:
+    """Output -> weights (units, D), rounded to 4 bits."""
+    found = {}
+    for product in group:
+        blocks = product.weights.reshape(len(product.weights), -1, scale_block(product.weights.shape[1]))
+        steps = np.maximum(np.abs(blocks).max(axis=-1, keepdims=True), 1e-30) / LARGEST_OF_FOUR
+        found[product.outputs] = (np.round(blocks / steps) * steps).reshape(product.weights.shape).astype(np.float32)
+    return found

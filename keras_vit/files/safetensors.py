@@ -13,10 +13,10 @@ import numpy as np
 from keras_vit.errors import UserError, reading
 from keras_vit.files import documents
 from keras_vit.files.atomic import atomic_write
+from keras_vit.files.documents import validated
 from keras_vit.files.kinds import MODEL_SUFFIXES, readable_kind
 from keras_vit.files.lazy_array import ByteStream, LazyArray
 from keras_vit.files.remote import existing_file, local_copy
-from keras_vit.files.schema import validated
 
 _DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "V2", "I64": "i8", "I32": "i4", "U8": "u1"}
 _IMAGE_SIZE = "keras_vit.image_size"  # in the metadata of a file, "HEIGHTxWIDTH"; a name that no other code writes

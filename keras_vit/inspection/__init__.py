@@ -31,9 +31,8 @@ if TYPE_CHECKING:
         unfold_axial,
         weight_per_pixel,
     )
-    from keras_vit.inspection.compute import InspectionResult, available_figures, inspect
+    from keras_vit.inspection.compute import InspectionResult, available_figures, features_and_gradients, inspect
     from keras_vit.inspection.images import read_images
-    from keras_vit.inspection.relevance import features_and_gradients
     from keras_vit.inspection.report import write
 else:
     __getattr__, __dir__ = public_names(globals())

@@ -11,7 +11,6 @@ import keras
 from keras_vit.errors import UserError, check_choice, check_integers, check_known
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import AttentionProbabilities
-from keras_vit.models.bit import big_transfer
 from keras_vit.models.config import (
     Classes,
     ModelConfig,
@@ -24,7 +23,7 @@ from keras_vit.models.config import (
 from keras_vit.models.image_model import ImageModel
 from keras_vit.models.layers import ModelSpec, PoolTokens
 from keras_vit.models.named_models import model_config
-from keras_vit.models.stems import resnet_classifier
+from keras_vit.models.resnet import big_transfer, resnet_classifier
 from keras_vit.models.vit import vision_transformer
 
 _ACTIVATIONS = ("softmax", "sigmoid")

@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import attention, axis_attention
@@ -20,6 +21,7 @@ from keras_vit.models.config import ConvStem, ShiftedPatches, TaskConfig, ViTCon
 from keras_vit.models.image_model import ImageModel
 from keras_vit.models.layers import (
     CHANNELS_LAST,
+    PACKAGE,
     ClassToken,
     InsertTokens,
     LayerScale,
@@ -30,7 +32,7 @@ from keras_vit.models.layers import (
     WeightedMean,
 )
 from keras_vit.models.positions import PositionEmbedding, PositionEmbedding2D, SinCosPositions
-from keras_vit.models.stems import ShiftAndCut, conv_stem, resnet
+from keras_vit.models.resnet import resnet
 
 _POSITIONS = {"learned": PositionEmbedding, "learned-2d": PositionEmbedding2D, "sincos-2d": SinCosPositions}
 
@@ -259,3 +261,51 @@ def dropout(x, rate: float, name: str):
 def stochastic_depth(x, rate: float, name: str):
     """Drop the residual branch of an example with probability `rate` and scale the others by 1 / (1 - rate)."""
     return keras.layers.Dropout(rate, noise_shape=(None, 1, 1), name=name)(x) if rate else x
+
+
+def conv_stem(x, stem: ConvStem):
+    """Images (B, h, w, C) -> feature map (B, h / s, w / s, c): convolution, BatchNorm and ReLU for each layer."""
+    # torch's default for a convolution: uniform within 1 / sqrt(fan_in).
+    kernel = keras.initializers.VarianceScaling(1 / 3, mode="fan_in", distribution="uniform")
+    for layer, (filters, size, strides) in enumerate(zip(stem.channels, stem.kernel_sizes, stem.strides, strict=True)):
+        name = f"conv_stem.{layer}"
+        x = keras.layers.ZeroPadding2D(size // 2, data_format=CHANNELS_LAST, name=f"{name}.padding")(x)
+        x = keras.layers.Conv2D(
+            filters,
+            size,
+            strides=strides,
+            data_format=CHANNELS_LAST,
+            use_bias=False,
+            kernel_initializer=kernel,
+            name=f"{name}.conv",
+        )(x)
+        x = keras.layers.BatchNormalization(momentum=0.9, epsilon=stem.batch_norm_epsilon, name=f"{name}.batch_norm")(x)
+        x = keras.layers.ReLU(name=name)(x)
+    return x
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
+class ShiftAndCut(keras.layers.Layer):
+    """Shifted patches: (B, h, w, C) -> (B, h / P, w / P, P * P * 5 C), pixels row by row.
+
+    The channels of a pixel are those of the image, then of its copies shifted by P // 2 pixels to the upper left, upper
+    right, lower left and lower right; what enters at the border is 0.
+
+    Args:
+        patch_size: P, a divisor of h and w.
+    """
+
+    def __init__(self, patch_size: int, **kwargs):
+        super().__init__(**kwargs)
+        self.patch_size = patch_size
+
+    def call(self, images):
+        (height, width), size, half = images.shape[1:3], self.patch_size, self.patch_size // 2
+        padded = ops.pad(images, ((0, 0), (half, half), (half, half), (0, 0)))
+        corners = [(2 * half, 2 * half), (2 * half, 0), (0, 2 * half), (0, 0)]  # first row and column of a copy
+        copies = [padded[:, row : row + height, column : column + width] for row, column in corners]
+        x = ops.concatenate([images, *copies], axis=-1)  # (B, h, w, 5 C)
+        rows, columns, channels = height // size, width // size, x.shape[-1]
+        x = ops.reshape(x, (-1, size, columns, size * channels))  # at most four axes, for TFLite
+        x = ops.transpose(x, (0, 2, 1, 3))  # (B * h / P, w / P, P, P * 5 C)
+        return ops.reshape(x, (-1, rows, columns, size * size * channels))

@@ -13,9 +13,9 @@ import safetensors.numpy
 import keras_vit
 from keras_vit import ConvStem, ResNetConfig, UserError
 from keras_vit.checkpoints.checkpoint import class_names_of
-from keras_vit.checkpoints.convert import convert
 from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.formats.timm import TIMM
+from keras_vit.checkpoints.save import convert
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json
 from tests.support import FIXTURES, TINY, assert_equal_weights, changed_folder, randomize

@@ -13,8 +13,8 @@ import safetensors.numpy
 
 import keras_vit
 from keras_vit import ConvStem, ResNetConfig, UserError
-from keras_vit.checkpoints.convert import convert
 from keras_vit.checkpoints.formats.layout import DEFAULTS
+from keras_vit.checkpoints.save import convert
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.safetensors import read_json, write_json, write_safetensors
 from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, assert_equal_weights, changed_folder, randomize

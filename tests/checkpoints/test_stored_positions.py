@@ -10,7 +10,7 @@ import safetensors.numpy
 
 import keras_vit
 from keras_vit import UserError, ViTConfig
-from keras_vit.checkpoints.convert import convert
+from keras_vit.checkpoints.save import convert
 from keras_vit.files.safetensors import read_json, write_json
 from tests.support import FIXTURES, assert_equal_weights, randomize
 

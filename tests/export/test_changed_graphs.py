@@ -18,8 +18,8 @@ from export.run import open_run
 from export.source import ExportedModel, Provenance, open_model, random_images
 from export.tflite.tflite_file import run_samples
 from keras_vit import UserError
-from keras_vit.checkpoints.convert import convert
 from keras_vit.checkpoints.load import changed_layer
+from keras_vit.checkpoints.save import convert
 from keras_vit.files.keras_model import MODEL
 from keras_vit.files.labels import LABELS
 from keras_vit.images.files import Samples

@@ -20,8 +20,8 @@ from export.files import identity_files
 from export.inference_model import inference_model
 from export.onnx import __main__ as onnx
 from export.onnx import onnx_file
-from export.preprocessing_code import preprocessing_code
 from export.source import Provenance, random_images
+from export.texts import preprocessing_code
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, preprocessing_of
 from keras_vit.errors import ParityError
 from keras_vit.files.labels import labels_text

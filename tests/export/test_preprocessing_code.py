@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import keras_vit
-from export.preprocessing_code import preprocessing_code, preprocessing_section
+from export.texts import preprocessing_code, preprocessing_section
 from keras_vit import Preprocessing, preprocessing_of
 
 FOLDER = pathlib.Path(__file__).parents[1] / "fixtures" / "pixels"

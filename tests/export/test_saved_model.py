@@ -25,7 +25,7 @@ from export import parity
 from export.files import directory_bytes
 from export.options import SavedModelOptions, SourceOptions
 from export.saved_model import export as saved_model_export
-from export.saved_model import warmup
+from export.saved_model.signatures import WARMUP_FILE, write_warmup_requests
 from export.source import Provenance
 from keras_vit import Preprocessing, UserError, ViTConfig, inspection
 from keras_vit.images import graph
@@ -216,7 +216,7 @@ def test_weights_are_stored_once(served):
 
 def test_the_warm_up_requests_are_official_and_replay(served, samples):
     log_class, replayed = official("PredictionLog"), []
-    for record in tf.data.TFRecordDataset(str(served[1] / warmup.FILE)).as_numpy_iterator():
+    for record in tf.data.TFRecordDataset(str(served[1] / WARMUP_FILE)).as_numpy_iterator():
         log = log_class.FromString(record)
         assert not list(unknown_fields.UnknownFieldSet(log))
         if log.HasField("classify_log"):
@@ -236,7 +236,7 @@ def test_the_warm_up_requests_are_official_and_replay(served, samples):
 def test_a_signature_that_cannot_answer_its_warm_up_request_is_detected(served, tmp_path):
     signatures = {"features": served[2].signatures["features"]}
     with pytest.raises(tf.errors.InvalidArgumentError):
-        warmup.write_requests(tmp_path, signatures, b"no image", (*SIZE, 3))
+        write_warmup_requests(tmp_path, signatures, b"no image", (*SIZE, 3))
 
 
 # Tensors of another shape.

@@ -16,10 +16,10 @@ from ai_edge_litert.interpreter import Interpreter
 import keras_vit
 from export import parity
 from export.options import SourceOptions, TFLiteOptions
-from export.preprocessing_code import preprocessing_code
 from export.source import random_images, read_calibration
+from export.texts import preprocessing_code
 from export.tflite import export as tflite_export
-from export.tflite import flatbuffer, four_bits, quantize, tflite_file
+from export.tflite import flatbuffer, quantize, tflite_file
 from export.tflite.flatbuffer import Graph, unpack
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, ViTConfig
 from keras_vit.cli.options import check_ranges
@@ -139,16 +139,16 @@ def test_the_layers_whose_rounding_changes_the_logits_most_keep_eight_bits(phone
         run = Interpreter(model_content=content).get_signature_runner("serving_default")
         return np.concatenate([run(image=image)["logits"] for image in images])
 
-    every = four_bits.in_eight_bits(content, logits, [head], share=1.0)
+    every = quantize.in_eight_bits(content, logits, [head], share=1.0)
     assert sorted(name for layers in every for name in layers.outputs) == sorted(others)
     assert sum(layers.error for layers in every) == pytest.approx(1.0)
     gains = [layers.error / layers.weights for layers in every]
     assert gains == sorted(gains, reverse=True)
     last = every[-1].outputs
     scaled = {found.outputs: 100 * found.weights for found in flatbuffer.products(content) if found.outputs in last}
-    loud = four_bits.in_eight_bits(flatbuffer.with_weights(content, scaled), logits, [head], share=1.0)
+    loud = quantize.in_eight_bits(flatbuffer.with_weights(content, scaled), logits, [head], share=1.0)
     assert [layers.outputs for layers in loud].index(last) < len(every) - 1
-    assert four_bits.in_eight_bits(content, logits, [head], share=0.0) == []
+    assert quantize.in_eight_bits(content, logits, [head], share=0.0) == []
 
 
 def test_four_bits_are_refused_for_convolutions(tmp_path):

@@ -10,7 +10,7 @@ import keras_vit
 from keras_vit import ShiftedPatches, UserError
 from keras_vit.models.attention import HeadScale, NoSelfAttention
 from keras_vit.models.layers import WeightedMean
-from keras_vit.models.stems import ShiftAndCut
+from keras_vit.models.vit import ShiftAndCut
 from tests.support import TINY, TINY_IMAGE, randomize
 
 

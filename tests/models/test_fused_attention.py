@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from keras_vit.models.fused_attention import fused_attention, runs_on_cudnn
+from keras_vit.models.attention import fused_attention, runs_on_cudnn
 
 
 def by_definition(query, key, value):

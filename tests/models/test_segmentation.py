@@ -13,7 +13,7 @@ import safetensors.numpy
 
 import keras_vit
 from keras_vit import SegmentationConfig, UserError
-from keras_vit.checkpoints.convert import convert
+from keras_vit.checkpoints.save import convert
 from keras_vit.files.safetensors import read_json
 from keras_vit.models.losses import match_masks, matched_masks, segmentation_losses, uncertain_points
 from keras_vit.models.segmentation import block_predictions

@@ -23,9 +23,8 @@ import pyarrow.parquet
 from keras_vit import UserError
 from keras_vit.errors import reading
 from keras_vit.files.atomic import atomic_write, write_text
-from keras_vit.files.documents import read_json
+from keras_vit.files.documents import read_json, validated
 from keras_vit.files.remote import existing_folder, local_copy
-from keras_vit.files.schema import validated
 from training.options.features import DESCRIPTION, IndexKind
 
 # Pictures of one file: what a killed process loses at most.

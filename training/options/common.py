@@ -50,10 +50,10 @@ class DataOptions:
     """For an image that cannot be decoded, in a folder, TFRecord or tar files: stop: name it and stop; skip: name,
     count and skip it. To skip images in TFRecord or tar files, all files are read once."""
     split_seed: Natural | None = None
-    """Of a folder or CSV file without splits, draw the tenth of each class that is kept for evaluation with this seed;
+    """Without splits, in a folder or CSV file: draw the tenth of each class that is kept for evaluation with this seed;
     default every tenth image by name. Give the same to keras-vit evaluate."""
     exclude: str | None = None
-    """Of a folder or CSV file: decisions.csv of keras-vit review, whose pictures with the decision drop are left out
+    """decisions.csv of keras-vit review, for a folder or CSV file: its images with the decision drop are left out
     and those with relabel get their new label. Give the same to keras-vit evaluate."""
 
     @property
@@ -90,7 +90,7 @@ class ModelOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AnnotatedData:
-    """Pictures with masks or boxes."""
+    """Images with masks or boxes."""
 
     data: str
     """A kind and a path, such as coco:FILE.json."""

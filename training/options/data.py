@@ -43,12 +43,12 @@ class SamplesOptions:
 
 @dataclasses.dataclass(frozen=True)
 class PrepareOptions:
-    """Make a clean folder of pictures."""
+    """Make a clean folder of images."""
 
     folder: Annotated[pathlib.Path, Positional("IN")]
-    """Folder of pictures, such as one of class folders; it is not changed."""
+    """Folder of images, such as one of class folders; it is not changed."""
     output: Annotated[pathlib.Path, Positional("OUT")]
-    """New folder for the pictures, and for prepared.csv, which says what was done to each."""
+    """New folder for the images, and for prepared.csv, which says what was done to each."""
 
 
 @dataclasses.dataclass(frozen=True)

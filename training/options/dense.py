@@ -44,20 +44,20 @@ def _check_data(option: str, data: str, kinds: _Kinds, takes: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SceneOptions(AnnotatedData):
-    """Pictures with masks."""
+    """Images with masks."""
 
     data: str
     """folder:PATH of images/ and masks/, or of train/ and test/ with these two; coco:FILE.json with polygons or
     run-length encodings; panoptic:FILE.json with its PNGs in the folder FILE; voc:FOLDER of JPEGImages and
     SegmentationClass; or tfds:NAME[:CONFIG], a data set of TensorFlow Datasets with an image and a mask."""
     eval_data: str | None = None
-    """Of coco: and panoptic:, the file to evaluate on, such as coco:val.json; default every tenth picture by name."""
+    """File to evaluate on, for coco: and panoptic:, such as coco:val.json; default every tenth image by name."""
     images: str | None = None
-    """Of coco: and panoptic:, the folder of the pictures; default that of the file."""
+    """Folder of the images, for coco: and panoptic:; default that of the file."""
     eval_images: str | None = None
-    """Of --eval-data, likewise."""
+    """Folder of the images of --eval-data; default that of the file."""
     background: Literal["class", "ignore"] = "class"
-    """Of coco:, and of panoptic: without stuff, what pixels outside of all objects are for --task semantic: the class
+    """For --task semantic on coco:, and on panoptic: without stuff, what pixels outside of all objects are: the class
     background, or neither learned nor measured."""
     data_dir: str | None = None
     """Directory of TensorFlow Datasets, for tfds:; default its own."""
@@ -124,20 +124,20 @@ class SegmentFitOptions(TrainingOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SegmentEvaluateOptions:
-    """Measure a model that segments, and show its worst pictures."""
+    """Measure a model that segments, and show its worst images."""
 
     run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
     """Run directory or .keras file of a model that segments, or a published EoMT."""
     source: SceneOptions
     task: SegmentationTask | None = None
-    """What is measured; default what the model was trained for."""
+    """Task to measure; default what the model was trained for."""
     output: str
     """New or existing folder for segmentation.json, segmentation.md and segmentation.html."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SegmentPredictOptions:
-    """Segment pictures."""
+    """Segment images."""
 
     pictures: Annotated[tuple[str, ...], Positional("PICTURES")]
     """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'."""
@@ -147,7 +147,7 @@ class SegmentPredictOptions:
     """New or existing folder: masks/ with a PNG for each image; masks.json of instance and panoptic, in COCO's panoptic
     format; instances.json of instance, in COCO's format with whole objects; and predictions.html with overlays."""
     task: SegmentationTask | None = None
-    """What is found; default what the model was trained for."""
+    """Task of the results; default what the model was trained for."""
     threshold: Share = SEGMENT_THRESHOLD
     """Minimum score of a segment, 0 to 1, of instance and panoptic."""
 
@@ -162,21 +162,21 @@ class DetectPredictOptions(CsvOptions):
     """Run directory or .keras file of a detector, or OWL-ViT or OWLv2, such as
     hf:google/owlv2-base-patch16-ensemble."""
     classes: tuple[str, ...] | None = None
-    """Of OWL-ViT and OWLv2: texts to look for, such as "a red stamp" cat, or a .txt file with one in each line, or with
-    a name and its texts, as in "cat: a cat | a kitten". Behind them, a value with a slash or the ending of a picture,
-    such as pictures/ or ./cat.jpg, is one of the PICTURES."""
+    """For OWL-ViT and OWLv2: texts to look for, such as "a red stamp" cat, or a .txt file with one in each line, or
+    with a name and its texts, as in "cat: a cat | a kitten". Behind them, a value with a slash or the ending of an
+    image, such as pictures/ or ./cat.jpg, is one of the PICTURES."""
     templates: tuple[str, ...] | None = None
     """Sentences in which each text replaces {}, such as "a photo of a {}.", whose embeddings are averaged; clip, siglip
     or a .txt file. Default: the texts as they are."""
     like: str | None = None
-    """Picture of an example to look for."""
+    """Image of an example to look for."""
     box: tuple[float, float, float, float] | None = None
-    """Where the example is on its picture, seen upright: left, top, width and height in pixels; default the whole
-    picture, of OWLv2 the likeliest object on it."""
+    """Where the example is on its image, seen upright: left, top, width and height in pixels; default the whole
+    image, of OWLv2 the most likely object on it."""
     output: str | None = None
     """File for the results, which ends in .csv, .json (COCO) or .html (a page with the boxes)."""
     serve: bool = False
-    """Serve a page on 127.0.0.1 that shows the objects on one picture after the other."""
+    """Serve a page on 127.0.0.1 that shows the objects on one image after the other."""
     port: Port = 8000
     """Port of the page."""
     save: str | None = None
@@ -185,7 +185,7 @@ class DetectPredictOptions(CsvOptions):
     threshold: Share = 0.1
     """Least score of an object, 0 to 1."""
     top: Count = 100
-    """Objects of a picture at most, those of the highest scores."""
+    """Objects of an image at most, those of the highest scores."""
     image_size: tuple[int, int] | None = None
     """Height and width in pixels to resize the model's input to; default its own."""
 
@@ -207,15 +207,15 @@ class DetectPredictOptions(CsvOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BoxesOptions(AnnotatedData):
-    """Pictures with boxes."""
+    """Images with boxes."""
 
     data: str
     """coco:FILE.json, yolo:data.yaml, voc:FOLDER of Annotations and JPEGImages, or csv:FILE with the columns path, x,
-    y, w, h (left, top, width, height in pixels) and label; a row of a path alone is a picture without objects."""
+    y, w, h (left, top, width, height in pixels) and label; a row of a path alone is an image without objects."""
     images: str | None = None
-    """Folder of the pictures that coco: and csv: name; default that of the file."""
+    """Folder of the images that coco: and csv: name; default that of the file."""
     bad_boxes: BadBoxes = "refuse"
-    """For boxes outside of their picture, without area, with swapped corners or of an unknown class. refuse: name them
+    """For boxes outside of their image, without area, with swapped corners or of an unknown class. refuse: name them
     and stop; clip: cut, sort or leave them out, and count them."""
 
     def __post_init__(self) -> None:
@@ -227,7 +227,7 @@ class BoxesOptions(AnnotatedData):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DetectEvaluateOptions:
-    """Measure a detector on pictures with boxes: COCO's average precision, and a page of its worst mistakes."""
+    """Measure a detector on images with boxes: COCO's average precision, and a page of its worst mistakes."""
 
     run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
     """Run directory or .keras file of a detector, or OWL-ViT or OWLv2, which looks for the names of the classes."""
@@ -235,7 +235,7 @@ class DetectEvaluateOptions:
     output: str
     """New or existing folder for detection.json, detection.md and detection.html."""
     templates: tuple[str, ...] | None = None
-    """Of OWL-ViT and OWLv2: sentences in which the name of each class replaces {}; see predict."""
+    """For OWL-ViT and OWLv2: sentences in which the name of each class replaces {}; see predict."""
     image_size: tuple[int, int] | None = None
     """Height and width in pixels to resize the model's input to; default its own."""
 
@@ -249,7 +249,7 @@ class DetectFitOptions(TrainingOptions):
     """Run directory, checkpoint file or folder, address, or official name, of a Vision Transformer, which gets a new
     head, or of OWL-ViT or OWLv2, whose head is kept and whose classes begin as their names."""
     templates: tuple[str, ...] | None = None
-    """Of OWL-ViT and OWLv2: sentences in which the name of each class replaces {}; see predict."""
+    """For OWL-ViT and OWLv2: sentences in which the name of each class replaces {}; see predict."""
     recipe: DetectRecipe = DETECT
     """How to train."""
 

@@ -76,7 +76,7 @@ class EvaluateOptions(CsvOptions):
     # Without --data, `training.checks.with_data` takes the options of the run.
     source: DataOptions = dataclasses.field(default_factory=lambda: DataOptions(""))
     classes: Annotated[tuple[str, ...] | None, MayBeEmpty()] = None
-    """Of a checkpoint with a text tower (CLIP, SigLIP): texts that are its classes, or a .txt file with one in each
+    """For a checkpoint with a text tower (CLIP, SigLIP): texts that are its classes, or a .txt file with one in each
     line; alone: the names of the data's classes, with spaces for underscores."""
     templates: tuple[str, ...] | None = None
     """Sentences in which each text replaces {}, whose embeddings are averaged; clip, siglip or a .txt file, as for
@@ -131,7 +131,7 @@ class SoupOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UnknownOptions:
-    """Fit a score that tells pictures of none of the classes, and store it in the run."""
+    """Fit a score that tells images of none of the classes, and store it in the run."""
 
     run: Annotated[str, MayLead()]
     """Run directory."""

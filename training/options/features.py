@@ -1,4 +1,4 @@
-"""Options of the commands that extract features: measure them by probes, make an index, find pictures by it."""
+"""Options of the commands that extract features: measure them by probes, make an index, find images by it."""
 
 import dataclasses
 import pathlib
@@ -138,12 +138,12 @@ class KnnOptions(FeatureOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbedOptions(ModelOptions):
-    """Write the features of pictures into a folder, for similar, search, review and the probes."""
+    """Write the features of images into a folder, for similar, search, review and the probes."""
 
     pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
     """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'; or --data."""
     output: str
-    """Folder of the features. If it has some of the same pictures and model, the command continues."""
+    """Folder of the features. If it has some of the same images and model, the command continues."""
     source: DataOptions = dataclasses.field(default_factory=lambda: DataOptions(""))
     """Instead of PICTURES: a data set with classes and splits. PICTURES that cannot be read are always skipped."""
     features: IndexKind | None = None
@@ -178,19 +178,19 @@ class EmbedOptions(ModelOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LookupOptions(CsvOptions):
-    """Options of all commands that look up pictures in an index."""
+    """Options of all commands that look up images in an index."""
 
     index: str
     """Folder of features that keras-vit embed has written."""
     run: Annotated[str, Aliases(("--checkpoint", "--model"))] | None = None
     """Where the model of the index is now; default where it was when the index was made."""
     neighbors: Annotated[Count, Aliases(("-k",))] = 10
-    """Pictures to show."""
+    """Images to show."""
     approximate: bool = False
     """For many millions of pictures: look them up in a graph (FAISS, HNSW), which is made once and kept beside the
     index. Prints how many of the true neighbors it finds. Needs pip install faiss-cpu."""
     output: str | None = None
-    """File for the results, which ends in .csv or .html (a page with small pictures)."""
+    """File for the results, which ends in .csv or .html (a page with small images)."""
 
     def __post_init__(self) -> None:
         check_ending(self.output, (".csv", ".html"))
@@ -198,7 +198,7 @@ class LookupOptions(CsvOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimilarOptions(LookupOptions):
-    """Find the pictures of an index that are most similar to given ones."""
+    """Find the images of an index that are most similar to given ones."""
 
     pictures: Annotated[tuple[str, ...], Positional("PICTURES")]
     """Image files, folders and patterns."""
@@ -206,25 +206,25 @@ class SimilarOptions(LookupOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchOptions(LookupOptions):
-    """Find the pictures of an index that fit a text."""
+    """Find the images of an index that fit a text."""
 
     text: Annotated[str, Positional("TEXT")]
-    """What to look for, such as "red bicycle in snow"."""
+    """Text to look for, such as "red bicycle in snow"."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReviewOptions(CsvOptions):
-    """Make a page to clean a data set: copies, suspicious labels, odd pictures, classes that overlap."""
+    """Make a page to clean a data set: copies, suspicious labels, odd images, classes that overlap."""
 
     index: str
     """Folder of features that keras-vit embed has written."""
     output: str | None = None
     """Folder of review.html and decisions.csv; default review/ in the folder of the features."""
     duplicate_similarity: Annotated[float, Range("(0, 1]")] = 0.95
-    """Least cosine similarity, after the mean of all features is subtracted, of pictures that are shown as near
+    """Least cosine similarity, after the mean of all features is subtracted, of images that are shown as near
     copies."""
     shown: Count = 100
-    """Most pictures, or groups of copies, of each section."""
+    """Most images, or groups of copies, of each section."""
 
     @property
     def folder(self) -> pathlib.Path:

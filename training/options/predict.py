@@ -25,9 +25,9 @@ class PredictOptions(CsvOptions, ModelOptions):
     """Text file with one class name per line; default the run's labels.txt or the names in a config.json, else class
     numbers."""
     classes: tuple[str, ...] | None = None
-    """Of a checkpoint with a text tower (CLIP, SigLIP): texts that are its classes, such as cat dog "a rabbit", or a
+    """For a checkpoint with a text tower (CLIP, SigLIP): texts that are its classes, such as cat dog "a rabbit", or a
     .txt file with one in each line, or with a name and its texts, as in "cat: a cat | a kitten". Behind them, a value
-    with a slash or the ending of a picture, such as pictures/ or ./cat.jpg, is one of the PICTURES."""
+    with a slash or the ending of an image, such as pictures/ or ./cat.jpg, is one of the PICTURES."""
     templates: tuple[str, ...] | None = None
     """Sentences in which each text replaces {}, such as "a photo of a {}.", whose embeddings are averaged; clip: the 80
     of CLIP; siglip: the one of SigLIP; or a .txt file with one in each line. Default: the texts as they are."""
@@ -36,12 +36,12 @@ class PredictOptions(CsvOptions, ModelOptions):
     excel: bool = False
     """Begin a .csv file with a byte order mark, by which Excel knows that it is UTF-8."""
     threshold: Share | None = None
-    """Reject a picture whose most likely class has a lower probability than this, 0 to 1. For a
+    """Reject an image whose most likely class has a lower probability than this, 0 to 1. For a
     multi-label model, show every class at or above it; default 0.5."""
     explain: Explanation | None = None
-    """Show beside each picture, in the page, which parts count: attention rollout, or relevance (Grad-CAM)."""
+    """Show beside each image, in the page, which parts count: attention rollout, or relevance (Grad-CAM)."""
     serve: bool = False
-    """Serve a page on 127.0.0.1 that classifies one picture after the other."""
+    """Serve a page on 127.0.0.1 that classifies one image after the other."""
     port: Port = 8000
     """Port of the page."""
     runner: Runner | None = None
@@ -68,27 +68,27 @@ class PredictOptions(CsvOptions, ModelOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AnomalyFitOptions:
-    """Learn from pictures of good parts what is normal."""
+    """Learn from images of good parts what is normal."""
 
     checkpoint: Annotated[str, Aliases(("--run", "--model")), MayLead()]
     """Run directory, .keras file, checkpoint file or folder, address, or official name, of a Vision Transformer."""
     data: str
-    """Folder of pictures of good parts, searched recursively; folder:PATH is the same."""
+    """Folder of images of good parts, searched recursively; folder:PATH is the same."""
     workdir: str
     """New directory: model.keras, anomaly.json, and saved_model/1."""
     blocks: tuple[int, ...] | None = None
     """Blocks whose patch tokens are compared, concatenated; negative numbers count from the last. Default: the middle
     one, whose patches know most of textures."""
     image_size: tuple[int, int] | None = None
-    """Height and width in pixels to which pictures are stretched; default the model's own."""
+    """Height and width in pixels to which images are stretched; default the model's own."""
     coreset: Annotated[float, Range("(0, 1]")] = 0.1
     """Share of the patches that is kept in memory, at most 10,000."""
     false_alarms: FalseAlarms = 0.05
     """Share of good parts, of those held out, that the threshold calls defective."""
     batch_size: Count = 8
-    """Pictures per forward pass."""
+    """Images per forward pass."""
     seed: Seed = 0
-    """Seed of the projection and of the pictures that are held out."""
+    """Seed of the projection and of the images that are held out."""
 
     @property
     def folder(self) -> str:

@@ -72,8 +72,8 @@ class FinetuneOptions(TrainingOptions):
     new_head: bool = False
     """Begin with a head of zeros also where classes of the checkpoint are the data's, whose rows are kept otherwise."""
     zero_shot_head: bool = False
-    """Of a checkpoint with a text tower (CLIP, SigLIP): begin with the names of the classes as texts for the head, with
-    spaces for underscores, instead of zeros; its projection and normalization stay."""
+    """For a checkpoint with a text tower (CLIP, SigLIP): begin with the names of the classes as texts for the head,
+    with spaces for underscores, instead of zeros; its projection and normalization stay."""
     templates: tuple[str, ...] | None = None
     """For --zero-shot-head: sentences in which each name replaces {}, whose embeddings are averaged; clip, siglip or a
     .txt file, as for keras-vit predict. Default: the names as they are."""
@@ -82,15 +82,15 @@ class FinetuneOptions(TrainingOptions):
     usual). The metrics of the run are those of the trained weights."""
 
     unlabelled: str | None = None
-    """folder:PATH of pictures without labels, to learn from too. The run is compared with one of the labels alone, and
+    """folder:PATH of images without labels, to learn from too. The run is compared with one of the labels alone, and
     kept only if it classifies the evaluation images better."""
     learn_by: LearnBy = "noisy-student"
-    """With --unlabelled, noisy-student: learn the probabilities of a trained model for strongly changed pictures, in
+    """With --unlabelled, noisy-student: learn the probabilities of a trained model for strongly changed images, in
     several rounds. ema-teacher: learn the classes of the run's own moving average while training (Semi-ViT)."""
     confidence: Annotated[float, Range("(0, 1)")] = 0.6
-    """Pictures without labels are learned from this probability of their likeliest class on."""
+    """Images without labels are learned from this probability of their most likely class on."""
     rounds: Count = 2
-    """Of noisy-student: the student of one round is the teacher of the next."""
+    """For noisy-student: rounds, each with the student of the last one as its teacher."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,7 +130,7 @@ class LaunchOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AutoOptions:
-    """Train a classifier on your pictures in the way that suits the data and this machine."""
+    """Train a classifier on your images in the way that suits the data and this machine."""
 
     source: DataOptions
     checkpoint: Annotated[str | None, Aliases(("--run",))] = None
@@ -140,7 +140,7 @@ class AutoOptions:
     minutes: Positive | None = None
     """Time for fine-tuning all weights. Default: on a GPU as long as it takes, on a CPU none."""
     unlabelled: str | None = None
-    """folder:PATH of pictures without labels, for fine-tuning all weights; see keras-vit finetune."""
+    """folder:PATH of images without labels, for fine-tuning all weights; see keras-vit finetune."""
     resize: Resize | None = None
     """How images are resized to the model's input; default what classifies better on frozen features."""
     seed: Seed = 0

@@ -22,7 +22,7 @@ class DenseRecipe(Recipe):
     """How to train a model for masks or boxes."""
 
     scale_jitter: tuple[float, float] = (0.5, 2.0)
-    """Large-scale jitter: pictures are resized by a random factor between these, relative to fitting into image_size,
+    """Large-scale jitter: images are resized by a random factor between these, relative to fitting into image_size,
     and a window of image_size is taken, filled up on the right and below; 1 1 for none."""
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class DenseRecipe(Recipe):
     def preprocessing(
         self, channels: int, checkpoint: "keras_vit.Preprocessing | None" = None
     ) -> "keras_vit.Preprocessing":
-        """Show the whole picture in its aspect ratio, in the upper left corner of the input, as in training."""
+        """Show the whole image in its aspect ratio, in the upper left corner of the input, as in training."""
         own = super().preprocessing(channels, checkpoint)
         return dataclasses.replace(own.with_resize("pad", None), padding="after")
 
@@ -58,11 +58,11 @@ class SegmentRecipe(DenseRecipe):
     """eomt: queries join the last blocks, and each predicts a class and a mask ("Your ViT is Secretly an Image
     Segmentation Model"). linear: a linear layer on the frozen features of the patches, for classes of pixels alone."""
     num_queries: Count = 100
-    """Of eomt: queries, at least as many as a picture has segments."""
+    """Queries of eomt, at least as many as an image has segments."""
     num_blocks: Count = 4
-    """Of eomt: blocks that the queries pass."""
+    """Blocks of eomt that the queries pass."""
     blocks: tuple[int, ...] = (-1,)
-    """Of linear: blocks whose tokens are the features, concatenated; negative numbers count from the last. DINOv2: -4
+    """Blocks, for linear, whose tokens are the features, concatenated; negative numbers count from the last. DINOv2: -4
     -3 -2 -1."""
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class DetectRecipe(DenseRecipe):
     """How to train a detector."""
 
     mosaic: Share = 0.3
-    """Probability to show four pictures, each in a quarter, as OWL-ViT is trained."""
+    """Probability to show four images, each in a quarter, as OWL-ViT is trained."""
 
 
 # For a few hundred pictures: a pretrained encoder changes little, its first blocks least.

@@ -246,7 +246,7 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PseudoLabelRecipe(Recipe):
-    """How to fine-tune with pictures without labels beside those with labels.
+    """How to fine-tune with images without labels beside those with labels.
 
     The defaults are those of "Semi-supervised Vision Transformers at Scale" (arXiv 2208.05688) and its code
     (amazon-science/semi-vit, main_semi.py and SEMIVIT.md): ViT-B with 1 % of the labels of ImageNet.
@@ -255,9 +255,9 @@ class PseudoLabelRecipe(Recipe):
     confidence: Annotated[float, Range("(0, 1)")] = 0.6
     """Probability of a class from which on the teacher's class is learned."""
     unlabelled_weight: NotNegative = 5.0
-    """Of the loss of the pictures without labels."""
+    """Weight of the loss of the images without labels."""
     unlabelled_per_image: Count = 5
-    """Pictures without labels for each labeled image of a batch."""
+    """Images without labels for each labeled image of a batch."""
 
     def _applies(self) -> list[Applies]:
         useless = ("teacher", "patch_sizes", "patch_dropout", "loss", "class_weights")
@@ -278,7 +278,7 @@ class PretrainRecipe(Recipe):
     channels: int = 3
     """1 for grayscale images, 3 for RGB."""
     target: Target = "classes"
-    """What the model predicts: the classes of the images; or, for masked patches, the mean color (patch-color), the 16
+    """Target of the model: the classes of the images; or, for masked patches, the mean color (patch-color), the 16
     colors of the patch downsampled to 4x4 (patch-4x4), all pixels (patch-pixels), or all pixels less their mean and
     divided by their deviation in the patch (patch-normalized-pixels); or, for crops of an image, what the moving
     average of the model says of other crops of it (self-distillation, DINO)."""

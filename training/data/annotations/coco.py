@@ -12,9 +12,8 @@ import PIL.Image
 from pycocotools import mask as rle
 
 from keras_vit import UserError
-from keras_vit.files.documents import LARGEST, read_json
+from keras_vit.files.documents import LARGEST, NUMBER, Rule, Schema, optional, read_json, validated
 from keras_vit.files.labels import composed
-from keras_vit.files.schema import NUMBER, Rule, Schema, optional, validated
 from training.data.annotations.images import Box, BoxedImage, BoxedImages, upright_size
 from training.data.annotations.masks import NONE, Segments, open_mask, png_samples
 from training.data.annotations.run_lengths import run_lengths

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from keras_vit import UserError
 from keras_vit.errors import reading, shown
-from keras_vit.files.documents import LARGEST, read_text
+from keras_vit.files.documents import LARGEST, is_number, read_text
 from keras_vit.files.labels import composed, distinct_names
-from keras_vit.files.schema import is_number
 from keras_vit.files.tables import cell_of_csv
 from training.data.annotations.coco import read_coco_boxes
 from training.data.annotations.images import Box, BoxedImage, BoxedImages, boxed_images, train_and_val, upright_size

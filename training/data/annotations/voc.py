@@ -6,9 +6,8 @@ import numpy as np
 
 from keras_vit import UserError
 from keras_vit.errors import is_or_are, shown
-from keras_vit.files.documents import read_xml
+from keras_vit.files.documents import is_number, read_xml
 from keras_vit.files.labels import composed
-from keras_vit.files.schema import is_number
 from keras_vit.images.formats import is_picture_name
 from training.data.annotations.images import Box, BoxedImage, BoxedImages, boxed_images, upright_size
 from training.data.annotations.masks import (

@@ -6,9 +6,8 @@ import pathlib
 from typing import Any
 
 from keras_vit import UserError
-from keras_vit.files.documents import LARGEST, read_text, read_yaml
+from keras_vit.files.documents import LARGEST, is_number, read_text, read_yaml, validated
 from keras_vit.files.labels import composed
-from keras_vit.files.schema import is_number, validated
 from keras_vit.images.formats import is_picture, visible_files
 from training.data.annotations.images import Box, BoxedImage, BoxedImages, upright_size
 from training.data.listed_files import check_inside, listed_file

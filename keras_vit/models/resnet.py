@@ -1,8 +1,10 @@
-"""Stems before the patches: a post-activation ResNet (hybrids, AxialResNet), convolutions, shifted patches.
+"""ResNets: BiT's, and the post-activation one of hybrids and AxialResNets.
 
-ResNet: "An Image is Worth 16x16 Words" (arXiv 2010.11929), section 4.1. Agrees with vit_jax `models_resnet.py`. It is
-not the BiT network (`bit.py`): norms follow the convolutions, padding is TensorFlow's "same", asymmetric at stride 2,
-and 1e-5 is added to the kernel's deviation, not to its variance.
+Post-activation: "An Image is Worth 16x16 Words" (arXiv 2010.11929), section 4.1; agrees with vit_jax
+`models_resnet.py`. Norms follow the convolutions, padding is TensorFlow's "same", asymmetric at stride 2, and 1e-5 is
+added to the kernel's deviation, not to its variance.
+BiT ResNet-v2: "Big Transfer" (arXiv 1912.11370); pre-activation bottlenecks, GroupNorm, standardized convolutions.
+Agrees with big_transfer `bit_pytorch/models.py` and `bit_jax/models.py`.
 Layers bear the names of the released checkpoints, with "." for "/".
 
 Axes: B batch, h rows, w columns, C channels.
@@ -11,13 +13,12 @@ Axes: B batch, h rows, w columns, C channels.
 import dataclasses
 
 import keras
-from keras import ops
 
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.attention import axis_attention
-from keras_vit.models.config import ConvStem, ResNetConfig, config_to_dict
+from keras_vit.models.config import ResNetConfig, config_to_dict
 from keras_vit.models.image_model import ImageModel
-from keras_vit.models.layers import CHANNELS_LAST, PACKAGE, ModelSpec, TokenDense, group_norm, standardized_conv
+from keras_vit.models.layers import CHANNELS_LAST, ModelSpec, TokenDense, group_norm, standardized_conv
 
 
 def resnet_classifier(
@@ -85,49 +86,48 @@ def axial_attention(x, num_heads: int, strides: int, name: str):
     return pooling(x)
 
 
-def conv_stem(x, stem: ConvStem):
-    """Images (B, h, w, C) -> feature map (B, h / s, w / s, c): convolution, BatchNorm and ReLU for each layer."""
-    # torch's default for a convolution: uniform within 1 / sqrt(fan_in).
-    kernel = keras.initializers.VarianceScaling(1 / 3, mode="fan_in", distribution="uniform")
-    for layer, (filters, size, strides) in enumerate(zip(stem.channels, stem.kernel_sizes, stem.strides, strict=True)):
-        name = f"conv_stem.{layer}"
-        x = keras.layers.ZeroPadding2D(size // 2, data_format=CHANNELS_LAST, name=f"{name}.padding")(x)
-        x = keras.layers.Conv2D(
-            filters,
-            size,
-            strides=strides,
-            data_format=CHANNELS_LAST,
-            use_bias=False,
-            kernel_initializer=kernel,
-            name=f"{name}.conv",
-        )(x)
-        x = keras.layers.BatchNormalization(momentum=0.9, epsilon=stem.batch_norm_epsilon, name=f"{name}.batch_norm")(x)
-        x = keras.layers.ReLU(name=name)(x)
-    return x
+def big_transfer(config: ResNetConfig, preprocessing: Preprocessing, num_classes: int | None, name: str) -> keras.Model:
+    """The model as a functional keras.Model: images (B, height, width, channels) in [-1, 1] -> logits (B, classes).
 
-
-@keras.saving.register_keras_serializable(PACKAGE)
-class ShiftAndCut(keras.layers.Layer):
-    """Shifted patches: (B, h, w, C) -> (B, h / P, w / P, P * P * 5 C), pixels row by row.
-
-    The channels of a pixel are those of the image, then of its copies shifted by P // 2 pixels to the upper left, upper
-    right, lower left and lower right; what enters at the border is 0.
-
-    Args:
-        patch_size: P, a divisor of h and w.
+    Without classes, the output is the features (B, 2048 * width). Called by `keras_vit.build`.
     """
+    images = keras.Input((*preprocessing.image_size, preprocessing.channels), name="image")
+    spec = {"model": config_to_dict(config), "preprocessing": dataclasses.asdict(preprocessing)}
+    x = ModelSpec(**spec, name="spec")(images)
 
-    def __init__(self, patch_size: int, **kwargs):
-        super().__init__(**kwargs)
-        self.patch_size = patch_size
+    x = keras.layers.ZeroPadding2D(3, data_format=CHANNELS_LAST, name="resnet.root_block.padding")(x)
+    root = "resnet.root_block.standardized_conv2d"
+    x = standardized_conv(x, config, config.root_channels, 7, 2, "valid", root)  # (B, h / 2, w / 2, 64 * width)
+    # There is no ReLU before this pooling, so its padding must be zeros: padding with -inf gives other numbers.
+    x = keras.layers.ZeroPadding2D(1, data_format=CHANNELS_LAST, name="resnet.root_block.pool_padding")(x)
+    x = keras.layers.MaxPooling2D(3, 2, data_format=CHANNELS_LAST, name="resnet.root_block")(x)  # (B, h / 4, w / 4, …)
 
-    def call(self, images):
-        (height, width), size, half = images.shape[1:3], self.patch_size, self.patch_size // 2
-        padded = ops.pad(images, ((0, 0), (half, half), (half, half), (0, 0)))
-        corners = [(2 * half, 2 * half), (2 * half, 0), (0, 2 * half), (0, 0)]  # first row and column of a copy
-        copies = [padded[:, row : row + height, column : column + width] for row, column in corners]
-        x = ops.concatenate([images, *copies], axis=-1)  # (B, h, w, 5 C)
-        rows, columns, channels = height // size, width // size, x.shape[-1]
-        x = ops.reshape(x, (-1, size, columns, size * channels))  # at most four axes, for TFLite
-        x = ops.transpose(x, (0, 2, 1, 3))  # (B * h / P, w / P, P, P * 5 C)
-        return ops.reshape(x, (-1, rows, columns, size * size * channels))
+    for stage, units in enumerate(config.block_units):
+        for unit in range(units):
+            strides = 2 if stage > 0 and unit == 0 else 1
+            x = pre_activation_bottleneck(
+                x, config, config.output_channels[stage], strides, f"resnet.block{stage + 1}.unit{unit + 1:02d}"
+            )
+
+    x = keras.layers.ReLU(name="resnet.relu")(group_norm(x, config, "resnet.group_norm"))
+    x = keras.layers.GlobalAveragePooling2D(data_format=CHANNELS_LAST, name="pool")(x)  # (B, 2048 * width)
+    if num_classes:
+        x = TokenDense(num_classes, kernel_initializer="zeros", name="resnet.head.conv2d")(x)  # (B, classes)
+    return ImageModel(images, x, name=name)
+
+
+def pre_activation_bottleneck(x, config: ResNetConfig, channels: int, strides: int, name: str):
+    """One unit: 1x1, 3x3, 1x1, each behind GroupNorm and ReLU; the shortcut is x, or projects what the first sees."""
+    h = keras.layers.ReLU(name=f"{name}.a.relu")(group_norm(x, config, f"{name}.a.group_norm"))
+    shortcut = x
+    if x.shape[-1] != channels or strides > 1:
+        shortcut = standardized_conv(h, config, channels, 1, strides, "valid", f"{name}.a.proj.standardized_conv2d")
+    h = standardized_conv(h, config, channels // 4, 1, 1, "valid", f"{name}.a.standardized_conv2d")
+
+    h = keras.layers.ReLU(name=f"{name}.b.relu")(group_norm(h, config, f"{name}.b.group_norm"))
+    h = keras.layers.ZeroPadding2D(1, data_format=CHANNELS_LAST, name=f"{name}.b.padding")(h)
+    h = standardized_conv(h, config, channels // 4, 3, strides, "valid", f"{name}.b.standardized_conv2d")
+
+    h = keras.layers.ReLU(name=f"{name}.c.relu")(group_norm(h, config, f"{name}.c.group_norm"))
+    h = standardized_conv(h, config, channels, 1, 1, "valid", f"{name}.c.standardized_conv2d")
+    return keras.layers.Add(name=name)([h, shortcut])
