@@ -334,5 +334,5 @@ def test_predict_names_a_saved_model_as_an_export_in_any_version(tmp_path):
 
 def test_a_folder_of_one_folder_is_named(tmp_path):
     (tmp_path / "my data" / "ant").mkdir(parents=True)
-    with pytest.raises(UserError, match="two classes, but holds only the folder my data"):
+    with pytest.raises(UserError, match="Only the class folder 'my data' is in"):
         check_data(DataOptions(f"folder:{tmp_path}"))
