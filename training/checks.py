@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from keras_vit import UserError
 from keras_vit.checkpoints.find import check_name
 from keras_vit.cli.parser import Given
-from keras_vit.errors import explained
+from keras_vit.errors import explained, refuse_without_effect
 from keras_vit.files.atomic import is_temporary
 from keras_vit.files.labels import LABELS, check_classes
 from keras_vit.files.lock import check_unlocked
@@ -167,8 +167,7 @@ def open_measured(options: EvaluateOptions) -> Run:
     size, heads = options.input.image_size, options.input.num_heads
     run = Run.open(options.run, image_size=size, num_heads=heads, texts=texts)
     if options.calibrate:
-        if not run.file(CONFIG):
-            raise UserError(f"--calibrate is for a run directory, but {run.name} is none; leave it out.")
+        refuse_without_effect(options, [(("calibrate",), run.file(CONFIG) is not None, "a run directory")])
         changed = ("image_size", "resize", "crop_from", "value_range")
         options.input.refuse(changed, "--calibrate, which is for the run as it is used")
     return run

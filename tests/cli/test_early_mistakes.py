@@ -52,11 +52,11 @@ MISTAKES = {
     f"{TRAIN} --data pictures": KIND,
     f"{TRAIN} --data digits --eval-split test": "--eval-split does not apply to --data digits",
     f"{TRAIN} --data tfds:mnist --data-dir gone": "There is no folder 'gone'; --data-dir takes",
-    f"{TRAIN} --data digits --model-parallel 2": "--model-parallel 2 needs KERAS_BACKEND=jax;",
+    f"{TRAIN} --data digits --model-parallel 2": "--model-parallel applies only to KERAS_BACKEND=jax",
     f"{TRAIN} --data folder:. --split-seed -3": "--split-seed must be at least 0, but is -3",
     f"{TRAIN} --data digits --data-service grpc://127.0.0.1:1": "No data service answers at",
     "training.segment fit --checkpoint x --data tfds:x --workdir never --data-service grpc://h:1": "--data-service",
-    f"{TRAIN} --data digits --shard-weights": "--shard-weights needs KERAS_BACKEND=jax;",
+    f"{TRAIN} --data digits --shard-weights": "--shard-weights applies only to KERAS_BACKEND=jax",
     f"{TUNE} --checkpoint gone --data digits": NAME,
     f"{TUNE} --checkpoint hf:gone --data digits": "must be hf:owner/name",
     f"{TUNE} --model ViT-B_61 --data digits": "There is no official model named",
@@ -192,7 +192,7 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
         f"{digits}/deep": "Only the class folder 'two' is in",
         f"{again} --seed 3": "other already holds another run, which differs in seed (there 0, here 3); choose",
         f"{again} --epochs 7": "which differs in recipe.epochs (there",
-        f"{again} --model-parallel 2": "--model-parallel 2 needs KERAS_BACKEND=jax",  # the settings are the same
+        f"{again} --model-parallel 2": "--model-parallel applies only to",  # the settings are the same
         f"{again.replace('digits', 'auto', 1)} --seed 3": "holds a run of training.pretrain with the "
         "recipe digits, but this one is of training.pretrain with the recipe auto; choose another",
         f"training.pretrain digits --workdir never --data csv:{tmp_path}/lost.csv": lost,

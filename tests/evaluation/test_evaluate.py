@@ -143,7 +143,7 @@ def test_calibration_is_stored_in_the_run_and_used_by_it(run, tmp_path, capsys):
     with pytest.raises(UserError, match="--value-range does not apply to --calibrate, which"):
         options = {"calibrate": True, "input": InputOptions(value_range=(0.0, 1.0))}
         evaluated(copy, output=str(tmp_path / "out"), **options)
-    with pytest.raises(UserError, match="--calibrate is for a run directory"):
+    with pytest.raises(UserError, match="--calibrate applies only to a run directory"):
         shutil.copy(copy / "model.keras", tmp_path / "alone.keras")
         evaluated(tmp_path / "alone.keras", output=str(tmp_path), calibrate=True)
 
@@ -218,7 +218,7 @@ def test_a_run_keeps_its_own_crop_and_the_sentence_names_the_options():
     assert InputOptions(value_range=(0.0, 1.0)).preprocessing(small).crop_from == 10
     assert InputOptions(crop_from=12).preprocessing(small).crop_from == 12
     assert InputOptions(resize="stretch").preprocessing(small) == stretched
-    with pytest.raises(UserError, match="--crop-from 40 is for --resize resize-small, but"):
+    with pytest.raises(UserError, match="--crop-from applies only to --resize resize-small"):
         InputOptions(crop_from=40).preprocessing(stretched)
     for options in (InputOptions(resize="resize-small"), InputOptions(resize="resize-small", crop_from=7)):
         with pytest.raises(UserError, match="of at least 8 .* but it is (None|7); give --crop-from 9"):

@@ -202,8 +202,8 @@ def test_the_report_has_the_precision_of_each_class(place, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--calibrate"], "--calibrate is for images of one class each"),
-        (["--real-labels", "real.json"], "--real-labels is for images of one class each"),
+        (["--calibrate"], "--calibrate applies only to images of one class each"),
+        (["--real-labels", "real.json"], "--real-labels applies only to images of one class each"),
     ],
 )
 def test_options_for_one_class_are_refused(place, options, words):

@@ -183,7 +183,7 @@ def test_intervals_are_student_s():
     ("arguments", "words"),
     [
         (["heads"], "There is no study named 'heads'; the nearest names are"),
-        (["head", "--train-images", "100"], "--train-images does not apply to the study head"),
+        (["head", "--train-images", "100"], "--train-images applies only to studies of"),
         (["head", "--recipe", "digits"], "and --steps"),
         (["head", "--shots", "1000"], "has 139 training images, fewer than the 1000 shots"),
         (["data-size", "--train-images", "5"], "A subset must have from 128 images, a batch, to 1437"),

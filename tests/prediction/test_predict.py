@@ -366,8 +366,8 @@ def test_a_map_lies_on_the_part_of_the_picture_that_the_model_sees(place, tmp_pa
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "Nothing to classify: name pictures"),
-        (["pictures", "--serve"], "--serve classifies the pictures"),
+        ([], "Either name pictures or a folder"),
+        (["pictures", "--serve"], "or use --serve, whose page takes"),
         (["nowhere"], "There is no picture 'nowhere'"),
         (["pictures/*.gif"], "There is no picture"),
         (["pictures", "--output", "found.txt"], r"ends in .csv, .json, .html or .parquet, but is 'found.txt'"),

@@ -135,13 +135,11 @@ def open_output(folder: pathlib.Path, settings: Mapping[str, Any]) -> None:
 def run_pipeline(options: PipelineOptions, build: Callable[[apache_beam.Pipeline], Any]) -> collections.Counter[str]:
     """Run a pipeline to its end, and return what `counted` has added up.
 
-    Raises UserError for a pipeline that failed because of one, and for options that Beam refuses.
+    Raises UserError for a pipeline that failed because of one. Options that Beam refuses end the process, as argparse
+    does.
     """
     logging.getLogger().setLevel(logging.ERROR)  # Beam warns of what is usual, and partly without a name
-    try:
-        beam_options = BeamOptions([*options.arguments], runner=options.runner)
-    except SystemExit as refused:  # of argparse, which has said why
-        raise UserError("Beam refuses the options behind --; correct them.") from refused
+    beam_options = BeamOptions([*options.arguments], runner=options.runner)
     if options.runner == "DirectRunner":
         # Else Beam downloads a program for its DirectRunner, Prism. Of the current version, this changes nothing else.
         beam_options = BeamOptions(

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError
+from keras_vit.errors import refuse_without_effect
 from keras_vit.files.atomic import write_text
 from keras_vit.files.labels import check_classes, composed
 from keras_vit.files.tables import short_name
@@ -133,10 +134,7 @@ def _check(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> N
         raise UserError(
             f"{run.name} was trained on images of {had} each, but these have {have} each; evaluate on the same kind."
         )
-    given = {"real-labels": options.real_labels is not None, "calibrate": options.calibrate}
-    if source.multi_label and any(given.values()):
-        name = next(name for name, is_given in given.items() if is_given)
-        raise UserError(f"--{name} is for images of one class each, but these have several; leave it out.")
+    refuse_without_effect(options, [(("real_labels", "calibrate"), not source.multi_label, "images of one class each")])
 
 
 def class_order(predictor: Predictor, source: DataSet) -> list[int]:

@@ -14,6 +14,7 @@ from keras_vit import Preprocessing, UserError
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.options import rows_of
 from keras_vit.cli.progress import Progress, duration
+from keras_vit.errors import refuse_without_effect
 from keras_vit.images.resizing import Resize
 from keras_vit.models.build import logits_model
 from keras_vit.run import Run
@@ -230,8 +231,7 @@ def train(options: AutoOptions, checkpoint: str | None) -> tuple[DataSet | None,
     training = [*options.source.arguments(), "--workdir", options.workdir, "--seed", str(options.seed)]
     more = [] if options.unlabelled is None else ["--unlabelled", options.unlabelled]
     if checkpoint is None:
-        if more:
-            raise UserError("--unlabelled fine-tunes a checkpoint; give one by --checkpoint, or leave it out.")
+        refuse_without_effect(options, [(("unlabelled",), False, "--checkpoint")])
         by_recipe.pretrain(["auto", *training, *_resize(options.resize)])
         return None, None
 
@@ -247,8 +247,7 @@ def train(options: AutoOptions, checkpoint: str | None) -> tuple[DataSet | None,
     baseline = zero_shot_accuracy(checkpoint, source)
     epochs = finetuning_epochs(run, source, options.minutes, options.resize)
     resize = options.resize or resize_for(run, source)
-    if more and not epochs:
-        raise UserError("--unlabelled trains all weights; give them time by --minutes 30 or so, or leave it out.")
+    refuse_without_effect(options, [(("unlabelled",), epochs > 0, "training of all weights in --minutes 30 or so")])
     if epochs:
         finetune(epochs, resize)
         return source, baseline

@@ -5,8 +5,8 @@ import functools
 import inspect
 from collections.abc import Iterable, Sequence
 
-from keras_vit import UserError
 from keras_vit.cli import parser
+from keras_vit.errors import refuse_without_effect
 from training.options.train import USUAL, FinetuneOptions, PretrainOptions
 from training.recipes.auto import (
     DataFacts,
@@ -154,8 +154,7 @@ def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | No
 
     with report_interruption():
         setup = open_setup(options)
-        if options.unlabelled is not None and several_workers(setup.strategy):
-            raise UserError("--unlabelled makes several runs on one machine; start it on one alone.")
+        refuse_without_effect(options, [(("unlabelled",), not several_workers(setup.strategy), "one training machine")])
         if name not in FINETUNE_RECIPES:
             train, sizes = setup.source.train, patch_and_side(options) if name == _AUTO else ()
             facts = DataFacts(train.num_examples, *typical_image(train), *sizes)

@@ -17,6 +17,7 @@ import numpy as np
 
 import keras_vit
 from keras_vit import UserError, ViTConfig, preprocessing_of
+from keras_vit.errors import refuse_without_effect
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.keras_model import load_model
 from keras_vit.files.npz import read_npz, write_npz
@@ -54,8 +55,7 @@ def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: 
     """
     assert options.unlabelled is not None  # as the command checks
     unlabelled = unlabelled_folder(unlabelled_path(options.unlabelled), options.source.on_bad_image)
-    if setup.source.multi_label:
-        raise UserError("--unlabelled learns one class per image, but these have several; leave it out.")
+    refuse_without_effect(options, [(("unlabelled",), not setup.source.multi_label, "images of one class each")])
     print(f"Pictures without labels: {unlabelled.num_examples:,}. First a run with the labels alone.")
     alone = dataclasses.replace(options, workdir=f"{options.workdir}-labels", **_WITHOUT)
     runs = {"labels alone": finetune(alone, recipe_name, setup)}

@@ -19,7 +19,7 @@ import tqdm
 from scipy import stats
 
 from keras_vit import UserError
-from keras_vit.errors import reading
+from keras_vit.errors import reading, refuse_without_effect
 from keras_vit.files.atomic import atomic_write, write_text
 from keras_vit.files.lock import locked
 from keras_vit.files.remote import local_path, output_folder
@@ -51,8 +51,7 @@ def study(name: str, options: StudyOptions) -> list[dict]:
     """Run what is missing, write results.json, results.md and figure.png, and return the rows."""
     recipe, seeds, definition = options.recipe, options.seeds, STUDIES[name]
     check_base(recipe)
-    if options.train_images is not None and not definition.takes_sizes:
-        raise UserError(f"--train-images does not apply to the study {name}; leave it out.")
+    refuse_without_effect(options, [(("train_images",), definition.takes_sizes, "studies of the number of images")])
     folder = output_folder(local_path(options.workdir, "workdir"))
     source = open_source(options.source)
     shots_that_fit(_labels_of(source.train), source.labels, [options.shots])

@@ -15,6 +15,7 @@ import matplotlib.figure
 import numpy as np
 
 from keras_vit import UserError, ViTConfig, config_of, preprocessing_of
+from keras_vit.errors import refuse_without_effect
 from keras_vit.files.atomic import atomic_write
 from keras_vit.models.complexity import costs
 from keras_vit.models.config import ModelConfig
@@ -260,8 +261,7 @@ def budget(
 
 def print_budget(options: PretrainOptions, chips: str, name: str, named: PretrainRecipe) -> None:
     """Print what the recipe of the options takes on a slice. named: as it is without other options."""
-    if name == "auto":
-        raise UserError("--chips is for a named recipe, but auto depends on the data; give one such as vit-b16-i21k.")
+    refuse_without_effect(options, [(("chips",), name != "auto", "a named recipe such as vit-b16-i21k")])
     chip, number = slice_of(chips)
     if options.source.data in DATA_SETS:
         examples, classes = DATA_SETS[options.source.data]

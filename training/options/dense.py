@@ -33,12 +33,11 @@ _FOLDERS = {"folder": ("images", "masks"), "voc": ("JPEGImages", "SegmentationCl
 def _check_data(option: str, data: str, kinds: _Kinds, takes: str) -> None:
     """Raise UserError unless the data of an option are of one of these kinds, and on this machine."""
     kind, _, path = data.partition(":")
-    if kind not in kinds or not path:
+    if kind not in kinds or not path or is_remote(path):
         is_folder = "folder" in kinds and pathlib.Path(data).is_dir()
         advice = f"; for this folder, give {shlex.quote(f'folder:{data}')}" if is_folder else ""
+        advice = "; copy the files to this machine" if is_remote(path) else advice
         raise UserError(f"{option} takes {takes}, but was given {data!r}{advice}.")
-    if is_remote(path):
-        raise UserError(f"{option} takes files of this machine, but was given {data!r}; copy them first.")
     if (existing := kinds[kind]) is not None:
         existing(path, f"correct the path behind {option} {kind}:")
 

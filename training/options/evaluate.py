@@ -44,11 +44,7 @@ class InputOptions:
     def preprocessing(self, own: "Preprocessing") -> "Preprocessing":
         """Return a model's own preprocessing with the overrides applied. Raises UserError where they do not fit it."""
         resize = self.resize or own.resize
-        if self.crop_from is not None and resize != "resize-small":
-            raise UserError(
-                f"--crop-from {self.crop_from} is for --resize resize-small, but images are resized by {resize}; add "
-                "--resize resize-small, or leave --crop-from out."
-            )
+        refuse_without_effect(self, [(("crop_from",), resize == "resize-small", "--resize resize-small")])
         side = max(own.image_size)
         changes: dict[str, Any] = {"value_range": self.value_range} if self.value_range is not None else {}
         if self.resize is None and self.crop_from is None:

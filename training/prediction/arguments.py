@@ -82,9 +82,7 @@ def check_pictures(run: str, pictures: Sequence[str], serve: bool, classes: Sequ
     if serve == bool(pictures):
         name = None if serve else next((name for name in reversed(classes or ()) if os.path.lexists(name)), None)
         hint = "" if name is None else f"; {name} is taken as a class, so write ./{name} if it is meant"
-        if serve:
-            raise UserError("--serve classifies the pictures that its page is given; leave out the others.")
-        raise UserError(f"Nothing to classify: name pictures or a folder, or use --serve{hint}.")
+        raise UserError(f"Either name pictures or a folder to classify, or use --serve, whose page takes them{hint}.")
     if run.endswith(".tflite") or any(any(pathlib.Path(run).glob(name)) for name in _EXPORTED):
         raise UserError(f"{run} is an export; give the run that it was exported from, or use keras-vit evaluate.")
 

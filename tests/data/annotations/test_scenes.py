@@ -388,7 +388,7 @@ def test_one_picture_is_too_few(tmp_path):
         ({"data": "folder:tests"}, "should hold the folders images and masks, but has no masks"),
         ({"data": "voc:tests"}, "should hold the folders JPEGImages and SegmentationClass"),
         ({"data": "tests"}, "for this folder, give folder:tests"),
-        ({"data": "folder:gs://x/y"}, "files of this machine"),
+        ({"data": "folder:gs://x/y"}, "copy the files to this machine"),
         ({"data": "tfds:x", "images": "tests"}, "--images applies only to --data coco:FILE or panoptic:FILE"),
         ({"data": "tfds:x", "eval_data": "coco:x"}, "--eval-data applies only to"),
     ],

@@ -194,7 +194,7 @@ def test_replicas_drop_out_different_units(replicas):
     [
         ("mirrored", None, "strategy mirrored takes GPUs, but this machine has 0"),
         ("tpu", None, "The TPU 'local' cannot be reached .*TPUs not found"),
-        ("single", 2, "--replicas does not apply to the strategy single"),
+        ("single", 2, "--replicas applies only to --strategy mirrored"),
         ("multi-worker", None, "needs TF_CONFIG in the environment, or a SLURM job"),
     ],
 )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 
 from keras_vit import UserError, cli
 from keras_vit.cli.options import option_name
+from keras_vit.errors import refuse_without_effect
 from training.options.common import StrategyOptions, TrainingOptions
 
 _ALL_DEVICES, _OF_TENSORFLOW = "JAX uses all devices of all hosts", "it is written for TensorFlow"
@@ -32,7 +33,7 @@ _ON_JAX: dict[str, tuple[tuple, str]] = {
     "patch_dropout": ((), _OF_TENSORFLOW),
     "sharpness_radius": ((), _OF_TENSORFLOW),
 }
-_NEED_JAX = {"model_parallel": 1, "shard_weights": False}
+_NEED_JAX = ("model_parallel", "shard_weights")
 
 # PCI ids of Google's chips, as in JAX's hardware_utils.py: v2 and v3, a version without a public name, v4, v5p, v5e,
 # v6e, 7x. Google's network adapters have the same vendor.
@@ -51,10 +52,7 @@ def prepare_backend(options: TrainingOptions) -> None:
     if os.environ.get("KERAS_BACKEND") == "jax":
         _check_jax(options)
         return
-    for name, default in _NEED_JAX.items():
-        if (value := getattr(options, name)) != default:
-            typed = f"{option_name(name)}{'' if value is True else f' {value}'}"
-            raise UserError(f"{typed} needs KERAS_BACKEND=jax; set it in the environment, or leave the option out.")
+    refuse_without_effect(options, [(_NEED_JAX, False, "KERAS_BACKEND=jax in the environment")])
     prepare_tpu(options.devices)
     cli.require_tensorflow()
 

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.errors import explained
+from keras_vit.errors import explained, refuse_without_effect
 from training.loop.devices.backend import has_tpu, may_be_slice
 from training.loop.devices.cluster import met_workers, several_workers_started
 from training.loop.devices.jax_devices import JaxDevices, connect_hosts, numbers_of_hosts
@@ -52,8 +52,7 @@ def open_strategy(
         return JaxDevices(model_parallel, shard_weights=shard_weights)
     gpus = tf.config.list_physical_devices("GPU")
     strategy = _detect(gpus) if options.strategy == "auto" else options.strategy
-    if options.replicas is not None and strategy != "mirrored":
-        raise UserError(f"--replicas does not apply to the strategy {strategy}; give --strategy mirrored with it.")
+    refuse_without_effect(options, [(("replicas",), strategy == "mirrored", "--strategy mirrored")])
     if strategy == "mirrored":
         return tf.distribute.MirroredStrategy(_devices(options.replicas, gpus))
     if strategy == "multi-worker":
