@@ -18,7 +18,7 @@ import numpy as np
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.layout import Format, Layout
-from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_rank, same_weight, translate
+from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_array, check_rank, same_weight, translate
 from keras_vit.checkpoints.layouts import UnknownLayout, identify_format
 from keras_vit.errors import UserError
 from keras_vit.files.kinds import kind_of, readable_kind
@@ -204,8 +204,8 @@ def _has_model(arrays: Mapping[str, LazyArray], prefix: str) -> bool:
 
 def unstack_scan(name: str, array: LazyArray) -> dict[str, LazyArray]:
     """An array of all blocks (big_vision's scan) as those of each block, by their names; `name` has "encoderblock/"."""
-    if not array.shape or array.shape[0] > 1000:
-        raise UserError(f"The array {array.key!r} should begin with an axis for the blocks, but has {array.shape}.")
+    is_stack = array.shape and array.shape[0] <= 1000
+    check_array(is_stack, array.key, "begin with an axis for the blocks", f"has {array.shape}")
     return {
         name.replace("encoderblock/", f"encoderblock_{layer}/"): dataclasses.replace(array, part=layer)
         for layer in range(array.shape[0])

@@ -139,10 +139,15 @@ def _path(layer: keras.layers.Layer, head: keras.layers.Layer | None) -> str:
     return "head" if is_renamed else layer.name.replace(".", "/")
 
 
-def values_by_key(model: keras.Model) -> dict:
-    """The values that a model computes with, by key; with LoRA the merged kernel. Not of a quantized model."""
+def check_not_quantized(model: keras.Model) -> None:
+    """Raise UserError for a model that Keras has quantized."""
     if any(layer.quantization_mode for layer in model.layers):
         raise UserError(f"The model {model.name!r} is quantized by Keras; use the model before `quantize`.")
+
+
+def values_by_key(model: keras.Model) -> dict:
+    """The values that a model computes with, by key; with LoRA the merged kernel. Not of a quantized model."""
+    check_not_quantized(model)
     weights = weights_by_key(model)
     for layer in model.layers:
         if isinstance(layer, TokenDense) and layer.lora_enabled:
