@@ -130,12 +130,17 @@ def open_checkpoint(path: str | os.PathLike, stored_grid: tuple[int, int] | None
 
 def refuse_unexpected_keys(checkpoint: Checkpoint) -> None:
     """Raise UserError if the checkpoint has arrays that no supported model has."""
-    if keys := checkpoint.unexpected_keys:
-        parts = {name for part, name in _UNSUPPORTED.items() if any(part in key for key in keys)}
-        reason = f" (it has {join_keys(sorted(parts))})" if parts else ""
-        raise UserError(
-            f"The checkpoint is of an unsupported kind of model{reason}; unexpected keys: {join_keys(keys)}."
-        )
+    keys = checkpoint.unexpected_keys
+    parts = {name for part, name in _UNSUPPORTED.items() if any(part in key for key in keys)}
+    reason = f" (it has {join_keys(sorted(parts))})" if parts else ""
+    refuse_keys(f"is of an unsupported kind of model{reason}", unexpected=keys)
+
+
+def refuse_keys(what: str, missing: Sequence[str] = (), unexpected: Sequence[str] = ()) -> None:
+    """Raise UserError with the keys, if there are any, and what the checkpoint therefore is or does not."""
+    problems = {"missing keys": missing, "unexpected keys": unexpected}
+    if sentences := [f"{problem}: {join_keys(keys)}" for problem, keys in problems.items() if keys]:
+        raise UserError(f"The checkpoint {what}; {'; '.join(sentences)}.")
 
 
 def join_keys(keys: Sequence[str]) -> str:

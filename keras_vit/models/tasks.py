@@ -44,13 +44,14 @@ def build_task(
 
 def backbone_config(config: ModelConfig) -> ViTConfig:
     """The configuration without what reads the tokens. Raises UserError for one that is no plain encoder."""
-    is_plain = (
-        isinstance(config, ViTConfig)
-        and not (config.axial or config.locality_attention or config.position_embedding == "relative")
-        and config.distillation == "none"
-        and config.position_injection == "input"
-    )
-    if not isinstance(config, ViTConfig) or not is_plain:
+    if (
+        not isinstance(config, ViTConfig)
+        or config.axial
+        or config.locality_attention
+        or config.position_embedding == "relative"
+        or config.distillation != "none"
+        or config.position_injection != "input"
+    ):
         raise UserError(
             "Segmentation and detection need a plain Vision Transformer, not a ResNet, and without axial attention, "
             "relative positions, locality, distillation token and positions in every layer; take another model."
