@@ -235,7 +235,7 @@ def test_class_names_go_through_a_conversion(layout, tmp_path):
         ("vit_token.npz", {"num_heads": "4"}, "num_heads must be an integer of at least 1, but is '4'"),
         ("vit_token.npz", {"num_classes": 2.0}, "num_classes must be an integer of at least 0, but is 2.0"),
         ("vit_token.npz", {"patch_size": (8, 8, 8)}, "patch_size must be two integers"),
-        ("torchvision_vit_convstem.safetensors", {"conv_stem_strides": (2, 2)}, "as many channels as kernel sizes"),
+        ("torchvision_vit_convstem.safetensors", {"conv_stem_strides": (2, 2)}, "as many channels as odd kernel sizes"),
     ],
 )
 def test_an_argument_that_does_not_apply_to_the_file_is_refused(name, options, sentence):

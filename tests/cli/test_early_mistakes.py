@@ -189,7 +189,7 @@ def test_what_the_names_in_a_folder_say_is_reported_before_tensorflow_is_importe
     more = f"{tmp_path}/three.txt names 3 classes, but the model {run} has 2; give a line for each class of the model"
     digits = f"training.pretrain digits --workdir never --data folder:{tmp_path}"
     sentences = {
-        f"{digits}/deep": "holds only the folder two",
+        f"{digits}/deep": "Only the class folder 'two' is in",
         f"{again} --seed 3": "other already holds another run, which differs in seed (there 0, here 3); choose",
         f"{again} --epochs 7": "which differs in recipe.epochs (there",
         f"{again} --model-parallel 2": "--model-parallel 2 needs KERAS_BACKEND=jax",  # the settings are the same
@@ -334,5 +334,5 @@ def test_predict_names_a_saved_model_as_an_export_in_any_version(tmp_path):
 
 def test_a_folder_of_one_folder_is_named(tmp_path):
     (tmp_path / "my data" / "ant").mkdir(parents=True)
-    with pytest.raises(UserError, match="two classes, but holds only the folder my data"):
+    with pytest.raises(UserError, match="Only the class folder 'my data' is in"):
         check_data(DataOptions(f"folder:{tmp_path}"))

@@ -160,7 +160,7 @@ def test_the_next_commands_run_when_they_are_pasted(tmp_path, monkeypatch, capsy
 
 @pytest.mark.parametrize(("run", "output"), [("runs/a", "runs/a/saved_model"), ("pictures [new]/run", "saved_model")])
 def test_the_next_export_goes_where_tensorflow_can_load_it(run, output):
-    commands = Run.open(run).next_commands("predict")
+    commands = Run.at(run).next_commands("predict")
     assert ("saved-model", "--run", run, "--output", output) in commands
 
 

@@ -171,14 +171,14 @@ def single_label_report(
         plots["mistakes.png"] = lambda path: draw_mistakes(subject.split, mistakes, path)
     unnamed = "The model does not name its classes; they are taken for those of the data, in this order."
     counts = f"{metrics['num_correct']:,} of {metrics['num_examples']:,}"
+    interval = f"{_INTERVAL} {100 * low:.1f} to {100 * high:.1f} %"
+    accuracy = f"Accuracy {100 * metrics['accuracy']:.1f} % ({interval})"
     return Report(
         subject=subject,
         metrics=metrics,
         measures=_MEASURES,
-        headline=f"Accuracy {100 * metrics['accuracy']:.1f} % ({_INTERVAL} {100 * low:.1f} to {100 * high:.1f} %): "
-        f"{counts} pictures are right.",
-        summary=f"Accuracy {metrics['accuracy']:.4f}: {counts} images correct ({_INTERVAL} {low:.3f} to {high:.3f}), "
-        f"log loss {metrics['log_loss']:.4f}",
+        headline=f"{accuracy}: {counts} images are right.",
+        summary=f"{accuracy}, {counts} images correct, log loss {metrics['log_loss']:.4f}",
         notes=[] if subject.names_classes else [unnamed],
         sentences=sentences,
         paragraphs=_single_label_paragraphs(metrics, confusion, names),

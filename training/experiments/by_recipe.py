@@ -31,6 +31,8 @@ def pretrain(arguments: Sequence[str], about: str = "") -> str | None:
     if not arguments or arguments[0] in ("-h", "--help"):
         arguments = [_AUTO, "--help"]
     name, *rest = arguments
+    if name.startswith("-"):
+        raise UserError(f"The first argument must be a recipe, but is {name!r:.80}; keras-vit recipes lists all.")
     # What the recipe auto is depends on the data, so its values are not known yet.
     named, prog = _pretrain_recipe(name, DataFacts(1000, (64, 64))), f"keras-vit pretrain {name}"
     about = _about(about, name, RECIPES, 64 if name == _AUTO else None)
