@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import ops
 
 from export.token_merging import calling_with_merged_tokens
-from keras_vit.errors import UserError
+from keras_vit.checkpoints.load import check_not_quantized
 from keras_vit.models.attention import DotProductAttention, split_heads
 from keras_vit.models.build import calling_class_token_only, class_token_only
 from keras_vit.models.layers import Activation, StandardizedConv2D, TokenDense, gelu_erf, no_init_weights
@@ -70,11 +70,7 @@ def rebuilt(
 
     Layers in `left_out` become the identity of their first input.
     """
-    if any(layer.quantization_mode for layer in model.layers):
-        raise UserError(
-            f"The model {model.name!r} is quantized by Keras, which exports do not support; export the model from "
-            "before `quantize`, and use a quantized format of the export."
-        )
+    check_not_quantized(model)
     call = calling_class_token_only(class_token)
     if merge_tokens:
         call = calling_with_merged_tokens(model, merge_tokens, call)

@@ -24,7 +24,7 @@ import numpy as np
 
 from keras_vit.checkpoints.describe import describe
 from keras_vit.checkpoints.find import check_name, find_checkpoint
-from keras_vit.errors import UserError, reading
+from keras_vit.errors import UserError, reading, refuse_first
 from keras_vit.files.atomic import atomic_write, is_temporary, remove_temporary, write_text
 from keras_vit.files.keras_model import MODEL, find, is_keras_model
 from keras_vit.files.kinds import MODEL_SUFFIXES, kind_of, readable_kind
@@ -198,11 +198,9 @@ class Run:
 
     def _refuse_settings(self) -> None:
         """Raise UserError for settings of a checkpoint beside a model of ours."""
-        for option, value in (("num-heads", self.num_heads), ("num-groups", self.num_groups)):
-            if value is not None:
-                raise UserError(
-                    f"--{option} has no effect on a run or .keras file, which stores it; leave --{option} out."
-                )
+        why = "has no effect on a run or .keras file, which stores it; leave"
+        options = (("--num-heads", self.num_heads), ("--num-groups", self.num_groups))
+        refuse_first((value is not None, f"{option} {why} {option} out.") for option, value in options)
 
     @property
     def preprocessing(self) -> "Preprocessing":

@@ -18,7 +18,7 @@ import numpy as np
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.layout import Format, Layout
-from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_rank, same_weight, translate
+from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_array, check_rank, same_weight, translate
 from keras_vit.checkpoints.layouts import UnknownLayout, identify_format
 from keras_vit.errors import UserError
 from keras_vit.files.kinds import kind_of, readable_kind
@@ -130,12 +130,17 @@ def open_checkpoint(path: str | os.PathLike, stored_grid: tuple[int, int] | None
 
 def refuse_unexpected_keys(checkpoint: Checkpoint) -> None:
     """Raise UserError if the checkpoint has arrays that no supported model has."""
-    if keys := checkpoint.unexpected_keys:
-        parts = {name for part, name in _UNSUPPORTED.items() if any(part in key for key in keys)}
-        reason = f" (it has {join_keys(sorted(parts))})" if parts else ""
-        raise UserError(
-            f"The checkpoint is of an unsupported kind of model{reason}; unexpected keys: {join_keys(keys)}."
-        )
+    keys = checkpoint.unexpected_keys
+    parts = {name for part, name in _UNSUPPORTED.items() if any(part in key for key in keys)}
+    reason = f" (it has {join_keys(sorted(parts))})" if parts else ""
+    refuse_keys(f"is of an unsupported kind of model{reason}", unexpected=keys)
+
+
+def refuse_keys(what: str, missing: Sequence[str] = (), unexpected: Sequence[str] = ()) -> None:
+    """Raise UserError with the keys, if there are any, and what the checkpoint therefore is or does not."""
+    problems = {"missing keys": missing, "unexpected keys": unexpected}
+    if sentences := [f"{problem}: {join_keys(keys)}" for problem, keys in problems.items() if keys]:
+        raise UserError(f"The checkpoint {what}; {'; '.join(sentences)}.")
 
 
 def join_keys(keys: Sequence[str]) -> str:
@@ -204,8 +209,8 @@ def _has_model(arrays: Mapping[str, LazyArray], prefix: str) -> bool:
 
 def unstack_scan(name: str, array: LazyArray) -> dict[str, LazyArray]:
     """An array of all blocks (big_vision's scan) as those of each block, by their names; `name` has "encoderblock/"."""
-    if not array.shape or array.shape[0] > 1000:
-        raise UserError(f"The array {array.key!r} should begin with an axis for the blocks, but has {array.shape}.")
+    is_stack = array.shape and array.shape[0] <= 1000
+    check_array(is_stack, array.key, "begin with an axis for the blocks", f"has {array.shape}")
     return {
         name.replace("encoderblock/", f"encoderblock_{layer}/"): dataclasses.replace(array, part=layer)
         for layer in range(array.shape[0])

@@ -3,10 +3,10 @@
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, square_grid
+from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, refuse_keys, square_grid
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.formats.transformers.eomt import delta_error
@@ -91,7 +91,7 @@ def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
     config: TaskConfig
     if task == "segmentation":
         _refuse_differences(weights)
-        _refuse_missing(_missing_in_blocks(weights, r"(upscale_\d+/)(.*)"))
+        refuse_keys("is incomplete", _missing_in_blocks(weights, r"(upscale_\d+/)(.*)"))
         num_blocks = _shape(checkpoint, "mask_attention/probabilities", 1)[0]
         config = SegmentationConfig(
             num_classes=_shape(checkpoint, "class_head/kernel", 2)[1] - 1,
@@ -127,7 +127,7 @@ def infer_config(checkpoint: Checkpoint, options: LoadOptions) -> ModelConfig:
         vit = _with_prefix_positions(checkpoint, _infer_vit(checkpoint, file_config, options), options)
         least = vit.num_layers * (4 * vit.hidden_size**2 + 2 * vit.hidden_size * vit.mlp_dim)
         refuse_first(contradictions(vit, file_config.sizes))
-        _refuse_missing(_missing_biases(checkpoint))
+        refuse_keys("is incomplete", _missing_biases(checkpoint))
         if isinstance(vit.stem, ResNetConfig):
             refuse_first(contradictions(vit.stem, file_config.resnet_sizes))
         config = vit
@@ -176,7 +176,7 @@ def _other_widths(weights: Mapping[str, Weight], file_config: FileConfig) -> Rul
 def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOptions) -> ViTConfig:
     weights, layout, position_embedding = checkpoint.weights, checkpoint.layout, options.position_embedding
     num_layers = count(weights, r"Transformer/encoderblock_(\d+)/", "encoder blocks")
-    _refuse_missing(_missing_in_blocks(weights, r"(Transformer/encoderblock_\d+/)(.*)"))
+    refuse_keys("is incomplete", _missing_in_blocks(weights, r"(Transformer/encoderblock_\d+/)(.*)"))
     first = "Transformer/encoderblock_0/"
     patch = _shape(checkpoint, "embedding/kernel", 4)
     _shape(checkpoint, f"{_FIRST_QUERY}/kernel", 2)
@@ -188,7 +188,7 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
     has_scale, qkv_bias = f"{first}LayerScale_0/scale" in weights, f"{_FIRST_QUERY}/bias" in weights
     stated = [f"{head}/kernel" for head in file_config.heads]
     stated += [] if file_config.layer_scale is None else [f"{first}LayerScale_0/scale"]
-    _refuse_missing([key_of(name, layout.rules) for name in stated if name not in weights])
+    refuse_keys("is incomplete", [key_of(name, layout.rules) for name in stated if name not in weights])
     mlp_dim = _shape(checkpoint, f"{first}MlpBlock_3/Dense_0/kernel", 2)[1]
     return ViTConfig(
         patch_size=patch[0] if patch[0] == patch[1] else (patch[0], patch[1]),
@@ -305,11 +305,6 @@ def _missing_in_blocks(weights: Mapping[str, Weight], pattern: str) -> list[str]
     return [f"{block}{part}" for block, present in parts.items() for part in sorted(all_parts - present)]
 
 
-def _refuse_missing(keys: Sequence[str]) -> None:
-    if keys:
-        raise UserError(f"The checkpoint is incomplete; missing keys: {join_keys(keys)}.")
-
-
 class UnknownNumHeads(UserError):
     """The number of attention heads is not in the file, and no official model has its sizes."""
 
@@ -387,7 +382,7 @@ def _infer_resnet(checkpoint: Checkpoint, file_config: FileConfig, preactivation
 
 def shape_of(weights: Mapping[str, Weight], rules: Iterable[Rule], name: str, rank: int) -> tuple[int, ...]:
     """The shape of a weight of this number of axes. Raises UserError if it is missing, or has others."""
-    _refuse_missing([] if name in weights else [key_of(name, rules)])
+    refuse_keys("is incomplete", [] if name in weights else [key_of(name, rules)])
     weight = weights[name]
     check_rank(weight.source.key, weight.shape, (rank,))
     return weight.shape

@@ -254,8 +254,7 @@ def _weights(array: LazyArray, rule: Rule, numbers: dict[str, int]) -> dict[str,
     transform, parts = rule.transform, len(rule.names)
     if not parts:
         return {}
-    if not array.is_float:
-        raise UserError(f"The array {array.key!r} should hold floating-point numbers, but holds {array.dtype}.")
+    check_array(array.is_float, array.key, "hold floating-point numbers", f"holds {array.dtype}")
     if transform.ranks:
         check_rank(array.key, array.shape, transform.ranks)
     if parts == 1:
@@ -263,8 +262,8 @@ def _weights(array: LazyArray, rule: Rule, numbers: dict[str, int]) -> dict[str,
         if array.part is not None:
             return {name: Weight(array, shape, functools.partial(_load_part, transform, array.part))}
         return {name: Weight(array, shape, transform.load, functools.partial(_file_view, transform, array.shape))}
-    if not array.shape or array.shape[0] % parts:
-        raise UserError(f"The array {array.key!r} should hold {parts} equal parts, but has shape {array.shape}.")
+    is_divisible = array.shape and array.shape[0] % parts == 0
+    check_array(is_divisible, array.key, f"hold {parts} equal parts", f"has shape {array.shape}")
     size, weights = array.shape[0] // parts, {}
     for part, name in enumerate(rule.names):
         if name:
@@ -273,12 +272,16 @@ def _weights(array: LazyArray, rule: Rule, numbers: dict[str, int]) -> dict[str,
     return weights
 
 
+def check_array(is_right: object, key: str, should: str, but: str) -> None:
+    """Raise UserError unless an array of a file is what it should be."""
+    if not is_right:
+        raise UserError(f"The array {key!r} should {should}, but {but}.")
+
+
 def check_rank(key: str, shape: tuple[int, ...], ranks: Collection[int]) -> None:
     """Raise UserError unless an array, or what is read of it, has one of these numbers of axes."""
-    if len(shape) not in ranks or 0 in shape:
-        raise UserError(
-            f"The array {key!r} should have {' or '.join(map(str, ranks))} axes and values, but has shape {shape}."
-        )
+    is_right = len(shape) in ranks and 0 not in shape
+    check_array(is_right, key, f"have {' or '.join(map(str, ranks))} axes and values", f"has shape {shape}")
 
 
 def _load_part(transform: Transform, part: int | slice, array: np.ndarray) -> np.ndarray:

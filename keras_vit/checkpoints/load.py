@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, not_square_error, open_checkpoint, square_grid
+from keras_vit.checkpoints.checkpoint import Checkpoint, not_square_error, open_checkpoint, refuse_keys, square_grid
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.infer_config import check_heads, file_config_grid, has_norm_after_pooling, resampler_of
@@ -139,10 +139,15 @@ def _path(layer: keras.layers.Layer, head: keras.layers.Layer | None) -> str:
     return "head" if is_renamed else layer.name.replace(".", "/")
 
 
-def values_by_key(model: keras.Model) -> dict:
-    """The values that a model computes with, by key; with LoRA the merged kernel. Not of a quantized model."""
+def check_not_quantized(model: keras.Model) -> None:
+    """Raise UserError for a model that Keras has quantized."""
     if any(layer.quantization_mode for layer in model.layers):
         raise UserError(f"The model {model.name!r} is quantized by Keras; use the model before `quantize`.")
+
+
+def values_by_key(model: keras.Model) -> dict:
+    """The values that a model computes with, by key; with LoRA the merged kernel. Not of a quantized model."""
+    check_not_quantized(model)
     weights = weights_by_key(model)
     for layer in model.layers:
         if isinstance(layer, TokenDense) and layer.lora_enabled:
@@ -205,9 +210,7 @@ def check_keys(
     """Raise UserError unless the weights of a file are those that a model needs, and all of them."""
     missing = {key_of(key, rules) for key in needed.keys() - matched.keys()}
     unexpected = {*unexpected_keys, *(matched[key].source.key for key in matched.keys() - needed.keys())}
-    problems = {"missing keys": sorted(missing), "unexpected keys": sorted(unexpected)}
-    if sentences := [f"{problem}: {join_keys(keys)}" for problem, keys in problems.items() if keys]:
-        raise UserError(f"The checkpoint does not fit the model; {'; '.join(sentences)}.")
+    refuse_keys("does not fit the model", sorted(missing), sorted(unexpected))
 
 
 def check_shapes(matched: Mapping[str, Weight], weights: Mapping[str, keras.Variable], num_heads: int | None) -> None:

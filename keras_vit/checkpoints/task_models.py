@@ -4,13 +4,11 @@ import keras
 
 from keras_vit.checkpoints.from_checkpoint import adapt
 from keras_vit.checkpoints.load import check_unchanged, fill_from
-from keras_vit.errors import UserError
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.build import config_of, preprocessing_of
 from keras_vit.models.config import (
     DetectionConfig,
     LinearSegmentationConfig,
-    ResNetConfig,
     SegmentationConfig,
     TaskConfig,
     ViTConfig,
@@ -83,8 +81,6 @@ def _on_backbone(
     else:
         config = model_config(backbone)
         preprocessing = Preprocessing(224 if image_size is None else image_size)  # type: ignore[arg-type]
-    if isinstance(config, ResNetConfig):
-        raise UserError("Segmentation and detection need the tokens of a Vision Transformer, not a ResNet.")
     model = build_task(config, task, preprocessing, dtype=dtype, name=name)
     if isinstance(backbone, keras.Model):
         # An unchanged backbone has all weights of its encoder; those of another task may be of other sizes.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from keras_vit import __version__
 from keras_vit.cli import start
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, check_choice
 from keras_vit.published import USUAL, find_models
 
 # What the commands are for -> the module of each, which is imported by name when it is run, since `keras_vit` imports
@@ -130,8 +130,7 @@ def run_command(arguments: Sequence[str]) -> None:
 
 def _print_completion(shells: Sequence[str]) -> None:
     """Print the shell's script that completes commands, options and files."""
-    if list(shells) not in (["bash"], ["zsh"]):
-        raise UserError(f"--print-completion takes bash or zsh, but was given {' '.join(shells) or 'nothing'}.")
+    check_choice("--print-completion", " ".join(shells), ("bash", "zsh"))
     if shells[0] == "zsh":
         print("autoload -Uz bashcompinit && bashcompinit")
     print(_COMPLETION.replace("NAMES", " ".join((*COMMANDS, *_LISTS))))

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO
 
 from keras_vit.cli.native_stderr import native_stderr_silenced
-from keras_vit.errors import ParityError, UserError, printable
+from keras_vit.errors import ParityError, UserError, check_choice, printable
 
 _SCRIPT = "keras-vit"  # that pip installs
 _MODULE = "keras_vit"  # that Python runs where the script is not installed
@@ -131,10 +131,9 @@ def run_job(
     name, *rest = arguments or ["--help"]
     if name in ("-h", "--help"):
         print(f"usage: {as_typed(prog)} {'|'.join(jobs)} [OPTIONS]\n\n{as_typed(about)}")
-    elif name in jobs:
-        jobs[name](rest)
-    else:
-        raise UserError(f"{prog} takes {', '.join(jobs)} and its options, but was given {name!r} first.")
+        return
+    check_choice(f"The first argument of {prog}", name, jobs)
+    jobs[name](rest)
 
 
 def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> None:

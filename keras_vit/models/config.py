@@ -37,6 +37,17 @@ def check_below_one(config, *fields: str) -> None:
             raise UserError(f"{field} must be in [0, 1), but is {value}.")
 
 
+def _check_multiples(image_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
+    """Raise UserError unless patches cover an image; both are (height, width) in pixels."""
+    for side, image, patch in zip(("height", "width"), image_size, patch_size, strict=True):
+        if image < patch or image % patch:
+            below, above = image // patch * patch, (image // patch + 1) * patch
+            sizes = f"{below} or {above}" if below else str(above)
+            raise UserError(
+                f"The image {side} must be a multiple of the patch {side} {patch}, but is {image}; take {sizes}."
+            )
+
+
 def check_blocks(blocks: Collection[int], count: int) -> None:
     """Raise UserError unless these are some of the numbers of `count` encoder blocks, or negative ones from the end."""
     whole = all(isinstance(block, numbers.Integral) and not isinstance(block, bool) for block in blocks)
@@ -192,11 +203,7 @@ class ShiftedPatches:
 
     def feature_map(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of patches."""
-        if any(side % self.patch_size for side in image_size):
-            raise UserError(
-                f"Shifted patches of {self.patch_size} pixels need sides that are multiples of it, but the image has "
-                f"{image_size[0]}x{image_size[1]} pixels."
-            )
+        _check_multiples(image_size, (self.patch_size, self.patch_size))
         return image_size[0] // self.patch_size, image_size[1] // self.patch_size
 
 
@@ -403,13 +410,7 @@ class ViTConfig:
         if self.stem is not None:
             self.grid(image_size)
             return
-        for side, image, patch in zip(("height", "width"), image_size, self.patch, strict=True):
-            if image < patch or image % patch:
-                below, above = image // patch * patch, (image // patch + 1) * patch
-                sizes = f"{below} or {above}" if below else str(above)
-                raise UserError(
-                    f"The image {side} must be a multiple of the patch {side} {patch}, but is {image}; take {sizes}."
-                )
+        _check_multiples(image_size, self.patch)
 
     def _stem_grid(
         self, image_size: tuple[int, int], stem: "ResNetConfig | ConvStem | ShiftedPatches"

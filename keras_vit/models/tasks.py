@@ -9,6 +9,7 @@ from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.build import dtype_policy, model_spec
 from keras_vit.models.config import (
     LinearSegmentationConfig,
+    ModelConfig,
     SegmentationConfig,
     TaskConfig,
     ViTConfig,
@@ -25,7 +26,7 @@ def task_of(model: keras.Model) -> TaskConfig | None:
 
 
 def build_task(
-    config: ViTConfig,
+    config: ModelConfig,
     task: TaskConfig,
     preprocessing: Preprocessing,
     *,
@@ -41,13 +42,19 @@ def build_task(
         return detection_network(backbone_config(config), task, preprocessing, name or "detection")
 
 
-def backbone_config(config: ViTConfig) -> ViTConfig:
+def backbone_config(config: ModelConfig) -> ViTConfig:
     """The configuration without what reads the tokens. Raises UserError for one that is no plain encoder."""
-    of_attention = config.axial or config.locality_attention or config.position_embedding == "relative"
-    if of_attention or config.distillation != "none" or config.position_injection != "input":
+    if (
+        not isinstance(config, ViTConfig)
+        or config.axial
+        or config.locality_attention
+        or config.position_embedding == "relative"
+        or config.distillation != "none"
+        or config.position_injection != "input"
+    ):
         raise UserError(
-            "Segmentation and detection need a plain encoder, without axial attention, relative positions, locality, "
-            "distillation token and positions in every layer; take another model."
+            "Segmentation and detection need a plain Vision Transformer, not a ResNet, and without axial attention, "
+            "relative positions, locality, distillation token and positions in every layer; take another model."
         )
     return dataclasses.replace(
         config,

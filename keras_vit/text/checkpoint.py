@@ -219,11 +219,6 @@ def open_text(path: str | os.PathLike) -> TextCheckpoint:
         )
     weights, unused = translate(arrays, layout.rules)
     folder = folder_of(file)
-    if layout.config_file is not None and not (folder / layout.config_file).is_file():
-        raise UserError(
-            f"The text tower of {os.fspath(path)} needs {layout.config_file} beside the weights, which says the number "
-            "of heads and the activation; put it there."
-        )
     config = {} if layout.config_file is None else read_json(folder / layout.config_file)
     unexpected = (key for key in unused if key.startswith(layout.prefix) and not key.endswith("position_ids"))
     bias = None if layout.bias is None or layout.bias not in arrays else _number(arrays, layout.bias, 1e6)

@@ -1,11 +1,10 @@
 """The classes of a model of texts, checked before Keras is imported."""
 
-import collections
 import os
 from collections.abc import Mapping, Sequence
 
 from keras_vit.errors import UserError
-from keras_vit.files.labels import read_labels
+from keras_vit.files.labels import distinct_names, read_labels
 from keras_vit.files.remote import existing_file
 from keras_vit.models.config import Classes
 
@@ -47,19 +46,13 @@ def text_classes(
         raise UserError(f"classes must be several texts, such as ['cat', 'dog'], but is the text {classes!r:.80}.")
     if not isinstance(classes, Mapping):
         names = list(classes)
-        _refuse_twice(names)
+        distinct_names([name for name in names if isinstance(name, str) and name.strip()], "The list of classes")
         classes = {name: name for name in names}
     texts = {name: tuple(each) if isinstance(each, list | tuple) else (each,) for name, each in classes.items()}
     for name, several in texts.items() or [("", ())]:
         if not several or not all(isinstance(text, str) and text.strip() for text in (name, *several)):
             raise UserError(f"Each class needs a text, but {name!r:.80} is empty or has an empty one; give it one.")
     return Classes(tuple(texts), tuple(texts.values()), templates_of(templates))
-
-
-def _refuse_twice(names: Sequence[object]) -> None:
-    counts = collections.Counter(name for name in names if isinstance(name, str))
-    if twice := [name for name, count in counts.items() if count > 1]:
-        raise UserError(f"The class {twice[0]!r:.80} is named twice; give each class once.")
 
 
 def templates_of(templates: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -87,7 +80,7 @@ def classes_of_options(values: Sequence[str], templates: Sequence[str] | None) -
     if not is_text_file(values):
         return text_classes(tuple(values), templates_of_option(templates))
     classes = [_class_of(line) for line in _lines("--classes", values[0])]
-    _refuse_twice([name for name, _ in classes])
+    distinct_names([name for name, _ in classes if name], values[0])
     return text_classes(dict(classes), templates_of_option(templates))
 
 

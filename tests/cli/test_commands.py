@@ -92,8 +92,8 @@ echo "${COMPREPLY[@]}"
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--print-completion"], "bash or zsh, but was given nothing"),
-        (["--print-completion", "fish"], "bash or zsh, but was given fish"),
+        (["--print-completion"], "one of bash, zsh, but is ''"),
+        (["--print-completion", "fish"], "one of bash, zsh, but is 'fish'"),
         (["models", "nothing"], "'nothing'; keras-vit models lists all"),
         (["recipes", "nothing"], "'nothing'; keras-vit recipes lists all"),
         (["pretrain", "digts"], "no recipe named 'digts'"),

@@ -131,5 +131,5 @@ def test_the_parser_refuses_an_unknown_head(capsys):
 
 
 def test_a_job_that_is_none_is_refused():
-    with pytest.raises(UserError, match="takes fit, evaluate, predict and its options, but was given 'export' first"):
+    with pytest.raises(UserError, match="must be one of fit, evaluate, predict, but is 'export'"):
         segment.main(["export"])

@@ -127,7 +127,7 @@ def test_a_saved_model_of_texts_tells_exports_its_classes_and_their_kind(name, t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--classes", "w2", "w2", "data/"], "The class 'w2' is named twice"),
+        (["--classes", "w2", "w2", "data/"], "names the class 'w2' twice"),
         (["--classes", "nowhere.txt", "data/"], "There is no file 'nowhere.txt'"),
         (["--classes", "w2", "data/", "--templates", "photo"], "A template must have {}"),
         (["--templates", "a {}", "--labels", "x", "--", "data"], "."),

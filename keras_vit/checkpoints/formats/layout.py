@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_vit.checkpoints.formats.file_config import FileConfig, ImageProcessing
 from keras_vit.checkpoints.key_mapping import ATTENTION, Rule
+from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.config import (
     DetectionConfig,
@@ -150,3 +151,8 @@ class Format:
     """The configs, by name of the file. Raises UserError for what they cannot express."""
     has_task: bool = False
     """Whether it is for models with a further task, which no other format can write."""
+
+
+def unsupported(what: str, advice: str) -> UserError:
+    """Return the error for a file of a model that is not supported."""
+    return UserError(f"The file is {what}, which is not supported; {advice}.")

@@ -21,8 +21,7 @@ from keras_vit.checkpoints.formats.file_config import (
     part,
     value_range_of,
 )
-from keras_vit.checkpoints.formats.layout import QUERY_BIAS, Format, Layout
-from keras_vit.errors import UserError
+from keras_vit.checkpoints.formats.layout import QUERY_BIAS, Format, Layout, unsupported
 from keras_vit.files.lazy_array import LazyArray
 
 CONFIG = "open_clip_config.json"
@@ -50,9 +49,9 @@ def _layout_of_timm(arrays: Mapping[str, LazyArray]) -> Layout:
     layout = timm.identify(trunk) if is_vit else None
     heads = {key for key in arrays if key.startswith("visual.head.")} - {"visual.head.proj.weight"}
     if layout is None or heads:
-        raise UserError(
-            "The file is an OpenCLIP whose image tower is no Vision Transformer of timm, or ends in more than a linear "
-            "projection, which is not supported; give the image tower as timm or transformers have it."
+        raise unsupported(
+            "an OpenCLIP whose image tower is no Vision Transformer of timm, or ends in more than a linear projection",
+            "give the image tower as timm or transformers have it",
         )
     rules = tuple(dataclasses.replace(rule, key=f"{_TRUNK}{rule.key}") for rule in layout.rules)
     projection = keys.Rule(("head/kernel",), "visual.head.proj.weight", keys.LINEAR)

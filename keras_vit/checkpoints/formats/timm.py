@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats import timm_config
-from keras_vit.checkpoints.formats.layout import DEFAULTS, Format, Layout, WrittenModel
-from keras_vit.errors import UserError
+from keras_vit.checkpoints.formats.layout import DEFAULTS, Format, Layout, WrittenModel, unsupported
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.config import ResNetConfig
 
@@ -57,7 +56,7 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
         return _BIT if "stem.conv.weight" in arrays else None
     for telling, name in _UNSUPPORTED:
         if arrays.keys() >= set(telling.split()):
-            raise UserError(f"The file is of timm's {name}, which is not supported; give a ViT or a DINO instead.")
+            raise unsupported(f"of timm's {name}", "give a ViT or a DINO instead")
     gated = _packs_gate(arrays)
     if "blocks.0.gamma_1" in arrays:
         return _eva(gated=gated or "blocks.0.mlp.fc1_g.weight" in arrays, packed=gated)

@@ -5,9 +5,8 @@ from typing import Any
 
 from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, check_field, part
-from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Layout, WrittenModel
+from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Layout, WrittenModel, unsupported
 from keras_vit.checkpoints.formats.transformers import config_json
-from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.config import Classifier, DetectionConfig, ViTConfig
 
@@ -27,9 +26,9 @@ def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     for prefix in ("vision_model.", ""):
         patches = arrays.get(f"{prefix}embeddings.patch_embedding.weight")
         if patches is not None and len(patches.shape) == 2:
-            raise UserError(
-                "The file is a SigLIP 2 NaFlex, whose images keep their proportions, which is not supported; give one "
-                "of fixed size, such as hf:google/siglip2-base-patch16-224."
+            raise unsupported(
+                "a SigLIP 2 NaFlex, whose images keep their proportions",
+                "give one of fixed size, such as hf:google/siglip2-base-patch16-224",
             )
         if patches is not None:
             clip = f"{prefix}pre_layrnorm.weight" in arrays

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, check_field, number, part, same_fields
-from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, WrittenModel
+from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, WrittenModel, unsupported
 from keras_vit.checkpoints.formats.transformers import config_json
 from keras_vit.checkpoints.formats.transformers.dino import GATED, SCALES, mlp_ratio, mlp_size, v3_fields, v3_sizes
 from keras_vit.checkpoints.key_mapping import CONV, DEPTHWISE, POSITIONS, TABLE, Rule, block_rules, dense, norm
@@ -33,9 +33,9 @@ def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     if backbone and all(key.startswith("encoder.backbone.") for key in backbone):
         if "encoder.backbone.pos_embed" not in backbone:  # DINOv3's positions are rotary
             raise delta_error()
-        raise UserError(
-            "The file is of the original code of EoMT (tue-mps); convert it with convert_eomt_to_hf.py of "
-            "transformers and give that folder."
+        raise unsupported(
+            "of the original code of EoMT (tue-mps)",
+            "convert it with convert_eomt_to_hf.py of transformers and give that folder",
         )
     if "query.weight" not in arrays or "layers.0.norm1.weight" not in arrays:
         return None
