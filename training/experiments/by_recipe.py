@@ -5,6 +5,7 @@ import functools
 import inspect
 from collections.abc import Iterable, Sequence
 
+from keras_vit import UserError
 from keras_vit.cli import parser
 from keras_vit.errors import refuse_without_effect
 from training.options.train import USUAL, FinetuneOptions, PretrainOptions
