@@ -359,7 +359,7 @@ def test_help_and_a_wrong_option_wait_for_nothing():
 def test_help_and_a_wrong_option_of_the_largest_commands_take_little_processor_time(arguments):
     command = [sys.executable, "-m", "keras_vit", *arguments.split()]
     seconds = []
-    for _ in range(2):
+    for _ in range(4):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, cwd=ROOT, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
