@@ -262,8 +262,9 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     The likelihood is concave in 1 / temperature, so halving an interval around the root of its derivative finds it.
     Raises UserError if no temperature is best: without a mistake in the images a lower one is always better.
     """
-    is_finite = bool(np.isfinite(logits).all())
-    logits = np.nan_to_num(logits.astype(np.float64))
+    if not np.isfinite(logits).all():
+        raise UserError("Calibration needs finite logits, but some classes have probability 0; use the model itself.")
+    logits = logits.astype(np.float64)
     own = logits[np.arange(len(labels)), labels]
     low, high = 1.0 / HIGHEST_TEMPERATURE, 1.0 / _LOWEST
     for _ in range(_HALVINGS):
@@ -273,11 +274,10 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         else:
             high = middle
     temperature = float(2.0 / (low + high))
-    if not is_finite or (own >= logits.max(axis=-1)).all() or temperature < 1.01 * _LOWEST:
-        why = f"nearly all {len(labels)} are right" if is_finite else "some classes have probability 0"
+    if (own >= logits.max(axis=-1)).all() or temperature < 1.01 * _LOWEST:
         raise UserError(
-            f"Calibration needs images that the model gets wrong and finite logits, but {why}; evaluate on more or "
-            "other images, or leave --calibrate out."
+            f"Calibration needs images that the model gets wrong, but nearly all {len(labels)} are right; evaluate on "
+            "more or other images, or leave --calibrate out."
         )
     return temperature
 
