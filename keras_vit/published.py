@@ -219,7 +219,7 @@ class PublishedModel:
     gmacs: float
     """Multiply-adds for one image in thousand millions."""
     purpose: str
-    """What the checkpoints are for."""
+    """Purpose of the checkpoints."""
     checkpoints: tuple[str, ...]
     """Names that `from_checkpoint` takes."""
     license: str

@@ -28,11 +28,11 @@ def main(arguments: Sequence[str]) -> None:
     machine = look_around()
     for name, value in description(machine):
         print(f"{name:18} {value}")
-    found = problems(machine)
-    for sentence, command in found:
+    listed = problems(machine)
+    for sentence, command in listed:
         print(f"\nProblem: {sentence}\n  {command}")
-    print("" if found else "\nNo problem found.")
-    sys.exit(bool(found))
+    print("" if listed else "\nNo problem found.")
+    sys.exit(bool(listed))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a machine has for training, what does not fit together there, and the command that repairs it."""
+"""Facts about a machine for training, its problems, and the command that repairs each."""
 
 import dataclasses
 import importlib.metadata
@@ -32,7 +32,7 @@ print(json.dumps({"platform": jax.default_backend(), "devices": jax.device_count
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What `look_around` saw."""
+    """Facts about a machine, as `look_around` sees them."""
 
     python: str
     backend: str
@@ -91,18 +91,18 @@ def look_around() -> Machine:
 
 def problems(machine: Machine) -> list[tuple[str, str]]:
     """Return what is wrong, each as a sentence and the command that repairs it."""
-    found = [(sentence, f'pip install "{requirement}"') for sentence, requirement in machine.unmet]
+    listed = [(sentence, f'pip install "{requirement}"') for sentence, requirement in machine.unmet]
     if "keras" in machine.packages and "keras-nightly" in machine.packages:
         sentence = "keras and keras-nightly are installed, which write to the same folder."
-        found.append((sentence, "pip uninstall -y keras keras-nightly && pip install keras"))
+        listed.append((sentence, "pip uninstall -y keras keras-nightly && pip install keras"))
     if machine.uses_legacy_keras:
-        found.append(("TF_USE_LEGACY_KERAS makes TensorFlow use Keras 2.", "unset TF_USE_LEGACY_KERAS"))
+        listed.append(("TF_USE_LEGACY_KERAS makes TensorFlow use Keras 2.", "unset TF_USE_LEGACY_KERAS"))
     for name, answer in (("TensorFlow", machine.tensorflow), ("JAX", machine.jax)):
         if answer and "error" in answer:
-            found.append((f"{name} cannot be imported: {answer['error']}", "pip install --force-reinstall ."))
+            listed.append((f"{name} cannot be imported: {answer['error']}", "pip install --force-reinstall ."))
     if machine.gpus and machine.tensorflow and machine.tensorflow.get("gpus") == 0:
-        found.append(_why_tensorflow_sees_no_gpu(machine))
-    return found
+        listed.append(_why_tensorflow_sees_no_gpu(machine))
+    return listed
 
 
 def _why_tensorflow_sees_no_gpu(machine: Machine) -> tuple[str, str]:

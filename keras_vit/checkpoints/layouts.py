@@ -76,7 +76,7 @@ def format_for(model: WrittenModel, name: str) -> tuple[Format, Layout]:
 def _inexpressible(
     model: WrittenModel, layout: Layout, fields: Mapping[str, tuple | None], resnet: ResNetConfig | None
 ) -> str:
-    """What a layout cannot express of a model; empty if it can."""
+    """Return the parts of a model that a layout cannot express; empty if it can."""
     for field, values in fields.items():
         value = getattr(model.config, field)
         if values is not None and value not in values and type(value) not in values:

@@ -103,7 +103,7 @@ class Samples:
     labels: np.ndarray
     """(N,) int64 class indices."""
     names: tuple[str, ...] = ()
-    """What to call each image, such as its class folder and file; empty where it is not known."""
+    """Name of each image, such as its class folder and file; empty where it is not known."""
 
     def some(self, most: int) -> "Samples":
         """Return at most so many of the images, evenly spaced."""

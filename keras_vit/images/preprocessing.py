@@ -100,10 +100,10 @@ class Preprocessing:
     """Whether the filter grows with the reduction. None: in TensorFlow's way for crop and pad alone (vit_jax stretches
     without)."""
     library: Library = "tensorflow"
-    """Whose way it is. tensorflow: JPEGs are decoded with the fast transform, and lengths round as in big_vision.
+    """Library that is followed. tensorflow: JPEGs use the fast transform, and lengths round as in big_vision.
     transformers, timm: JPEGs are decoded as Pillow does; lengths and the place of the crop round as in this library."""
     dtype: _Dtype | None = None
-    """Of resized pixels: uint8 rounds to bytes after each axis, as Pillow does. None: float32 in TensorFlow's way, else
+    """Type of resized pixels: uint8 rounds to bytes after each axis, as Pillow. None: float32 in TensorFlow's way, else
     uint8."""
     padding: Padding = "around"
     """Where the free space of pad lies: around the image, or after it, to the right and below (OWLv2, EoMT)."""

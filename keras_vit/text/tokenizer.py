@@ -39,7 +39,7 @@ class Tokenizer:
     """Turns texts into the token ids of a text tower: call it."""
 
     vocabulary: Vocabulary
-    """What splits a text in the family's form."""
+    """Splits a text in the form of the family."""
     canonical: Callable[[str], str]
     """The family's form of a text."""
     length: int

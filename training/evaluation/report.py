@@ -80,7 +80,7 @@ _PICTURES, _SIDE, _PAIRS = 200, 160, 30
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What was evaluated on what, and where and how to write the report."""
+    """The model and data of an evaluation, and where and how to write the report."""
 
     title: str
     directory: pathlib.Path

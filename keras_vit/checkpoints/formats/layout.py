@@ -1,4 +1,4 @@
-"""What the modules of the formats define: the keys and numerics of a code, how its files are read and written."""
+"""Definitions that the formats share: the keys and numerics of a code, how its files are read and written."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -74,9 +74,9 @@ class Layout:
     constants: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     """Arrays by key that the library's files have beside the weights, for saving."""
     task: Literal["segmentation", "detection"] | None = None
-    """Of the model; None for a classifier or features."""
+    """Task of the model; None for a classifier or features."""
     notes: tuple[str, ...] = ()
-    """What the user of a saved file has to know."""
+    """Note for the user of a saved file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Format:
     read_config: Callable[[Mapping[str, dict], Layout], FileConfig] = lambda files, layout: FileConfig()
     """Its configs, by name of the file -> what they say. Raises UserError for unsupported settings."""
     suffixes: tuple[str, ...] = ()
-    """Of its files; "" is a folder with configs."""
+    """Suffix of its files; "" is a folder with configs."""
     expressible: Callable[[WrittenModel], dict[str, tuple | None] | None] = lambda model: None
     """The values that it can express, by field of ViTConfig; None if it is for other kinds of models."""
     layout_for: Callable[[WrittenModel], Layout] | None = None
