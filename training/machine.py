@@ -161,7 +161,8 @@ def _nvidia() -> tuple[str | None, tuple[str, ...]]:
         lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return None, ()
-    rows = [[cell.strip() for cell in line.split(",")] for line in lines]
+    cells = [[cell.strip() for cell in line.split(",")] for line in lines]
+    rows = [row for row in cells if len(row) == 3]  # other lines are messages, such as of no device
     return (rows[0][0], tuple(f"{name}, {memory}" for _, name, memory in rows)) if rows else (None, ())
 
 
