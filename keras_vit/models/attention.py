@@ -98,8 +98,8 @@ def chunk_attention(model: keras.Model, queries: int | None) -> None:
     biased = any(isinstance(layer, RelativePositions | NoSelfAttention | MaskAttention) for layer in model.layers)
     if not layers or biased or any(layer.dropout_rate for layer in layers):
         raise UserError(
-            f"Chunks are of attention without relative positions, masks, and dropout of the probabilities, which the "
-            f"model {model.name!r} does not have; leave chunk_attention out."
+            "Only attention without relative positions, masks and dropout of the probabilities is computed in chunks, "
+            f"and the model {model.name!r} has other attention or none; leave chunk_attention out."
         )
     for layer in layers:
         layer.queries_at_a_time = queries

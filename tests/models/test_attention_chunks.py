@@ -99,5 +99,5 @@ def test_a_chunk_is_a_number_of_tokens(queries):
 
 def test_a_model_without_attention_is_refused():
     resnet = keras_vit.ResNetConfig((1,), 4, (8,), num_groups=2)
-    with pytest.raises(UserError, match="Chunks are of attention"):
+    with pytest.raises(UserError, match="is computed in chunks"):
         chunk_attention(keras_vit.build(resnet, image_size=16, num_classes=3), 4)
