@@ -16,11 +16,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from keras_vit.checkpoints.find import find_checkpoint
+from keras_vit.checkpoints.formats import keras_hub, vit_keras
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.layout import Format, Layout
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_array, check_rank, same_weight, translate
 from keras_vit.checkpoints.layouts import UnknownLayout, identify_format
 from keras_vit.errors import UserError
+from keras_vit.files.hdf5 import read_model_config
 from keras_vit.files.kinds import kind_of, readable_kind
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz
@@ -31,7 +33,7 @@ _PREFIXES = ("opt/target/", "params/img/", "params/")
 # TimmWrapper of transformers: timm's model and config.json.
 _TIMM_WRAPPER = "timm_model."
 # Files that belong to the config.json beside them.
-IN_FOLDER = ("model.safetensors", "model.keras")
+IN_FOLDER = ("model.safetensors", "model.keras", keras_hub.WEIGHTS)
 # What training keeps beside a model, by the beginning of its keys.
 _OF_TRAINING = ("epoch", "global_step", "iteration", "lr_scheduler", "n_averaged", "optim", "scaler", "step")
 # Substrings of keys that identify unsupported models with otherwise the same arrays.
@@ -80,6 +82,9 @@ class Checkpoint:
 
 def read_configs(path: pathlib.Path, names: Sequence[str] = ("config.json",)) -> dict[str, dict]:
     """The JSON files of these names that lie in a folder, or beside a file of weights, by name."""
+    if kind_of(path) == "h5" and names == (vit_keras.MODEL_CONFIG,):
+        description = read_model_config(path)
+        return {vit_keras.MODEL_CONFIG: description} if description else {}
     folder = folder_of(path)
     return {name: read_json(folder / name) for name in names if (folder / name).is_file()}
 
@@ -151,8 +156,12 @@ def join_keys(keys: Sequence[str]) -> str:
 
 def open_arrays(path: pathlib.Path) -> dict[str, LazyArray]:
     """The arrays of a file or folder by key, of all its networks."""
+    if (path.is_dir() or path.name == keras_hub.WEIGHTS) and keras_hub.is_preset(folder_of(path)):
+        return keras_hub.open_preset(folder_of(path))
     if path.is_dir():
         return open_folder(path)
+    if kind_of(path) == "h5" and vit_keras.is_model(path):
+        return vit_keras.open_model(path)
     return open_safetensors(path) if readable_kind(path) == "safetensors" else open_npz(path)
 
 

@@ -43,7 +43,8 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
         name: existing file or folder; https://…, gs://bucket/object or another path that TensorFlow can read; official
             name such as imagenet21k/ViT-B_16, sam/ViT-B_16, augreg:B_16, bit:BiT-M-R50x1 or
             big_vision:vit_s16_i1k_300ep; hf:google/vit-base-patch16-224-in21k, with @ and a revision or without, or
-            timm/vit_base_patch16_224.augreg_in21k, from the Hugging Face hub.
+            timm/vit_base_patch16_224.augreg_in21k, from the Hugging Face hub; or
+            kaggle:keras/vit/keras/vit_base_patch16_224_imagenet, from Kaggle.
         cache: folder for downloads; default: the environment variable KERAS_VIT_CACHE, else ~/.cache/keras_vit; from
             the Hugging Face hub, the cache of huggingface_hub.
 
@@ -58,6 +59,8 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
     source = re.sub(r"^(gs|https?):/(?=[^/])", r"\1://", os.fsdecode(name))
     if (hub_name := hub.parse_name(re.sub("^hf:/+", "hf:", source))) is not None:
         return hub.download(hub_name, pathlib.Path(cache) if cache else None)
+    if (handle := hub.parse_kaggle(source)) is not None:
+        return hub.download_kaggle(handle)
     folder = pathlib.Path(cache or os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser()
     if is_remote(source) and not source.startswith(("gs://", "https://", "http://")):
         try:
@@ -76,7 +79,7 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
 def check_name(name: str) -> None:
     """Raise UserError unless a checkpoint exists, or can be one to download. Uses neither TensorFlow nor a network."""
     is_augreg = name.removeprefix("augreg:") in _AUGREG_MODELS  # else its index would be downloaded
-    if not (os.path.exists(name) or is_remote(name) or hub.parse_name(name) or is_augreg):
+    if not (os.path.exists(name) or is_remote(name) or hub.parse_name(name) or hub.parse_kaggle(name) or is_augreg):
         _address(name, pathlib.Path())
 
 

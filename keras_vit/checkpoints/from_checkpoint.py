@@ -200,6 +200,8 @@ def build_source(path: str | os.PathLike, options: LoadOptions, edit: Edit | Non
     if edit is not None and task is None:
         config, weights = edit(config, checkpoint.weights)
         checkpoint = dataclasses.replace(checkpoint, weights=weights)
+    if options.num_classes is None and options.classifier_activation is None:
+        options = dataclasses.replace(options, classifier_activation=checkpoint.file_config.classifier_activation)
     options = dataclasses.replace(options, name=options.name or _name_of(name))
     return _build_and_fill(checkpoint, config, preprocessing, grid, options, task)
 

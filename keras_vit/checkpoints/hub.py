@@ -1,7 +1,8 @@
 """Checkpoints of the Hugging Face hub by name, through huggingface_hub: its cache, tokens and offline mode.
 
-Only the weights as .safetensors and the configs are downloaded, never a pickle. Environment variables such as HF_HOME,
-HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are those of huggingface_hub.
+Only the weights as .safetensors, or .weights.h5 of Keras, and the configs are downloaded, never a pickle. Presets of
+keras-hub are also on Kaggle, whose names kagglehub downloads, with its cache and credentials. Environment variables
+such as HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are those of huggingface_hub.
 """
 
 import os
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 from keras_vit.errors import UserError, needed_package
 
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_WEIGHTS, _INDEX, _OF_KERAS = "model.safetensors", "model.safetensors.index.json", "model.weights.h5"
 _FILES = (
     _WEIGHTS,
     _INDEX,
@@ -20,8 +21,12 @@ _FILES = (
     "config.json",
     "preprocessor_config.json",
     "processor_config.json",
+    *(_OF_KERAS, "task.json", "task.weights.h5", "image_converter.json", "preprocessor.json"),
 )
 _OF_TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "spiece.model"]
+_OF_TOKENIZER += ["assets/tokenizer/*"]  # of keras-hub
+# kaggle:owner/model/framework/variation, and a version.
+_KAGGLE = re.compile(r"kaggle:/{0,2}(?P<handle>[\w.-]+(?:/[\w.-]+){3}(?:/\d+)?)", re.ASCII)
 # hf:owner/name@revision, timm/name, and the address of the file of weights.
 _NAME = re.compile(r"(?:hf:|(?=timm/))(?P<repository>[^/@:]+/[^/@:]+)(?:@(?P<revision>[^@\s]+))?")
 _ADDRESS = re.compile(
@@ -61,12 +66,36 @@ def download(name: HubName, cache: pathlib.Path | None = None) -> pathlib.Path:
             weights, or the hub cannot be reached and the files are not in the cache.
     """
     folder = _snapshot(name, _FILES, cache)
-    if not any((folder / file).is_file() for file in (_WEIGHTS, _INDEX)):
+    if not any((folder / file).is_file() for file in (_WEIGHTS, _INDEX, _OF_KERAS)):
         raise UserError(
             f"{name.repository} on the Hugging Face hub has no {_WEIGHTS}, and pickles such as pytorch_model.bin are "
             "not read; convert it where you trust it, or give another repository."
         )
     return folder
+
+
+def parse_kaggle(name: str) -> str | None:
+    """The handle of a model that a name beginning with kaggle: means; None if it is another name. Raises UserError."""
+    match = _KAGGLE.fullmatch(name)
+    if match is None and name.startswith("kaggle:"):
+        raise UserError(
+            "A name on Kaggle must be kaggle:owner/model/framework/variation, such as "
+            f"kaggle:keras/vit/keras/vit_base_patch16_224_imagenet, but is {name[:200]!r}."
+        )
+    return match["handle"] if match else None
+
+
+def download_kaggle(handle: str) -> pathlib.Path:
+    """The folder of a model on Kaggle, downloaded if it is not in the cache of kagglehub. Raises UserError."""
+    kagglehub = needed_package("kagglehub", "Names on Kaggle need", "kagglehub")
+    try:
+        return pathlib.Path(kagglehub.model_download(handle))
+    except (OSError, ValueError) as error:  # whose errors of the network are OSError
+        words = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(
+            f"{handle} cannot be downloaded from Kaggle ({words}); check the name and its terms, or download it on "
+            "another computer and give the path of its folder."
+        ) from error
 
 
 def download_tokenizer(name: HubName, folder: pathlib.Path) -> None:

@@ -255,8 +255,8 @@ def _optional_size(checkpoint: Checkpoint, name: str, rank: int) -> int | None:
 def _missing_biases(checkpoint: Checkpoint) -> list[str]:
     """The biases that are missing although the code of the layout always has them."""
     weights = checkpoint.weights
-    patch_bias = () if "Transformer/pre_norm/scale" in weights else ("embedding/bias",)
-    biases = (*checkpoint.layout.biases, *patch_bias)
+    has_patch_bias = checkpoint.layout.patch_bias and "Transformer/pre_norm/scale" not in weights
+    biases = (*checkpoint.layout.biases, *("embedding/bias",) * has_patch_bias)
     return [bias for bias in biases if bias not in weights and bias.replace("/bias", "/kernel") in weights]
 
 
@@ -395,7 +395,7 @@ def _shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
 def file_config_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int] | None:
     """(rows, columns) of the stored position embeddings according to config.json; None if it does not say."""
     file_config = checkpoint.file_config
-    size = file_config.image_size
+    size = file_config.position_size or file_config.image_size
     if size is None or isinstance(config, ResNetConfig) or POSITIONS not in checkpoint.weights:
         return None
     num_tokens = checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions

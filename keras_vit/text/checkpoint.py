@@ -1,7 +1,8 @@
 """The text side of a two-tower checkpoint: its keys in each library, its config, its weights, the scale of the logits.
 
 transformers: `CLIPModel` and `SiglipModel`. open_clip: `CLIP`, whose config is open_clip_config.json. big_vision:
-`models/proj/image_text/two_towers`, under params/txt/. Only headers are read to open one, and two numbers.
+`models/proj/image_text/two_towers`, under params/txt/. keras-hub: `CLIPBackbone` and `SigLIPBackbone`. Only headers are
+read to open one, and two numbers.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import numpy as np
 
 from keras_vit.checkpoints.checkpoint import folder_of, open_arrays, unstack_scan
 from keras_vit.checkpoints.find import find_checkpoint
-from keras_vit.checkpoints.formats import jax, open_clip
+from keras_vit.checkpoints.formats import jax, keras_hub, open_clip
 from keras_vit.checkpoints.formats.file_config import Sizes, number
 from keras_vit.checkpoints.formats.transformers import clip
 from keras_vit.checkpoints.formats.transformers.config_json import gelu_of
@@ -84,6 +85,9 @@ def _identify(arrays: Mapping[str, LazyArray]) -> TextLayout | None:
         return _SIGLIP_LAYOUT if "text_model.head.weight" in arrays else _CLIP_LAYOUT
     if "token_embedding.weight" in arrays and "visual.class_embedding" in arrays:
         return _OPEN_CLIP_LAYOUT
+    for layout in (_HUB_CLIP_LAYOUT, _HUB_SIGLIP_LAYOUT):
+        if layout.scale in arrays:
+            return layout
     return _BIG_VISION_LAYOUT if "params/txt/Embed_0/embedding" in arrays else None
 
 
@@ -142,6 +146,54 @@ _OPEN_CLIP_LAYOUT = TextLayout(
     open_clip.text_settings,
     "transformer.",
 )
+
+
+def _of_hub_clip(config: dict) -> dict[str, Any]:
+    fields = keras_hub.tower_config(config, "text_encoder")
+    gelu = keras_hub.gelu_of(fields.get("intermediate_activation", "quick_gelu"))
+    epsilons = {"layer_norm_epsilon": 1e-5, "last_norm_epsilon": 1e-6}
+    return {"num_heads": number(fields, "num_heads"), "gelu": gelu, "pooling": "largest", **epsilons}
+
+
+def _of_hub_siglip(config: dict) -> dict[str, Any]:
+    fields = keras_hub.tower_config(config, "text_encoder")
+    gelu = keras_hub.gelu_of(fields.get("intermediate_activation", "gelu_approximate"))
+    epsilon = number(fields, "layer_norm_epsilon", float) or 1e-6
+    return {"num_heads": number(fields, "num_heads"), "gelu": gelu, "layer_norm_epsilon": epsilon, **_LAST}
+
+
+def _hub_rules(name: str, prefix: str, embedding: str, block: str) -> tuple[Rule, ...]:
+    return (
+        Rule(("embedding/tokens",), f"{prefix}{embedding}/token_embedding/vars/0"),
+        Rule(("embedding/positions",), f"{prefix}{embedding}/position_embedding/vars/0"),
+        *keras_hub.text_block(name, f"{prefix}{block}_{{i}}/", _BLOCK),
+        *keras_hub.norm("encoder_norm", f"{prefix}layer_normalization"),
+    )
+
+
+_OF_CLIP, _OF_SIGLIP = "layers/clip_text_encoder/layers/", "layers/sig_lip_text_encoder/layers/"
+_HUB_CLIP_LAYOUT = TextLayout(
+    (
+        *_hub_rules("CLIP", _OF_CLIP, "token_and_position_embedding", "clip_encoder_layer"),
+        Rule(("head/kernel",), "layers/dense_1/vars/0"),
+    ),
+    keras_hub.CONFIG,
+    _of_hub_clip,
+    _OF_CLIP,
+    "layers/clip_head/vars/0",
+    None,
+)
+_HUB_SIGLIP_LAYOUT = TextLayout(
+    (
+        *_hub_rules("SigLIP", _OF_SIGLIP, "sig_lip_text_embedding", "sig_lip_encoder_layer"),
+        *keras_hub.dense("head", f"{_OF_SIGLIP}dense"),
+    ),
+    keras_hub.CONFIG,
+    _of_hub_siglip,
+    _OF_SIGLIP,
+    "layers/sig_lip_head/vars/0",
+    "layers/sig_lip_head/vars/1",
+)
 _TEXT = "params/txt/"
 _BIG_VISION_LAYOUT = TextLayout(
     (
@@ -190,7 +242,7 @@ def text_tower(path: str | os.PathLike) -> keras.Model:
     """The text tower of a two-tower checkpoint, with its weights.
 
     Reads CLIP, SigLIP and SigLIP 2 of fixed size in the layout of transformers, OpenCLIP's own files
-    (open_clip_model.safetensors with open_clip_config.json), and big_vision's SigLIP as .npz.
+    (open_clip_model.safetensors with open_clip_config.json), presets of keras-hub, and big_vision's SigLIP as .npz.
 
     Args:
         path: file, folder, address or name of the checkpoint, as `keras_vit.from_checkpoint` takes it.
