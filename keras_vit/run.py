@@ -25,13 +25,13 @@ import numpy as np
 from keras_vit.checkpoints.describe import describe
 from keras_vit.checkpoints.find import check_name, find_checkpoint
 from keras_vit.errors import UserError, reading, refuse_first
-from keras_vit.files.atomic import atomic_write, is_temporary, remove_temporary, write_text
+from keras_vit.files.atomic import LOCK, atomic_write, is_temporary, remove_temporary, write_text
 from keras_vit.files.keras_model import MODEL, find, is_keras_model
 from keras_vit.files.kinds import MODEL_SUFFIXES, kind_of, readable_kind
 from keras_vit.files.labels import LABELS, check_classes, check_number, labels_text, read_labels
-from keras_vit.files.lock import LOCK
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import RemoteError, can_be_saved_model, existing_file, is_remote, is_web, to_path
+from keras_vit.images.files import SAMPLES
 from keras_vit.models.config import Classes
 from keras_vit.scores import UNKNOWN, Scoring, UnknownScorer, read_unknown
 
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
-# Evaluation images, to check exports on, and training images, for calibration without the evaluation images.
-SAMPLES, CALIBRATION = "samples.npz", "calibration.npz"
+# Training images, for calibration without the evaluation images.
+CALIBRATION = "calibration.npz"
 # Digests of the files of the training images, by which they are found among others.
 TRAINING_IMAGES = "training_images.npz"
 # The temperature that `keras-vit evaluate --calibrate` fitted.
