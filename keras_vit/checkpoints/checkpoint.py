@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import os
 import pathlib
 import re
 import warnings
@@ -15,7 +14,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.layout import Format, Layout
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_array, check_rank, same_weight, translate
@@ -105,16 +103,15 @@ def folder_of(path: pathlib.Path) -> pathlib.Path:
     return path if path.is_dir() else path.parent
 
 
-def open_checkpoint(path: str | os.PathLike, stored_grid: tuple[int, int] | None = None) -> Checkpoint:
-    """Read the headers of a checkpoint: a path, address or name. Raises UserError unless its layout is known."""
-    path = find_checkpoint(path)
+def open_checkpoint(path: pathlib.Path, stored_grid: tuple[int, int] | None = None) -> Checkpoint:
+    """Read the headers of a file or folder. Raises UserError unless its layout is known."""
     arrays, ignored = normalize_keys(open_arrays(path))
-    if prefix := _wrapper(arrays):
+    prefix, format_, layout = _identify(arrays)
+    if prefix:
         if prefix != _TIMM_WRAPPER:
             warnings.warn(f"The keys of {path.name} are read without {prefix!r}.", stacklevel=2)
         ignored += tuple(key for key in arrays if not key.startswith(prefix))
         arrays = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
-    format_, layout = identify_format(arrays)
     weights, unused = translate(arrays, layout.rules)
     if "registers/tokens" in weights and weights["registers/tokens"].shape[1:2] == (0,):
         del weights["registers/tokens"]  # which DINOv3 of transformers has without registers, too
@@ -158,7 +155,11 @@ def open_arrays(path: pathlib.Path) -> dict[str, LazyArray]:
 
 def normalize_keys(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
     """Return the model's arrays without prefixes and stacks, and the keys of others, such as an optimizer's state."""
-    prefixes = [prefix for prefix in ("", *_PREFIXES) if _has_model(arrays, prefix)]
+    prefixes = [
+        prefix
+        for prefix in ("", *_PREFIXES)
+        if f"{prefix}embedding/kernel" in arrays or any(key.startswith(f"{prefix}resnet/root_block/") for key in arrays)
+    ]
     if len(prefixes) > 1:
         places = " and ".join(repr(prefix) if prefix else "no prefix" for prefix in prefixes)
         raise UserError(f"The file should hold one model, but holds one each under {places}; keep one of them.")
@@ -176,35 +177,22 @@ def normalize_keys(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray
     return normalized, ignored
 
 
-def _wrapper(arrays: Mapping[str, LazyArray]) -> str:
-    """Return what all keys begin with, such as "module.", if a wrapper of the model has added it."""
+def _identify(arrays: Mapping[str, LazyArray]) -> tuple[str, Format, Layout]:
+    """Return what all keys begin with where a wrapper has added it, such as "module.", and the format behind it."""
     keys = [key for key, array in arrays.items() if array.shape and not key.startswith(_OF_TRAINING)]
-    is_adapter = any(".lora_" in key for key in keys)
-    if not is_adapter and (prefix := _prefix_of_model(keys, arrays)) is not None:
-        return prefix
+    is_adapter, prefix = any(".lora_" in key for key in keys), ""
+    for component in ("", *re.findall(r"[^./]*[./]", min(keys, default=""))):
+        prefix += component
+        if is_adapter or not all(key.startswith(prefix) for key in keys):
+            break
+        with contextlib.suppress(UnknownLayout):
+            return prefix, *identify_format({key.removeprefix(prefix): arrays[key] for key in keys})
     if is_adapter or any(key.startswith("base_model.model.") for key in keys):
         raise UserError(
             "The file holds a PEFT adapter, not a whole model; merge it into its model (PEFT: merge_and_unload) and "
             "save that with save_pretrained."
         )
-    return ""
-
-
-def _prefix_of_model(keys: Sequence[str], arrays: Mapping[str, LazyArray]) -> str | None:
-    """The shortest beginning of all these keys behind which they are a model's; None if there is none."""
-    prefix = ""
-    for component in ("", *re.findall(r"[^./]*[./]", min(keys, default=""))):
-        prefix += component
-        if not all(key.startswith(prefix) for key in keys):
-            break
-        with contextlib.suppress(UnknownLayout):
-            identify_format({key.removeprefix(prefix): arrays[key] for key in keys})
-            return prefix
-    return None
-
-
-def _has_model(arrays: Mapping[str, LazyArray], prefix: str) -> bool:
-    return f"{prefix}embedding/kernel" in arrays or any(key.startswith(f"{prefix}resnet/root_block/") for key in arrays)
+    return "", *identify_format(arrays)  # raises UnknownLayout
 
 
 def unstack_scan(name: str, array: LazyArray) -> dict[str, LazyArray]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from keras_vit.errors import UserError, near_path, nearest, needed_package, reading
 from keras_vit.files.atomic import write_text
-from keras_vit.files.remote import RemoteError, is_remote, local_copy, to_path
+from keras_vit.files.remote import RemoteError, is_remote, local_copy
 from keras_vit.files.transfer import download_file, is_local, sha256_of
 
 CACHE_VARIABLE = "KERAS_VIT_CACHE"
@@ -60,7 +60,7 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
     folder = pathlib.Path(cache or os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser()
     if is_remote(source) and not source.startswith(("gs://", "https://", "http://")):
         try:
-            return _from_bucket(source)
+            return local_copy(source)
         except RemoteError as error:
             if error.errno != errno.ENOSYS:  # else the scheme is not known, as is said below
                 raise
@@ -69,7 +69,7 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
     except UserError as error:
         if not (source.startswith("gs://") and str(error.__cause__)[:3] in ("401", "403")):
             raise
-    return _from_bucket(source)  # with the credentials of this machine
+    return local_copy(source)  # with the credentials of this machine
 
 
 def check_name(name: str) -> None:
@@ -77,13 +77,6 @@ def check_name(name: str) -> None:
     is_augreg = name.removeprefix("augreg:") in _AUGREG_MODELS  # else its index would be downloaded
     if not (os.path.exists(name) or is_remote(name) or parse_hub_name(name) or is_augreg):
         _address(name, pathlib.Path())
-
-
-def _from_bucket(source: str) -> pathlib.Path:
-    """A local copy of a file or folder that TensorFlow can read, for the time of this process."""
-    if not to_path(source).exists():
-        raise UserError(f"There is no file or folder {source}; check the path, and your permission to read it.")
-    return local_copy(source)
 
 
 # Official names
@@ -197,10 +190,9 @@ def best_upstream(index: str, model: str) -> str:
 
 
 def _number(text: str | None) -> float:
-    try:
+    with contextlib.suppress(ValueError):
         return float(text or "nan")
-    except ValueError:
-        return math.nan
+    return math.nan
 
 
 # Addresses and cache paths

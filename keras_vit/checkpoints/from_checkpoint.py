@@ -168,15 +168,23 @@ Edit = Callable[[ModelConfig, Mapping[str, Weight]], tuple[ModelConfig, Mapping[
 
 
 def build_source(path: str | os.PathLike, options: LoadOptions, edit: Edit | None = None) -> keras.Model:
-    """`from_checkpoint` with its options in one object.
-
-    edit: changes the config and the weights of a classifier first, such as to give it another head; not called for
-        another task, a run or a .keras file.
-    """
+    """`from_checkpoint` with its options in one object; for `edit` see `build_checkpoint`."""
     file = find_checkpoint(path)
     if is_keras_model(file):
         return _from_keras_model(load_named_model(file), options)
-    checkpoint = open_checkpoint(file, options.stored_grid)
+    return build_checkpoint(open_checkpoint(file, options.stored_grid), os.fsdecode(path), options, edit)
+
+
+def build_checkpoint(checkpoint: Checkpoint, name: str, options: LoadOptions, edit: Edit | None = None) -> keras.Model:
+    """Build the model of an opened checkpoint.
+
+    Args:
+        checkpoint: of a published layout.
+        name: by which it was opened, for messages and the name of the model.
+        options: what the files do not say, and what is changed.
+        edit: changes the config and the weights of a classifier first, such as to give it another head; not called for
+            another task.
+    """
     refuse_unexpected_keys(checkpoint)
     refuse_ambiguous_settings(checkpoint, options)
     config = infer_config(checkpoint, options)
@@ -192,7 +200,7 @@ def build_source(path: str | os.PathLike, options: LoadOptions, edit: Edit | Non
         if POSITIONS in checkpoint.weights and isinstance(config, ViTConfig):
             raise not_square_error(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions)
         size = _DEFAULT_SIZE
-    name, num_channels = os.fsdecode(path), _first_kernel(checkpoint.weights)[1].shape[2]
+    num_channels = _first_kernel(checkpoint.weights)[1].shape[2]
     _warn_of_images(checkpoint, name, None if options.size else size, num_channels)
     preprocessing = original_preprocessing(checkpoint, size, num_channels)
     if assumed := _assumed(checkpoint, config, options, preprocessing):
@@ -200,7 +208,10 @@ def build_source(path: str | os.PathLike, options: LoadOptions, edit: Edit | Non
     if edit is not None and task is None:
         config, weights = edit(config, checkpoint.weights)
         checkpoint = dataclasses.replace(checkpoint, weights=weights)
-    options = dataclasses.replace(options, name=options.name or _name_of(name))
+    # The name of the folder or file, in letters that layers may have.
+    last = re.sub(r"\.(npz|safetensors)$", "", name.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
+    own_name = re.sub(r"[^A-Za-z0-9_.-]", "_", last).strip("._-") or None
+    options = dataclasses.replace(options, name=options.name or own_name)
     return _build_and_fill(checkpoint, config, preprocessing, grid, options, task)
 
 
@@ -226,21 +237,14 @@ def _warn_of_images(checkpoint: Checkpoint, path: str, size: tuple[int, int] | N
             f"The original of {path} gives its model images of {made} pixels, although the position embeddings are for "
             f"{taken} pixels, which the model here takes; pass image_size={max(images.size or ())} for its "
             "predictions.",
-            stacklevel=4,
+            stacklevel=5,
         )
     if images.num_channels not in (None, num_channels):
         warnings.warn(
             f"{path} says how {images.num_channels} channels are normalized, but its images have {num_channels}; here "
             "they are scaled to [-1, 1].",
-            stacklevel=4,
+            stacklevel=5,
         )
-
-
-def _name_of(path: str | os.PathLike) -> str | None:
-    """A name for the model of a checkpoint: that of its folder or file, in letters that layers may have."""
-    name = os.fsdecode(path).rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1]
-    name = re.sub(r"\.(npz|safetensors)$", "", name)
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", name).strip("._-") or None
 
 
 def _assumed(

@@ -93,7 +93,8 @@ def read(
     """
     options = {".".join(option.path): option for option in _options(options_class, defaults)}
     if shown := os.environ.get(OPTIONS_ALONE):
-        print(_table(options.values()) if shown == "table" else "\n".join(_names(options.values())))
+        names = [f"--{option.name}" for option in options.values() if not option.note(Positional)]
+        print(_table(options.values()) if shown == "table" else "\n".join(names))
         raise SystemExit(0)
     import tyro
 
@@ -160,10 +161,6 @@ def options_from(
     if missing:
         raise UserError(f"{as_typed(prog)} needs {', '.join(missing)}; --help lists all options.")
     return _built(options_class, given, defaults, ())
-
-
-def _names(options: Iterable[_Option]) -> list[str]:
-    return [f"--{option.name}" for option in options if not option.note(Positional)]
 
 
 def _table(options: Iterable[_Option]) -> str:

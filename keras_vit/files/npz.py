@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from keras_vit.errors import UserError, reading, refuse_first
+from keras_vit.errors import reading, refuse_first
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.lazy_array import ByteStream, LazyArray, read_exactly
 from keras_vit.files.remote import existing_file, local_copy, to_path
@@ -35,12 +35,12 @@ def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
         members = archive.infolist()
         claimed, size = sum(member.file_size for member in members), path.stat().st_size
         if claimed > _LARGEST_EXPANSION * size + 2**20:
-            raise UserError(f"{path.name} is {size} bytes but claims to hold {claimed}; it is not a checkpoint.")
+            raise ValueError(f"it is {size} bytes but claims to hold {claimed}")
         arrays: dict[str, LazyArray] = {}
         for member in members:
             array = _open_member(path, archive, member)
             if array.key in arrays:
-                raise UserError(f"{path.name} holds the array {array.key!r} twice; it is not a checkpoint.")
+                raise ValueError(f"it holds the array {array.key!r} twice")
             arrays[array.key] = array
         return arrays
 

@@ -83,17 +83,16 @@ def open_safetensors(path: pathlib.Path) -> dict[str, LazyArray]:
     with _reading(path, safetensors.SafetensorError), open(path, "rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         if size > _LARGEST_HEADER and size + 8 <= path.stat().st_size:
-            raise UserError(f"The header of {path.name} is {size} bytes, too large; it is not a checkpoint.")
+            raise ValueError(f"its header is {size} bytes, too large")
         with safetensors.safe_open(path, "numpy"):
             header = json.loads(stream.read(size))
-    header.pop("__metadata__", None)
-    arrays = {}
-    for key, tensor in header.items():
-        dtype = _DTYPES.get(tensor["dtype"])
-        if dtype is None:
-            raise UserError(f"The array {key!r} of {path.name} has the unknown dtype {tensor['dtype']}.")
-        values = functools.partial(_open_values, path, 8 + size + tensor["data_offsets"][0])
-        arrays[key] = LazyArray(key, tuple(tensor["shape"]), np.dtype(dtype), values)
+        header.pop("__metadata__", None)
+        arrays = {}
+        for key, tensor in header.items():
+            if (dtype := _DTYPES.get(tensor["dtype"])) is None:
+                raise ValueError(f"the array {key!r} has the unknown dtype {tensor['dtype']}")
+            values = functools.partial(_open_values, path, 8 + size + tensor["data_offsets"][0])
+            arrays[key] = LazyArray(key, tuple(tensor["shape"]), np.dtype(dtype), values)
     return arrays
 
 
