@@ -311,7 +311,8 @@ def _num_heads(checkpoint: Checkpoint, options: LoadOptions, sizes: tuple[int, i
 
 def known_num_heads(checkpoint: Checkpoint, options: LoadOptions) -> int | None:
     """The number of attention heads in the arrays, in config.json or in the options; None if it is in none of them."""
-    query, num_heads = checkpoint.weights[f"{_FIRST_QUERY}/kernel"], options.override(checkpoint.file_config).num_heads
+    num_heads = options.num_heads or checkpoint.file_config.num_heads
+    query = checkpoint.weights[f"{_FIRST_QUERY}/kernel"]
     in_shape = heads_in(f"{_FIRST_QUERY}/kernel", query)
     check_heads(query, in_shape, num_heads)
     return in_shape or num_heads

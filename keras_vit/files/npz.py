@@ -24,13 +24,12 @@ _LARGEST_EXPANSION = 4
 
 def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
     """Read all arrays of an archive, by name. Raises UserError like `open_npz`."""
-    return {key: array.fetch() for key, array in open_npz(path).items()}
+    arrays = open_npz(local_copy(existing_file(path, "give the path of an .npz file")))
+    return {key: array.fetch() for key, array in arrays.items()}
 
 
-def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
+def open_npz(path: pathlib.Path) -> dict[str, LazyArray]:
     """Return the arrays of an archive, by name. Raises UserError unless it is a complete .npz of numeric arrays."""
-    path = to_path(path)
-    path = local_copy(existing_file(path, "give the path of an .npz file"))
     with _reading(path), zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         claimed, size = sum(member.file_size for member in members), path.stat().st_size
