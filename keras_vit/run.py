@@ -577,7 +577,6 @@ def differences(there: dict, here: dict) -> str:
 
 
 def _command_of(settings: dict) -> str:
-    """Return the command of a run, with its recipe if it has one."""
     recipe = settings.get("recipe_name")
     return f"training.{settings.get('command')}" + (f" with the recipe {recipe}" if recipe else "")
 

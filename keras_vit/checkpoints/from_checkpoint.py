@@ -285,7 +285,6 @@ def _from_keras_model(model: keras.Model, options: LoadOptions) -> keras.Model:
 
 
 def _inapplicable(checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions) -> dict[str, str]:
-    """Options that do not apply to this checkpoint, and why."""
     is_vit, has_table = isinstance(config, ViTConfig), POSITIONS in checkpoint.weights
     stem = config.stem if isinstance(config, ViTConfig) else config
     of_vit = ("num_heads", "gelu", "layer_norm_epsilon", "classifier", "position_embedding")
@@ -419,7 +418,6 @@ def _build_and_fill(
 def _with_input(
     config: ModelConfig, weights: Mapping[str, Weight], preprocessing: Preprocessing, options: LoadOptions
 ) -> tuple[ModelConfig, Mapping[str, Weight], Preprocessing]:
-    """Change the patches and the channels of the images as the options say."""
     if options.patch_size is not None and isinstance(config, ViTConfig):
         config = options.with_patch(config)
         config.check_image_size(preprocessing.image_size)

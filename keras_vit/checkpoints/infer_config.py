@@ -286,7 +286,6 @@ def _num_patches(size: tuple[int, int] | None, patch: tuple[int, int], possible:
 
 
 def _missing_in_blocks(weights: Mapping[str, Weight], pattern: str) -> list[str]:
-    """The weights that a block lacks and another block has."""
     parts: dict[str, set[str]] = {}
     for key in weights:
         if match := re.fullmatch(pattern, key):

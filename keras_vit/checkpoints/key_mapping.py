@@ -289,7 +289,6 @@ def _load_part(transform: Transform, part: int | slice, array: np.ndarray) -> np
 
 
 def _file_view(transform: Transform, shape: tuple[int, ...], weight: np.ndarray) -> np.ndarray:
-    """The view of a weight with the shape of the file."""
     return transform.store(weight, 1).reshape(shape, copy=False)
 
 

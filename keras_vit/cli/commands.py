@@ -129,7 +129,6 @@ def run_command(arguments: Sequence[str]) -> None:
 
 
 def _print_completion(shells: Sequence[str]) -> None:
-    """Print the shell's script that completes commands, options and files."""
     check_choice("--print-completion", " ".join(shells), ("bash", "zsh"))
     if shells[0] == "zsh":
         print("autoload -Uz bashcompinit && bashcompinit")

@@ -164,7 +164,6 @@ def options_from(
 
 
 def _table(options: Iterable[_Option]) -> str:
-    """Return the options as Markdown, a table for each group."""
     groups: dict[tuple[str, ...], list[_Option]] = {}
     for option in options:
         groups.setdefault(option.path[:-1], []).append(option)
@@ -267,7 +266,6 @@ def _built(options_class: type, given: Mapping[tuple[str, ...], Any], defaults: 
 def _options(
     options_class: type, defaults: Mapping[str, Any], path: tuple[str, ...] = (), prefix: str = ""
 ) -> Iterator[_Option]:
-    """Yield the options of a dataclass and of those inside it."""
     for field in dataclasses.fields(options_class):
         default, hint = _default(field, defaults), _hints(options_class)[field.name]
         dashed, types_of_field = prefix + field.name.replace("_", "-"), _union(hint)

@@ -95,7 +95,6 @@ def _lock_of(stage: pathlib.Path) -> pathlib.Path:
 
 
 def _remove(stage: pathlib.Path) -> None:
-    """Remove a folder and its lock, which this process holds."""
     shutil.rmtree(stage, ignore_errors=True)
     _lock_of(stage).unlink(missing_ok=True)
 

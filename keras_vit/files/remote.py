@@ -69,7 +69,6 @@ class RemotePath(pathlib.PosixPath):
         return str(self)
 
     def _ask(self, function: str) -> Any:
-        """Call a function of tf.io.gfile with this path."""
         return ask_gfile(self, lambda gfile: getattr(gfile, function)(str(self)))
 
     def exists(self, **_) -> bool:

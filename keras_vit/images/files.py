@@ -147,7 +147,6 @@ class Samples:
 
 
 def _are_samples(arrays: dict[str, np.ndarray]) -> bool:
-    """Return whether the ends split the data into at least one image, each with a label."""
     if arrays.keys() - {"names"} != {"data", "ends", "labels"}:
         return False
     data, ends, labels = arrays["data"], arrays["ends"], arrays["labels"]

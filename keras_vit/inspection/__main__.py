@@ -87,7 +87,6 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _inspect(run: "Run", source: str, options: InspectionOptions) -> None:
-    """Inspect the model of a run, write the report and print its summary."""
     # lazy: importing Keras takes seconds
     from keras_vit.files.labels import read_labels
     from keras_vit.images.files import read_images

@@ -227,7 +227,6 @@ def _chosen_figures(model: keras.Model, figures: Sequence[str] | None) -> tuple[
 
 
 def _of_weights(model: keras.Model, figures: Sequence[str]) -> tuple[dict, dict]:
-    """Arrays and measures of the figures that depend only on the weights."""
     config = config_of(model)
     arrays: dict[str, np.ndarray] = {}
     measures: dict[str, Any] = {}
@@ -265,7 +264,6 @@ def _position_layer(model: keras.Model) -> keras.layers.Layer | None:
 
 
 def _position_table(layer: keras.layers.Layer, config: ViTConfig) -> np.ndarray:
-    """Return the table that the layer adds to the tokens: (1, T, D)."""
     if isinstance(layer, PositionEmbedding):
         return keras.ops.convert_to_numpy(layer.pos_embedding)
     num_tokens = config.num_prefix_positions + layer.grid[0] * layer.grid[1]

@@ -83,7 +83,6 @@ def build(
 
 
 def _with_rates(config: ModelConfig, rates: dict[str, float | None]) -> ModelConfig:
-    """The configuration with the rates that are not None."""
     changes: dict[str, Any] = {name: rate for name, rate in rates.items() if rate is not None}
     if changes and not isinstance(config, ViTConfig):
         raise UserError(f"{', '.join(changes)} do not apply to a ResNet, which has no dropout; leave them out.")

@@ -296,7 +296,6 @@ class ViTConfig:
         refuse_first(itertools.chain(self._encoder_rules(), self._token_rules(), self._head_rules()))
 
     def _encoder_rules(self) -> Rules:
-        """Rules of sizes, positions and attention."""
         epsilon, scale, width, heads = self.layer_norm_epsilon, self.layer_scale, self.hidden_size, self.num_heads
         positions, in_every_layer = self.position_embedding, self.position_injection != "input"
         multiple = {"learned-2d": 2, "sincos-2d": 4}.get(positions, 1)
@@ -327,7 +326,6 @@ class ViTConfig:
         )
 
     def _token_rules(self) -> Rules:
-        """Rules of class token, distillation token and registers."""
         classifier, has_token, positions = self.classifier, self.has_class_token, self.position_injection
         reads_all = classifier in ("map", "sequence")
         yield (
@@ -353,7 +351,6 @@ class ViTConfig:
         )
 
     def _head_rules(self) -> Rules:
-        """Rules of what follows the last block, and of the stem."""
         is_gap, is_one_vector = self.classifier == "gap", self.classifier not in ("unpooled", "none")
         yield self.norm_after_pooling and not is_gap, "norm_after_pooling belongs to the classifier 'gap'."
         yield (

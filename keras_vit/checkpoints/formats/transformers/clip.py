@@ -121,7 +121,6 @@ def tower_config(fields: dict, name: str) -> dict:
 
 
 def _vision_config(fields: dict) -> dict:
-    """The fields of the vision tower."""
     if fields.get("model_type") not in _CLIPS + _SIGLIPS:
         return fields
     tower = tower_config(fields, "vision_config")
