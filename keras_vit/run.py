@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions, open_checkpoint
 from keras_vit.checkpoints.find import check_name, find_checkpoint
-from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import UserError, reading, refuse_first
 from keras_vit.files.atomic import LOCK, atomic_write, is_temporary, remove_temporary, write_text
 from keras_vit.files.keras_model import MODEL, find, is_keras_model

@@ -8,7 +8,14 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from keras_vit.checkpoints.checkpoint import IN_FOLDER, Checkpoint, config_beside, folder_of, open_checkpoint
+from keras_vit.checkpoints.checkpoint import (
+    IN_FOLDER,
+    Checkpoint,
+    LoadOptions,
+    config_beside,
+    folder_of,
+    open_checkpoint,
+)
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.infer_config import (
     UnknownNumHeads,
@@ -19,7 +26,6 @@ from keras_vit.checkpoints.infer_config import (
     known_num_heads,
 )
 from keras_vit.checkpoints.layouts import HEADS, num_classes_of
-from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import UserError
 from keras_vit.files.keras_model import is_keras_model, load_model
 from keras_vit.files.remote import is_remote, to_path

@@ -15,7 +15,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, not_square_error, open_checkpoint, refuse_unexpected_keys
+from keras_vit.checkpoints.checkpoint import (
+    RATES,
+    Checkpoint,
+    LoadOptions,
+    not_square_error,
+    open_checkpoint,
+    refuse_unexpected_keys,
+)
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.infer_config import (
@@ -31,7 +38,6 @@ from keras_vit.checkpoints.infer_config import (
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
 from keras_vit.checkpoints.layouts import HEADS, num_classes_of
 from keras_vit.checkpoints.load import assign, changed_layer, check_unchanged, match_weights, values_by_key
-from keras_vit.checkpoints.options import RATES, LoadOptions
 from keras_vit.files.keras_model import MODEL, is_keras_model, load_model
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.lazy_array import LazyArray

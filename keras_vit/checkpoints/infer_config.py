@@ -6,12 +6,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, refuse_keys, square_grid
+from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions, join_keys, refuse_keys, square_grid
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.transformers.eomt import delta_error
 from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, check_rank, heads_in, key_of
 from keras_vit.checkpoints.layouts import NUM_GROUPS, TORCH_STAGES
-from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import Rules, UserError, refuse_first
 from keras_vit.models.config import (
     Classifier,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, open_checkpoint
+from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions, join_keys, open_checkpoint
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
 from keras_vit.checkpoints.from_checkpoint import build_source
@@ -18,7 +18,6 @@ from keras_vit.checkpoints.infer_config import original_preprocessing
 from keras_vit.checkpoints.key_mapping import POSITIONS, untranslate
 from keras_vit.checkpoints.layouts import HEADS, check_target, format_for, is_folder, num_classes_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
-from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.keras_model import is_keras_model

@@ -21,7 +21,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.errors import UserError
 from keras_vit.images.formats import LARGEST_IMAGE, USUAL_SCANS, format_problem, image_format, is_gif, orientation
 from keras_vit.images.formats import formats as supported

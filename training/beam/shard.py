@@ -11,7 +11,7 @@ import apache_beam
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.files.atomic import atomic_write, locked, remove_temporary, write_text
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.remote import output_folder, to_path
