@@ -394,13 +394,18 @@ class ViTConfig:
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of patches in an image of `image_size` (height, width) pixels.
 
-        As in the original codes, the last pixels that fill no patch are dropped: SigLIP So400m/14 has 27 x 27 of 384.
+        As in the original codes, the last pixels, or rows and columns of a feature map, that fill no patch are dropped:
+        SigLIP So400m/14 has 27 x 27 of 384.
         """
-        if self.stem is not None:
-            return self._stem_grid(image_size, self.stem)
-        if image_size[0] < self.patch[0] or image_size[1] < self.patch[1]:
-            self.check_image_size(image_size)
-        return image_size[0] // self.patch[0], image_size[1] // self.patch[1]
+        size, patch = image_size if self.stem is None else self.stem.feature_map(image_size), self.patch
+        if size[0] < patch[0] or size[1] < patch[1]:
+            if self.stem is None:
+                _check_multiples(image_size, patch)
+            raise UserError(
+                f"An image of {image_size[0]}x{image_size[1]} gives a feature map of {size[0]}x{size[1]}, which holds "
+                f"no patch of {patch[0]}x{patch[1]}; take a larger image."
+            )
+        return size[0] // patch[0], size[1] // patch[1]
 
     def check_image_size(self, image_size: tuple[int, int]) -> None:
         """Raise UserError unless the patches cover the image; for sizes that no checkpoint sets."""
@@ -408,18 +413,6 @@ class ViTConfig:
             self.grid(image_size)
             return
         _check_multiples(image_size, self.patch)
-
-    def _stem_grid(
-        self, image_size: tuple[int, int], stem: "ResNetConfig | ConvStem | ShiftedPatches"
-    ) -> tuple[int, int]:
-        """As in vit_jax, rows and columns of the feature map that do not fill a patch are dropped."""
-        rows, columns = stem.feature_map(image_size)
-        if rows < self.patch[0] or columns < self.patch[1]:
-            raise UserError(
-                f"An image of {image_size[0]}x{image_size[1]} gives a feature map of {rows}x{columns}, which holds no "
-                f"patch of {self.patch[0]}x{self.patch[1]}; take a larger image."
-            )
-        return rows // self.patch[0], columns // self.patch[1]
 
 
 SegmentationTask = Literal["semantic", "instance", "panoptic"]

@@ -56,6 +56,13 @@ class ImageProcessing:
         return len(low) if isinstance(low, tuple) else None
 
 
+def torch_images(interpolation: str) -> ImageProcessing:
+    """Return the images of torchvision's ImageClassification, and of Meta's make_classification_eval_transform."""
+    fields = {"library": "timm", "background": None, "resize": "resize-small", "crop_from": 256}
+    value_range = value_range_of(IMAGENET_MEAN, IMAGENET_STD)
+    return ImageProcessing({**fields, "interpolation": interpolation}, size=(224, 224), value_range=value_range)
+
+
 def value_range_of(mean: Any, std: Any, white: float = 1.0) -> ValueRange | None:
     """(mean, std) of images in [0, white] -> `Preprocessing.value_range`."""
     if mean is None or std is None:
