@@ -7,6 +7,8 @@ Dropout or another class of dense layer changes nothing, another pooling does.
 
 import concurrent.futures
 import dataclasses
+import functools
+import json
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,12 +35,14 @@ from keras_vit.models.build import (
     has_own_call,
     preprocessing_of,
 )
-from keras_vit.models.config import ViTConfig
+from keras_vit.models.config import ModelConfig, ViTConfig
 from keras_vit.models.layers import ModelSpec, TokenDense, no_init_weights, zero_copy
 from keras_vit.models.positions import PositionEmbedding
 from keras_vit.models.tasks import build_task, task_of
 from keras_vit.models.weight_resizing import Resampler, check_resampler, resize_position_embedding
 
+# Lists for tuples, as a saved model has them.
+as_json = functools.partial(json.dumps, sort_keys=True, default=repr)
 # Settings of a layer that do not change what it computes from given weights, up to rounding.
 _NOT_COMPUTED = ("dtype", "lora_alpha", "lora_rank", "quantization_config", "seed", "stddev", "trainable")
 _FOR_TRAINING = ("_constraint", "_initializer", "_regularizer")
@@ -96,7 +100,7 @@ def load_checkpoint(
     drop, keep = ((each,) if isinstance(each, str) else tuple(each) for each in (drop, keep))
     file = find_checkpoint(path)
     checkpoint = _keras_weights(file, model) if kind_of(file) == "h5" else open_checkpoint(file, stored_grid)
-    match = match_weights(model, checkpoint, resampler, stored_grid, drop=drop, keep=keep)
+    match = match_weights(model, config_of(model), checkpoint, resampler, stored_grid, drop=drop, keep=keep)
     check_all({weight.source.key: weight.source for weight in match.weights.values()}.values())
     assign(model, match.weights)
     return match.report
@@ -167,6 +171,7 @@ class Match:
 
 def match_weights(
     model: keras.Model,
+    config: ModelConfig,
     checkpoint: Checkpoint,
     resampler: Resampler | None,
     stored_grid: tuple[int, int] | None,
@@ -174,7 +179,7 @@ def match_weights(
     drop: tuple[str, ...],
     keep: tuple[str, ...],
 ) -> Match:
-    """Check every array against every weight; nothing is read or assigned yet."""
+    """Check every array against every weight of a model of this config; nothing is read or assigned yet."""
     weights = weights_by_key(model)
     left_out = {
         key for key, weight in checkpoint.weights.items() if key.startswith(drop) or weight.source.key.startswith(drop)
@@ -189,11 +194,11 @@ def match_weights(
     needed = {key: weight for key, weight in weights.items() if key not in kept}
     check_keys(matched, needed, checkpoint.layout.rules, set(checkpoint.unexpected_keys) - dropped)
     resized: tuple[str, ...] = ()
-    config = config_of(model)
     if checkpoint.format is not None and isinstance(config, ViTConfig):
         _check_settings(checkpoint, config)
     if POSITIONS in matched:
-        stored, matched[POSITIONS] = matched[POSITIONS], _fit_positions(model, checkpoint, resampler, stored_grid)
+        stored, how = matched[POSITIONS], resampler or resampler_of(checkpoint, config)
+        matched[POSITIONS] = _fit_positions(model, checkpoint, how, stored_grid or file_config_grid(checkpoint, config))
         resized = (POSITIONS,) if matched[POSITIONS] is not stored else ()
     check_shapes(matched, weights, config.num_heads if isinstance(config, ViTConfig) else None)
     loaded = {key: weight.source.key for key, weight in sorted(matched.items())}
@@ -262,19 +267,14 @@ def assign(model: keras.Model, weights: Mapping[str, Weight]) -> None:
 
 
 def _fit_positions(
-    model: keras.Model,
-    checkpoint: Checkpoint,
-    resampler: Resampler | None,
-    stored_grid: tuple[int, int] | None,
+    model: keras.Model, checkpoint: Checkpoint, resampler: Resampler, stored_grid: tuple[int, int] | None
 ) -> Weight:
     """The position embeddings, resized to the grid of the model if the stored grid differs.
 
     Without a `stored_grid`, an equal number of tokens means the same grid in vit_jax; in PyTorch codes a square number
     of tokens means a square grid.
     """
-    config, layer = config_of(model), next(layer for layer in model.layers if isinstance(layer, PositionEmbedding))
-    stored_grid = stored_grid or file_config_grid(checkpoint, config)
-    how = resampler or resampler_of(checkpoint, config)
+    layer = next(layer for layer in model.layers if isinstance(layer, PositionEmbedding))
     table = checkpoint.weights[POSITIONS]
     check_rank(table.source.key, table.shape, (3,))
     rows, columns = layer.grid
@@ -293,7 +293,8 @@ def _fit_positions(
         return table
     prefix = layer.num_prefix_tokens
     shape = (table.shape[0], prefix + rows * columns, table.shape[2])
-    return table.mapped(shape, lambda array: resize_position_embedding(array, old_grid, (rows, columns), prefix, how))
+    new_grid = rows, columns
+    return table.mapped(shape, lambda array: resize_position_embedding(array, old_grid, new_grid, prefix, resampler))
 
 
 def changed_layer(model: keras.Model) -> str | None:
@@ -363,8 +364,8 @@ def _computation(layer: Mapping[str, Any]) -> object:
     settings = {
         name: value for name, value in config.items() if name not in _NOT_COMPUTED and not name.endswith(_FOR_TRAINING)
     }
-    calls = [(list(_tensors(node["args"])), _plain(node["kwargs"])) for node in layer["inbound_nodes"]]
-    return layer["registered_name"] or layer["class_name"], _plain(settings), calls
+    calls = [(list(_tensors(node["args"])), as_json(node["kwargs"])) for node in layer["inbound_nodes"]]
+    return layer["registered_name"] or layer["class_name"], as_json(settings), calls
 
 
 def _tensors(arguments: object) -> Iterator[object]:
@@ -373,19 +374,12 @@ def _tensors(arguments: object) -> Iterator[object]:
         if "keras_history" in arguments.get("config", {}):
             yield tuple(arguments["config"]["keras_history"])
         else:
-            yield _plain(arguments)
+            yield as_json(arguments)
     elif isinstance(arguments, list | tuple):
         for argument in arguments:
             yield from _tensors(argument)
     else:
         yield arguments
-
-
-def _plain(value: object) -> object:
-    """The value with lists for tuples, as JSON has them."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _same_outputs(model: keras.Model, values: Mapping[str, Any], built: keras.Model) -> bool:
