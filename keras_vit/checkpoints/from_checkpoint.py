@@ -403,6 +403,7 @@ def _build_and_fill(
             if isinstance(task, SegmentationConfig) and num_classes:
                 task = dataclasses.replace(task, num_classes=num_classes)
             model = build_task(config, task, preprocessing, dtype=options.dtype, name=options.name)
+            config = config_of(model)  # without what reads the tokens
         else:
             model = build(
                 config,
@@ -415,7 +416,6 @@ def _build_and_fill(
     keep = () if not new_head else HEADS if task is None else ("class_head/",)
     drop = (*keep, "pre_logits/") if drops_pre_logits else keep
     checkpoint = dataclasses.replace(checkpoint, weights=weights)
-    config = config if task is None else config_of(model)
     match = match_weights(model, config, checkpoint, options.resampler, stored_grid, drop=drop, keep=keep)
     assign(model, match.weights)
     if classes is not None and len(classes.labels) in numbers_of_classes(model):
