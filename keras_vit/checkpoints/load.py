@@ -7,8 +7,6 @@ Dropout or another class of dense layer changes nothing, another pooling does.
 
 import concurrent.futures
 import dataclasses
-import functools
-import json
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,8 +39,6 @@ from keras_vit.models.positions import PositionEmbedding
 from keras_vit.models.tasks import build_task, task_of
 from keras_vit.models.weight_resizing import Resampler, check_resampler, resize_position_embedding
 
-# Lists for tuples, as a saved model has them.
-as_json = functools.partial(json.dumps, sort_keys=True, default=repr)
 # Settings of a layer that do not change what it computes from given weights, up to rounding.
 _NOT_COMPUTED = ("dtype", "lora_alpha", "lora_rank", "quantization_config", "seed", "stddev", "trainable")
 _FOR_TRAINING = ("_constraint", "_initializer", "_regularizer")
@@ -364,8 +360,8 @@ def _computation(layer: Mapping[str, Any]) -> object:
     settings = {
         name: value for name, value in config.items() if name not in _NOT_COMPUTED and not name.endswith(_FOR_TRAINING)
     }
-    calls = [(list(_tensors(node["args"])), as_json(node["kwargs"])) for node in layer["inbound_nodes"]]
-    return layer["registered_name"] or layer["class_name"], as_json(settings), calls
+    calls = [(list(_tensors(node["args"])), _plain(node["kwargs"])) for node in layer["inbound_nodes"]]
+    return layer["registered_name"] or layer["class_name"], _plain(settings), calls
 
 
 def _tensors(arguments: object) -> Iterator[object]:
@@ -374,12 +370,19 @@ def _tensors(arguments: object) -> Iterator[object]:
         if "keras_history" in arguments.get("config", {}):
             yield tuple(arguments["config"]["keras_history"])
         else:
-            yield as_json(arguments)
+            yield _plain(arguments)
     elif isinstance(arguments, list | tuple):
         for argument in arguments:
             yield from _tensors(argument)
     else:
         yield arguments
+
+
+def _plain(value: object) -> object:
+    """The value with lists for tuples, as JSON has them."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _same_outputs(model: keras.Model, values: Mapping[str, Any], built: keras.Model) -> bool:
