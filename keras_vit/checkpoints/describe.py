@@ -137,9 +137,7 @@ def describe(
 
     Args:
         path: file, folder, address or official name, see `find_checkpoint`.
-        stored_grid: see `from_checkpoint`.
-        num_heads: see `from_checkpoint`.
-        num_groups: see `from_checkpoint`.
+        stored_grid, num_heads, num_groups: see `from_checkpoint`.
     """
     options = LoadOptions(stored_grid=stored_grid, num_heads=num_heads, num_groups=num_groups)
     file = find_checkpoint(path)

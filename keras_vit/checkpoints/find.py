@@ -309,16 +309,7 @@ def parse_hub_name(name: str) -> HubName | None:
 
 
 def _download(name: HubName, cache: pathlib.Path | None = None) -> pathlib.Path:
-    """The folder with weights and configs of a repository, downloaded if it is not in the cache of huggingface_hub.
-
-    Args:
-        name: of the repository.
-        cache: folder instead of that of huggingface_hub.
-
-    Raises:
-        UserError: if there is no such repository or revision, its terms are not accepted, it has no .safetensors
-            weights, or the hub cannot be reached and the files are not in the cache.
-    """
+    """Return the folder with weights and configs of a repository. cache: instead of that of huggingface_hub."""
     folder = _snapshot(name, _FILES, cache)
     if not any((folder / file).is_file() for file in (_WEIGHTS, _INDEX)):
         raise UserError(

@@ -134,13 +134,9 @@ def from_checkpoint(
             model with another one loads and gives other outputs.
         layer_norm_epsilon: instead of that of the checkpoint: 1e-6 for JAX files, timm and torchvision; config.json's,
             else 1e-12, for transformers.
-        dropout_rate: for further training; see `keras_vit.build`.
-        attention_dropout_rate: likewise.
-        stochastic_depth_rate: likewise.
+        dropout_rate, attention_dropout_rate, stochastic_depth_rate: for further training; see `keras_vit.build`.
         keep_pre_logits: keep the tanh layer with a new head (vit_jax: an equal representation_size).
-        classifier_activation: see `keras_vit.build`.
-        dtype: see `keras_vit.build`.
-        name: see `keras_vit.build`.
+        classifier_activation, dtype, name: see `keras_vit.build`.
     """
     options = LoadOptions(
         image_size=image_size,
@@ -327,9 +323,7 @@ def adapt(
         classes: instead of num_classes, see `from_checkpoint`.
         patch_size: None keeps that of the model.
         channels: of the images. None keeps those of the model.
-        channel_rule: see `from_checkpoint`.
-        resampler: see `from_checkpoint`.
-        keep_pre_logits: see `from_checkpoint`.
+        channel_rule, resampler, keep_pre_logits: see `from_checkpoint`.
 
     Raises UserError for a model with other layers than its config says, which no new model would have.
     """

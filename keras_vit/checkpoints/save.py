@@ -182,16 +182,9 @@ def _write_image_tower(
 
 
 def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, options: LoadOptions = _UNCHANGED) -> None:
-    """Convert a checkpoint, read the new file, compare, and print the report.
+    """Convert a checkpoint, .keras file or run to a layout, read the new file, compare, and print the report.
 
-    Args:
-        source: checkpoint file or folder, address, official name, .keras file or run directory.
-        target: file to write, or new folder.
-        layout: one of LAYOUTS.
-        options: what the file does not say, and what is changed on the way.
-
-    Raises:
-        UserError: for an unknown layout, an existing target, and a source that cannot be read or converted.
+    options: what the file does not say, and what is changed on the way. Raises UserError for an existing target, too.
     """
     check_target(target, layout, is_new=True)
     source = find_checkpoint(source)

@@ -213,11 +213,8 @@ def locked(folder: pathlib.Path, name: str = LOCK) -> Iterator[None]:
     The operating system releases the lock when the process ends, so a lock file that a killed process left behind does
     no harm. It works across machines on file systems with locks, such as NFS, but not on a mounted bucket.
 
-    Args:
-        folder: the folder.
-        name: of the lock file in it; different names are independent locks.
-
-    Raises UserError if another process still holds the lock after some seconds.
+    name: of the lock file in it; different names are independent locks. Raises UserError if another process still holds
+    the lock after some seconds.
     """
     if is_remote(folder):
         print(f"{folder} has no locks; make sure that no other process trains there.")

@@ -50,12 +50,9 @@ def decode_file(
     with a palette or compression.
 
     Args:
-        data: the file.
-        name: what a message calls it.
-        accurate: see `keras_vit.images.graph.decode_image`. Pillow's transform is always accurate: its JPEGs differ
-            from those of the fast one by a few levels of 255, in noisy images by up to a dozen.
-        upright: whether the image is turned by its EXIF orientation.
-        most_pixels: maximum of width times height; it is read from the header.
+        data, name: the file, and what a message calls it.
+        accurate, upright, most_pixels: see `keras_vit.images.graph.decode_image`. Pillow's transform is always
+            accurate: its JPEGs differ from those of the fast one by a few levels of 255, in noisy images by a dozen.
 
     Raises UserError for a file that is not a complete image of a supported format, or has more pixels.
     """

@@ -46,15 +46,9 @@ def decode(
 ) -> Image:
     """Decode the bytes of an image file; for a GIF, its first frame. An alpha channel is kept.
 
-    Pixels are those of training. In the name, bytes that are not UTF-8 become "?".
-
-    Args:
-        data: the file.
-        name: what to call it.
-        label: its class.
-        preprocessing: of the model that sees the image; it says how JPEGs are decoded, and whether the image is turned
-            by its EXIF orientation, as it is without.
-        most_pixels: maximum of width times height.
+    Pixels are those of training. In the name, bytes that are not UTF-8 become "?". preprocessing: of the model that
+    sees the image; it says how JPEGs are decoded, and whether the image is turned by its EXIF orientation, as it is
+    without.
     """
     name = name.encode("utf-8", "replace").decode("utf-8")  # no report could hold them
     accurate = preprocessing is None or preprocessing.library != "tensorflow"
@@ -84,12 +78,7 @@ def read_folder(path: pathlib.Path, count: int, preprocessing: "Preprocessing | 
 
 
 def read_image(path: pathlib.Path, preprocessing: "Preprocessing | None" = None, name: str | None = None) -> Image:
-    """Read an image file, and warn of one that is nearly black or has one color.
-
-    Args:
-        path: the file.
-        preprocessing: see `decode`.
-        name: what to call it; default: the name of the file.
+    """Read an image file, and warn of one that is nearly black or has one color. See `decode` for the arguments.
 
     Raises UserError if there is no such file, or if it cannot be decoded.
     """
