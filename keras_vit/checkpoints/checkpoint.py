@@ -20,7 +20,7 @@ from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.layout import Format, Layout
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_array, check_rank, same_weight, translate
 from keras_vit.checkpoints.layouts import UnknownLayout, identify_format
-from keras_vit.errors import UserError, check_choice, check_integers
+from keras_vit.errors import UserError, check_choice, check_integers, refuse_first
 from keras_vit.files.kinds import kind_of, readable_kind
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz
@@ -332,10 +332,11 @@ class LoadOptions:
 
     def refuse(self, reasons: typing.Mapping[str, str]) -> None:
         """Raise UserError for an option that was given and does not apply; the reasons by its name."""
-        for field in dataclasses.fields(self):
-            value, reason = getattr(self, field.name), reasons.get(field.name)
-            if reason is not None and value != field.default:
-                raise UserError(f"{field.name}={value!r:.80} does not apply, because {reason}; leave it out.")
+        given = {field.name for field in dataclasses.fields(self) if getattr(self, field.name) != field.default}
+        refuse_first(
+            (name in given, f"{name}={getattr(self, name)!r:.80} does not apply, because {reason}; leave it out.")
+            for name, reason in reasons.items()
+        )
 
     def override(self, config: FileConfig) -> FileConfig:
         """The settings of a config.json with those that the caller gave instead."""

@@ -238,9 +238,9 @@ def _infer_classifier(
     if in_weights == "token" and averages:
         in_weights = "gap"
     classifier = in_weights or given or "gap"
-    for place, other in (("was given", given), ("is in config.json", file_config.classifier)):
-        if other not in (None, classifier):
-            raise UserError(f"The file has the weights of classifier={classifier!r}, but {other!r} {place}.")
+    others = (("was given", given), ("is in config.json", file_config.classifier))
+    has = f"The file has the weights of classifier={classifier!r}"
+    refuse_first((other not in (None, classifier), f"{has}, but {other!r} {place}.") for place, other in others)
     return classifier
 
 

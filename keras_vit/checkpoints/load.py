@@ -21,7 +21,7 @@ from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.infer_config import check_heads, file_config_grid, has_norm_after_pooling, resampler_of
 from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, check_rank, heads_in, key_of
 from keras_vit.checkpoints.layouts import num_classes_of
-from keras_vit.errors import UserError, check_integers
+from keras_vit.errors import UserError, check_integers, refuse_first
 from keras_vit.files.keras_model import open_keras_weights
 from keras_vit.files.kinds import kind_of
 from keras_vit.files.lazy_array import check_all
@@ -235,11 +235,11 @@ def _check_settings(checkpoint: Checkpoint, config: ViTConfig) -> None:
         expected["norm_after_pooling"] = has_norm_after_pooling(checkpoint, checkpoint.file_config)
     if checkpoint.file_config.num_heads is not None:
         expected["num_heads"] = checkpoint.file_config.num_heads
-    for field, value in expected.items():
-        if getattr(config, field) != value:
-            raise UserError(
-                f"The file is of a model with {field}={value!r}, but this one has {getattr(config, field)!r}."
-            )
+    own = {field: getattr(config, field) for field in expected}
+    refuse_first(
+        (own[field] != value, f"The file is of a model with {field}={value!r}, but this one has {own[field]!r}.")
+        for field, value in expected.items()
+    )
 
 
 def assign(model: keras.Model, weights: Mapping[str, Weight]) -> None:

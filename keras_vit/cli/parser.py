@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from keras_vit.cli.options import Aliases, MayBeEmpty, MayLead, Positional, check_ranges, option_name
 from keras_vit.cli.start import as_typed, colors_allowed
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, refuse_first
 
 Options = TypeVar("Options")
 # The fields that lead to an option -> its value.
@@ -155,11 +155,14 @@ def options_from(
     """Return the dataclass with the values that were read; see `read`."""
     options = {option.path: option for option in _options(options_class, defaults)}
     # Other defaults may have other options: a ResNet has none of a Vision Transformer's.
-    if unknown := sorted(path[-1].replace("_", "-") for path in given.keys() - options.keys()):
-        raise UserError(f"With these defaults there is no option for {', '.join(unknown)}; leave it out.")
+    unknown = sorted(path[-1].replace("_", "-") for path in given.keys() - options.keys())
     missing = [f"--{o.name}" for path, o in options.items() if o.default is dataclasses.MISSING and path not in given]
-    if missing:
-        raise UserError(f"{as_typed(prog)} needs {', '.join(missing)}; --help lists all options.")
+    refuse_first(
+        [
+            (unknown, f"With these defaults there is no option for {', '.join(unknown)}; leave it out."),
+            (missing, f"{as_typed(prog)} needs {', '.join(missing)}; --help lists all options."),
+        ]
+    )
     return _built(options_class, given, defaults, ())
 
 

@@ -32,9 +32,10 @@ def convert_fields(config) -> None:
 
 def check_below_one(config, *fields: str) -> None:
     """Raise UserError unless the values of the fields are in [0, 1)."""
-    for field in fields:
-        if not 0.0 <= (value := getattr(config, field)) < 1.0:
-            raise UserError(f"{field} must be in [0, 1), but is {value}.")
+    refuse_first(
+        (not 0.0 <= getattr(config, field) < 1.0, f"{field} must be in [0, 1), but is {getattr(config, field)}.")
+        for field in fields
+    )
 
 
 def _check_multiples(image_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
