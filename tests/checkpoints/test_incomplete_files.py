@@ -34,7 +34,7 @@ REMOVED = [
         (name, "patch_embeddings.projection.bias", "embeddings.projection.bias")
         for name in ("hf_deit", "hf_dinov2", "hf_mae")
     ),
-    ("hf_siglip", "patch_embedding.bias", "missing keys: vision_model.embeddings.patch_embedding.bias"),
+    ("hf_siglip", "patch_embedding.bias", "missing keys: embeddings.patch_embedding.bias"),
     *((name, "_proj.bias", "missing keys: ") for name in ("hf_siglip", "hf_clip")),
 ]
 # File of timm, its architecture, the key parts that are removed, and what the message says.
