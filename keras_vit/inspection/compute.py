@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit.checkpoints.describe import official_name
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, refuse_first
 from keras_vit.images.files import Image
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.inspection import FIGURES, analysis
@@ -208,11 +208,8 @@ def checked_logits(logits) -> np.ndarray:
 
 def _check_finite(arrays: dict[str, np.ndarray]) -> None:
     """Raise UserError if any array is not finite. Plots would show these values as blank."""
-    for name, values in arrays.items():
-        if not np.all(np.isfinite(values)):
-            raise UserError(
-                f"{name!r} of the model is not finite; its weights are broken, or its activations overflow."
-            )
+    why = "of the model is not finite; its weights are broken, or its activations overflow"
+    refuse_first((not np.all(np.isfinite(values)), f"{name!r} {why}.") for name, values in arrays.items())
 
 
 def _chosen_figures(model: keras.Model, figures: Sequence[str] | None) -> tuple[str, ...]:
