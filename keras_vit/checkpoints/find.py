@@ -282,8 +282,8 @@ _FILES = (
 )
 _OF_TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "spiece.model"]
 # hf:owner/name@revision, timm/name, and the address of the file of weights.
-_NAME = re.compile(r"(?:hf:|(?=timm/))(?P<repository>[^/@:]+/[^/@:]+)(?:@(?P<revision>[^@\s]+))?")
-_ADDRESS = re.compile(
+_HUB_NAME = re.compile(r"(?:hf:|(?=timm/))(?P<repository>[^/@:]+/[^/@:]+)(?:@(?P<revision>[^@\s]+))?")
+_HUB_ADDRESS = re.compile(
     r"https://huggingface\.co/(?P<repository>[^/@:]+/[^/@:]+)/(?:resolve|blob)/(?P<revision>[^/@?#]+)/model\.safetensors"
 )
 
@@ -300,7 +300,7 @@ def parse_hub_name(name: str) -> HubName | None:
 
     Raises UserError for a name that begins with hf: and names no repository.
     """
-    match = _NAME.fullmatch(name) or _ADDRESS.fullmatch(name)
+    match = _HUB_NAME.fullmatch(name) or _HUB_ADDRESS.fullmatch(name)
     if match is None and name.startswith("hf:"):
         raise UserError(
             f"A name on the Hugging Face hub must be hf:owner/name or hf:owner/name@revision, but is {name[:200]!r}."
