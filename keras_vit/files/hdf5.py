@@ -4,7 +4,7 @@ import functools
 import io
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -17,9 +17,14 @@ _LARGEST_CONFIG = 2**22
 _BFLOAT16 = np.dtype("V2")
 
 
-def open_hdf5(path: pathlib.Path) -> dict[str, LazyArray]:
-    """The arrays of an HDF5 file, by path in it. Raises UserError unless it is complete and holds them itself."""
-    return _opened(path, named=False)
+def open_hdf5(path: pathlib.Path, *, named: bool = False) -> dict[str, LazyArray]:
+    """The arrays of an HDF5 file. Raises UserError unless it is complete and holds them itself.
+
+    Args:
+        path: of the file.
+        named: whether their keys are the names of layers and an index, instead of the path in the file.
+    """
+    return _opened(path, lambda parts: named)
 
 
 def open_keras_weights(path: pathlib.Path) -> dict[str, LazyArray]:
@@ -27,7 +32,7 @@ def open_keras_weights(path: pathlib.Path) -> dict[str, LazyArray]:
 
     Raises UserError unless the file is complete and holds floating-point arrays of its own.
     """
-    arrays = _opened(path, named=True)
+    arrays = _opened(path, lambda parts: len(parts) == 4 and parts[0] == "layers")
     for key, array in arrays.items():
         rule = (
             array.dtype.kind != "f",
@@ -38,7 +43,8 @@ def open_keras_weights(path: pathlib.Path) -> dict[str, LazyArray]:
     return arrays
 
 
-def _opened(path: pathlib.Path, *, named: bool) -> dict[str, LazyArray]:
+def _opened(path: pathlib.Path, is_named: Callable[[list[str]], bool]) -> dict[str, LazyArray]:
+    """`is_named`: the parts of the path in the file -> whether the key is the name of the layer and the last part."""
     import h5py
 
     arrays: dict[str, LazyArray] = {}
@@ -51,8 +57,7 @@ def _opened(path: pathlib.Path, *, named: bool) -> dict[str, LazyArray]:
         total += dataset.nbytes
         layer = dataset.parent.attrs.get("name")
         parts = name.split("/")
-        is_own = named and isinstance(layer, str) and len(parts) == 4 and parts[0] == "layers"
-        key = f"{layer}/{parts[3]}" if is_own else name
+        key = f"{layer}/{parts[-1]}" if isinstance(layer, str) and is_named(parts) else name
         it = f"The array {key!r} of {path.name}"
         refuse_first(
             [

@@ -98,7 +98,6 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
 
 
 def _problem(path: pathlib.Path, error: Exception) -> str:
-    """Return why Keras cannot read a file, and what to do."""
     import keras
 
     if code := re.search(r"Could not locate \w+ '([^']+)'|(`Lambda`|__lambda__)", str(error)):

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import Preprocessing, UserError
+from keras_vit.checkpoints.checkpoint import rows_of
 from keras_vit.checkpoints.find import find_checkpoint
-from keras_vit.checkpoints.options import rows_of
 from keras_vit.cli.progress import Progress, duration
 from keras_vit.errors import refuse_without_effect
 from keras_vit.images.resizing import Resize
@@ -25,7 +25,7 @@ from training.data.sources import DataSet, open_source
 from training.evaluation.predictors import accuracy
 from training.experiments import by_recipe
 from training.features.extraction import open_extractor
-from training.features.logistic_regression import new_probe, one_thread, probe
+from training.features.linear_models import new_probe, one_thread, probe
 from training.features.probe import cached_features, save_probe
 from training.loop.build import rebuilt
 from training.options.features import LinearProbeOptions

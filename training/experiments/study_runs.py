@@ -20,8 +20,7 @@ from scipy import stats
 
 from keras_vit import UserError
 from keras_vit.errors import reading, refuse_without_effect
-from keras_vit.files.atomic import atomic_write, write_text
-from keras_vit.files.lock import locked
+from keras_vit.files.atomic import atomic_write, locked, write_text
 from keras_vit.files.remote import local_path, output_folder
 from keras_vit.files.tables import markdown_table, short_name
 from keras_vit.models.complexity import costs
@@ -30,7 +29,7 @@ from training.data.dataset import DataSet, Split, random_subset
 from training.data.sources import open_source
 from training.experiments.study_figures import draw
 from training.experiments.study_grids import STUDIES, Point, check_base
-from training.features.least_squares import LeastSquares, shots_of, shots_that_fit
+from training.features.linear_models import LeastSquares, shots_of, shots_that_fit
 from training.features.probe import computed_features
 from training.loop.callbacks import TrainingInterrupted
 from training.loop.devices.strategies import open_strategy
