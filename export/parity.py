@@ -36,12 +36,15 @@ class Reference:
     """Image files with their labels."""
     preprocessing: Preprocessing
     """Preprocessing of the model."""
-    logits: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
-    """Logits (n, K) of the Keras model; none of another task."""
+    outputs: Sequence[Outputs] = ()
+    """The outputs of the Keras model for each image."""
     multi_label: bool = False
     """Whether an image may have several classes."""
-    outputs: Sequence[Outputs] = ()
-    """The outputs for each image, of tasks other than classification."""
+
+    @functools.cached_property
+    def logits(self) -> np.ndarray:
+        """Logits (n, K) of a classifier."""
+        return np.stack([each["logits"] for each in self.outputs])
 
     @property
     def tolerance(self) -> float:
@@ -111,23 +114,29 @@ def reference(
     multi_label: bool = False,
     raw_pixels: bool = False,
 ) -> Reference:
-    """Run the Keras model on the sample images, each of which may have several classes if `multi_label`.
+    """Run the Keras model on the sample images: its logits, or its outputs by name.
 
-    With `raw_pixels`, on the rounded pixels that an artifact with uint8 input takes.
+    Args:
+        model: of logits, or of a dict.
+        preprocessing: of the model.
+        samples: images.
+        multi_label: whether an image may have several classes.
+        raw_pixels: run it on the rounded pixels that an artifact with uint8 input takes.
     """
 
     def run(images: np.ndarray) -> Outputs:
-        inputs = preprocessing.normalize(images) if raw_pixels else images
-        return {"logits": model.predict_on_batch(np.asarray(inputs))}
+        outputs = model.predict_on_batch(np.asarray(preprocessing.normalize(images) if raw_pixels else images))
+        return outputs if isinstance(outputs, dict) else {"logits": outputs}
 
-    rows = Reference(samples, preprocessing).outputs_of(run, raw_pixels=raw_pixels, doing="Running the Keras model")
-    logits = np.stack([row["logits"] for row in rows])
+    images = Reference(samples, preprocessing, multi_label=multi_label)
+    rows = images.outputs_of(run, raw_pixels=raw_pixels, doing="Running the Keras model")
+    logits = np.stack([row.get("logits", np.zeros(0)) for row in rows])
     if logits.shape[1] > 1 and logits.min() >= 0.0 and np.allclose(logits.sum(axis=1), 1.0, atol=1e-3):
         raise UserError(
             f"The model {model.name!r} outputs probabilities, but an export takes logits and adds the softmax itself; "
             "export the model up to its softmax, or build it with classifier_activation='softmax'."
         )
-    return Reference(samples, preprocessing, logits, multi_label)
+    return dataclasses.replace(images, outputs=rows)
 
 
 @functools.lru_cache(maxsize=4)

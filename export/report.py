@@ -85,7 +85,6 @@ def versions() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """Name of the processor, with the features that matter for bfloat16 and int8."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
@@ -255,14 +254,12 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _operators(facts: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
-    """Tables of operators by their caption: of the artifact, or of each format."""
     if "operators" in facts:
         return {"Operators": facts["operators"]}
     return {f"Operators of {kind}": row["operators"] for kind, row in facts.get("formats", {}).items()}
 
 
 def _words(name: str) -> str:
-    """The name of a fact in words."""
     return _WORDS.get(name, name.replace("_", " "))
 
 
@@ -292,7 +289,6 @@ def _text(value: object) -> str:
 
 
 def _draw(title: str, panels: Mapping[str, Mapping[str, float]], path: pathlib.Path) -> None:
-    """Draw a bar chart for each panel that is not empty."""
     shown = {name: dict(list(bars.items())[:_MOST_BARS]) for name, bars in panels.items() if bars}
     heights = [1.0 + 0.28 * len(bars) for bars in shown.values()]
     figure = matplotlib.figure.Figure(figsize=(9, 0.5 + sum(heights)), layout="constrained")

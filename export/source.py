@@ -142,7 +142,6 @@ def open_with_classes(run: Run, options: SourceOptions, num_classes: int) -> Exp
 
 
 def _images_of(run: Run, options: SourceOptions, labels: Sequence[str]) -> tuple[Samples, str]:
-    """The images to verify an export on, and what they are."""
     if options.images is not None:
         samples, seen = read_folder(options.images, labels), f"images of {options.images}"
     elif file := run.file(SAMPLES):
@@ -154,7 +153,6 @@ def _images_of(run: Run, options: SourceOptions, labels: Sequence[str]) -> tuple
 
 
 def _weights(config: dict) -> tuple[str, str | None]:
-    """Where the weights of a run come from, and their license."""
     weights, settings = config.get("weights"), config.get("settings")
     if isinstance(weights, dict):
         return f"fine-tuned from {short_name(str(weights.get('checkpoint')))}", weights.get("license")

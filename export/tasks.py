@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -74,11 +74,6 @@ class Task(abc.ABC):
         """The beginning of the names of TFLite files."""
         return self.noun
 
-    @property
-    def finish(self) -> Callable[[keras.Model], keras.Model] | None:
-        """Adds the rest of a TFLite file to the model; None for logits."""
-        return self.network
-
     def prepared(self, largest_disagreement: float = LARGEST_DISAGREEMENT) -> "Task":
         """Return the task of a model that can be exported. Raises UserError if it cannot.
 
@@ -92,9 +87,11 @@ class Task(abc.ABC):
 
     def reference(self, *, raw_pixels: bool = False) -> Reference:
         """Run the Keras model in float32 on the sample images."""
-        model = self.network(in_dtype(self.exported.model, "float32"))
-        reference = Reference(self.exported.samples, self.exported.preprocessing)
-        return dataclasses.replace(reference, outputs=reference.outputs_of(model.predict_on_batch))
+        exported, multi_label = self.exported, self.exported.origin.multi_label
+        model = self.network(in_dtype(exported.model, "float32"))
+        return parity.reference(
+            model, exported.preprocessing, exported.samples, multi_label=multi_label, raw_pixels=raw_pixels
+        )
 
     def description(self, form: str) -> str:
         """Return the description of a TFLite file."""
@@ -143,7 +140,6 @@ class Classification(Task):
     """See `prepared`."""
     noun = "classifier"
     stem = "model"
-    finish = None
     all_tokens = False
     columns: ClassVar = {}
 
@@ -170,16 +166,6 @@ class Classification(Task):
 
     def identity(self, output: pathlib.Path) -> dict[str, str]:
         return identity_files(output, self.exported.model, self.exported.labels, self.exported.origin)
-
-    def reference(self, *, raw_pixels: bool = False) -> Reference:
-        exported = self.exported
-        return parity.reference(
-            in_dtype(exported.model, "float32"),
-            exported.preprocessing,
-            exported.samples,
-            multi_label=exported.origin.multi_label,
-            raw_pixels=raw_pixels,
-        )
 
     def description(self, form: str) -> str:
         origin = self.exported.origin

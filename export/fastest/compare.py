@@ -93,7 +93,6 @@ def compare_forms(exported: ExportedModel, options: FastestOptions) -> tuple[lis
 
 
 def _available_threads() -> int:
-    """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -163,8 +162,6 @@ def _measure(
 
 
 class _RuntimeProcess:
-    """A process of `runtime_process`, as a context manager."""
-
     def __init__(self, arguments: Sequence[str], errors: pathlib.Path):
         self._errors = errors
         with errors.open("w") as stream:
@@ -250,7 +247,6 @@ def _report(
     measured: Sequence[Measured],
     left_out: Mapping[str, str],
 ) -> None:
-    """Write report.json and report.md."""
     output = to_path(options.output)
     facts = {
         **exported.origin.as_json(),

@@ -5,11 +5,10 @@ Input: image (B, H, W, C) float32 in the value range of the model. Outputs: thos
 """
 
 import dataclasses
-import functools
 import json
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -27,7 +26,7 @@ from keras_vit.cli.progress import Progress
 from keras_vit.files.atomic import staged
 from keras_vit.files.remote import output_folder
 from keras_vit.files.tables import short_name
-from keras_vit.scores import UNKNOWN_SCORE, UnknownScorer, features_and_logits
+from keras_vit.scores import UNKNOWN_SCORE, features_and_logits
 
 # Further batch sizes to verify, on the first images.
 _BATCHES = (1, 5)
@@ -60,9 +59,15 @@ def export_onnx(task: Task, options: OnnxOptions) -> tuple[pathlib.Path, Measure
         extra = report.Extra(note_on_earlier(output, stage) if texts else [])
         if isinstance(task, Classification):
             row = _measure_classifier(file, runner, expected, measures, started)
-            if exported.unknown is not None:
-                row |= _unknown_facts(exported, exported.unknown, expected, found)
-            columns = {f"max diff, batch {size}": functools.partial(_difference, str(size)) for size in _BATCHES}
+            if (scorer := exported.unknown) is not None:
+                batches = (images for _, images in expected.batches())
+                scores = scorer.scores(in_dtype(exported.model, "float32"), batches)
+                written = np.stack([outputs[UNKNOWN_SCORE] for outputs in found])
+                row |= parity.unknown_facts("onnx file", scorer, scores, written, exact=True)
+            columns = {
+                f"max diff, batch {size}": lambda row, size=size: f"{row['max_abs_diff_by_batch'][str(size)]:.3g}"
+                for size in _BATCHES
+            }
             extra = dataclasses.replace(extra, columns=columns, panels={"onnx: operators": row["operators"]})
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
@@ -74,21 +79,15 @@ def export_onnx(task: Task, options: OnnxOptions) -> tuple[pathlib.Path, Measure
 
 def _network(task: Task) -> keras.Model:
     """Return the inference model with its outputs, of a classifier also the score of unknown images."""
-    model, scorer = task.exported.model, task.exported.unknown
-    network = inference_model(model, for_onnx=True, all_tokens=task.all_tokens)
-    if not isinstance(task, Classification):
+    network = inference_model(task.exported.model, for_onnx=True, all_tokens=task.all_tokens)
+    if (scorer := task.exported.unknown) is None:
         return task.network(network)
-    if scorer is None:
-        return network
     inside = features_and_logits(network)
-    logits = inside.output["logits"]
-    return keras.Model(
-        inside.input, {"logits": logits, UNKNOWN_SCORE: scorer.score(inside.output["pre_logits"], logits)}
-    )
+    features, logits = inside.output["pre_logits"], inside.output["logits"]
+    return keras.Model(inside.input, {"logits": logits, UNKNOWN_SCORE: scorer.score(features, logits)})
 
 
 def _metadata(exported: ExportedModel, task: Task) -> dict[str, str]:
-    """Return texts about a model for its file."""
     origin = exported.origin
     about = {"weights": origin.weights, "license": origin.license_text}
     if isinstance(task, Classification):
@@ -124,18 +123,6 @@ def _measure_classifier(
         "max_abs_diff_by_batch": differences,
         "packages": onnx_file.versions(),
     }
-
-
-def _difference(size: str, row: Mapping[str, Any]) -> str:
-    return f"{row['max_abs_diff_by_batch'][size]:.3g}"
-
-
-def _unknown_facts(
-    exported: ExportedModel, scorer: UnknownScorer, expected: parity.Reference, found: Sequence[parity.Outputs]
-) -> dict[str, object]:
-    scores = scorer.scores(in_dtype(exported.model, "float32"), (images for _, images in expected.batches()))
-    written = np.stack([outputs[UNKNOWN_SCORE] for outputs in found])
-    return parity.unknown_facts("onnx file", scorer, scores, written, exact=True)
 
 
 def check_page(task: Task) -> None:

@@ -112,7 +112,6 @@ def _data(settings: Mapping) -> str:
 
 
 def _numbers(values: Mapping) -> str:
-    """Return numbers and strings as text."""
     return ", ".join(
         f"{name.replace('_', ' ')} {value if not isinstance(value, float) else format(value, '.4g')}"
         for name, value in values.items()

@@ -167,8 +167,6 @@ def _serving_default(
 
 
 def _classify(serving_default: Callable) -> Callable:
-    """Return the signature of the Classify API."""
-
     @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.string, name="inputs")])
     def classify(inputs):
         parsed = tf.io.parse_example(tf.ensure_shape(inputs, (None,)), {ENCODED: tf.io.FixedLenFeature((), tf.string)})
@@ -314,13 +312,11 @@ def write_warmup_requests(
 
 
 def _classify_log(signature: str, example: bytes) -> bytes:
-    """Return PredictionLog.classify_log.request with its input.example_list.examples and model_spec."""
     request = _field(1, _model_spec(signature)) + _field(2, _field(1, _field(1, example)))
     return _field(2, _field(1, request))
 
 
 def _predict_log(signature: str, argument: str, value: np.ndarray) -> bytes:
-    """Return PredictionLog.predict_log.request with one entry of its map of inputs, and model_spec."""
     tensor = tf.make_tensor_proto(value).SerializeToString()
     entry = _field(1, argument.encode()) + _field(2, tensor)
     return _field(6, _field(1, _field(1, _model_spec(signature)) + _field(2, entry)))

@@ -83,7 +83,6 @@ def run(content: bytes, images: np.ndarray, seconds: float = LONGEST) -> Outputs
 
 
 def _drivers() -> Iterator[dict[str, str]]:
-    """Environments to try, each with another driver."""
     environment = dict(os.environ)
     yield environment  # VK_DRIVER_FILES, or the system's driver
     for folder in _CHROMIUM:

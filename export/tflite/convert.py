@@ -53,8 +53,8 @@ def to_tflite(
     """
     preprocessing = preprocessing_of(model)
     network = inference_model(model, all_tokens=all_tokens)
-    network = network if finish is None else finish(network)
     scored = None if unknown is None else features_and_logits(network)
+    network = network if finish is None else finish(network)
 
     def classify(image):
         pixels = preprocessing.normalize(image) if uint8_input else image

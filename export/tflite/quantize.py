@@ -100,7 +100,6 @@ def _small_head(float_file: pathlib.Path) -> list[str]:
 
 
 def _head(float_file: pathlib.Path) -> list[str]:
-    """Return the name of the tensor with the logits; nothing for other outputs."""
     outputs = Interpreter(model_path=str(float_file)).get_signature_runner(_SIGNATURE).get_output_details()
     return [outputs["logits"]["name"]] if "logits" in outputs else []
 
@@ -239,12 +238,10 @@ def _with_signature(content: bytes) -> bytes:
 
 
 def _spread(images: Sequence[np.ndarray], most: int) -> list[np.ndarray]:
-    """Some of the images, evenly spaced."""
     return [images[index] for index in np.unique(np.linspace(0, len(images) - 1, most).astype(int))]
 
 
 def _logits(content: bytes, images: Sequence[np.ndarray]) -> np.ndarray:
-    """Logits (n, K) of a file with batch 1."""
     interpreter = Interpreter(model_content=content, num_threads=2)
     classify = interpreter.get_signature_runner(_SIGNATURE)
     return np.concatenate([classify(**{_INPUT: image})["logits"] for image in images])

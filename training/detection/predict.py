@@ -76,7 +76,6 @@ def detect(detector: Detector, files: Sequence[pathlib.Path], options: DetectPre
 
 
 def _rows(detector: Detector, results: Results) -> Iterator[tuple[str, str, float, list[float]]]:
-    """Yield path, class, score, and left, top, width and height of each object."""
     for image, objects in results:
         for each in objects.annotations():
             yield image.name, detector.labels[each["category_id"] - 1], each["score"], each["bbox"]

@@ -293,7 +293,6 @@ def _compared(
 
 
 def _calibration_sentence(fitted: Mapping[str, Any]) -> str:
-    """Return what the temperature of `calibration` changes."""
     before, after = fitted["before"], fitted["after"]
     useless = fitted["temperature"] > 0.99 * HIGHEST_TEMPERATURE
     return (

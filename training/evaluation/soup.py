@@ -89,7 +89,6 @@ def _read(run: Run) -> keras.Model:
 
 
 def _described(model: keras.Model) -> dict:
-    """Return what models that are averaged have in common."""
     image = dataclasses.asdict(preprocessing_of(model))
     return {"config": dataclasses.asdict(keras_vit.config_of(model)), "image": image}
 
@@ -105,7 +104,6 @@ def _common_data(runs: Sequence[Run]) -> dict:
 
 
 def _accuracy_at_end(run: Run) -> float | None:
-    """Return the accuracy on its evaluation images; None if its metrics do not say."""
     return run.metrics()[-1].get("val_accuracy") if run.metrics() else None
 
 

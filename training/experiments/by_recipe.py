@@ -67,7 +67,6 @@ def _pretrain_recipe(name: str, facts: DataFacts, steps: int | None = None) -> P
 
 
 def _pretrain(request: Request, name: str, options: PretrainOptions, named: PretrainRecipe) -> str | None:
-    """Open devices, data and checkpoint, and train."""
     from keras_vit.checkpoints.describe import describe
     from keras_vit.run import Run
     from training.data.dataset import typical_image
@@ -144,7 +143,6 @@ def _check_finetune(options: FinetuneOptions, name: str) -> None:
 
 
 def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | None:
-    """Open devices and data, and train."""
     from training.data.dataset import typical_image
     from training.experiments.few_labels import finetune_with_unlabelled
     from training.loop.callbacks import report_interruption

@@ -164,7 +164,6 @@ def few_shot_accuracy(model: keras.Model, source: DataSet, shots: int) -> float:
 
 
 def _labels_of(split: Split) -> np.ndarray:
-    """Return the label of every example, (n,) int64."""
     data = tf.data.Dataset.range(split.num_examples).map(lambda index: split.read(index)[1])
     return np.concatenate([batch.numpy() for batch in data.batch(1024)]).astype(np.int64)
 

@@ -186,7 +186,6 @@ class LabelRule:
 
 
 def _bin(value: tf.Tensor, thresholds: tuple[float, ...]) -> tf.Tensor:
-    """Return the number of the last threshold below a value."""
     return tf.reduce_sum(tf.cast(tf.constant(thresholds) < value, tf.int32)) - 1
 
 

@@ -325,7 +325,6 @@ def _problems(files: Sequence[str], contents: FileContents) -> dict[str, str]:
 
 
 def _computed(split: Split, extractor: Extractor, progress: Progress | None) -> np.ndarray:
-    """Return the features (n, D) float32 of the examples of a split."""
     found = [np.zeros((0, extractor.model.output_shape[-1]), np.float32)]
     if not split.num_examples:
         return found[0]

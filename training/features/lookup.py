@@ -75,7 +75,6 @@ def search(index: FeatureIndex, options: SearchOptions) -> str:
 
 
 def _run_of(index: FeatureIndex, options: LookupOptions) -> Run:
-    """Open the model that made an index."""
     settings, name = index.description.settings, options.run or index.description.model
     size = settings["image_size"]
     return Run.open(name, image_size=tuple(size) if size else None, num_heads=settings["num_heads"])
@@ -280,7 +279,6 @@ class Thumbnails:
 
     @functools.cached_property
     def _source(self) -> DataSet | None:
-        """The data of the index, if they are no files."""
         data = self._index.description.data
         if data is None or data["data"].startswith(("folder:", "csv:")):
             return None

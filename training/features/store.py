@@ -201,7 +201,6 @@ def part_file(folder: pathlib.Path, split: str, number: int) -> pathlib.Path:
 
 
 def _types_of(description: FeatureDescription) -> dict[str, pyarrow.DataType]:
-    """Return the type of each column."""
     value = pyarrow.float16() if description.dtype == "float16" else pyarrow.float32()
     return {**dict.fromkeys(_COLUMNS[:-1], pyarrow.string()), "embedding": pyarrow.list_(value, description.width)}
 

@@ -131,7 +131,6 @@ def open_anomaly_detector(directory: str) -> AnomalyDetector:
 def _patches(
     extractor: keras.Model, files: Sequence[pathlib.Path], preprocessing: Preprocessing, batch_size: int
 ) -> np.ndarray:
-    """Return the patches (n, D) float32 of all pictures."""
     found = []
     for begin in tracked(range(0, len(files), batch_size), "Patches", unit="batches"):
         images = [read_image(file, preprocessing) for file in files[begin : begin + batch_size]]

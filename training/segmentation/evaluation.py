@@ -113,7 +113,6 @@ def _share_right(target: Target, answer: FoundSegments, task: SegmentationTask) 
 
 
 def _read(segmenter: Segmenter, split: Split, index: int) -> tuple[np.ndarray, Segments]:
-    """Return the pixels of an image (h, w, C) uint8, and its truth."""
     assert split.truth is not None
     pixels = decoded(split.read(tf.constant(index, tf.int64))[0], preprocessing_of(segmenter.model)).numpy()
     return pixels, split.truth(index)
