@@ -15,8 +15,7 @@ import numpy as np
 
 from export import parity, report
 from export.fastest import runtime_process
-from export.onnx import onnx_file
-from export.onnx.export import export_onnx
+from export.onnx.export import export_onnx, require_packages
 from export.options import (
     Dtype,
     FastestForm,
@@ -111,7 +110,7 @@ def _write(
         files = TFLiteOptions(source, output, (name,), dynamic_batch=options.batch_size > 1)
         return export_tflite(task, files)[name][0]
     if form == "openvino":  # it reads the ONNX file
-        onnx_file.require_packages(("openvino",))
+        require_packages(("openvino",))
     file = written.get("openvino" if form == "onnx" else "onnx")
     return file or export_onnx(task, OnnxOptions(source, os.path.join(options.output, "onnx")))[0]
 
