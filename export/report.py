@@ -15,9 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from export import parity
-from export.source import Provenance
-from export.texts import preprocessing_section, render
-from keras_vit.files.tables import markdown_table, markdown_text, short_name
+from export.texts import render
+from keras_vit.files.tables import markdown_table, markdown_text
 
 # Heading, column names, and rows.
 Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
@@ -160,54 +159,6 @@ class Extra:
     """Whether it takes image files, which the caller does not prepare."""
 
 
-def write_formats(
-    directory: pathlib.Path,
-    artifact: str,
-    origin: Provenance,
-    expected: parity.Reference,
-    formats: Mapping[Any, Mapping[str, Any]],
-    extra: Extra,
-) -> None:
-    """Write the report of a classifier in several formats, and of what its caller does to an image.
-
-    `formats` has the measurements of each format: those of `measurements`, and further ones.
-    """
-    columns = extra.columns
-    if all("unknown_agreement" in row for row in formats.values()):
-        columns = {"unknown agreement": lambda row: f"{row['unknown_agreement']:.4f}", **columns}
-    header = (
-        "format", "bytes", "max diff", "mean diff", "agreement", "accuracy", "correct only in Keras",
-        "correct only here", "McNemar's p", "1 thread, ms", "2 threads, ms", "operators", *columns,
-    )  # fmt: skip
-    rows = [
-        (name, f"{row['bytes']:,}", f"{row['max_abs_diff']:.3g}", f"{row['mean_abs_diff']:.3g}",
-         f"{row['agreement']:.4f}", _accuracy(row["accuracy"]), *_losses(row),
-         *(f"{ms:.3g}" for ms in row["latency_ms"].values()), sum(row["operators"].values()),
-         *(cell(row) for cell in columns.values()))
-        for name, row in formats.items()
-    ]  # fmt: skip
-    heading = f"{len(expected.logits):,} {origin.images}; accuracy of the Keras model {_accuracy(expected.accuracy)}"
-    facts = {
-        "artifact": artifact,
-        **origin.as_json(),
-        "images_from": origin.images,
-        "num_images": len(expected.logits),
-        "keras_accuracy": expected.accuracy,
-        "preprocessing": dataclasses.asdict(expected.preprocessing),
-        "formats": formats,
-        **extra.facts,
-        "notes": list(extra.notes),
-    }
-    latencies = {name: row["latency_ms"]["1_threads"] for name, row in formats.items()}
-    bars = {
-        "latency of one image on one thread, ms": latencies,
-        "megabytes": {name: row["bytes"] / 1e6 for name, row in formats.items()},
-    }
-    section = preprocessing_section(expected.preprocessing, raw_pixels=extra.raw_pixels)
-    title = f"{short_name(origin.name)} as {artifact}"
-    write(directory, title, facts, [(heading, header, rows), *extra.tables], {**bars, **extra.panels}, section)
-
-
 def measurements(
     size: int,
     found: Mapping[str, Any],
@@ -263,11 +214,11 @@ def _words(name: str) -> str:
     return _WORDS.get(name, name.replace("_", " "))
 
 
-def _accuracy(accuracy: float | None) -> str:
+def accuracy_text(accuracy: float | None) -> str:
     return "unknown" if accuracy is None else f"{accuracy:.4f}"
 
 
-def _losses(row: Mapping[str, Any]) -> tuple[str, ...]:
+def loss_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Cells with the images lost and gained, and whether chance explains it."""
     if row["mcnemar_p"] is None:
         return ("unknown",) * 3

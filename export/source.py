@@ -1,8 +1,7 @@
 """The model to export, from a run or a checkpoint, with its labels, its sample images, and its origin."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -54,11 +53,6 @@ class Provenance:
     def license_text(self) -> str:
         """The license for people."""
         return self.license or "not specified; add the license of the weights and of the data"
-
-    def facts(self, artifact: str, files: Mapping[str, Mapping[str, Any]]) -> dict:
-        """The content of report.json of a model of a further task. files: by name, with what was measured."""
-        known = {"model": self.name, "weights": self.weights, "license": self.license}
-        return {"artifact": artifact, **known, "images_from": self.images, "files": files, "operators": {}}
 
     def as_json(self) -> dict[str, str | float | None]:
         """The fields of report.json."""

@@ -125,7 +125,16 @@ class Task(abc.ABC):
         report.write(
             directory,
             f"{self.noun.capitalize()} {short_name(origin.name)} as {artifact}",
-            {**origin.facts(f"{artifact}: {self.noun}", files), "notes": list(extra.notes)},
+            {
+                "artifact": f"{artifact}: {self.noun}",
+                "model": origin.name,
+                "weights": origin.weights,
+                "license": origin.license,
+                "images_from": origin.images,
+                "files": files,
+                "operators": {},
+                "notes": list(extra.notes),
+            },
             [table],
             {"bytes": {name: row["bytes"] for name, row in files.items()}},
             section,
@@ -175,7 +184,43 @@ class Classification(Task):
         return text if origin.temperature == 1.0 else text + calibration_text(origin.temperature)
 
     def report(self, directory, artifact, expected, files, extra) -> None:
-        report.write_formats(directory, artifact, self.exported.origin, expected, files, extra)
+        origin, columns = self.exported.origin, extra.columns
+        if all("unknown_agreement" in row for row in files.values()):
+            columns = {"unknown agreement": lambda row: f"{row['unknown_agreement']:.4f}", **columns}
+        header = (
+            "format", "bytes", "max diff", "mean diff", "agreement", "accuracy", "correct only in Keras",
+            "correct only here", "McNemar's p", "1 thread, ms", "2 threads, ms", "operators", *columns,
+        )  # fmt: skip
+        rows = [
+            (name, f"{row['bytes']:,}", f"{row['max_abs_diff']:.3g}", f"{row['mean_abs_diff']:.3g}",
+             f"{row['agreement']:.4f}", report.accuracy_text(row["accuracy"]), *report.loss_cells(row),
+             *(f"{ms:.3g}" for ms in row["latency_ms"].values()), sum(row["operators"].values()),
+             *(cell(row) for cell in columns.values()))
+            for name, row in files.items()
+        ]  # fmt: skip
+        accuracy = report.accuracy_text(expected.accuracy)
+        heading = f"{len(expected.logits):,} {origin.images}; accuracy of the Keras model {accuracy}"
+        facts = {
+            "artifact": artifact,
+            **origin.as_json(),
+            "images_from": origin.images,
+            "num_images": len(expected.logits),
+            "keras_accuracy": expected.accuracy,
+            "preprocessing": dataclasses.asdict(expected.preprocessing),
+            "formats": files,
+            **extra.facts,
+            "notes": list(extra.notes),
+        }
+        latencies = {name: row["latency_ms"]["1_threads"] for name, row in files.items()}
+        bars = {
+            "latency of one image on one thread, ms": latencies,
+            "megabytes": {name: row["bytes"] / 1e6 for name, row in files.items()},
+        }
+        section = preprocessing_section(expected.preprocessing, raw_pixels=extra.raw_pixels)
+        title = f"{short_name(origin.name)} as {artifact}"
+        report.write(
+            directory, title, facts, [(heading, header, rows), *extra.tables], {**bars, **extra.panels}, section
+        )
 
 
 @dataclasses.dataclass(frozen=True)

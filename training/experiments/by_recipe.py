@@ -5,7 +5,6 @@ import functools
 import inspect
 from collections.abc import Iterable, Sequence
 
-from keras_vit import UserError
 from keras_vit.cli import parser
 from keras_vit.errors import refuse_without_effect
 from training.options.train import USUAL, FinetuneOptions, PretrainOptions
@@ -32,8 +31,6 @@ def pretrain(arguments: Sequence[str], about: str = "") -> str | None:
     if not arguments or arguments[0] in ("-h", "--help"):
         arguments = [_AUTO, "--help"]
     name, *rest = arguments
-    if name.startswith("-"):
-        raise UserError(f"The first argument must be a recipe, but is {name!r:.80}; keras-vit recipes lists all.")
     # What the recipe auto is depends on the data, so its values are not known yet.
     named, prog = _pretrain_recipe(name, DataFacts(1000, (64, 64))), f"keras-vit pretrain {name}"
     about = _about(about, name, RECIPES, 64 if name == _AUTO else None)

@@ -17,7 +17,7 @@ from keras_vit.cli.pages import render, thumbnail_address
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import needed_package
 from keras_vit.files.atomic import atomic_write, write_text
-from keras_vit.files.remote import is_remote
+from keras_vit.files.remote import local_copy
 from keras_vit.files.tables import markdown_table, write_csv
 from keras_vit.images.decode import decode_with_pillow
 from keras_vit.run import Run
@@ -210,14 +210,12 @@ class NeighborGraph:
 
     def __init__(self, index: FeatureIndex) -> None:
         """Read the graph, or make and write it, and print its recall."""
-        if is_remote(index.folder):
-            raise UserError(f"--approximate keeps its graph beside the features, but {index.folder} is in a bucket.")
         faiss = needed_package("faiss", "--approximate needs", "faiss-cpu")
         content = zlib.crc32("".join(index.pictures.digests).encode())
         name = f"graph-{index.description.fingerprint}-{content}"
         graph, recall = index.folder / f"{name}.faiss", index.folder / f"{name}.json"
         if graph.is_file() and recall.is_file():
-            self._graph = faiss.read_index(str(graph))
+            self._graph = faiss.read_index(str(local_copy(graph)))
             self.recall = float(json.loads(recall.read_text())["recall_at_10"])
         else:
             kind, metric = faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT

@@ -59,9 +59,9 @@ class FeatureDescription:
     """Split -> pictures, also those that cannot be read."""
     checksum: int
     """Of the pictures."""
-    data: dict | None
+    data: dict | None = None
     """The fields of DataOptions; None for single pictures."""
-    settings: dict
+    settings: dict = dataclasses.field(default_factory=dict)
     """image_size, num_heads and resize of the command."""
     version: int = _VERSION
 
