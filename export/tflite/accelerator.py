@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
-from ai_edge_litert.interpreter import Interpreter
 
 from export.options import TFLiteFormat
 from export.tflite import accelerator_process, tflite_file
 from export.tflite.flatbuffer import Graph, Operator, pack, unpack
 from export.tflite.quantize import quantize
+from export.tflite.tflite_file import run_interpreter
 from keras_vit.errors import ParityError, UserError
 
 # Seconds that a run may take.
@@ -98,14 +98,6 @@ def _reason(done: subprocess.CompletedProcess) -> str:
     if done.returncode < 0:
         return f"its process was ended by signal {-done.returncode}"
     return (done.stderr.strip() or f"its process ended with {done.returncode}").splitlines()[-1]
-
-
-def run_interpreter(content: bytes, images: np.ndarray) -> Outputs:
-    """The outputs of a file of batch 1 on images (n, h, w, C) on the CPU."""
-    classify = Interpreter(model_content=content, num_threads=2).get_signature_runner()
-    [image] = classify.get_input_details()
-    found = [classify(**{image: pixels[None]}) for pixels in images]
-    return {name: np.concatenate([outputs[name] for outputs in found]) for name in found[0]}
 
 
 def largest_error(found: Outputs, expected: Outputs) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 from export import parity, report
 from export.files import note_on_earlier
 from export.inference_model import in_dtype, inner_blocks
-from export.options import CALIBRATED, EIGHT_BIT_WEIGHTS, PROCESSORS, Target, TFLiteFormat, TFLiteOptions
+from export.options import CALIBRATED, EIGHT_BIT_WEIGHTS, OF_CLASSES, PROCESSORS, Target, TFLiteFormat, TFLiteOptions
 from export.tasks import Classification, Measures, Task
 from export.tflite import accelerator, quantize, tflite_file
 from export.tflite.convert import to_delegate_tflite, to_tflite
@@ -27,7 +27,7 @@ from export.tflite.gptq import round_kernels
 from export.tflite.quantize import WEIGHT_SHARE, DenseLayers
 from keras_vit import UserError
 from keras_vit.cli.progress import Progress
-from keras_vit.errors import ParityError
+from keras_vit.errors import ParityError, refuse_without_effect
 from keras_vit.files.atomic import staged
 from keras_vit.files.remote import output_folder
 from keras_vit.images.files import Samples
@@ -81,8 +81,8 @@ def _check_formats(task: Task, options: TFLiteOptions, calibration: Samples | No
             f"{calibrated[0]} is calibrated for classes, and needs representative images for its calibration; pass "
             "--calibration FOLDER, or take another format."
         )
-    if not isinstance(task, Classification):
-        options.refuse_those_of_classes(task.noun)
+    owner = f"models that classify, and this is an export of {task.noun}"
+    refuse_without_effect(options, [(OF_CLASSES, isinstance(task, Classification), owner)])
     if "int4-weights" in options.formats:
         model = task.exported.model
         dense = sum(layer.count_params() for layer in model.layers if isinstance(layer, keras.layers.Dense))

@@ -39,6 +39,7 @@ from ai_edge_quantizer.utils import qsv_utils, validation_utils
 from export import parity
 from export.options import TFLiteFormat
 from export.tflite.flatbuffer import Product, noisy_products, pack, products, unpack, with_weights
+from export.tflite.tflite_file import run_interpreter
 from keras_vit.cli.progress import tracked
 from keras_vit.scores import UNKNOWN_SCORE
 
@@ -242,9 +243,7 @@ def _spread(images: Sequence[np.ndarray], most: int) -> list[np.ndarray]:
 
 
 def _logits(content: bytes, images: Sequence[np.ndarray]) -> np.ndarray:
-    interpreter = Interpreter(model_content=content, num_threads=2)
-    classify = interpreter.get_signature_runner(_SIGNATURE)
-    return np.concatenate([classify(**{_INPUT: image})["logits"] for image in images])
+    return run_interpreter(content, (image[0] for image in images))["logits"]
 
 
 def _noisiest(float_file: pathlib.Path, content: bytes, images: Sequence[np.ndarray]) -> list[str]:

@@ -5,7 +5,7 @@ import io
 import os
 import pathlib
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import flatbuffers
 import numpy as np
@@ -137,6 +137,14 @@ def interpreter(file: pathlib.Path, threads: int) -> Interpreter:
     with native_stderr_silenced():  # it prints the name of its delegate
         made.allocate_tensors()
     return made
+
+
+def run_interpreter(content: bytes, images: Iterable[np.ndarray]) -> parity.Outputs:
+    """Return the outputs (n, ...) of a file of batch 1 on images (h, w, C), on the CPU."""
+    classify = Interpreter(model_content=content, num_threads=2).get_signature_runner()
+    [image] = classify.get_input_details()
+    found = [classify(**{image: pixels[None]}) for pixels in images]
+    return {name: np.concatenate([outputs[name] for outputs in found]) for name in found[0]}
 
 
 def run_samples(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False) -> list[parity.Outputs]:
