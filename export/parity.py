@@ -114,14 +114,10 @@ def reference(
     multi_label: bool = False,
     raw_pixels: bool = False,
 ) -> Reference:
-    """Run the Keras model on the sample images: its logits, or its outputs by name.
+    """Run the Keras model of logits, or of a dict of outputs, on the sample images.
 
-    Args:
-        model: of logits, or of a dict.
-        preprocessing: of the model.
-        samples: images.
-        multi_label: whether an image may have several classes.
-        raw_pixels: run it on the rounded pixels that an artifact with uint8 input takes.
+    multi_label: whether an image may have several classes. raw_pixels: run it on the rounded pixels that an artifact
+    with uint8 input takes.
     """
 
     def run(images: np.ndarray) -> Outputs:
@@ -182,12 +178,8 @@ def agreement(expected: np.ndarray, logits: np.ndarray, *, multi_label: bool) ->
 def mcnemar(lost: int, gained: int) -> float:
     """Two-sided p-value of McNemar's exact test: how often chance alone splits the images so unevenly, or more.
 
-    If two classifiers are equally accurate, each image that only one of them gets right is a fair coin: the numbers are
-    binomial with probability 1/2 (McNemar, 1947; exact form: Fagerland, Lydersen and Laake, 2013).
-
-    Args:
-        lost: images that only the first classifier gets right.
-        gained: images that only the second gets right.
+    `lost` and `gained` are the images that only one of two classifiers gets right. If both are equally accurate, each
+    is a fair coin (McNemar, 1947; exact form: Fagerland, Lydersen and Laake, 2013).
     """
     return min(1.0, 2.0 * float(special.bdtr(min(lost, gained), lost + gained, 0.5)))
 

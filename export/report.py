@@ -166,14 +166,9 @@ def measurements(
     operators: Mapping[str, int],
     started: float,
 ) -> dict[str, Any]:
-    """Return the measurements that the report of any format has.
+    """Return the measurements that the report of any format has, beside those `found` of its outputs.
 
-    Args:
-        size: bytes of the files.
-        found: differences from the Keras model.
-        latency_of: milliseconds of one image on a number of threads.
-        operators: number of operators by name.
-        started: time.perf_counter() at the start of the export.
+    `latency_of` gives milliseconds of one image on a number of threads; `started` is time.perf_counter() then.
     """
     return {
         "bytes": size,
@@ -185,12 +180,7 @@ def measurements(
 
 
 def format_table(files: Mapping[Any, tuple[pathlib.Path, Mapping[str, Any]]], processor: str = "") -> str:
-    """Return the file of each format and its differences from the Keras model, for the terminal.
-
-    Args:
-        files: path and differences by format.
-        processor: on which processors the files are right; "" for files of servers.
-    """
+    """Return path and differences of each format as a table; `processor` says where the files are right."""
     rows = [
         (name, str(path), f"{path.stat().st_size:,}", f"{found['max_abs_diff']:.2g}", f"{found['agreement']:.4f}",
          "" if found["accuracy"] is None else f"{found['accuracy']:.4f}", *([processor] if processor else []))

@@ -213,13 +213,7 @@ def labels_of_file(run: Run, path: str, number: int) -> tuple[str, ...]:
 
 
 def read_folder(folder: str, labels: Sequence[str], most: int | None = None) -> Samples:
-    """Image files of a folder and its subfolders. The class of an image is the name of its subfolder.
-
-    Args:
-        folder: path of the folder.
-        labels: class names.
-        most: largest number of images, evenly spaced in the sorted list. Default: all images.
-    """
+    """Image files of a folder and its subfolders, whose names are the classes; at most so many, evenly spaced."""
     files = image_files(existing_folder(folder, "give one of images"))
     if not files:
         raise UserError(f"{folder} holds no image files ({format_list()}).")

@@ -106,15 +106,7 @@ class Task(abc.ABC):
         files: Mapping[Any, Measures],
         extra: report.Extra,
     ) -> None:
-        """Write the report of an export.
-
-        Args:
-            directory: for its files.
-            artifact: name of the export, such as "TFLite".
-            expected: outputs of the Keras model.
-            files: what was measured on each, with its "bytes".
-            extra: what else it has.
-        """
+        """Write the report of an export such as "TFLite"; `files` are the measurements of each, with its "bytes"."""
         origin = self.exported.origin
         rows = [
             (name, *(f"{row[measure]:.4g}" for measure in self.columns), f"{row['bytes']:,}")

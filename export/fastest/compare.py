@@ -200,10 +200,8 @@ class _RuntimeProcess:
 def recommendation(measured: Sequence[Measured]) -> str:
     """A sentence on the form to take: the fastest with nearly all classes of the model.
 
-    Of forms whose quartiles overlap with those of the fastest, exact ones come first, then those with less memory.
-
-    Args:
-        measured: the forms, the fastest first.
+    Of forms whose quartiles overlap with those of the fastest, which is the first, exact ones come first, then those
+    with less memory.
     """
     good = [form for form in measured if form.exact or form.parity.agreement >= _LEAST_AGREEMENT]
     if not good:

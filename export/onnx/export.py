@@ -165,15 +165,9 @@ def check_size(model: keras.Model) -> None:
 
 
 def write_file(model: keras.Model, path: pathlib.Path, labels: Sequence[str], about: Mapping[str, str]) -> None:
-    """Write a file for any batch size.
+    """Write a float32 model, from `inference_model` with `for_onnx`, for any batch size; one output is named logits.
 
-    Args:
-        model: in float32, from `inference_model` with `for_onnx`; one output is named logits.
-        path: of the file.
-        labels: class names, which it stores with the preprocessing as metadata.
-        about: further texts for the metadata.
-
-    Raises ParityError unless the file is valid.
+    The file stores labels, preprocessing and the texts `about` the model. Raises ParityError unless it is valid.
     """
     named = model if isinstance(model.output, dict) else keras.Model(model.input, {"logits": model.output})
     image = keras.InputSpec(shape=model.input_shape, dtype="float32", name="image")

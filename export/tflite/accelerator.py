@@ -118,13 +118,8 @@ def check(
 ) -> float:
     """Return the `largest_error` of the accelerator on images (n, h, w, C), beside the interpreter.
 
-    Args:
-        name: of the file, for messages.
-        content: of the file.
-        images: inputs of the model.
-        accept: whether outputs of the accelerator are those of the interpreter.
-
-    Raises ParityError if the accelerator refuses the file or computes it wrongly, and NotRunError.
+    Raises ParityError if the accelerator refuses the file of this name, or gives outputs that `accept` denies to be
+    those of the interpreter, and NotRunError.
     """
     try:
         found = run(content, images)

@@ -155,10 +155,7 @@ def noisy_products(
 ) -> list[str]:
     """Return the outputs of the products whose inputs and outputs lose most in their ranges in 8 bits, by tensor name.
 
-    Args:
-        content: the float32 file.
-        ranges: "min" and "max" of each tensor, by tensor name.
-        images: some inputs of the file.
+    ranges: "min" and "max" of each tensor of the float32 file, by tensor name. images: some inputs of it.
     """
     found = {product.outputs: product for product in products(content)}
     names = {name for product in found.values() for name in (product.inputs, product.outputs)}

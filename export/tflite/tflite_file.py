@@ -40,14 +40,7 @@ def with_metadata(
 ) -> bytes:
     """Add TFLite Metadata to a file: the image size, its normalization, and labels.txt as an associated file.
 
-    Args:
-        content: of the file.
-        name: of the model.
-        description: of the model.
-        labels: class names.
-        preprocessing: of the model.
-        raw_pixels: whether the input is 0..255 and the model normalizes it.
-        terms: license of the weights.
+    raw_pixels: whether the input is 0..255 and the model normalizes it. terms: license of the weights.
     """
     model = unpack(content)
     buffer = schema.BufferT()
