@@ -33,9 +33,7 @@ class Reference:
     """Sample images and what the Keras model gives on them."""
 
     samples: Samples
-    """Image files with their labels."""
     preprocessing: Preprocessing
-    """Preprocessing of the model."""
     outputs: Sequence[Outputs] = ()
     """The outputs of the Keras model for each image."""
     multi_label: bool = False

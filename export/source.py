@@ -51,7 +51,6 @@ class Provenance:
 
     @property
     def license_text(self) -> str:
-        """The license for people."""
         return self.license or "not specified; add the license of the weights and of the data"
 
     def as_json(self) -> dict[str, str | float | None]:
@@ -79,7 +78,6 @@ class ExportedModel:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """The preprocessing of the model."""
         return preprocessing_of(self.model)
 
     def with_logits(self) -> "ExportedModel":

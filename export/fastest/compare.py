@@ -54,7 +54,6 @@ class Measured:
     milliseconds: tuple[float, float, float]
     """Of a batch: lower quartile, median and upper quartile over the rounds."""
     memory: int
-    """Bytes of the process after the measurement."""
     peak_memory: int
     """Bytes of the process at most, which is while it loads the model."""
 

@@ -217,14 +217,12 @@ def open_file(file: pathlib.Path, threads: int = 0) -> Runner:
 
 
 def _operators(file: pathlib.Path) -> dict[str, int]:
-    """Return the number of operators by name, the most frequent first, without constants."""
     import onnx
 
     return report.operator_table(node.op_type for node in onnx.load(file).graph.node)
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of the packages that write and run a file."""
     return {package: importlib.metadata.version(package) for package in PACKAGES}
 
 
@@ -274,7 +272,6 @@ def write_page(
 
 
 def summary(task: Task, path: pathlib.Path, measures: Measures) -> str:
-    """Return the result of `export_onnx` for the terminal."""
     if isinstance(task, Classification):
         return report.format_table({"onnx": (path, measures)})
     return f"{path}: {task.sentence(measures)}."

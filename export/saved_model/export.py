@@ -239,6 +239,5 @@ def _interface(path: pathlib.Path) -> list[tuple[str, str, str, str, str]]:
 
 
 def summary(task: Task, path: pathlib.Path, measures: Measures) -> str:
-    """Return the result of `export_saved_model` as a sentence for the terminal."""
     size = f"{directory_bytes(path):,} bytes; " if isinstance(task, Classification) else ""
     return f"{path}: {size}{task.sentence(measures)}; see {path / 'report.md'}."

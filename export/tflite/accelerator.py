@@ -177,7 +177,6 @@ class GpuCheck:
     copy: bytes | None
     """The float32 file with the first and the last block alone; None to check the files themselves."""
     accept: Callable[[Outputs, Outputs], bool] = is_right
-    """Whether outputs of the accelerator are those of the interpreter."""
 
     def facts(self, kind: TFLiteFormat, content: bytes) -> dict[str, Any]:
         """Check a file. Returns the fields for report.json.

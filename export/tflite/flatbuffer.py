@@ -68,7 +68,6 @@ class Operator:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     options: Any
-    """Its options, as in the schema of TFLite."""
 
     def __str__(self) -> str:
         return f"{self.name} (number {self.number})"

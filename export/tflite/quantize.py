@@ -114,7 +114,6 @@ class DenseLayers:
     error: float
     """Their part of the mean squared error of the logits, of all layers rounded to 4 bits one after the other."""
     weights: float
-    """Their part of the weights."""
 
 
 def kept_in_eight_bits(float_file: pathlib.Path, calibration: Sequence[np.ndarray]) -> list[DenseLayers]:

@@ -158,7 +158,6 @@ def run_samples(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool
 
 
 def latency(file: pathlib.Path, threads: int) -> float:
-    """Milliseconds of one image, see `report.latency`."""
     made = interpreter(file, threads)
     details = made.get_input_details()[0]
     made.set_tensor(details["index"], np.zeros([1, *details["shape"][1:]], details["dtype"]))
@@ -166,7 +165,6 @@ def latency(file: pathlib.Path, threads: int) -> float:
 
 
 def operators(file: pathlib.Path) -> dict[str, int]:
-    """Number of operators by name, the most frequent first."""
     reference = Interpreter(model_path=str(file), experimental_op_resolver_type=OpResolverType.BUILTIN_REF)
     return report.operator_table(operator["op_name"] for operator in reference._get_ops_details())
 

@@ -36,7 +36,6 @@ class Predictor:
     """A model of any kind, opened for measuring."""
 
     run: Run
-    """What was opened."""
     kind: str
     """What it is, in words."""
     num_classes: int

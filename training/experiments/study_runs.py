@@ -86,7 +86,6 @@ class Trial:
     data: DataOptions
     shots: int
     folder: pathlib.Path
-    """The run directory."""
 
     @property
     def settings(self) -> dict:
@@ -96,7 +95,6 @@ class Trial:
 
     @property
     def log(self) -> pathlib.Path:
-        """What it prints."""
         return self.folder.with_suffix(".log")
 
     def measured(self) -> dict | None:

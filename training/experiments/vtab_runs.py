@@ -182,7 +182,6 @@ class LabelRule:
     label: Callable[[dict], tf.Tensor]
     """Decoded features -> integer."""
     names: tuple[str, ...]
-    """Of the classes."""
 
 
 def _bin(value: tf.Tensor, thresholds: tuple[float, ...]) -> tf.Tensor:

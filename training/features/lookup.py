@@ -47,7 +47,6 @@ class Nearest:
     rows: np.ndarray
     """(k,), of the index."""
     pictures: Pictures
-    """Of these rows."""
 
 
 def similar(index: FeatureIndex, files: Sequence[str], options: SimilarOptions) -> None:

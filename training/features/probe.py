@@ -59,7 +59,6 @@ class Features:
         check_finite(self.values)
 
     def take(self, rows: np.ndarray) -> "Features":
-        """Return the features of some images."""
         return Features(self.values[rows], self.labels[rows])
 
 

@@ -52,7 +52,6 @@ class FeatureDescription:
     """The kind; see `EmbedOptions.features`."""
     width: int
     dtype: str
-    """float16 or float32."""
     labels: tuple[str, ...]
     """The names of the classes, in order; empty for pictures without classes."""
     splits: dict[str, int]
@@ -196,7 +195,6 @@ def _reading(file: pathlib.Path) -> contextlib.AbstractContextManager[None]:
 
 
 def part_file(folder: pathlib.Path, split: str, number: int) -> pathlib.Path:
-    """Return the file of a part."""
     return folder / f"{split}-{number:05d}.parquet"
 
 
@@ -228,7 +226,6 @@ def write_part(folder: pathlib.Path, description: FeatureDescription, split: str
 
 
 def write_description(folder: pathlib.Path, description: FeatureDescription) -> None:
-    """Write features.json."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / DESCRIPTION, json.dumps(dataclasses.asdict(description), indent=2) + "\n")
 

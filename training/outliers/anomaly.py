@@ -225,12 +225,10 @@ class Part:
 
     @property
     def is_defect(self) -> bool:
-        """Whether the part is defective."""
         return self.score > self.threshold
 
     @property
     def verdict(self) -> str:
-        """The same in a word."""
         return "defect" if self.is_defect else "good"
 
     @property
