@@ -234,11 +234,10 @@ def _in_own_process(trial: Trial, threads: int) -> dict:
     try:
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as process:
             return process.submit(trial.run, threads).result()
-    except concurrent.futures.BrokenExecutor:
+    except (concurrent.futures.BrokenExecutor, UserError) as problem:
         why = f"the process was killed, perhaps because memory ran out; its log is {trial.log}: repeat the command to "
-        raise UserError(f"{trial.folder.name}: {why}continue, with fewer --jobs.") from None
-    except UserError as mistake:
-        raise UserError(f"{trial.folder.name}: {mistake}") from mistake
+        why = str(problem) if isinstance(problem, UserError) else f"{why}continue, with fewer --jobs."
+        raise UserError(f"{trial.folder.name}: {why}") from problem
 
 
 # The report
