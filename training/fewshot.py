@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.data.sources import open_source
-    from training.features.least_squares import fewshot
+    from training.features.linear_models import fewshot
 
     fewshot(run, open_source(options.source), options)
     made = options.workdir

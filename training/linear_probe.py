@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from training.data.sources import open_source
-    from training.features.logistic_regression import probe
+    from training.features.linear_models import probe
 
     probe(run, open_source(options.source), options)
     made = options.workdir

@@ -22,9 +22,8 @@ from export.options import CALIBRATED, EIGHT_BIT_WEIGHTS, PROCESSORS, Target, TF
 from export.tasks import Classification, Measures, Task
 from export.tflite import accelerator, quantize, tflite_file
 from export.tflite.convert import to_delegate_tflite, to_tflite
-from export.tflite.delegate_rules import require_rules
+from export.tflite.delegate_checks import require_rules, run_in_half
 from export.tflite.gptq import round_kernels
-from export.tflite.half_precision import run_in_half
 from export.tflite.quantize import WEIGHT_SHARE, DenseLayers
 from keras_vit import UserError
 from keras_vit.cli.progress import Progress

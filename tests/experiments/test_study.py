@@ -23,7 +23,7 @@ from training.data.dataset import Split, random_subset
 from training.data.sources import digits
 from training.experiments import study_runs
 from training.experiments.study_grids import STUDIES, data_size
-from training.features import least_squares
+from training.features import linear_models
 from training.features.extraction import open_extractor
 from training.features.probe import cached_features, splits_of
 from training.recipes.pretrain import RECIPES, with_early_convolutions, with_shifted_patches
@@ -169,7 +169,7 @@ def test_the_few_shot_accuracy_is_that_of_the_command(done, tmp_path):
     preprocessing = dataclasses.replace(preprocessing, image_size=(8, 8))
     extractor = open_extractor(model, preprocessing)
     train, evaluation = (cached_features(extractor, split, tmp_path) for split in splits_of(source).values())
-    expected = least_squares.few_shot(train, evaluation, len(source.labels), shots=[2], seeds=3)
+    expected = linear_models.few_shot(train, evaluation, len(source.labels), shots=[2], seeds=3)
     assert study_runs.few_shot_accuracy(model, source, 2) == pytest.approx(expected[0]["mean"], abs=1e-9)
 
 

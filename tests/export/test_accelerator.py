@@ -18,7 +18,7 @@ from export.tasks import Classification, Detection, Segmentation, embedding_of
 from export.tflite import accelerator, delegate_model
 from export.tflite.accelerator import GpuCheck, golden_numbers, sentences, write_page
 from export.tflite.convert import converted, to_delegate_tflite
-from export.tflite.delegate_rules import broken_rules
+from export.tflite.delegate_checks import broken_rules
 from export.tflite.export import export_tflite
 from export.tflite.quantize import quantize
 from keras_vit import DetectionConfig

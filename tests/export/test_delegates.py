@@ -11,8 +11,7 @@ from ai_edge_litert.interpreter import Interpreter
 import keras_vit
 from export.tflite import delegate_model as delegates
 from export.tflite.convert import to_delegate_tflite, to_tflite
-from export.tflite.delegate_rules import broken_rules, require_rules
-from export.tflite.half_precision import run_in_half, to_float16
+from export.tflite.delegate_checks import broken_rules, require_rules, run_in_half, to_float16
 from keras_vit import Preprocessing, UserError
 from keras_vit.errors import ParityError
 from keras_vit.images.files import Samples
@@ -113,7 +112,7 @@ def test_a_broken_rule_is_named(rule, target, function, shape):
 
 
 def test_a_file_above_two_gibibytes_is_refused(monkeypatch):
-    monkeypatch.setattr("export.tflite.delegate_rules._LARGEST_FILE", 100)
+    monkeypatch.setattr("export.tflite.delegate_checks._LARGEST_FILE", 100)
     assert "less than 2 GiB" in broken_rules(converted(tf.nn.relu), "gpu")
 
 

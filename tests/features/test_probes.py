@@ -25,9 +25,9 @@ from keras_vit.run import Run
 from tests.support import FIXTURES, GOLDEN, TINY_STEM, randomize, serving
 from training import knn, linear_probe
 from training.data.sources import DataOptions, DataSet, array_split, digits
-from training.features import extraction, least_squares, logistic_regression, nearest_neighbors
+from training.features import extraction, linear_models, nearest_neighbors
 from training.features import probe as probes
-from training.features.least_squares import LeastSquares, few_shot, shots_of, shots_that_fit
+from training.features.linear_models import LeastSquares, few_shot, shots_of, shots_that_fit
 from training.features.probe import Features
 from training.options.features import FeatureOptions, FewshotOptions, KnnOptions, LinearProbeOptions
 
@@ -133,18 +133,18 @@ def test_nearest_neighbors_vote_as_scikit_learns(clusters):
 
 def test_the_linear_probe_is_logistic_regression_on_standardised_features(clusters):
     train, evaluation = clusters
-    fitted, found = logistic_regression.fit_probe(train, (0.1,))
+    fitted, found = linear_models.fit_probe(train, (0.1,))
     scaler = sklearn.preprocessing.StandardScaler().fit(train.values)
     reference = sklearn.linear_model.LogisticRegression(C=0.1).fit(scaler.transform(train.values), train.labels)
     expected = reference.score(scaler.transform(evaluation.values), evaluation.labels)
     assert fitted.score(evaluation.values, evaluation.labels) == expected
     assert found["converged"]
     assert not found["tried"]
-    _, swept = logistic_regression.fit_probe(train, (1e-6, 0.1))
+    _, swept = linear_models.fit_probe(train, (1e-6, 0.1))
     assert [row["c"] for row in swept["tried"]] == [1e-6, 0.1]
-    assert not logistic_regression.fit_probe(train, (1000.0,), max_iterations=2)[1]["converged"]
+    assert not linear_models.fit_probe(train, (1000.0,), max_iterations=2)[1]["converged"]
     with pytest.raises(UserError, match="too few to choose --c on a tenth"):
-        logistic_regression.fit_probe(train.take(np.arange(0, 120, 20)), (0.1, 1.0))
+        linear_models.fit_probe(train.take(np.arange(0, 120, 20)), (0.1, 1.0))
 
 
 @pytest.fixture(name="run")
@@ -165,7 +165,7 @@ def _opened(kind: type[FeatureOptions], run: pathlib.Path, tmp_path, data: DataS
 
 
 def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_path, compute_no_more, capsys):
-    rows = least_squares.fewshot(*_opened(FewshotOptions, run.path, tmp_path, shots=(1, 5)))
+    rows = linear_models.fewshot(*_opened(FewshotOptions, run.path, tmp_path, shots=(1, 5)))
     assert json.loads((run.path / "fewshot.json").read_text())["results"] == rows
     assert f"| {rows[1]['mean']:.4f} |" in (run.path / "fewshot.md").read_text()
     assert len(list((tmp_path / "cache").iterdir())) == 2
@@ -173,7 +173,7 @@ def test_each_command_leaves_a_page_and_numbers_and_reads_the_cache(run, tmp_pat
     nearest = nearest_neighbors.knn(*_opened(KnnOptions, run.path, tmp_path, neighbors=(1, 2000)))
     assert [row["neighbors"] for row in nearest] == [1]
     assert "Not 2000 neighbors: there are 1,437 training images." in capsys.readouterr().out
-    logistic_regression.probe(*_opened(LinearProbeOptions, run.path, tmp_path, c=(0.1,)))
+    linear_models.probe(*_opened(LinearProbeOptions, run.path, tmp_path, c=(0.1,)))
     assert {"knn.md", "knn.json", "linear_probe.md", "linear_probe.json"} <= {p.name for p in run.path.iterdir()}
     assert "12 features of 1,437 training and 360 evaluation images of 10 classes" in capsys.readouterr().out
 
@@ -248,13 +248,13 @@ def test_random_weights_are_others_and_always_the_same(run, tmp_path):
 def test_what_cannot_be_probed_is_refused(run, tmp_path):
     with pytest.raises(UserError, match="is not a run directory to put the report into;"):
         shutil.copy(run.path / "model.keras", tmp_path / "alone.keras")
-        least_squares.fewshot(*_opened(FewshotOptions, tmp_path / "alone.keras", tmp_path))
+        linear_models.fewshot(*_opened(FewshotOptions, tmp_path / "alone.keras", tmp_path))
     for option in ("shots", "seeds", "l2"):
         with pytest.raises(UserError, match=f"--{option} must be"):
             training.fewshot.main(["--run", str(run.path), "--data", "digits", f"--{option}", "0"])
     one = dataclasses.replace(digits(), labels=("zero",))
     with pytest.raises(UserError, match="The data have one class, 'zero'; at least two are needed"):
-        least_squares.fewshot(*_opened(FewshotOptions, run.path, tmp_path, one))
+        linear_models.fewshot(*_opened(FewshotOptions, run.path, tmp_path, one))
 
 
 def test_probing_a_run_on_images_that_it_may_know_is_refused(run, tmp_path):
@@ -327,7 +327,7 @@ def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp
     workdir = str(tmp_path / "probe")
     options = {"c": (0.1,), "features": kind, "workdir": workdir, "resize": "pad"}
     opened = _opened(LinearProbeOptions, run.path, tmp_path, few, **options)
-    found = logistic_regression.probe(*opened)
+    found = linear_models.probe(*opened)
 
     probe = Run.open(workdir)
     assert probe.labels == data.labels[:classes]
@@ -335,7 +335,7 @@ def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp
     assert probe.settings["source"]["data"] == "digits"
     assert (probe.path / "samples.npz").is_file()
     known = probes.open_features(*opened)
-    fitted, _ = logistic_regression.fit_probe(known.train, (0.1,))
+    fitted, _ = linear_models.fit_probe(known.train, (0.1,))
     expected = fitted.decision_function(known.train.values)
     logits = probe.model.predict(probe.preprocessing(list(images)), verbose=0)
     shown = logits[:, 1] - logits[:, 0] if classes == 2 else logits
@@ -347,12 +347,12 @@ def test_a_probe_with_a_workdir_is_a_run_with_its_logits(kind, classes, run, tmp
 def test_few_shots_with_a_workdir_are_a_run_with_their_scores(run, tmp_path, capsys):
     workdir = str(tmp_path / "few")
     opened = _opened(FewshotOptions, run.path, tmp_path, shots=(1, 5), workdir=workdir)
-    rows = least_squares.fewshot(*opened)
+    rows = linear_models.fewshot(*opened)
     assert "few holds the model of 5 shots and the first seed" in capsys.readouterr().out
     probe, data = Run.open(workdir), digits()
     known = probes.open_features(*opened)
-    chosen = least_squares.shots_of(known.train.labels, 10, 5, seed=0)
-    solution = least_squares.LeastSquares(known.train.take(chosen), 10)
+    chosen = linear_models.shots_of(known.train.labels, 10, 5, seed=0)
+    solution = linear_models.LeastSquares(known.train.take(chosen), 10)
     images, labels = zip(*(data.evaluation.example(tf.constant(i)) for i in range(360)), strict=True)
     logits = probe.model.predict(probe.preprocessing(list(images)), verbose=0)
     scores = solution.scores(known.evaluation.values, 1024.0)
@@ -383,8 +383,8 @@ def test_a_probe_of_random_weights_is_no_run():
 def test_folds_measure_all_images_and_keep_copies_together(clusters):
     known = probes.FeatureSet(NAMES, *clusters, pathlib.Path())
     count = sum(len(part.labels) for part in clusters)
-    found = logistic_regression.cross_validated(known, 0.1, 5, np.arange(count))
-    probe = logistic_regression.new_probe(0.1)
+    found = linear_models.cross_validated(known, 0.1, 5, np.arange(count))
+    probe = linear_models.new_probe(0.1)
     values, labels = (np.concatenate(parts) for parts in zip(*((c.values, c.labels) for c in clusters), strict=True))
     splits = sklearn.model_selection.StratifiedGroupKFold(5, shuffle=True, random_state=0)
     scores = [
@@ -402,10 +402,10 @@ def test_folds_measure_all_images_and_keep_copies_together(clusters):
         np.repeat(rng.normal(size=(60, 200)), 2, axis=0).astype(np.float32), np.repeat(np.arange(60) % 2, 2)
     )
     twice = probes.FeatureSet(NAMES[:2], noise, Features(noise.values[:0], noise.labels[:0]), pathlib.Path())
-    assert logistic_regression.cross_validated(twice, 1.0, 5, np.repeat(np.arange(60), 2))["mean"] < 0.8
-    assert logistic_regression.cross_validated(twice, 1.0, 5, np.arange(120))["mean"] > 0.8
+    assert linear_models.cross_validated(twice, 1.0, 5, np.repeat(np.arange(60), 2))["mean"] < 0.8
+    assert linear_models.cross_validated(twice, 1.0, 5, np.arange(120))["mean"] > 0.8
     with pytest.raises(UserError, match="--folds 99 cannot be made of these images"):
-        logistic_regression.cross_validated(known, 0.1, 99, np.arange(count))
+        linear_models.cross_validated(known, 0.1, 99, np.arange(count))
 
 
 def test_a_probe_of_a_changed_model_is_not_saved(run):

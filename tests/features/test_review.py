@@ -14,7 +14,7 @@ from tests.features.places import picture_place
 from training import embed, review
 from training.features import findings
 from training.features.findings import confident_joint, suspicious_labels
-from training.features.logistic_regression import out_of_fold_probabilities
+from training.features.linear_models import out_of_fold_probabilities
 
 
 def test_the_confident_joint_is_that_of_the_paper():

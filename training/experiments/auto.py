@@ -25,7 +25,7 @@ from training.data.sources import DataSet, open_source
 from training.evaluation.predictors import accuracy
 from training.experiments import by_recipe
 from training.features.extraction import open_extractor
-from training.features.logistic_regression import new_probe, one_thread, probe
+from training.features.linear_models import new_probe, one_thread, probe
 from training.features.probe import cached_features, save_probe
 from training.loop.build import rebuilt
 from training.options.features import LinearProbeOptions

@@ -30,7 +30,7 @@ from training.data.dataset import DataSet, Split, random_subset
 from training.data.sources import open_source
 from training.experiments.study_figures import draw
 from training.experiments.study_grids import STUDIES, Point, check_base
-from training.features.least_squares import LeastSquares, shots_of, shots_that_fit
+from training.features.linear_models import LeastSquares, shots_of, shots_that_fit
 from training.features.probe import computed_features
 from training.loop.callbacks import TrainingInterrupted
 from training.loop.devices.strategies import open_strategy

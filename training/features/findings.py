@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse
 
 from keras_vit.cli.progress import tracked
-from training.features.logistic_regression import out_of_fold_probabilities
+from training.features.linear_models import out_of_fold_probabilities
 from training.features.lookup import nearest_rows, unit_length
 from training.features.store import FeatureIndex
 
