@@ -26,7 +26,9 @@ BLIND = dataclasses.replace(SOUND, tensorflow={"is_cuda_build": True, "gpus": 0}
 
 def test_a_sound_machine_has_no_problem_and_trains_on_its_gpu():
     assert not problems(SOUND)
-    assert dict(description(SOUND))["Training runs on"] == "1 GPU with tensorflow"
+    rows = dict(description(SOUND))
+    assert (rows["Training runs on"], rows["keras-vit auto"]) == ("1 GPU with tensorflow", "fine-tunes all weights")
+    assert "linear head" in dict(description(BLIND))["keras-vit auto"]
     on_jax = dataclasses.replace(SOUND, backend="jax", jax={"platform": "gpu", "devices": 2})
     assert dict(description(on_jax))["Training runs on"] == "2 GPUs with jax"
     cpu_build = {"tensorflow": {"is_cuda_build": False, "gpus": 0}}

@@ -137,8 +137,9 @@ def description(machine: Machine) -> list[tuple[str, str]]:
     """Return rows of what there is, and where training would run."""
     versions = ("keras", "tensorflow", "tensorflow-cpu", "jax", "numpy")
     installed = [f"{name} {machine.packages[name]}" for name in versions if name in machine.packages]
+    gpus = (machine.tensorflow or {}).get("gpus", "not imported")
     seen = [
-        f"TensorFlow: {(machine.tensorflow or {}).get('gpus', 'not imported')}",
+        f"TensorFlow: {gpus}",
         f"JAX: {(machine.jax or {}).get('platform', 'not installed')}",
     ]
     return [
@@ -152,6 +153,10 @@ def description(machine: Machine) -> list[tuple[str, str]]:
         ("GPUs seen by", ", ".join(seen)),
         ("Hugging Face hub", "answers" if machine.reaches_hub else "does not answer; give paths of local checkpoints"),
         ("Training runs on", _place(machine)),
+        (
+            "keras-vit auto",
+            "fine-tunes all weights" if gpus not in (0, "not imported") else "trains a linear head on frozen features",
+        ),
     ]
 
 
