@@ -121,7 +121,14 @@ def _jax_step(case: Case) -> Call:
     from training.options.common import Execution, StrategyOptions
     from training.recipes.recipe import Recipe
 
-    recipe = Recipe((case.size, case.size), case.batch, learning_rate=1e-4, steps=1, weight_decay=0.1, clip_norm=None)
+    recipe = Recipe(
+        image_size=(case.size, case.size),
+        batch_size=case.batch,
+        learning_rate=1e-4,
+        steps=1,
+        weight_decay=0.1,
+        clip_norm=None,
+    )
     strategy = open_strategy(StrategyOptions())  # which leaves the GPU to JAX
     trainer = build_trainer(
         lambda: keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES),

@@ -130,6 +130,14 @@ def test_tokens_padded_once_change_neither_outputs_nor_gradients():
     assert lines == ["padded 2 True True"] * 3 + ["unchanged"] * 3
 
 
+@pytest.mark.slow
+def test_a_dry_run_counts_on_jax_what_it_counts_on_tensorflow(tmp_path, capsys):
+    command = ["digits", "--data", "digits", "--workdir", str(tmp_path / "run"), "--dry-run"]
+    pretrain.main(command)
+    printed = capsys.readouterr().out
+    assert printed[printed.index("Run\n") :] in on_jax("-m", "training.pretrain", *command)
+
+
 def test_twenty_steps_have_the_losses_of_tensorflow(steps):
     assert_close(*steps, tolerance=1e-4)
 
@@ -235,7 +243,6 @@ REFUSED = {
     "--xla off": {"execution": Execution(xla="off")},
     "--inspect-every": {"execution": Execution(inspect_every=1)},
     "--profile-steps": {"execution": Execution(profile_steps=(1, 2))},
-    "--dry-run": {"dry_run": True},
     "--target patch-pixels": {
         "recipe": dataclasses.replace(RECIPES["digits"], target="patch-pixels", label_smoothing=0.0)
     },

@@ -27,7 +27,6 @@ _ON_JAX: dict[str, tuple[tuple, str]] = {
     "data_service": ((), "it was tried on TensorFlow alone"),
     "inspect_every": ((), "keras-vit inspect reads the finished run"),
     "profile_steps": ((), "TensorFlow's profiler does not see JAX"),
-    "dry_run": ((), _OF_TENSORFLOW),
     "target": (("classes",), _OF_TENSORFLOW),
     "teacher": ((), _OF_TENSORFLOW),
     "patch_sizes": ((), _OF_TENSORFLOW),
