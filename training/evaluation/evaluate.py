@@ -18,6 +18,7 @@ from keras_vit.errors import refuse_without_effect
 from keras_vit.files.atomic import write_text
 from keras_vit.files.labels import check_classes, composed
 from keras_vit.files.tables import short_name
+from keras_vit.models.build import exact_products
 from keras_vit.published import ACCURACY
 from keras_vit.run import TEMPERATURE, Run
 from keras_vit.scores import KINDS
@@ -171,6 +172,7 @@ def _predicted(
     return np.take(logits, order, axis=1), labels
 
 
+@exact_products()
 def verify_official(options: VerifyOfficialOptions) -> None:
     """Measure the checkpoint with the preprocessing of its published figure, and print a row of a table and a verdict.
 
