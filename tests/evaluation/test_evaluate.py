@@ -160,7 +160,7 @@ def test_a_run_without_mistakes_gets_its_report_before_it_is_said_that_nothing_c
         evaluate(predictor, digits(), options)
     report = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert (report["num_correct"], "calibration" in report) == (split.num_examples, False)
-    assert "Accuracy 100.0 % (95 % interval 98.9 to 100.0 %), 360 of 360 images" in capsys.readouterr().out
+    assert "Accuracy 100.0% (95% interval 98.9 to 100.0%), 360 of 360 images" in capsys.readouterr().out
     assert not (run.path / "temperature.json").exists()
 
 

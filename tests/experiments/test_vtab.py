@@ -112,7 +112,7 @@ def test_the_parts_of_a_task_are_read_from_its_files(prepared):
     stored = builder.as_dataset(split="train", shuffle_files=False)
     expected = [(int(x["image"][0, 0, 0]), int(x["label"])) for x in stored.skip(1844).take(3)]
     read = [source.train.example(tf.constant(index, tf.int64)) for index in (799, 800, 801)]
-    assert [(int(image[0, 0, 0]), int(label)) for image, label in read][1:] == expected[1:]  # 90 % of 2,050 are 1,845
+    assert [(int(image[0, 0, 0]), int(label)) for image, label in read][1:] == expected[1:]  # 90% of 2,050 are 1,845
 
 
 def test_black_and_white_pixels_become_0_and_255(tmp_path, monkeypatch):

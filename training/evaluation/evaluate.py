@@ -200,8 +200,8 @@ def verify_official(options: VerifyOfficialOptions) -> None:
         name,
         f"{published.pixels} px, {published.resize or 'its own resize'}",
         f"{count:,}",
-        f"{100.0 * correct / count:.2f} % ({low:.2f} to {high:.2f})",
-        f"{published.top1} %",
+        f"{100.0 * correct / count:.2f}% ({low:.2f} to {high:.2f})",
+        f"{published.top1}%",
         published.source,
         f"keras_vit {keras_vit.__version__}, Keras {keras.__version__}, TensorFlow {tf.__version__}",
     )
@@ -213,4 +213,4 @@ def verify_official(options: VerifyOfficialOptions) -> None:
             "; check that they are ImageNet's validation images, and that their classes are in the order of the "
             "WordNet ids"
         )
-    print(f"The published {published.top1} % is {verdict} the 95 % interval of {count:,} images{advice}.")
+    print(f"The published {published.top1}% is {verdict} the 95% interval of {count:,} images{advice}.")

@@ -2,7 +2,7 @@
 
 Operations are counted. The days of a budget follow from the chip's peak and the share of it that a run reaches. One is
 published: big_vision trains ViT-S/16 for 90 epochs of ImageNet-1k in under 7 hours on a TPUv3-8 (arXiv 2205.01580),
-which is at least 26 % of its peak as counted here.
+which is at least 26% of its peak as counted here.
 """
 
 import dataclasses

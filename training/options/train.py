@@ -170,7 +170,7 @@ class StudyOptions:
     shots: Count = 5
     """Images per class for the few-shot accuracy."""
     train_images: tuple[Count, ...] | None = None
-    """Only for data-size and small-data: numbers of training images; default 1, 10 and 100 % of the training split."""
+    """Only for data-size and small-data: numbers of training images; default 1, 10 and 100% of the training split."""
     jobs: Count | None = None
     """Runs in parallel; default one per core, at most 8, or one if there is a GPU."""
 
