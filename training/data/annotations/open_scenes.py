@@ -27,6 +27,7 @@ from training.data.annotations.masks import (
     IGNORED,
     NONE,
     UNCOUNTED,
+    VOC_CLASSES,
     Segments,
     check_classes_of_masks,
     ignored_pixels,
@@ -35,8 +36,8 @@ from training.data.annotations.masks import (
     segments_of_mask,
     two_classes,
     two_values,
+    voc_segments,
 )
-from training.data.annotations.voc import VOC_CLASSES, voc_segments
 from training.data.dataset import DataSet, ImageWarnings, Split, decoding_problem, problems_of, report_bad
 from training.data.dense import SceneBatches
 from training.data.tfds import tfds_scenes
