@@ -38,16 +38,20 @@ _CONNECT_SECONDS = 5
 
 def check_data_service(options: TrainingOptions) -> None:
     """Raise UserError unless something listens at `--data-service`."""
-    if options.service_place is not None:
-        with explained(
-            lambda reason: (
-                f"No data service answers at {options.data_service} ({reason}); start its dispatcher there, "
-                "or leave --data-service out."
-            ),
-            OSError,
-            UnicodeError,
-        ):
-            socket.create_connection(options.service_place, _CONNECT_SECONDS).close()
+    if options.data_service is None:
+        return
+    protocol, _, place = options.data_service.partition("://")
+    host, _, port = place.rpartition(":")
+    with explained(
+        lambda reason: (
+            f"No data service answers at {options.data_service} ({reason}); start its dispatcher, give its address, "
+            "such as grpc://host:5050, or leave --data-service out."
+        ),
+        *(OSError, OverflowError, ValueError),
+    ):
+        if protocol != "grpc":
+            raise OSError("no address of gRPC")
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
 
 
 def check_shards(output: str) -> None:
@@ -176,7 +180,7 @@ def open_measured(options: EvaluateOptions) -> Run:
     if options.calibrate:
         refuse_without_effect(options, [(("calibrate",), run.file(CONFIG) is not None, "a run directory")])
         changed = ("image_size", "resize", "crop_from", "value_range")
-        options.input.refuse(changed, "--calibrate, which is for the run as it is used")
+        refuse_without_effect(options.input, [(changed, False, "evaluations without --calibrate")])
     return run
 
 

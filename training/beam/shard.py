@@ -109,9 +109,5 @@ def _read(item: Item) -> tuple[bytes, str | None]:
 
 
 def _write_index(output: str, lengths: list[tuple[str, np.ndarray]]) -> None:
-    write_index(output, dict(sorted(lengths, key=_order)))
-
-
-def _order(file: tuple[str, np.ndarray]) -> tuple[bool, str]:
-    """As on one machine: the files to train on come first."""
-    return not file[0].startswith("train"), file[0]
+    """Write the index in the order of one machine: the files to train on come first."""
+    write_index(output, dict(sorted(lengths, key=lambda file: (not file[0].startswith("train"), file[0]))))

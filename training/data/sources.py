@@ -129,7 +129,9 @@ def dataset(
     part: Split = source.train if split == "train" else source.evaluation
     if split == "train":
         steps = steps_per_epoch(part, batch_size)
-        recipe = _recipe(augment, preprocessing.image_size, batch_size)
+        # Of which only the images matter.
+        recipe = Recipe(image_size=preprocessing.image_size, batch_size=batch_size, learning_rate=1.0, epochs=1)
+        recipe = dataclasses.replace(recipe, **(augment or {}))
         make = functools.partial(training_batches, part, recipe, preprocessing, num_classes=count, seed=seed)
         batches = _any_epoch(make, steps, seed)
     else:
@@ -156,9 +158,3 @@ def _any_epoch(make: Callable[..., tf.data.Dataset], steps: int, seed: int) -> t
 def _without_padding(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     count = tf.cast(tf.reduce_sum(weights), tf.int32)
     return images[:count], labels[:count]
-
-
-def _recipe(augment: Mapping[str, Any] | None, image_size: tuple[int, int], batch_size: int) -> Recipe:
-    """Return a recipe of which only the images matter."""
-    plain = Recipe(image_size=image_size, batch_size=batch_size, learning_rate=1.0, epochs=1)
-    return dataclasses.replace(plain, **(augment or {}))

@@ -110,27 +110,12 @@ def finetune(arguments: Sequence[str], about: str = "") -> str | None:
     given = parser.read(FinetuneOptions, rest, prog=prog, about=about, usual=USUAL, recipe=recipe)
     request = Request(FinetuneOptions, prog, given, functools.partial(_finetune_recipe, name))
     options = request.over(recipe)
-    _check_finetune(options, name)
 
-    from training.loop.devices.backend import prepare_backend
-
-    prepare_backend(options)
-    return _finetune(request, name, options)
-
-
-def _finetune_recipe(name: str, facts: DataFacts, steps: int | None = None) -> Recipe:
-    if name == _AUTO:
-        return auto_finetune_recipe(facts, steps)
-    return find_finetune_recipe(name, facts.num_examples, facts.image_size)
-
-
-def _check_finetune(options: FinetuneOptions, name: str) -> None:
-    """Raise UserError for paths and names that are wrong, before TensorFlow is imported."""
     from keras_vit.models.named_models import MODELS
-    from keras_vit.published import upstream_checkpoint
     from keras_vit.run import Run
     from training.checks import check_data_service, check_new_workdir, check_outside, check_workdir
     from training.data.checks import check_data, unlabelled_path
+    from training.loop.devices.backend import prepare_backend
 
     check_data(options.source)
     check_data_service(options)
@@ -140,12 +125,19 @@ def _check_finetune(options: FinetuneOptions, name: str) -> None:
         unlabelled_path(options.unlabelled)
         check_outside(options.workdir, options.source.data)
         check_new_workdir(options.workdir)
-    if options.checkpoint is not None and options.model is None:
-        Run.open(options.checkpoint)
     if options.model is not None:
         check_known("official model", options.model, MODELS)
-        if options.checkpoint is None:
-            upstream_checkpoint(options.model)
+    start = options.start  # which not every model has
+    if options.model is None:
+        Run.open(start)
+    prepare_backend(options)
+    return _finetune(request, name, options)
+
+
+def _finetune_recipe(name: str, facts: DataFacts, steps: int | None = None) -> Recipe:
+    if name == _AUTO:
+        return auto_finetune_recipe(facts, steps)
+    return find_finetune_recipe(name, facts.num_examples, facts.image_size)
 
 
 def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | None:
@@ -160,7 +152,9 @@ def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | No
 
     with report_interruption():
         setup = open_setup(options)
-        refuse_without_effect(options, [(("unlabelled",), not several_workers(setup.strategy), "one training machine")])
+        if options.unlabelled is not None:
+            is_alone = not several_workers(setup.strategy)
+            refuse_without_effect(options, [(("unlabelled",), is_alone, "one training machine")])
         if name not in FINETUNE_RECIPES:
             train, sizes = setup.source.train, patch_and_side(options) if name == _AUTO else ()
             facts = DataFacts(train.num_examples, *typical_image(train), *sizes)

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import pathlib
-import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -226,18 +225,9 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.data_service is None:
-            return
-        if self.service_place is None:
-            raise UserError(f"--data-service takes an address such as grpc://host:5050, but is {self.data_service!r}.")
-        is_served = not self.source.data.startswith("tar:") and not self.devices.may_be_one_of_several()
-        refuse_without_effect(self, [(("data_service",), is_served, "one training machine, without tar files")])
-
-    @property
-    def service_place(self) -> tuple[str, int] | None:
-        """Host and port of `--data-service`; None without it, and for what is no address."""
-        address = re.fullmatch(r"grpc://\[?([^/\[\]]+)\]?:(\d{1,5})", self.data_service or "")
-        return (address[1], int(address[2])) if address and 0 < int(address[2]) < 2**16 else None
+        if self.data_service is not None:
+            is_served = not self.source.data.startswith("tar:") and not self.devices.may_be_one_of_several()
+            refuse_without_effect(self, [(("data_service",), is_served, "one training machine, without tar files")])
 
     @property
     def directory(self) -> pathlib.Path:

@@ -116,6 +116,13 @@ class FinetuneOptions(TrainingOptions):
         if self.recipe.distillation == "features":
             raise UserError("--distillation features leaves a model without a head; give it to keras-vit pretrain.")
 
+    @property
+    def start(self) -> str:
+        """The path, address or official name of the checkpoint. Raises UserError for a model without one."""
+        from keras_vit.published import upstream_checkpoint
+
+        return self.checkpoint or upstream_checkpoint(self.model or "")
+
 
 @dataclasses.dataclass(frozen=True)
 class LaunchOptions:

@@ -51,6 +51,7 @@ def prepare_backend(options: TrainingOptions) -> None:
     """Prepare the environment for the backend of Keras. Raises UserError for options that it does not support."""
     if os.environ.get("KERAS_BACKEND") == "jax":
         _check_jax(options)
+        cli.import_keras()
         return
     refuse_without_effect(options, [(_NEED_JAX, False, "KERAS_BACKEND=jax in the environment")])
     prepare_tpu(options.devices)
@@ -58,8 +59,6 @@ def prepare_backend(options: TrainingOptions) -> None:
 
 
 def _check_jax(options: TrainingOptions) -> None:
-    if importlib.util.find_spec("jax") is None:
-        raise UserError('KERAS_BACKEND=jax needs the package jax: pip install jax, or "jax[cuda12]" for NVIDIA GPUs.')
     parts = (options.devices, options.execution, options, options.recipe)
     given = {name: getattr(part, name) for part in parts for name in _ON_JAX if getattr(part, name, None)}
     for name, value in given.items():
