@@ -18,13 +18,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_vit import UserError
-from keras_vit.errors import is_or_are, reading, shown
+from keras_vit.errors import reading, shown
 from keras_vit.files.documents import LARGEST, is_number, read_text, read_xml, read_yaml, validated
 from keras_vit.files.labels import composed, distinct_names
 from keras_vit.files.tables import cell_of_csv
 from keras_vit.images.formats import is_picture, is_picture_name, visible_files
 from training.data.annotations.coco import read_coco_boxes
-from training.data.annotations.images import Box, BoxedImage, BoxedImages, boxed_images, train_and_val, upright_size
+from training.data.annotations.images import (
+    Box,
+    BoxedImage,
+    BoxedImages,
+    boxed_images,
+    check_names,
+    train_and_val,
+    upright_size,
+)
 from training.data.listed_files import check_inside, check_listed, listed_file
 from training.options.dense import BadBoxes, BoxesOptions
 
@@ -110,11 +118,7 @@ def read_voc_boxes(folder: pathlib.Path, _: pathlib.Path, allow_outside: bool) -
     places = [folder / name for name in ("JPEGImages", "images", "Images") if (folder / name).is_dir()] or [folder]
     images = {composed(file.stem): file for place in places for file in place.iterdir() if is_picture_name(file.name)}
     of_file = {file: composed(file.stem) for file in sorted(annotations.glob("*.xml"))}
-    if missing := [file.name for file, name in of_file.items() if name not in images]:
-        raise UserError(
-            f"{len(missing)} of {len(of_file)} files in {annotations} {is_or_are(len(missing))} of no image in "
-            f"{places[0]}: {', '.join(missing[:_MOST_NAMED])}; add the images, or remove the files."
-        )
+    check_names({name: file for file, name in of_file.items()}, images, places[0])
     if others := images.keys() - set(of_file.values()):
         print(f"Left out, since no .xml annotates them: {len(others)} images such as {images[min(others)].name}.")
     check_inside([*of_file, *map(images.__getitem__, of_file.values())], folder, folder, allow_outside)
