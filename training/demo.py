@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> None:
     cli.require_tensorflow()
 
     from export.demo import export_and_summarize
-    from keras_vit.files.lock import locked
+    from keras_vit.files.atomic import locked
     from keras_vit.files.remote import local_path
     from training.experiments.by_recipe import train_on_digits
     from training.loop.callbacks import report_interruption

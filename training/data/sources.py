@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError
-from keras_vit.checkpoints.options import rows_of
+from keras_vit.checkpoints.checkpoint import rows_of
 from keras_vit.errors import check_choice
 from training.data.checks import kind_and_path
 from training.data.dataset import (
