@@ -129,9 +129,8 @@ def dataset(
     part: Split = source.train if split == "train" else source.evaluation
     if split == "train":
         steps = steps_per_epoch(part, batch_size)
-        # Of which only the images matter.
-        recipe = Recipe(image_size=preprocessing.image_size, batch_size=batch_size, learning_rate=1.0, epochs=1)
-        recipe = dataclasses.replace(recipe, **(augment or {}))
+        plain = Recipe(image_size=preprocessing.image_size, batch_size=batch_size, learning_rate=1.0, epochs=1)
+        recipe = dataclasses.replace(plain, **(augment or {}))  # of which only the images matter
         make = functools.partial(training_batches, part, recipe, preprocessing, num_classes=count, seed=seed)
         batches = _any_epoch(make, steps, seed)
     else:
