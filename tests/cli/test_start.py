@@ -475,9 +475,11 @@ cli.run(lambda _: Cycle())
 
 
 _STAGES_AND_WAITS = """
-import pathlib, sys, time
+import pathlib, signal, sys, time
 from keras_vit import cli
 from keras_vit.files.atomic import staged
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and so do the processes that it starts
 
 def main(arguments):
     with staged(pathlib.Path("out")) as stage:

@@ -15,8 +15,7 @@ from training.data.dataset import Split
 from training.experiments import vtab_runs
 from training.experiments.vtab_runs import RULES, task_source
 from training.options.train import VtabOptions
-from training.recipes.finetune import FINETUNE_RECIPES
-from training.recipes.vtab_tasks import RECIPE_NAME, TASKS
+from training.recipes.finetune import FINETUNE_RECIPES, RECIPE_NAME, TASKS
 
 BY_NAME = {task.name: task for task in TASKS}
 

@@ -123,8 +123,6 @@ def summary_and_patches(model: keras.Model) -> keras.Model:
     if not isinstance(config, ViTConfig):
         pooled = model.get_layer("pool")
         return keras.Model(model.input, {"summary": pooled.output, "patches": pooled.input})
-    if config.classifier in ("none", "unpooled"):
-        raise UserError(f"A model with the classifier {config.classifier!r} has no vector for the whole image.")
     tokens = f"block_{config.num_layers - 1}" if config.norm_after_pooling else "encoded"
     summary = keras_vit.intermediates(model, ["pre_logits"]).output["pre_logits"]
     return keras.Model(model.input, {"summary": summary, "patches": keras_vit.feature_map(model, tokens).output})

@@ -23,12 +23,12 @@ from training.data.annotations.masks import (
     MUCH_IGNORED,
     NONE,
     UNCOUNTED,
+    RunLengths,
     Segments,
     ignored_pixels,
     ignored_sentence,
     of_task,
 )
-from training.data.annotations.run_lengths import RunLengths
 from training.data.dataset import Split, decoded
 from training.evaluation.average_precision import STATS, average_precision, coco_document, write_measured
 from training.segmentation.segmenter import FoundSegments, Segmenter, class_map
