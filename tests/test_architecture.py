@@ -41,6 +41,7 @@ FLOORS = (
     "training.loop.devices.backend",  # imports no TensorFlow
     "training.data",
     "training.checks",
+    "training.prediction.arguments",  # imports no TensorFlow
     "training.loop.devices",
     "training.objectives",
     "training.loop",
@@ -60,6 +61,7 @@ FLOORS = (
     "export.onnx",
     "export.fastest",
     "export.from_keras",
+    "export.demo",
     "export.__init__",
     "training",  # the commands
 )
@@ -67,6 +69,7 @@ FLOORS = (
 BACKENDS = {
     "keras_vit.inspection.compute": {"tensorflow", "jax"},  # gradients, which keras.ops has not
     "keras_vit.models.attention": {"jax"},  # where Keras runs on JAX
+    "keras_vit.models.build": {"tensorflow", "jax"},  # the precision of products, which Keras does not set
     "keras_vit.files.remote": {"tensorflow"},  # reads buckets
     "keras_vit.images.graph": {"tensorflow"},  # decodes JPEGs as training does, where Keras runs on TensorFlow
 }

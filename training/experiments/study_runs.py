@@ -85,7 +85,6 @@ class Trial:
     data: DataOptions
     shots: int
     folder: pathlib.Path
-    """The run directory."""
 
     @property
     def settings(self) -> dict:
@@ -95,7 +94,6 @@ class Trial:
 
     @property
     def log(self) -> pathlib.Path:
-        """What it prints."""
         return self.folder.with_suffix(".log")
 
     def measured(self) -> dict | None:
@@ -163,7 +161,6 @@ def few_shot_accuracy(model: keras.Model, source: DataSet, shots: int) -> float:
 
 
 def _labels_of(split: Split) -> np.ndarray:
-    """Return the label of every example, (n,) int64."""
     data = tf.data.Dataset.range(split.num_examples).map(lambda index: split.read(index)[1])
     return np.concatenate([batch.numpy() for batch in data.batch(1024)]).astype(np.int64)
 
@@ -237,18 +234,17 @@ def _in_own_process(trial: Trial, threads: int) -> dict:
     try:
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as process:
             return process.submit(trial.run, threads).result()
-    except concurrent.futures.BrokenExecutor:
+    except (concurrent.futures.BrokenExecutor, UserError) as problem:
         why = f"the process was killed, perhaps because memory ran out; its log is {trial.log}: repeat the command to "
-        raise UserError(f"{trial.folder.name}: {why}continue, with fewer --jobs.") from None
-    except UserError as mistake:
-        raise UserError(f"{trial.folder.name}: {mistake}") from mistake
+        why = str(problem) if isinstance(problem, UserError) else f"{why}continue, with fewer --jobs."
+        raise UserError(f"{trial.folder.name}: {why}") from problem
 
 
 # The report
 
 
 def _row(point: Point, num_classes: int, measured: Sequence[dict]) -> dict:
-    """Return a point of the table: means and 95 % intervals over the seeds."""
+    """Return a point of the table: means and 95% intervals over the seeds."""
     recipe = point.recipe
     cost = costs(recipe.model, recipe.image_size, num_classes=num_classes, channels=recipe.channels)
     curves = np.array([each["curve"] for each in measured])  # (seeds, evaluations, 2)
@@ -267,7 +263,7 @@ def _row(point: Point, num_classes: int, measured: Sequence[dict]) -> dict:
 
 
 def mean_and_interval(values: Sequence[float]) -> dict:
-    """Return the values of several seeds, their mean, and its 95 % interval by Student's t; None of a single one."""
+    """Return the values of several seeds, their mean, and its 95% interval by Student's t; None of a single one."""
     mean = float(np.mean(values))
     if len(values) == 1:
         return {"values": values, "mean": mean, "interval": None}
@@ -292,7 +288,7 @@ def _report(name: str, options: StudyOptions, rows: Sequence[dict], folder: path
         f"# {definition.title}\n\nAfter {definition.source}, on {short_name(data)}: every "
         f"model from scratch, {recipe.steps:,} steps of {recipe.batch_size} images, {options.seeds} seeds. Accuracy "
         f"on all evaluation images, and of least squares on the frozen features of {options.shots} training images of "
-        f"each class; means{' and 95 % intervals over the seeds' if options.seeds > 1 else ''}.\n\n{table}\n\n"
+        f"each class; means{' and 95% intervals over the seeds' if options.seeds > 1 else ''}.\n\n{table}\n\n"
         f"![{definition.title}](figure.png)\n"
     )
     write_text(folder / "results.md", page)

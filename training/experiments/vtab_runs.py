@@ -27,8 +27,8 @@ from training.loop.finetune import finetune
 from training.loop.plan import Setup
 from training.options.common import DataOptions
 from training.options.train import FinetuneOptions, VtabOptions
+from training.recipes.finetune import NUM_TRAIN, NUM_VAL, RECIPE_NAME, TASKS, Part, VtabTask
 from training.recipes.recipe import Recipe
-from training.recipes.vtab_tasks import NUM_TRAIN, NUM_VAL, RECIPE_NAME, TASKS, Part, VtabTask
 
 _GROUPS = ("natural", "specialized", "structured")
 
@@ -182,11 +182,9 @@ class LabelRule:
     label: Callable[[dict], tf.Tensor]
     """Decoded features -> integer."""
     names: tuple[str, ...]
-    """Of the classes."""
 
 
 def _bin(value: tf.Tensor, thresholds: tuple[float, ...]) -> tf.Tensor:
-    """Return the number of the last threshold below a value."""
     return tf.reduce_sum(tf.cast(tf.constant(thresholds) < value, tf.int32)) - 1
 
 

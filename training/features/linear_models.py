@@ -144,7 +144,6 @@ def shots_that_fit(labels: np.ndarray, names: Sequence[str], shots: Sequence[int
 
 
 def _held_out(train: Features, rows: np.ndarray, seed: int) -> Features:
-    """Return training images that are not among the shots."""
     rest = np.setdiff1d(np.arange(len(train.labels)), rows)
     if not len(rest):
         raise UserError("All training images are among the shots, so none is left to choose a strength on; give --l2.")
@@ -240,7 +239,6 @@ def fit_probe(
 
 
 def _fitted(train: Features, c: float, max_iterations: int) -> tuple[sklearn.pipeline.Pipeline, bool]:
-    """Return a fitted probe, and whether its solver converged."""
     new = new_probe(c, max_iterations)
     with warnings.catch_warnings(record=True) as caught, one_thread():
         warnings.simplefilter("always", sklearn.exceptions.ConvergenceWarning)
@@ -249,7 +247,7 @@ def _fitted(train: Features, c: float, max_iterations: int) -> tuple[sklearn.pip
 
 
 def cross_validated(features: FeatureSet, c: float, folds: int, groups: np.ndarray) -> dict:
-    """Return the accuracy in folds of all images: `mean`, its `standard_error`, 95 % `interval`, and `folds`.
+    """Return the accuracy in folds of all images: `mean`, its `standard_error`, 95% `interval`, and `folds`.
 
     c: inverse strength of the penalty. groups: (n,), of the training and then the evaluation images; those of one group
     are in one fold.
@@ -330,7 +328,7 @@ def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
     write_report("linear_probe", "Logistic regression", options, features, [row], {"results": results})
     if options.folds is not None:
         mean, (low, high) = results["cross_validation"]["mean"], results["cross_validation"]["interval"]
-        print(f"All images in {options.folds} folds: accuracy {mean:.1%}, 95 % interval {low:.1%} to {high:.1%}.")
+        print(f"All images in {options.folds} folds: accuracy {mean:.1%}, 95% interval {100 * low:.1f} to {high:.1%}.")
     return results
 
 
