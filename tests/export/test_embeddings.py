@@ -117,8 +117,8 @@ def test_the_commands_export_a_checkpoint_without_head(tmp_path):
     saved_model.main([*options, "--embeddings", "unit-length"])
     images = tf.random.stateless_uniform((2, *TINY_IMAGE, 3), (0, 1), -1.0, 1.0)
     signatures = tf.saved_model.load(tmp_path / "out" / "1").signatures
-    expected = np.asarray(model(images))
-    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    features = np.asarray(model(images))
+    expected = features / np.linalg.norm(features, axis=1, keepdims=True)
     np.testing.assert_allclose(signatures["embed_tensor"](image=images)["embeddings"], expected, rtol=0, atol=1e-5)
     tflite.main([*options, "--embeddings", "features", "--formats", "float32"])
     assert (tmp_path / "out" / "embeddings-float32.tflite").is_file()
