@@ -6,7 +6,7 @@ import keras
 import pytest
 
 from tests.support import on_a_terminal
-from training.loop.progress import TrainingProgress
+from training.loop.callbacks import TrainingProgress
 
 
 class Clock:
@@ -67,7 +67,7 @@ def test_a_long_evaluation_is_not_silent(capsys):
 
 # Two epochs of 600 steps, on a clock of its own.
 _ON_A_TERMINAL = """
-from training.loop.progress import TrainingProgress
+from training.loop.callbacks import TrainingProgress
 step = 0
 shown = TrainingProgress(lambda: step, 1200, 600, lambda: step * 0.5)
 for epoch in range(2):
