@@ -166,10 +166,11 @@ def open_measured(options: EvaluateOptions) -> Run:
     texts = classes_of_options(options.classes, options.templates) if options.classes else None
     size, heads = options.input.image_size, options.input.num_heads
     run = Run.open(options.run, image_size=size, num_heads=heads, texts=texts)
-    if options.calibrate:
-        refuse_without_effect(options, [(("calibrate",), run.file(CONFIG) is not None, "a run directory")])
+    fitted = ("calibrate", "max_error", "coverage")
+    if options.calibrate or options.max_error or options.coverage:
+        refuse_without_effect(options, [(fitted, run.file(CONFIG) is not None, "a run directory")])
         changed = ("image_size", "resize", "crop_from", "value_range")
-        options.input.refuse(changed, "--calibrate, which is for the run as it is used")
+        options.input.refuse(changed, "what is fitted to the run as it is used")
     return run
 
 

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from export import parity, report
-from export.files import note_on_earlier
+from export.files import note_on_earlier, write_beside
 from export.inference_model import in_dtype, inference_model
 from export.onnx import onnx_file
 from export.options import OnnxOptions
@@ -62,8 +62,10 @@ def export_onnx(task: Task, options: OnnxOptions) -> tuple[pathlib.Path, Measure
             row = _measure_classifier(file, runner, expected, measures, started)
             if exported.unknown is not None:
                 row |= _unknown_facts(exported, exported.unknown, expected, found)
+            row |= parity.promise_facts("onnx file", exported.origin.scoring(), expected, found, exact=True)
             columns = {f"max diff, batch {size}": functools.partial(_difference, str(size)) for size in _BATCHES}
             extra = dataclasses.replace(extra, columns=columns, panels={"onnx: operators": row["operators"]})
+        write_beside(stage, task.exported.origin)
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
         if options.web:
@@ -73,18 +75,22 @@ def export_onnx(task: Task, options: OnnxOptions) -> tuple[pathlib.Path, Measure
 
 
 def _network(task: Task) -> keras.Model:
-    """Return the inference model with its outputs, of a classifier also the score of unknown images."""
-    model, scorer = task.exported.model, task.exported.unknown
+    """Return the inference model with its outputs, of a classifier also the score of unknown images and decisions."""
+    model, scorer, scoring = task.exported.model, task.exported.unknown, task.exported.origin.scoring()
     network = inference_model(model, for_onnx=True, all_tokens=task.all_tokens)
     if not isinstance(task, Classification):
         return task.network(network)
-    if scorer is None:
+    if scorer is None and scoring.promise is None:
         return network
     inside = features_and_logits(network)
     logits = inside.output["logits"]
-    return keras.Model(
-        inside.input, {"logits": logits, UNKNOWN_SCORE: scorer.score(inside.output["pre_logits"], logits)}
-    )
+    outputs = {"logits": logits}
+    if scorer is not None:
+        outputs[UNKNOWN_SCORE] = scorer.score(inside.output["pre_logits"], logits)
+    if scoring.promise is not None:
+        activation = keras.ops.sigmoid if scoring.is_multi_label else keras.ops.softmax
+        outputs |= scoring.promise.decide(activation(logits / scoring.temperature))
+    return keras.Model(inside.input, outputs)
 
 
 def _metadata(exported: ExportedModel, task: Task) -> dict[str, str]:
@@ -95,6 +101,8 @@ def _metadata(exported: ExportedModel, task: Task) -> dict[str, str]:
         about |= {"temperature": str(origin.temperature), "multi_label": str(origin.multi_label).lower()}
         if exported.unknown is not None:
             about["unknown_threshold"] = f"{exported.unknown.threshold:.9g}"
+        if origin.promise is not None:
+            about["promise"] = json.dumps(origin.promise.as_json())
     return about
 
 
@@ -162,6 +170,7 @@ def write_page(
         "preprocessing": dataclasses.asdict(preprocessing),
         "temperature": origin.temperature,
         "multi_label": origin.multi_label,
+        "promise": [] if origin.promise is None else origin.promise.sentences(),
     }
     (directory / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from export import parity, report
-from export.files import directory_bytes, disk_errors, save_module
+from export.files import directory_bytes, disk_errors, save_module, write_beside
 from export.inference_model import in_dtype, inference_model
 from export.options import SavedModelOptions
 from export.saved_model import objects
@@ -38,7 +38,7 @@ from keras_vit.files.atomic import staged, upload_folder
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.remote import RemotePath, output_folder
 from keras_vit.files.tables import short_name
-from keras_vit.scores import Scoring
+from keras_vit.promise import OUTPUTS
 
 
 class _Served(NamedTuple):
@@ -109,6 +109,7 @@ def _report(
         **facts,
         "export_seconds": round(time.perf_counter() - started, 1),
     }
+    write_beside(version / "assets.extra", origin)
     card = model_card(exported.model, exported.labels, origin, facts, _interface(version))
     (version / "README.md").write_text(card, encoding="utf-8")
     report.write(version, f"{short_name(origin.name)} as SavedModel", facts)
@@ -144,7 +145,7 @@ def _write(exported: ExportedModel, options: SavedModelOptions, path: pathlib.Pa
             servable.labels,
             attention=options.attention,
             xla=options.xla,
-            scoring=Scoring(exported.origin.temperature, options.threshold, exported.origin.multi_label),
+            scoring=exported.origin.scoring(options.threshold),
             unknown=exported.unknown,
         )
         servable.serve = tf.function(
@@ -174,13 +175,15 @@ def _verify(
     loaded = tf.saved_model.load(path)
     image_shape = (*expected.preprocessing.image_size, expected.preprocessing.channels)
     warmed_up = write_warmup_requests(path, loaded.signatures, expected.samples.encoded[0], image_shape)
-    logits, probabilities, scores = [], [], []
+    logits, probabilities, scores, decisions = [], [], [], list[parity.Outputs]()
     with Progress("verifying", len(expected.logits)) as progress:
         for files, images in expected.batches():
             logits += [*loaded.signatures["image_tensor"](image=tf.constant(images))["logits"].numpy()]
             answer = loaded.signatures["serving_default"](image_bytes=tf.constant(files))
             probabilities.append(answer["probabilities"])
             scores.append(answer.get("unknown_score"))
+            promised = {name: answer[name].numpy() for name in OUTPUTS & {*answer}}
+            decisions += [{name: value[row] for name, value in promised.items()} for row in range(len(files))]
             progress.update(len(files))
     measures = task.measure(form, expected, [{"logits": row} for row in logits], exact=exact)
     activation = tf.sigmoid if origin.multi_label else tf.nn.softmax
@@ -205,6 +208,7 @@ def _verify(
         model = in_dtype(task.exported.model, "float32")
         ours = unknown.scores(model, (images for _, images in expected.batches()))
         facts |= parity.unknown_facts("SavedModel", unknown, ours, np.concatenate(scores), exact=exact)
+    facts |= parity.promise_facts("SavedModel", origin.scoring(), expected, decisions, exact=exact)
     if options.tflite:
         facts |= write_served_file(path, task.exported, expected)
     return measures, facts

@@ -101,6 +101,7 @@ def predict(run: Run, pictures: PictureList, options: PredictOptions, pipeline: 
         "labels": list(classifier.labels),
         "temperature": classifier.scoring.temperature,
         "threshold": options.threshold,
+        **({} if (promise := classifier.scoring.promise) is None else {"promise": promise.as_json()}),
         "pictures": total,
         "checksum": summary.checksum,
     }
