@@ -28,11 +28,11 @@ from training.features.store import NO_SPLIT
 from training.options.features import LabelNextOptions
 
 # Labels of each class up to which typical images are chosen.
-FEW = 5
+FEW = 2
 # Neighbors among which an image is typical, most clusters, and images of small margin for each one that is chosen.
-_NEIGHBORS, _MOST_CLUSTERS, _CANDIDATES = 20, 400, 10
+_NEIGHBORS, _MOST_CLUSTERS, _CANDIDATES = 20, 400, 5
 # Inverse strength of the penalty of the head.
-_C = 0.01
+_C = 0.1
 # Shares of the labels of the curve, and how often each is drawn.
 _SHARES, _DRAWS = (0.25, 0.35, 0.5, 0.7), 8
 # A gain of accuracy that is hardly worth labelling for.
