@@ -14,8 +14,7 @@ from export.options import LARGEST_DISAGREEMENT
 from keras_vit import Preprocessing, UserError
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import ParityError, explained
-from keras_vit.images.files import Samples
-from keras_vit.run import SAMPLES
+from keras_vit.images.files import SAMPLES, Samples
 from keras_vit.scores import Scoring, UnknownScorer
 
 # Largest difference that rounding in float32 explains, relative to the largest logit or to 1, whichever is larger.

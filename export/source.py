@@ -15,12 +15,12 @@ from keras_vit.errors import Rules, explained, refuse_first
 from keras_vit.files.labels import LABELS, check_number, read_labels
 from keras_vit.files.remote import existing_file, existing_folder
 from keras_vit.files.tables import short_name
-from keras_vit.images.files import Samples
+from keras_vit.images.files import SAMPLES, Samples
 from keras_vit.images.formats import format_list, image_files
 from keras_vit.models.build import classifier_head, has_own_call, logits_model
 from keras_vit.models.layers import ModelSpec
 from keras_vit.promise import Promise
-from keras_vit.run import CALIBRATION, MONITOR, SAMPLES, Run, check_head
+from keras_vit.run import CALIBRATION, MONITOR, Run, check_head
 from keras_vit.scores import Scoring, UnknownScorer
 
 # Number of random images, and their sizes relative to the input of the model.

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
     check_model_file(parsed.source)
     cli.import_keras()
 
-    from keras_vit.checkpoints.options import LoadOptions
+    from keras_vit.checkpoints.checkpoint import LoadOptions
     from keras_vit.checkpoints.save import convert
 
     options = LoadOptions(

@@ -221,8 +221,14 @@ def refuse_without_effect(options, applies: Iterable[Applies], named=None) -> No
         named: where the options come from, as a named recipe: its values, like those of the dataclass, may remain.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
-    for names, apply, owner in applies:
-        for name in names:
-            unset = (defaults[name], getattr(named, name, defaults[name]))
-            if not apply and getattr(options, name) not in unset:
-                raise UserError(f"--{name.replace('_', '-')} applies only to {owner}; give that, or leave it out.")
+    given = {
+        name for name, unset in defaults.items() if getattr(options, name) not in (unset, getattr(named, name, unset))
+    }
+    refuse_first(
+        (
+            not apply and name in given,
+            f"--{name.replace('_', '-')} applies only to {owner}; give that, or leave it out.",
+        )
+        for names, apply, owner in applies
+        for name in names
+    )

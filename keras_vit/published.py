@@ -293,7 +293,6 @@ def _is_upstream(checkpoint: str) -> bool:
 
 
 def _model_of(checkpoint: str) -> str:
-    """The model in MODELS of an official checkpoint name."""
     family, _, file = checkpoint.rpartition(":")
     if family == "augreg":
         return _AUGREG_HYBRIDS.get(file, f"ViT-{file}")

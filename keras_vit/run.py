@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_vit.checkpoints.describe import describe
+from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions, open_checkpoint
 from keras_vit.checkpoints.find import check_name, find_checkpoint
 from keras_vit.errors import UserError, reading, refuse_first
-from keras_vit.files.atomic import atomic_write, is_temporary, remove_temporary, write_text
+from keras_vit.files.atomic import LOCK, atomic_write, is_temporary, remove_temporary, write_text
 from keras_vit.files.keras_model import MODEL, find, is_keras_model
 from keras_vit.files.kinds import MODEL_SUFFIXES, kind_of, readable_kind
 from keras_vit.files.labels import LABELS, check_classes, check_number, labels_text, read_labels
-from keras_vit.files.lock import LOCK
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import RemoteError, can_be_saved_model, existing_file, is_remote, is_web, to_path
+from keras_vit.images.files import SAMPLES
 from keras_vit.models.config import Classes
 from keras_vit.promise import PROMISE, Promise, read_promise
 from keras_vit.scores import UNKNOWN, Scoring, UnknownScorer, read_unknown
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
-# Evaluation images, to check exports on, and training images, for calibration without the evaluation images.
-SAMPLES, CALIBRATION = "samples.npz", "calibration.npz"
+# Training images, for calibration without the evaluation images.
+CALIBRATION = "calibration.npz"
 # Digests of the files of the training images, by which they are found among others.
 TRAINING_IMAGES = "training_images.npz"
 # The temperature that `keras-vit evaluate --calibrate` fitted.
@@ -136,8 +136,8 @@ class Run:
         from keras_vit.models.build import classes_of  # lazy: imports Keras
 
         run, labels = cls(name), labels or classes_of(model) or ()
-        known = {"model": model, "labels": labels, "class_names": labels, "directory": None, "unknown": None}
-        run.__dict__.update(known)  # as `cached_property` stores what it has computed
+        known = {"model": model, "published": None, "labels": labels, "class_names": labels, "unknown": None}
+        run.__dict__.update(known, directory=None)  # as `cached_property` stores what it has computed
         return run
 
     @functools.cached_property
@@ -176,28 +176,33 @@ class Run:
         return self.path if is_in_bucket else find_checkpoint(self.name)
 
     @functools.cached_property
+    def published(self) -> Checkpoint | None:
+        """The opened checkpoint of a published layout; None of a model of ours."""
+        return None if is_keras_model(self.checkpoint) else open_checkpoint(self.checkpoint)
+
+    @functools.cached_property
     def model(self) -> "keras.Model":
         """The trained model with its own head, loaded once.
 
         Raises UserError for a file that cannot be read, and for settings of a checkpoint beside a model that has them.
         """
         # lazy: importing Keras takes seconds
-        from keras_vit.checkpoints.from_checkpoint import adapt, from_checkpoint, load_named_model
+        from keras_vit.checkpoints.from_checkpoint import adapt, build_checkpoint, load_named_model
 
         if self.texts is not None:
             from keras_vit.text.zero_shot import zero_shot
 
             classes = dict(zip(self.texts.labels, self.texts.texts, strict=True))
             return zero_shot(self.name, classes, self.texts.templates, self.image_size)
-        if is_keras_model(self.checkpoint):
+        if self.published is None:
             self._refuse_settings()
             model = load_named_model(self.checkpoint)
             return model if self.image_size is None else adapt(model, image_size=self.image_size)
-        size, heads, groups = self.image_size, self.num_heads, self.num_groups
-        if size is None:  # DINOv2's position embeddings are for 518 pixels, but its features are computed at 224
-            known = describe(self.checkpoint, num_heads=heads, num_groups=groups)
-            size = None if known.original_size == known.image_size else known.original_size
-        return from_checkpoint(self.checkpoint, image_size=size, num_heads=heads, num_groups=groups)
+        size, images = self.image_size, self.published.file_config.images
+        if size is None and images is not None:  # DINOv2's positions are for 518 pixels, but its features are of 224
+            size = images.size
+        options = LoadOptions(image_size=size, num_heads=self.num_heads, num_groups=self.num_groups)
+        return build_checkpoint(self.published, os.fspath(self.checkpoint), options)
 
     def _refuse_settings(self) -> None:
         """Raise UserError for settings of a checkpoint beside a model of ours."""
@@ -214,9 +219,7 @@ class Run:
 
     def check_preprocessing(self) -> None:
         """Raise UserError for a checkpoint whose files do not contain its preprocessing, in which models differ."""
-        if self.texts is not None or "model" in self.__dict__ or is_keras_model(self.checkpoint):
-            return
-        if not describe(self.checkpoint, num_heads=self.num_heads, num_groups=self.num_groups).is_preprocessing_known:
+        if self.texts is None and self.published is not None and not self.published.is_preprocessing_known:
             raise UserError(
                 f"{self.name} does not contain how images are normalized, and models with the same arrays do it "
                 "differently (-1 to 1, or the mean and deviation of ImageNet); put the config.json of the model beside "
@@ -229,12 +232,12 @@ class Run:
 
         Raises UserError for a model without a head, and where labels.txt names another number of classes.
         """
-        from keras_vit.models.build import intermediates, logits_model
+        from keras_vit.models.build import classifier_head, logits_model
 
         model = logits_model(self.model)
         if self.labels:
             check_head(model, self.labels)
-        if len(model.output_shape) != 2 or "logits" not in intermediates(model).output:
+        if len(model.output_shape) != 2 or classifier_head(model) is None:
             raise UserError(
                 f"{self.name} has no head: it ends with features of shape {model.output_shape}; probe them by "
                 "keras-vit fewshot."
@@ -278,7 +281,7 @@ class Run:
         """The class names that the model knows, else `labels`; empty if nothing names them. Loads the model."""
         return self.labels if (classes := self._classes) is None else classes.labels
 
-    @property
+    @functools.cached_property
     def _classes(self) -> Classes | None:
         from keras_vit.models.build import saved_classes  # lazy: imports Keras
 
@@ -590,7 +593,6 @@ def differences(there: dict, here: dict) -> str:
 
 
 def _command_of(settings: dict) -> str:
-    """Return the command of a run, with its recipe if it has one."""
     recipe = settings.get("recipe_name")
     return f"training.{settings.get('command')}" + (f" with the recipe {recipe}" if recipe else "")
 

@@ -127,7 +127,6 @@ class Scoring:
         )
 
     def _ranked(self, probabilities: np.ndarray, names: Sequence[str]) -> RankedClasses:
-        """Rank probabilities in falling order."""
         least = self.least
         num_reaching = len(names) if least is None else int(np.sum(probabilities >= least))
         num_shown = max(TOP_K, num_reaching) if self.is_multi_label else TOP_K

@@ -81,7 +81,7 @@ def _compute_no_more(monkeypatch) -> Callable[[], None]:
 @pytest.fixture(name="short_lock_wait")
 def _short_lock_wait(monkeypatch) -> None:
     """A process does not wait for seconds until another has left a directory."""
-    monkeypatch.setattr("keras_vit.files.lock._LOCK_WAIT", 0.0)
+    monkeypatch.setattr("keras_vit.files.atomic._WAIT", 0.0)
 
 
 @pytest.fixture(name="tiny_images")

@@ -155,7 +155,7 @@ def test_packages_have_all_their_names_and_import_keras_only_for_them():
 def test_importing_everything_prints_nothing():
     # Apache Beam has an environment of its own.
     modules = [dotted(path) for path in MODULES if path.stem != "__init__" and path.parent.name != "beam"]
-    code = "import importlib, sys\nfrom keras_vit.cli.native_stderr import native_stderr_silenced\n"
+    code = "import importlib, sys\nfrom keras_vit.cli.start import native_stderr_silenced\n"
     code += "with native_stderr_silenced(): import keras\n"  # whose backend prints warnings
     code += "for name in sys.argv[1:]: importlib.import_module(name)"
     done = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, cwd=ROOT)

@@ -4,8 +4,7 @@ import pytest
 
 import keras_vit
 from keras_vit import UserError
-from keras_vit.checkpoints.find import official_names
-from keras_vit.checkpoints.hub import parse_name
+from keras_vit.checkpoints.find import official_names, parse_hub_name
 from keras_vit.models.complexity import costs
 from keras_vit.published import find_models, upstream_checkpoint
 from tests.models.test_families import COUNTS
@@ -37,7 +36,7 @@ def test_the_multiply_adds_are_those_of_the_built_models(name):
 def test_every_official_checkpoint_belongs_to_one_model():
     listed = [checkpoint for model in find_models() for checkpoint in model.checkpoints]
     assert len(listed) == len(set(listed))
-    assert {name for name in listed if parse_name(name) is None} == set(official_names())
+    assert {name for name in listed if parse_hub_name(name) is None} == set(official_names())
 
 
 @pytest.mark.parametrize("counts", [OFFICIAL_COUNTS, COUNTS], ids=["official", "families"])

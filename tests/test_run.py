@@ -13,8 +13,7 @@ import zipfile
 import pytest
 
 from keras_vit import UserError
-from keras_vit.files.atomic import write_text
-from keras_vit.files.lock import check_unlocked, locked
+from keras_vit.files.atomic import check_unlocked, locked, write_text
 from keras_vit.run import Run
 from tests.support import FIXTURES
 

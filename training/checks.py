@@ -10,9 +10,8 @@ from keras_vit import UserError
 from keras_vit.checkpoints.find import check_name
 from keras_vit.cli.parser import Given
 from keras_vit.errors import explained, refuse_without_effect
-from keras_vit.files.atomic import is_temporary
+from keras_vit.files.atomic import check_unlocked, is_temporary
 from keras_vit.files.labels import LABELS, check_classes
-from keras_vit.files.lock import check_unlocked
 from keras_vit.files.remote import existing_file, is_remote, output_folder, to_path
 from keras_vit.images.formats import is_hidden
 from keras_vit.run import CONFIG, Run

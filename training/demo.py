@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(DemoOptions, arguments, prog="keras-vit demo", about=__doc__)
     cli.require_tensorflow()
 
-    from keras_vit.files.lock import locked
+    from keras_vit.files.atomic import locked
     from keras_vit.files.remote import local_path
     from training.loop.callbacks import report_interruption
 

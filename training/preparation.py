@@ -21,8 +21,8 @@ import PIL.Image
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import Progress
+from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.errors import reason_of
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.tables import CsvWriter, markdown_table

@@ -16,7 +16,8 @@ def main(arguments: Sequence[str]) -> None:
     """`--data DATA --output DIR`"""
     options = parser.parse(SamplesOptions, arguments, prog="keras-vit samples", about=__doc__)
 
-    from keras_vit.run import CONFIG, SAMPLES
+    from keras_vit.images.files import SAMPLES
+    from keras_vit.run import CONFIG
     from training.data.checks import check_data
 
     check_data(options.source)

@@ -20,7 +20,7 @@ from export.source import ExportedModel
 from export.tflite.delegate_model import delegate_model, with_four_axes
 from export.tflite.flatbuffer import pack, unpack
 from keras_vit import preprocessing_of
-from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.models.build import class_token_only
 from keras_vit.scores import UNKNOWN_SCORE, UnknownScorer, features_and_logits
 

@@ -15,7 +15,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from export import parity, report
 from export.tflite.flatbuffer import pack, unpack
 from keras_vit import Preprocessing
-from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.tflite_metadata import preprocessing_text
 from keras_vit.scores import UNKNOWN_SCORE

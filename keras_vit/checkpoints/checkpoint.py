@@ -1,4 +1,4 @@
-"""Open a checkpoint: identify its layout and map its keys to the model's weight names.
+"""Open a checkpoint: identify its layout and map its keys to the model's weight names; and options to build it with.
 
 Only the headers of the file are read here, and buffers that training may have changed.
 """
@@ -7,25 +7,26 @@ import contextlib
 import dataclasses
 import functools
 import math
-import os
+import numbers
 import pathlib
 import re
+import typing
 import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.layout import Format, Layout
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_array, check_rank, same_weight, translate
 from keras_vit.checkpoints.layouts import UnknownLayout, identify_format
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, check_choice, check_integers, refuse_first
 from keras_vit.files.kinds import kind_of, readable_kind
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz
 from keras_vit.files.safetensors import open_folder, open_safetensors, read_json, stored_image_size
-from keras_vit.models.config import Classes
+from keras_vit.models.config import Classes, Classifier, Gelu, PositionEmbeddingKind, ViTConfig, convert_fields
+from keras_vit.models.weight_resizing import ChannelRule, Resampler, check_resampler
 
 _PREFIXES = ("opt/target/", "params/img/", "params/")
 # TimmWrapper of transformers: timm's model and config.json.
@@ -41,6 +42,8 @@ _UNSUPPORTED = {
     "relative_position": "relative positions of transformers",
     "decoder": "a decoder",
 }
+
+RATES = ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,16 +108,15 @@ def folder_of(path: pathlib.Path) -> pathlib.Path:
     return path if path.is_dir() else path.parent
 
 
-def open_checkpoint(path: str | os.PathLike, stored_grid: tuple[int, int] | None = None) -> Checkpoint:
-    """Read the headers of a checkpoint: a path, address or name. Raises UserError unless its layout is known."""
-    path = find_checkpoint(path)
+def open_checkpoint(path: pathlib.Path, stored_grid: tuple[int, int] | None = None) -> Checkpoint:
+    """Read the headers of a file or folder. Raises UserError unless its layout is known."""
     arrays, ignored = normalize_keys(open_arrays(path))
-    if prefix := _wrapper(arrays):
+    prefix, format_, layout = _identify(arrays)
+    if prefix:
         if prefix != _TIMM_WRAPPER:
             warnings.warn(f"The keys of {path.name} are read without {prefix!r}.", stacklevel=2)
         ignored += tuple(key for key in arrays if not key.startswith(prefix))
         arrays = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
-    format_, layout = identify_format(arrays)
     weights, unused = translate(arrays, layout.rules)
     if "registers/tokens" in weights and weights["registers/tokens"].shape[1:2] == (0,):
         del weights["registers/tokens"]  # which DINOv3 of transformers has without registers, too
@@ -158,7 +160,11 @@ def open_arrays(path: pathlib.Path) -> dict[str, LazyArray]:
 
 def normalize_keys(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
     """Return the model's arrays without prefixes and stacks, and the keys of others, such as an optimizer's state."""
-    prefixes = [prefix for prefix in ("", *_PREFIXES) if _has_model(arrays, prefix)]
+    prefixes = [
+        prefix
+        for prefix in ("", *_PREFIXES)
+        if f"{prefix}embedding/kernel" in arrays or any(key.startswith(f"{prefix}resnet/root_block/") for key in arrays)
+    ]
     if len(prefixes) > 1:
         places = " and ".join(repr(prefix) if prefix else "no prefix" for prefix in prefixes)
         raise UserError(f"The file should hold one model, but holds one each under {places}; keep one of them.")
@@ -176,35 +182,22 @@ def normalize_keys(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray
     return normalized, ignored
 
 
-def _wrapper(arrays: Mapping[str, LazyArray]) -> str:
-    """Return what all keys begin with, such as "module.", if a wrapper of the model has added it."""
+def _identify(arrays: Mapping[str, LazyArray]) -> tuple[str, Format, Layout]:
+    """Return what all keys begin with where a wrapper has added it, such as "module.", and the format behind it."""
     keys = [key for key, array in arrays.items() if array.shape and not key.startswith(_OF_TRAINING)]
-    is_adapter = any(".lora_" in key for key in keys)
-    if not is_adapter and (prefix := _prefix_of_model(keys, arrays)) is not None:
-        return prefix
+    is_adapter, prefix = any(".lora_" in key for key in keys), ""
+    for component in ("", *re.findall(r"[^./]*[./]", min(keys, default=""))):
+        prefix += component
+        if is_adapter or not all(key.startswith(prefix) for key in keys):
+            break
+        with contextlib.suppress(UnknownLayout):
+            return prefix, *identify_format({key.removeprefix(prefix): arrays[key] for key in keys})
     if is_adapter or any(key.startswith("base_model.model.") for key in keys):
         raise UserError(
             "The file holds a PEFT adapter, not a whole model; merge it into its model (PEFT: merge_and_unload) and "
             "save that with save_pretrained."
         )
-    return ""
-
-
-def _prefix_of_model(keys: Sequence[str], arrays: Mapping[str, LazyArray]) -> str | None:
-    """The shortest beginning of all these keys behind which they are a model's; None if there is none."""
-    prefix = ""
-    for component in ("", *re.findall(r"[^./]*[./]", min(keys, default=""))):
-        prefix += component
-        if not all(key.startswith(prefix) for key in keys):
-            break
-        with contextlib.suppress(UnknownLayout):
-            identify_format({key.removeprefix(prefix): arrays[key] for key in keys})
-            return prefix
-    return None
-
-
-def _has_model(arrays: Mapping[str, LazyArray], prefix: str) -> bool:
-    return f"{prefix}embedding/kernel" in arrays or any(key.startswith(f"{prefix}resnet/root_block/") for key in arrays)
+    return "", *identify_format(arrays)  # raises UnknownLayout
 
 
 def unstack_scan(name: str, array: LazyArray) -> dict[str, LazyArray]:
@@ -270,3 +263,115 @@ def not_square_error(num_tokens: int) -> UserError:
         f"The file has position embeddings for {num_tokens} patches, which is not square; put the config.json beside "
         "it, or give stored_grid=(rows, columns) to keras_vit.from_checkpoint."
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadOptions:
+    """The arguments of `from_checkpoint`, which documents them; None: as the file says."""
+
+    image_size: int | tuple[int, int] | None = None
+    num_classes: int | None = None
+    classes: tuple[str, ...] | None = None
+    patch_size: int | tuple[int, int] | None = None
+    channels: int | None = None
+    channel_rule: ChannelRule = "mean"
+    resampler: Resampler | None = None
+    stored_grid: tuple[int, int] | None = None
+    classifier: Classifier | None = None
+    position_embedding: PositionEmbeddingKind | None = None
+    num_heads: int | None = None
+    num_groups: int | None = None
+    conv_stem_strides: tuple[int, ...] | None = None
+    gelu: Gelu | None = None
+    layer_norm_epsilon: float | None = None
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    stochastic_depth_rate: float = 0.0
+    keep_pre_logits: bool = False
+    classifier_activation: str | None = None
+    dtype: str | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        convert_fields(self)
+        check_integers("num_classes", self.num_classes, least=0)
+        for field in ("channels", "num_heads", "num_groups"):
+            check_integers(field, getattr(self, field))
+        check_integers("stored_grid", self.stored_grid, length=2)
+        check_integers("conv_stem_strides", self.conv_stem_strides, length=0)
+        if self.patch_size is not None and not isinstance(self.patch_size, numbers.Integral):
+            check_integers("patch_size", self.patch_size, length=2)
+        check_choice("channel_rule", self.channel_rule, typing.get_args(ChannelRule))
+        if self.resampler is not None:
+            check_resampler(self.resampler)
+        if self.classes is not None:
+            self.refuse({"num_classes": "classes has a name for each class"})
+        if self.num_classes is None:
+            self.refuse({"keep_pre_logits": "it is for a new head of num_classes"})
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) of the images."""
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+    @property
+    def rates(self) -> dict[str, typing.Any]:
+        """The rates for further training, by field of ViTConfig."""
+        return {name: getattr(self, name) for name in RATES}
+
+    def for_classes(self, known: Classes | None) -> tuple["LoadOptions", Classes | None, list[int | None]]:
+        """Return the options with `num_classes`, the classes of the model, and the row of each in a head that stays."""
+        if self.classes is None:
+            return self, known if self.num_classes is None else None, []
+        rows = rows_of(self.classes, known.labels if known else ())
+        print(_sentence_on_head(rows, self.classes, known))
+        if known is None or not any(row is not None for row in rows):
+            number = len(self.classes)
+            return dataclasses.replace(self, classes=None, num_classes=number), Classes(self.classes), []
+        return self, dataclasses.replace(known.selected(rows), labels=self.classes), rows
+
+    def refuse(self, reasons: typing.Mapping[str, str]) -> None:
+        """Raise UserError for an option that was given and does not apply; the reasons by its name."""
+        given = {field.name for field in dataclasses.fields(self) if getattr(self, field.name) != field.default}
+        refuse_first(
+            (name in given, f"{name}={getattr(self, name)!r:.80} does not apply, because {reason}; leave it out.")
+            for name, reason in reasons.items()
+        )
+
+    def override(self, config: FileConfig) -> FileConfig:
+        """The settings of a config.json with those that the caller gave instead."""
+        names = ("num_heads", "num_groups", "gelu", "layer_norm_epsilon")
+        return dataclasses.replace(
+            config, **{name: value for name in names if (value := getattr(self, name)) is not None}
+        )
+
+    def with_patch(self, config: ViTConfig) -> ViTConfig:
+        """The config with the new patch size."""
+        return config if self.patch_size is None else dataclasses.replace(config, patch_size=self.patch_size)
+
+
+def rows_of(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
+    """Return where each class is among the known ones, whatever its case and with underscores for spaces; else None."""
+    rows: dict[str, int | None] = {}
+    for row, name in enumerate(known):
+        rows[_key(name)] = None if _key(name) in rows else row
+    keys = [_key(name) for name in names]
+    return [rows.get(key) if keys.count(key) == 1 else None for key in keys]
+
+
+def _key(name: str) -> str:
+    return name.casefold().replace("_", " ").strip()
+
+
+def _sentence_on_head(rows: Sequence[int | None], names: Sequence[str], known: Classes | None) -> str:
+    new = [name for name, row in zip(names, rows, strict=True) if row is None]
+    if known is None:
+        return f"The head is new, with {len(names)} classes: the model that it begins with does not name its own."
+    if len(new) == len(names):
+        return f"The head is new: none of its {len(names)} classes is among the {len(known.labels):,} of the model."
+    if new:
+        some = f"{', '.join(new[:5])}{' …' if new[5:] else ''}"
+        return f"The head is kept for {len(names) - len(new)} of {len(names)} classes, and new for {some}."
+    of_all = "" if len(known.labels) == len(names) else f", of the {len(known.labels):,} of the model"
+    in_order = "" if list(rows) == list(range(len(rows))) else ", in the order of the data"
+    return f"The head is kept: it knows all {len(names)} classes{of_all}{in_order}."

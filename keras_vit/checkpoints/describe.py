@@ -8,7 +8,14 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from keras_vit.checkpoints.checkpoint import IN_FOLDER, Checkpoint, config_beside, folder_of, open_checkpoint
+from keras_vit.checkpoints.checkpoint import (
+    IN_FOLDER,
+    Checkpoint,
+    LoadOptions,
+    config_beside,
+    folder_of,
+    open_checkpoint,
+)
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.infer_config import (
     UnknownNumHeads,
@@ -19,7 +26,6 @@ from keras_vit.checkpoints.infer_config import (
     known_num_heads,
 )
 from keras_vit.checkpoints.layouts import HEADS, num_classes_of
-from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import UserError
 from keras_vit.files.keras_model import is_keras_model, load_model
 from keras_vit.files.remote import is_remote, to_path
@@ -65,12 +71,12 @@ class Description:
     """Shape in the file of every weight, by key of the file."""
     types: tuple[str, ...]
     """Names of the dtypes."""
-    unused: tuple[str, ...]
+    unused: tuple[str, ...] = ()
     """Keys of arrays that are not weights of the model."""
-    ambiguous: tuple[str, ...]
+    ambiguous: tuple[str, ...] = ()
     """Settings that a timm file without config.json leaves open: "block" (norms before or after each branch), "gelu",
     "num_heads", "position_embedding"; `from_checkpoint` requires the latter three."""
-    unexpected_keys: tuple[str, ...]
+    unexpected_keys: tuple[str, ...] = ()
     """Keys of arrays that no supported model has; `from_checkpoint` refuses such a file."""
 
     is_activation_known: bool = True
@@ -101,7 +107,7 @@ class Description:
 
     def _unknown(self) -> dict[str, str]:
         """Settings that the file does not tell, with their defaults."""
-        lines = {}
+        lines: dict[str, str] = {}
         if self.fields.get("num_heads", 0) is None:
             official = self.config.num_heads if isinstance(self.config, ViTConfig) else None
             assumed = official and f"; default: the {official} of the official model of this width"
@@ -131,9 +137,7 @@ def describe(
 
     Args:
         path: file, folder, address or official name, see `find_checkpoint`.
-        stored_grid: see `from_checkpoint`.
-        num_heads: see `from_checkpoint`.
-        num_groups: see `from_checkpoint`.
+        stored_grid, num_heads, num_groups: see `from_checkpoint`.
     """
     options = LoadOptions(stored_grid=stored_grid, num_heads=num_heads, num_groups=num_groups)
     file = find_checkpoint(path)
@@ -179,14 +183,11 @@ def _of_keras_model(path: pathlib.Path) -> Description:
         name=official_name(config),
         config=config,
         fields={field.name: getattr(config, field.name) for field in dataclasses.fields(config)},
-        ambiguous=(),
         image_size=preprocessing_of(model).image_size,
         num_classes=heads[0][-1] if heads else 0,
         num_parameters=model.count_params(),
         shapes={key: tuple(variable.shape) for key, variable in sorted(weights.items())},
         types=tuple(sorted({keras.backend.standardize_dtype(variable.dtype) for variable in weights.values()})),
-        unused=(),
-        unexpected_keys=(),
     )
 
 

@@ -17,13 +17,12 @@ import pathlib
 import re
 import types
 import urllib.parse
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from keras_vit.checkpoints import hub
-from keras_vit.errors import UserError, near_path, nearest, reading
+from keras_vit.errors import UserError, near_path, nearest, needed_package, reading
 from keras_vit.files.atomic import write_text
-from keras_vit.files.remote import RemoteError, is_remote, local_copy, to_path
+from keras_vit.files.remote import RemoteError, is_remote, local_copy
 from keras_vit.files.transfer import download_file, is_local, sha256_of
 
 CACHE_VARIABLE = "KERAS_VIT_CACHE"
@@ -56,12 +55,12 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
         return path.parent if is_part else path
     # pathlib.Path replaces the two slashes of an address by one.
     source = re.sub(r"^(gs|https?):/(?=[^/])", r"\1://", os.fsdecode(name))
-    if (hub_name := hub.parse_name(re.sub("^hf:/+", "hf:", source))) is not None:
-        return hub.download(hub_name, pathlib.Path(cache) if cache else None)
+    if (hub_name := parse_hub_name(re.sub("^hf:/+", "hf:", source))) is not None:
+        return _download(hub_name, pathlib.Path(cache) if cache else None)
     folder = pathlib.Path(cache or os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser()
     if is_remote(source) and not source.startswith(("gs://", "https://", "http://")):
         try:
-            return _from_bucket(source)
+            return local_copy(source)
         except RemoteError as error:
             if error.errno != errno.ENOSYS:  # else the scheme is not known, as is said below
                 raise
@@ -70,21 +69,14 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
     except UserError as error:
         if not (source.startswith("gs://") and str(error.__cause__)[:3] in ("401", "403")):
             raise
-    return _from_bucket(source)  # with the credentials of this machine
+    return local_copy(source)  # with the credentials of this machine
 
 
 def check_name(name: str) -> None:
     """Raise UserError unless a checkpoint exists, or can be one to download. Uses neither TensorFlow nor a network."""
     is_augreg = name.removeprefix("augreg:") in _AUGREG_MODELS  # else its index would be downloaded
-    if not (os.path.exists(name) or is_remote(name) or hub.parse_name(name) or is_augreg):
+    if not (os.path.exists(name) or is_remote(name) or parse_hub_name(name) or is_augreg):
         _address(name, pathlib.Path())
-
-
-def _from_bucket(source: str) -> pathlib.Path:
-    """A local copy of a file or folder that TensorFlow can read, for the time of this process."""
-    if not to_path(source).exists():
-        raise UserError(f"There is no file or folder {source}; check the path, and your permission to read it.")
-    return local_copy(source)
 
 
 # Official names
@@ -198,10 +190,9 @@ def best_upstream(index: str, model: str) -> str:
 
 
 def _number(text: str | None) -> float:
-    try:
+    with contextlib.suppress(ValueError):
         return float(text or "nan")
-    except ValueError:
-        return math.nan
+    return math.nan
 
 
 # Addresses and cache paths
@@ -275,3 +266,85 @@ def _write_metadata(metadata_file: pathlib.Path, address: str, size: int, sha256
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
     write_text(metadata_file, json.dumps(metadata, indent=2) + "\n")
+
+
+# The Hugging Face hub, through huggingface_hub: its cache, tokens, offline mode and environment variables. Only the
+# weights as .safetensors and the configs are downloaded, never a pickle.
+
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_FILES = (
+    _WEIGHTS,
+    _INDEX,
+    "model-*-of-*.safetensors",
+    "config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+_OF_TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "spiece.model"]
+# hf:owner/name@revision, timm/name, and the address of the file of weights.
+_HUB_NAME = re.compile(r"(?:hf:|(?=timm/))(?P<repository>[^/@:]+/[^/@:]+)(?:@(?P<revision>[^@\s]+))?")
+_HUB_ADDRESS = re.compile(
+    r"https://huggingface\.co/(?P<repository>[^/@:]+/[^/@:]+)/(?:resolve|blob)/(?P<revision>[^/@?#]+)/model\.safetensors"
+)
+
+
+class HubName(NamedTuple):
+    """A repository of the hub and a branch, tag or commit of it; None is its main branch."""
+
+    repository: str
+    revision: str | None
+
+
+def parse_hub_name(name: str) -> HubName | None:
+    """The repository that a checkpoint name means, such as hf:google/vit-base-patch16-224@main; None if it is another.
+
+    Raises UserError for a name that begins with hf: and names no repository.
+    """
+    match = _HUB_NAME.fullmatch(name) or _HUB_ADDRESS.fullmatch(name)
+    if match is None and name.startswith("hf:"):
+        raise UserError(
+            f"A name on the Hugging Face hub must be hf:owner/name or hf:owner/name@revision, but is {name[:200]!r}."
+        )
+    return HubName(match["repository"], match["revision"]) if match else None
+
+
+def _download(name: HubName, cache: pathlib.Path | None = None) -> pathlib.Path:
+    """Return the folder with weights and configs of a repository. cache: instead of that of huggingface_hub."""
+    folder = _snapshot(name, _FILES, cache)
+    if not any((folder / file).is_file() for file in (_WEIGHTS, _INDEX)):
+        raise UserError(
+            f"{name.repository} on the Hugging Face hub has no {_WEIGHTS}, and pickles such as pytorch_model.bin are "
+            "not read; convert it where you trust it, or give another repository."
+        )
+    return folder
+
+
+def download_tokenizer(name: HubName, folder: pathlib.Path) -> None:
+    """Download the files of the tokenizer into the cached folder that `find_checkpoint` returned."""
+    # folder: CACHE/models--OWNER--NAME/snapshots/COMMIT
+    _snapshot(HubName(name.repository, folder.name), _OF_TOKENIZER, folder.parents[2])
+
+
+def _snapshot(name: HubName, files: Sequence[str], cache: pathlib.Path | None) -> pathlib.Path:
+    errors = needed_package("huggingface_hub.errors", "Names of the Hugging Face hub need", "huggingface_hub")
+    from huggingface_hub import constants, snapshot_download  # lazy: not everybody has it
+
+    try:
+        folder = snapshot_download(name.repository, revision=name.revision, cache_dir=cache, allow_patterns=[*files])
+    except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as error:  # LocalEntryNotFoundError, too
+        shown, endpoint = name.repository[:200], constants.ENDPOINT
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{endpoint} cannot be reached"
+        sentences = {
+            errors.GatedRepoError: f"{shown} is gated: accept its terms at {endpoint}/{shown}, and give your token by "
+            "`hf auth login` or HF_TOKEN.",
+            errors.RepositoryNotFoundError: f"The Hugging Face hub has no repository {shown!r} that you may read; "
+            "check the name, or give a token by `hf auth login` or HF_TOKEN if it is private.",
+            errors.RevisionNotFoundError: f"{shown} has no branch, tag or commit {name.revision!r}; leave out @ for "
+            "its main.",
+            errors.HFValidationError: f"{shown!r} cannot be the name of a repository of the Hugging Face hub; check "
+            "it.",
+            Exception: f"{shown} is not complete in the cache of huggingface_hub, and {reason}; download it on another "
+            "computer and give the path of its folder.",
+        }
+        raise UserError(next(text for kind, text in sentences.items() if isinstance(error, kind))) from error
+    return pathlib.Path(os.fspath(folder))

@@ -15,7 +15,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, not_square_error, open_checkpoint, refuse_unexpected_keys
+from keras_vit.checkpoints.checkpoint import (
+    RATES,
+    Checkpoint,
+    LoadOptions,
+    not_square_error,
+    open_checkpoint,
+    refuse_unexpected_keys,
+)
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.infer_config import (
@@ -31,7 +38,6 @@ from keras_vit.checkpoints.infer_config import (
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
 from keras_vit.checkpoints.layouts import HEADS, num_classes_of
 from keras_vit.checkpoints.load import assign, changed_layer, check_unchanged, match_weights, values_by_key
-from keras_vit.checkpoints.options import RATES, LoadOptions
 from keras_vit.files.keras_model import MODEL, is_keras_model, load_model
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.lazy_array import LazyArray
@@ -128,13 +134,9 @@ def from_checkpoint(
             model with another one loads and gives other outputs.
         layer_norm_epsilon: instead of that of the checkpoint: 1e-6 for JAX files, timm and torchvision; config.json's,
             else 1e-12, for transformers.
-        dropout_rate: for further training; see `keras_vit.build`.
-        attention_dropout_rate: likewise.
-        stochastic_depth_rate: likewise.
+        dropout_rate, attention_dropout_rate, stochastic_depth_rate: for further training; see `keras_vit.build`.
         keep_pre_logits: keep the tanh layer with a new head (vit_jax: an equal representation_size).
-        classifier_activation: see `keras_vit.build`.
-        dtype: see `keras_vit.build`.
-        name: see `keras_vit.build`.
+        classifier_activation, dtype, name: see `keras_vit.build`.
     """
     options = LoadOptions(
         image_size=image_size,
@@ -168,15 +170,23 @@ Edit = Callable[[ModelConfig, Mapping[str, Weight]], tuple[ModelConfig, Mapping[
 
 
 def build_source(path: str | os.PathLike, options: LoadOptions, edit: Edit | None = None) -> keras.Model:
-    """`from_checkpoint` with its options in one object.
-
-    edit: changes the config and the weights of a classifier first, such as to give it another head; not called for
-        another task, a run or a .keras file.
-    """
+    """`from_checkpoint` with its options in one object; for `edit` see `build_checkpoint`."""
     file = find_checkpoint(path)
     if is_keras_model(file):
         return _from_keras_model(load_named_model(file), options)
-    checkpoint = open_checkpoint(file, options.stored_grid)
+    return build_checkpoint(open_checkpoint(file, options.stored_grid), os.fsdecode(path), options, edit)
+
+
+def build_checkpoint(checkpoint: Checkpoint, name: str, options: LoadOptions, edit: Edit | None = None) -> keras.Model:
+    """Build the model of an opened checkpoint.
+
+    Args:
+        checkpoint: of a published layout.
+        name: by which it was opened, for messages and the name of the model.
+        options: what the files do not say, and what is changed.
+        edit: changes the config and the weights of a classifier first, such as to give it another head; not called for
+            another task.
+    """
     refuse_unexpected_keys(checkpoint)
     refuse_ambiguous_settings(checkpoint, options)
     config = infer_config(checkpoint, options)
@@ -192,7 +202,7 @@ def build_source(path: str | os.PathLike, options: LoadOptions, edit: Edit | Non
         if POSITIONS in checkpoint.weights and isinstance(config, ViTConfig):
             raise not_square_error(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions)
         size = _DEFAULT_SIZE
-    name, num_channels = os.fsdecode(path), _first_kernel(checkpoint.weights)[1].shape[2]
+    num_channels = _first_kernel(checkpoint.weights)[1].shape[2]
     _warn_of_images(checkpoint, name, None if options.size else size, num_channels)
     preprocessing = original_preprocessing(checkpoint, size, num_channels)
     if assumed := _assumed(checkpoint, config, options, preprocessing):
@@ -200,7 +210,10 @@ def build_source(path: str | os.PathLike, options: LoadOptions, edit: Edit | Non
     if edit is not None and task is None:
         config, weights = edit(config, checkpoint.weights)
         checkpoint = dataclasses.replace(checkpoint, weights=weights)
-    options = dataclasses.replace(options, name=options.name or _name_of(name))
+    # The name of the folder or file, in letters that layers may have.
+    last = re.sub(r"\.(npz|safetensors)$", "", name.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
+    own_name = re.sub(r"[^A-Za-z0-9_.-]", "_", last).strip("._-") or None
+    options = dataclasses.replace(options, name=options.name or own_name)
     return _build_and_fill(checkpoint, config, preprocessing, grid, options, task)
 
 
@@ -226,21 +239,14 @@ def _warn_of_images(checkpoint: Checkpoint, path: str, size: tuple[int, int] | N
             f"The original of {path} gives its model images of {made} pixels, although the position embeddings are for "
             f"{taken} pixels, which the model here takes; pass image_size={max(images.size or ())} for its "
             "predictions.",
-            stacklevel=4,
+            stacklevel=5,
         )
     if images.num_channels not in (None, num_channels):
         warnings.warn(
             f"{path} says how {images.num_channels} channels are normalized, but its images have {num_channels}; here "
             "they are scaled to [-1, 1].",
-            stacklevel=4,
+            stacklevel=5,
         )
-
-
-def _name_of(path: str | os.PathLike) -> str | None:
-    """A name for the model of a checkpoint: that of its folder or file, in letters that layers may have."""
-    name = os.fsdecode(path).rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1]
-    name = re.sub(r"\.(npz|safetensors)$", "", name)
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", name).strip("._-") or None
 
 
 def _assumed(
@@ -281,7 +287,6 @@ def _from_keras_model(model: keras.Model, options: LoadOptions) -> keras.Model:
 
 
 def _inapplicable(checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions) -> dict[str, str]:
-    """Options that do not apply to this checkpoint, and why."""
     is_vit, has_table = isinstance(config, ViTConfig), POSITIONS in checkpoint.weights
     stem = config.stem if isinstance(config, ViTConfig) else config
     of_vit = ("num_heads", "gelu", "layer_norm_epsilon", "classifier", "position_embedding")
@@ -318,9 +323,7 @@ def adapt(
         classes: instead of num_classes, see `from_checkpoint`.
         patch_size: None keeps that of the model.
         channels: of the images. None keeps those of the model.
-        channel_rule: see `from_checkpoint`.
-        resampler: see `from_checkpoint`.
-        keep_pre_logits: see `from_checkpoint`.
+        channel_rule, resampler, keep_pre_logits: see `from_checkpoint`.
 
     Raises UserError for a model with other layers than its config says, which no new model would have.
     """
@@ -394,6 +397,7 @@ def _build_and_fill(
             if isinstance(task, SegmentationConfig) and num_classes:
                 task = dataclasses.replace(task, num_classes=num_classes)
             model = build_task(config, task, preprocessing, dtype=options.dtype, name=options.name)
+            config = config_of(model)  # without what reads the tokens
         else:
             model = build(
                 config,
@@ -406,7 +410,8 @@ def _build_and_fill(
     keep = () if not new_head else HEADS if task is None else ("class_head/",)
     drop = (*keep, "pre_logits/") if drops_pre_logits else keep
     checkpoint = dataclasses.replace(checkpoint, weights=weights)
-    assign(model, match_weights(model, checkpoint, options.resampler, stored_grid, drop=drop, keep=keep).weights)
+    match = match_weights(model, config, checkpoint, options.resampler, stored_grid, drop=drop, keep=keep)
+    assign(model, match.weights)
     if classes is not None and len(classes.labels) in numbers_of_classes(model):
         set_classes(model, classes)
     return model
@@ -415,7 +420,6 @@ def _build_and_fill(
 def _with_input(
     config: ModelConfig, weights: Mapping[str, Weight], preprocessing: Preprocessing, options: LoadOptions
 ) -> tuple[ModelConfig, Mapping[str, Weight], Preprocessing]:
-    """Change the patches and the channels of the images as the options say."""
     if options.patch_size is not None and isinstance(config, ViTConfig):
         config = options.with_patch(config)
         config.check_image_size(preprocessing.image_size)

@@ -6,13 +6,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, refuse_keys, square_grid
+from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions, join_keys, refuse_keys, square_grid
 from keras_vit.checkpoints.formats.file_config import FileConfig
-from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.formats.transformers.eomt import delta_error
 from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, check_rank, heads_in, key_of
 from keras_vit.checkpoints.layouts import NUM_GROUPS, TORCH_STAGES
-from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import Rules, UserError, refuse_first
 from keras_vit.models.config import (
     Classifier,
@@ -90,13 +88,15 @@ def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
     settings: dict[str, Any] = {name: value for name, value in file_config.task_settings.items() if value is not None}
     config: TaskConfig
     if task == "segmentation":
-        _refuse_differences(weights)
+        first_norm = re.compile(r"Transformer/encoderblock_\d+/LayerNorm_0/scale")
+        norms = [weight for key, weight in weights.items() if first_norm.fullmatch(key)]
+        if all(float(abs(norm.read()).mean()) < _LEAST_SCALE for norm in norms):
+            raise delta_error()
         refuse_keys("is incomplete", _missing_in_blocks(weights, r"(upscale_\d+/)(.*)"))
-        num_blocks = _shape(checkpoint, "mask_attention/probabilities", 1)[0]
         config = SegmentationConfig(
             num_classes=_shape(checkpoint, "class_head/kernel", 2)[1] - 1,
             num_queries=_shape(checkpoint, "queries/tokens", 3)[1],
-            num_blocks=num_blocks,
+            num_blocks=_shape(checkpoint, "mask_attention/probabilities", 1)[0],
             num_upscale_blocks=count(weights, r"upscale_(\d+)/", "blocks of upscaling"),
             mask_attention=bool(weights["mask_attention/probabilities"].read().any()),
             **settings,
@@ -110,42 +110,44 @@ def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
     return config
 
 
-def _refuse_differences(weights: Mapping[str, Weight]) -> None:
-    """Raise UserError for the differences of an EoMT from the model that it began with, instead of its weights."""
-    first_norm = re.compile(r"Transformer/encoderblock_\d+/LayerNorm_0/scale")
-    norms = [weight for key, weight in weights.items() if first_norm.fullmatch(key)]
-    if all(float(abs(norm.read()).mean()) < _LEAST_SCALE for norm in norms):
-        raise delta_error()
-
-
 def infer_config(checkpoint: Checkpoint, options: LoadOptions) -> ModelConfig:
     """The architecture of the weights of a checkpoint, with the settings that the caller gave."""
-    file_config = options.override(checkpoint.file_config)
-    refuse_first(_other_widths(checkpoint.weights, file_config))
+    file_config, weights = options.override(checkpoint.file_config), checkpoint.weights
+    refuse_first(_other_widths(weights, file_config))
     config: ModelConfig
-    if "embedding/kernel" in checkpoint.weights:
+    if "embedding/kernel" in weights:
         vit = _with_prefix_positions(checkpoint, _infer_vit(checkpoint, file_config, options), options)
         least = vit.num_layers * (4 * vit.hidden_size**2 + 2 * vit.hidden_size * vit.mlp_dim)
         refuse_first(contradictions(vit, file_config.sizes))
-        refuse_keys("is incomplete", _missing_biases(checkpoint))
+        refuse_keys("is incomplete", _missing(checkpoint, vit))
         if isinstance(vit.stem, ResNetConfig):
             refuse_first(contradictions(vit.stem, file_config.resnet_sizes))
         config = vit
     else:
-        resnet = _infer_resnet(checkpoint, file_config, "resnet/group_norm/gamma" in checkpoint.weights)
+        resnet = _infer_resnet(checkpoint, file_config, "resnet/group_norm/gamma" in weights)
         refuse_first(contradictions(resnet, file_config.resnet_sizes))
         least = sum(
             units * (wide // 4) * (2 * wide + 9 * wide // 4)
             for units, wide in zip(resnet.block_units, resnet.output_channels, strict=True)
         )
         config = resnet
-    num_parameters = sum(math.prod(weight.shape) for weight in checkpoint.weights.values())
+    num_parameters = sum(math.prod(weight.shape) for weight in weights.values())
     if least > num_parameters:
         raise UserError(
             f"The arrays are inconsistent: such a model has at least {least} parameters, but they have "
             f"{num_parameters}."
         )
     return config
+
+
+def _missing(checkpoint: Checkpoint, config: ViTConfig) -> list[str]:
+    """The keys that are missing although config.json states them, or the code of the layout always has them."""
+    weights, file_config, layout = checkpoint.weights, checkpoint.file_config, checkpoint.layout
+    biases = (*layout.biases, *(() if config.pre_norm else ("embedding/bias",)))
+    stated = [bias for bias in biases if bias.replace("/bias", "/kernel") in weights]
+    stated += [f"{head}/kernel" for head in file_config.heads]
+    stated += [] if file_config.layer_scale is None else ["Transformer/encoderblock_0/LayerScale_0/scale"]
+    return [key_of(name, layout.rules) for name in stated if name not in weights]
 
 
 def contradictions(config: object, sizes: Mapping[str, tuple[str, object]]) -> Rules:
@@ -186,9 +188,10 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
         _shape(checkpoint, POSITIONS, 3)
         position_embedding = "learned"
     has_scale, qkv_bias = f"{first}LayerScale_0/scale" in weights, f"{_FIRST_QUERY}/bias" in weights
-    stated = [f"{head}/kernel" for head in file_config.heads]
-    stated += [] if file_config.layer_scale is None else [f"{first}LayerScale_0/scale"]
-    refuse_keys("is incomplete", [key_of(name, layout.rules) for name in stated if name not in weights])
+    distillation: Distillation = "none"
+    if "distillation/tokens" in weights:
+        default = "head" if "head_distillation/kernel" in weights else "token"
+        distillation = layout.settings.get("distillation", default)
     mlp_dim = _shape(checkpoint, f"{first}MlpBlock_3/Dense_0/kernel", 2)[1]
     return ViTConfig(
         patch_size=patch[0] if patch[0] == patch[1] else (patch[0], patch[1]),
@@ -212,15 +215,9 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
         gated_mlp=f"{first}MlpBlock_3/gate/kernel" in weights,
         layer_scale=min(file_config.layer_scale or _LAYER_SCALE, 1.0) if has_scale else None,
         num_registers=_optional_size(checkpoint, "registers/tokens", 3) or 0,
-        distillation=_distillation(weights, layout),
+        distillation=distillation,
         with_class_token="cls" in weights and classifier in ("gap", "none"),
     )
-
-
-def _distillation(weights: Mapping[str, Weight], layout: Layout) -> Distillation:
-    if "distillation/tokens" not in weights:
-        return "none"
-    return layout.settings.get("distillation", "head" if "head_distillation/kernel" in weights else "token")
 
 
 def has_norm_after_pooling(checkpoint: Checkpoint, file_config: FileConfig) -> bool:
@@ -241,23 +238,15 @@ def _infer_classifier(
     if in_weights == "token" and averages:
         in_weights = "gap"
     classifier = in_weights or given or "gap"
-    for place, other in (("was given", given), ("is in config.json", file_config.classifier)):
-        if other not in (None, classifier):
-            raise UserError(f"The file has the weights of classifier={classifier!r}, but {other!r} {place}.")
+    others = (("was given", given), ("is in config.json", file_config.classifier))
+    has = f"The file has the weights of classifier={classifier!r}"
+    refuse_first((other not in (None, classifier), f"{has}, but {other!r} {place}.") for place, other in others)
     return classifier
 
 
 def _optional_size(checkpoint: Checkpoint, name: str, rank: int) -> int | None:
     """The second axis of an array; None if there is no such array."""
     return _shape(checkpoint, name, rank)[1] if name in checkpoint.weights else None
-
-
-def _missing_biases(checkpoint: Checkpoint) -> list[str]:
-    """The biases that are missing although the code of the layout always has them."""
-    weights = checkpoint.weights
-    patch_bias = () if "Transformer/pre_norm/scale" in weights else ("embedding/bias",)
-    biases = (*checkpoint.layout.biases, *patch_bias)
-    return [bias for bias in biases if bias not in weights and bias.replace("/bias", "/kernel") in weights]
 
 
 def _with_prefix_positions(checkpoint: Checkpoint, config: ViTConfig, options: LoadOptions) -> ViTConfig:
@@ -296,7 +285,6 @@ def _num_patches(size: tuple[int, int] | None, patch: tuple[int, int], possible:
 
 
 def _missing_in_blocks(weights: Mapping[str, Weight], pattern: str) -> list[str]:
-    """The weights that a block lacks and another block has."""
     parts: dict[str, set[str]] = {}
     for key in weights:
         if match := re.fullmatch(pattern, key):
@@ -321,7 +309,8 @@ def _num_heads(checkpoint: Checkpoint, options: LoadOptions, sizes: tuple[int, i
 
 def known_num_heads(checkpoint: Checkpoint, options: LoadOptions) -> int | None:
     """The number of attention heads in the arrays, in config.json or in the options; None if it is in none of them."""
-    query, num_heads = checkpoint.weights[f"{_FIRST_QUERY}/kernel"], options.override(checkpoint.file_config).num_heads
+    num_heads = options.num_heads or checkpoint.file_config.num_heads
+    query = checkpoint.weights[f"{_FIRST_QUERY}/kernel"]
     in_shape = heads_in(f"{_FIRST_QUERY}/kernel", query)
     check_heads(query, in_shape, num_heads)
     return in_shape or num_heads

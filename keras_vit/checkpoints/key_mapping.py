@@ -195,6 +195,20 @@ def block_rules(
     )
 
 
+POOLING_INPUTS = tuple(f"MAPHead_0/MultiHeadDotProductAttention_0/{part}" for part in QKV)
+
+
+def pooling_rules(head: str, probe: str, out: str, norm_key: str) -> tuple[Rule, ...]:
+    """The rules of attention pooling in PyTorch but for query, key and value; the last three are behind `head`."""
+    pooling = "MAPHead_0/"
+    return (
+        Rule((f"{pooling}probe",), f"{head}{probe}"),
+        *dense(f"{pooling}MultiHeadDotProductAttention_0/out", f"{head}{out}"),
+        *norm(f"{pooling}LayerNorm_0", f"{head}{norm_key}"),
+        *(rule for n in (0, 1) for rule in dense(f"{pooling}MlpBlock_0/Dense_{n}", f"{head}mlp.fc{n + 1}")),
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Weight:
     """A weight that is read from a file on demand."""
@@ -289,7 +303,6 @@ def _load_part(transform: Transform, part: int | slice, array: np.ndarray) -> np
 
 
 def _file_view(transform: Transform, shape: tuple[int, ...], weight: np.ndarray) -> np.ndarray:
-    """The view of a weight with the shape of the file."""
     return transform.store(weight, 1).reshape(shape, copy=False)
 
 

@@ -21,7 +21,7 @@ from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.infer_config import check_heads, file_config_grid, has_norm_after_pooling, resampler_of
 from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, check_rank, heads_in, key_of
 from keras_vit.checkpoints.layouts import num_classes_of
-from keras_vit.errors import UserError, check_integers
+from keras_vit.errors import UserError, check_integers, refuse_first
 from keras_vit.files.keras_model import open_keras_weights
 from keras_vit.files.kinds import kind_of
 from keras_vit.files.lazy_array import check_all
@@ -33,7 +33,7 @@ from keras_vit.models.build import (
     has_own_call,
     preprocessing_of,
 )
-from keras_vit.models.config import ViTConfig
+from keras_vit.models.config import ModelConfig, ViTConfig
 from keras_vit.models.layers import ModelSpec, TokenDense, no_init_weights, zero_copy
 from keras_vit.models.positions import PositionEmbedding
 from keras_vit.models.tasks import build_task, task_of
@@ -96,7 +96,7 @@ def load_checkpoint(
     drop, keep = ((each,) if isinstance(each, str) else tuple(each) for each in (drop, keep))
     file = find_checkpoint(path)
     checkpoint = _keras_weights(file, model) if kind_of(file) == "h5" else open_checkpoint(file, stored_grid)
-    match = match_weights(model, checkpoint, resampler, stored_grid, drop=drop, keep=keep)
+    match = match_weights(model, config_of(model), checkpoint, resampler, stored_grid, drop=drop, keep=keep)
     check_all({weight.source.key: weight.source for weight in match.weights.values()}.values())
     assign(model, match.weights)
     return match.report
@@ -167,6 +167,7 @@ class Match:
 
 def match_weights(
     model: keras.Model,
+    config: ModelConfig,
     checkpoint: Checkpoint,
     resampler: Resampler | None,
     stored_grid: tuple[int, int] | None,
@@ -174,7 +175,7 @@ def match_weights(
     drop: tuple[str, ...],
     keep: tuple[str, ...],
 ) -> Match:
-    """Check every array against every weight; nothing is read or assigned yet."""
+    """Check every array against every weight of a model of this config; nothing is read or assigned yet."""
     weights = weights_by_key(model)
     left_out = {
         key for key, weight in checkpoint.weights.items() if key.startswith(drop) or weight.source.key.startswith(drop)
@@ -189,11 +190,11 @@ def match_weights(
     needed = {key: weight for key, weight in weights.items() if key not in kept}
     check_keys(matched, needed, checkpoint.layout.rules, set(checkpoint.unexpected_keys) - dropped)
     resized: tuple[str, ...] = ()
-    config = config_of(model)
     if checkpoint.format is not None and isinstance(config, ViTConfig):
         _check_settings(checkpoint, config)
     if POSITIONS in matched:
-        stored, matched[POSITIONS] = matched[POSITIONS], _fit_positions(model, checkpoint, resampler, stored_grid)
+        stored, how = matched[POSITIONS], resampler or resampler_of(checkpoint, config)
+        matched[POSITIONS] = _fit_positions(model, checkpoint, how, stored_grid or file_config_grid(checkpoint, config))
         resized = (POSITIONS,) if matched[POSITIONS] is not stored else ()
     check_shapes(matched, weights, config.num_heads if isinstance(config, ViTConfig) else None)
     loaded = {key: weight.source.key for key, weight in sorted(matched.items())}
@@ -234,11 +235,11 @@ def _check_settings(checkpoint: Checkpoint, config: ViTConfig) -> None:
         expected["norm_after_pooling"] = has_norm_after_pooling(checkpoint, checkpoint.file_config)
     if checkpoint.file_config.num_heads is not None:
         expected["num_heads"] = checkpoint.file_config.num_heads
-    for field, value in expected.items():
-        if getattr(config, field) != value:
-            raise UserError(
-                f"The file is of a model with {field}={value!r}, but this one has {getattr(config, field)!r}."
-            )
+    own = {field: getattr(config, field) for field in expected}
+    refuse_first(
+        (own[field] != value, f"The file is of a model with {field}={value!r}, but this one has {own[field]!r}.")
+        for field, value in expected.items()
+    )
 
 
 def assign(model: keras.Model, weights: Mapping[str, Weight]) -> None:
@@ -262,19 +263,14 @@ def assign(model: keras.Model, weights: Mapping[str, Weight]) -> None:
 
 
 def _fit_positions(
-    model: keras.Model,
-    checkpoint: Checkpoint,
-    resampler: Resampler | None,
-    stored_grid: tuple[int, int] | None,
+    model: keras.Model, checkpoint: Checkpoint, resampler: Resampler, stored_grid: tuple[int, int] | None
 ) -> Weight:
     """The position embeddings, resized to the grid of the model if the stored grid differs.
 
     Without a `stored_grid`, an equal number of tokens means the same grid in vit_jax; in PyTorch codes a square number
     of tokens means a square grid.
     """
-    config, layer = config_of(model), next(layer for layer in model.layers if isinstance(layer, PositionEmbedding))
-    stored_grid = stored_grid or file_config_grid(checkpoint, config)
-    how = resampler or resampler_of(checkpoint, config)
+    layer = next(layer for layer in model.layers if isinstance(layer, PositionEmbedding))
     table = checkpoint.weights[POSITIONS]
     check_rank(table.source.key, table.shape, (3,))
     rows, columns = layer.grid
@@ -293,7 +289,8 @@ def _fit_positions(
         return table
     prefix = layer.num_prefix_tokens
     shape = (table.shape[0], prefix + rows * columns, table.shape[2])
-    return table.mapped(shape, lambda array: resize_position_embedding(array, old_grid, (rows, columns), prefix, how))
+    new_grid = rows, columns
+    return table.mapped(shape, lambda array: resize_position_embedding(array, old_grid, new_grid, prefix, resampler))
 
 
 def changed_layer(model: keras.Model) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, join_keys, open_checkpoint
+from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions, join_keys, open_checkpoint
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
 from keras_vit.checkpoints.from_checkpoint import build_source
@@ -18,16 +18,13 @@ from keras_vit.checkpoints.infer_config import original_preprocessing
 from keras_vit.checkpoints.key_mapping import POSITIONS, untranslate
 from keras_vit.checkpoints.layouts import HEADS, check_target, format_for, is_folder, num_classes_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
-from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.errors import UserError
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.keras_model import is_keras_model
 from keras_vit.files.labels import check_number
-from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import to_path
 from keras_vit.files.safetensors import overwrite, write_json, write_safetensors
-from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.models.build import classes_of, config_of, preprocessing_of
 from keras_vit.models.config import ModelConfig, ResNetConfig, SegmentationConfig, ViTConfig
 from keras_vit.models.tasks import task_of
@@ -166,7 +163,14 @@ def _write_image_tower(
     heads = config.num_heads if isinstance(config, ViTConfig) else 1
     arrays = untranslate(weights, checkpoint.layout.rules, heads)
     stored = {weight.source.key: weight.source for weight in checkpoint.weights.values()}
-    _check_equal_shapes(arrays, stored, source)
+    common = arrays.keys() & stored.keys()
+    different = (arrays.keys() ^ stored.keys()) | {key for key in common if arrays[key].shape != stored[key].shape}
+    if different:
+        raise UserError(
+            f"The model is another image tower than that of {source}: it lacks, or has in another shape, "
+            f"{join_keys(sorted(different))}. Adapt it to the image size of the checkpoint; a head that is none of "
+            "texts dropped the projection: fine-tune a model of keras_vit.zero_shot."
+        )
     if rounded := sorted({array.dtype.str for array in stored.values() if array.dtype.itemsize < 4}):
         warnings.warn(f"The weights of {source} have 16 bits ({', '.join(rounded)}), so the new ones do.", stacklevel=3)
     with atomic_folder(folder) as temporary:
@@ -177,27 +181,10 @@ def _write_image_tower(
             overwrite(file, arrays)
 
 
-def _check_equal_shapes(arrays: Mapping[str, np.ndarray], stored: Mapping[str, LazyArray], source: str) -> None:
-    shapes = [{(key, array.shape) for key, array in each.items()} for each in (arrays, stored)]
-    if different := sorted({key for key, _ in shapes[0] ^ shapes[1]}):
-        raise UserError(
-            f"The model is another image tower than that of {source}: it lacks, or has in another shape, "
-            f"{join_keys(different)}. Adapt it to the image size of the checkpoint; a head that is none of texts "
-            "dropped the projection: fine-tune a model of keras_vit.zero_shot."
-        )
-
-
 def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, options: LoadOptions = _UNCHANGED) -> None:
-    """Convert a checkpoint, read the new file, compare, and print the report.
+    """Convert a checkpoint, .keras file or run to a layout, read the new file, compare, and print the report.
 
-    Args:
-        source: checkpoint file or folder, address, official name, .keras file or run directory.
-        target: file to write, or new folder.
-        layout: one of LAYOUTS.
-        options: what the file does not say, and what is changed on the way.
-
-    Raises:
-        UserError: for an unknown layout, an existing target, and a source that cannot be read or converted.
+    options: what the file does not say, and what is changed on the way. Raises UserError for an existing target, too.
     """
     check_target(target, layout, is_new=True)
     source = find_checkpoint(source)
@@ -249,11 +236,8 @@ def _report_preprocessing(model: keras.Model, written: Checkpoint) -> None:
     """Print how the model's images are resized and normalized where the file is read with something else."""
     own = preprocessing_of(model)
     read = original_preprocessing(written, own.image_size, own.channels)
-    if own.summary() != dataclasses.replace(read, value_range=_as_stored(read, own)).summary():
+    if np.allclose(read.channel_ranges(), own.channel_ranges(), atol=1e-6):
+        read = dataclasses.replace(read, value_range=own.value_range)  # as the numbers of the model are written
+    if own.summary() != read.summary():
         print(f"Images of this model: {own.summary()}.")
         print(f"Images as the file is read: {read.summary()}; set it there.")
-
-
-def _as_stored(read: Preprocessing, own: Preprocessing) -> tuple:
-    """The value range that is read, in the model's own numbers where it is the same."""
-    return own.value_range if np.allclose(read.channel_ranges(), own.channel_ranges(), atol=1e-6) else read.value_range

@@ -131,7 +131,6 @@ def run_command(arguments: Sequence[str]) -> None:
 
 
 def _print_completion(shells: Sequence[str]) -> None:
-    """Print the shell's script that completes commands, options and files."""
     check_choice("--print-completion", " ".join(shells), ("bash", "zsh"))
     if shells[0] == "zsh":
         print("autoload -Uz bashcompinit && bashcompinit")
@@ -169,12 +168,9 @@ def _model_lines(wildcard: str) -> list[str]:
         lines += [] if models[1:] else [f"{'':74}{name}" for name in names[1:]]
     if not models:
         return []
-    return [line[:width] for line in lines] if (width := _terminal_width()) and models[1:] else lines
-
-
-def _terminal_width() -> int | None:
-    """Return the width of the terminal; None where the output goes elsewhere."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if not sys.stdout.isatty() or not models[1:]:
+        return lines
+    return [line[: shutil.get_terminal_size().columns] for line in lines]
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from keras_vit.cli.options import Aliases, MayBeEmpty, MayLead, Positional, check_ranges, option_name
 from keras_vit.cli.start import as_typed, colors_allowed
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, refuse_first
 
 Options = TypeVar("Options")
 # The fields that lead to an option -> its value.
@@ -93,7 +93,8 @@ def read(
     """
     options = {".".join(option.path): option for option in _options(options_class, defaults)}
     if shown := os.environ.get(OPTIONS_ALONE):
-        print(_table(options.values()) if shown == "table" else "\n".join(_names(options.values())))
+        names = [f"--{option.name}" for option in options.values() if not option.note(Positional)]
+        print(_table(options.values()) if shown == "table" else "\n".join(names))
         raise SystemExit(0)
     import tyro
 
@@ -154,20 +155,18 @@ def options_from(
     """Return the dataclass with the values that were read; see `read`."""
     options = {option.path: option for option in _options(options_class, defaults)}
     # Other defaults may have other options: a ResNet has none of a Vision Transformer's.
-    if unknown := sorted(path[-1].replace("_", "-") for path in given.keys() - options.keys()):
-        raise UserError(f"With these defaults there is no option for {', '.join(unknown)}; leave it out.")
+    unknown = sorted(path[-1].replace("_", "-") for path in given.keys() - options.keys())
     missing = [f"--{o.name}" for path, o in options.items() if o.default is dataclasses.MISSING and path not in given]
-    if missing:
-        raise UserError(f"{as_typed(prog)} needs {', '.join(missing)}; --help lists all options.")
+    refuse_first(
+        [
+            (unknown, f"With these defaults there is no option for {', '.join(unknown)}; leave it out."),
+            (missing, f"{as_typed(prog)} needs {', '.join(missing)}; --help lists all options."),
+        ]
+    )
     return _built(options_class, given, defaults, ())
 
 
-def _names(options: Iterable[_Option]) -> list[str]:
-    return [f"--{option.name}" for option in options if not option.note(Positional)]
-
-
 def _table(options: Iterable[_Option]) -> str:
-    """Return the options as Markdown, a table for each group."""
     groups: dict[tuple[str, ...], list[_Option]] = {}
     for option in options:
         groups.setdefault(option.path[:-1], []).append(option)
@@ -270,7 +269,6 @@ def _built(options_class: type, given: Mapping[tuple[str, ...], Any], defaults: 
 def _options(
     options_class: type, defaults: Mapping[str, Any], path: tuple[str, ...] = (), prefix: str = ""
 ) -> Iterator[_Option]:
-    """Yield the options of a dataclass and of those inside it."""
     for field in dataclasses.fields(options_class):
         default, hint = _default(field, defaults), _hints(options_class)[field.name]
         dashed, types_of_field = prefix + field.name.replace("_", "-"), _union(hint)

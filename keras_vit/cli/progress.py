@@ -39,6 +39,7 @@ class Progress:
         self.doing, self._total, self._unit = doing, total, unit
         self._done = self._first = done
         self._ended = threading.Event()
+        self._bar: tqdm.tqdm
 
     def __enter__(self) -> "Progress":
         self._begin = self._last = time.monotonic()
@@ -47,7 +48,8 @@ class Progress:
             outer = _OPEN[-1]
             # A library inside may be silenced by another stdout.
             self._last, self._log = outer._last, outer._log
-            outer._clear()
+            if not outer._bar.disable:
+                outer._bar.clear()
         _OPEN.append(self)
         self._bar = tqdm.tqdm(
             total=self._total,
@@ -94,19 +96,13 @@ class Progress:
 
     def _look(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):
-            if _OPEN[-1] is self:
-                self._show()
-
-    def _show(self) -> None:
-        if not self._bar.disable:
-            self._bar.set_description_str(f"{self._names()}: ")
-        elif time.monotonic() - self._last >= SILENT_SECONDS:
-            self._last = time.monotonic()
-            print(self.text, file=self._log, flush=True)
-
-    def _clear(self) -> None:
-        if not self._bar.disable:
-            self._bar.clear()
+            if _OPEN[-1] is not self:
+                continue
+            if not self._bar.disable:
+                self._bar.set_description_str(f"{self._names()}: ")
+            elif time.monotonic() - self._last >= SILENT_SECONDS:
+                self._last = time.monotonic()
+                print(self.text, file=self._log, flush=True)
 
 
 def tracked(items: Iterable[Item], doing: str, total: int | None = None, unit: str = "pictures") -> Iterator[Item]:

@@ -15,13 +15,14 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
+import threading
 import typing
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO
 
-from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.errors import ParityError, UserError, check_choice, printable
 
 _SCRIPT = "keras-vit"  # that pip installs
@@ -37,6 +38,14 @@ _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _LONGEST_NAME = 1000
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _PYTHONS_FORMAT = warnings.formatwarning
+# Keeps the last 64 KiB of its input and prints them at the end of the input.
+_HOLDER = """
+import sys
+kept = b""
+while piece := sys.stdin.buffer.raw.read(65536):
+    kept = (kept + piece)[-65536:]
+sys.stderr.buffer.write(kept)
+"""
 _ALL_MESSAGES, _NONE = "0", "3"  # every error that ends an operation is an exception too
 
 
@@ -236,3 +245,70 @@ def _script() -> str:
     usual = shutil.which(_SCRIPT)
     is_elsewhere = os.path.exists(sys.argv[0]) and not (usual and os.path.samefile(usual, sys.argv[0]))
     return shlex.quote(sys.argv[0]) if is_elsewhere else _SCRIPT
+
+
+# What native libraries write to stderr: suppressed, but printed if the process dies.
+
+
+@contextlib.contextmanager
+def native_stderr_silenced() -> Iterator[None]:
+    """Suppress writes to file descriptor 2 inside the block. Python exceptions are raised as usual.
+
+    A separate process buffers the text and is killed at the end of the block. If this process dies within the block,
+    for example by an abort in a library, the other process prints the text. Blocks may overlap in threads: the
+    descriptor is restored at the end of the last one.
+    """
+    _silence.begin()
+    try:
+        yield
+    finally:
+        _silence.end()
+
+
+class _Silence:
+    """The number of active blocks, and the state to restore stderr."""
+
+    def __init__(self) -> None:
+        self._lock, self._blocks = threading.Lock(), 0
+        self._saved: int | None = None
+        self._holder: subprocess.Popen | None = None
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._blocks:
+                self._redirect()
+            self._blocks += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if not self._blocks and self._holder is not None:
+                self._holder.kill()  # before restoring stderr: at the end of its input it would print
+                self._holder.wait()
+                assert self._saved is not None
+                os.dup2(self._saved, 2)
+                os.close(self._saved)
+                self._holder = None
+
+    def _redirect(self) -> None:
+        try:
+            saved = os.dup(2)
+        except OSError:  # the process has no stderr
+            return
+        reading, writing = os.pipe()
+        try:
+            # In a session of its own, so that Ctrl-C does not end it before this process.
+            self._holder = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _HOLDER],
+                stdin=reading, stdout=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+            os.dup2(writing, 2)
+            self._saved = saved
+        except OSError:  # no process can be started: leave stderr as it is
+            os.close(saved)
+        finally:
+            os.close(reading)
+            os.close(writing)
+
+
+_silence = _Silence()

@@ -102,7 +102,6 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
 
 
 def _problem(path: pathlib.Path, error: Exception) -> str:
-    """Return why Keras cannot read a file, and what to do."""
     import keras
 
     if code := re.search(r"Could not locate \w+ '([^']+)'|(`Lambda`|__lambda__)", str(error)):
@@ -218,7 +217,6 @@ class _Part(io.RawIOBase):
 
 
 def _open(path: pathlib.Path, name: str) -> io.BufferedIOBase:
-    """Return a stream of the values of one array."""
     import h5py
 
     with h5py.File(path, "r") as file:

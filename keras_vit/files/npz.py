@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from keras_vit.errors import UserError, reading, refuse_first
+from keras_vit.errors import reading, refuse_first
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.lazy_array import ByteStream, LazyArray, read_exactly
 from keras_vit.files.remote import existing_file, local_copy, to_path
@@ -24,23 +24,22 @@ _LARGEST_EXPANSION = 4
 
 def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
     """Read all arrays of an archive, by name. Raises UserError like `open_npz`."""
-    return {key: array.fetch() for key, array in open_npz(path).items()}
+    arrays = open_npz(local_copy(existing_file(path, "give the path of an .npz file")))
+    return {key: array.fetch() for key, array in arrays.items()}
 
 
-def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
+def open_npz(path: pathlib.Path) -> dict[str, LazyArray]:
     """Return the arrays of an archive, by name. Raises UserError unless it is a complete .npz of numeric arrays."""
-    path = to_path(path)
-    path = local_copy(existing_file(path, "give the path of an .npz file"))
     with _reading(path), zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         claimed, size = sum(member.file_size for member in members), path.stat().st_size
         if claimed > _LARGEST_EXPANSION * size + 2**20:
-            raise UserError(f"{path.name} is {size} bytes but claims to hold {claimed}; it is not a checkpoint.")
+            raise ValueError(f"it is {size} bytes but claims to hold {claimed}")
         arrays: dict[str, LazyArray] = {}
         for member in members:
             array = _open_member(path, archive, member)
             if array.key in arrays:
-                raise UserError(f"{path.name} holds the array {array.key!r} twice; it is not a checkpoint.")
+                raise ValueError(f"it holds the array {array.key!r} twice")
             arrays[array.key] = array
         return arrays
 

@@ -69,7 +69,6 @@ class RemotePath(pathlib.PosixPath):
         return str(self)
 
     def _ask(self, function: str) -> Any:
-        """Call a function of tf.io.gfile with this path."""
         return ask_gfile(self, lambda gfile: getattr(gfile, function)(str(self)))
 
     def exists(self, **_) -> bool:
@@ -205,22 +204,18 @@ def to_path(path: str | os.PathLike) -> pathlib.Path:
     return path if isinstance(path, RemotePath) else RemotePath(os.fsdecode(path))
 
 
-def existing_file(path: str | os.PathLike, takes: str) -> pathlib.Path:
-    """Return the path of a file. Raises UserError if there is none, with the nearest name or what an option `takes`."""
-    return _existing(path, takes, "file", os.path.isfile)
+def existing_file(path: str | os.PathLike, takes: str, *, folder: bool = False) -> pathlib.Path:
+    """Return the path of a file, or folder. Raises UserError without, with the nearest name or what an option takes."""
+    place = to_path(path)
+    if place.is_dir() if folder else place.is_file():
+        return place
+    advice = "" if is_remote(path) else near_path(path, os.path.isdir if folder else os.path.isfile)
+    raise UserError(f"There is no {'folder' if folder else 'file'} {os.fspath(path)!r}{advice or f'; {takes}.'}")
 
 
 def existing_folder(path: str | os.PathLike, takes: str) -> pathlib.Path:
     """Return the path of a folder; see `existing_file`."""
-    return _existing(path, takes, "folder", os.path.isdir)
-
-
-def _existing(path: str | os.PathLike, takes: str, noun: str, is_meant: Callable[[str], bool]) -> pathlib.Path:
-    place = to_path(path)
-    if place.is_file() if noun == "file" else place.is_dir():
-        return place
-    advice = "" if is_remote(path) else near_path(path, is_meant)
-    raise UserError(f"There is no {noun} {os.fspath(path)!r}{advice or f'; {takes}.'}")
+    return existing_file(path, takes, folder=True)
 
 
 def local_path(path: str | os.PathLike, option: str) -> pathlib.Path:

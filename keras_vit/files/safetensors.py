@@ -16,7 +16,6 @@ from keras_vit.files.atomic import atomic_write
 from keras_vit.files.documents import validated
 from keras_vit.files.kinds import MODEL_SUFFIXES, readable_kind
 from keras_vit.files.lazy_array import ByteStream, LazyArray
-from keras_vit.files.remote import existing_file, local_copy
 
 _DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": "V2", "I64": "i8", "I32": "i4", "U8": "u1"}
 _IMAGE_SIZE = "keras_vit.image_size"  # in the metadata of a file, "HEIGHTxWIDTH"; a name that no other code writes
@@ -78,22 +77,20 @@ def open_safetensors(path: pathlib.Path) -> dict[str, LazyArray]:
     """
     import safetensors
 
-    path = local_copy(existing_file(path, "give the path of a .safetensors file"))
     readable_kind(path)
     with _reading(path, safetensors.SafetensorError), open(path, "rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         if size > _LARGEST_HEADER and size + 8 <= path.stat().st_size:
-            raise UserError(f"The header of {path.name} is {size} bytes, too large; it is not a checkpoint.")
+            raise ValueError(f"its header is {size} bytes, too large")
         with safetensors.safe_open(path, "numpy"):
             header = json.loads(stream.read(size))
-    header.pop("__metadata__", None)
-    arrays = {}
-    for key, tensor in header.items():
-        dtype = _DTYPES.get(tensor["dtype"])
-        if dtype is None:
-            raise UserError(f"The array {key!r} of {path.name} has the unknown dtype {tensor['dtype']}.")
-        values = functools.partial(_open_values, path, 8 + size + tensor["data_offsets"][0])
-        arrays[key] = LazyArray(key, tuple(tensor["shape"]), np.dtype(dtype), values)
+        header.pop("__metadata__", None)
+        arrays = {}
+        for key, tensor in header.items():
+            if (dtype := _DTYPES.get(tensor["dtype"])) is None:
+                raise ValueError(f"the array {key!r} has the unknown dtype {tensor['dtype']}")
+            values = functools.partial(_open_values, path, 8 + size + tensor["data_offsets"][0])
+            arrays[key] = LazyArray(key, tuple(tensor["shape"]), np.dtype(dtype), values)
     return arrays
 
 
@@ -102,7 +99,7 @@ def stored_image_size(path: pathlib.Path) -> tuple[int, int] | None:
     import safetensors
 
     try:
-        with safetensors.safe_open(local_copy(path), "numpy") as file:
+        with safetensors.safe_open(path, "numpy") as file:
             size = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", (file.metadata() or {}).get(_IMAGE_SIZE, ""))
     except (safetensors.SafetensorError, OSError):
         return None  # reported by `open_safetensors`

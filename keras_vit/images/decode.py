@@ -21,7 +21,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.errors import UserError
 from keras_vit.images.formats import LARGEST_IMAGE, USUAL_SCANS, format_problem, image_format, is_gif, orientation
 from keras_vit.images.formats import formats as supported
@@ -50,12 +50,9 @@ def decode_file(
     with a palette or compression.
 
     Args:
-        data: the file.
-        name: what a message calls it.
-        accurate: see `keras_vit.images.graph.decode_image`. Pillow's transform is always accurate: its JPEGs differ
-            from those of the fast one by a few levels of 255, in noisy images by up to a dozen.
-        upright: whether the image is turned by its EXIF orientation.
-        most_pixels: maximum of width times height; it is read from the header.
+        data, name: the file, and what a message calls it.
+        accurate, upright, most_pixels: see `keras_vit.images.graph.decode_image`. Pillow's transform is always
+            accurate: its JPEGs differ from those of the fast one by a few levels of 255, in noisy images by a dozen.
 
     Raises UserError for a file that is not a complete image of a supported format, or has more pixels.
     """

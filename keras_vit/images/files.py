@@ -1,20 +1,30 @@
-"""Read image files: an image with its name, from bytes, a file, a folder or the samples of a run. None is trusted."""
+"""Read images with their names: from bytes, a file, a folder, the samples of a run or a data set. None is trusted."""
 
 import dataclasses
 import os
 import pathlib
+import subprocess
+import sys
+import tempfile
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from keras_vit.errors import UserError
+from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.npz import read_npz, write_npz
-from keras_vit.files.remote import existing_file
+from keras_vit.files.remote import existing_file, to_path
 from keras_vit.images.decode import decode_file, highest_of_unused_bits, is_uniform
 from keras_vit.images.formats import LARGEST_IMAGE, SCALE_BITS, format_list, image_files
 
 if TYPE_CHECKING:
     from keras_vit.images.preprocessing import Preprocessing
+
+
+# Evaluation images beside a model, to check exports on.
+SAMPLES = "samples.npz"
+# How the name of a data set begins, as `--data` of the training commands takes it.
+_DATA_SETS = ("digits", "tfds:", "folder:", "csv:", "tfrecord:", "tar:")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,15 +46,9 @@ def decode(
 ) -> Image:
     """Decode the bytes of an image file; for a GIF, its first frame. An alpha channel is kept.
 
-    Pixels are those of training. In the name, bytes that are not UTF-8 become "?".
-
-    Args:
-        data: the file.
-        name: what to call it.
-        label: its class.
-        preprocessing: of the model that sees the image; it says how JPEGs are decoded, and whether the image is turned
-            by its EXIF orientation, as it is without.
-        most_pixels: maximum of width times height.
+    Pixels are those of training. In the name, bytes that are not UTF-8 become "?". preprocessing: of the model that
+    sees the image; it says how JPEGs are decoded, and whether the image is turned by its EXIF orientation, as it is
+    without.
     """
     name = name.encode("utf-8", "replace").decode("utf-8")  # no report could hold them
     accurate = preprocessing is None or preprocessing.library != "tensorflow"
@@ -74,12 +78,7 @@ def read_folder(path: pathlib.Path, count: int, preprocessing: "Preprocessing | 
 
 
 def read_image(path: pathlib.Path, preprocessing: "Preprocessing | None" = None, name: str | None = None) -> Image:
-    """Read an image file, and warn of one that is nearly black or has one color.
-
-    Args:
-        path: the file.
-        preprocessing: see `decode`.
-        name: what to call it; default: the name of the file.
+    """Read an image file, and warn of one that is nearly black or has one color. See `decode` for the arguments.
 
     Raises UserError if there is no such file, or if it cannot be decoded.
     """
@@ -137,10 +136,90 @@ class Samples:
 
 
 def _are_samples(arrays: dict[str, np.ndarray]) -> bool:
-    """Return whether the ends split the data into at least one image, each with a label."""
     if arrays.keys() - {"names"} != {"data", "ends", "labels"}:
         return False
     data, ends, labels = arrays["data"], arrays["ends"], arrays["labels"]
     integers = ends.dtype == labels.dtype == np.int64 and data.dtype == np.uint8
     one_each = data.ndim == ends.ndim == 1 and ends.shape == labels.shape and ends.size > 0
     return integers and one_each and bool(np.all(np.diff(ends, prepend=0) > 0)) and ends[-1] == data.size
+
+
+def check_source(source: str) -> None:
+    """Raise UserError for a source of `read_images` that is no data set, and not there."""
+    if not to_path(source).exists() and not source.startswith(_DATA_SETS):
+        raise UserError(
+            f"There is no image or folder {source!r}; --images takes one of these, a run's samples.npz, digits, "
+            "tfds:NAME, folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB."
+        )
+
+
+def read_images(
+    source: str | os.PathLike,
+    count: int,
+    labels: tuple[str, ...] = (),
+    data_dir: str | None = None,
+    preprocessing: "Preprocessing | None" = None,
+) -> list[Image]:
+    """Read at most `count` images.
+
+    Args:
+        source: an image file; a folder, searched recursively, with evenly spaced images taken, of which one that cannot
+            be decoded is named on stdout and left out; a samples.npz, with the first images taken; or a data set, as
+            `--data` of the training commands takes it.
+        count: maximum number of images.
+        labels: class names for the integer labels of a samples.npz.
+        data_dir: directory of prepared TFDS data sets.
+        preprocessing: see `decode`.
+
+    Raises:
+        UserError: if there is no such image, folder or data set, or if an image, of a folder each image, cannot
+            be decoded.
+    """
+    check_source(str(source))
+    path = to_path(source)
+    if path.suffix == ".npz" and path.is_file():
+        return _of_samples(Samples.from_file(path), count, labels)
+    if path.is_file():
+        return [read_image(path, preprocessing)]
+    if path.is_dir():
+        return read_folder(path, count, preprocessing)
+    return _data_set(str(source), count, data_dir)
+
+
+def _of_samples(samples: Samples, count: int, labels: tuple[str, ...]) -> list[Image]:
+    classes = dict(enumerate(labels))
+    names = samples.names or tuple(f"image {index}" for index in range(len(samples.labels)))
+    return [
+        decode(data, name, None if label < 0 else classes.get(int(label), f"class {label}"))
+        for data, name, label in zip(samples.encoded[:count], names, samples.labels, strict=False)
+    ]
+
+
+def _data_set(data: str, count: int, data_dir: str | None) -> list[Image]:
+    """Read shuffled evaluation images of a data set.
+
+    keras_vit does not depend on TensorFlow. So `keras-vit samples` writes the images to a file in a separate process.
+    """
+    checkout = pathlib.Path(__file__).parents[2]  # the directory of training/, independent of the working directory
+    places = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "training.samples", "--data", data, "--count", str(count), "--output", folder]
+        done = subprocess.run(
+            [*command, *(("--data-dir", data_dir) if data_dir else ())],
+            env={
+                **os.environ,
+                "KERAS_BACKEND": "tensorflow",
+                "PYTHONPATH": os.pathsep.join(places),
+                "PYTHONSAFEPATH": "1",  # a training.py in the working directory is not ours; since Python 3.11
+            },
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            complaint = (done.stderr.strip().splitlines() or ["no error message"])[-1]
+            raise UserError(f"The data set {data!r} could not be read: {complaint}")
+        for line in done.stdout.splitlines():
+            if line.startswith("Warning: "):
+                print(line)
+        samples = Samples.from_file(pathlib.Path(folder) / SAMPLES)
+        return _of_samples(samples, count, read_labels(pathlib.Path(folder) / LABELS))

@@ -225,7 +225,6 @@ def _webp_exif(data: bytes) -> bytes:
 
 
 def _from_tiff(exif: bytes) -> int:
-    """Return the orientation in the first directory of an EXIF block."""
     order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if order is None:
         return _UPRIGHT

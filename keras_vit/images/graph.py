@@ -102,7 +102,6 @@ def dct_method(*, accurate: bool) -> str:
 
 @_rare
 def _other(data: tf.Tensor, most_pixels: tf.Tensor) -> tf.Tensor:
-    """Decode a file that is no JPEG."""
     header = _header(data)
     is_bmp, pixels = begins(data, b"BM"), header_pixels(data)
     good = (pixels > 0) & (pixels <= most_pixels)
@@ -163,7 +162,6 @@ def _searched_orientation(data: tf.Tensor) -> tf.Tensor:
 
 
 def _is_application(marker: tf.Tensor) -> tf.Tensor:
-    """Return whether a marker is that of an application segment or a comment."""
     return (marker >= 0xE0) & (marker <= 0xEF) | tf.equal(marker, 0xFE)
 
 
@@ -260,7 +258,6 @@ def _bytes_at(data: tf.Tensor, position, count) -> tf.Tensor:
 
 
 def _numbers(data: tf.Tensor) -> tf.Tensor:
-    """Return bytes as int32."""
     return tf.cast(tf.io.decode_raw(data, tf.uint8), tf.int32)
 
 

@@ -514,7 +514,6 @@ def _unusable(image: np.ndarray) -> Rules:
 
 
 def _warn_of_range(image: np.ndarray) -> None:
-    """Warn of pixels that cannot be 0 to 255."""
     if image.dtype == np.uint8 or not image.size:
         return
     least, most = image.min(), image.max()
@@ -526,7 +525,6 @@ def _warn_of_range(image: np.ndarray) -> None:
 
 
 def _pair(size) -> Any:
-    """One integer or a sequence of integers -> tuple of integers."""
     with explained(f"image_size must be one integer or (height, width) in pixels, but is {size!r}.", TypeError):
         return tuple(operator.index(side) for side in ((size, size) if isinstance(size, int | np.integer) else size))
 
@@ -536,7 +534,6 @@ def _floats(value) -> float | tuple[float, ...]:
 
 
 def _as_bytes(image):
-    """Pixels 0..255 of any dtype -> uint8, rounded."""
     if isinstance(image, np.ndarray):
         return image if image.dtype == np.uint8 else np.clip(np.round(image), 0, 255).astype(np.uint8)
     if keras.backend.standardize_dtype(image.dtype) == "uint8":

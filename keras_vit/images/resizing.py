@@ -62,11 +62,8 @@ def placements(
     Args:
         sides: height and width of the image in pixels, float64, for in float64 all results are whole numbers and exact.
         size: height and width of the model's input.
-        resize: see `Preprocessing`.
-        crop_from: see `Preprocessing`.
-        library: see `Preprocessing`.
+        resize, crop_from, library, padding: see `Preprocessing`.
         xp: the module of `floor`, `round`, `minimum` and `maximum`: numpy, tensorflow or keras.ops.
-        padding: see `Preprocessing`.
     """
     firsts: tuple[Any, Any] = 0.0 * sides[0], 0.0 * sides[1]
     windows = sides

@@ -14,7 +14,7 @@ Figure = Literal["filters", "positions", "distance", "rollout", "attention", "no
 FIGURES: tuple[Figure, ...] = get_args(Figure)
 
 if TYPE_CHECKING:
-    from keras_vit.images.files import Image, decode
+    from keras_vit.images.files import Image, decode, read_images
     from keras_vit.inspection.analysis import (
         attention_rollout,
         attention_to_patches,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         weight_per_pixel,
     )
     from keras_vit.inspection.compute import InspectionResult, available_figures, features_and_gradients, inspect
-    from keras_vit.inspection.images import read_images
     from keras_vit.inspection.report import write
 else:
     __getattr__, __dir__ = public_names(globals())

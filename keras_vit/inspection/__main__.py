@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from keras_vit import cli
 from keras_vit.cli import parser
 from keras_vit.cli.options import Aliases, Count, MayLead
+from keras_vit.errors import UserError
 from keras_vit.inspection import Figure
 
 if TYPE_CHECKING:
@@ -58,14 +59,19 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse(InspectionOptions, arguments, prog="keras-vit inspect", about=__doc__)
 
     from keras_vit.files.remote import output_folder
-    from keras_vit.inspection.images import image_source
+    from keras_vit.images.files import SAMPLES, check_source
     from keras_vit.run import CONFIG, Run
 
     size, heads, groups = options.image_size, options.num_heads, options.num_groups
     run = Run.open(options.run, image_size=size, num_heads=heads, num_groups=groups)
     if options.labels is not None:
         run.check_label_file(options.labels)
-    source = image_source(options.images, run)
+    source = options.images or str(run.file(SAMPLES) or "")
+    if not source:
+        raise UserError(
+            f"{run.name} has no images of its own; give --images, an image, a folder of images, or a data set."
+        )
+    check_source(source)
     output_folder(options.output)
     cli.import_keras()
     _inspect(run, source, options)
@@ -81,11 +87,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _inspect(run: "Run", source: str, options: InspectionOptions) -> None:
-    """Inspect the model of a run, write the report and print its summary."""
     # lazy: importing Keras takes seconds
     from keras_vit.files.labels import read_labels
+    from keras_vit.images.files import read_images
     from keras_vit.inspection.compute import inspect, mistakes_first
-    from keras_vit.inspection.images import read_images
     from keras_vit.inspection.report import sentences, write
 
     labels = read_labels(options.labels) if options.labels else run.class_names

@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit.checkpoints.describe import official_name
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, refuse_first
 from keras_vit.images.files import Image
 from keras_vit.images.preprocessing import Preprocessing
 from keras_vit.inspection import FIGURES, analysis
@@ -208,11 +208,8 @@ def checked_logits(logits) -> np.ndarray:
 
 def _check_finite(arrays: dict[str, np.ndarray]) -> None:
     """Raise UserError if any array is not finite. Plots would show these values as blank."""
-    for name, values in arrays.items():
-        if not np.all(np.isfinite(values)):
-            raise UserError(
-                f"{name!r} of the model is not finite; its weights are broken, or its activations overflow."
-            )
+    why = "of the model is not finite; its weights are broken, or its activations overflow"
+    refuse_first((not np.all(np.isfinite(values)), f"{name!r} {why}.") for name, values in arrays.items())
 
 
 def _chosen_figures(model: keras.Model, figures: Sequence[str] | None) -> tuple[str, ...]:
@@ -227,7 +224,6 @@ def _chosen_figures(model: keras.Model, figures: Sequence[str] | None) -> tuple[
 
 
 def _of_weights(model: keras.Model, figures: Sequence[str]) -> tuple[dict, dict]:
-    """Arrays and measures of the figures that depend only on the weights."""
     config = config_of(model)
     arrays: dict[str, np.ndarray] = {}
     measures: dict[str, Any] = {}
@@ -265,7 +261,6 @@ def _position_layer(model: keras.Model) -> keras.layers.Layer | None:
 
 
 def _position_table(layer: keras.layers.Layer, config: ViTConfig) -> np.ndarray:
-    """Return the table that the layer adds to the tokens: (1, T, D)."""
     if isinstance(layer, PositionEmbedding):
         return keras.ops.convert_to_numpy(layer.pos_embedding)
     num_tokens = config.num_prefix_positions + layer.grid[0] * layer.grid[1]

@@ -117,7 +117,6 @@ def _shortened(text: str, length: int = 60, *, from_end: bool = False) -> str:
 
 
 def _image_title(result: InspectionResult, index: int, length: int = 60) -> str:
-    """Return the name of an image, with its class if known."""
     image = result.images[index]
     label = "" if image.label is None else f" ({_shortened(image.label, 12, from_end=True)})"
     return _shortened(image.name, length - len(label)) + label
@@ -249,7 +248,6 @@ def image_maps(result: InspectionResult, index: int) -> list[tuple[str, np.ndarr
 
 
 def _maps(result: InspectionResult) -> matplotlib.figure.Figure:
-    """One row per image: the input and its maps."""
     count, columns = len(result.images), 1 + len(image_maps(result, 0))
     figure = _titled(result, (2.6 * columns + 0.9, 0.8 + (0.4 + 2.6 * _aspect(result)) * count))
     for index, row in enumerate(figure.subplots(count, columns, squeeze=False)):

@@ -131,7 +131,6 @@ def _images(number: int) -> str:
 
 
 def _cards(result: InspectionResult) -> list[dict[str, Any]]:
-    """Return the images with their classes and maps, as in Figures 6 and 14."""
     cards = []
     for index, (image, maps) in enumerate(zip(result.images, maps_of(result), strict=True)):
         ranked = result.predictions[index] if result.predictions else None
@@ -150,7 +149,6 @@ def _cards(result: InspectionResult) -> list[dict[str, Any]]:
 
 
 def _panels(result: InspectionResult) -> list[dict[str, str]]:
-    """Return the panels of Figures 7, 10 and 11."""
     panels = []
     for key, name, caption, draw in _PANELS:
         if key in result.arrays:

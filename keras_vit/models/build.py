@@ -76,11 +76,17 @@ def build(
     preprocessing = preprocessing or _default_preprocessing(config, image_size, channels)
     num_classes = python_numbers(num_classes)
     check_integers("num_classes", num_classes, least=0)
-    _check_activation(classifier_activation, num_classes)
-    default_name = model.replace("+", "_") if isinstance(model, str) else "model"
+    name = name or (model.replace("+", "_") if isinstance(model, str) else "model")
     with dtype_policy(dtype):
-        network = _network(config, preprocessing, num_classes, name or default_name)
-        return network if classifier_activation is None else _with_activation(network, classifier_activation)
+        network = _network(config, preprocessing, num_classes, name)
+        return _with_activation(network, classifier_activation, num_classes) if classifier_activation else network
+
+
+def _with_rates(config: ModelConfig, rates: dict[str, float | None]) -> ModelConfig:
+    changes: dict[str, Any] = {name: rate for name, rate in rates.items() if rate is not None}
+    if changes and not isinstance(config, ViTConfig):
+        raise UserError(f"{', '.join(changes)} do not apply to a ResNet, which has no dropout; leave them out.")
+    return dataclasses.replace(config, **changes)
 
 
 def _default_preprocessing(config: ModelConfig, image_size: int | tuple[int, int], channels: int) -> Preprocessing:
@@ -90,24 +96,12 @@ def _default_preprocessing(config: ModelConfig, image_size: int | tuple[int, int
     return preprocessing
 
 
-def _check_activation(name: str | None, num_classes: int | None) -> None:
-    if name is not None:
-        check_choice("classifier_activation", name, _ACTIVATIONS)
-        if not num_classes:
-            raise UserError("classifier_activation is for a model with classes; give num_classes, or leave it out.")
-
-
-def _with_activation(network: keras.Model, name: str) -> keras.Model:
+def _with_activation(network: keras.Model, name: str, num_classes: int | None) -> keras.Model:
+    check_choice("classifier_activation", name, _ACTIVATIONS)
+    if not num_classes:
+        raise UserError("classifier_activation is for a model with classes; give num_classes, or leave it out.")
     activation = keras.layers.Activation(name, dtype="float32", name=_PROBABILITIES)
     return ImageModel(network.input, activation(network.output), name=network.name)
-
-
-def _with_rates(config: ModelConfig, rates: dict[str, float | None]) -> ModelConfig:
-    """The configuration with the rates that are not None."""
-    changes: dict[str, Any] = {name: rate for name, rate in rates.items() if rate is not None}
-    if changes and not isinstance(config, ViTConfig):
-        raise UserError(f"{', '.join(changes)} do not apply to a ResNet, which has no dropout; leave them out.")
-    return dataclasses.replace(config, **changes)
 
 
 @contextlib.contextmanager

@@ -32,9 +32,10 @@ def convert_fields(config) -> None:
 
 def check_below_one(config, *fields: str) -> None:
     """Raise UserError unless the values of the fields are in [0, 1)."""
-    for field in fields:
-        if not 0.0 <= (value := getattr(config, field)) < 1.0:
-            raise UserError(f"{field} must be in [0, 1), but is {value}.")
+    refuse_first(
+        (not 0.0 <= getattr(config, field) < 1.0, f"{field} must be in [0, 1), but is {getattr(config, field)}.")
+        for field in fields
+    )
 
 
 def _check_multiples(image_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
@@ -296,7 +297,6 @@ class ViTConfig:
         refuse_first(itertools.chain(self._encoder_rules(), self._token_rules(), self._head_rules()))
 
     def _encoder_rules(self) -> Rules:
-        """Rules of sizes, positions and attention."""
         epsilon, scale, width, heads = self.layer_norm_epsilon, self.layer_scale, self.hidden_size, self.num_heads
         positions, in_every_layer = self.position_embedding, self.position_injection != "input"
         multiple = {"learned-2d": 2, "sincos-2d": 4}.get(positions, 1)
@@ -327,7 +327,6 @@ class ViTConfig:
         )
 
     def _token_rules(self) -> Rules:
-        """Rules of class token, distillation token and registers."""
         classifier, has_token, positions = self.classifier, self.has_class_token, self.position_injection
         reads_all = classifier in ("map", "sequence")
         yield (
@@ -353,7 +352,6 @@ class ViTConfig:
         )
 
     def _head_rules(self) -> Rules:
-        """Rules of what follows the last block, and of the stem."""
         is_gap, is_one_vector = self.classifier == "gap", self.classifier not in ("unpooled", "none")
         yield self.norm_after_pooling and not is_gap, "norm_after_pooling belongs to the classifier 'gap'."
         yield (
@@ -397,13 +395,18 @@ class ViTConfig:
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of patches in an image of `image_size` (height, width) pixels.
 
-        As in the original codes, the last pixels that fill no patch are dropped: SigLIP So400m/14 has 27 x 27 of 384.
+        As in the original codes, the last pixels, or rows and columns of a feature map, that fill no patch are dropped:
+        SigLIP So400m/14 has 27 x 27 of 384.
         """
-        if self.stem is not None:
-            return self._stem_grid(image_size, self.stem)
-        if image_size[0] < self.patch[0] or image_size[1] < self.patch[1]:
-            self.check_image_size(image_size)
-        return image_size[0] // self.patch[0], image_size[1] // self.patch[1]
+        size, patch = image_size if self.stem is None else self.stem.feature_map(image_size), self.patch
+        if size[0] < patch[0] or size[1] < patch[1]:
+            if self.stem is None:
+                _check_multiples(image_size, patch)
+            raise UserError(
+                f"An image of {image_size[0]}x{image_size[1]} gives a feature map of {size[0]}x{size[1]}, which holds "
+                f"no patch of {patch[0]}x{patch[1]}; take a larger image."
+            )
+        return size[0] // patch[0], size[1] // patch[1]
 
     def check_image_size(self, image_size: tuple[int, int]) -> None:
         """Raise UserError unless the patches cover the image; for sizes that no checkpoint sets."""
@@ -411,18 +414,6 @@ class ViTConfig:
             self.grid(image_size)
             return
         _check_multiples(image_size, self.patch)
-
-    def _stem_grid(
-        self, image_size: tuple[int, int], stem: "ResNetConfig | ConvStem | ShiftedPatches"
-    ) -> tuple[int, int]:
-        """As in vit_jax, rows and columns of the feature map that do not fill a patch are dropped."""
-        rows, columns = stem.feature_map(image_size)
-        if rows < self.patch[0] or columns < self.patch[1]:
-            raise UserError(
-                f"An image of {image_size[0]}x{image_size[1]} gives a feature map of {rows}x{columns}, which holds no "
-                f"patch of {self.patch[0]}x{self.patch[1]}; take a larger image."
-            )
-        return rows // self.patch[0], columns // self.patch[1]
 
 
 SegmentationTask = Literal["semantic", "instance", "panoptic"]

@@ -112,7 +112,6 @@ _MODELS |= {
 
 
 def _erf(size: str, patch_size: int, **fields: Any) -> ViTConfig:
-    """A model of PyTorch codes, with their GELU."""
     return dataclasses.replace(_vit(size, patch_size), **{"gelu": "erf", **fields})
 
 

@@ -105,6 +105,5 @@ def _class_of(line: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _lines(option: str, file: str | os.PathLike) -> tuple[str, ...]:
-    """The lines of a text file that are not empty."""
     lines = read_labels(existing_file(file, f"{option} takes texts, or a text file with one per line"))
     return tuple(line.strip() for line in lines if line.strip())

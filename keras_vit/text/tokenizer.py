@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from keras_vit.checkpoints import hub
+from keras_vit.checkpoints.find import download_tokenizer, parse_hub_name
 from keras_vit.errors import UserError
 from keras_vit.text.checkpoint import TextCheckpoint, open_text
 from keras_vit.text.vocabulary import (
@@ -100,8 +100,8 @@ def tokenizer(path: str | os.PathLike) -> Tokenizer:
 def open_tokenizer(path: str | os.PathLike, text: TextCheckpoint) -> Tokenizer:
     """`tokenizer` of a text tower whose headers have been read; `path` is what it was opened by."""
     folder = text.folder
-    if (name := hub.parse_name(os.fspath(path))) is not None:
-        hub.download_tokenizer(name, folder)
+    if (name := parse_hub_name(os.fspath(path))) is not None:
+        download_tokenizer(name, folder)
     vocabulary = open_vocabulary(folder, os.fspath(path))
     causal, start = text.config.causal, tuple[int, ...]()
     if causal:

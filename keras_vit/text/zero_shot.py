@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import join_keys
+from keras_vit.checkpoints.checkpoint import LoadOptions, join_keys
 from keras_vit.checkpoints.from_checkpoint import build_source, weight_of
 from keras_vit.checkpoints.key_mapping import Weight
-from keras_vit.checkpoints.options import LoadOptions
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import UserError
 from keras_vit.models.build import dtype_policy, set_classes

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from keras_vit import UserError
-from keras_vit.checkpoints.hub import HubName, parse_name
+from keras_vit.checkpoints.find import HubName, parse_hub_name
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 COMMIT, OTHER_COMMIT = "0123456789" * 4, "abcdef0123" * 4
@@ -119,20 +119,20 @@ def fetch(name: str, home: pathlib.Path, hub=None, **variables: str) -> str:
     ],
 )
 def test_a_name_is_a_repository_and_a_revision(name, repository, revision):
-    assert parse_name(name) == HubName(repository, revision)
+    assert parse_hub_name(name) == HubName(repository, revision)
 
 
 @pytest.mark.parametrize(
     "name", ["imagenet21k/ViT-B_16", "augreg:B_16", "a/b", "https://example.org/model.safetensors"]
 )
 def test_other_names_are_not_of_the_hub(name):
-    assert parse_name(name) is None
+    assert parse_hub_name(name) is None
 
 
 @pytest.mark.parametrize("name", ["hf:vit", "hf:", "hf:google/vit/model.safetensors", "hf:google/vit@"])
 def test_a_name_without_owner_is_one_sentence(name):
     with pytest.raises(UserError, match="must be hf:owner/name or hf:owner/name@revision"):
-        parse_name(name)
+        parse_hub_name(name)
 
 
 def test_only_weights_and_configs_are_downloaded_once_and_then_found_offline(hub, tmp_path):

@@ -29,12 +29,12 @@ REMOVED = [
     ("hf_deit_distilled", "distillation_classifier", "missing keys: distillation_classifier.weight"),
     ("hf_clip", "visual_projection", "missing keys: "),
     ("hf_deit", "classifier.", "missing keys: "),
-    ("hf_dinov2_classifier", "classifier.bias", "missing keys: head/bias"),
+    ("hf_dinov2_classifier", "classifier.bias", "missing keys: classifier.bias"),
     *(
-        (name, "patch_embeddings.projection.bias", "missing keys: embedding/bias")
+        (name, "patch_embeddings.projection.bias", "embeddings.projection.bias")
         for name in ("hf_deit", "hf_dinov2", "hf_mae")
     ),
-    ("hf_siglip", "patch_embedding.bias", "missing keys: embedding/bias"),
+    ("hf_siglip", "patch_embedding.bias", "missing keys: embeddings.patch_embedding.bias"),
     *((name, "_proj.bias", "missing keys: ") for name in ("hf_siglip", "hf_clip")),
 ]
 # File of timm, its architecture, the key parts that are removed, and what the message says.

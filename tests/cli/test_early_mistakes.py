@@ -12,7 +12,7 @@ import zipfile
 import pytest
 
 from keras_vit import UserError
-from keras_vit.files.lock import locked
+from keras_vit.files.atomic import locked
 from training import finetune, predict, pretrain, samples, shard, study
 from training.checks import check_outside, check_shards
 from training.data.checks import check_data

@@ -27,7 +27,7 @@ from export.saved_model import __main__ as saved_model
 from export.tflite import __main__ as tflite
 from keras_vit import UserError, cli, convert
 from keras_vit.cli import commands, start
-from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.errors import ParityError
 from keras_vit.run import Run
 from tests.support import FIXTURES, options_of
@@ -216,7 +216,7 @@ def test_an_artifact_that_differs_is_one_sentence_and_no_mistake_of_the_users(ca
 def test_what_a_library_says_is_held_back_unless_the_process_dies_of_it(body, printed):
     script = f"""
 import os
-from keras_vit.cli.native_stderr import native_stderr_silenced
+from keras_vit.cli.start import native_stderr_silenced
 with native_stderr_silenced():
     {body}
 os.write(2, b"after\\n")

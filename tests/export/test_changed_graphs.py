@@ -22,10 +22,9 @@ from keras_vit.checkpoints.load import changed_layer
 from keras_vit.checkpoints.save import convert
 from keras_vit.files.keras_model import MODEL
 from keras_vit.files.labels import LABELS
-from keras_vit.images.files import Samples
+from keras_vit.images.files import SAMPLES, Samples
 from keras_vit.models.build import classifier_head, logits_model
 from keras_vit.models.layers import gelu_erf
-from keras_vit.run import SAMPLES
 from tests.exports import exported_model, saved_model_of, tflite_of
 from tests.support import TINY, TINY_IMAGE, TINY_STEM, randomize
 from training.loop.build import rebuilt

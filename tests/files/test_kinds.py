@@ -117,7 +117,7 @@ def test_an_index_a_shard_and_shards_without_their_index_are_the_folder(tmp_path
     with pytest.raises(UserError, match="holds 1 of the 2 shards of a model"):
         keras_vit.from_checkpoint(files[1])
     (tmp_path / "away").rename(index)
-    with pytest.raises(UserError, match="no file .*model-00001-of-00002.safetensors"):
+    with pytest.raises(UserError, match="model-00001-of-00002.safetensors cannot be read"):
         keras_vit.from_checkpoint(files[1])
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError
-from keras_vit.files.lock import locked
+from keras_vit.files.atomic import locked
 from keras_vit.files.remote import RemotePath, to_path
 from keras_vit.files.transfer import TransferError
 from keras_vit.run import Run

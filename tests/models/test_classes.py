@@ -12,7 +12,7 @@ from export.options import SourceOptions
 from export.run import open_run
 from export.source import open_model
 from keras_vit import UserError
-from keras_vit.checkpoints.options import rows_of
+from keras_vit.checkpoints.checkpoint import rows_of
 from tests.support import TINY, TINY_IMAGE, randomize
 
 BIT = keras_vit.ResNetConfig((1,), 4, (8,), num_groups=2)

@@ -12,9 +12,8 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError, ViTConfig
-from keras_vit.images.files import Samples
+from keras_vit.images.files import Image, Samples
 from keras_vit.inspection import inspect
-from keras_vit.inspection.images import Image
 from keras_vit.models.complexity import costs
 from tests.exports import saved_model_of, tflite_of
 from tests.support import FIXTURES, TINY, TINY_IMAGE, assert_equal_arrays, assert_equal_weights, randomize

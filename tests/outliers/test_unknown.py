@@ -28,9 +28,9 @@ from export.tflite.export import export_tflite
 from export.tflite.flatbuffer import unpack
 from export.tflite.quantize import quantize, quantize_static
 from keras_vit import UserError
-from keras_vit.images.files import Samples
+from keras_vit.images.files import SAMPLES, Samples
 from keras_vit.inspection import Image
-from keras_vit.run import SAMPLES, Run
+from keras_vit.run import Run
 from keras_vit.scores import KINDS, UNKNOWN, UnknownKind, features_and_logits, threshold_of
 from tests.support import randomize
 from training import evaluate, linear_probe, predict, unknown

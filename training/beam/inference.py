@@ -7,8 +7,7 @@ import functools
 import numpy as np
 
 from keras_vit import UserError
-from keras_vit.files.atomic import atomic_write, remove_temporary
-from keras_vit.files.lock import locked
+from keras_vit.files.atomic import atomic_write, locked, remove_temporary
 from keras_vit.files.remote import RemotePath, output_folder, to_path
 from keras_vit.images.files import decode
 from keras_vit.run import Run

@@ -11,10 +11,9 @@ import apache_beam
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.cli.native_stderr import native_stderr_silenced
-from keras_vit.files.atomic import atomic_write, remove_temporary, write_text
+from keras_vit.cli.start import native_stderr_silenced
+from keras_vit.files.atomic import atomic_write, locked, remove_temporary, write_text
 from keras_vit.files.labels import LABELS, labels_text
-from keras_vit.files.lock import locked
 from keras_vit.files.remote import output_folder, to_path
 from training.beam.picture_list import PictureList, Summary
 from training.beam.pipeline import counted, open_output, run_pipeline, write_problems

@@ -19,8 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import Preprocessing, UserError
-from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import tracked
+from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.errors import is_or_are
 from keras_vit.images import formats, graph
 from keras_vit.images.decode import highest_of_unused_bits, is_uniform

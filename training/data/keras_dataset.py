@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import UserError
-from keras_vit.checkpoints.options import rows_of
+from keras_vit.checkpoints.checkpoint import rows_of
 from keras_vit.errors import check_choice
 from training.data.dataset import Split, without_autograph
 from training.data.pipeline import evaluation_batches, steps_per_epoch, training_batches

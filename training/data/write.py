@@ -14,8 +14,7 @@ from keras_vit.cli.progress import tracked
 from keras_vit.files.atomic import staged
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.remote import output_folder
-from keras_vit.images.files import Samples
-from keras_vit.run import SAMPLES
+from keras_vit.images.files import SAMPLES, Samples
 from training.data import record_index
 from training.data.dataset import Split, bad_examples_reported, without_autograph
 from training.data.sources import open_source

@@ -12,8 +12,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from keras_vit import Preprocessing, UserError
-from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import Progress
+from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.errors import reading
 from keras_vit.files import tflite_metadata
 from keras_vit.files.documents import read_json

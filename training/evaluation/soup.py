@@ -14,10 +14,11 @@ import numpy as np
 import keras_vit
 from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.load import weights_by_key
+from keras_vit.files.atomic import locked
 from keras_vit.files.keras_model import load_model
-from keras_vit.files.lock import locked
 from keras_vit.files.remote import output_folder
-from keras_vit.run import CALIBRATION, CONFIG, IMAGES, SAMPLES, Run, differences
+from keras_vit.images.files import SAMPLES
+from keras_vit.run import CALIBRATION, CONFIG, IMAGES, Run, differences
 from training.data.known_images import TrainingData, check_held_out
 from training.data.sources import DataSet, open_source
 from training.evaluation.predictors import accuracy

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import Preprocessing, UserError
+from keras_vit.checkpoints.checkpoint import rows_of
 from keras_vit.checkpoints.find import find_checkpoint
-from keras_vit.checkpoints.options import rows_of
 from keras_vit.cli.progress import Progress, duration
 from keras_vit.errors import refuse_without_effect
 from keras_vit.images.resizing import Resize

@@ -20,8 +20,7 @@ from scipy import stats
 
 from keras_vit import UserError
 from keras_vit.errors import reading, refuse_without_effect
-from keras_vit.files.atomic import atomic_write, write_text
-from keras_vit.files.lock import locked
+from keras_vit.files.atomic import atomic_write, locked, write_text
 from keras_vit.files.remote import local_path, output_folder
 from keras_vit.files.tables import markdown_table, short_name
 from keras_vit.models.complexity import costs

@@ -17,10 +17,9 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig
-from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.progress import Progress
-from keras_vit.files.atomic import remove_temporary
-from keras_vit.files.lock import locked
+from keras_vit.cli.start import native_stderr_silenced
+from keras_vit.files.atomic import locked, remove_temporary
 from keras_vit.models.layers import PoolTokens
 from keras_vit.models.tasks import task_of
 from keras_vit.run import Run

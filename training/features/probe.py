@@ -22,8 +22,7 @@ from keras_vit.checkpoints.describe import license_of
 from keras_vit.checkpoints.find import CACHE_VARIABLE
 from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
-from keras_vit.files.atomic import staged
-from keras_vit.files.lock import locked
+from keras_vit.files.atomic import locked, staged
 from keras_vit.files.remote import output_folder
 from keras_vit.files.tables import markdown_table, short_name
 from keras_vit.run import Run

@@ -18,8 +18,9 @@ import tensorflow as tf
 from keras_vit import Preprocessing, cli
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.remote import remove_folder
+from keras_vit.images.files import SAMPLES
 from keras_vit.inspection import inspect, read_images, write
-from keras_vit.run import CALIBRATION, SAMPLES, Run
+from keras_vit.run import CALIBRATION, Run
 from keras_vit.scores import Scoring
 from training.data.sources import DataSet
 from training.data.write import save_samples

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_vit import UserError, preprocessing_of
 from keras_vit.checkpoints.describe import license_of
-from keras_vit.files.lock import locked
+from keras_vit.files.atomic import locked
 from keras_vit.run import CHECKPOINTS, Run
 from training.data.pipeline import evaluation_batches, resized_once, training_batches
 from training.data.sources import bad_examples_reported

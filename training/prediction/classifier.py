@@ -14,8 +14,8 @@ import numpy as np
 import tqdm
 
 from keras_vit import Preprocessing, UserError, inspection
-from keras_vit.cli.native_stderr import native_stderr_silenced
 from keras_vit.cli.pages import data_address, render, thumbnail_address
+from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.files.labels import check_number, distinct_names, read_labels
 from keras_vit.files.tables import short_name
 from keras_vit.images.files import Image, decode, read_image

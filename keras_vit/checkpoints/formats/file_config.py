@@ -56,12 +56,20 @@ class ImageProcessing:
         return len(low) if isinstance(low, tuple) else None
 
 
+def torch_images(interpolation: str) -> ImageProcessing:
+    """Return the images of torchvision's ImageClassification, and of Meta's make_classification_eval_transform."""
+    fields = {"library": "timm", "background": None, "resize": "resize-small", "crop_from": 256}
+    value_range = value_range_of(IMAGENET_MEAN, IMAGENET_STD)
+    return ImageProcessing({**fields, "interpolation": interpolation}, size=(224, 224), value_range=value_range)
+
+
 def value_range_of(mean: Any, std: Any, white: float = 1.0) -> ValueRange | None:
     """(mean, std) of images in [0, white] -> `Preprocessing.value_range`."""
     if mean is None or std is None:
         return None
     channels = [mean, std]
-    is_right = all(isinstance(part, list) and all(_is_moderate(n) for n in part) for part in channels)
+    is_right = all(isinstance(part, list) for part in channels)
+    is_right = is_right and all(isinstance(n, int | float) and -1e6 < n < 1e6 for n in (*mean, *std))
     is_right = is_right and len(mean) == len(std) > 0 and min(std) > 0
     check_field(is_right, "mean and std", "lists of one number per channel, those of std positive", channels)
     low = tuple(-m / s for m, s in zip(mean, std, strict=True))
@@ -76,10 +84,6 @@ def mean_and_std(preprocessing: "Preprocessing") -> tuple[list[float], list[floa
     lows, highs = preprocessing.channel_ranges()
     scales = [high - low for low, high in zip(lows, highs, strict=True)]
     return [-low / scale for low, scale in zip(lows, scales, strict=True)], [1 / scale for scale in scales]
-
-
-def _is_moderate(number: object) -> bool:
-    return isinstance(number, int | float) and -1e6 < number < 1e6
 
 
 @dataclasses.dataclass(frozen=True)

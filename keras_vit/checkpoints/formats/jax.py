@@ -113,10 +113,6 @@ def _expressible_in_big_vision(model: WrittenModel) -> dict[str, tuple | None] |
     return fields and {**fields, "stem": (None,), "position_embedding": ("learned", "sincos-2d")}
 
 
-def _expressible_in_bit(model: WrittenModel) -> dict[str, tuple | None] | None:
-    return {} if isinstance(model.config, ResNetConfig) and model.config.preactivation else None
-
-
 _NPZ = (".npz",)
 VIT_JAX = Format(
     "npz",
@@ -129,7 +125,7 @@ BIG_TRANSFER = Format(
     "npz",
     lambda arrays: _BIT if _BIT_ROOT in arrays else None,
     suffixes=_NPZ,
-    expressible=_expressible_in_bit,
+    expressible=lambda model: {} if isinstance(model.config, ResNetConfig) and model.config.preactivation else None,
     layout_for=lambda model: _BIT,
 )
 VIT_JAX_LINEN = Format(

@@ -11,23 +11,10 @@ from typing import Any
 import numpy as np
 
 from keras_vit.checkpoints import key_mapping as keys
-from keras_vit.checkpoints.formats.file_config import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    FileConfig,
-    ImageProcessing,
-    value_range_of,
-)
+from keras_vit.checkpoints.formats.file_config import FileConfig, torch_images
 from keras_vit.checkpoints.formats.layout import Format, Layout
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
-
-# make_classification_eval_transform.
-_IMAGES = ImageProcessing(
-    {"library": "timm", "background": None, "resize": "resize-small", "interpolation": "bicubic", "crop_from": 256},
-    size=(224, 224),
-    value_range=value_range_of(IMAGENET_MEAN, IMAGENET_STD),
-)
 
 
 def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
@@ -68,7 +55,7 @@ def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
         layer_norm_epsilon=1e-5 if rotary else 1e-6,
         resampler="bicubic-antialias" if "register_tokens" in arrays else "bicubic-offset",
         square_positions=True,
-        images=_IMAGES,
+        images=torch_images("bicubic"),
         settings={**settings, "num_heads": _num_heads(arrays)},
         torch=True,
         # local_cls_norm is of small crops in training.

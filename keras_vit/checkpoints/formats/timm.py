@@ -135,7 +135,6 @@ def _layout_for(model: WrittenModel) -> Layout:
 def _vit(*, root_only: bool, after_pooling: bool, gated: bool, pre_norm: bool) -> Layout:
     """ViT and hybrids; a backbone without stages has no "stem" in its keys; fc_norm follows the pooling."""
     block, root = "blocks.{i}.", "patch_embed.backbone." if root_only else "patch_embed.backbone.stem."
-    pooling, attention = "MAPHead_0/", "MAPHead_0/MultiHeadDotProductAttention_0/"
     rules = (
         keys.Rule(("cls",), "cls_token"),
         keys.Rule(("distillation/tokens",), "dist_token"),
@@ -148,13 +147,9 @@ def _vit(*, root_only: bool, after_pooling: bool, gated: bool, pre_norm: bool) -
         ),
         *keys.norm("Transformer/pre_norm", "norm_pre"),
         *keys.norm("Transformer/encoder_norm", "fc_norm" if after_pooling else "norm"),
-        keys.Rule((f"{pooling}probe",), "attn_pool.latent"),
-        *keys.dense(f"{attention}query", "attn_pool.q"),
-        *keys.fused((f"{attention}key", f"{attention}value"), "attn_pool.kv.weight", "attn_pool.kv.bias"),
-        *keys.dense(f"{attention}out", "attn_pool.proj"),
-        *keys.norm(f"{pooling}LayerNorm_0", "attn_pool.norm"),
-        *keys.dense(f"{pooling}MlpBlock_0/Dense_0", "attn_pool.mlp.fc1"),
-        *keys.dense(f"{pooling}MlpBlock_0/Dense_1", "attn_pool.mlp.fc2"),
+        *keys.dense(keys.POOLING_INPUTS[0], "attn_pool.q"),
+        *keys.fused(keys.POOLING_INPUTS[1:], "attn_pool.kv.weight", "attn_pool.kv.bias"),
+        *keys.pooling_rules("attn_pool.", "latent", "proj", "norm"),
         *keys.dense("pre_logits", "pre_logits.fc"),
         *keys.dense("head", "head"),
         *keys.dense("head_distillation", "head_dist"),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from keras_vit.checkpoints.formats.file_config import IMAGENET_MEAN, IMAGENET_STD, ImageProcessing, value_range_of
+from keras_vit.checkpoints.formats.file_config import torch_images
 from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Format, Layout, WrittenModel
 from keras_vit.checkpoints.key_mapping import CONV, POSITIONS, Rule, block_rules, dense, norm
 from keras_vit.files.lazy_array import LazyArray
@@ -12,12 +12,6 @@ from keras_vit.models.config import ConvStem, ViTConfig
 
 _STEM = "conv_proj.conv_bn_relu_{i}"
 _BATCH_NORM = {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean", "moving_variance": "running_var"}
-# ImageClassification, the preprocessing of its weights.
-_IMAGES = ImageProcessing(
-    {"library": "timm", "background": None, "resize": "resize-small", "interpolation": "bilinear", "crop_from": 256},
-    size=(224, 224),
-    value_range=value_range_of(IMAGENET_MEAN, IMAGENET_STD),
-)
 
 
 def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
@@ -60,7 +54,7 @@ def _layout(*, conv_stem: bool, before_0_12: bool = False, num_convolutions: int
         rules,
         gelu="erf",
         resampler="bicubic-aligned",
-        images=_IMAGES,
+        images=torch_images("bilinear"),
         biases=(*HEAD_BIASES, QUERY_BIAS),
         torch=True,
         constants={counter.replace("{i}", str(i)): np.zeros((), np.int64) for i in range(num_convolutions)},

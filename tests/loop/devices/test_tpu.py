@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from keras_vit import UserError
-from keras_vit.files.lock import locked
+from keras_vit.files.atomic import locked
 from keras_vit.images.formats import formats
 from training import checks
 from training.loop.devices.backend import has_tpu, may_be_slice, prepare_tpu

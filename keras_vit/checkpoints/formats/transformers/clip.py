@@ -52,16 +52,10 @@ def _layout(prefix: str, *, clip: bool, classifies: bool = False) -> Layout:
     CLIPForImageClassification, which averages the patches and leaves the last norm unused.
     """
     head = f"{prefix}head."
-    pooling, attention = "MAPHead_0/", "MAPHead_0/MultiHeadDotProductAttention_0/"
-    in_projection = tuple(f"{attention}{part}" for part in keys.QKV)
     rules = (
         *_tower_rules(prefix, "pre_layrnorm"),
-        keys.Rule((f"{pooling}probe",), f"{head}probe"),
-        *keys.fused(in_projection, f"{head}attention.in_proj_weight", f"{head}attention.in_proj_bias"),
-        *keys.dense(f"{attention}out", f"{head}attention.out_proj"),
-        *keys.norm(f"{pooling}LayerNorm_0", f"{head}layernorm"),
-        *keys.dense(f"{pooling}MlpBlock_0/Dense_0", f"{head}mlp.fc1"),
-        *keys.dense(f"{pooling}MlpBlock_0/Dense_1", f"{head}mlp.fc2"),
+        *keys.fused(keys.POOLING_INPUTS, f"{head}attention.in_proj_weight", f"{head}attention.in_proj_bias"),
+        *keys.pooling_rules(head, "probe", "attention.out_proj", "layernorm"),
         *keys.dense("head", "visual_projection"),
     )
     unused = f"{prefix}post_layernorm." if clip else head
@@ -121,7 +115,6 @@ def tower_config(fields: dict, name: str) -> dict:
 
 
 def _vision_config(fields: dict) -> dict:
-    """The fields of the vision tower."""
     if fields.get("model_type") not in _CLIPS + _SIGLIPS:
         return fields
     tower = tower_config(fields, "vision_config")

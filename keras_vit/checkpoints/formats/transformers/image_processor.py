@@ -19,7 +19,7 @@ from keras_vit.checkpoints.formats.file_config import (
     number,
     value_range_of,
 )
-from keras_vit.errors import UserError
+from keras_vit.errors import UserError, refuse_first
 from keras_vit.images.resizing import Interpolation, scaled_crop
 
 if TYPE_CHECKING:
@@ -195,12 +195,9 @@ def _check_resizing(processor: dict, sides: tuple[int, ...], crop: tuple[int, ..
 
 def _refuse(rules: Iterable[tuple[str, object, bool]]) -> None:
     """Raise UserError for the first field whose value is unsupported."""
-    for field, value, is_unsupported in rules:
-        if is_unsupported:
-            raise UserError(
-                f"preprocessor_config.json has the unsupported {field}={value!r:.80}; change that field to resize "
-                "images in another way, and keep image_mean and image_std in the file."
-            )
+    advice = "change that field to resize images in another way, and keep image_mean and image_std in the file"
+    has = "preprocessor_config.json has the unsupported"
+    refuse_first((is_unsupported, f"{has} {field}={value!r:.80}; {advice}.") for field, value, is_unsupported in rules)
 
 
 def processor_config(preprocessing: "Preprocessing", model_type: str) -> dict:

@@ -192,7 +192,6 @@ def _bit_layout(prefix: str, *, preactivation: bool) -> Layout:
 
 
 def _resnet_rules(prefix: str) -> tuple[keys.Rule, ...]:
-    """The rules of a post-activation ResNet."""
     return (
         keys.Rule(("conv_root/kernel",), f"{prefix}embedder.convolution.weight", keys.CONV),
         *keys.norm("gn_root", f"{prefix}embedder.norm"),
@@ -241,7 +240,6 @@ def _write_bit_config(model: WrittenModel) -> dict[str, dict]:
 
 
 def _bit_fields(config: ResNetConfig) -> dict:
-    """The fields of a ResNet, of its own or as the backbone of a hybrid."""
     assert config.stage_channels is not None
     stages = [f"stage{stage + 1}" for stage in range(len(config.block_units))]
     return {
