@@ -62,7 +62,7 @@ _SAVED_MODEL = "saved_model.pb"
 # Files with a model, of ours or published. What is said of a pickle is more than that it is no run.
 _MODELS = (MODEL, "*.safetensors", "*.bin", "*.pth", "*.h5", "*.msgpack", _SAVED_MODEL, f"*/{_SAVED_MODEL}")
 # Options of the data at their defaults.
-_USUAL_DATA = {"train_split": "train", "on_bad_image": "stop"}
+_USUAL_DATA = {"train_split": "train", "on_bad_image": "stop", "group": "auto"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -413,6 +413,8 @@ class Run:
         kind, _, path = source["data"].partition(":")
         if kind in ("folder", "csv") and not to_path(path).exists():
             return []
+        if kind in ("folder", "csv"):  # runs before there were groups drew each image alone
+            source = {**source, "group": source.get("group", "none")}
         changed = {name: value for name, value in source.items() if value not in (None, _USUAL_DATA.get(name))}
         return [text for name, value in changed.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 

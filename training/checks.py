@@ -1,5 +1,6 @@
 """Open and check what options name before TensorFlow is imported, which takes seconds."""
 
+import dataclasses
 import importlib.util
 import os
 import pathlib
@@ -157,7 +158,8 @@ def with_data(given: Given) -> Given:
         check_name(name)
         raise UserError(f"{name} does not say what it was trained on; give --data, such as --data folder:pictures.")
     print(f"Data: {known['data']}, on which {name} was trained; evaluated on its evaluation images.")
-    return {**{("source", field): value for field, value in known.items()}, **given}
+    fields = dataclasses.asdict(DataOptions.of_settings(known))
+    return {**{("source", field): value for field, value in fields.items()}, **given}
 
 
 def open_measured(options: EvaluateOptions) -> Run:

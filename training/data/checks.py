@@ -29,8 +29,8 @@ FOLDER_ADVICE = "--data folder:PATH takes a folder of class folders"
 _FIELDS_OF = {
     "digits": (),
     "tfds": ("data_dir", "train_split", "eval_split"),
-    "folder": ("on_bad_image", "split_seed", "exclude"),
-    "csv": ("on_bad_image", "split_seed", "exclude"),
+    "folder": ("on_bad_image", "split_seed", "exclude", "group"),
+    "csv": ("on_bad_image", "split_seed", "exclude", "group"),
     "tfrecord": ("on_bad_image",),
     "tar": ("on_bad_image",),
 }

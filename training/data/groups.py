@@ -1,8 +1,8 @@
-"""Groups of images that belong together, of which a split keeps none on both sides: near copies, bursts, named groups.
+"""Groups of images that belong together, of which a drawn split has none on both sides: near copies, bursts, names.
 
-Near copies are saved again, brightened or blurred: their colors at 16 x 16 pixels, without the mean, have a cosine of
-0.995 or more. No two of 4,000 images of CIFAR-10 or Fashion-MNIST do. A burst is of one camera within a minute, as EXIF
-says. Imports no TensorFlow.
+Near copies are images that were saved again, brightened or blurred: their colors at 16 x 16 pixels, less the mean, have
+a cosine of 0.995 or more; no two of 4,000 images of CIFAR-10 or Fashion-MNIST do. A burst is of one camera within a
+minute, as EXIF says. Imports no TensorFlow.
 """
 
 import collections
@@ -13,33 +13,31 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import PIL.Image
 import scipy.sparse
 
 from keras_vit import UserError
+from training.options.common import AUTO, FOLDER
 
-# What `--group` takes besides a regular expression.
-NONE, FOLDER = "none", "folder"
 _SIDE, _LEAST_COSINE = 16, 0.995
-# Images up to which all are compared; of more, only equal files are copies.
-_MOST_COMPARED = 50_000
-_BLOCK = 2048
-_BURST_SECONDS = 60.0
-# Tags of EXIF: the maker, the model and the time of the exposure.
-_MAKE, _MODEL, _EXIF, _TIME = 0x010F, 0x0110, 0x8769, 0x9003
+# Images up to which all are compared, and how many at a time.
+_MOST_COMPARED, _BLOCK = 50_000, 2048
+_BURST = datetime.timedelta(minutes=1)
+# Tags of EXIF: maker and model of the camera, the block of the exposure, and its time there.
+_CAMERA, _EXPOSURE, _TIME = (0x010F, 0x0110), 0x8769, 0x9003
 
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What is known of an image file without its name."""
+    """What is known of an image without its name."""
 
     colors: np.ndarray
     """(768,) float16, of length 1; zeros for an image of one color."""
-    camera: str = ""
-    seconds: float | None = None
+    camera: str
+    time: datetime.datetime | None
     """When it was taken; None without EXIF."""
 
 
@@ -47,58 +45,42 @@ def look_at(content: bytes) -> Look | None:
     """Return the look of the bytes of a file; None for one that Pillow does not read."""
     try:
         with PIL.Image.open(io.BytesIO(content)) as image:
-            exif = image.getexif()
+            exif, time = image.getexif(), None
+            if taken := exif.get_ifd(_EXPOSURE).get(_TIME):
+                time = datetime.datetime.strptime(str(taken), "%Y:%m:%d %H:%M:%S")
             image.draft("RGB", (2 * _SIDE, 2 * _SIDE))
-            if image.mode in ("RGBA", "LA", "PA", "P"):
-                white = PIL.Image.new("RGBA", image.size, "white")
-                image = PIL.Image.alpha_composite(white, image.convert("RGBA"))
-            colors = np.asarray(image.convert("RGB").resize((_SIDE, _SIDE), PIL.Image.Resampling.BOX), np.float32)
-            camera = f"{exif.get(_MAKE, '')} {exif.get(_MODEL, '')}".strip()
-            time = str(exif.get_ifd(_EXIF).get(_TIME, ""))
+            pixels = image.convert("RGBA").resize((_SIDE, _SIDE), PIL.Image.Resampling.BOX)
     except Exception:  # any of Pillow's, of a file that TensorFlow may read
         return None
-    centered = colors.ravel() - colors.mean()
+    colors: np.ndarray = np.asarray(pixels, np.float32)
+    colors = colors[..., :3] * (colors[..., 3:] / 255.0) + 255.0 - colors[..., 3:]  # on white
+    centered = (colors - colors.mean()).ravel()
     length = float(np.linalg.norm(centered))
     unit = centered / length if length > _SIDE else np.zeros_like(centered)
-    try:
-        seconds = datetime.datetime.strptime(time, "%Y:%m:%d %H:%M:%S").timestamp()
-    except ValueError:
-        seconds = None
-    return Look(unit.astype(np.float16), camera, seconds)
+    return Look(unit.astype(np.float16), " ".join(str(exif.get(tag, "")) for tag in _CAMERA), time)
 
 
-def groups_of(
-    files: Sequence[str], root: pathlib.Path, rule: str | None, looks: Mapping[str, Look], named: Mapping[str, str]
-) -> np.ndarray:
-    """Return numbers (n,), the same for files that belong together.
+def groups_of(files: Sequence[str], root: pathlib.Path, rule: str, looks: Sequence[Look | None]) -> dict[str, int]:
+    """Return the number of the group of each file.
 
     Args:
         files: paths.
-        root: folder of the data; a regular expression sees paths below it.
-        rule: none: each file is alone; folder: those of a folder belong together; else a regular expression, whose
-            first group, or the whole, is what those of a group share. None: near copies, bursts and `named`.
+        root: folder of the data; a regular expression sees the paths below it.
+        rule: auto: near copies and bursts; beside them, folder: the files of a folder; else a regular expression, whose
+            first group, or the whole match, is the same for files that belong together.
         looks: of the files.
-        named: group of each file by a column of the data.
 
     Raises UserError for a regular expression that is none, or fits no file.
     """
-    if rule == NONE:
-        return np.arange(len(files))
-    links = _same(named.get(file) for file in files)
-    if rule == FOLDER:
-        links += _same(os.path.dirname(file) for file in files)
-    elif rule is not None:
-        links += _same(_matches(files, root, rule))
-    links += _near_copies([looks.get(file) for file in files]) + _bursts([looks.get(file) for file in files])
-    begins, ends = np.array(links, np.int64).reshape(-1, 2).T
-    graph = scipy.sparse.coo_array((np.ones(len(begins), bool), (begins, ends)), shape=(len(files), len(files)))
-    return scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
-
-
-def _same(names: Iterable[str | None]) -> list[tuple[int, int]]:
-    """Return links of those with the same name."""
-    first: dict[str, int] = {}
-    return [(first.setdefault(name, row), row) for row, name in enumerate(names) if name]
+    links = _near_copies(looks) + _bursts(looks)
+    if rule != AUTO:
+        first: dict[str, int] = {}
+        names = map(os.path.dirname, files) if rule == FOLDER else _matches(files, root, rule)
+        links += [(first.setdefault(name, row), row) for row, name in enumerate(names) if name]
+    ends = np.array(links, np.int64).reshape(-1, 2)
+    graph = scipy.sparse.coo_array((np.ones(len(ends), bool), tuple(ends.T)), shape=(len(files), len(files)))
+    numbers = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
+    return dict(zip(files, numbers.tolist(), strict=True))
 
 
 def _matches(files: Sequence[str], root: pathlib.Path, rule: str) -> list[str | None]:
@@ -106,19 +88,19 @@ def _matches(files: Sequence[str], root: pathlib.Path, rule: str) -> list[str | 
         expression = re.compile(rule)
     except re.error as error:
         raise UserError(
-            f"--group takes folder, none or a regular expression, but {rule!r} is none: {error}."
+            f"--group takes auto, none, folder or a regular expression, and {rule!r} is none: {error}."
         ) from error
     matches = [expression.search(os.path.relpath(file, root)) for file in files]
     if not any(matches):
         raise UserError(f"--group {rule!r} fits no file, such as {os.path.relpath(files[0], root)}; correct it.")
-    return [match and (match[1] if expression.groups else match[0]) for match in matches]
+    return [match and match[min(expression.groups, 1)] for match in matches]
 
 
 def _near_copies(looks: Sequence[Look | None]) -> list[tuple[int, int]]:
-    rows = np.array([row for row, look in enumerate(looks) if look is not None and look.colors.any()], np.int64)
+    rows = np.array([row for row, look in enumerate(looks) if look and look.colors.any()], np.int64)
     if not 1 < len(rows) <= _MOST_COMPARED:
         return []
-    colors = np.stack([looks[row].colors for row in rows.tolist()]).astype(np.float32)  # type: ignore[union-attr]
+    colors = np.stack([look.colors for look in looks if look and look.colors.any()]).astype(np.float32)
     links = list[tuple[int, int]]()
     for begin in range(0, len(rows), _BLOCK):
         near = np.argwhere(colors[begin : begin + _BLOCK] @ colors[begin:].T >= _LEAST_COSINE) + begin
@@ -127,47 +109,36 @@ def _near_copies(looks: Sequence[Look | None]) -> list[tuple[int, int]]:
 
 
 def _bursts(looks: Sequence[Look | None]) -> list[tuple[int, int]]:
-    taken = sorted(
-        (look.camera, look.seconds, row) for row, look in enumerate(looks) if look and look.seconds is not None
-    )
-    return [(a[2], b[2]) for a, b in itertools.pairwise(taken) if a[0] == b[0] and b[1] - a[1] <= _BURST_SECONDS]
+    taken = sorted((look.camera, look.time, row) for row, look in enumerate(looks) if look and look.time)
+    pairs = itertools.pairwise(taken)
+    return [(one[2], two[2]) for one, two in pairs if one[0] == two[0] and two[1] - one[1] <= _BURST]
 
 
 def held_out(of_class: Mapping[str, Sequence[str]], group_of: Mapping[str, int], share: int) -> set[str]:
-    """Return files to evaluate on: of each class one in `share`, and with each file all of its group.
+    """Return files to evaluate on: of each class one in `share`, rounded up, and with each file all of its group.
 
-    Args:
-        of_class: class -> its files in the order in which they are chosen.
-        group_of: file -> the number of its group.
-        share: of each class, one of so many is kept, rounded up.
-
-    Raises UserError for a class whose images are one group, which cannot be on both sides.
+    of_class: class -> its files in the order in which they are chosen. Raises UserError for a class whose images are
+    too few groups for both sides.
     """
     label_of = {file: label for label, files in of_class.items() for file in files}
     members: dict[int, list[str]] = collections.defaultdict(list)
     for file in label_of:
         members[group_of[file]].append(file)
     kept, counts = set[str](), collections.Counter[str]()
-
-    def leaves_some(more: collections.Counter[str]) -> bool:
-        return all(counts[label] + more[label] < len(of_class[label]) for label in more)
-
     for label, files in of_class.items():
         wanted = -(-len(files) // share)
-        by_size = sorted(files, key=lambda file: len(members[group_of[file]]))
-        for limit, order in ((1.5 * wanted, files), (len(files), by_size)):
-            for file in order:
-                more = collections.Counter(label_of[each] for each in members[group_of[file]])
-                if counts[label] >= (wanted if order is files else 1):
-                    break
-                if file not in kept and counts[label] + more[label] <= max(limit, 1) and leaves_some(more):
-                    kept |= {*members[group_of[file]]}
-                    counts.update(more)
+        by_size = sorted(files, key=lambda file: len(members[group_of[file]]))  # where only large groups are left
+        for file in (*files, *by_size):
+            group = members[group_of[file]]
+            more = collections.Counter(label_of[each] for each in group)
+            is_small = counts[label] + more[label] <= 1.5 * wanted or (not counts[label] and file is by_size[0])
+            leaves_some = all(counts[name] + more[name] < len(of_class[name]) for name in more)
+            if counts[label] < wanted and file not in kept and is_small and leaves_some:
+                kept.update(group)
+                counts += more
         if not counts[label]:
-            groups = len({group_of[file] for file in files})
             raise UserError(
-                f"The {len(files):,} images of {label!r} are {groups} group{'s' * (groups > 1)} of images that belong "
-                "together, too few to train on one and evaluate on another; add images of other scenes, or give "
-                "--group none."
+                f"The {len(files):,} images of {label!r} belong together, as far as --group says, and a group is "
+                "either trained or evaluated on; add images of other scenes, or give --group none."
             )
     return kept

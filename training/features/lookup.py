@@ -287,7 +287,7 @@ class Thumbnails:
         if data is None or data["data"].startswith(("folder:", "csv:")):
             return None
         with contextlib.suppress(UserError):  # moved: the page has no pictures
-            return open_source(DataOptions(**data))
+            return open_source(DataOptions.of_settings(data))
         return None
 
 

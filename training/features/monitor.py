@@ -93,10 +93,10 @@ def _summary_of(run: Run, options: MonitorOptions) -> Summary:
         summary = read_summary(place)
         if checksum in (0, summary.model_checksum):
             return summary
-    known = dataclasses.asdict(options.source) if options.source.data else run.settings.get("source")
+    known = options.source.settings() if options.source.data else run.settings.get("source")
     if run.directory is None or not isinstance(known, dict):
         raise UserError(f"{run.name} has no {MONITOR}; make it by keras-vit monitor --run with the run and its --data.")
-    source = open_source(DataOptions(**known))
+    source = open_source(DataOptions.of_settings(known))
     names, values, probabilities, labels = _outputs(run, listing_of_data(source), "test", options.batch_size)
     number_of = {name: number for number, name in enumerate(run.class_names or source.labels)}
     summary = summarize(values, probabilities, np.array([number_of.get(label or "", -1) for label in labels]), checksum)
