@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import json
 import math
 import os
@@ -85,7 +86,8 @@ def _multiply_adds(model: str, size: int) -> int:
         "from keras_vit.models.complexity import costs\n"
         f"print(costs(MODELS[{model!r}], ({size}, {size}), num_classes={NUM_CLASSES}).multiply_adds)"
     )
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+    backend = "tensorflow" if importlib.util.find_spec("tensorflow") else "jax"
+    environment = {"KERAS_BACKEND": backend, **os.environ, "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     return int(done.stdout.split()[-1])
 

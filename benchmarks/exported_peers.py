@@ -24,10 +24,10 @@ def keras_vit_saved_model(case: Case) -> Call:
 
 def keras_vit_onnx(case: Case) -> Call:
     """The ONNX file in ONNX Runtime."""
-    from export.onnx import onnx_file
+    from export.onnx import export as onnx_export
 
     with exported(export_file, case) as directory:
-        run = onnx_file.open_file(directory / onnx_file.FILE, case.threads)
+        run = onnx_export.open_file(directory / onnx_export.FILE, case.threads)
     images = random_images(case)
     return lambda: run(images)["logits"]
 
@@ -98,10 +98,10 @@ def export_saved_model(case: Case, directory: str) -> None:
 
 def export_file(case: Case, directory: str) -> None:
     """Write the ONNX file of a model with random weights."""
-    from export.onnx import onnx_file
+    from export.onnx import export as onnx_export
 
-    labels, file = [str(number) for number in range(NUM_CLASSES)], pathlib.Path(directory) / onnx_file.FILE
-    onnx_file.write(_inference_model(case, for_onnx=True), file, labels, about={})
+    labels, file = [str(number) for number in range(NUM_CLASSES)], pathlib.Path(directory) / onnx_export.FILE
+    onnx_export.write_file(_inference_model(case, for_onnx=True), file, labels, about={})
 
 
 def _export_tflite(case: Case, kind: str | None, directory: str) -> None:

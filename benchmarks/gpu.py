@@ -1,34 +1,44 @@
 """Compares this project on the JAX backend with timm and transformers under torch.compile, on one GPU in bfloat16.
 
-    KERAS_BACKEND=jax python -m benchmarks.gpu --output gpu-results
+    python -m benchmarks.gpu --quick
+    python -m benchmarks.gpu --models ViT-L_16 --sizes 384 --output gpu-results
 
-Each peer runs alone on the GPU, in its own process, with the largest batch that fits into memory, found by halving. The
-product of two large matrices runs before each case. The command writes results.json and results.md. It needs JAX and
-torch, each with its GPU build, timm and transformers, but no TensorFlow. On a machine without a GPU it runs one image
-of a small model on the CPU, as a trial; the matrix product then takes TensorFlow.
+Training is the compiled step of `keras-vit pretrain`. Each peer runs alone on the GPU, in its own process: inference
+with one image, a few, and the largest batch that fits into memory, training with the largest; it is found by halving.
+The product of two large matrices comes first, as the limit of the GPU, and the input pipeline last, on all cores. The
+command writes results.json and results.md. It needs JAX and torch, each with its GPU build, timm and transformers, and
+TensorFlow for CPUs. On a machine without a GPU it runs one image of a small model on the CPU, as a trial.
 """
 
 import dataclasses
+import functools
+import math
+import os
 import pathlib
+import re
 import subprocess
 import time
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 from benchmarks.case import Case, Task
-from benchmarks.comparison import LIMIT, Result, compare, rate, write_results
-from keras_vit import cli
+from benchmarks.comparison import LIMIT, Result, compare, flops, rate, write_results
+from benchmarks.input.__main__ import compare as compare_inputs
+from keras_vit import MODELS, ViTConfig, cli
 from keras_vit.cli import parser
 from keras_vit.cli.options import Count
 from keras_vit.files.remote import output_folder
 
-_REFERENCE = "keras_vit_jax"
-_PEERS = (_REFERENCE, "timm_compiled", "transformers_compiled")
-# First batch of ViT-S_16 at 224 pixels. Larger models and sizes start with a smaller batch of about as many tokens x D.
-_FIRST_BATCH = {"inference": 2048, "training": 1024}
-_Model = Literal["ViT-S_16", "ViT-B_16", "ViT-L_16"]
-_RELATIVE_SIZE: dict[_Model, int] = {"ViT-S_16": 1, "ViT-B_16": 2, "ViT-L_16": 4}
+_REFERENCE, _TIMM, _TRANSFORMERS = "keras_vit_jax", "timm_compiled", "transformers_compiled"
+_SMALL_BATCHES = (1, 8, 64)
+# Operations of the first batch that is tried, of its forward pass: 1,024 images of ViT-B_16 at 224 pixels, and 512.
+_FIRST_BATCH = {"inference": 3.7e13, "training": 1.85e13}
+_Model = Literal["ViT-S_16", "ViT-B_16", "ViT-L_16", "ViT-H_14", "BiT-R50x1", "R50+ViT-B_16"]
+_QUICK: tuple[_Model, ...] = ("ViT-B_16", "ViT-L_16")
 _SMALLEST_BATCH = 8
+# Messages of JAX, XLA and torch.
+_FULL_MEMORY = re.compile("memory|RESOURCE_EXHAUSTED|allocat", re.IGNORECASE)
+_INPUTS = ("keras_vit_folder", "keras_vit_tfrecord")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,24 +53,32 @@ class Arguments:
     """Tasks to measure."""
     rounds: Count = 20
     """Timed calls of each peer."""
+    quick: bool = False
+    """Measure ViT-B_16 and ViT-L_16 at 224 pixels beside timm, in ten minutes."""
     output: pathlib.Path = pathlib.Path("gpu-results")
     """Directory for results.json and results.md."""
 
 
 def largest(case: Case, peer: str, rounds: int) -> tuple[Case, Result]:
-    """Halve the batch of the case until it does not fail. Returns the last failure if no batch fits."""
+    """Halve the batch of the case until it fits into memory. Returns the last failure if no batch fits."""
     while True:
-        (result,) = compare(case, [peer], rounds)
-        if result.failure is None or case.batch // 2 < _SMALLEST_BATCH:
+        case, result = fixed(case, peer, rounds)
+        is_full = result.failure is not None and _FULL_MEMORY.search(result.failure)
+        if not is_full or case.batch // 2 < _SMALLEST_BATCH:
             return case, result
         case = dataclasses.replace(case, batch=case.batch // 2)
 
 
-def rows(found: Sequence[tuple[Case, Result]], limit: float) -> list[str]:
+def fixed(case: Case, peer: str, rounds: int) -> tuple[Case, Result]:
+    """Measure a case as it is."""
+    return case, compare(case, [peer], rounds)[0]
+
+
+def rows(results: Sequence[tuple[Case, Result]], limit: float) -> list[str]:
     """Markdown: one row per peer, compared with this project and with the matrix product."""
-    own = next((case.batch / r.median for case, r in found if r.peer == _REFERENCE and r.failure is None), None)
+    own = next((case.batch / r.median for case, r in results if r.peer == _REFERENCE and r.failure is None), None)
     lines = []
-    for case, result in found:
+    for case, result in results:
         head = f"| {case.model} | {case.size} | {case.task} | {result.peer} |"
         if result.failure is not None:
             lines.append(f"{head} | failed: {result.failure.replace('|', '/')} | | | | |")
@@ -77,44 +95,75 @@ def rows(found: Sequence[tuple[Case, Result]], limit: float) -> list[str]:
     return lines
 
 
-def cases(arguments: Arguments, gpu: str | None) -> list[Case]:
-    """The cases with their first batches; without a GPU those of the trial."""
+def cases(arguments: Arguments, gpu: str | None) -> list[tuple[Case, bool, tuple[str, ...]]]:
+    """Return the cases, whether the batch of each is halved until it fits, and the peers.
+
+    Without a GPU, they are those of the trial.
+    """
     if gpu is None:
-        return [Case(task, "ViT-Ti_16", 1, 224, "bfloat16") for task in arguments.tasks]
-    found = []
-    for model in arguments.models:
-        for size in arguments.sizes:
-            relative = _RELATIVE_SIZE[model] * (4 if size > 224 else 1)
+        one = Case("inference", "ViT-Ti_16", 1, precision="bfloat16")
+        return [(dataclasses.replace(one, task=task), False, _peers(one.model)) for task in arguments.tasks]
+    models, sizes, small = arguments.models, arguments.sizes, _SMALL_BATCHES
+    if arguments.quick:
+        models, sizes, small = _QUICK, (224,), (1,)
+    chosen = []
+    for model in models:
+        for size in dict.fromkeys(_size(model, each) for each in sizes):
             for task in arguments.tasks:
-                batch = max(_FIRST_BATCH[task] // relative, _SMALLEST_BATCH)
-                found.append(Case(task, model, batch, size, "bfloat16", device="gpu"))
-    return found
+                for batch, is_largest in _batches(model, size, task, small):
+                    case = Case(task, model, batch, size, "bfloat16", device="gpu")
+                    chosen.append((case, is_largest, _peers(model)[: 2 if arguments.quick else None]))
+    return chosen
+
+
+def _peers(model: str) -> tuple[str, ...]:
+    config = MODELS[model]
+    is_plain_vit = isinstance(config, ViTConfig) and config.stem is None
+    return _REFERENCE, _TIMM, *((_TRANSFORMERS,) if is_plain_vit else ())
+
+
+def _size(model: str, size: int) -> int:
+    """Return the nearest smaller size that whole patches fill, such as 378 for patches of 14 and 384."""
+    config = MODELS[model]
+    return size - size % config.patch[0] if isinstance(config, ViTConfig) else size
+
+
+def _batches(model: str, size: int, task: Task, small: Sequence[int]) -> list[tuple[int, bool]]:
+    """Return the batches of a case, and whether each is halved until it fits."""
+    first = max(_FIRST_BATCH[task] / flops(Case("inference", model, 1, size)), _SMALLEST_BATCH)
+    return [*((batch, False) for batch in small if task == "inference"), (2 ** int(math.log2(first)), True)]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`--models … --output DIR`"""
+    """`--quick | --models … --output DIR`"""
     parsed = parser.parse(Arguments, arguments, prog="python -m benchmarks.gpu", about=__doc__)
     output = output_folder(parsed.output)
     gpu = _gpu()
     if gpu is None:
         print("No GPU found, so ViT-Ti_16 runs with one image on the CPU; this only shows that the command works.")
-    head = f"{gpu or 'CPU'}, bfloat16, {time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds"
+    head, measured = f"{gpu or 'CPU'}, bfloat16, {time.strftime('%Y-%m-%d')}, {parsed.rounds} rounds", []
+    chosen = cases(parsed, gpu)
+    (product,) = compare(chosen[0][0], [LIMIT], parsed.rounds)
+    limit = 0.0 if product.failure else rate(product, chosen[0][0])
     lines = [
         f"# Speed on {'the CPU' if gpu is None else 'a GPU'}\n\n{head}\n",
+        f"The product of two large matrices: {limit / 1e12:.3g} TFLOP/s.\n",
         "| model | px | task | | batch | images/s, median (least to most) | relative time | TFLOP/s | of limit | GB |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
-    measured = []
-    for case in cases(parsed, gpu):
-        (limit,) = compare(case, [LIMIT], parsed.rounds)
-        found = [largest(case, peer, parsed.rounds) for peer in _PEERS]
-        shown = rows(found, 0.0 if limit.failure else rate(limit, case))
+    for case, is_largest, peers in chosen:
+        measure = functools.partial(largest if is_largest else fixed, case, rounds=parsed.rounds)
+        results = [measure(peer) for peer in peers]
+        shown = rows(results, limit)
         print("\n".join(shown), flush=True)
         lines += shown
-        pairs = [*found, (case, limit)]
-        measured += [dataclasses.asdict(one) | {"result": dataclasses.asdict(result)} for one, result in pairs]
+        measured += [dataclasses.asdict(one) | {"result": dataclasses.asdict(result)} for one, result in results]
         write_results(output, {"machine": head, "cases": measured}, lines)  # after every case, for interrupted runs
+    cores = len(os.sched_getaffinity(0))
+    lines += ["", f"The input pipeline, on {cores} cores:", "", compare_inputs(_INPUTS, 3, 32, 512, cores)]
+    print("\n".join(lines[-4:]), flush=True)
+    write_results(output, {"machine": head, "cases": measured}, lines)
 
 
 def _gpu() -> str | None:

@@ -4,7 +4,7 @@ Each peer is a function that takes a case and returns a call of one batch or one
 A peer runs in its own process and imports its own framework. All weights are random; the tests check the numbers.
 """
 
-import functools
+import itertools
 import os
 from collections.abc import Callable
 
@@ -22,12 +22,13 @@ from benchmarks.exported_peers import (
 # Side of the square matrices whose product is the limit of the machine: large enough to make overhead negligible.
 SIDE = {"cpu": 3072, "gpu": 8192}
 _TIMM = {
-    "ViT-Ti_16": "vit_tiny_patch16_{size}",
-    "ViT-S_16": "vit_small_patch16_{size}",
-    "ViT-B_16": "vit_base_patch16_{size}",
-    "ViT-L_16": "vit_large_patch16_{size}",
+    "ViT-Ti_16": "vit_tiny_patch16_224",
+    "ViT-S_16": "vit_small_patch16_224",
+    "ViT-B_16": "vit_base_patch16_224",
+    "ViT-L_16": "vit_large_patch16_224",
+    "ViT-H_14": "vit_huge_patch14_224",
     "BiT-R50x1": "resnetv2_50x1_bit",
-    "R50+ViT-B_16": "vit_base_r50_s16_{size}",
+    "R50+ViT-B_16": "vit_base_r50_s16_224",
 }
 
 
@@ -94,7 +95,7 @@ def _training_step(case: Case) -> Call:
 
 
 def keras_vit_jax(case: Case) -> Call:
-    """The Keras model on the JAX backend; training uses the AdamW of Keras."""
+    """The Keras model on the JAX backend, or the training step of `training.pretrain` there."""
     os.environ["KERAS_BACKEND"] = "jax"
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")  # no other process uses the device
     import jax
@@ -102,44 +103,44 @@ def keras_vit_jax(case: Case) -> Call:
 
     import keras_vit
 
-    keras.config.set_dtype_policy(_policy(case))
-    model = keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES)
-    images = jax.device_put(random_images(case))
-    weights = [variable.value for variable in model.trainable_variables]
     if case.task == "training":
-        return _jax_step(case, model, weights, images)
-    forward = jax.jit(lambda weights, images: model.stateless_call(weights, [], images, training=False)[0])
-    images = images.astype(case.precision)
+        return _jax_step(case)
+    keras.config.set_dtype_policy(case.precision)
+    model = keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES)
+    weights, others = ([v.value for v in group] for group in (model.trainable_variables, model.non_trainable_variables))
+    forward = jax.jit(lambda weights, images: model.stateless_call(weights, others, images, training=False)[0])
+    images = jax.device_put(random_images(case)).astype(case.precision)
     return lambda: np.asarray(forward(weights, images))
 
 
-def _jax_step(case: Case, model, weights: list, images) -> Call:
-    import jax
-    import keras
+def _jax_step(case: Case) -> Call:
+    import keras_vit
+    from training.loop.build import build_trainer
+    from training.loop.devices.jax_devices import batch_on_devices
+    from training.loop.devices.strategies import open_strategy
+    from training.options.common import Execution, StrategyOptions
+    from training.recipes.recipe import Recipe
 
-    optimizer = keras.optimizers.AdamW(1e-4, weight_decay=0.1)
-    optimizer.build(model.trainable_variables)
-    labels = np.arange(case.batch) % NUM_CLASSES
-
-    def loss(weights: list, images):
-        logits, _ = model.stateless_call(weights, [], images, training=True)
-        logits = keras.ops.cast(logits, "float32")
-        return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True))
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def step(state: tuple, images):
-        value, gradients = jax.value_and_grad(loss)(state[0], images)
-        return value, optimizer.stateless_apply(state[1], gradients, state[0])
-
-    state = (weights, [variable.value for variable in optimizer.variables])
-
-    def call() -> float:
-        nonlocal state
-        value, state = step(state, images)
-        jax.block_until_ready(state)
-        return float(value)
-
-    return call
+    recipe = Recipe(
+        image_size=(case.size, case.size),
+        batch_size=case.batch,
+        learning_rate=1e-4,
+        steps=1,
+        weight_decay=0.1,
+        clip_norm=None,
+    )
+    strategy = open_strategy(StrategyOptions())  # which leaves the GPU to JAX
+    trainer = build_trainer(
+        lambda: keras_vit.build(case.model, image_size=case.size, num_classes=NUM_CLASSES),
+        recipe,
+        1,
+        execution=Execution(precision=case.precision),
+        strategy=strategy,
+    )
+    trainer.make_train_function()
+    labels = np.eye(NUM_CLASSES, dtype=np.float32)[np.arange(case.batch) % NUM_CLASSES]
+    batches = itertools.repeat(tuple(batch_on_devices(rows) for rows in (random_images(case), labels)))
+    return lambda: float(trainer.train_steps(batches, 1)["loss"])
 
 
 def keras_hub(case: Case) -> Call:
@@ -188,6 +189,7 @@ def transformers(case: Case, *, compiled: bool = False) -> Call:
             patch_size=config.patch[0],
             image_size=case.size,
             num_labels=NUM_CLASSES,
+            hidden_dropout_prob=config.dropout_rate,
         )
     )
     return _torch_call(case, model, lambda model, images: model(images).logits, compiled=compiled)
@@ -209,10 +211,16 @@ def timm_compiled(case: Case) -> Call:
 
 
 def timm_model(case: Case):
-    """The model of timm with random weights. Raises KeyError if timm has none of this name."""
+    """The model of timm with random weights and the same dropout. Raises KeyError if timm has none of this name."""
     import timm
 
-    return timm.create_model(_TIMM[case.model].format(size=case.size), pretrained=False, num_classes=NUM_CLASSES)
+    from keras_vit import MODELS, ViTConfig
+
+    options: dict = {"pretrained": False, "num_classes": NUM_CLASSES}
+    if isinstance(config := MODELS[case.model], ViTConfig):
+        rates = dict.fromkeys(("pos_drop_rate", "proj_drop_rate"), config.dropout_rate)
+        options |= {"img_size": case.size, **rates}
+    return timm.create_model(_TIMM[case.model], **options)
 
 
 def _torch_call(case: Case, model, forward: Callable, *, compiled: bool) -> Call:

@@ -99,9 +99,9 @@ def _tensorflow_step(case: TPUCase):
     """The training or evaluation step, and the specifications of its batch."""
     import tensorflow as tf
 
-    from training.loop.devices import cpu_kernels
+    from training.loop.devices import kernels
 
-    cpu_kernels.on_cpu = lambda: False  # or the model would take the form that is fast on this machine
+    kernels.on_cpu = lambda: False  # or the model would take the form that is fast on this machine
     recipe, steps = _trainer(case)
     images = tf.TensorSpec((case.batch, *recipe.image_size, recipe.channels), tf.float32)
     labels, weights = tf.TensorSpec((case.batch, NUM_CLASSES), tf.float32), tf.TensorSpec((case.batch,), tf.float32)

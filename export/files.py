@@ -96,11 +96,6 @@ def write_beside(folder: pathlib.Path, origin: Provenance) -> None:
 
 
 def note_on_earlier(output: pathlib.Path, stage: pathlib.Path) -> list[str]:
-    """A sentence for the report on the files of earlier exports, which are of the same model; none without such files.
-
-    Args:
-        output: directory of the exports.
-        stage: folder with the files of this export.
-    """
+    """A sentence on files of earlier exports in `output`, of the same model, that this one in `stage` has not."""
     files = sorted(path.name for name in _FILES for path in output.glob(name) if not (stage / path.name).exists())
     return [f"From an earlier export of the same model, and not measured here: {', '.join(files)}."] if files else []

@@ -104,7 +104,7 @@ EIGHT_BIT_WEIGHTS: tuple[TFLiteFormat, ...] = ("int8-dynamic", "int8-weights", "
 # On which processors the files of a target are right.
 PROCESSORS: dict[Target, str] = {"cpu": "CPU; wrong on GPUs", "gpu": "GPU and CPU", "npu": "NPU and CPU"}
 # Options of TFLiteOptions for models that classify.
-_OF_CLASSES = ("uint8_input", "dynamic_batch", "calibration", "calibration_images", "max_disagreement")
+OF_CLASSES = ("uint8_input", "dynamic_batch", "calibration", "calibration_images", "max_disagreement")
 _GPU_FORMATS: tuple[TFLiteFormat, ...] = ("float32", "float16")
 
 
@@ -146,7 +146,7 @@ class TFLiteOptions:
         refuse_without_effect(
             self,
             [
-                (_OF_CLASSES, self.embeddings is None, "an export of classes, without --embeddings"),
+                (OF_CLASSES, self.embeddings is None, "an export of classes, without --embeddings"),
                 (("check", "require_gpu_check"), self.target == "gpu", "--target gpu"),
                 (
                     ("calibration", "calibration_images"),
@@ -159,10 +159,6 @@ class TFLiteOptions:
         )
         if self.target == "gpu" and not {*self.formats} <= {*_GPU_FORMATS}:
             raise UserError(f"A GPU computes in floating point; take --formats {' and '.join(_GPU_FORMATS)}.")
-
-    def refuse_those_of_classes(self, noun: str) -> None:
-        """Raise UserError for options that have no effect on a model of another task, such as a "detector"."""
-        refuse_without_effect(self, [(_OF_CLASSES, False, f"models that classify, and this is an export of {noun}")])
 
 
 @dataclasses.dataclass(frozen=True)

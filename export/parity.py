@@ -32,15 +32,16 @@ class Reference:
     """Sample images and what the Keras model gives on them."""
 
     samples: Samples
-    """Image files with their labels."""
     preprocessing: Preprocessing
-    """Preprocessing of the model."""
-    logits: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
-    """Logits (n, K) of the Keras model; none of another task."""
+    outputs: Sequence[Outputs] = ()
+    """The outputs of the Keras model for each image."""
     multi_label: bool = False
     """Whether an image may have several classes."""
-    outputs: Sequence[Outputs] = ()
-    """The outputs for each image, of tasks other than classification."""
+
+    @functools.cached_property
+    def logits(self) -> np.ndarray:
+        """Logits (n, K) of a classifier."""
+        return np.stack([each["logits"] for each in self.outputs])
 
     @property
     def tolerance(self) -> float:
@@ -110,23 +111,25 @@ def reference(
     multi_label: bool = False,
     raw_pixels: bool = False,
 ) -> Reference:
-    """Run the Keras model on the sample images, each of which may have several classes if `multi_label`.
+    """Run the Keras model of logits, or of a dict of outputs, on the sample images.
 
-    With `raw_pixels`, on the rounded pixels that an artifact with uint8 input takes.
+    multi_label: whether an image may have several classes. raw_pixels: run it on the rounded pixels that an artifact
+    with uint8 input takes.
     """
 
     def run(images: np.ndarray) -> Outputs:
-        inputs = preprocessing.normalize(images) if raw_pixels else images
-        return {"logits": model.predict_on_batch(np.asarray(inputs))}
+        outputs = model.predict_on_batch(np.asarray(preprocessing.normalize(images) if raw_pixels else images))
+        return outputs if isinstance(outputs, dict) else {"logits": outputs}
 
-    rows = Reference(samples, preprocessing).outputs_of(run, raw_pixels=raw_pixels, doing="Running the Keras model")
-    logits = np.stack([row["logits"] for row in rows])
+    images = Reference(samples, preprocessing, multi_label=multi_label)
+    rows = images.outputs_of(run, raw_pixels=raw_pixels, doing="Running the Keras model")
+    logits = np.stack([row.get("logits", np.zeros(0)) for row in rows])
     if logits.shape[1] > 1 and logits.min() >= 0.0 and np.allclose(logits.sum(axis=1), 1.0, atol=1e-3):
         raise UserError(
             f"The model {model.name!r} outputs probabilities, but an export takes logits and adds the softmax itself; "
             "export the model up to its softmax, or build it with classifier_activation='softmax'."
         )
-    return Reference(samples, preprocessing, logits, multi_label)
+    return dataclasses.replace(images, outputs=rows)
 
 
 @functools.lru_cache(maxsize=4)
@@ -172,12 +175,8 @@ def agreement(expected: np.ndarray, logits: np.ndarray, *, multi_label: bool) ->
 def mcnemar(lost: int, gained: int) -> float:
     """Two-sided p-value of McNemar's exact test: how often chance alone splits the images so unevenly, or more.
 
-    If two classifiers are equally accurate, each image that only one of them gets right is a fair coin: the numbers are
-    binomial with probability 1/2 (McNemar, 1947; exact form: Fagerland, Lydersen and Laake, 2013).
-
-    Args:
-        lost: images that only the first classifier gets right.
-        gained: images that only the second gets right.
+    `lost` and `gained` are the images that only one of two classifiers gets right. If both are equally accurate, each
+    is a fair coin (McNemar, 1947; exact form: Fagerland, Lydersen and Laake, 2013).
     """
     return min(1.0, 2.0 * float(special.bdtr(min(lost, gained), lost + gained, 0.5)))
 
@@ -244,7 +243,7 @@ def unknown_facts(
 
 
 def promise_facts(
-    name: str, scoring: Scoring, expected: Reference, found: Sequence[Outputs], *, exact: bool
+    name: str, scoring: Scoring, expected: Reference, found: Mapping[str, Any], *, exact: bool
 ) -> dict[str, float]:
     """The field of report.json about the decisions of an artifact; none without a promise.
 
@@ -258,8 +257,7 @@ def promise_facts(
         for shift in (0.0, -expected.tolerance, expected.tolerance)
     )
     for output, decision in ours.items():
-        theirs = np.stack([each[output] for each in found]).astype(bool)
-        differs = theirs != decision
+        differs = np.asarray(found[output]).astype(bool) != decision
         agreement = min(agreement, 1.0 - float(np.mean(differs.reshape(len(differs), -1).any(axis=1))))
         if exact and np.any(differs & (below[output] == above[output])):
             raise ParityError(f"The {output} of the {name} differs from the model's decision, so it was not kept.")

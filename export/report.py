@@ -15,9 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from export import parity
-from export.source import Provenance
-from export.texts import preprocessing_section, render
-from keras_vit.files.tables import markdown_table, markdown_text, short_name
+from export.texts import render
+from keras_vit.files.tables import markdown_table, markdown_text
 
 # Heading, column names, and rows.
 Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
@@ -85,7 +84,6 @@ def versions() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """Name of the processor, with the features that matter for bfloat16 and int8."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
@@ -161,54 +159,6 @@ class Extra:
     """Whether it takes image files, which the caller does not prepare."""
 
 
-def write_formats(
-    directory: pathlib.Path,
-    artifact: str,
-    origin: Provenance,
-    expected: parity.Reference,
-    formats: Mapping[Any, Mapping[str, Any]],
-    extra: Extra,
-) -> None:
-    """Write the report of a classifier in several formats, and of what its caller does to an image.
-
-    `formats` has the measurements of each format: those of `measurements`, and further ones.
-    """
-    columns = extra.columns
-    if all("unknown_agreement" in row for row in formats.values()):
-        columns = {"unknown agreement": lambda row: f"{row['unknown_agreement']:.4f}", **columns}
-    header = (
-        "format", "bytes", "max diff", "mean diff", "agreement", "accuracy", "correct only in Keras",
-        "correct only here", "McNemar's p", "1 thread, ms", "2 threads, ms", "operators", *columns,
-    )  # fmt: skip
-    rows = [
-        (name, f"{row['bytes']:,}", f"{row['max_abs_diff']:.3g}", f"{row['mean_abs_diff']:.3g}",
-         f"{row['agreement']:.4f}", _accuracy(row["accuracy"]), *_losses(row),
-         *(f"{ms:.3g}" for ms in row["latency_ms"].values()), sum(row["operators"].values()),
-         *(cell(row) for cell in columns.values()))
-        for name, row in formats.items()
-    ]  # fmt: skip
-    heading = f"{len(expected.logits):,} {origin.images}; accuracy of the Keras model {_accuracy(expected.accuracy)}"
-    facts = {
-        "artifact": artifact,
-        **origin.as_json(),
-        "images_from": origin.images,
-        "num_images": len(expected.logits),
-        "keras_accuracy": expected.accuracy,
-        "preprocessing": dataclasses.asdict(expected.preprocessing),
-        "formats": formats,
-        **extra.facts,
-        "notes": list(extra.notes),
-    }
-    latencies = {name: row["latency_ms"]["1_threads"] for name, row in formats.items()}
-    bars = {
-        "latency of one image on one thread, ms": latencies,
-        "megabytes": {name: row["bytes"] / 1e6 for name, row in formats.items()},
-    }
-    section = preprocessing_section(expected.preprocessing, raw_pixels=extra.raw_pixels)
-    title = f"{short_name(origin.name)} as {artifact}"
-    write(directory, title, facts, [(heading, header, rows), *extra.tables], {**bars, **extra.panels}, section)
-
-
 def measurements(
     size: int,
     found: Mapping[str, Any],
@@ -216,14 +166,9 @@ def measurements(
     operators: Mapping[str, int],
     started: float,
 ) -> dict[str, Any]:
-    """Return the measurements that the report of any format has.
+    """Return the measurements that the report of any format has, beside those `found` of its outputs.
 
-    Args:
-        size: bytes of the files.
-        found: differences from the Keras model.
-        latency_of: milliseconds of one image on a number of threads.
-        operators: number of operators by name.
-        started: time.perf_counter() at the start of the export.
+    `latency_of` gives milliseconds of one image on a number of threads; `started` is time.perf_counter() then.
     """
     return {
         "bytes": size,
@@ -235,12 +180,7 @@ def measurements(
 
 
 def format_table(files: Mapping[Any, tuple[pathlib.Path, Mapping[str, Any]]], processor: str = "") -> str:
-    """Return the file of each format and its differences from the Keras model, for the terminal.
-
-    Args:
-        files: path and differences by format.
-        processor: on which processors the files are right; "" for files of servers.
-    """
+    """Return path and differences of each format as a table; `processor` says where the files are right."""
     rows = [
         (name, str(path), f"{path.stat().st_size:,}", f"{found['max_abs_diff']:.2g}", f"{found['agreement']:.4f}",
          "" if found["accuracy"] is None else f"{found['accuracy']:.4f}", *([processor] if processor else []))
@@ -255,22 +195,20 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _operators(facts: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
-    """Tables of operators by their caption: of the artifact, or of each format."""
     if "operators" in facts:
         return {"Operators": facts["operators"]}
     return {f"Operators of {kind}": row["operators"] for kind, row in facts.get("formats", {}).items()}
 
 
 def _words(name: str) -> str:
-    """The name of a fact in words."""
     return _WORDS.get(name, name.replace("_", " "))
 
 
-def _accuracy(accuracy: float | None) -> str:
+def accuracy_text(accuracy: float | None) -> str:
     return "unknown" if accuracy is None else f"{accuracy:.4f}"
 
 
-def _losses(row: Mapping[str, Any]) -> tuple[str, ...]:
+def loss_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Cells with the images lost and gained, and whether chance explains it."""
     if row["mcnemar_p"] is None:
         return ("unknown",) * 3
@@ -292,7 +230,6 @@ def _text(value: object) -> str:
 
 
 def _draw(title: str, panels: Mapping[str, Mapping[str, float]], path: pathlib.Path) -> None:
-    """Draw a bar chart for each panel that is not empty."""
     shown = {name: dict(list(bars.items())[:_MOST_BARS]) for name, bars in panels.items() if bars}
     heights = [1.0 + 0.28 * len(bars) for bars in shown.values()]
     figure = matplotlib.figure.Figure(figsize=(9, 0.5 + sum(heights)), layout="constrained")

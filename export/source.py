@@ -1,7 +1,7 @@
 """The model to export, from a run or a checkpoint, with its labels, its sample images, and its origin."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -57,13 +57,7 @@ class Provenance:
 
     @property
     def license_text(self) -> str:
-        """The license for people."""
         return self.license or "not specified; add the license of the weights and of the data"
-
-    def facts(self, artifact: str, files: Mapping[str, Mapping[str, Any]]) -> dict:
-        """The content of report.json of a model of a further task. files: by name, with what was measured."""
-        known = {"model": self.name, "weights": self.weights, "license": self.license}
-        return {"artifact": artifact, **known, "images_from": self.images, "files": files, "operators": {}}
 
     def scoring(self, threshold: float | None = None) -> Scoring:
         """How the logits become probabilities and decisions."""
@@ -95,7 +89,6 @@ class ExportedModel:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """The preprocessing of the model."""
         return preprocessing_of(self.model)
 
     def with_logits(self) -> "ExportedModel":
@@ -154,7 +147,6 @@ def open_with_classes(run: Run, options: SourceOptions, num_classes: int) -> Exp
 
 
 def _images_of(run: Run, options: SourceOptions, labels: Sequence[str]) -> tuple[Samples, str]:
-    """The images to verify an export on, and what they are."""
     if options.images is not None:
         samples, seen = read_folder(options.images, labels), f"images of {options.images}"
     elif file := run.file(SAMPLES):
@@ -166,7 +158,6 @@ def _images_of(run: Run, options: SourceOptions, labels: Sequence[str]) -> tuple
 
 
 def _weights(config: dict) -> tuple[str, str | None]:
-    """Where the weights of a run come from, and their license."""
     weights, settings = config.get("weights"), config.get("settings")
     if isinstance(weights, dict):
         return f"fine-tuned from {short_name(str(weights.get('checkpoint')))}", weights.get("license")
@@ -233,13 +224,7 @@ def labels_of_file(run: Run, path: str, number: int) -> tuple[str, ...]:
 
 
 def read_folder(folder: str, labels: Sequence[str], most: int | None = None) -> Samples:
-    """Image files of a folder and its subfolders. The class of an image is the name of its subfolder.
-
-    Args:
-        folder: path of the folder.
-        labels: class names.
-        most: largest number of images, evenly spaced in the sorted list. Default: all images.
-    """
+    """Image files of a folder and its subfolders, whose names are the classes; at most so many, evenly spaced."""
     files = image_files(existing_folder(folder, "give one of images"))
     if not files:
         raise UserError(f"{folder} holds no image files ({format_list()}).")

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -75,11 +75,6 @@ class Task(abc.ABC):
         """The beginning of the names of TFLite files."""
         return self.noun
 
-    @property
-    def finish(self) -> Callable[[keras.Model], keras.Model] | None:
-        """Adds the rest of a TFLite file to the model; None for logits."""
-        return self.network
-
     def prepared(self, largest_disagreement: float = LARGEST_DISAGREEMENT) -> "Task":
         """Return the task of a model that can be exported. Raises UserError if it cannot.
 
@@ -93,9 +88,11 @@ class Task(abc.ABC):
 
     def reference(self, *, raw_pixels: bool = False) -> Reference:
         """Run the Keras model in float32 on the sample images."""
-        model = self.network(in_dtype(self.exported.model, "float32"))
-        reference = Reference(self.exported.samples, self.exported.preprocessing)
-        return dataclasses.replace(reference, outputs=reference.outputs_of(model.predict_on_batch))
+        exported, multi_label = self.exported, self.exported.origin.multi_label
+        model = self.network(in_dtype(exported.model, "float32"))
+        return parity.reference(
+            model, exported.preprocessing, exported.samples, multi_label=multi_label, raw_pixels=raw_pixels
+        )
 
     def description(self, form: str) -> str:
         """Return the description of a TFLite file."""
@@ -110,15 +107,7 @@ class Task(abc.ABC):
         files: Mapping[Any, Measures],
         extra: report.Extra,
     ) -> None:
-        """Write the report of an export.
-
-        Args:
-            directory: for its files.
-            artifact: name of the export, such as "TFLite".
-            expected: outputs of the Keras model.
-            files: what was measured on each, with its "bytes".
-            extra: what else it has.
-        """
+        """Write the report of an export such as "TFLite"; `files` are the measurements of each, with its "bytes"."""
         origin = self.exported.origin
         rows = [
             (name, *(f"{row[measure]:.4g}" for measure in self.columns), f"{row['bytes']:,}")
@@ -129,7 +118,16 @@ class Task(abc.ABC):
         report.write(
             directory,
             f"{self.noun.capitalize()} {short_name(origin.name)} as {artifact}",
-            {**origin.facts(f"{artifact}: {self.noun}", files), "notes": list(extra.notes)},
+            {
+                "artifact": f"{artifact}: {self.noun}",
+                "model": origin.name,
+                "weights": origin.weights,
+                "license": origin.license,
+                "images_from": origin.images,
+                "files": files,
+                "operators": {},
+                "notes": list(extra.notes),
+            },
             [table],
             {"bytes": {name: row["bytes"] for name, row in files.items()}},
             section,
@@ -144,7 +142,6 @@ class Classification(Task):
     """See `prepared`."""
     noun = "classifier"
     stem = "model"
-    finish = None
     all_tokens = False
     columns: ClassVar = {}
 
@@ -172,16 +169,6 @@ class Classification(Task):
     def identity(self, output: pathlib.Path) -> dict[str, str]:
         return identity_files(output, self.exported.model, self.exported.labels, self.exported.origin)
 
-    def reference(self, *, raw_pixels: bool = False) -> Reference:
-        exported = self.exported
-        return parity.reference(
-            in_dtype(exported.model, "float32"),
-            exported.preprocessing,
-            exported.samples,
-            multi_label=exported.origin.multi_label,
-            raw_pixels=raw_pixels,
-        )
-
     def description(self, form: str) -> str:
         origin = self.exported.origin
         text = f"{short_name(origin.name)}, {form}; weights: {origin.weights}"
@@ -191,7 +178,43 @@ class Classification(Task):
         return text if origin.promise is None else f"{text}; promise: {json.dumps(origin.promise.as_json())}"
 
     def report(self, directory, artifact, expected, files, extra) -> None:
-        report.write_formats(directory, artifact, self.exported.origin, expected, files, extra)
+        origin, columns = self.exported.origin, extra.columns
+        if all("unknown_agreement" in row for row in files.values()):
+            columns = {"unknown agreement": lambda row: f"{row['unknown_agreement']:.4f}", **columns}
+        header = (
+            "format", "bytes", "max diff", "mean diff", "agreement", "accuracy", "correct only in Keras",
+            "correct only here", "McNemar's p", "1 thread, ms", "2 threads, ms", "operators", *columns,
+        )  # fmt: skip
+        rows = [
+            (name, f"{row['bytes']:,}", f"{row['max_abs_diff']:.3g}", f"{row['mean_abs_diff']:.3g}",
+             f"{row['agreement']:.4f}", report.accuracy_text(row["accuracy"]), *report.loss_cells(row),
+             *(f"{ms:.3g}" for ms in row["latency_ms"].values()), sum(row["operators"].values()),
+             *(cell(row) for cell in columns.values()))
+            for name, row in files.items()
+        ]  # fmt: skip
+        accuracy = report.accuracy_text(expected.accuracy)
+        heading = f"{len(expected.logits):,} {origin.images}; accuracy of the Keras model {accuracy}"
+        facts = {
+            "artifact": artifact,
+            **origin.as_json(),
+            "images_from": origin.images,
+            "num_images": len(expected.logits),
+            "keras_accuracy": expected.accuracy,
+            "preprocessing": dataclasses.asdict(expected.preprocessing),
+            "formats": files,
+            **extra.facts,
+            "notes": list(extra.notes),
+        }
+        latencies = {name: row["latency_ms"]["1_threads"] for name, row in files.items()}
+        bars = {
+            "latency of one image on one thread, ms": latencies,
+            "megabytes": {name: row["bytes"] / 1e6 for name, row in files.items()},
+        }
+        section = preprocessing_section(expected.preprocessing, raw_pixels=extra.raw_pixels)
+        title = f"{short_name(origin.name)} as {artifact}"
+        report.write(
+            directory, title, facts, [(heading, header, rows), *extra.tables], {**bars, **extra.panels}, section
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,6 +64,5 @@ def preprocessing_code(preprocessing: "Preprocessing", *, raw_pixels: bool = Fal
 
 
 def _numbers(values: np.ndarray) -> str:
-    """Return one number or one for each channel, as code."""
     numbers = [float(f"{value:.9g}") for value in values.flat]
     return str(numbers[0]) if len(numbers) == 1 else f"np.float32({numbers})"

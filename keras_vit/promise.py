@@ -92,7 +92,9 @@ class Promise:
 
 def read_promise(path: str | os.PathLike) -> Promise:
     """Read the file that `Promise.save` writes. Raises UserError for any other."""
-    with reading(path, "a promise", KeyError, TypeError, AttributeError, advice="repeat keras-vit evaluate --max-error"):
+    with reading(
+        path, "a promise", KeyError, TypeError, AttributeError, advice="repeat keras-vit evaluate --max-error"
+    ):
         fields = json.loads(to_path(path).read_text(encoding="utf-8"))
         promise = Promise(**{**fields, "listed_from": tuple(map(float, fields["listed_from"]))})
         thresholds = (promise.answer_from, promise.temperature, *promise.listed_from)

@@ -38,6 +38,15 @@ def _seeded():
     np.random.seed(7)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _exact_on_a_gpu():
+    """Golden data keep their tolerances on a GPU."""
+    from keras_vit.models.build import exact_products
+
+    with exact_products():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _op_determinism_ends_with_the_test():
     """`--deterministic` holds for a process, and XLA is not used with it; there is no public way back."""

@@ -93,11 +93,51 @@ def test_on_a_gpu_a_batch_that_does_not_fit_is_halved(compare_by):
 
     def compare_up_to_32(case, peers, rounds):
         tried.append(case.batch)
-        return [Result(peers[0], (0.5,) if case.batch <= 32 else (), 1.0, 0.5, 0, None if case.batch <= 32 else "OOM")]
+        return [
+            Result(
+                peers[0],
+                (0.5,) if case.batch <= 32 else (),
+                1.0,
+                0.5,
+                0,
+                None if case.batch <= 32 else "CUDA out of memory.",
+            )
+        ]
 
     compare_by(compare_up_to_32)
     case, result = gpu.largest(Case("training", "ViT-S_16", 128, device="gpu"), "keras_vit_jax", 1)
     assert (tried, case.batch, result.failure) == ([128, 64, 32], 32, None)
+
+
+def test_on_a_gpu_a_missing_library_is_reported_after_one_try(compare_by):
+    tried = []
+    compare_by(
+        lambda case, peers, rounds: tried.append(case) or [Result(peers[0], (), 0, 0, 0, "No module named timm")]
+    )
+    assert gpu.largest(Case("training", "ViT-S_16", 128, device="gpu"), "timm_compiled", 1)[1].failure
+    assert len(tried) == 1
+
+
+def test_the_quick_cases_of_a_gpu_are_few_and_all_cases_have_sizes_of_whole_patches(monkeypatch):
+    monkeypatch.setattr(gpu, "flops", lambda case: 35_000_000_000 * (case.size // 224) ** 2)
+    quick = gpu.cases(gpu.Arguments(quick=True), "H100")
+    assert [(case.model, case.task, case.batch) for case, *_ in quick[:3]] == [
+        ("ViT-B_16", "inference", 1),
+        ("ViT-B_16", "inference", 1024),
+        ("ViT-B_16", "training", 512),
+    ]
+    assert {peers for *_, peers in quick} == {("keras_vit_jax", "timm_compiled")}
+    everything = gpu.cases(gpu.Arguments(), "H100")
+    assert {case.size for case, *_ in everything if case.model == "ViT-H_14"} == {224, 378}
+    assert {case.model for case, *_ in everything} >= {"BiT-R50x1", "R50+ViT-B_16"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["inference", "training"])
+def test_the_benchmark_of_gpus_times_the_step_of_the_product_on_jax(task):
+    (result,) = compare(Case(task, "testing", 2, size=32, precision="bfloat16"), ["keras_vit_jax"], rounds=2)
+    assert result.failure is None
+    assert len(result.seconds) == 2
 
 
 @pytest.mark.slow

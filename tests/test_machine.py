@@ -26,9 +26,13 @@ BLIND = dataclasses.replace(SOUND, tensorflow={"is_cuda_build": True, "gpus": 0}
 
 def test_a_sound_machine_has_no_problem_and_trains_on_its_gpu():
     assert not problems(SOUND)
-    assert dict(description(SOUND))["Training runs on"] == "1 GPU with tensorflow"
+    rows = dict(description(SOUND))
+    assert (rows["Training runs on"], rows["keras-vit auto"]) == ("1 GPU with tensorflow", "fine-tunes all weights")
+    assert "linear head" in dict(description(BLIND))["keras-vit auto"]
     on_jax = dataclasses.replace(SOUND, backend="jax", jax={"platform": "gpu", "devices": 2})
     assert dict(description(on_jax))["Training runs on"] == "2 GPUs with jax"
+    cpu_build = {"tensorflow": {"is_cuda_build": False, "gpus": 0}}
+    assert not problems(dataclasses.replace(on_jax, **cpu_build))
     assert dict(description(BLIND))["Training runs on"] == "the CPU with tensorflow"
 
 
@@ -39,7 +43,8 @@ def test_a_sound_machine_has_no_problem_and_trains_on_its_gpu():
         (BLIND, {"tensorflow": {"is_cuda_build": False, "gpus": 0}}, "build for CPUs", "uninstall -y tensorflow-cpu"),
         (BLIND, {"packages": {"nvidia-cublas": "13.0.2"}}, "CUDA 12, .* only those of CUDA 13", "and-cuda"),
         (BLIND, {"packages": {}}, "CUDA 12, which are not installed", "and-cuda"),
-        (BLIND, {}, "does not see the GPU", "--force-reinstall"),
+        (BLIND, {}, "does not see the GPU", "jax[cuda13]"),
+        (BLIND, {"driver": "535.54.03"}, "does not see the GPU", "jax[cuda12]"),
         (SOUND, {"packages": {"keras": "3.15.1", "keras-nightly": "3.16"}}, "keras and keras-nightly", "uninstall"),
         (SOUND, {"unmet": (("keras needs numpy<2.5, but 2.6 is installed.", "numpy<2.5"),)}, "2.6", '"numpy<2.5"'),
         (SOUND, {"uses_legacy_keras": True}, "Keras 2", "unset TF_USE_LEGACY_KERAS"),

@@ -12,8 +12,12 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
 
+from training.loop.devices.backend import only_jax_sees_gpu
+
 # The first driver that runs programs of CUDA 12: NVIDIA, "CUDA Compatibility", minor version compatibility.
 _DRIVER_OF_CUDA_12 = (525, 60)
+# The first driver of CUDA 13, which the wheels of TensorFlow do not use.
+_DRIVER_OF_CUDA_13 = (580,)
 _TENSORFLOW = "2.21.0"
 _WITH_CUDA = f'pip install "tensorflow[and-cuda]=={_TENSORFLOW}"'
 _HUB = "https://huggingface.co"
@@ -36,7 +40,7 @@ class Machine:
 
     python: str
     backend: str
-    """Of Keras: tensorflow or jax."""
+    """Of Keras, in training: tensorflow or jax."""
     packages: Mapping[str, str]
     """Installed distributions -> version, in lower case."""
     unmet: tuple[tuple[str, str], ...]
@@ -74,7 +78,7 @@ def look_around() -> Machine:
     driver, gpus = _nvidia()
     return Machine(
         platform.python_version(),
-        os.environ.get("KERAS_BACKEND", "tensorflow"),
+        os.environ.get("KERAS_BACKEND", "jax" if only_jax_sees_gpu() else "tensorflow"),
         packages,
         tuple(each for name in _LIBRARIES if name in packages for each in _unmet(name, packages)),
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -100,13 +104,15 @@ def problems(machine: Machine) -> list[tuple[str, str]]:
     for name, answer in (("TensorFlow", machine.tensorflow), ("JAX", machine.jax)):
         if answer and "error" in answer:
             listed.append((f"{name} cannot be imported: {answer['error']}", "pip install --force-reinstall ."))
-    if machine.gpus and machine.tensorflow and machine.tensorflow.get("gpus") == 0:
+    jax_sees_gpu = machine.backend == "jax" and (machine.jax or {}).get("platform") == "gpu"
+    if machine.gpus and machine.tensorflow and machine.tensorflow.get("gpus") == 0 and not jax_sees_gpu:
         listed.append(_why_tensorflow_sees_no_gpu(machine))
     return listed
 
 
 def _why_tensorflow_sees_no_gpu(machine: Machine) -> tuple[str, str]:
     version = tuple(map(int, re.findall(r"\d+", machine.driver or "0")[:2]))
+    cuda = 13 if version >= _DRIVER_OF_CUDA_13 else 12
     if version < _DRIVER_OF_CUDA_12:
         needed = ".".join(map(str, _DRIVER_OF_CUDA_12))
         return (
@@ -121,15 +127,19 @@ def _why_tensorflow_sees_no_gpu(machine: Machine) -> tuple[str, str]:
     if 12 not in machine.cuda:
         others = "" if not machine.cuda else f", only those of CUDA {', '.join(map(str, sorted(machine.cuda)))}"
         return f"TensorFlow needs the libraries of CUDA 12, which are not installed{others}.", _WITH_CUDA
-    return "TensorFlow does not see the GPU.", f"{_WITH_CUDA} --force-reinstall"
+    return (
+        "TensorFlow does not see the GPU, as if it is newer than TensorFlow's CUDA libraries; JAX may know it.",
+        f'pip uninstall -y tensorflow && pip install "tensorflow-cpu=={_TENSORFLOW}" "jax[cuda{cuda}]"',
+    )
 
 
 def description(machine: Machine) -> list[tuple[str, str]]:
     """Return rows of what there is, and where training would run."""
     versions = ("keras", "tensorflow", "tensorflow-cpu", "jax", "numpy")
     installed = [f"{name} {machine.packages[name]}" for name in versions if name in machine.packages]
+    gpus = (machine.tensorflow or {}).get("gpus", "not imported")
     seen = [
-        f"TensorFlow: {(machine.tensorflow or {}).get('gpus', 'not imported')}",
+        f"TensorFlow: {gpus}",
         f"JAX: {(machine.jax or {}).get('platform', 'not installed')}",
     ]
     return [
@@ -143,6 +153,10 @@ def description(machine: Machine) -> list[tuple[str, str]]:
         ("GPUs seen by", ", ".join(seen)),
         ("Hugging Face hub", "answers" if machine.reaches_hub else "does not answer; give paths of local checkpoints"),
         ("Training runs on", _place(machine)),
+        (
+            "keras-vit auto",
+            "fine-tunes all weights" if gpus not in (0, "not imported") else "trains a linear head on frozen features",
+        ),
     ]
 
 

@@ -43,9 +43,9 @@ class Arguments:
     """Compare pipelines with RandAugment and MixUp."""
 
 
-def compare(peers: Sequence[str], rounds: int, batches: int, images: int) -> str:
+def compare(peers: Sequence[str], rounds: int, batches: int, images: int, cores: int = _CORES) -> str:
     """Write photographs, let the pipelines take turns, and return a table."""
-    case = Case("inference", "ViT-S_16", BATCH, threads=_CORES)
+    case = Case("inference", "ViT-S_16", BATCH, threads=cores)
     seconds: dict[str, list[float]] = {peer: [] for peer in peers}
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         folder = pathlib.Path(directory) / "photographs"

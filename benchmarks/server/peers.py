@@ -82,10 +82,10 @@ def keras_vit_saved_model(case: Case) -> Server:
 
 def keras_vit_onnx(case: Case) -> Server:
     """The ONNX file in ONNX Runtime."""
-    from export.onnx import onnx_file
+    from export.onnx import export as onnx_export
 
     with exported(export_file, case) as directory:
-        run = onnx_file.open_file(directory / onnx_file.FILE, case.threads)
+        run = onnx_export.open_file(directory / onnx_export.FILE, case.threads)
     return _decoding(case, lambda images: _softmax(run(images)["logits"]))
 
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from export import parity, report
 from export.fastest import runtime_process
-from export.onnx import onnx_file
-from export.onnx.export import export_onnx
+from export.onnx.export import export_onnx, require_packages
 from export.options import (
     Dtype,
     FastestForm,
@@ -55,7 +54,6 @@ class Measured:
     milliseconds: tuple[float, float, float]
     """Of a batch: lower quartile, median and upper quartile over the rounds."""
     memory: int
-    """Bytes of the process after the measurement."""
     peak_memory: int
     """Bytes of the process at most, which is while it loads the model."""
 
@@ -93,7 +91,6 @@ def compare_forms(exported: ExportedModel, options: FastestOptions) -> tuple[lis
 
 
 def _available_threads() -> int:
-    """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -112,7 +109,7 @@ def _write(
         files = TFLiteOptions(source, output, (name,), dynamic_batch=options.batch_size > 1)
         return export_tflite(task, files)[name][0]
     if form == "openvino":  # it reads the ONNX file
-        onnx_file.require_packages(("openvino",))
+        require_packages(("openvino",))
     file = written.get("openvino" if form == "onnx" else "onnx")
     return file or export_onnx(task, OnnxOptions(source, os.path.join(options.output, "onnx")))[0]
 
@@ -163,8 +160,6 @@ def _measure(
 
 
 class _RuntimeProcess:
-    """A process of `runtime_process`, as a context manager."""
-
     def __init__(self, arguments: Sequence[str], errors: pathlib.Path):
         self._errors = errors
         with errors.open("w") as stream:
@@ -204,10 +199,8 @@ class _RuntimeProcess:
 def recommendation(measured: Sequence[Measured]) -> str:
     """A sentence on the form to take: the fastest with nearly all classes of the model.
 
-    Of forms whose quartiles overlap with those of the fastest, exact ones come first, then those with less memory.
-
-    Args:
-        measured: the forms, the fastest first.
+    Of forms whose quartiles overlap with those of the fastest, which is the first, exact ones come first, then those
+    with less memory.
     """
     good = [form for form in measured if form.exact or form.parity.agreement >= _LEAST_AGREEMENT]
     if not good:
@@ -250,7 +243,6 @@ def _report(
     measured: Sequence[Measured],
     left_out: Mapping[str, str],
 ) -> None:
-    """Write report.json and report.md."""
     output = to_path(options.output)
     facts = {
         **exported.origin.as_json(),

@@ -22,11 +22,10 @@ def main(arguments: Sequence[str]) -> None:
 
     run = open_for_export(options)
 
-    from export.onnx import onnx_file
-    from export.onnx.export import export_onnx, summary
+    from export.onnx.export import export_onnx, require_packages, summary
     from export.tasks import open_task
 
-    onnx_file.require_packages()  # before a large model is loaded
+    require_packages()  # before a large model is loaded
     task = open_task(run, options.source, options.embeddings)
     print(summary(task, *export_onnx(task, options)))
     embeddings = [] if options.embeddings is None else ["--embeddings", options.embeddings]

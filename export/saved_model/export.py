@@ -7,7 +7,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -40,22 +39,17 @@ from keras_vit.files.remote import RemotePath, output_folder
 from keras_vit.files.tables import short_name
 from keras_vit.promise import OUTPUTS
 
-
-class _Served(NamedTuple):
-    """How a task other than classification is served."""
-
-    tensor: str
-    """Signature that takes images."""
-    write: Callable[[Task, pathlib.Path], None]
-    """Writes signatures, weights and labels."""
-    measure_files: Callable[[Task, parity.Reference, Mapping], Measures]
-    """Compares the signature that takes files with the Keras model."""
-
-
-_SERVED: dict[type[Task], _Served] = {
-    Embedding: _Served("embed_tensor", write_embeddings, measure_embeddings),
-    Detection: _Served("image_tensor", objects.write_detector, objects.measure_boxes),
-    Segmentation: _Served("image_tensor", objects.write_segmenter, objects.measure_segments),
+# For each task other than classification: writes signatures, weights and labels; compares the signature that takes
+# files with the Keras model.
+_WRITE: dict[type[Task], Callable[[Task, pathlib.Path], None]] = {
+    Embedding: write_embeddings,
+    Detection: objects.write_detector,
+    Segmentation: objects.write_segmenter,
+}
+_MEASURE_FILES: dict[type[Task], Callable[[Task, parity.Reference, Mapping], Measures]] = {
+    Embedding: measure_embeddings,
+    Detection: objects.measure_boxes,
+    Segmentation: objects.measure_segments,
 }
 
 
@@ -78,25 +72,37 @@ def export_saved_model(task: Task, options: SavedModelOptions) -> tuple[pathlib.
         if isinstance(task, Classification):
             _write(task.exported, options, version)
         else:
-            _SERVED[type(task)].write(task, version)
+            _WRITE[type(task)](task, version)
         gc.collect()  # the traced graphs hold the weights in reference cycles, and the weights are loaded again next
         with disk_errors(version):
+            loaded = tf.saved_model.load(version)
+            tensor = loaded.signatures["embed_tensor" if isinstance(task, Embedding) else "image_tensor"]
+            found = expected.outputs_of(lambda images: tensor(image=tf.constant(images)))
+            measures = task.measure(_form(options), expected, found, exact=_is_exact(options))
             if isinstance(task, Classification):
-                measures, facts = _verify(task, version, expected, options)
+                facts = _measure_classifier(task, version, expected, options, loaded.signatures, measures)
+                _report(task.exported, version, options, facts, started)
             else:
-                measures = facts = _verify_outputs(task, version, expected)
-        if isinstance(task, Classification):
-            _report(task.exported, version, options, facts, started)
-        else:
-            files = {"SavedModel": {**measures, "bytes": directory_bytes(version)}}
-            task.report(version, "SavedModel", expected, files, report.Extra(takes_files=True))
+                measures |= _MEASURE_FILES[type(task)](task, expected, loaded.signatures)
+                files = {"SavedModel": {**measures, "bytes": directory_bytes(version)}}
+                task.report(version, "SavedModel", expected, files, report.Extra(takes_files=True))
         return put_as_next_version(version, output), measures
+
+
+def _is_exact(options: SavedModelOptions) -> bool:
+    """Whether the outputs differ from the model's by no more than rounding in float32."""
+    return options.dtype == "float32" and not options.merge_tokens
+
+
+def _form(options: SavedModelOptions) -> str:
+    if options.merge_tokens:
+        return f"SavedModel with --merge-tokens {options.merge_tokens}"
+    return "SavedModel" if _is_exact(options) else f"{options.dtype} SavedModel"
 
 
 def _report(
     exported: ExportedModel, version: pathlib.Path, options: SavedModelOptions, facts: Mapping, started: float
 ) -> None:
-    """Write the report and the model card of a classifier."""
     origin = exported.origin
     facts = {
         "artifact": "SavedModel",
@@ -131,7 +137,6 @@ def put_as_next_version(version: pathlib.Path, output: pathlib.Path) -> pathlib.
 
 
 def _write(exported: ExportedModel, options: SavedModelOptions, path: pathlib.Path) -> None:
-    """Write signatures, weights and labels of a classifier."""
     merge_tokens, preprocessing = options.merge_tokens or 0, exported.preprocessing
     model = inference_model(
         exported.model, options.dtype, for_tensorflow=True, all_tokens=options.attention, merge_tokens=merge_tokens
@@ -157,44 +162,34 @@ def _write(exported: ExportedModel, options: SavedModelOptions, path: pathlib.Pa
     add_shapes(path, (*preprocessing.image_size, preprocessing.channels))
 
 
-def _verify_outputs(task: Task, version: pathlib.Path, expected: parity.Reference) -> Measures:
-    """Load a SavedModel, and compare it with the Keras model on tensors and files."""
-    served, loaded = _SERVED[type(task)], tf.saved_model.load(version).signatures
-    found = expected.outputs_of(lambda images: loaded[served.tensor](image=tf.constant(images)))
-    measures = task.measure("SavedModel", expected, found, exact=True)
-    return measures | served.measure_files(task, expected, loaded)
-
-
-def _verify(
-    task: Classification, path: pathlib.Path, expected: parity.Reference, options: SavedModelOptions
-) -> tuple[Measures, dict]:
-    """Load a SavedModel, warm it up, and compare it with the Keras model. Raises ParityError if they differ."""
-    origin, exact = task.exported.origin, options.dtype == "float32" and not options.merge_tokens
-    form = f"SavedModel with --merge-tokens {options.merge_tokens}" if options.merge_tokens else None
-    form = "SavedModel" if exact else form or f"{options.dtype} SavedModel"
-    loaded = tf.saved_model.load(path)
+def _measure_classifier(
+    task: Classification,
+    path: pathlib.Path,
+    expected: parity.Reference,
+    options: SavedModelOptions,
+    signatures: Mapping[str, Callable],
+    measures: Measures,
+) -> dict:
+    """Warm a SavedModel up, and compare what it gives for files with the model. Raises ParityError if they differ."""
+    origin, exact = task.exported.origin, _is_exact(options)
     image_shape = (*expected.preprocessing.image_size, expected.preprocessing.channels)
-    warmed_up = write_warmup_requests(path, loaded.signatures, expected.samples.encoded[0], image_shape)
-    logits, probabilities, scores, decisions = [], [], [], list[parity.Outputs]()
+    warmed_up = write_warmup_requests(path, signatures, expected.samples.encoded[0], image_shape)
     with Progress("verifying", len(expected.logits)) as progress:
-        for files, images in expected.batches():
-            logits += [*loaded.signatures["image_tensor"](image=tf.constant(images))["logits"].numpy()]
-            answer = loaded.signatures["serving_default"](image_bytes=tf.constant(files))
-            probabilities.append(answer["probabilities"])
-            scores.append(answer.get("unknown_score"))
-            promised = {name: answer[name].numpy() for name in OUTPUTS & {*answer}}
-            decisions += [{name: value[row] for name, value in promised.items()} for row in range(len(files))]
+        answers = []
+        for files, _ in expected.batches():
+            answers.append(signatures["serving_default"](image_bytes=tf.constant(files)))
             progress.update(len(files))
-    measures = task.measure(form, expected, [{"logits": row} for row in logits], exact=exact)
+    probabilities = np.concatenate([answer["probabilities"] for answer in answers])
     activation = tf.sigmoid if origin.multi_label else tf.nn.softmax
-    difference = np.abs(np.concatenate(probabilities) - activation(expected.logits / origin.temperature)).max()
+    difference = np.abs(probabilities - activation(expected.logits / origin.temperature)).max()
     if exact:
         parity.require_close("SavedModel's probabilities of encoded images", difference, expected.tolerance)
     else:
-        from_files = _logits_of(np.concatenate(probabilities), multi_label=origin.multi_label)
-        task.measure(f"{form} with encoded images", expected, [{"logits": row} for row in from_files], exact=False)
+        from_files = _logits_of(probabilities, multi_label=origin.multi_label)
+        rows = [{"logits": row} for row in from_files]
+        task.measure(f"{_form(options)} with encoded images", expected, rows, exact=False)
     first = next(images for _, images in expected.batches())[:1]
-    latency = report.latency(lambda: loaded.signatures["image_tensor"](image=tf.constant(first)))
+    latency = report.latency(lambda: signatures["image_tensor"](image=tf.constant(first)))
     facts = {
         "bytes": directory_bytes(path),
         **measures,
@@ -205,13 +200,14 @@ def _verify(
         "operators": _operators(path),
     }
     if (unknown := task.exported.unknown) is not None:
-        model = in_dtype(task.exported.model, "float32")
-        ours = unknown.scores(model, (images for _, images in expected.batches()))
-        facts |= parity.unknown_facts("SavedModel", unknown, ours, np.concatenate(scores), exact=exact)
-    facts |= parity.promise_facts("SavedModel", origin.scoring(), expected, decisions, exact=exact)
+        ours = unknown.scores(in_dtype(task.exported.model, "float32"), (images for _, images in expected.batches()))
+        scores = np.concatenate([answer["unknown_score"] for answer in answers])
+        facts |= parity.unknown_facts("SavedModel", unknown, ours, scores, exact=exact)
+    decided = {name: np.concatenate([answer[name] for answer in answers]) for name in OUTPUTS & {*answers[0]}}
+    facts |= parity.promise_facts("SavedModel", origin.scoring(), expected, decided, exact=exact)
     if options.tflite:
         facts |= write_served_file(path, task.exported, expected)
-    return measures, facts
+    return facts
 
 
 def _logits_of(probabilities: np.ndarray, *, multi_label: bool) -> np.ndarray:
@@ -227,7 +223,6 @@ def signature_definitions(path: pathlib.Path) -> dict:
 
 
 def _operators(path: pathlib.Path) -> dict[str, int]:
-    """Number of operators in the graph and its functions, by name, the most frequent first."""
     graph = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes()).meta_graphs[0].graph_def
     parts = (graph.node, *(function.node_def for function in graph.library.function))
     return report.operator_table(node.op for part in parts for node in part)
@@ -247,6 +242,5 @@ def _interface(path: pathlib.Path) -> list[tuple[str, str, str, str, str]]:
 
 
 def summary(task: Task, path: pathlib.Path, measures: Measures) -> str:
-    """Return the result of `export_saved_model` as a sentence for the terminal."""
     size = f"{directory_bytes(path):,} bytes; " if isinstance(task, Classification) else ""
     return f"{path}: {size}{task.sentence(measures)}; see {path / 'report.md'}."

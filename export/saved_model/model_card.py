@@ -35,12 +35,7 @@ def model_card(
 ) -> str:
     """Return README.md of an exported version.
 
-    Args:
-        model: the Keras model.
-        labels: class names.
-        origin: of the model.
-        facts: content of the verification report.
-        interface: signature, side (input or output), name, type and shape of each tensor.
+    facts: content of report.json. interface: signature, side (input or output), name, type and shape of each tensor.
     """
     classes = saved_classes(model) or Classes(())
     texts = [(label, " | ".join(each)) for label, each in zip(classes.labels, classes.texts, strict=False)]
@@ -113,7 +108,6 @@ def _data(settings: Mapping) -> str:
 
 
 def _numbers(values: Mapping) -> str:
-    """Return numbers and strings as text."""
     return ", ".join(
         f"{name.replace('_', ' ')} {value if not isinstance(value, float) else format(value, '.4g')}"
         for name, value in values.items()

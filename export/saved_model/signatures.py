@@ -171,8 +171,6 @@ def _serving_default(
 
 
 def _classify(serving_default: Callable) -> Callable:
-    """Return the signature of the Classify API."""
-
     @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, tf.string, name="inputs")])
     def classify(inputs):
         parsed = tf.io.parse_example(tf.ensure_shape(inputs, (None,)), {ENCODED: tf.io.FixedLenFeature((), tf.string)})
@@ -195,12 +193,7 @@ def _network(model: keras.Model, images: tf.TensorSpec, xla: bool) -> Callable:
 
 
 def add_shapes(directory: pathlib.Path, image_shape: Sequence[int]) -> None:
-    """Add input shapes to the signatures of a SavedModel, and the method name of the Classify API to "classify".
-
-    Args:
-        directory: of the SavedModel.
-        image_shape: (h, w, C).
-    """
+    """Add the shapes of images (h, w, C) to the inputs of a SavedModel, and the method of the Classify API."""
     file = directory / "saved_model.pb"
     saved = saved_model_pb2.SavedModel.FromString(file.read_bytes())
     for graph in saved.meta_graphs:
@@ -286,16 +279,11 @@ def write_warmup_requests(
     """Write one request per signature, call the signature with it, and return the names of the signatures.
 
     TensorFlow creates kernels and allocates memory in the first call of each signature, so without them the first users
-    of a version have to wait. The format is a TFRecord of tensorflow.serving.PredictionLog. The messages have few
-    fields, so they are written here: the package tensorflow-serving-api conflicts with tensorflow-cpu.
+    of a version have to wait. The requests have an image file, or a black image (h, w, C). The format is a TFRecord of
+    tensorflow.serving.PredictionLog. The messages have few fields, so they are written here: the package
+    tensorflow-serving-api conflicts with tensorflow-cpu.
 
     Raises ParityError unless each call returns one row per output.
-
-    Args:
-        directory: of the SavedModel.
-        signatures: concrete functions of the loaded SavedModel by name.
-        image_file: input of signatures that take image files.
-        image_shape: (h, w, C) of the black image for the other signatures.
     """
     path = directory / WARMUP_FILE
     path.parent.mkdir(exist_ok=True)
@@ -318,13 +306,11 @@ def write_warmup_requests(
 
 
 def _classify_log(signature: str, example: bytes) -> bytes:
-    """Return PredictionLog.classify_log.request with its input.example_list.examples and model_spec."""
     request = _field(1, _model_spec(signature)) + _field(2, _field(1, _field(1, example)))
     return _field(2, _field(1, request))
 
 
 def _predict_log(signature: str, argument: str, value: np.ndarray) -> bytes:
-    """Return PredictionLog.predict_log.request with one entry of its map of inputs, and model_spec."""
     tensor = tf.make_tensor_proto(value).SerializeToString()
     entry = _field(1, argument.encode()) + _field(2, tensor)
     return _field(6, _field(1, _field(1, _model_spec(signature)) + _field(2, entry)))

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
-from ai_edge_litert.interpreter import Interpreter
 
 from export.options import TFLiteFormat
 from export.tflite import accelerator_process, tflite_file
 from export.tflite.flatbuffer import Graph, Operator, pack, unpack
 from export.tflite.quantize import quantize
+from export.tflite.tflite_file import run_interpreter
 from keras_vit.errors import ParityError, UserError
 
 # Seconds that a run may take.
@@ -83,7 +83,6 @@ def run(content: bytes, images: np.ndarray, seconds: float = LONGEST) -> Outputs
 
 
 def _drivers() -> Iterator[dict[str, str]]:
-    """Environments to try, each with another driver."""
     environment = dict(os.environ)
     yield environment  # VK_DRIVER_FILES, or the system's driver
     for folder in _CHROMIUM:
@@ -99,14 +98,6 @@ def _reason(done: subprocess.CompletedProcess) -> str:
     if done.returncode < 0:
         return f"its process was ended by signal {-done.returncode}"
     return (done.stderr.strip() or f"its process ended with {done.returncode}").splitlines()[-1]
-
-
-def run_interpreter(content: bytes, images: np.ndarray) -> Outputs:
-    """The outputs of a file of batch 1 on images (n, h, w, C) on the CPU."""
-    classify = Interpreter(model_content=content, num_threads=2).get_signature_runner()
-    [image] = classify.get_input_details()
-    found = [classify(**{image: pixels[None]}) for pixels in images]
-    return {name: np.concatenate([outputs[name] for outputs in found]) for name in found[0]}
 
 
 def largest_error(found: Outputs, expected: Outputs) -> float:
@@ -127,13 +118,8 @@ def check(
 ) -> float:
     """Return the `largest_error` of the accelerator on images (n, h, w, C), beside the interpreter.
 
-    Args:
-        name: of the file, for messages.
-        content: of the file.
-        images: inputs of the model.
-        accept: whether outputs of the accelerator are those of the interpreter.
-
-    Raises ParityError if the accelerator refuses the file or computes it wrongly, and NotRunError.
+    Raises ParityError if the accelerator refuses the file of this name, or gives outputs that `accept` denies to be
+    those of the interpreter, and NotRunError.
     """
     try:
         found = run(content, images)
@@ -191,7 +177,6 @@ class GpuCheck:
     copy: bytes | None
     """The float32 file with the first and the last block alone; None to check the files themselves."""
     accept: Callable[[Outputs, Outputs], bool] = is_right
-    """Whether outputs of the accelerator are those of the interpreter."""
 
     def facts(self, kind: TFLiteFormat, content: bytes) -> dict[str, Any]:
         """Check a file. Returns the fields for report.json.

@@ -38,23 +38,20 @@ def to_tflite(
     finish: Callable[[keras.Model], keras.Model] | None = None,
     unknown: UnknownScorer | None = None,
 ) -> bytes:
-    """Convert the `inference_model` of a model, with batch 1 or a dynamic batch.
+    """Convert the `inference_model` of a model: image (B, h, w, C) -> logits (B, K), or the outputs of `finish`.
+
+    B is 1, or dynamic.
 
     Args:
-        model: from `keras_vit.build`.
         uint8_input: take pixels and normalize them.
-        dynamic_batch: take any number of images.
         all_tokens: compute all tokens of the last block.
         finish: adds what follows the model, and may give a dict of outputs.
-        unknown: adds the output unknown_score (B,).
-
-    Returns:
-        The file, from image (B, h, w, C) to logits (B, K), or to the outputs of `finish`.
+        unknown: adds the output unknown_score (B,) to the logits, without `finish`.
     """
     preprocessing = preprocessing_of(model)
     network = inference_model(model, all_tokens=all_tokens)
-    network = network if finish is None else finish(network)
     scored = None if unknown is None else features_and_logits(network)
+    network = network if finish is None else finish(network)
 
     def classify(image):
         pixels = preprocessing.normalize(image) if uint8_input else image
@@ -80,12 +77,8 @@ def to_delegate_tflite(
 ) -> bytes:
     """Convert the `delegate_model` of a model, with batch 1 and the shapes of the model's own outputs.
 
-    Args:
-        model: from `keras_vit.build`.
-        images: some inputs (n, h, w, C).
-        all_tokens: compute all tokens of the last block.
-        finish: adds what follows the model, and gives a dict of outputs.
-        first_and_last_block: leave out all blocks of a Vision Transformer between them.
+    images: some inputs (n, h, w, C). first_and_last_block: leave out all blocks of a Vision Transformer between them.
+    The other arguments are those of `to_tflite`.
     """
     class_token = frozenset() if all_tokens else class_token_only(model)
     whole = model if finish is None else finish(model)

@@ -110,8 +110,6 @@ def with_four_axes(content: bytes) -> bytes:
 
 
 class _DelegateLayers(InferenceLayers):
-    """Makes the layers of this module."""
-
     def layer(self, layer):
         if isinstance(layer, SegmentOutputs):
             return DelegateSegments(layer.task, layer.preprocessing, name=layer.name)
@@ -165,8 +163,6 @@ class _ScaledNorm(_Scaled, keras.layers.LayerNormalization):
 
 
 class _UnitLength(_Scaled, keras.layers.UnitNormalization):
-    """Vectors divided by their lengths."""
-
     def call(self, vectors):
         return self.unit_length(vectors)
 

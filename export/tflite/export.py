@@ -18,7 +18,7 @@ import numpy as np
 from export import parity, report
 from export.files import note_on_earlier, write_beside
 from export.inference_model import in_dtype, inner_blocks
-from export.options import CALIBRATED, EIGHT_BIT_WEIGHTS, PROCESSORS, Target, TFLiteFormat, TFLiteOptions
+from export.options import CALIBRATED, EIGHT_BIT_WEIGHTS, OF_CLASSES, PROCESSORS, Target, TFLiteFormat, TFLiteOptions
 from export.tasks import Classification, Measures, Task
 from export.tflite import accelerator, quantize, tflite_file
 from export.tflite.convert import to_delegate_tflite, to_tflite
@@ -27,7 +27,7 @@ from export.tflite.gptq import round_kernels
 from export.tflite.quantize import WEIGHT_SHARE, DenseLayers
 from keras_vit import UserError
 from keras_vit.cli.progress import Progress
-from keras_vit.errors import ParityError
+from keras_vit.errors import ParityError, refuse_without_effect
 from keras_vit.files.atomic import staged
 from keras_vit.files.remote import output_folder
 from keras_vit.images.files import Samples
@@ -77,14 +77,13 @@ def export_tflite(
 
 
 def _check_formats(task: Task, options: TFLiteOptions, calibration: Samples | None) -> None:
-    """Raise UserError for formats and options that the task does not have, or whose calibration has no images."""
     if calibration is None and (calibrated := [form for form in options.formats if form in CALIBRATED]):
         raise UserError(
             f"{calibrated[0]} is calibrated for classes, and needs representative images for its calibration; pass "
             "--calibration FOLDER, or take another format."
         )
-    if not isinstance(task, Classification):
-        options.refuse_those_of_classes(task.noun)
+    owner = f"models that classify, and this is an export of {task.noun}"
+    refuse_without_effect(options, [(OF_CLASSES, isinstance(task, Classification), owner)])
     if "int4-weights" in options.formats:
         model = task.exported.model
         dense = sum(layer.count_params() for layer in model.layers if isinstance(layer, keras.layers.Dense))
@@ -96,15 +95,7 @@ def _check_formats(task: Task, options: TFLiteOptions, calibration: Samples | No
 
 
 class _Export:
-    """The files of a model, while they are made.
-
-    Args:
-        task: the model and what it does.
-        options: of the command.
-        calibration: representative images of a classifier.
-        stage: folder for the files.
-        temporary: folder for float32 files that others are made of.
-    """
+    """The files of a model, made in the folder `stage`; `temporary` is for float32 files that others are made of."""
 
     def __init__(
         self,
@@ -153,11 +144,10 @@ class _Export:
         if isinstance(self._task, Classification):
             self._rows[form] = self._measure_classifier(form, started) | scores | checked
             scoring, exact = self._task.exported.origin.scoring(), form == "float32"
-            if scoring.promise is not None:  # which the program beside the file decides by
+            if scoring.promise is not None:  # by which the program beside the file decides
                 logits = np.stack([outputs["logits"] for outputs in found])
                 decided = scoring.promise.decide(scoring.probabilities(logits))
-                rows = [{key: np.asarray(value)[row] for key, value in decided.items()} for row in range(len(logits))]
-                self._rows[form] |= parity.promise_facts(name, scoring, self._expected, rows, exact=exact)
+                self._rows[form] |= parity.promise_facts(name, scoring, self._expected, decided, exact=exact)
             if target == "gpu":
                 half = parity.compare(self._expected, run_in_half(content, self._expected))
                 self._rows[form] |= {"float16_agreement": half.agreement, "float16_max_abs_diff": half.max_abs_diff}
@@ -185,7 +175,6 @@ class _Export:
         return {"file": file.name, **measured, "xnnpack_partitions": tflite_file.partitions(file)}
 
     def _content(self, form: TFLiteFormat) -> bytes:
-        """Return the file of a format, without metadata."""
         file, steps = self._float_file_of(form), self._quantization.steps
         if form == "float32":
             return file.read_bytes()
@@ -210,7 +199,8 @@ class _Export:
 
     def _make_float_file(self, all_tokens: bool, in_four_bits: frozenset[str] | None) -> pathlib.Path:
         """Write a float32 file; its kernels are rounded, of some layers to 4 bits, unless that is None."""
-        network, finish = self._model if in_four_bits is None else self._rounded(in_four_bits), self._task.finish
+        network = self._model if in_four_bits is None else self._rounded(in_four_bits)
+        finish = self._task.network
         if self._options.target != "cpu":
             content = to_delegate_tflite(network, self._images, all_tokens=all_tokens, finish=finish)
         else:
@@ -229,7 +219,6 @@ class _Export:
 
     @functools.cached_property
     def _images(self) -> np.ndarray:
-        """Some inputs of the files."""
         count = _COMPARED if isinstance(self._task, Classification) else accelerator.NUM_IMAGES
         batches = (images for _, images in self._expected.batches(raw_pixels=self._options.uint8_input))
         images = next(batches)
@@ -245,7 +234,7 @@ class _Export:
     def _gpu_check(self) -> accelerator.GpuCheck:
         task, copy = self._task, None
         if self._options.check == "two-blocks" and inner_blocks(self._model):
-            form: dict[str, Any] = {"all_tokens": task.all_tokens, "finish": task.finish}
+            form: dict[str, Any] = {"all_tokens": task.all_tokens, "finish": task.network}
             copy = to_delegate_tflite(self._model, self._images, first_and_last_block=True, **form)
         accept = accelerator.is_right if isinstance(task, Classification) else functools.partial(_accepted, task)
         images = self._images[: accelerator.NUM_IMAGES]
@@ -253,7 +242,6 @@ class _Export:
 
     @property
     def _ending(self) -> str:
-        """The ending of the names of the files."""
         options = self._options
         parts = [
             "" if options.target == "cpu" else f"-{options.target}",
@@ -264,7 +252,6 @@ class _Export:
 
     @functools.cached_property
     def _expected_scores(self) -> np.ndarray:
-        """The scores of unknown images by the Keras model."""
         assert self._unknown is not None
         raw, normalize = self._options.uint8_input, self._task.exported.preprocessing.normalize
         batches = (images for _, images in self._expected.batches(raw_pixels=raw))
@@ -317,8 +304,6 @@ def _accepted(task: Task, found: parity.Outputs, expected: parity.Outputs) -> bo
 
 @dataclasses.dataclass
 class _Quantization:
-    """The steps of the quantization of an export, and their losses."""
-
     steps: dict[TFLiteFormat, Sequence[quantize.Step]] = dataclasses.field(default_factory=dict)
     """By format, what each step gained."""
     errors: dict[TFLiteFormat, Mapping[str, float]] = dataclasses.field(default_factory=dict)
@@ -411,7 +396,6 @@ def _extra(
     notes: Sequence[str],
     options: TFLiteOptions,
 ) -> report.Extra:
-    """Return what the report of a classifier has beside what any has."""
     recommendation = recommend(rows, expected.accuracy)
     columns: dict[str, Callable[[Mapping[str, Any]], object]] = {
         "XNNPACK partitions": lambda row: row["xnnpack_partitions"]

@@ -15,7 +15,7 @@ from keras_vit.scores import UNKNOWN_SCORE
 
 _NAMES = {number: name for name, number in vars(schema.BuiltinOperator).items() if isinstance(number, int)}
 
-_PRODUCTS = (schema.BuiltinOperator.FULLY_CONNECTED, schema.BuiltinOperator.CONV_2D)
+_PRODUCTS = ("FULLY_CONNECTED", "CONV_2D")
 # Noise of a product by its ranges, relative to the variance of its outputs, from which it is called noisy.
 _NOISY = 1e-3
 
@@ -49,6 +49,7 @@ class Tensor:
     """A tensor of the graph."""
 
     index: int
+    name: str
     shape: tuple[int, ...]
     """With -1 where it is dynamic."""
     dtype: str
@@ -67,7 +68,6 @@ class Operator:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     options: Any
-    """Its options, as in the schema of TFLite."""
 
     def __str__(self) -> str:
         return f"{self.name} (number {self.number})"
@@ -106,6 +106,7 @@ class Graph:
         data = self._model.buffers[found.buffer].data
         return Tensor(
             index=int(index),
+            name=(found.name or b"").decode(),
             shape=() if shape is None else tuple(int(side) for side in shape),
             dtype=next(name for name, number in vars(schema.TensorType).items() if number == found.type),
             constant=None if data is None else np.asarray(data),
@@ -126,18 +127,13 @@ class Product:
 
 def products(content: bytes) -> list[Product]:
     """Return the products with weights, in order, without those of the score of unknown images."""
-    model = unpack(content)
-    [subgraph] = model.subgraphs
     found = []
-    for operator in subgraph.operators:
-        if model.operatorCodes[operator.opcodeIndex].builtinCode not in _PRODUCTS:
-            continue
-        taken, weights = (subgraph.tensors[index] for index in operator.inputs[:2])
-        data = model.buffers[weights.buffer].data
-        made = subgraph.tensors[operator.outputs[0]].name.decode()
-        if data is not None and not made.startswith(f"{UNKNOWN_SCORE}/"):
-            values = np.frombuffer(np.asarray(data, np.uint8).tobytes(), np.float32).reshape(weights.shape)
-            found.append(Product(taken.name.decode(), made, values))
+    for operator in Graph(content).operators:
+        if operator.name in _PRODUCTS and not operator.outputs[0].name.startswith(f"{UNKNOWN_SCORE}/"):
+            taken, weights = operator.inputs[:2]
+            if weights.constant is not None:
+                values = np.frombuffer(weights.constant.tobytes(), np.float32).reshape(weights.shape)
+                found.append(Product(taken.name, operator.outputs[0].name, values))
     return found
 
 
@@ -158,10 +154,7 @@ def noisy_products(
 ) -> list[str]:
     """Return the outputs of the products whose inputs and outputs lose most in their ranges in 8 bits, by tensor name.
 
-    Args:
-        content: the float32 file.
-        ranges: "min" and "max" of each tensor, by tensor name.
-        images: some inputs of the file.
+    ranges: "min" and "max" of each tensor of the float32 file, by tensor name. images: some inputs of it.
     """
     found = {product.outputs: product for product in products(content)}
     names = {name for product in found.values() for name in (product.inputs, product.outputs)}
@@ -203,7 +196,9 @@ def activations(
         experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
         experimental_preserve_all_tensors=True,  # otherwise tensors share memory
     )
-    constants = {tensor.name.decode() for tensor in _constants(content)}
+    model = unpack(content)
+    [subgraph] = model.subgraphs
+    constants = {each.name.decode() for each in subgraph.tensors if model.buffers[each.buffer].data is not None}
     interpreter.allocate_tensors()
     [taken] = interpreter.get_input_details()
     details = interpreter.get_tensor_details()
@@ -212,9 +207,3 @@ def activations(
         interpreter.set_tensor(taken["index"], image)
         interpreter.invoke()
         yield {name: interpreter.get_tensor(number) for name, number in numbers.items()}
-
-
-def _constants(content: bytes) -> list[schema.TensorT]:
-    model = unpack(content)
-    [subgraph] = model.subgraphs
-    return [tensor for tensor in subgraph.tensors if model.buffers[tensor.buffer].data is not None]

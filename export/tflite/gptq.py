@@ -108,14 +108,10 @@ def rounded(
     largest: int = _LARGEST_OF_EIGHT,
     block: int | None = None,
 ) -> np.ndarray:
-    """Return a kernel (D, units) whose weights are multiples of a step; see `inverse_factor` for order and inverse.
+    """Return a kernel (D, units) float32 whose weights are multiples of a step, up to `largest`.
 
-    Args:
-        kernel: (D, units) float32.
-        order: (D,) integers.
-        inverse: (D, D).
-        largest: multiple of a step.
-        block: channels of a unit that have the same step, a divisor of D; default all.
+    `inverse_factor` gives order and inverse. So many channels of a unit as `block` says, a divisor of D, have the same
+    step; default all.
     """
     blocks = kernel.astype(np.float64).reshape(-1, block or len(kernel), kernel.shape[1])
     peaks = np.abs(blocks).max(axis=1, keepdims=True)

@@ -39,6 +39,7 @@ from ai_edge_quantizer.utils import qsv_utils, validation_utils
 from export import parity
 from export.options import TFLiteFormat
 from export.tflite.flatbuffer import Product, noisy_products, pack, products, unpack, with_weights
+from export.tflite.tflite_file import run_interpreter
 from keras_vit.cli.progress import tracked
 from keras_vit.scores import UNKNOWN_SCORE
 
@@ -100,7 +101,6 @@ def _small_head(float_file: pathlib.Path) -> list[str]:
 
 
 def _head(float_file: pathlib.Path) -> list[str]:
-    """Return the name of the tensor with the logits; nothing for other outputs."""
     outputs = Interpreter(model_path=str(float_file)).get_signature_runner(_SIGNATURE).get_output_details()
     return [outputs["logits"]["name"]] if "logits" in outputs else []
 
@@ -114,16 +114,10 @@ class DenseLayers:
     error: float
     """Their part of the mean squared error of the logits, of all layers rounded to 4 bits one after the other."""
     weights: float
-    """Their part of the weights."""
 
 
 def kept_in_eight_bits(float_file: pathlib.Path, calibration: Sequence[np.ndarray]) -> list[DenseLayers]:
-    """The layers that keep 8 bits in an int4-weights file, beside the head.
-
-    Args:
-        float_file: float32 file with batch 1.
-        calibration: inputs (1, h, w, C) of the model.
-    """
+    """The layers that keep 8 bits in int4-weights, beside the head, by calibration inputs (1, h, w, C)."""
     measured = _spread(calibration, _MEASURED)
     return in_eight_bits(float_file.read_bytes(), lambda content: _logits(content, measured), _head(float_file))
 
@@ -137,12 +131,7 @@ def in_four_bits(float_file: pathlib.Path, kept: Sequence[DenseLayers], layers: 
 
 
 def quantize_four_bits(float_file: pathlib.Path, kept: Sequence[DenseLayers]) -> bytes:
-    """Content of an int4-weights file.
-
-    Args:
-        float_file: float32 file with batch 1.
-        kept: the layers that keep 8 bits.
-    """
+    """Content of an int4-weights file, from a float32 file with batch 1 and the layers that keep 8 bits."""
     eight = _in_eight(float_file, kept)
     dense = [product for product in products(float_file.read_bytes()) if product.weights.ndim == 2]
     in_blocks = [found.outputs for found in dense if has_blocks(found.weights.shape[1])]
@@ -239,15 +228,11 @@ def _with_signature(content: bytes) -> bytes:
 
 
 def _spread(images: Sequence[np.ndarray], most: int) -> list[np.ndarray]:
-    """Some of the images, evenly spaced."""
     return [images[index] for index in np.unique(np.linspace(0, len(images) - 1, most).astype(int))]
 
 
 def _logits(content: bytes, images: Sequence[np.ndarray]) -> np.ndarray:
-    """Logits (n, K) of a file with batch 1."""
-    interpreter = Interpreter(model_content=content, num_threads=2)
-    classify = interpreter.get_signature_runner(_SIGNATURE)
-    return np.concatenate([classify(**{_INPUT: image})["logits"] for image in images])
+    return run_interpreter(content, (image[0] for image in images))["logits"]
 
 
 def _noisiest(float_file: pathlib.Path, content: bytes, images: Sequence[np.ndarray]) -> list[str]:
@@ -327,13 +312,9 @@ def _inputs(images: Sequence[np.ndarray]) -> dict:
 def layer_errors(
     float_file: pathlib.Path, file: pathlib.Path, images: Sequence[np.ndarray], layers: Sequence[str]
 ) -> dict[str, float]:
-    """Ratio of noise to signal power of each layer in a quantized file, the worst layer first.
+    """Ratio of noise to signal power of each of these layers in a quantized file, the worst layer first.
 
-    Args:
-        float_file: the model in float32.
-        file: the quantized model.
-        images: inputs (1, h, w, C).
-        layers: names of the layers of the model. Tensors with other names are left out.
+    images: inputs (1, h, w, C). Tensors of other layers are left out.
     """
     errors: dict[str, float] = {}
     for tensor, noise in _noise(float_file, file, images).items():
@@ -384,11 +365,7 @@ def in_eight_bits(
     The others have a scale for each block of 32 channels of a unit: with one for the whole unit, the logits of DINOv2-S
     have 1.7 times the error.
 
-    Args:
-        content: the float32 file.
-        logits: of a file, on some calibration images.
-        excluded: outputs of dense layers that have 8 bits anyway, as the head.
-        share: of the weights, at most.
+    `logits` gives those of a file on some calibration images. Products with `excluded` outputs have 8 bits anyway.
     """
     groups: dict[str, list[Product]] = collections.defaultdict(list)
     for product in products(content):

@@ -5,7 +5,7 @@ import io
 import os
 import pathlib
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import flatbuffers
 import numpy as np
@@ -40,14 +40,7 @@ def with_metadata(
 ) -> bytes:
     """Add TFLite Metadata to a file: the image size, its normalization, and labels.txt as an associated file.
 
-    Args:
-        content: of the file.
-        name: of the model.
-        description: of the model.
-        labels: class names.
-        preprocessing: of the model.
-        raw_pixels: whether the input is 0..255 and the model normalizes it.
-        terms: license of the weights.
+    raw_pixels: whether the input is 0..255 and the model normalizes it. terms: license of the weights.
     """
     model = unpack(content)
     buffer = schema.BufferT()
@@ -139,6 +132,14 @@ def interpreter(file: pathlib.Path, threads: int) -> Interpreter:
     return made
 
 
+def run_interpreter(content: bytes, images: Iterable[np.ndarray]) -> parity.Outputs:
+    """Return the outputs (n, ...) of a file of batch 1 on images (h, w, C), on the CPU."""
+    classify = Interpreter(model_content=content, num_threads=2).get_signature_runner()
+    [image] = classify.get_input_details()
+    found = [classify(**{image: pixels[None]}) for pixels in images]
+    return {name: np.concatenate([outputs[name] for outputs in found]) for name in found[0]}
+
+
 def run_samples(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool = False) -> list[parity.Outputs]:
     """Return the outputs for the sample images, one image at a time in parallel interpreters."""
     workers = min(_MOST_WORKERS, os.cpu_count() or 1, len(expected.samples.encoded))
@@ -157,7 +158,6 @@ def run_samples(file: pathlib.Path, expected: parity.Reference, raw_pixels: bool
 
 
 def latency(file: pathlib.Path, threads: int) -> float:
-    """Milliseconds of one image, see `report.latency`."""
     made = interpreter(file, threads)
     details = made.get_input_details()[0]
     made.set_tensor(details["index"], np.zeros([1, *details["shape"][1:]], details["dtype"]))
@@ -165,7 +165,6 @@ def latency(file: pathlib.Path, threads: int) -> float:
 
 
 def operators(file: pathlib.Path) -> dict[str, int]:
-    """Number of operators by name, the most frequent first."""
     reference = Interpreter(model_path=str(file), experimental_op_resolver_type=OpResolverType.BUILTIN_REF)
     return report.operator_table(operator["op_name"] for operator in reference._get_ops_details())
 

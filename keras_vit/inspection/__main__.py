@@ -92,22 +92,24 @@ def _inspect(run: "Run", source: str, options: InspectionOptions) -> None:
     from keras_vit.images.files import read_images
     from keras_vit.inspection.compute import inspect, mistakes_first
     from keras_vit.inspection.report import sentences, write
+    from keras_vit.models.build import exact_products
 
     labels = read_labels(options.labels) if options.labels else run.class_names
     images = read_images(source, options.count, labels, options.data_dir, run.preprocessing)
     if not run.is_multi_label:
         images = mistakes_first(run.model, images, labels, run.scoring(), options.show // 2)
-    result = inspect(
-        run.model,
-        images,
-        checkpoint=run.name,
-        labels=labels,
-        figures=options.figures,
-        shown=options.show,
-        layers=options.layers,
-        heads=options.heads,
-        scoring=run.scoring(),
-    )
+    with exact_products():
+        result = inspect(
+            run.model,
+            images,
+            checkpoint=run.name,
+            labels=labels,
+            figures=options.figures,
+            shown=options.show,
+            layers=options.layers,
+            heads=options.heads,
+            scoring=run.scoring(),
+        )
     names = write(result, options.output)
     page = options.output / "index.html"
     print(*sentences(result), f"{len(names)} files in {options.output}; open {page}.", sep="\n")

@@ -20,7 +20,7 @@ _FORBIDDEN = -30000.0
 # that rematerialization leaves, so they are computed for _QUERIES tokens at a time.
 _MANY_TOKENS, _QUERIES = 1024, 256
 # Tokens are padded to a multiple of this for gradients of cuDNN.
-_MULTIPLE = 8
+MULTIPLE = 8
 # Widths of a head that cuDNN takes on every GPU since Ampere, whose compute capability is 8.0.
 _WIDEST_HEAD, _AMPERE = 128, 8.0
 
@@ -398,6 +398,27 @@ def runs_on_cudnn(dtype: str, head_width: int) -> bool:
     return device.platform == "gpu" and capability[:1].isdigit() and float(capability) >= _AMPERE
 
 
+def padded_attention(num_tokens: int, implementation: Literal["cudnn", "xla"] = "cudnn"):
+    """Return the attention of `fused_attention` among N' >= num_tokens tokens, of which only the first are attended to.
+
+    What it returns for the others is of no use.
+    """
+    import jax
+
+    def attend(query, key, value):
+        lengths = jax.numpy.full(query.shape[0], num_tokens, "int32")
+        return jax.nn.dot_product_attention(
+            query,
+            key,
+            value,
+            query_seq_lengths=lengths,
+            key_value_seq_lengths=lengths,
+            implementation=implementation,
+        )
+
+    return attend
+
+
 @functools.cache
 def fused_attention(implementation: Literal["cudnn", "xla"] = "cudnn"):
     """Return cuDNN's attention on JAX: query (B, N, H, d), key and value (B, M, H, d) -> (B, N, H, d).
@@ -414,11 +435,11 @@ def fused_attention(implementation: Literal["cudnn", "xla"] = "cudnn"):
 
     def padded(query, key, value):
         lengths = query.shape[1], key.shape[1]
-        if not any(length % _MULTIPLE for length in lengths):
+        if not any(length % MULTIPLE for length in lengths):
             return attend(query, key, value)
         query_lengths, key_lengths = (jax.numpy.full(query.shape[0], length, "int32") for length in lengths)
         query, key, value = (
-            jax.numpy.pad(x, ((0, 0), (0, -x.shape[1] % _MULTIPLE), (0, 0), (0, 0))) for x in (query, key, value)
+            jax.numpy.pad(x, ((0, 0), (0, -x.shape[1] % MULTIPLE), (0, 0), (0, 0))) for x in (query, key, value)
         )
         outputs = attend(query, key, value, query_seq_lengths=query_lengths, key_value_seq_lengths=key_lengths)
         return outputs[:, : lengths[0]]

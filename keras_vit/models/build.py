@@ -115,6 +115,30 @@ def dtype_policy(name: str | None) -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
+@contextlib.contextmanager
+def exact_products() -> Iterator[None]:
+    """Compute products of float32 in float32 inside the block.
+
+    On a GPU, both backends else round their factors to the 10 bits of TensorFloat-32, as training does.
+    """
+    if keras.backend.backend() == "jax":
+        import jax
+
+        with jax.default_matmul_precision("highest"):
+            yield
+    elif keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        before = tf.config.experimental.tensor_float_32_execution_enabled()
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        try:
+            yield
+        finally:
+            tf.config.experimental.enable_tensor_float_32_execution(before)
+    else:
+        yield
+
+
 def _network(config: ModelConfig, preprocessing: Preprocessing, num_classes: int | None, name: str) -> keras.Model:
     if isinstance(config, ResNetConfig):
         network = big_transfer if config.preactivation else resnet_classifier

@@ -47,7 +47,7 @@ PRETRAIN = ("digits", "--data", "digits", "--workdir", "runs/never")
 @pytest.mark.parametrize(
     ("command", "arguments", "words"),
     [
-        (training.pretrain, ["--data", "digits"], "must be a recipe, but is '--data'"),
+        (training.pretrain, ["--data", "digits"], "no recipe named '--data'"),
         (training.pretrain, [*PRETRAIN, "--channels", "2"], "channels .* but are 2"),
         (training.pretrain, [*PRETRAIN, "--model.num-heads", "7"], "multiple of num_heads"),
         (saved_model, ["--run", "nowhere", "--output", "x"], "no file, folder or official checkpoint 'nowhere'"),
@@ -475,9 +475,11 @@ cli.run(lambda _: Cycle())
 
 
 _STAGES_AND_WAITS = """
-import pathlib, sys, time
+import pathlib, signal, sys, time
 from keras_vit import cli
 from keras_vit.files.atomic import staged
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and so do the processes that it starts
 
 def main(arguments):
     with staged(pathlib.Path("out")) as stage:

@@ -231,7 +231,8 @@ def test_misses_and_false_alarms_are_named():
     np.testing.assert_array_equal(false, [False, False, True])
 
 
-def test_the_command_writes_numbers_a_table_and_a_page(tmp_path, capsys):
+def test_the_command_writes_numbers_a_table_and_a_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("training.evaluation.average_precision._DRAWS", 5)
     model = randomize(keras_vit.detection_model(TINY, DetectionConfig(8), image_size=TINY_IMAGE))
     (tmp_path / "run").mkdir()
     keras_vit.with_classes(model, np.eye(2, 8)).save(tmp_path / "run" / "model.keras")

@@ -14,7 +14,7 @@ from keras_vit.files.keras_model import load_model
 from keras_vit.files.remote import to_path
 from keras_vit.run import Run
 from tests.support import randomize
-from training import evaluate, soup
+from training import soup
 from training.data.known_images import check_split
 from training.options.common import DataOptions
 
@@ -51,7 +51,6 @@ def test_a_uniform_soup_is_a_run_with_the_mean_of_the_weights(runs, tmp_path):
     for mean, *weights in zip(model.get_weights(), *every, strict=True):
         np.testing.assert_allclose(mean, np.mean(weights, axis=0), rtol=1e-5, atol=1e-6)
     assert json.loads((tmp_path / "soup" / "config.json").read_text())["settings"]["runs"] == runs
-    evaluate.main(["--run", str(tmp_path / "soup"), "--data", "digits"])
     before = (tmp_path / "soup" / "model.keras").read_bytes()
     soup.main([*runs, "--output", str(tmp_path / "soup")])
     assert (tmp_path / "soup" / "model.keras").read_bytes() == before
@@ -75,7 +74,7 @@ def test_a_greedy_soup_begins_with_the_best_run_and_keeps_what_does_not_harm(run
 def test_runs_that_do_not_fit_are_refused(runs, tmp_path):
     output = ["--output", str(tmp_path / "soup")]
     wide = make_run(tmp_path / "wide", 0.1, build(0, mlp_dim=24))
-    with pytest.raises(UserError, match="wide differs from the first run in config.mlp_dim"):
+    with pytest.raises(UserError, match="wide differ in config.mlp_dim"):
         soup.main([*runs, wide, *output])
     letters = make_run(tmp_path / "letters", 0.1, build(0), labels=tuple("abcdefghij"))
     with pytest.raises(UserError, match="have different classes"):

@@ -63,7 +63,7 @@ def check(content: bytes, images: np.ndarray, tmp_path: pathlib.Path) -> None:
         assert accelerator.check("file", each, images) <= accelerator.TOLERANCE
 
 
-FAST = {"map", "rotary", "bit", "texts", "unpooled"}
+FAST = {"map", "bit"}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def task_of_model(name: str):
 
 @pytest.mark.parametrize(
     "name",
-    ["detector", "embeddings", "panoptic", *(pytest.param(t, marks=pytest.mark.slow) for t in list(TASKS)[:3])],
+    ["panoptic", *(pytest.param(t, marks=pytest.mark.slow) for t in ("detector", "embeddings", *list(TASKS)[:3]))],
 )
 def test_every_task_is_right_in_the_accelerator(name, tmp_path):
     task = task_of_model(name)
@@ -138,17 +138,28 @@ def padded(x, value=0.0):
     ("function", "operator", "rule"),
     [
         (lambda x: tf.concat(tf.split(x, 2, -1)[::-1], -1), "CONCATENATION", "no reordered split"),
-        (lambda x: tf.nn.max_pool2d(padded(x), 3, 1, "VALID"), "MAX_POOL_2D", "no padding before pooling"),
-        (lambda x: tf.nn.avg_pool2d(padded(x), 3, 1, "VALID"), "AVERAGE_POOL_2D", "no padding before pooling"),
+        pytest.param(
+            lambda x: tf.nn.max_pool2d(padded(x), 3, 1, "VALID"),
+            "MAX_POOL_2D",
+            "no padding before pooling",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda x: tf.nn.avg_pool2d(padded(x), 3, 1, "VALID"),
+            "AVERAGE_POOL_2D",
+            "no padding before pooling",
+            marks=pytest.mark.slow,
+        ),
         (
             lambda x: tf.nn.conv2d(padded(x, 0.7), np.ones((3, 3, 8, 4), np.float32), 1, "VALID"),
             "CONV_2D",
             "no padding before pooling",
         ),
-        (
+        pytest.param(
             lambda x: tf.matmul(x, tf.transpose(tf.reduce_mean(x, 1, keepdims=True), (0, 1, 3, 2))),
             "BATCH_MATMUL",
             "factors with equal batches",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -175,16 +186,16 @@ def test_the_operator_that_is_refused_is_named(function, operator, rule):
 
 
 def test_the_copy_of_two_blocks_is_right_and_smaller():
-    model = randomize(keras_vit.build(dataclasses.replace(TINY, num_layers=4), image_size=TINY_IMAGE, num_classes=7))
+    model = randomize(keras_vit.build(dataclasses.replace(TINY, num_layers=3), image_size=TINY_IMAGE, num_classes=7))
     whole = to_delegate_tflite(model, INPUTS)
     content = to_delegate_tflite(model, INPUTS, first_and_last_block=True)
     two = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
     for layer in two.layers:
-        layer.set_weights(model.get_layer(layer.name.replace("block_1", "block_3")).get_weights())
+        layer.set_weights(model.get_layer(layer.name.replace("block_1", "block_2")).get_weights())
     np.testing.assert_allclose(
         accelerator.run_interpreter(content, INPUTS)["logits"], two(INPUTS), rtol=1e-4, atol=1e-4
     )
-    assert len(content) < 0.7 * len(whole)
+    assert len(content) < 0.8 * len(whole)
 
 
 def test_without_a_driver_the_message_names_a_package(monkeypatch):
@@ -200,17 +211,15 @@ def test_a_run_has_a_time_limit():
 
 
 def test_an_export_for_a_gpu_says_what_was_run_and_has_golden_numbers(tmp_path):
-    model = randomize(keras_vit.build(dataclasses.replace(TINY, num_layers=4), image_size=TINY_IMAGE, num_classes=3))
+    model = randomize(keras_vit.build(dataclasses.replace(TINY, num_layers=3), image_size=TINY_IMAGE, num_classes=3))
     exported = ExportedModel(model, ("a", "b", "c"), random_images(keras_vit.preprocessing_of(model)))
     export_tflite(
-        Classification(exported),
-        TFLiteOptions(SourceOptions("memory"), str(tmp_path), ("float32", "float16"), target="gpu"),
+        Classification(exported), TFLiteOptions(SourceOptions("memory"), str(tmp_path), ("float16",), target="gpu")
     )
     report = (tmp_path / "report.md").read_text()
-    assert "accelerator on 2 images (float32: a copy with its first and last block, within" in report
-    assert "float16: a copy" in report
+    assert "accelerator on 2 images (float16: a copy with its first and last block, within" in report
     assert "it shows neither the rounding of float16" in report
-    assert '["model-float32-gpu.tflite", "model-float16-gpu.tflite"]' in (tmp_path / "check.html").read_text()
+    assert '["model-float16-gpu.tflite"]' in (tmp_path / "check.html").read_text()
     golden = (tmp_path / "model-float16-gpu.golden.bin").read_bytes()
     with zipfile.ZipFile(tmp_path / "model-float16-gpu.tflite") as archive:
         assert archive.read("golden.bin") == golden
@@ -253,7 +262,7 @@ def test_a_model_that_is_wrong_in_the_accelerator_is_not_exported(tmp_path, monk
         return tf.reshape(heads + swapped, (-1, 1, *tokens.shape[2:]))
 
     monkeypatch.setattr(delegate_model._FourAxesRotation, "call", split)
-    config = dataclasses.replace(CONFORMANCE["rotary"], num_registers=0)
+    config = dataclasses.replace(CONFORMANCE["rotary"], num_registers=0, num_layers=1)
     model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=3))
     check_of = GpuCheck(False, INPUTS[:2], None)
     with pytest.raises(ParityError, match="computes the float32 TFLite file wrongly, by .* CONCATENATION"):

@@ -193,12 +193,16 @@ def test_mcnemars_test_is_the_exact_binomial_one(lost, gained, p):
     assert parity.mcnemar(lost, gained) == pytest.approx(p, rel=1e-12)
 
 
+def _rows(logits: np.ndarray) -> list[parity.Outputs]:
+    return [{"logits": row} for row in logits]
+
+
 def test_an_artifact_is_compared_with_the_model_on_images_that_only_one_gets_right(samples):
     model, labels = build(), np.array([0, 1, 2, 3, 4, 5, 6, -1, -1])
     keras_classes, classes = [0, 1, 2, 3, 0, 0, 0, 1, 2], [1, 0, 0, 3, 4, 0, 1, 2, 2]
     samples = dataclasses.replace(samples, labels=labels)
     one_hot = np.eye(7, dtype=np.float32)
-    expected = parity.Reference(samples, keras_vit.preprocessing_of(model), one_hot[keras_classes])
+    expected = parity.Reference(samples, keras_vit.preprocessing_of(model), _rows(one_hot[keras_classes]))
     found = parity.compare(expected, one_hot[classes])
     assert (found.lost, found.gained, found.mcnemar_p) == (3, 1, pytest.approx(10 / 16))
     unlabeled = dataclasses.replace(expected, samples=dataclasses.replace(samples, labels=np.full(9, -1)))
@@ -211,7 +215,7 @@ def test_float_rounding_is_a_share_of_the_largest_logit(samples):
     expected = parity.reference(model, keras_vit.preprocessing_of(model), samples)
     for largest, difference, kept in ((40.0, 3e-3, True), (40.0, 5e-3, False), (0.01, 9e-5, True), (1.0, 2e-4, False)):
         logits = expected.logits * largest / np.abs(expected.logits).max()
-        found = parity.compare(dataclasses.replace(expected, logits=logits), logits + difference)
+        found = parity.compare(dataclasses.replace(expected, outputs=_rows(logits)), logits + difference)
         if kept:
             parity.require_equal("file", found)
         else:

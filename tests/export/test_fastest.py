@@ -65,7 +65,7 @@ def _exported() -> ExportedModel:
 
 
 def test_the_onnx_file_is_written_once_for_both_of_its_runtimes(tmp_path, monkeypatch):
-    monkeypatch.setattr(compare.onnx_file, "require_packages", lambda packages: None)
+    monkeypatch.setattr(compare, "require_packages", lambda packages: None)
     monkeypatch.setattr(compare, "export_onnx", lambda task, options: (tmp_path / options.output, {}))
     options = FastestOptions(SourceOptions("a model"), str(tmp_path))
     file = compare._write(None, "openvino", options, {})

@@ -19,7 +19,7 @@ from export.fastest import runtime_process
 from export.files import identity_files
 from export.inference_model import inference_model
 from export.onnx import __main__ as onnx
-from export.onnx import onnx_file
+from export.onnx import export as onnx_export
 from export.source import Provenance, random_images
 from export.texts import preprocessing_code
 from keras_vit import ConvStem, Preprocessing, ResNetConfig, UserError, preprocessing_of
@@ -58,14 +58,14 @@ def samples_of(model: keras.Model, count: int = 9) -> Samples:
 @pytest.fixture(name="packages")
 def _packages() -> None:
     """Skip a test where the packages are missing."""
-    for package in onnx_file.PACKAGES:
-        pytest.importorskip(package, reason=f"{package} is not installed: pip install -r {onnx_file.REQUIREMENTS}")
+    for package in onnx_export.PACKAGES:
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install -r {onnx_export.REQUIREMENTS}")
 
 
 @pytest.fixture(name="installed")
 def _installed(monkeypatch):
     """As if the packages were there, for mistakes that are found before any is used."""
-    for package in onnx_file.PACKAGES:
+    for package in onnx_export.PACKAGES:
         monkeypatch.setitem(sys.modules, package, types.SimpleNamespace(__spec__=package))
 
 
@@ -83,9 +83,9 @@ def test_missing_packages_are_named_with_what_to_install(installed, monkeypatch,
 
 def test_the_file_of_requirements_pins_every_package_exactly():
     root = pathlib.Path(__file__).parents[2]
-    lines = (root / onnx_file.REQUIREMENTS).read_text(encoding="utf-8").splitlines()
+    lines = (root / onnx_export.REQUIREMENTS).read_text(encoding="utf-8").splitlines()
     pinned = {line.split("==")[0] for line in lines if "==" in line}
-    assert pinned == {*onnx_file.PACKAGES, "openvino"}
+    assert pinned == {*onnx_export.PACKAGES, "openvino"}
     assert "-r ../requirements.txt" in lines
 
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path,
     headless = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=0)
     with pytest.raises(UserError, match="has no classes to serve"):
         onnx_of(headless, LABELS, samples_of(model), tmp_path / "x")
-    monkeypatch.setattr(onnx_file, "_MOST_WEIGHT_BYTES", 4 * model.count_params() - 1)
+    monkeypatch.setattr(onnx_export, "_MOST_WEIGHT_BYTES", 4 * model.count_params() - 1)
     with pytest.raises(UserError, match=r"an ONNX file holds at most [\d,]+; export a SavedModel"):
         onnx_of(model, LABELS, samples_of(model), tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
@@ -177,7 +177,7 @@ def test_a_file_is_the_model_for_any_batch(name, tmp_path):
         "model.onnx", "labels.txt", "export.sha256", "report.json", "report.md", "report.png",
     }  # fmt: skip
     images = np.random.default_rng(0).uniform(-1, 1, (7, *model.input_shape[1:])).astype(np.float32)
-    runner = onnx_file.open_file(path)
+    runner = onnx_export.open_file(path)
     for size in (1, 2, 7):
         np.testing.assert_allclose(runner(images[:size])["logits"], model.predict_on_batch(images[:size]), atol=1e-4)
 
@@ -207,16 +207,16 @@ def test_an_unsupported_operator_is_detected(tmp_path):
     """tf2onnx writes it under TensorFlow's name, and only logs that."""
     model = build("gap, exact GELU")
     with pytest.raises(ParityError, match=r"operators that ONNX does not support \(Erfc\), so it was not kept"):
-        onnx_file.write(model, tmp_path / "x.onnx", LABELS, {})
+        onnx_export.write_file(model, tmp_path / "x.onnx", LABELS, {})
 
 
 @pytest.mark.usefixtures("packages")
 def test_a_padding_with_exact_zeros_before_a_pooling_would_be_lost(tmp_path):
     """If this fails, ONNX Runtime no longer needs `_NearlyZeroPadding`."""
     model = build("bit")
-    onnx_file.write(inference_model(model), tmp_path / "model.onnx", LABELS, {})
+    onnx_export.write_file(inference_model(model), tmp_path / "model.onnx", LABELS, {})
     images = np.random.default_rng(0).uniform(-1, 1, (3, *model.input_shape[1:])).astype(np.float32)
-    logits = onnx_file.open_file(tmp_path / "model.onnx")(images)["logits"]
+    logits = onnx_export.open_file(tmp_path / "model.onnx")(images)["logits"]
     assert np.abs(logits - model.predict_on_batch(images)).max() > 1e-4
 
 
@@ -226,7 +226,7 @@ def test_onnx_runtime_computes_each_norm_in_one_operation(tmp_path):
     import onnxruntime
 
     model = build("map")
-    onnx_file.write(inference_model(model, for_onnx=True), tmp_path / "model.onnx", LABELS, {})
+    onnx_export.write_file(inference_model(model, for_onnx=True), tmp_path / "model.onnx", LABELS, {})
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     options.log_severity_level = 3
@@ -268,7 +268,7 @@ def test_the_report_has_size_speed_and_preprocessing(tmp_path):
     assert row["max_abs_diff_by_batch"].keys() == {"1", "5"}
     assert min(row["latency_ms"].values()) > 0
     assert row["operators"]["MatMul"] > 8
-    assert row["packages"].keys() == {*onnx_file.PACKAGES}
+    assert row["packages"].keys() == {*onnx_export.PACKAGES}
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert preprocessing_of(model).summary() in text
     assert "\n".join(preprocessing_code(preprocessing_of(model))) in text
@@ -276,7 +276,7 @@ def test_the_report_has_size_speed_and_preprocessing(tmp_path):
 
 @pytest.mark.usefixtures("packages")
 def test_a_file_that_differs_is_not_kept(tmp_path, monkeypatch):
-    model, opened = build(), onnx_file.open_file
+    model, opened = build(), onnx_export.open_file
     for wrong, words in (
         (lambda number: True, "logits of the onnx file differ from the model's by up to 0.02"),
         (lambda number: number == 1, "logits of the onnx file for 1 images"),
@@ -288,7 +288,7 @@ def test_a_file_that_differs_is_not_kept(tmp_path, monkeypatch):
             run = opened(file, threads)
             return lambda images: {"logits": run(images)["logits"] + 2e-2 * wrong(len(images))}
 
-        monkeypatch.setattr(onnx_file, "open_file", opening)
+        monkeypatch.setattr(onnx_export, "open_file", opening)
         with pytest.raises(ParityError, match=words):
             onnx_of(model, LABELS, samples_of(model), tmp_path / "a" / "x")
         assert list(tmp_path.iterdir()) == []

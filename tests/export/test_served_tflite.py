@@ -58,7 +58,7 @@ def test_inputs_and_outputs_have_the_names_by_which_tf_serving_finds_them(export
 
 
 def test_a_file_with_other_logits_is_refused(exported, expected, tmp_path):
-    other = dataclasses.replace(expected, logits=expected.logits + 0.01)
+    other = dataclasses.replace(expected, outputs=[{"logits": row + 0.01} for row in expected.logits])
     with pytest.raises(ParityError, match=r"logits of the file model.tflite differ from the model's by .*0.01"):
         write_served_file(tmp_path, exported, other)
 

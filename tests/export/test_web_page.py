@@ -23,7 +23,7 @@ import tensorflow as tf
 from PIL import Image, PngImagePlugin
 
 import keras_vit
-from export.onnx import export, onnx_file
+from export.onnx import export as onnx_export
 from export.onnx.export import FACTS, PAGE, check_page, write_page
 from export.source import ExportedModel, Provenance, random_images
 from export.tasks import Classification, embedding_of
@@ -68,7 +68,7 @@ _FURTHER = {
         Preprocessing(SIZE, resize="resize-small", crop_from=(21, 30), interpolation="area"),
     )
 }  # fmt: skip
-_PAGE = pathlib.Path(export.__file__).with_name(PAGE)
+_PAGE = pathlib.Path(onnx_export.__file__).with_name(PAGE)
 # Where the page loads ONNX Runtime Web from, and its version.
 CDN, VERSION = re.findall(r'"(https://.*/onnxruntime-web@([\d.]+)/dist/)', _PAGE.read_text(encoding="utf-8"))[0]
 
@@ -248,8 +248,8 @@ def _runtime() -> pathlib.Path:
 def test_the_page_has_the_numbers_of_keras_for_every_rule_of_resizing(channels, tmp_path):
     """Exact but for rounding where the browser decodes as TensorFlow does; JPEG is decoded a level of a pixel apart."""
     runtime, _ = _runtime(), find_browser()
-    for package in onnx_file.PACKAGES:
-        pytest.importorskip(package, reason=f"{package} is not installed: pip install -r {onnx_file.REQUIREMENTS}")
+    for package in onnx_export.PACKAGES:
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install -r {onnx_export.REQUIREMENTS}")
     rules = [rule for rule in RULES if rule.channels == channels]
     model, folder, origin = build(rules[0]), tmp_path / "portable", Provenance(temperature=2.0)
     onnx_of(model, LABELS, random_images(rules[0]), folder, web=True, origin=origin)

@@ -79,6 +79,65 @@ def test_pictures_are_padded_in_tf_data_as_on_jax():
     on_jax("-c", _IN_TF_DATA)
 
 
+# Prints how many attentions are padded, and the largest differences of the outputs and of the gradients.
+_PADDED = """
+import sys
+import jax, keras, numpy as np
+import keras_vit
+from keras_vit import ViTConfig
+from keras_vit.models.build import exact_products
+from training.loop.devices import kernels
+from training.loop.trainer import segments
+
+kernels.runs_on_cudnn = lambda dtype, width: True
+options = {"patch_size": 4, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "mlp_dim": 24}
+for changes in (
+    {}, {"classifier": "gap", "layer_scale": 0.5}, {"classifier": "map"},
+    {"attention_dropout_rate": 0.1}, {"position_embedding": "rotary"}, {"position_embedding": "relative"},
+):
+    network = keras_vit.build(ViTConfig(**options, **changes), image_size=(12, 16), num_classes=3)
+    rng = np.random.default_rng(0)
+    for weight in network.weights:
+        if "seed" not in weight.name:
+            weight.assign(rng.normal(0.0, 0.3, weight.shape))
+    padded = kernels.with_padded_tokens(network, "xla")
+    count = sum(type(layer).__name__ == "_PaddedAttention" for layer in padded.layers)
+    if padded is network:
+        print("unchanged")
+        continue
+    images = rng.normal(size=(2, 12, 16, 3)).astype("float32")
+    others = [variable.value for variable in network.non_trainable_variables]
+
+    def loss(weights, model):
+        logits = model.stateless_call(weights, others, images, training=True)[0]
+        return (logits ** 2).sum(), logits
+
+    assert [v.path for v in padded.trainable_variables] == [v.path for v in network.trainable_variables]
+    assert len(segments(padded)) == 3
+    weights = [variable.value for variable in network.trainable_variables]
+    (gradients, outputs), (ours, here) = (
+        jax.grad(loss, has_aux=True)(weights, model) for model in (network, padded)
+    )
+    scale = max(float(abs(g).max()) for g in gradients)
+    most = max(float(abs(a - b).max()) for a, b in zip(gradients, ours, strict=True)) / scale
+    print("padded", count, float(abs(outputs - here).max()) < 1e-5, most < 1e-5)
+"""
+
+
+@pytest.mark.slow
+def test_tokens_padded_once_change_neither_outputs_nor_gradients():
+    lines = [line for line in on_jax("-c", _PADDED).splitlines() if line.startswith(("padded", "unchanged"))]
+    assert lines == ["padded 2 True True"] * 3 + ["unchanged"] * 3
+
+
+@pytest.mark.slow
+def test_a_dry_run_counts_on_jax_what_it_counts_on_tensorflow(tmp_path, capsys):
+    command = ["digits", "--data", "digits", "--workdir", str(tmp_path / "run"), "--dry-run"]
+    pretrain.main(command)
+    printed = capsys.readouterr().out
+    assert printed[printed.index("Run\n") :] in on_jax("-m", "training.pretrain", *command)
+
+
 def test_twenty_steps_have_the_losses_of_tensorflow(steps):
     assert_close(*steps, tolerance=1e-4)
 
@@ -184,7 +243,6 @@ REFUSED = {
     "--xla off": {"execution": Execution(xla="off")},
     "--inspect-every": {"execution": Execution(inspect_every=1)},
     "--profile-steps": {"execution": Execution(profile_steps=(1, 2))},
-    "--dry-run": {"dry_run": True},
     "--target patch-pixels": {
         "recipe": dataclasses.replace(RECIPES["digits"], target="patch-pixels", label_smoothing=0.0)
     },

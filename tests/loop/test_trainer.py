@@ -176,7 +176,7 @@ def test_jax_keeps_its_fused_attention_when_blocks_are_computed_twice(on_jax):
 def test_the_form_for_a_cpu_makes_the_same_steps(family, monkeypatch):
     ends = {}
     for form, on_cpu in (("layers", False), ("fused", True)):
-        monkeypatch.setattr("training.loop.devices.cpu_kernels.on_cpu", lambda on_cpu=on_cpu: on_cpu)
+        monkeypatch.setattr("training.loop.devices.kernels.on_cpu", lambda on_cpu=on_cpu: on_cpu)
         ours = trainer(FAMILIES[family], rate=0.01)
         for step in batches(3):
             ours.train_on_batch(*step)

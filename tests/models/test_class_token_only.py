@@ -12,7 +12,7 @@ from export.inference_model import inference_model
 from keras_vit.models.build import class_token_only
 from keras_vit.models.self_supervised import masked_patch_model
 from tests.support import TINY, TINY_IMAGE, randomize
-from training.loop.devices.cpu_kernels import with_cpu_kernels
+from training.loop.devices.kernels import with_cpu_kernels
 
 _BLOCK = "Transformer.encoderblock_1"
 _ATTENTION = f"{_BLOCK}.MultiHeadDotProductAttention_1"

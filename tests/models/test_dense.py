@@ -8,7 +8,7 @@ import keras_vit
 from export.inference_model import in_dtype, inference_model
 from keras_vit.models.layers import TokenDense
 from tests.support import TINY, TINY_IMAGE, randomize
-from training.loop.devices.cpu_kernels import with_cpu_kernels
+from training.loop.devices.kernels import with_cpu_kernels
 
 
 def _model() -> keras.Model:

@@ -17,7 +17,7 @@ from keras_vit.inspection import inspect
 from keras_vit.models.complexity import costs
 from tests.exports import saved_model_of, tflite_of
 from tests.support import FIXTURES, TINY, TINY_IMAGE, assert_equal_arrays, assert_equal_weights, randomize
-from training.loop.devices.cpu_kernels import with_cpu_kernels
+from training.loop.devices.kernels import with_cpu_kernels
 
 MODERN = FIXTURES / "modern"
 GOLDEN = json.loads((MODERN / "index.json").read_text())["fixtures"]

@@ -7,7 +7,7 @@ import pytest
 import keras_vit
 from export.inference_model import inference_model
 from tests.support import TINY, TINY_IMAGE, randomize
-from training.loop.devices.cpu_kernels import with_cpu_kernels
+from training.loop.devices.kernels import with_cpu_kernels
 
 FORMS = {
     "cpu": with_cpu_kernels,

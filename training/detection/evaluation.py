@@ -163,7 +163,6 @@ def voc_average_precision(images: Sequence[BoxedImage], detections: Sequence[Obj
 
 
 def _of_class(images: Sequence[BoxedImage], detections: Sequence[Objects], label: int) -> float:
-    """Return the average precision of a class; NaN if all of its objects are difficult."""
     count, scores, hits = 0, list[float](), list[bool]()
     for image, objects in zip(images, detections, strict=True):
         boxes = [box for box in image.boxes if box.label == label]

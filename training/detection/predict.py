@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keras_vit.files.atomic import atomic_write
-from keras_vit.files.tables import CsvWriter, markdown_table, short_name
+from keras_vit.files.tables import markdown_table, short_name, write_csv
 from keras_vit.images.files import Image, decode
 from keras_vit.images.formats import LARGEST_SERVED
 from training.data.dataset import check_some_read
@@ -66,7 +66,7 @@ def detect(detector: Detector, files: Sequence[pathlib.Path], options: DetectPre
     if output is not None and results:
         with atomic_write(pathlib.Path(output)) as temporary:
             if output.endswith(".csv"):
-                _write_csv(temporary, detector, results, raw=options.raw)
+                write_csv(temporary, _csv_rows(detector, results), raw=options.raw)
             elif output.endswith(".json"):
                 temporary.write_text(json.dumps(found_document(detector.labels, results)) + "\n", encoding="utf-8")
             else:
@@ -76,7 +76,6 @@ def detect(detector: Detector, files: Sequence[pathlib.Path], options: DetectPre
 
 
 def _rows(detector: Detector, results: Results) -> Iterator[tuple[str, str, float, list[float]]]:
-    """Yield path, class, score, and left, top, width and height of each object."""
     for image, objects in results:
         for each in objects.annotations():
             yield image.name, detector.labels[each["category_id"] - 1], each["score"], each["bbox"]
@@ -90,16 +89,14 @@ def found_document(labels: Sequence[str], results: Results) -> dict:
     return whole
 
 
-def _write_csv(path: pathlib.Path, detector: Detector, results: Results, *, raw: bool) -> None:
-    """Write the columns that `--data csv:FILE` reads, and the score; an image without objects is a row of its path."""
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = CsvWriter(stream, raw=raw)
-        writer.writerow(["path", "x", "y", "w", "h", "label", "score"])
-        for each in results:
-            for name, label, score, box in _rows(detector, [each]):
-                writer.writerow([name, *(f"{side:.2f}" for side in box), label, f"{score:.6f}"])
-            if not len(each[1].scores):
-                writer.writerow([each[0].name, *[""] * 6])
+def _csv_rows(detector: Detector, results: Results) -> Iterator[Sequence[str]]:
+    """Yield the columns that `--data csv:FILE` reads, and the score; an image without objects is a row of its path."""
+    yield "path", "x", "y", "w", "h", "label", "score"
+    for each in results:
+        for name, label, score, box in _rows(detector, [each]):
+            yield name, *(f"{side:.2f}" for side in box), label, f"{score:.6f}"
+        if not len(each[1].scores):
+            yield each[0].name, *[""] * 6
 
 
 def _page(detector: Detector, results: Results, problems: Sequence[str]) -> str:

@@ -18,12 +18,14 @@ from keras_vit.errors import refuse_without_effect
 from keras_vit.files.atomic import write_text
 from keras_vit.files.labels import check_classes, composed
 from keras_vit.files.tables import short_name
+from keras_vit.models.build import exact_products
 from keras_vit.promise import PROMISE
 from keras_vit.published import ACCURACY
 from keras_vit.run import TEMPERATURE, Run
 from keras_vit.scores import KINDS, Scoring
 from training.checks import report_directory
 from training.data.checks import split_folders
+from training.data.dataset import Split
 from training.data.known_images import check_evaluation_images, may_know_images
 from training.data.sources import DataSet, open_source
 from training.evaluation.metrics import (
@@ -68,9 +70,7 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
     )
     if comparison is not None:
         comparison.check_images(subject.files)
-    logits, labels = predictor.predict(split, options.batch_size)
-    check_logits(logits)
-    logits = np.take(logits, order, axis=1)
+    logits, labels = _predicted(predictor, split, order, options.batch_size)
     if source.multi_label:
         metrics = measure_multi_label(logits, labels, names)
         metrics["intervals"] = multi_label_intervals(logits, labels, names)
@@ -134,9 +134,7 @@ def evaluate_model(model: keras.Model, data: str | DataOptions, *, batch_size: i
     source = open_source(options, multi_label=True)
     predictor = open_predictor(Run.of_model(model), InputOptions(), StrategyOptions("single"))
     order = class_order(predictor, source)
-    logits, labels = predictor.predict(source.evaluation, batch_size)
-    check_logits(logits)
-    logits = np.take(logits, order, axis=1)
+    logits, labels = _predicted(predictor, source.evaluation, order, batch_size)
     return (measure_multi_label if source.multi_label else measure)(logits, labels, source.labels)
 
 
@@ -181,16 +179,24 @@ def class_order(predictor: Predictor, source: DataSet) -> list[int]:
     return [*range(predictor.num_classes)]
 
 
-def check_logits(logits: np.ndarray) -> None:
-    """Raise UserError for invalid logits. Minus infinity is valid: the logarithm of probability 0."""
+def _predicted(
+    predictor: Predictor, split: Split, order: Sequence[int], batch_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return logits (n, K) in the order of the classes of the data, and labels.
+
+    Raises UserError for invalid logits. Minus infinity is valid: the logarithm of probability 0.
+    """
+    logits, labels = predictor.predict(split, batch_size)
     bad = int(np.sum(np.any(np.isnan(logits) | np.isposinf(logits), axis=-1) | np.all(np.isneginf(logits), axis=-1)))
     if bad:
         raise UserError(
             f"The model's outputs are not finite for {bad:,} of {len(logits):,} images; its weights are damaged, or "
             "its activations overflow."
         )
+    return np.take(logits, order, axis=1), labels
 
 
+@exact_products()
 def verify_official(options: VerifyOfficialOptions) -> None:
     """Measure the checkpoint with the preprocessing of its published figure, and print a row of a table and a verdict.
 
@@ -210,9 +216,8 @@ def verify_official(options: VerifyOfficialOptions) -> None:
     if source.kind == "folder" and split_folders(source.path) is None:  # of which the evaluation images are a tenth
         splits.append(dataset.train)
     for split in splits:
-        logits, labels = predictor.predict(split, options.batch_size)
-        check_logits(logits)
-        correct += int(np.sum(np.take(logits, order, axis=1).argmax(axis=-1) == labels))
+        logits, labels = _predicted(predictor, split, order, options.batch_size)
+        correct += int(np.sum(logits.argmax(axis=-1) == labels))
         count += len(labels)
     low, high = (100.0 * end for end in share_interval(correct, count))
     cells = (

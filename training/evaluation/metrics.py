@@ -234,7 +234,6 @@ def _bootstrap(count: int, measured: Callable[[np.ndarray], Mapping[str, Any]], 
 
 
 def _interval(values: np.ndarray) -> list[float] | None:
-    """Return the interval of the draws that have a value; None if none has."""
     known = values[~np.isnan(values)]
     return np.quantile(known, [(1.0 - _LEVEL) / 2.0, (1.0 + _LEVEL) / 2.0]).tolist() if known.size else None
 

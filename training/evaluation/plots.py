@@ -65,7 +65,6 @@ def most_confused(matrix: np.ndarray, count: int) -> list[tuple[int, int, int]]:
 
 
 def _draw_pairs(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
-    """Plot a bar for each of the most frequent confusions."""
     pairs = most_confused(matrix, _PAIRS)
     figure = matplotlib.figure.Figure(figsize=(8.0, 1.2 + 0.24 * max(len(pairs), 1)), layout="constrained")
     axes = figure.subplots()

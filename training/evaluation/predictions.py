@@ -38,11 +38,9 @@ class Prediction:
     probabilities: tuple[float, ...]
     """Of the predicted classes, 0 to 1."""
     correct: bool
-    """Whether all classes are right."""
     worst: str = ""
     """The class of the surest wrong decision."""
     worst_probability: float = 0.0
-    """The probability of that class."""
     label_probability: float | None = None
     """The probability of the label, where an image has one class."""
 
@@ -111,7 +109,6 @@ class Comparison:
     name: str
     """The directory of its report."""
     correct: dict[str, bool]
-    """Whether each image was right."""
 
     def check_images(self, files: Sequence[str]) -> None:
         """Raise UserError unless these are its images."""

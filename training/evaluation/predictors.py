@@ -36,7 +36,6 @@ class Predictor:
     """A model of any kind, opened for measuring."""
 
     run: Run
-    """What was opened."""
     kind: str
     """What it is, in words."""
     num_classes: int
@@ -149,8 +148,6 @@ def accuracy(
 
 
 class _Signature(NamedTuple):
-    """A signature of a SavedModel from images to logits or probabilities."""
-
     function: Callable
     input: str
     spec: tf.TensorSpec
@@ -252,7 +249,6 @@ def _outputs_of_files(
 
 
 def _tflite(run: Run, overrides: InputOptions) -> Predictor:
-    """Open a TFLite file of images, one at a time, float32 or, as 0..255, uint8; its output is taken for logits."""
     path = local_copy(existing_file(run.path, "give the path of a .tflite file"))
     content = path.read_bytes()
     interpreter, taken, returned = _open_interpreter(run, path)

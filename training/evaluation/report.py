@@ -92,14 +92,12 @@ class Subject:
     comparison: Comparison | None = None
     """An earlier evaluation on the same images."""
     names_classes: bool = True
-    """Whether the model names its classes."""
     save_predictions: bool = False
     raw: bool = False
     """See `CsvOptions`."""
 
     @property
     def files(self) -> list[str]:
-        """The names of the images."""
         return [self.split.name(index) for index in range(self.split.num_examples)]
 
 
@@ -294,7 +292,6 @@ def _compared(
 
 
 def _calibration_sentence(fitted: Mapping[str, Any]) -> str:
-    """Return what the temperature of `calibration` changes."""
     before, after = fitted["before"], fitted["after"]
     useless = fitted["temperature"] > 0.99 * HIGHEST_TEMPERATURE
     return (

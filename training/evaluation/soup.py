@@ -35,14 +35,8 @@ def cook(runs: Sequence[Run], options: SoupOptions) -> Run:
 
     Raises UserError if the runs differ in architecture, preprocessing or classes; if greedy, also in their data.
     """
-    _check(runs, greedy=options.greedy)
     model, target = _read(runs[0]), Run.at(output_folder(options.output))
-    expected = _described(model)
-    for run in runs[1:]:
-        if different := differences(expected, _described(_read(run))):
-            raise UserError(
-                f"Only equal models can be averaged, but {run.name} differs from the first run in {different}."
-            )
+    _check(runs, _described(model), greedy=options.greedy)
     source = _source_of(runs) if options.greedy and not target.is_finished else None
     fingerprints = {run.config.get(IMAGES) for run in runs}
     settings = {"command": "soup", "runs": list(options.runs), "greedy": options.greedy, **_common_data(runs)}
@@ -66,8 +60,11 @@ def cook(runs: Sequence[Run], options: SoupOptions) -> Run:
     return target
 
 
-def _check(runs: Sequence[Run], *, greedy: bool) -> None:
-    """Raise UserError for runs that cannot be averaged; if greedy, also for those that cannot be compared."""
+def _check(runs: Sequence[Run], described: dict, *, greedy: bool) -> None:
+    """Raise UserError for runs that cannot be averaged; if greedy, also for those that cannot be compared.
+
+    described: the model of the first run.
+    """
     first, what = runs[0], None
     for run in runs:
         if "settings" not in run.config:
@@ -80,6 +77,8 @@ def _check(runs: Sequence[Run], *, greedy: bool) -> None:
             what = f"{run.name} has no accuracy in its metrics.jsonl, as --greedy needs"
         elif greedy and (different := differences(first.settings["source"], run.settings["source"])):
             what = f"--greedy compares on the same images, and {first.name} and {run.name} differ in {different}"
+        elif run is not first and (different := differences(described, _described(_read(run)))):
+            what = f"the models of {first.name} and {run.name} differ in {different}"
         if what is not None:
             raise UserError(f"These runs cannot be averaged, because {what}; give others.")
 
@@ -90,7 +89,6 @@ def _read(run: Run) -> keras.Model:
 
 
 def _described(model: keras.Model) -> dict:
-    """Return what models that are averaged have in common."""
     image = dataclasses.asdict(preprocessing_of(model))
     return {"config": dataclasses.asdict(keras_vit.config_of(model)), "image": image}
 
@@ -106,7 +104,6 @@ def _common_data(runs: Sequence[Run]) -> dict:
 
 
 def _accuracy_at_end(run: Run) -> float | None:
-    """Return the accuracy on its evaluation images; None if its metrics do not say."""
     return run.metrics()[-1].get("val_accuracy") if run.metrics() else None
 
 

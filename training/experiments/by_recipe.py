@@ -5,7 +5,6 @@ import functools
 import inspect
 from collections.abc import Iterable, Sequence
 
-from keras_vit import UserError
 from keras_vit.cli import parser
 from keras_vit.errors import refuse_without_effect
 from training.options.train import USUAL, FinetuneOptions, PretrainOptions
@@ -32,8 +31,6 @@ def pretrain(arguments: Sequence[str], about: str = "") -> str | None:
     if not arguments or arguments[0] in ("-h", "--help"):
         arguments = [_AUTO, "--help"]
     name, *rest = arguments
-    if name.startswith("-"):
-        raise UserError(f"The first argument must be a recipe, but is {name!r:.80}; keras-vit recipes lists all.")
     # What the recipe auto is depends on the data, so its values are not known yet.
     named, prog = _pretrain_recipe(name, DataFacts(1000, (64, 64))), f"keras-vit pretrain {name}"
     about = _about(about, name, RECIPES, 64 if name == _AUTO else None)
@@ -67,7 +64,6 @@ def _pretrain_recipe(name: str, facts: DataFacts, steps: int | None = None) -> P
 
 
 def _pretrain(request: Request, name: str, options: PretrainOptions, named: PretrainRecipe) -> str | None:
-    """Open devices, data and checkpoint, and train."""
     from keras_vit.checkpoints.describe import describe
     from keras_vit.run import Run
     from training.data.dataset import typical_image
@@ -144,7 +140,6 @@ def _check_finetune(options: FinetuneOptions, name: str) -> None:
 
 
 def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | None:
-    """Open devices and data, and train."""
     from training.data.dataset import typical_image
     from training.experiments.few_labels import finetune_with_unlabelled
     from training.loop.callbacks import report_interruption

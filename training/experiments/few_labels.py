@@ -85,7 +85,6 @@ _WITHOUT: dict[str, Any] = {"unlabelled": None, "learn_by": "noisy-student", "co
 
 
 def _keep(run: Run, workdir: pathlib.Path, report: str) -> Run:
-    """Copy a run without its checkpoints to the workdir, with the report."""
     with atomic_folder(workdir) as folder:
         shutil.copytree(run.path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("checkpoints", _LABELS))
         (folder / REPORT).write_text(report, encoding="utf-8")

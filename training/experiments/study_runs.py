@@ -85,7 +85,6 @@ class Trial:
     data: DataOptions
     shots: int
     folder: pathlib.Path
-    """The run directory."""
 
     @property
     def settings(self) -> dict:
@@ -95,7 +94,6 @@ class Trial:
 
     @property
     def log(self) -> pathlib.Path:
-        """What it prints."""
         return self.folder.with_suffix(".log")
 
     def measured(self) -> dict | None:
@@ -163,7 +161,6 @@ def few_shot_accuracy(model: keras.Model, source: DataSet, shots: int) -> float:
 
 
 def _labels_of(split: Split) -> np.ndarray:
-    """Return the label of every example, (n,) int64."""
     data = tf.data.Dataset.range(split.num_examples).map(lambda index: split.read(index)[1])
     return np.concatenate([batch.numpy() for batch in data.batch(1024)]).astype(np.int64)
 
@@ -237,11 +234,10 @@ def _in_own_process(trial: Trial, threads: int) -> dict:
     try:
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as process:
             return process.submit(trial.run, threads).result()
-    except concurrent.futures.BrokenExecutor:
+    except (concurrent.futures.BrokenExecutor, UserError) as problem:
         why = f"the process was killed, perhaps because memory ran out; its log is {trial.log}: repeat the command to "
-        raise UserError(f"{trial.folder.name}: {why}continue, with fewer --jobs.") from None
-    except UserError as mistake:
-        raise UserError(f"{trial.folder.name}: {mistake}") from mistake
+        why = str(problem) if isinstance(problem, UserError) else f"{why}continue, with fewer --jobs."
+        raise UserError(f"{trial.folder.name}: {why}") from problem
 
 
 # The report

@@ -182,11 +182,9 @@ class LabelRule:
     label: Callable[[dict], tf.Tensor]
     """Decoded features -> integer."""
     names: tuple[str, ...]
-    """Of the classes."""
 
 
 def _bin(value: tf.Tensor, thresholds: tuple[float, ...]) -> tf.Tensor:
-    """Return the number of the last threshold below a value."""
     return tf.reduce_sum(tf.cast(tf.constant(thresholds) < value, tf.int32)) - 1
 
 

@@ -71,6 +71,13 @@ class Extractor:
     """Of the weights, the architecture, the precision, the features, and what is done to the images."""
     batch_size: int
 
+    def describe(
+        self, name: str, labels: tuple[str, ...], splits: dict[str, int], checksum: int, dtype: str = "float32"
+    ) -> FeatureDescription:
+        """Return the description of features of these pictures; for arguments see `FeatureDescription`."""
+        width = int(self.model.output_shape[-1])
+        return FeatureDescription(name, self.fingerprint, self.features, width, dtype, labels, splits, checksum)
+
 
 def open_extractor(
     model: keras.Model, preprocessing: Preprocessing, features: IndexKind = "pre_logits", batch_size: int = 64
@@ -198,19 +205,9 @@ def describe_features(
     preprocessing = own if options.resize is None else own.with_resize(options.resize, None)
     features = options.features or ("joint" if has_texts else "pre_logits")
     extractor = open_extractor(run.model, preprocessing, features, options.batch_size)
-    description = FeatureDescription(
-        model=run.name,
-        fingerprint=extractor.fingerprint,
-        features=features,
-        width=int(extractor.model.output_shape[-1]),
-        dtype=options.dtype,
-        labels=labels,
-        splits=splits,
-        checksum=checksum,
-        data=options.source.settings() if options.source.data else None,
-        settings=options.settings,
-    )
-    return description, extractor
+    description = extractor.describe(run.name, labels, splits, checksum, options.dtype)
+    data = options.source.settings() if options.source.data else None
+    return dataclasses.replace(description, data=data, settings=options.settings), extractor
 
 
 def start_folder(folder: pathlib.Path, description: FeatureDescription) -> None:
@@ -223,11 +220,7 @@ def start_folder(folder: pathlib.Path, description: FeatureDescription) -> None:
                 f"another model ({there.model}, {there.features}) than {description.model} with these options "
                 f"({description.features}), and features of two models are never mixed"
             )
-        elif (there.splits, there.checksum, there.labels) != (
-            description.splits,
-            description.checksum,
-            description.labels,
-        ):
+        elif any(getattr(there, name) != getattr(description, name) for name in ("splits", "checksum", "labels")):
             what = "other pictures"
         elif there.dtype != description.dtype:
             what = f"the type {there.dtype}, not {description.dtype}"
@@ -324,7 +317,6 @@ def _problems(files: Sequence[str], contents: FileContents) -> dict[str, str]:
 
 
 def _computed(split: Split, extractor: Extractor, progress: Progress | None) -> np.ndarray:
-    """Return the features (n, D) float32 of the examples of a split."""
     found = [np.zeros((0, extractor.model.output_shape[-1]), np.float32)]
     if not split.num_examples:
         return found[0]

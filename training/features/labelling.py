@@ -21,7 +21,7 @@ from keras_vit.files.tables import write_csv
 from keras_vit.run import Run
 from training.data.dataset import DataSet, check_some_read
 from training.features.extraction import embed_rows, listing_of_files, open_extractor
-from training.features.logistic_regression import new_probe, one_thread
+from training.features.linear_models import new_probe, one_thread
 from training.features.lookup import nearest_rows, picture_card, unit_length
 from training.features.probe import cached_features
 from training.features.store import NO_SPLIT

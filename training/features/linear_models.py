@@ -144,7 +144,6 @@ def shots_that_fit(labels: np.ndarray, names: Sequence[str], shots: Sequence[int
 
 
 def _held_out(train: Features, rows: np.ndarray, seed: int) -> Features:
-    """Return training images that are not among the shots."""
     rest = np.setdiff1d(np.arange(len(train.labels)), rows)
     if not len(rest):
         raise UserError("All training images are among the shots, so none is left to choose a strength on; give --l2.")
@@ -240,7 +239,6 @@ def fit_probe(
 
 
 def _fitted(train: Features, c: float, max_iterations: int) -> tuple[sklearn.pipeline.Pipeline, bool]:
-    """Return a fitted probe, and whether its solver converged."""
     new = new_probe(c, max_iterations)
     with warnings.catch_warnings(record=True) as caught, one_thread():
         warnings.simplefilter("always", sklearn.exceptions.ConvergenceWarning)

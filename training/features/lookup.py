@@ -18,7 +18,7 @@ from keras_vit.cli.pages import render, thumbnail_address
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import needed_package
 from keras_vit.files.atomic import atomic_write, write_text
-from keras_vit.files.remote import is_remote
+from keras_vit.files.remote import local_copy
 from keras_vit.files.tables import markdown_table, write_csv
 from keras_vit.images.decode import decode_with_pillow
 from keras_vit.run import Run
@@ -48,7 +48,6 @@ class Nearest:
     rows: np.ndarray
     """(k,), of the index."""
     pictures: Pictures
-    """Of these rows."""
 
 
 def similar(index: FeatureIndex, files: Sequence[str], options: SimilarOptions) -> None:
@@ -76,7 +75,6 @@ def search(index: FeatureIndex, options: SearchOptions) -> str:
 
 
 def _run_of(index: FeatureIndex, options: LookupOptions) -> Run:
-    """Open the model that made an index."""
     settings, name = index.description.settings, options.run or index.description.model
     size = settings["image_size"]
     return Run.open(name, image_size=tuple(size) if size else None, num_heads=settings["num_heads"])
@@ -213,14 +211,12 @@ class NeighborGraph:
 
     def __init__(self, index: FeatureIndex) -> None:
         """Read the graph, or make and write it, and print its recall."""
-        if is_remote(index.folder):
-            raise UserError(f"--approximate keeps its graph beside the features, but {index.folder} is in a bucket.")
         faiss = needed_package("faiss", "--approximate needs", "faiss-cpu")
         content = zlib.crc32("".join(index.pictures.digests).encode())
         name = f"graph-{index.description.fingerprint}-{content}"
         graph, recall = index.folder / f"{name}.faiss", index.folder / f"{name}.json"
         if graph.is_file() and recall.is_file():
-            self._graph = faiss.read_index(str(graph))
+            self._graph = faiss.read_index(str(local_copy(graph)))
             self.recall = float(json.loads(recall.read_text())["recall_at_10"])
         else:
             kind, metric = faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
@@ -282,7 +278,6 @@ class Thumbnails:
 
     @functools.cached_property
     def _source(self) -> DataSet | None:
-        """The data of the index, if they are no files."""
         data = self._index.description.data
         if data is None or data["data"].startswith(("folder:", "csv:")):
             return None

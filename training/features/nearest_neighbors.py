@@ -64,12 +64,7 @@ class WatchFeatures(keras.callbacks.Callback):
 
     Writes all measurements to knn.json of the run directory. When one lies more than two standard errors below the
     best, training stops, and the weights become those of the best, which best_features.npz keeps until then. Both files
-    are continued when an interrupted run is, so it stops at the same step.
-
-    Args:
-        source: whose labels are compared; of large splits a random part.
-        run: the run directory.
-        every: epochs between two measurements; None for the first and the last only.
+    are continued when an interrupted run is, so it stops at the same step. Of large splits a random part is measured.
     """
 
     def __init__(self, source: DataSet, run: Run, every: int | None):

@@ -40,7 +40,7 @@ from training.features.extraction import (
     open_extractor,
     write_features,
 )
-from training.features.store import NO_SPLIT, FeatureDescription, FeatureIndex, check_same_model, open_index
+from training.features.store import NO_SPLIT, FeatureIndex, check_same_model, open_index
 from training.loop.callbacks import save_images
 from training.options.features import FeatureKind, FeatureOptions, ProbeOptions
 
@@ -58,7 +58,6 @@ class Features:
         check_finite(self.values)
 
     def take(self, rows: np.ndarray) -> "Features":
-        """Return the features of some images."""
         return Features(self.values[rows], self.labels[rows])
 
 
@@ -129,25 +128,11 @@ def cached_features(extractor: Extractor, split: Split, cache: str | os.PathLike
     digest = hashlib.sha256(digests.tobytes())
     digest.update(np.asarray(labels, np.int64).tobytes())
     key = digest.hexdigest()[:20]
-    description = FeatureDescription(
-        model=extractor.model.name,
-        fingerprint=extractor.fingerprint,
-        features=extractor.features,
-        width=int(extractor.model.output_shape[-1]),
-        dtype="float32",
-        labels=(),
-        splits={NO_SPLIT: split.num_examples},
-        checksum=int(key, 16),
-        data=None,
-        settings={},
-    )
+    description = extractor.describe(extractor.model.name, (), {NO_SPLIT: split.num_examples}, int(key, 16))
     listing = Listing((), {NO_SPLIT: split}, description.checksum)
     extractor = dataclasses.replace(extractor, batch_size=min(extractor.batch_size, split.num_examples))
-    if cache is None:
-        place = pathlib.Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser() / "features"
-    else:
-        place = output_folder(cache)
-    folder = place / f"{extractor.fingerprint}-{key}"
+    usual = pathlib.Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser() / "features"
+    folder = (usual if cache is None else output_folder(cache)) / f"{extractor.fingerprint}-{key}"
     try:
         values = write_features(folder, description, listing, extractor).embeddings()
     except UserError as problem:

@@ -139,7 +139,6 @@ class _Contents:
         )
 
     def _known(self, row: int, reason: str) -> dict[str, str]:
-        """Return what the page knows of a picture, with what was decided before."""
         path, digest = self._key(row)
         known = {"path": path, "digest": digest, "reason": reason}
         earlier = self._earlier.get((path, digest))
@@ -156,7 +155,6 @@ class _Contents:
         }
 
     def _cards(self, rows: Sequence[int], **notes: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the cards of pictures, each with its element of `notes`."""
         cards = []
         for place, row in enumerate(rows):
             path, split = self._pictures.paths[row], self._pictures.splits[row]

@@ -52,16 +52,15 @@ class FeatureDescription:
     """The kind; see `EmbedOptions.features`."""
     width: int
     dtype: str
-    """float16 or float32."""
     labels: tuple[str, ...]
     """The names of the classes, in order; empty for pictures without classes."""
     splits: dict[str, int]
     """Split -> pictures, also those that cannot be read."""
     checksum: int
     """Of the pictures."""
-    data: dict | None
+    data: dict | None = None
     """The fields of DataOptions; None for single pictures."""
-    settings: dict
+    settings: dict = dataclasses.field(default_factory=dict)
     """image_size, num_heads and resize of the command."""
     version: int = _VERSION
 
@@ -196,12 +195,10 @@ def _reading(file: pathlib.Path) -> contextlib.AbstractContextManager[None]:
 
 
 def part_file(folder: pathlib.Path, split: str, number: int) -> pathlib.Path:
-    """Return the file of a part."""
     return folder / f"{split}-{number:05d}.parquet"
 
 
 def _types_of(description: FeatureDescription) -> dict[str, pyarrow.DataType]:
-    """Return the type of each column."""
     value = pyarrow.float16() if description.dtype == "float16" else pyarrow.float32()
     return {**dict.fromkeys(_COLUMNS[:-1], pyarrow.string()), "embedding": pyarrow.list_(value, description.width)}
 
@@ -229,7 +226,6 @@ def write_part(folder: pathlib.Path, description: FeatureDescription, split: str
 
 
 def write_description(folder: pathlib.Path, description: FeatureDescription) -> None:
-    """Write features.json."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / DESCRIPTION, json.dumps(dataclasses.asdict(description), indent=2) + "\n")
 

@@ -230,9 +230,10 @@ class JaxTrainer(Trainer):
 
 def _structure(part: keras.Model) -> tuple:
     """Equal for parts of a network that compute the same from other weights."""
+    wrapped = [getattr(layer, "layer", layer) for layer in part.layers]
     layers = tuple(
         (type(layer), getattr(layer, "rate", None), tuple((tuple(v.shape), v.trainable) for v in layer.variables))
-        for layer in part.layers
+        for layer in wrapped
     )
     counts = any(isinstance(layer, keras.layers.BatchNormalization) for layer in part.layers)
     return part.input.shape, layers, id(part) if counts else None

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras import ops
 
 from keras_vit.models.attention import chunk_long_attention
-from training.loop.devices.cpu_kernels import fast_here
+from training.loop.devices.kernels import fast_here
 from training.loop.devices.strategies import several_workers
 from training.objectives.objective import Decay, Objective
 

@@ -21,7 +21,7 @@ import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of
 from keras_vit.models.layers import TokenDense
 from keras_vit.run import Run
-from training.loop.devices.cpu_kernels import fast_here
+from training.loop.devices.kernels import fast_here
 from training.objectives.objective import Classification, Objective, is_right, sums_of
 
 # Shares of the two losses of the patches.

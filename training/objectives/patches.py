@@ -20,7 +20,7 @@ from keras_vit.checkpoints.load import values_by_key, weights_by_key
 from keras_vit.models.build import dtype_policy
 from keras_vit.models.layers import no_init_weights
 from keras_vit.models.weight_resizing import resize_patch_kernel, resize_position_embedding
-from training.loop.devices.cpu_kernels import fast_here
+from training.loop.devices.kernels import fast_here
 from training.objectives.objective import Objective
 
 _KERNEL, _POSITIONS = "embedding/kernel", "Transformer/posembed_input/pos_embedding"

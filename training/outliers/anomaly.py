@@ -31,6 +31,7 @@ from keras_vit.scores import threshold_of
 from training.data.dataset import check_some_read
 from training.features.extraction import check_finite
 from training.options.predict import AnomalyFitOptions, AnomalyPredictOptions
+from training.prediction.classifier import as_utf8, read_picture
 
 FACTS = "anomaly.json"
 # Most patches in memory; most numbers of all patches of good parts (2 GiB); every fifth good part is held out.
@@ -131,7 +132,6 @@ def open_anomaly_detector(directory: str) -> AnomalyDetector:
 def _patches(
     extractor: keras.Model, files: Sequence[pathlib.Path], preprocessing: Preprocessing, batch_size: int
 ) -> np.ndarray:
-    """Return the patches (n, D) float32 of all pictures."""
     found = []
     for begin in tracked(range(0, len(files), batch_size), "Patches", unit="batches"):
         images = [read_image(file, preprocessing) for file in files[begin : begin + batch_size]]
@@ -226,12 +226,10 @@ class Part:
 
     @property
     def is_defect(self) -> bool:
-        """Whether the part is defective."""
         return self.score > self.threshold
 
     @property
     def verdict(self) -> str:
-        """The same in a word."""
         return "defect" if self.is_defect else "good"
 
     @property
@@ -244,15 +242,13 @@ class Part:
 
 def predict_anomaly(detector: AnomalyDetector, files: Sequence[pathlib.Path], options: AnomalyPredictOptions) -> None:
     """Score pictures, print a table, and write `--output`. Raises UserError if no picture can be read."""
-    parts, problems = [], dict[str, str]()
+    parts, problems = [], dict[str, str | None]()
     for file in tracked(files, "Looking at pictures"):
-        name = str(file).encode("utf-8", "replace").decode("utf-8")
-        try:
-            image = read_image(file, detector.preprocessing)
-        except (UserError, OSError) as error:
-            problems[name] = str(error)
+        image, problem = read_picture(file, detector.preprocessing)
+        if image is None:
+            problems[as_utf8(str(file))] = problem
         else:
-            parts.append(Part(name, image.pixels, *detector.inspect(image), detector.threshold))
+            parts.append(Part(image.name, image.pixels, *detector.inspect(image), detector.threshold))
     if parts:
         rows = [[each.name, f"{each.score:.4g}", each.verdict, "{}, {}".format(*each.peak)] for each in parts]
         print(markdown_table(["picture", "score", "verdict", "at x, y"], rows, num_text_columns=1))
@@ -268,7 +264,7 @@ def predict_anomaly(detector: AnomalyDetector, files: Sequence[pathlib.Path], op
     check_some_read(len(parts))
 
 
-def _csv_rows(parts: Sequence[Part], problems: Mapping[str, str]) -> Iterator[Sequence]:
+def _csv_rows(parts: Sequence[Part], problems: Mapping[str, str | None]) -> Iterator[Sequence]:
     yield "picture", "score", "threshold", "defect", "x", "y", "problem"
     for each in parts:
         yield each.name, f"{each.score:.6g}", f"{each.threshold:.6g}", each.is_defect, *each.peak, ""
@@ -276,7 +272,7 @@ def _csv_rows(parts: Sequence[Part], problems: Mapping[str, str]) -> Iterator[Se
         yield name, "", "", "", "", "", problem
 
 
-def _page(parts: Sequence[Part], problems: Mapping[str, str]) -> str:
+def _page(parts: Sequence[Part], problems: Mapping[str, str | None]) -> str:
     """Return a page, the most suspicious first. All maps have one scale, from their lowest value to twice the limit."""
     low = min(float(each.heat.min()) for each in parts)
     return render(

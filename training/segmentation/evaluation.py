@@ -40,19 +40,6 @@ _RGB = np.array([[int(color[place : place + 2], 16) for place in (1, 3, 5)] for 
 _LONGEST, _SHARE = 480, 0.55
 
 
-@dataclasses.dataclass(frozen=True)
-class Panel:
-    """An image with segments."""
-
-    title: str
-    segments: np.ndarray
-    """(h, w) int32: the number of the segment of each pixel, negative for none."""
-    names: Sequence[str]
-    """Names of the segments, by number."""
-    colors: np.ndarray
-    """(n,) int: the color of each segment, such as its class."""
-
-
 # Draws of the bootstrap over the images, and the ends of the interval.
 _DRAWS, _ENDS = 500, (0.025, 0.975)
 _MOST_SHOWN = 12
@@ -113,7 +100,6 @@ def _share_right(target: Target, answer: FoundSegments, task: SegmentationTask) 
 
 
 def _read(segmenter: Segmenter, split: Split, index: int) -> tuple[np.ndarray, Segments]:
-    """Return the pixels of an image (h, w, C) uint8, and its truth."""
     assert split.truth is not None
     pixels = decoded(split.read(tf.constant(index, tf.int64))[0], preprocessing_of(segmenter.model)).numpy()
     return pixels, split.truth(index)
@@ -288,16 +274,20 @@ def _page(evaluation: Evaluation) -> str:
         classes, segments = of_task(truth, segmenter.kind)
         name = f"{evaluation.split.name(index)}: {evaluation.right[index]:.0%} of the pixels have the right class"
         answer = segmenter.segment(pixels)
-        rows = (("truth", classes, segments), ("found", answer.labels, answer.map))
-        cards.append((name, pixels, [panel_of(*row, segmenter) for row in rows]))
+        truth_panel = panel_of("truth", pixels, (classes, segments), segmenter)
+        cards.append((name, pixels, [truth_panel, panel_of("found", pixels, (answer.labels, answer.map), segmenter)]))
     words = f"{evaluation.ignored} Pictures with the most pixels of a wrong class come first."
     return segments_page("Worst pictures", cards, words.strip())
 
 
-def panel_of(title: str, classes: np.ndarray, segments: np.ndarray, segmenter: Segmenter) -> Panel:
-    """Return segments to draw: of panoptic and semantic in the color of the class, of instance in their own."""
+def panel_of(title: str, pixels: np.ndarray, target: Target, segmenter: Segmenter) -> dict[str, Any]:
+    """Return an image with segments for a page: in the color of the class, of instance each in its own."""
+    classes, segments = target
     colors = np.arange(len(classes)) if segmenter.kind == "instance" else classes
-    return Panel(title, segments, [segmenter.labels[label] if label >= 0 else "" for label in classes], colors)
+    numbers, counts = np.unique(segments[segments >= 0], return_counts=True)
+    largest_first = numbers[np.argsort(-counts, kind="stable")]
+    names = [(segmenter.labels[classes[n]] if classes[n] >= 0 else "", _hex(colors[n])) for n in largest_first]
+    return _figure(title, overlay(pixels, segments, colors), names)
 
 
 def overlay(pixels: np.ndarray, segments: np.ndarray, colors: np.ndarray) -> np.ndarray:
@@ -323,19 +313,10 @@ def color_of(numbers: np.ndarray) -> np.ndarray:
     return _RGB[numbers % len(_COLORS)] * (1 - lighter) + 255.0 * lighter
 
 
-def segments_page(title: str, cards: Sequence[tuple[str, np.ndarray, Sequence[Panel]]], words: str = "") -> str:
-    """Return HTML text of a page: for each image its name, pixels (h, w, C) and panels."""
-    shown = [
-        {"name": name, "figures": [_figure("picture", pixels), *(_panel(pixels, panel) for panel in panels)]}
-        for name, pixels, panels in cards
-    ]
+def segments_page(title: str, cards: Sequence[tuple[str, np.ndarray, Sequence[dict]]], words: str = "") -> str:
+    """Return HTML text of a page: for each image its name, pixels (h, w, C) and panels, see `panel_of`."""
+    shown = [{"name": name, "figures": [_figure("picture", pixels), *panels]} for name, pixels, panels in cards]
     return render("segments", title=title, words=words, cards=shown)
-
-
-def _panel(pixels: np.ndarray, panel: Panel) -> dict[str, Any]:
-    numbers, counts = np.unique(panel.segments[panel.segments >= 0], return_counts=True)
-    segments = [(panel.names[n], _hex(panel.colors[n])) for n in numbers[np.argsort(-counts, kind="stable")]]
-    return _figure(panel.title, overlay(pixels, panel.segments, panel.colors), segments)
 
 
 def _figure(title: str, pixels: np.ndarray, segments: list[tuple[str, str]] | None = None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from training.data.annotations.coco import write_panoptic_png
 from training.data.annotations.masks import OBJECTS
 from training.data.dataset import check_some_read
 from training.prediction.classifier import as_utf8, batches_of_pictures
-from training.segmentation.evaluation import Panel, mask_annotation, panel_of, segments_page
+from training.segmentation.evaluation import mask_annotation, panel_of, segments_page
 from training.segmentation.segmenter import FoundSegments, Segmenter, class_map, names_of
 
 # Images on the page, the first ones; and names of segments in the table.
@@ -39,7 +39,7 @@ def predict(segmenter: Segmenter, files: Sequence[pathlib.Path], output: pathlib
     """
     rows, problems = list[tuple[str, str]](), list[str]()
     batches = batches_of_pictures(files, preprocessing_of(segmenter.model), problems)
-    cards: list[tuple[str, np.ndarray, Sequence[Panel]]] = []
+    cards: list[tuple[str, np.ndarray, list[dict]]] = []
     root = pathlib.Path(as_utf8(os.path.commonpath([file.absolute().parent for file in files])))
     with staged(output) as stage:
         writer = MaskWriter(segmenter, stage)
@@ -48,8 +48,8 @@ def predict(segmenter: Segmenter, files: Sequence[pathlib.Path], output: pathlib
             writer.add(pathlib.Path(image.name).absolute().relative_to(root), answer)
             rows.append((image.name, _listed(segmenter, answer)))
             if len(cards) < _ON_PAGE:
-                panels = [panel_of("segments", answer.labels, answer.map, segmenter)]
-                cards.append((image.name, image.pixels, panels))
+                panel = panel_of("segments", image.pixels, (answer.labels, answer.map), segmenter)
+                cards.append((image.name, image.pixels, [panel]))
         for problem in problems:
             print(problem)
         check_some_read(len(rows))

@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import platform
 import re
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -26,13 +27,15 @@ _ON_JAX: dict[str, tuple[tuple, str]] = {
     "data_service": ((), "it was tried on TensorFlow alone"),
     "inspect_every": ((), "keras-vit inspect reads the finished run"),
     "profile_steps": ((), "TensorFlow's profiler does not see JAX"),
-    "dry_run": ((), _OF_TENSORFLOW),
     "target": (("classes",), _OF_TENSORFLOW),
     "teacher": ((), _OF_TENSORFLOW),
     "patch_sizes": ((), _OF_TENSORFLOW),
     "patch_dropout": ((), _OF_TENSORFLOW),
     "sharpness_radius": ((), _OF_TENSORFLOW),
 }
+# Packages by which JAX runs on GPUs, and the driver in Windows Subsystem for Linux.
+_JAX_WITH_CUDA = ("jax-cuda12-plugin", "jax-cuda13-plugin")
+_DRIVER_OF_WSL = "usr/lib/wsl/lib/libcuda.so.1"
 _NEED_JAX = ("model_parallel", "shard_weights")
 
 # PCI ids of Google's chips, as in JAX's hardware_utils.py: v2 and v3, a version without a public name, v4, v5p, v5e,
@@ -48,7 +51,13 @@ _XLA_FLAGS = (
 
 
 def prepare_backend(options: TrainingOptions) -> None:
-    """Prepare the environment for the backend of Keras. Raises UserError for options that it does not support."""
+    """Prepare the environment for the backend of Keras. Raises UserError for options that it does not support.
+
+    Unless KERAS_BACKEND is set or Keras is imported, the backend is JAX where only JAX can use the GPU of this machine.
+    """
+    if "KERAS_BACKEND" not in os.environ and "keras" not in sys.modules and only_jax_sees_gpu():
+        os.environ["KERAS_BACKEND"] = "jax"
+        print("Training runs on the GPU with JAX: this TensorFlow is for CPUs (KERAS_BACKEND=tensorflow trains there).")
     if os.environ.get("KERAS_BACKEND") == "jax":
         _check_jax(options)
         return
@@ -59,7 +68,7 @@ def prepare_backend(options: TrainingOptions) -> None:
 
 def _check_jax(options: TrainingOptions) -> None:
     if importlib.util.find_spec("jax") is None:
-        raise UserError('KERAS_BACKEND=jax needs the package jax: pip install jax, or "jax[cuda12]" for NVIDIA GPUs.')
+        raise UserError('KERAS_BACKEND=jax needs the package jax: pip install jax, or ".[gpu-jax]" for NVIDIA GPUs.')
     parts = (options.devices, options.execution, options, options.recipe)
     given = {name: getattr(part, name) for part in parts for name in _ON_JAX if getattr(part, name, None)}
     for name, value in given.items():
@@ -69,6 +78,26 @@ def _check_jax(options: TrainingOptions) -> None:
                 f"{option_name(name)}{f' {value}' if supported else ''} is not supported with KERAS_BACKEND=jax "
                 f"({reason}); leave it out, or set KERAS_BACKEND=tensorflow."
             )
+
+
+def only_jax_sees_gpu(
+    environ: Mapping[str, str] = os.environ, root: str | os.PathLike = "/", packages: Sequence[str] | None = None
+) -> bool:
+    """Whether this machine has an NVIDIA GPU for which JAX has CUDA libraries, and TensorFlow is built for CPUs.
+
+    root: the directory of dev and usr. `packages` are the directories of installed packages, by default Python's own.
+    """
+    has_gpu = any(pathlib.Path(root, "dev").glob("nvidia[0-9]*")) or pathlib.Path(root, _DRIVER_OF_WSL).exists()
+    if not has_gpu or environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    # There are no GPU libraries in TensorFlow for ARM.
+    for_cpus = not _installed("tensorflow", packages) or platform.machine() == "aarch64"
+    return for_cpus and any(_installed(name, packages) for name in _JAX_WITH_CUDA)
+
+
+def _installed(name: str, packages: Sequence[str] | None) -> importlib.metadata.Distribution | None:
+    path = list(sys.path if packages is None else packages)
+    return next(iter(importlib.metadata.distributions(name=name, path=path)), None)
 
 
 def has_tpu(root: str | os.PathLike = "/") -> bool:
@@ -134,10 +163,7 @@ def prepare_tpu(
 
 def _find_libtpu(packages: Sequence[str]) -> pathlib.Path:
     """Return the path of libtpu.so, of the version that tensorflow-tpu requires."""
-    tensorflow, libtpu = (
-        next(iter(importlib.metadata.distributions(name=name, path=list(packages))), None)
-        for name in ("tensorflow-tpu", "libtpu")
-    )
+    tensorflow, libtpu = (_installed(name, packages) for name in ("tensorflow-tpu", "libtpu"))
     requirements = (tensorflow.requires if tensorflow else None) or ()
     version = re.search(r"^libtpu\b.*==\s*([\w.]+)", "\n".join(requirements), re.MULTILINE)
     if tensorflow and libtpu and (not version or version[1] == libtpu.version):

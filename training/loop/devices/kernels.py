@@ -1,24 +1,41 @@
-"""CPU kernels: the same network with faster operations for training on a CPU.
+"""The same network with faster operations, for training on a CPU with TensorFlow, or on a GPU with JAX.
 
-TensorFlow computes GELU, LayerNorm and the gradient of a softmax operation by operation, in eight passes over the
-tokens for a GELU, limited by memory bandwidth. Here XLA fuses each of them into one pass, in float32 also in mixed
+On a CPU, TensorFlow computes GELU, LayerNorm and the gradient of a softmax operation by operation, in eight passes over
+the tokens for a GELU, limited by memory bandwidth. Here XLA fuses each of them into one pass, in float32 also in mixed
 precision; matrix products stay with oneDNN, which is faster than XLA on a CPU. Patches are embedded by a matrix
 product, because oneDNN's gradient of the convolution takes eight times as long in bfloat16. Layers whose output is used
 only at the class token compute only the class token.
+
+On a GPU, JAX takes cuDNN's attention, whose gradients need an even number of tokens: `with_padded_tokens`.
 """
 
 import functools
+import re
 from collections.abc import Callable
+from typing import Literal
 
 import keras
 import tensorflow as tf
+from keras import ops
 
-from keras_vit.models.attention import DotProductAttention, join_heads, split_heads
+from keras_vit.models.attention import (
+    MULTIPLE,
+    DotProductAttention,
+    join_heads,
+    padded_attention,
+    runs_on_cudnn,
+    split_heads,
+)
 from keras_vit.models.build import calling_class_token_only, class_token_only
-from keras_vit.models.layers import TokenDense, gelu_erf, gelu_quick, gelu_tanh
+from keras_vit.models.layers import LayerScale, TokenDense, gelu_erf, gelu_quick, gelu_tanh
 
 # sqrt(2 / pi) and the cubic coefficient of the tanh approximation ("Gaussian Error Linear Units", arXiv 1606.08415).
 _TANH_SCALE, _TANH_CUBIC = 0.7978845608028654, 0.044715
+_IN_BLOCK = re.compile(r"Transformer\.encoderblock_\d+(\.|$)")
+_OF_EACH_TOKEN = (
+    *(keras.layers.LayerNormalization, keras.layers.Dropout, keras.layers.Add, keras.layers.Multiply),
+    *(TokenDense, LayerScale),
+)
 _INVERSE_SQRT_2, _INVERSE_SQRT_2_PI = 0.7071067811865476, 0.3989422804014327
 
 
@@ -31,6 +48,8 @@ def on_cpu() -> bool:
 
 def fast_here(network: keras.Model) -> keras.Model:
     """Return the form of a network that trains fast on these devices."""
+    if keras.backend.backend() == "jax":
+        return with_padded_tokens(network)
     return with_cpu_kernels(network) if on_cpu() else network
 
 
@@ -64,6 +83,54 @@ def with_cpu_kernels(network: keras.Model) -> keras.Model:
     return keras.models.clone_model(
         network, clone_function=wrapped, call_function=calling_class_token_only(class_token)
     )
+
+
+def with_padded_tokens(network: keras.Model, implementation: Literal["cudnn", "xla"] = "cudnn") -> keras.Model:
+    """Return a model with the same layers and weights, whose blocks compute on tokens for which cuDNN has gradients.
+
+    The tokens are padded once, before the first block, where `fused_attention` pads query, key and value in each. The
+    added tokens are masked in every attention and gone after the last block, so outputs and gradients are the same up
+    to rounding. Returns the network itself if cuDNN does not compute its attention, if its number of tokens is a
+    multiple of 8, or if a layer in its blocks depends on the position of a token.
+
+    implementation: see jax.nn.dot_product_attention.
+    """
+    blocks = {layer.name: layer for layer in network.layers if _IN_BLOCK.match(layer.name)}
+    attentions = [layer for layer in blocks.values() if isinstance(layer, DotProductAttention)]
+    if not attentions or not all(_takes_padding(layer) for layer in blocks.values()):
+        return network
+    num_tokens, padded = attentions[0].input[0].shape[1], {}  # outputs of the blocks, by id
+    if num_tokens % MULTIPLE == 0 or any(id(layer.output) in map(id, network.outputs) for layer in blocks.values()):
+        return network
+    attend = padded_attention(num_tokens, implementation)
+
+    def wrapped(layer):
+        if isinstance(layer, DotProductAttention) and layer.name in blocks:
+            return _PaddedAttention(layer, attend)
+        return _Wrapped(layer) if isinstance(layer, keras.layers.Layer) else layer
+
+    def call(layer, *inputs, **options):
+        inside = layer.name in blocks
+
+        def adapted(x):
+            if inside and id(x) not in padded:
+                return ops.pad(x, ((0, 0), (0, -num_tokens % MULTIPLE), (0, 0)))
+            return x[:, :num_tokens] if id(x) in padded and not inside else x
+
+        output = layer(*keras.tree.map_structure(adapted, inputs), **options)
+        if inside:
+            padded[id(output)] = output
+        return output
+
+    return keras.models.clone_model(network, clone_function=wrapped, call_function=call)
+
+
+def _takes_padding(layer: keras.layers.Layer) -> bool:
+    """Whether a layer in a block computes each token by itself, or is attention that cuDNN computes."""
+    if not isinstance(layer, DotProductAttention):
+        return isinstance(layer, _OF_EACH_TOKEN)
+    is_plain = len(layer.input) == 3 and not layer.dropout_rate and layer.queries_at_a_time is None
+    return is_plain and runs_on_cudnn(layer.compute_dtype, layer.output.shape[-1] // layer.num_heads)
 
 
 class _Wrapped(keras.layers.Layer):
@@ -108,6 +175,15 @@ class _Attention(_Wrapped):
             return self.layer(query, key, value, attention_bias, training=training)
         query, key, value = (split_heads(tokens, self.layer.num_heads) for tokens in (query, key, value))
         return join_heads(self.layer.weighted_values(self._fused(query, key), value, training))
+
+
+class _PaddedAttention(_Wrapped):
+    """Attention among padded tokens, of which those that were added are masked."""
+
+    def call(self, query, key, value, training=None):
+        heads = self.layer.num_heads, query.shape[-1] // self.layer.num_heads
+        outputs = self._fused(*(ops.reshape(x, (-1, x.shape[1], *heads)) for x in (query, key, value)))
+        return ops.reshape(outputs, (-1, query.shape[1], query.shape[-1]))
 
 
 class _Patches(_Wrapped):

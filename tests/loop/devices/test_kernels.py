@@ -9,7 +9,7 @@ from scipy import special
 import keras_vit
 from keras_vit.models.attention import attention
 from keras_vit.models.layers import TokenDense
-from training.loop.devices.cpu_kernels import with_cpu_kernels
+from training.loop.devices.kernels import with_cpu_kernels
 
 
 def _network(layer: keras.layers.Layer, width: int) -> keras.Model:

@@ -1,0 +1,51 @@
+"""The backend that training chooses by itself."""
+
+import os
+import sys
+
+import pytest
+
+from training.loop.devices import backend
+from training.options.common import DataOptions
+from training.options.train import PretrainOptions
+from training.recipes.pretrain import find_recipe
+
+GPU_JAX = {"tensorflow-cpu": "2.21.0", "jax-cuda13-plugin": "0.10.2"}
+
+
+@pytest.mark.parametrize(
+    ("packages", "environ", "device", "expected"),
+    [
+        (GPU_JAX, {}, "nvidia0", True),
+        (GPU_JAX, {}, "nvidiactl", False),
+        (GPU_JAX, {"CUDA_VISIBLE_DEVICES": "-1"}, "nvidia0", False),
+        (GPU_JAX, {"CUDA_VISIBLE_DEVICES": "1"}, "nvidia1", True),
+        ({"tensorflow-cpu": "2.21.0", "jax": "0.10.2"}, {}, "nvidia0", False),
+        ({"tensorflow": "2.21.0", "jax-cuda12-plugin": "0.10.2"}, {}, "nvidia0", False),
+    ],
+)
+def test_only_jax_sees_a_gpu_with_its_cuda_libraries_beside_tensorflow_for_cpus(
+    packages, environ, device, expected, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / device).touch()
+    for name, version in packages.items():
+        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    assert backend.only_jax_sees_gpu(environ, tmp_path, [str(tmp_path)]) == expected
+
+
+def test_training_takes_jax_where_it_alone_sees_the_gpu_unless_the_user_chose(monkeypatch, capsys, tmp_path):
+    options = PretrainOptions(source=DataOptions("digits"), workdir=f"{tmp_path}/run", recipe=find_recipe("digits"))
+    monkeypatch.setattr(backend, "only_jax_sees_gpu", lambda: True)
+    monkeypatch.setattr(backend.cli, "require_tensorflow", lambda: None)
+    monkeypatch.delitem(sys.modules, "keras")
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    backend.prepare_backend(options)
+    assert not capsys.readouterr().out
+    monkeypatch.delenv("KERAS_BACKEND")
+    backend.prepare_backend(options)
+    assert os.environ["KERAS_BACKEND"] == "jax"
+    assert capsys.readouterr().out.count("\n") == 1
