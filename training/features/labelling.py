@@ -5,9 +5,10 @@ More labels: of the images with the smallest margin between the two likeliest cl
 by the margin, "Diverse mini-batch Active Learning" (1901.05954). Never two near copies.
 """
 
+import contextlib
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import sklearn.cluster
@@ -28,7 +29,7 @@ from training.features.store import NO_SPLIT
 from training.options.features import LabelNextOptions
 
 # Labels of each class up to which typical images are chosen.
-FEW = 2
+FEW = 5
 # Neighbors among which an image is typical, most clusters, and images of small margin for each one that is chosen.
 _NEIGHBORS, _MOST_CLUSTERS, _CANDIDATES = 20, 400, 5
 # Inverse strength of the penalty of the head.
@@ -86,10 +87,17 @@ def choose(
     return Choice(rows, suggested[rows], margins[rows], bool(typical))
 
 
-def head_probabilities(values: np.ndarray, labels: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the classes (K,) that there are, and the probabilities (n, K) of a linear head."""
+@contextlib.contextmanager
+def _fitting() -> Iterator[None]:
+    """Fit with one thread, and without warnings of fits that end early or have fewer clusters."""
     with warnings.catch_warnings(), one_thread():
         warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)
+        yield
+
+
+def head_probabilities(values: np.ndarray, labels: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the classes (K,) that there are, and the probabilities (n, K) of a linear head."""
+    with _fitting():
         head = new_probe(_C, max_iterations=200).fit(values, labels)
     return head.classes_, head.predict_proba(asked)
 
@@ -98,7 +106,7 @@ def _typical(units: np.ndarray, num_known: int, free: np.ndarray, count: int, se
     """Return unlabelled rows: of the clusters with the fewest labels, the largest first, the most typical image."""
     clusters = min(num_known + count, _MOST_CLUSTERS, len(units))
     means = sklearn.cluster.MiniBatchKMeans if clusters > 50 else sklearn.cluster.KMeans
-    with one_thread():
+    with _fitting():
         of_row = means(clusters, n_init=1, random_state=seed).fit_predict(units)
     labels = np.bincount(of_row[:num_known], minlength=clusters)
     members = [np.flatnonzero(of_row == cluster) for cluster in range(clusters)]
@@ -122,7 +130,7 @@ def _unsure(new: np.ndarray, margins: np.ndarray, free: np.ndarray, count: int, 
     candidates = candidates[np.argsort(margins[candidates], kind="stable")][: _CANDIDATES * count]
     if len(candidates) <= count:
         return candidates.tolist()
-    with one_thread():
+    with _fitting():
         clusters = sklearn.cluster.KMeans(count, n_init=1, random_state=seed)
         distances = clusters.fit(new[candidates], sample_weight=1.0 - margins[candidates]).transform(new[candidates])
     centers = list(dict.fromkeys(candidates[distances.argmin(axis=0)].tolist()))

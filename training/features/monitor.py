@@ -42,7 +42,7 @@ def monitor(run: Run, files: Sequence[str], options: MonitorOptions) -> bool:
     if values.shape[1] != len(summary.mean):
         raise UserError(f"These features have {values.shape[1]} numbers, and the model's {len(summary.mean)}.")
     drift = compare(summary, values, probabilities, options.false_alarms)
-    sentences = describe(drift, summary, run.class_names)
+    sentences = describe(drift, summary, run.labels)
     print(*sentences, sep="\n")
     if options.metrics is not None:
         write_text(to_path(options.metrics), metrics_text(drift, options.run))
@@ -98,7 +98,7 @@ def _summary_of(run: Run, options: MonitorOptions) -> Summary:
         raise UserError(f"{run.name} has no {MONITOR}; make it by keras-vit monitor --run with the run and its --data.")
     source = open_source(DataOptions.of_settings(known))
     names, values, probabilities, labels = _outputs(run, listing_of_data(source), "test", options.batch_size)
-    number_of = {name: number for number, name in enumerate(run.class_names or source.labels)}
+    number_of = {name: number for number, name in enumerate(run.labels or source.labels)}
     summary = summarize(values, probabilities, np.array([number_of.get(label or "", -1) for label in labels]), checksum)
     summary.save(run.directory / MONITOR)
     print(
