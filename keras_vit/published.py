@@ -204,6 +204,8 @@ USUAL = (
     "DINOv2-S_14", "DINOv2-B_14", "ViT-B_16", "ViT-S_16", "CLIP-L_14", "SigLIP-B_16", "DINOv3-S_16", "DeiT3-S_16",
     "BiT-R50x1",
 )  # fmt: skip
+# Names of ImageNet-21k checkpoints.
+_UPSTREAM = re.compile(r"imagenet21k/|augreg:|bit:BiT-M-\w+$")
 _AUGREG_HYBRIDS = {"R_Ti_16": "R+ViT-Ti_16", "R26_S_32": "R26+ViT-S_32", "R50_L_32": "R50+ViT-L_32"}
 
 
@@ -277,7 +279,7 @@ def upstream_checkpoint(model: str) -> str:
     upstream = {
         name: checkpoints[0]
         for name in checkpoints_of
-        if (checkpoints := [*filter(_is_upstream, checkpoints_of[name])])
+        if (checkpoints := [each for each in checkpoints_of[name] if _UPSTREAM.match(each)])
     }
     if model in upstream:
         return upstream[model]
@@ -286,10 +288,6 @@ def upstream_checkpoint(model: str) -> str:
         f"give --checkpoint {checkpoints_of[model][0]}, or another model: {near}" if checkpoints_of[model] else near
     )
     raise UserError(f"The official model {model!r} has no published ImageNet-21k checkpoint; {advice}.")
-
-
-def _is_upstream(checkpoint: str) -> bool:
-    return re.match(r"imagenet21k/|augreg:|bit:BiT-M-\w+$", checkpoint) is not None
 
 
 def _model_of(checkpoint: str) -> str:

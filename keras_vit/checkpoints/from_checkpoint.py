@@ -410,8 +410,8 @@ def _build_and_fill(
     keep = () if not new_head else HEADS if task is None else ("class_head/",)
     drop = (*keep, "pre_logits/") if drops_pre_logits else keep
     checkpoint = dataclasses.replace(checkpoint, weights=weights)
-    match = match_weights(model, config, checkpoint, options.resampler, stored_grid, drop=drop, keep=keep)
-    assign(model, match.weights)
+    matched, _ = match_weights(model, config, checkpoint, options.resampler, stored_grid, drop=drop, keep=keep)
+    assign(model, matched)
     if classes is not None and len(classes.labels) in numbers_of_classes(model):
         set_classes(model, classes)
     return model

@@ -96,10 +96,11 @@ def load_checkpoint(
     drop, keep = ((each,) if isinstance(each, str) else tuple(each) for each in (drop, keep))
     file = find_checkpoint(path)
     checkpoint = _keras_weights(file, model) if kind_of(file) == "h5" else open_checkpoint(file, stored_grid)
-    match = match_weights(model, config_of(model), checkpoint, resampler, stored_grid, drop=drop, keep=keep)
-    check_all({weight.source.key: weight.source for weight in match.weights.values()}.values())
-    assign(model, match.weights)
-    return match.report
+    config = config_of(model)
+    weights, report = match_weights(model, config, checkpoint, resampler, stored_grid, drop=drop, keep=keep)
+    check_all({weight.source.key: weight.source for weight in weights.values()}.values())
+    assign(model, weights)
+    return report
 
 
 def _keras_weights(path: pathlib.Path, model: keras.Model) -> Checkpoint:
@@ -157,14 +158,6 @@ def values_by_key(model: keras.Model) -> dict:
     return weights
 
 
-@dataclasses.dataclass(frozen=True)
-class Match:
-    """The weights of a checkpoint that fit a model; all shapes have been checked."""
-
-    weights: Mapping[str, Weight]
-    report: LoadReport
-
-
 def match_weights(
     model: keras.Model,
     config: ModelConfig,
@@ -174,8 +167,8 @@ def match_weights(
     *,
     drop: tuple[str, ...],
     keep: tuple[str, ...],
-) -> Match:
-    """Check every array against every weight of a model of this config; nothing is read or assigned yet."""
+) -> tuple[dict[str, Weight], LoadReport]:
+    """Return the weights that fit a model of this config, all of them checked; nothing is read or assigned yet."""
     weights = weights_by_key(model)
     left_out = {
         key for key, weight in checkpoint.weights.items() if key.startswith(drop) or weight.source.key.startswith(drop)
@@ -199,7 +192,7 @@ def match_weights(
     check_shapes(matched, weights, config.num_heads if isinstance(config, ViTConfig) else None)
     loaded = {key: weight.source.key for key, weight in sorted(matched.items())}
     report = LoadReport(loaded, resized, tuple(sorted((*dropped, *checkpoint.unused))), tuple(sorted(kept)))
-    return Match(matched, report)
+    return matched, report
 
 
 def check_keys(

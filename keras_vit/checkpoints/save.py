@@ -13,7 +13,7 @@ import numpy as np
 from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions, join_keys, open_checkpoint
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
-from keras_vit.checkpoints.from_checkpoint import build_source
+from keras_vit.checkpoints.from_checkpoint import build_checkpoint, build_source
 from keras_vit.checkpoints.infer_config import original_preprocessing
 from keras_vit.checkpoints.key_mapping import POSITIONS, untranslate
 from keras_vit.checkpoints.layouts import HEADS, check_target, format_for, is_folder, num_classes_of
@@ -188,8 +188,9 @@ def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, option
     """
     check_target(target, layout, is_new=True)
     source = find_checkpoint(source)
-    model = build_source(source, options)
     checkpoint = None if is_keras_model(source) else open_checkpoint(source, options.stored_grid)
+    name = os.fspath(source)
+    model = build_source(source, options) if checkpoint is None else build_checkpoint(checkpoint, name, options)
     with warnings.catch_warnings(record=True) as caught:  # printed below
         warnings.simplefilter("always")
         save_checkpoint(model, target, layout=layout)

@@ -120,7 +120,15 @@ class Preprocessing:
         check_integers("channels", self.channels)
         check_integers("crop_from", self.crop_from, length=2 if isinstance(self.crop_from, tuple) else None)
         object.__setattr__(self, "value_range", tuple(_floats(value) for value in self.value_range))
-        self._complete()
+        of_tensorflow = self.library == "tensorflow"
+        area = of_tensorflow and self.resize == "resize-small"
+        for field, default in (
+            ("interpolation", "area" if area else "bilinear"),
+            ("antialias", not of_tensorflow or self.resize in ("crop", "pad")),
+            ("dtype", "float32" if of_tensorflow else "uint8"),
+        ):
+            if getattr(self, field) is None:
+                object.__setattr__(self, field, default)
         for field, names in _CHOICES.items():
             check_choice(field, getattr(self, field), get_args(names))
         if self.background is not None:
@@ -156,18 +164,6 @@ class Preprocessing:
             "value_range must be (low, high), a number each or one for each channel, with low below high, but is "
             f"{self.value_range}.",
         )
-
-    def _complete(self) -> None:
-        """Set the fields that follow from others where they are None."""
-        of_tensorflow = self.library == "tensorflow"
-        area = of_tensorflow and self.resize == "resize-small"
-        for field, default in (
-            ("interpolation", "area" if area else "bilinear"),
-            ("antialias", not of_tensorflow or self.resize in ("crop", "pad")),
-            ("dtype", "float32" if of_tensorflow else "uint8"),
-        ):
-            if getattr(self, field) is None:
-                object.__setattr__(self, field, default)
 
     @classmethod
     def saved(cls, fields: Mapping[str, Any]) -> "Preprocessing":

@@ -31,14 +31,16 @@ class ImageModel(keras.Model):
 
     def fit(self, x=None, *args, **kwargs):
         if _expects_probabilities(self.loss) and _ends_with_logits(self):
+            loss = getattr(self.loss, "name", getattr(self.loss, "__name__", str(self.loss)))
             warnings.warn(
-                f"The loss {_name(self.loss)!r} expects probabilities, but this model ends with logits, so it does not "
+                f"The loss {loss!r} expects probabilities, but this model ends with logits, so it does not "
                 "learn; use the loss's class with from_logits=True, or build the model with "
                 'classifier_activation="softmax" ("sigmoid" for several classes per image).',
                 stacklevel=2,
             )
         preprocessing = _preprocessing(self)
-        if preprocessing is not None and not _has_replicas(self):
+        is_divided = keras.backend.backend() == "tensorflow" and self.distribute_strategy.num_replicas_in_sync > 1
+        if preprocessing is not None and not is_divided:
             x = _with_checked_range(x, preprocessing)
         return super().fit(x, *args, **kwargs)
 
@@ -52,14 +54,6 @@ class ImageModel(keras.Model):
 def _preprocessing(model: keras.Model) -> Preprocessing | None:
     spec = next((layer for layer in model.layers if isinstance(layer, ModelSpec)), None)
     return None if spec is None else Preprocessing.saved(spec.preprocessing)
-
-
-def _has_replicas(model: keras.Model) -> bool:
-    return keras.backend.backend() == "tensorflow" and model.distribute_strategy.num_replicas_in_sync > 1
-
-
-def _name(loss) -> str:
-    return loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", str(loss)))
 
 
 def _expects_probabilities(loss) -> bool:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import keras_vit
 from keras_vit import ConvStem, ResNetConfig, ShiftedPatches, UserError
-from keras_vit.files import lock
+from keras_vit.files.atomic import locked
 from keras_vit.models.complexity import costs
 from training import study
 from training.data.dataset import Split, random_subset
@@ -201,7 +201,7 @@ def test_sizes_are_taken_from_the_data():
 
 
 def test_a_second_study_in_the_same_directory_is_refused(short_lock_wait, tmp_path):
-    with lock.locked(tmp_path), pytest.raises(UserError, match=f"Another process, {os.getpid()} on .*, writes into"):
+    with locked(tmp_path), pytest.raises(UserError, match=f"Another process, {os.getpid()} on .*, writes into"):
         study.main(["head", "--data", "digits", *TINY, "--workdir", str(tmp_path)])
 
 

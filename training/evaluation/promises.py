@@ -1,8 +1,8 @@
 """Fit what a run promises to the probabilities of images that it was not trained on.
 
-Answers: the share of errors among the answered images is at most --max-error, with 95 % confidence. As in "Learn then
+Answers: the share of errors among the answered images is at most --max-error, with 95% confidence. As in "Learn then
 Test" (arXiv 2110.01052), numbers of the surest images are tested by the exact binomial bound. Their errors grow
-together, so the level of each test is the largest with which all of them err with 5 % at most, by the exact
+together, so the level of each test is the largest with which all of them err with 5% at most, by the exact
 distribution of a sum that grows; this assumes that surer images are not wrong more often.
 
 Lists: a new image has its class in the list with the probability --coverage (split conformal prediction, 2107.07511).

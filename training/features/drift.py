@@ -92,7 +92,7 @@ class Drift:
     shares: dict[int, tuple[float, float]]
     """Class -> its share of the predictions then and now, of those whose share changed."""
     accuracy: tuple[float, float, float]
-    """Expected, with the ends of its 95 % interval, 0 to 1."""
+    """Expected, with the ends of its 95% interval, 0 to 1."""
     count: int
     """New images."""
 

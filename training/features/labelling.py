@@ -155,7 +155,7 @@ class Curve:
     """(points, draws) on labelled images outside of them."""
 
     def expected_gain(self, more: int, total: int) -> tuple[float, float, float]:
-        """Return the gain of accuracy by `more` labels beside `total`, drawn at random, and its 90 % interval.
+        """Return the gain of accuracy by `more` labels beside `total`, drawn at random, and its 90% interval.
 
         The error falls with a power of the number of labels; the interval is that of the draws.
         """
@@ -191,7 +191,7 @@ def worth(curve: Curve | None, more: int, total: int) -> str:
         return "What more labels are worth is not known yet: it takes four labels of each class."
     gain, low, high = (100.0 * value for value in curve.expected_gain(more, total))
     sentence = (
-        f"{more:,} more labels, drawn at random, raise the accuracy of a linear head by {gain:.1f} points (90 % "
+        f"{more:,} more labels, drawn at random, raise the accuracy of a linear head by {gain:.1f} points (90% "
         f"interval {low:.1f} to {high:.1f}); these images are chosen to do more."
     )
     return sentence if high >= 100.0 * _HARDLY else f"{sentence} More labels will hardly help."

@@ -66,8 +66,8 @@ def describe(drift: Drift, summary: Summary, names: Sequence[str]) -> list[str]:
     ]
     return [
         f"{verdict} from those of the evaluation ({drift.count:,} images, p = {drift.p_value:.3f}).",
-        f"Expected accuracy: {expected:.1f} % (95 % interval {low:.1f} to {high:.1f} %); on the evaluation images it "
-        f"was {100.0 * summary.correct.mean():.1f} %.",
+        f"Expected accuracy: {expected:.1f}% (95% interval {low:.1f} to {high:.1f}%); on the evaluation images it "
+        f"was {100.0 * summary.correct.mean():.1f}%.",
         *([f"Changed shares of the predictions: {'; '.join(changes)}."] if changes else []),
     ]
 
