@@ -76,23 +76,23 @@ def head(values: np.ndarray, labels: np.ndarray) -> Callable[[np.ndarray], np.nd
 
 def promises(values: np.ndarray, labels: np.ndarray, draws: int = 1000) -> None:
     """Fit promises to images drawn with replacement from those outside of the head, and count which these break."""
-    from keras_vit import UserError
     from keras_vit.scores import softmax
-    from training.evaluation.promises import _list_thresholds, answer_threshold
+    from training.evaluation.promises import _answer_threshold, _list_thresholds
 
     rng = np.random.default_rng(0)
     train, rest = np.split(rng.permutation(len(labels)), [len(labels) // 2])
     probabilities, truth = softmax(head(values[train], labels[train])(values[rest])), labels[rest]
     highest, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == truth
     fits = [rng.integers(0, len(rest), len(rest) // 2) for _ in range(draws)]
+    # So that images that are drawn twice are told apart, and the exact bounds of all draws are the same.
+    highest_of_draw = [highest[fit] + rng.uniform(0.0, 1e-4, len(fit)) for fit in fits]
     print(f"accuracy {right.mean():.1%} of {len(rest):,} images, of which {len(fits[0]):,} are drawn {draws} times")
     for wanted in (0.02, 0.05, 0.1):
         broken, found = 0, []
-        for fit in fits:
-            try:
-                answered = highest >= answer_threshold(highest[fit], right[fit], wanted)
-            except UserError:
+        for fit, confidence in zip(fits, highest_of_draw, strict=True):
+            if (threshold := _answer_threshold(confidence, right[fit], wanted)) is None:
                 continue
+            answered = highest >= threshold
             error = np.mean(~right[answered])
             broken += error > wanted
             found.append((answered.mean(), error))

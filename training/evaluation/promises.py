@@ -27,7 +27,7 @@ CONFIDENCE = 0.95
 _TESTS, _LEAST_ANSWERED = 60, 1 / 3
 # Probabilities nearer than this are not told apart, since exports compute in float32.
 _APART = 1e-6
-_HALVINGS = 25
+_HALVINGS = 12
 
 
 def fit_promise(

@@ -2,7 +2,8 @@
 
 Images differ if a permutation test says so, whose false alarms have exactly the probability that was asked for: of the
 energy distance of the features (Szekely and Rizzo, 2004) and of the ranks of the confidences, whichever says more. The
-expected accuracy is the mean confidence, corrected by its error on the images of the summary (arXiv 2107.03315).
+expected accuracy is the share of images that are surer than a threshold, above which on the images of the summary is a
+share as large as is right there (average thresholded confidence, arXiv 2201.04234).
 """
 
 import dataclasses
@@ -160,12 +161,13 @@ def _changed_shares(
 def _expected_accuracy(
     summary: Summary, confidence: np.ndarray, rng: np.random.Generator
 ) -> tuple[float, float, float]:
-    """Return the accuracy on the new images that the confidences let expect, with its interval by the bootstrap."""
-    gaps, draws = summary.correct - summary.confidence, []
-    for _ in range(_DRAWS):
-        correction = gaps[rng.integers(0, len(gaps), len(gaps))].mean()
-        right = rng.random(len(confidence)) < confidence[rng.integers(0, len(confidence), len(confidence))]
-        draws.append(right.mean() + correction)
+    """Return the accuracy on new images that their confidences (m,) let expect, with its interval by the bootstrap."""
+
+    def expected(known: np.ndarray, new: np.ndarray) -> float:
+        wrong = 1.0 - summary.correct[known].mean()
+        return float(np.mean(confidence[new] >= np.quantile(summary.confidence[known], wrong)))
+
+    every = np.arange(len(summary.confidence)), np.arange(len(confidence))
+    draws = [expected(*(rng.choice(rows, len(rows)) for rows in every)) for _ in range(_DRAWS)]
     low, high = np.quantile(draws, [(1.0 - _LEVEL) / 2.0, (1.0 + _LEVEL) / 2.0])
-    expected = confidence.mean() + gaps.mean()
-    return tuple(float(np.clip(value, 0.0, 1.0)) for value in (expected, low, high))  # type: ignore[return-value]
+    return expected(*every), float(low), float(high)
