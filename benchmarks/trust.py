@@ -64,12 +64,15 @@ def corrupted(images: np.ndarray, kind: str, grade: float) -> np.ndarray:
     return images * grade
 
 
-def head(values: np.ndarray, labels: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+def head(values: np.ndarray, labels: np.ndarray, num_classes: int) -> Callable[[np.ndarray], np.ndarray]:
     """Return logits (n, K) as a function of features."""
     from training.features.labelling import head_probabilities
 
     def logits(asked: np.ndarray) -> np.ndarray:
-        return np.log(np.maximum(head_probabilities(values, labels, asked)[1], 1e-12)).astype(np.float32)
+        classes, known = head_probabilities(values, labels, asked)
+        probabilities = np.full((len(asked), num_classes), 1e-12)  # of a class that is not among these images
+        probabilities[:, classes] = np.maximum(known, 1e-12)
+        return np.log(probabilities).astype(np.float32)
 
     return logits
 
@@ -81,18 +84,18 @@ def promises(values: np.ndarray, labels: np.ndarray, draws: int = 1000) -> None:
 
     rng = np.random.default_rng(0)
     train, rest = np.split(rng.permutation(len(labels)), [len(labels) // 2])
-    probabilities, truth = softmax(head(values[train], labels[train])(values[rest])), labels[rest]
+    probabilities, truth = softmax(head(values[train], labels[train], labels.max() + 1)(values[rest])), labels[rest]
     highest, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == truth
+    ranks = scipy.stats.rankdata(highest) / len(rest)  # which threshold is chosen depends on the order alone
     fits = [rng.integers(0, len(rest), len(rest) // 2) for _ in range(draws)]
-    # So that images that are drawn twice are told apart, and the exact bounds of all draws are the same.
-    highest_of_draw = [highest[fit] + rng.uniform(0.0, 1e-4, len(fit)) for fit in fits]
+    drawn = [ranks[fit] + rng.uniform(0.0, 1e-4, len(fit)) for fit in fits]  # of an image that is drawn twice, too
     print(f"accuracy {right.mean():.1%} of {len(rest):,} images, of which {len(fits[0]):,} are drawn {draws} times")
     for wanted in (0.02, 0.05, 0.1):
         broken, found = 0, []
-        for fit, confidence in zip(fits, highest_of_draw, strict=True):
+        for fit, confidence in zip(fits, drawn, strict=True):
             if (threshold := _answer_threshold(confidence, right[fit], wanted)) is None:
                 continue
-            answered = highest >= threshold
+            answered = ranks >= threshold
             error = np.mean(~right[answered])
             broken += error > wanted
             found.append((answered.mean(), error))
@@ -178,7 +181,7 @@ def monitor(arrays: dict[str, np.ndarray], size: int = 100, windows: int = 200) 
     values, labels = arrays["features"], arrays["labels"]
     whole, rng = len(labels) - _CORRUPTED, np.random.default_rng(0)
     train, kept, rest = np.split(rng.permutation(whole), [whole * 2 // 5, whole * 3 // 5])
-    logits = head(values[train], labels[train])
+    logits = head(values[train], labels[train], labels.max() + 1)
     summary = summarize(values[kept], softmax(logits(values[kept])), labels[kept])
     last = labels[-_CORRUPTED:]
     sets = {
@@ -203,7 +206,7 @@ def monitor(arrays: dict[str, np.ndarray], size: int = 100, windows: int = 200) 
         )
     print(f"mean of the errors of the expected accuracy: {100 * np.mean(errors):.1f} points")
     known = ~new[train], ~new[kept]
-    logits = head(values[train][known[0]], labels[train][known[0]])
+    logits = head(values[train][known[0]], labels[train][known[0]], labels.max() + 1)
     old = kept[known[1]]
     summary = summarize(values[old], softmax(logits(values[old])), labels[old])
     for share in (0.05, 0.1, 0.2, 0.4):
