@@ -17,7 +17,7 @@ from training.data.sources import open_source
 from training.options.common import DataOptions
 
 
-def scene(seed: int, size: int = 48) -> PIL.Image.Image:
+def scene(seed: int, size: int = 96) -> PIL.Image.Image:
     """A smooth image with the colors of a seed."""
     colors = np.random.default_rng(seed).integers(0, 256, (5, 6, 3), np.uint8)
     return PIL.Image.fromarray(colors).resize((size, size), PIL.Image.Resampling.BICUBIC)
@@ -27,7 +27,7 @@ def shots(seed: int) -> list[PIL.Image.Image]:
     """Near copies of a scene: darker, blurred, and smaller."""
     image = scene(seed)
     darker = PIL.Image.fromarray((np.asarray(image) * 0.8).astype(np.uint8))
-    return [image, darker, image.filter(PIL.ImageFilter.GaussianBlur(1.0)), image.resize((31, 31))]
+    return [image, darker, image.filter(PIL.ImageFilter.GaussianBlur(1.0)), image.resize((64, 64))]
 
 
 def save(folder: pathlib.Path, name: str, image: PIL.Image.Image, **options) -> str:

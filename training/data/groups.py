@@ -1,7 +1,7 @@
 """Groups of images that belong together, of which a drawn split has none on both sides: near copies, bursts, names.
 
-Near copies are images that were saved again, brightened or blurred: their colors at 16 x 16 pixels, less the mean, have
-a cosine of 0.995 or more; no two of 4,000 images of CIFAR-10 or Fashion-MNIST do. A burst is of one camera within a
+Near copies are images that were saved again, brightened or blurred: their colors at 16 x 16 pixels, less their means,
+have a cosine of 0.995 or more; no two of 4,000 images of CIFAR-10 or Fashion-MNIST do. A burst is of one camera within a
 minute, as EXIF says. Imports no TensorFlow.
 """
 
@@ -54,7 +54,7 @@ def look_at(content: bytes) -> Look | None:
         return None
     colors: np.ndarray = np.asarray(pixels, np.float32)
     colors = colors[..., :3] * (colors[..., 3:] / 255.0) + 255.0 - colors[..., 3:]  # on white
-    centered = (colors - colors.mean()).ravel()
+    centered = (colors - colors.mean(axis=(0, 1))).ravel()
     length = float(np.linalg.norm(centered))
     unit = centered / length if length > _SIDE else np.zeros_like(centered)
     return Look(unit.astype(np.float16), " ".join(str(exif.get(tag, "")) for tag in _CAMERA), time)
