@@ -174,6 +174,7 @@ def test_old_runs_keep_their_split_and_new_ones_say_how_they_were_drawn(folder, 
     assert "group" not in DataOptions("digits").settings()
     assert "group" not in DataOptions(f"folder:{folder}", group="none").settings()
     (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model.keras").touch()
     (tmp_path / "run" / "config.json").write_text(json.dumps({"settings": {"source": old}}))
     assert with_data({("run",): str(tmp_path / "run")})[("source", "group")] == "none"
     assert Run.at(tmp_path / "run").data_options[-2:] == ["--group", "none"]

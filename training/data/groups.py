@@ -1,8 +1,8 @@
 """Groups of images that belong together, of which a drawn split has none on both sides: near copies, bursts, names.
 
 Near copies are images that were saved again, brightened or blurred: their colors at 16 x 16 pixels, less their means,
-have a cosine of 0.995 or more; no two of 4,000 images of CIFAR-10 or Fashion-MNIST do. A burst is of one camera within a
-minute, as EXIF says. Imports no TensorFlow.
+have a cosine of 0.995 or more; no two of 4,000 images of CIFAR-10 or Fashion-MNIST do. A burst is of one camera within
+a minute, as EXIF says. Imports no TensorFlow.
 """
 
 import collections

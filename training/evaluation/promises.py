@@ -53,18 +53,21 @@ def fit_promise(
         temperature=scoring.temperature,
         multi_label=scoring.is_multi_label,
     )
+    correct = probabilities.argmax(axis=1) == (labels if labels.ndim == 1 else -1)
     if max_error is not None:
         if scoring.is_multi_label:
             raise UserError("--max-error is for images of one class each; give --coverage for those of several.")
-        confidence, correct = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
-        promise = dataclasses.replace(promise, answer_from=answer_threshold(confidence, correct, max_error))
-        answered = np.asarray(promise.decide(probabilities)[ANSWERED])
-        measured = {"answered": float(answered.mean()), "error": float(np.mean(~correct[answered]))}
+        promise = dataclasses.replace(
+            promise, answer_from=answer_threshold(probabilities.max(axis=1), correct, max_error)
+        )
     if coverage is not None:
         thresholds = _list_thresholds(probabilities, labels, coverage, by_class)
         promise = dataclasses.replace(promise, listed_from=tuple(map(float, thresholds)))
-        sizes = np.asarray(promise.decide(probabilities)[LABEL_SET]).sum(axis=1)
-        measured["set_size"] = float(sizes.mean())
+    decisions = {name: np.asarray(decision) for name, decision in promise.decide(probabilities).items()}
+    if (answered := decisions.get(ANSWERED)) is not None:
+        measured = {"answered": float(answered.mean()), "error": float(np.mean(~correct[answered]))}
+    if (listed := decisions.get(LABEL_SET)) is not None:
+        measured["set_size"] = float(listed.sum(axis=1).mean())
     return dataclasses.replace(promise, measured=measured)
 
 
