@@ -60,8 +60,8 @@ assert not any(type(finder).__module__.startswith("keras_vit") for finder in sys
     "imports",
     [
         pytest.param("import keras; import keras_vit", marks=pytest.mark.slow),
-        "import keras_vit, tensorflow, keras",
-        pytest.param("import keras_vit; from keras import ops; import keras", marks=pytest.mark.slow),
+        pytest.param("import keras_vit, tensorflow, keras", marks=pytest.mark.slow),
+        "import keras_vit; from keras import ops; import keras",
         pytest.param("import keras_vit.models.layers, keras", marks=pytest.mark.slow),
         pytest.param("from keras_vit.checkpoints.load import assign; import keras", marks=pytest.mark.slow),
     ],
