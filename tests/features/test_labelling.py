@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_vit
 from tests.support import randomize
 from training import label_next
-from training.features.labelling import choose, head_probabilities, label_curve, worth
+from training.features.labelling import choose, head_probabilities, worth
 
 
 def digits_features() -> tuple[np.ndarray, np.ndarray]:
@@ -62,10 +62,11 @@ def test_without_a_label_typical_images_are_chosen():
 
 def test_more_labels_are_worth_something_until_they_are_not():
     values, labels = digits_features()
-    assert "raise the accuracy" in worth(label_curve(values[:120], labels[:120]), 100, 120)
-    assert "hardly help" not in worth(label_curve(values[:120], labels[:120]), 100, 120)
-    assert "More labels will hardly help" in worth(label_curve(values, labels), 50, len(labels))
-    assert "not known yet" in worth(label_curve(values[:12], labels[:12]), 10, 12)
+    few = worth(values[:120], labels[:120], 100)
+    assert "raise the accuracy" in few
+    assert "hardly help" not in few
+    assert "More labels will hardly help" in worth(values, labels, 50)
+    assert "not known yet" in worth(values[:12], labels[:12], 10)
 
 
 def test_the_command_writes_a_list_and_a_page(tmp_path, monkeypatch, capsys):

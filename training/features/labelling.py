@@ -36,8 +36,8 @@ _NEIGHBORS, _MOST_CLUSTERS, _CANDIDATES = 20, 400, 5
 _C = 0.1
 # Shares of the labels of the curve, and how often each is drawn.
 _SHARES, _DRAWS = (0.25, 0.35, 0.5, 0.7), 8
-# A gain of accuracy that is hardly worth labelling for.
-_HARDLY = 0.005
+# A gain of accuracy, in points, that is hardly worth labelling for.
+_HARDLY = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,56 +145,31 @@ def _without_copies(units: np.ndarray, order: Sequence[int], least_copy: float) 
     return kept
 
 
-@dataclasses.dataclass(frozen=True)
-class Curve:
-    """The accuracy of a linear head by the number of its labels."""
+def worth(values: np.ndarray, labels: np.ndarray, more: int) -> str:
+    """Return a sentence on what more labels are worth beside those of features (n, D).
 
-    counts: np.ndarray
-    """Labels of each point."""
-    accuracies: np.ndarray
-    """(points, draws) on labelled images outside of them."""
-
-    def expected_gain(self, more: int, total: int) -> tuple[float, float, float]:
-        """Return the gain of accuracy by `more` labels beside `total`, drawn at random, and its 90% interval.
-
-        The error falls with a power of the number of labels; the interval is that of the draws.
-        """
-        rng = np.random.default_rng(0)
-        gains = []
-        for _ in range(200):
-            drawn = self.accuracies[:, rng.integers(0, self.accuracies.shape[1], self.accuracies.shape[1])].mean(axis=1)
-            slope, start = np.polyfit(np.log(self.counts), np.log(np.maximum(1.0 - drawn, 1e-4)), 1)
-            now, then = (np.exp(start + min(slope, 0.0) * np.log(count)) for count in (total, total + more))
-            gains.append(now - then)
-        low, middle, high = np.quantile(gains, [0.05, 0.5, 0.95])
-        return float(middle), float(low), float(high)
-
-
-def label_curve(values: np.ndarray, labels: np.ndarray) -> Curve | None:
-    """Return the accuracies with growing shares of the labels; None for fewer than 4 images of a class."""
-    if len(labels) == 0 or np.bincount(labels)[np.unique(labels)].min() < 4 or len(np.unique(labels)) < 2:
-        return None
-    found = []
-    for share in _SHARES:
-        splits = sklearn.model_selection.StratifiedShuffleSplit(_DRAWS, train_size=share, random_state=0)
-        row = []
-        for rows, others in splits.split(values, labels):
-            classes, probabilities = head_probabilities(values[rows], labels[rows], values[others])
-            row.append(np.mean(classes[probabilities.argmax(axis=1)] == labels[others]))
-        found.append(row)
-    return Curve(np.array(_SHARES) * len(labels), np.array(found))
-
-
-def worth(curve: Curve | None, more: int, total: int) -> str:
-    """Return a sentence on what more labels are worth."""
-    if curve is None:
+    A head is fitted to shares of the labels and measured on the others; its error falls with a power of their number.
+    """
+    if len(np.unique(labels)) < 2 or np.bincount(labels)[np.unique(labels)].min() < 4:
         return "What more labels are worth is not known yet: it takes four labels of each class."
-    gain, low, high = (100.0 * value for value in curve.expected_gain(more, total))
+    errors = np.zeros((len(_SHARES), _DRAWS))
+    for row, share in enumerate(_SHARES):
+        splits = sklearn.model_selection.StratifiedShuffleSplit(_DRAWS, train_size=share, random_state=0)
+        for draw, (rows, others) in enumerate(splits.split(values, labels)):
+            classes, probabilities = head_probabilities(values[rows], labels[rows], values[others])
+            errors[row, draw] = np.mean(classes[probabilities.argmax(axis=1)] != labels[others])
+    gains, rng = [], np.random.default_rng(0)
+    for _ in range(200):
+        drawn = errors[:, rng.integers(0, _DRAWS, _DRAWS)].mean(axis=1)
+        slope, start = np.polyfit(np.log(np.array(_SHARES) * len(labels)), np.log(np.maximum(drawn, 1e-4)), 1)
+        now, then = (np.exp(start + min(slope, 0.0) * np.log(len(labels) + added)) for added in (0, more))
+        gains.append(100.0 * (now - then))
+    low, middle, high = np.quantile(gains, [0.05, 0.5, 0.95])
     sentence = (
-        f"{more:,} more labels, drawn at random, raise the accuracy of a linear head by {gain:.1f} points (90% "
+        f"{more:,} more labels, drawn at random, raise the accuracy of a linear head by {middle:.1f} points (90% "
         f"interval {low:.1f} to {high:.1f}); these images are chosen to do more."
     )
-    return sentence if high >= 100.0 * _HARDLY else f"{sentence} More labels will hardly help."
+    return sentence if high >= _HARDLY else f"{sentence} More labels will hardly help."
 
 
 # The command
@@ -216,7 +191,7 @@ def label_next(run: Run, source: DataSet, files: Sequence[str], options: LabelNe
         (part.paths[row], source.labels[label] if label >= 0 else "", margin)
         for row, label, margin in zip(rows, choice.suggested.tolist(), choice.margins.tolist(), strict=True)
     ]
-    sentence = worth(label_curve(labelled, labels), len(rows), len(labels))
+    sentence = worth(labelled, labels, len(rows))
     why = "typical of clusters without a label" if choice.typical else "of which a linear head is least sure"
     queries = [{"name": f"Images {why}", "file": "", "address": "", "cards": [picture_card(*each) for each in found]}]
     note = f"{sentence} The number is the margin between the two likeliest classes."
