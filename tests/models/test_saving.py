@@ -102,6 +102,9 @@ CONFORMANCE = {
     "two heads": dataclasses.replace(TINY, distillation="head"),
     "unread token": dataclasses.replace(TINY, distillation="token"),
     "mean beside a class token": dataclasses.replace(TINY, classifier="gap", with_class_token=True),
+    "rotary beside learned positions": dataclasses.replace(
+        TINY, rotary_reference=(4, 4), gated_mlp=True, gelu="silu", mlp_norm=True
+    ),
     "rotary": dataclasses.replace(TINY, position_embedding="rotary", num_registers=2),
     "texts": dataclasses.replace(
         TINY, representation_size=9, representation="projection", normalized=True, head_bias=False
