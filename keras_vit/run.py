@@ -343,7 +343,7 @@ class Run:
 
     @functools.cached_property
     def promise(self) -> Promise | None:
-        """What it promises of its answers; None unless `keras-vit evaluate --max-error` or `--coverage` fitted it."""
+        """Its promise about its answers; None unless `keras-vit evaluate --max-error` or `--coverage` fitted it."""
         file = self.file(PROMISE) if self.image_size is None else None
         if file is None:
             return None

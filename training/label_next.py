@@ -32,7 +32,8 @@ def main(arguments: Sequence[str]) -> None:
     from training.features.labelling import label_next
 
     label_next(run, open_source(options.source), files, options)
-    cli.print_next([("review", "--help")])
+    probe = ("linear-probe", "--checkpoint", options.run, *options.source.arguments(), "--workdir", "runs/probe")
+    cli.print_next([probe])
 
 
 if __name__ == "__main__":

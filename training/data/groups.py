@@ -32,7 +32,7 @@ _CAMERA, _EXPOSURE, _TIME = (0x010F, 0x0110), 0x8769, 0x9003
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What is known of an image without its name."""
+    """The look of an image, and what its EXIF data say."""
 
     colors: np.ndarray
     """(768,) float16, of length 1; zeros for an image of one color."""

@@ -26,7 +26,7 @@ _DRAWS = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What is kept of images that a model was not trained on."""
+    """Features and confidences of images that a model was not trained on."""
 
     mean: np.ndarray
     """(D,) of the features."""

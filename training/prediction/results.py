@@ -108,15 +108,19 @@ def _csv_rows(predictions: Sequence[Prediction], *, multi_label: bool) -> Iterat
     flags = ["rejected", "unknown", "unknown_score"][: 3 if scored else 1]
     promised = promised_columns(predictions)
     yield "picture", *columns, *flags, *promised, "problem"
-    for number, each in enumerate(predictions):
+    for each, *decisions in zip(predictions, *promised.values(), strict=True):
         pairs = [(name, f"{share:.6f}") for name, share in each.classes]
         if multi_label:
             pairs = [("|".join(name for name, _ in pairs), "|".join(share for _, share in pairs))]
         cells = [cell for pair in pairs for cell in pair]
         cells += [""] * (len(columns) - len(cells))
-        promises = (column[number] for column in promised.values())
-        joined = ("" if value is None else "|".join(value) if isinstance(value, tuple) else value for value in promises)
-        yield each.name, *cells, *_flags(each.ranked)[: len(flags)], *joined, each.problem or ""
+        yield each.name, *cells, *_flags(each.ranked)[: len(flags)], *map(_cell, decisions), each.problem or ""
+
+
+def _cell(decision: bool | tuple[str, ...] | None) -> object:
+    if decision is None:
+        return ""
+    return "|".join(decision) if isinstance(decision, tuple) else decision
 
 
 def promised_columns(predictions: Sequence[Prediction]) -> dict[str, list]:
@@ -163,6 +167,6 @@ def write_parquet(path: pathlib.Path, predictions: Sequence[Prediction]) -> None
         "unknown_score": pyarrow.array(scores, number),
         "problem": pyarrow.array([each.problem for each in predictions], text),
     }
-    types = {ANSWERED: truth, LABEL_SET: pyarrow.list_(text)}
-    columns |= {name: pyarrow.array(column, types[name]) for name, column in promised_columns(predictions).items()}
+    promised = promised_columns(predictions)
+    columns |= zip(promised, map(pyarrow.array, promised.values()), strict=True)
     pyarrow.parquet.write_table(pyarrow.table(columns), path, compression="zstd", write_statistics=False)
