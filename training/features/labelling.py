@@ -29,7 +29,7 @@ from training.features.store import NO_SPLIT
 from training.options.features import LabelNextOptions
 
 # Labels of each class up to which typical images are chosen.
-FEW = 5
+FEW = 2
 # Neighbors among which an image is typical, most clusters, and images of small margin for each one that is chosen.
 _NEIGHBORS, _MOST_CLUSTERS, _CANDIDATES = 20, 400, 5
 # Inverse strength of the penalty of the head.
