@@ -141,6 +141,9 @@ def test_a_drawn_split_has_each_scene_on_one_side(seed, folder, capsys):
     source = open_source(DataOptions(f"folder:{folder}", split_seed=seed))
     assert not scenes(source.train) & scenes(source.evaluation)
     assert len(scenes(source.evaluation)) == 2
+    groups = np.concatenate([source.train.groups, source.evaluation.groups])
+    assert len(np.unique(groups)) == 18
+    assert len(np.unique(source.evaluation.take(np.arange(3)).groups)) == 1
     assert "72 images belong together in 18 groups" in capsys.readouterr().out
     alone = open_source(DataOptions(f"folder:{folder}", split_seed=seed, group="none"))
     assert scenes(alone.train) & scenes(alone.evaluation)

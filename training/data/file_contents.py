@@ -33,6 +33,7 @@ class FileContents:
         """with_looks: whether to look at each image, too."""
         self._digests: dict[str, int] = {}
         self._with_looks, self.looks = with_looks, dict[str, Look | None]()
+        self.group_of = dict[str, int]()  # of each file, once they are divided into groups
 
     def note(self, file: str, content: bytes) -> None:
         """Remember the content of a file."""

@@ -292,6 +292,7 @@ class _Draw:
         if self.group == ALONE:
             return {file: number for number, file in enumerate(files)}
         groups = groups_of(files, self.root, self.group, [self.contents.looks.get(file) for file in files])
+        self.contents.group_of.update(groups)
         sizes = [size for size in collections.Counter(groups.values()).values() if size > 1]
         if sizes:
             print(
@@ -420,6 +421,7 @@ def _split(paths: Sequence[str], known: np.ndarray, lines: Sequence[str], conten
         fingerprint=contents.fingerprint(paths, lines),
         digests=contents.digests(paths),
         labels=known,
+        groups=np.array([contents.group_of[path] for path in paths]) if contents.group_of else None,
     )
 
 
