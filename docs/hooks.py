@@ -63,7 +63,7 @@ def _zoo():
     yield "| model | pixels | parameters | GMACs | ImageNet | for | license | checkpoints |"
     yield "|---|---:|---:|---:|---:|---|---|---|"
     for model in find_models(pretrained=True):
-        accuracy = f"{model.accuracy:.1f} %" if model.accuracy else ""
+        accuracy = f"{model.accuracy:.1f}%" if model.accuracy else ""
         size = f"{model.pixels} | {model.millions:,.1f} M | {model.gmacs:,.1f}"
         names = "<br>".join(f"`{name}`" for name in model.checkpoints)
         yield f"| {model.name} | {size} | {accuracy} | {model.purpose} | {model.license} | {names} |"

@@ -298,7 +298,7 @@ class _OneProductAttention(DotProductAttention):
     """Attention with queries scaled by the weights of the layer before, see _TensorFlowLayers.
 
     The product transposes the key, without a separate operation. The bfloat16 softmax of oneDNN computes in float32;
-    that of TensorFlow without oneDNN is within 0.5 %.
+    that of TensorFlow without oneDNN is within 0.5%.
     """
 
     scaled = True

@@ -41,6 +41,7 @@ FLOORS = (
     "training.loop.devices.backend",  # imports no TensorFlow
     "training.data",
     "training.checks",
+    "training.prediction.arguments",  # imports no TensorFlow
     "training.loop.devices",
     "training.objectives",
     "training.loop",
@@ -60,6 +61,7 @@ FLOORS = (
     "export.onnx",
     "export.fastest",
     "export.from_keras",
+    "export.demo",
     "export.__init__",
     "training",  # the commands
 )

@@ -9,7 +9,7 @@ import keras_vit  # noqa: F401  (lets Keras know the layers as soon as it is imp
 from keras_vit.lazy_imports import public_names
 
 if TYPE_CHECKING:
-    from training.data.keras_dataset import dataset
+    from training.data.sources import dataset
     from training.evaluation.evaluate import evaluate_model
 else:
     __getattr__, __dir__ = public_names(globals())

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from keras_vit import cli
 from keras_vit.cli import parser
-from training.options.evaluate import EvaluateOptions
 from training.options.train import AutoOptions
 
 
@@ -31,22 +30,9 @@ def main(arguments: Sequence[str]) -> None:
         Run.open(options.checkpoint)
     cli.require_tensorflow()
 
-    from training.data.sources import open_source
-    from training.evaluation.evaluate import evaluate
-    from training.evaluation.predictors import open_predictor
-    from training.experiments.auto import train, usable_checkpoint
+    from training.experiments.auto import auto
 
-    checkpoint = usable_checkpoint(options.checkpoint)
-    source, baseline = train(options, checkpoint)
-    measured = EvaluateOptions(run=options.workdir, source=options.source)
-    trained = Run.open(measured.run)
-    predictor = open_predictor(trained, measured.input, measured.devices)
-    evaluate(predictor, source or open_source(options.source), measured)
-    commands = trained.next_commands("evaluate")
-    if checkpoint is not None and baseline is not None:  # the classes' names are a better start than zeros
-        words = ("finetune", "--checkpoint", checkpoint, "--zero-shot-head", *options.source.arguments())
-        commands[-1] = (*words, "--workdir", f"{options.workdir}-from-words")
-    cli.print_next(commands)
+    cli.print_next(auto(options))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,15 @@ from keras_vit.text.classes import classes_of_options
 from training.data.checks import check_data, listed_classes
 from training.data.known_images import check_split
 from training.loop.devices.backend import may_be_slice
-from training.options.common import DataOptions, Runner, TrainingOptions
-from training.options.data import PIPELINE, PROBLEMS, RECORD_INDEX, PipelineOptions
+from training.options.common import (
+    PIPELINE,
+    PROBLEMS,
+    RECORD_INDEX,
+    DataOptions,
+    PipelineOptions,
+    Runner,
+    TrainingOptions,
+)
 from training.options.evaluate import EvaluateOptions
 from training.options.features import FeatureOptions, ProbeOptions
 
@@ -30,16 +37,20 @@ _CONNECT_SECONDS = 5
 
 def check_data_service(options: TrainingOptions) -> None:
     """Raise UserError unless something listens at `--data-service`."""
-    if options.service_place is not None:
-        with explained(
-            lambda reason: (
-                f"No data service answers at {options.data_service} ({reason}); start its dispatcher there, "
-                "or leave --data-service out."
-            ),
-            OSError,
-            UnicodeError,
-        ):
-            socket.create_connection(options.service_place, _CONNECT_SECONDS).close()
+    if options.data_service is None:
+        return
+    protocol, _, place = options.data_service.partition("://")
+    host, _, port = place.rpartition(":")
+    with explained(
+        lambda reason: (
+            f"No data service answers at {options.data_service} ({reason}); start its dispatcher, give its address, "
+            "such as grpc://host:5050, or leave --data-service out."
+        ),
+        *(OSError, OverflowError, ValueError),
+    ):
+        if protocol != "grpc":
+            raise OSError("no address of gRPC")
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
 
 
 def check_shards(output: str) -> None:
@@ -168,7 +179,7 @@ def open_measured(options: EvaluateOptions) -> Run:
     if options.calibrate:
         refuse_without_effect(options, [(("calibrate",), run.file(CONFIG) is not None, "a run directory")])
         changed = ("image_size", "resize", "crop_from", "value_range")
-        options.input.refuse(changed, "--calibrate, which is for the run as it is used")
+        refuse_without_effect(options.input, [(changed, False, "evaluations without --calibrate")])
     return run
 
 
@@ -183,7 +194,7 @@ def next_commands(options: EvaluateOptions, run: Run) -> list[tuple[str, ...]]:
 
 
 def pipeline_options(
-    runner: Runner | None, arguments: tuple[str, ...], run: str | None, paths: Sequence[str | None]
+    runner: Runner | None, arguments: tuple[str, ...], run: str | None, paths: Sequence[str | None], data: str = ""
 ) -> PipelineOptions | None:
     """Return how a command runs as a pipeline; None without --runner.
 
@@ -191,31 +202,33 @@ def pipeline_options(
         runner: `--runner`.
         arguments: Beam's options.
         run: `--run`, which may also be a name that each worker downloads.
-        paths: what the workers read and write: images, tables and the output; of these None is left out.
+        paths: what the workers read and write: images, labels and the output; of these None is left out.
+        data: `--data` of the command; "" without it.
 
-    Raises UserError for Beam's options without a runner, if Beam is not installed, and for paths that the workers of
-    Dataflow cannot reach.
+    Raises UserError for Beam's options without a runner, for data that a pipeline does not read, if Beam is not
+    installed, and for paths that the workers of Dataflow cannot reach.
     """
     if runner is None:
         if arguments:
             raise UserError(f"Options behind -- are those of a pipeline, as {arguments[0]!r}; give --runner, too.")
         return None
+    table = _table_path(data) if data else None
     if importlib.util.find_spec("apache_beam") is None:
         raise UserError(
             "--runner needs Apache Beam, which is not installed; install it in an environment of its own, by "
             "pip install '.[train,beam]' in a checkout."
         )
-    local = [path for path in paths if path is not None and not is_remote(path)]
+    local = [path for path in (table, *paths) if path is not None and not is_remote(path)]
     local += [run] if run is not None and not is_remote(run) and pathlib.Path(run).exists() else []
     if runner == "DataflowRunner" and local:
         raise UserError(
             f"The workers of Dataflow have no {local[0]!r}, which is on this machine; copy it into a bucket, and give "
             "that address."
         )
-    return PipelineOptions(runner, arguments)
+    return PipelineOptions(runner, arguments, table)
 
 
-def table_path(data: str) -> str:
+def _table_path(data: str) -> str:
     """Return the path of `--data csv:FILE`. Raises UserError for other data, which a pipeline does not read."""
     kind, _, path = data.partition(":")
     if kind != "csv" or not path:

@@ -8,7 +8,6 @@ run directory, or into --output. Without --data, a run is evaluated on the evalu
 a run, --run also takes a .keras file, a checkpoint with a head, a SavedModel or a TFLite file.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 from keras_vit import cli
@@ -22,7 +21,6 @@ def main(arguments: Sequence[str]) -> None:
     """`--run DIR [--data …]`"""
     given = parser.read(EvaluateOptions, arguments, prog=_PROG, about=__doc__)
 
-    from keras_vit.text.classes import classes_of_labels
     from training.checks import check_measured, next_commands, open_measured, with_data
     from training.loop.devices.backend import prepare_tpu
 
@@ -32,16 +30,9 @@ def main(arguments: Sequence[str]) -> None:
     prepare_tpu(options.devices)
     cli.require_tensorflow()
 
-    from training.data.sources import open_source
-    from training.evaluation.evaluate import evaluate
-    from training.evaluation.predictors import open_predictor
+    from training.evaluation.evaluate import evaluate_run
 
-    source = open_source(options.source, multi_label=True) if options.classes == () else None
-    if source is not None:  # the names of the data's classes are the texts
-        run = dataclasses.replace(run, texts=classes_of_labels(source.labels, options.templates))
-    predictor = open_predictor(run, options.input, options.devices)  # whose mistakes are found before data are read
-    evaluate(predictor, source or open_source(options.source, multi_label=True), options)
-    if not predictor.is_export:
+    if not evaluate_run(run, options)[0].is_export:
         cli.print_next(next_commands(options, run))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from keras_vit import UserError, cli
 from keras_vit.cli import parser
 from keras_vit.files.remote import existing_folder
-from training.options.data import PrepareOptions
+from training.options.common import PrepareOptions
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
     keras-vit pretrain mnist-notes --data tfds:mnist --workdir runs/mnist-notes
 
-reaches about 97 % on the test images of MNIST. The same command continues an interrupted run from its last checkpoint.
+reaches about 97% on the test images of MNIST. The same command continues an interrupted run from its last checkpoint.
 On SIGTERM or Ctrl-C it saves a checkpoint and exits with code 75.
 
     keras-vit pretrain auto --data folder:pictures --workdir runs/pictures

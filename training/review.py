@@ -27,17 +27,7 @@ def main(arguments: Sequence[str]) -> None:
 
     from training.features.review import review
 
-    decisions = review(index, options)
-    following: tuple[str, ...]
-    data = (index.description.data or {}).get("data", "")
-    if data.startswith(("folder:", "csv:")):
-        start = ("auto", "--data", data, "--checkpoint", index.description.model)
-        following = (*start, "--exclude", str(decisions), "--workdir", "runs/reviewed")
-    elif not data:
-        following = ("similar", "--index", options.index, *index.some([0]).paths)
-    else:
-        following = ("review", "--index", options.index, "--shown", "500")
-    cli.print_next([following])
+    cli.print_next([review(index, options)])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from keras_vit import UserError, cli
 from keras_vit.cli import parser
-from training.options.data import SamplesOptions
+from training.options.common import SamplesOptions
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -10,35 +10,12 @@ Image files are stored unchanged. Example i of a split goes to file i mod N, so 
 from collections.abc import Sequence
 
 from keras_vit import cli
-from keras_vit.cli import parser
-from training.options.data import ShardOptions, split_arguments
+from training.beam import commands
 
 
 def main(arguments: Sequence[str]) -> None:
     """`--data … --output DIR --shards N`"""
-    own, behind = split_arguments(arguments)
-    options = parser.parse(ShardOptions, own, prog="keras-vit shard", about=__doc__)
-
-    from training.checks import check_shards, pipeline_options, table_path
-    from training.data.checks import check_data
-
-    table = table_path(options.source.data) if options.runner else None
-    pipeline = pipeline_options(options.runner, behind, None, (table, options.output))
-    if pipeline is None:
-        check_data(options.source)
-    check_shards(options.output)
-    cli.require_tensorflow()
-
-    if pipeline is not None:
-        from training.beam.picture_list import PictureList
-        from training.beam.shard import shard as shard_by_pipeline
-
-        shard_by_pipeline(PictureList(table=table, evaluation="eval"), options, pipeline)
-    else:
-        from training.data.write import shard
-
-        shard(options.source, options.output, shards=options.shards)
-    cli.print_next([("auto", "--data", f"tfrecord:{options.output}/*.tfrecord", "--workdir", "runs/auto")])
+    commands.shard(arguments, __doc__ or "")
 
 
 if __name__ == "__main__":

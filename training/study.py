@@ -10,41 +10,15 @@ the evaluation images and the few-shot accuracy of frozen features. After an int
 produces the same table.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 from keras_vit import cli
-from keras_vit.cli import parser
-from keras_vit.errors import check_known
-from training.experiments.study_grids import STUDIES
-from training.options.train import USUAL, StudyOptions
-from training.recipes.overrides import overridden
-from training.recipes.pretrain import find_recipe
+from training.experiments.by_recipe import study
 
 
 def main(arguments: Sequence[str]) -> None:
     """`STUDY --data … --workdir … [--recipe NAME]`, and any field of the recipe."""
-    name, *rest = arguments or ["--help"]
-    if name in ("-h", "--help"):
-        name, rest = "data-size", ["--help"]
-    check_known("study", name, STUDIES)
-    recipe_name, rest = parser.named(rest, "--recipe", "study-small")
-    named, prog = find_recipe(recipe_name), f"keras-vit study {name} --recipe {recipe_name}"
-    options = parser.parse(StudyOptions, rest, prog=prog, about=__doc__, usual=USUAL, recipe=named)
-    options = dataclasses.replace(options, recipe=overridden(options.recipe, named))
-
-    from training.checks import check_outside
-    from training.data.checks import check_data
-
-    check_data(options.source)
-    check_outside(options.workdir, options.source.data)
-    cli.require_tensorflow()
-
-    from training.experiments.study_runs import study
-    from training.loop.callbacks import report_interruption
-
-    with report_interruption():
-        study(name, options)
+    study(arguments, __doc__ or "")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Input pipelines of training: this project's, and those of other libraries on the same files.
 
-All read JPEG files of 500x375, take a random window of 5 to 100 % of the area, resize it to 224x224, flip it, scale the
+All read JPEG files of 500x375, take a random window of 5 to 100% of the area, resize it to 224x224, flip it, scale the
 pixels to [-1, 1] and make batches of 64. With augmentation they also apply RandAugment with two operations, and mix the
 images by MixUp with alpha 0.2. Pipelines of tf.data decode only the window; the others decode with Pillow in one worker
 process for each core.

@@ -152,7 +152,7 @@ def quantize_static(
     """Content of an int8 file, and what each step gained.
 
     The steps: extremes as ranges, ranges at run time for the products that lose most by calibrated ones, and, while
-    fewer than 99.5 % of the images agree, the product with the most noise in float32, until such products have a
+    fewer than 99.5% of the images agree, the product with the most noise in float32, until such products have a
     twentieth of the weights.
 
     Args:
@@ -359,7 +359,7 @@ def in_eight_bits(
     """Return the layers that keep 8 bits, those with the largest error for their weights first.
 
     They are those whose rounding to 4 bits changes the logits most. The errors of the layers are far from equal: of a
-    ViT of six blocks on Fashion-MNIST, the attention of the first block had 63 % of the squared error of all, and 6 %
+    ViT of six blocks on Fashion-MNIST, the attention of the first block had 63% of the squared error of all, and 6%
     of the weights (benchmarks/logs/exports.md). Layers that read the same tensor, such as query, key and value, stay
     together: ai-edge-quantizer 0.10.0 breaks those in 4 bits beside one in 8 bits.
     The others have a scale for each block of 32 channels of a unit: with one for the whole unit, the logits of DINOv2-S

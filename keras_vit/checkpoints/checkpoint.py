@@ -16,11 +16,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from keras_vit.checkpoints.formats import keras_hub, kmodels, vit_keras
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.layout import Format, Layout
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_array, check_rank, same_weight, translate
 from keras_vit.checkpoints.layouts import UnknownLayout, identify_format
 from keras_vit.errors import UserError, check_choice, check_integers, refuse_first
+from keras_vit.files.hdf5 import read_model_config
 from keras_vit.files.kinds import kind_of, readable_kind
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import open_npz
@@ -32,7 +34,7 @@ _PREFIXES = ("opt/target/", "params/img/", "params/")
 # TimmWrapper of transformers: timm's model and config.json.
 _TIMM_WRAPPER = "timm_model."
 # Files that belong to the config.json beside them.
-IN_FOLDER = ("model.safetensors", "model.keras")
+IN_FOLDER = ("model.safetensors", "model.keras", keras_hub.WEIGHTS)
 # What training keeps beside a model, by the beginning of its keys.
 _OF_TRAINING = ("epoch", "global_step", "iteration", "lr_scheduler", "n_averaged", "optim", "scaler", "step")
 # Substrings of keys that identify unsupported models with otherwise the same arrays.
@@ -83,6 +85,11 @@ class Checkpoint:
 
 def read_configs(path: pathlib.Path, names: Sequence[str] = ("config.json",)) -> dict[str, dict]:
     """The JSON files of these names that lie in a folder, or beside a file of weights, by name."""
+    if names[:1] == (vit_keras.MODEL_CONFIG,):
+        description = read_model_config(path)
+        return {vit_keras.MODEL_CONFIG: description} if description else {}
+    if names[:1] == (kmodels.CONFIG,):
+        return kmodels.read_configs(_keras_file(path))
     folder = folder_of(path)
     return {name: read_json(folder / name) for name in names if (folder / name).is_file()}
 
@@ -151,8 +158,21 @@ def join_keys(keys: Sequence[str]) -> str:
     return f"{shown} and {len(keys) - 10} more" if len(keys) > 10 else shown
 
 
+def _keras_file(path: pathlib.Path) -> pathlib.Path:
+    """The file of weights in a folder that Keras wrote; the path of another folder or of a file."""
+    file = path / keras_hub.WEIGHTS
+    return file if file.is_file() else path
+
+
 def open_arrays(path: pathlib.Path) -> dict[str, LazyArray]:
     """The arrays of a file or folder by key, of all its networks."""
+    file = _keras_file(path)
+    if file.name == keras_hub.WEIGHTS and keras_hub.is_preset(file.parent):
+        return keras_hub.open_preset(file.parent)
+    if file.is_file() and kind_of(file) == "h5":
+        for module in (vit_keras, kmodels):
+            if module.is_model(file):
+                return module.open_model(file)
     if path.is_dir():
         return open_folder(path)
     return open_safetensors(path) if readable_kind(path) == "safetensors" else open_npz(path)

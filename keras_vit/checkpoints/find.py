@@ -42,7 +42,8 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
         name: existing file or folder; https://…, gs://bucket/object or another path that TensorFlow can read; official
             name such as imagenet21k/ViT-B_16, sam/ViT-B_16, augreg:B_16, bit:BiT-M-R50x1 or
             big_vision:vit_s16_i1k_300ep; hf:google/vit-base-patch16-224-in21k, with @ and a revision or without, or
-            timm/vit_base_patch16_224.augreg_in21k, from the Hugging Face hub.
+            timm/vit_base_patch16_224.augreg_in21k, from the Hugging Face hub; or
+            kaggle:keras/vit/keras/vit_base_patch16_224_imagenet, from Kaggle.
         cache: folder for downloads; default: the environment variable KERAS_VIT_CACHE, else ~/.cache/keras_vit; from
             the Hugging Face hub, the cache of huggingface_hub.
 
@@ -57,6 +58,8 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
     source = re.sub(r"^(gs|https?):/(?=[^/])", r"\1://", os.fsdecode(name))
     if (hub_name := parse_hub_name(re.sub("^hf:/+", "hf:", source))) is not None:
         return _download(hub_name, pathlib.Path(cache) if cache else None)
+    if (handle := parse_kaggle_name(source)) is not None:
+        return _download_from_kaggle(handle)
     folder = pathlib.Path(cache or os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser()
     if is_remote(source) and not source.startswith(("gs://", "https://", "http://")):
         try:
@@ -75,7 +78,8 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
 def check_name(name: str) -> None:
     """Raise UserError unless a checkpoint exists, or can be one to download. Uses neither TensorFlow nor a network."""
     is_augreg = name.removeprefix("augreg:") in _AUGREG_MODELS  # else its index would be downloaded
-    if not (os.path.exists(name) or is_remote(name) or parse_hub_name(name) or is_augreg):
+    is_on_hub = parse_hub_name(name) or parse_kaggle_name(name)
+    if not (os.path.exists(name) or is_remote(name) or is_on_hub or is_augreg):
         _address(name, pathlib.Path())
 
 
@@ -269,9 +273,10 @@ def _write_metadata(metadata_file: pathlib.Path, address: str, size: int, sha256
 
 
 # The Hugging Face hub, through huggingface_hub: its cache, tokens, offline mode and environment variables. Only the
-# weights as .safetensors and the configs are downloaded, never a pickle.
+# weights as .safetensors, or .weights.h5 of Keras, and the configs are downloaded, never a pickle. Presets of keras-hub
+# are also on Kaggle, whose names kagglehub downloads, with its cache and credentials.
 
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_WEIGHTS, _INDEX, _OF_KERAS = "model.safetensors", "model.safetensors.index.json", "model.weights.h5"
 _FILES = (
     _WEIGHTS,
     _INDEX,
@@ -279,8 +284,12 @@ _FILES = (
     "config.json",
     "preprocessor_config.json",
     "processor_config.json",
+    *(_OF_KERAS, "task.json", "task.weights.h5", "image_converter.json", "preprocessor.json"),
 )
 _OF_TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "spiece.model"]
+_OF_TOKENIZER += ["assets/tokenizer/*"]  # of keras-hub
+# kaggle:owner/model/framework/variation, and a version.
+_KAGGLE_NAME = re.compile(r"kaggle:/{0,2}(?P<handle>[\w.-]+(?:/[\w.-]+){3}(?:/\d+)?)", re.ASCII)
 # hf:owner/name@revision, timm/name, and the address of the file of weights.
 _HUB_NAME = re.compile(r"(?:hf:|(?=timm/))(?P<repository>[^/@:]+/[^/@:]+)(?:@(?P<revision>[^@\s]+))?")
 _HUB_ADDRESS = re.compile(
@@ -311,12 +320,35 @@ def parse_hub_name(name: str) -> HubName | None:
 def _download(name: HubName, cache: pathlib.Path | None = None) -> pathlib.Path:
     """Return the folder with weights and configs of a repository. cache: instead of that of huggingface_hub."""
     folder = _snapshot(name, _FILES, cache)
-    if not any((folder / file).is_file() for file in (_WEIGHTS, _INDEX)):
+    if not any((folder / file).is_file() for file in (_WEIGHTS, _INDEX, _OF_KERAS)):
         raise UserError(
             f"{name.repository} on the Hugging Face hub has no {_WEIGHTS}, and pickles such as pytorch_model.bin are "
             "not read; convert it where you trust it, or give another repository."
         )
     return folder
+
+
+def parse_kaggle_name(name: str) -> str | None:
+    """The handle of a model on Kaggle that a checkpoint name means; None if it is another. Raises UserError."""
+    match = _KAGGLE_NAME.fullmatch(name)
+    if match is None and name.startswith("kaggle:"):
+        raise UserError(
+            "A name on Kaggle must be kaggle:owner/model/framework/variation, such as "
+            f"kaggle:keras/vit/keras/vit_base_patch16_224_imagenet, but is {name[:200]!r}."
+        )
+    return match["handle"] if match else None
+
+
+def _download_from_kaggle(handle: str) -> pathlib.Path:
+    kagglehub = needed_package("kagglehub", "Names on Kaggle need", "kagglehub")
+    try:
+        return pathlib.Path(kagglehub.model_download(handle))
+    except (OSError, ValueError) as error:  # those of the network are OSError, too
+        words = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(
+            f"{handle} cannot be downloaded from Kaggle ({words}); check the name and its terms, or download it on "
+            "another computer and give the path of its folder."
+        ) from error
 
 
 def download_tokenizer(name: HubName, folder: pathlib.Path) -> None:

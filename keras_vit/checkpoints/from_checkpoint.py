@@ -210,8 +210,10 @@ def build_checkpoint(checkpoint: Checkpoint, name: str, options: LoadOptions, ed
     if edit is not None and task is None:
         config, weights = edit(config, checkpoint.weights)
         checkpoint = dataclasses.replace(checkpoint, weights=weights)
+    if options.num_classes is None and options.classifier_activation is None:
+        options = dataclasses.replace(options, classifier_activation=checkpoint.file_config.classifier_activation)
     # The name of the folder or file, in letters that layers may have.
-    last = re.sub(r"\.(npz|safetensors)$", "", name.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
+    last = re.sub(r"\.(npz|safetensors|h5)$", "", name.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
     own_name = re.sub(r"[^A-Za-z0-9_.-]", "_", last).strip("._-") or None
     options = dataclasses.replace(options, name=options.name or own_name)
     return _build_and_fill(checkpoint, config, preprocessing, grid, options, task)

@@ -143,7 +143,7 @@ def infer_config(checkpoint: Checkpoint, options: LoadOptions) -> ModelConfig:
 def _missing(checkpoint: Checkpoint, config: ViTConfig) -> list[str]:
     """The keys that are missing although config.json states them, or the code of the layout always has them."""
     weights, file_config, layout = checkpoint.weights, checkpoint.file_config, checkpoint.layout
-    biases = (*layout.biases, *(() if config.pre_norm else ("embedding/bias",)))
+    biases = (*layout.biases, *("embedding/bias",) * (layout.patch_bias and not config.pre_norm))
     stated = [bias for bias in biases if bias.replace("/bias", "/kernel") in weights]
     stated += [f"{head}/kernel" for head in file_config.heads]
     stated += [] if file_config.layer_scale is None else ["Transformer/encoderblock_0/LayerScale_0/scale"]
@@ -206,7 +206,7 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
         stem=_infer_stem(checkpoint, file_config, options.conv_stem_strides),
         position_embedding=position_embedding or layout.settings.get("position_embedding") or layout.default_positions,
         norm_after_pooling=norm_after_pooling,
-        final_norm=layout.settings.get("final_norm", True),
+        final_norm=layout.settings.get("final_norm", file_config.final_norm),
         qkv_bias=qkv_bias,
         key_bias=not qkv_bias or f"{_FIRST_QUERY.removesuffix('query')}key/bias" in weights,
         patch_bias="embedding/bias" in weights,
@@ -384,7 +384,7 @@ def _shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
 def file_config_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int] | None:
     """(rows, columns) of the stored position embeddings according to config.json; None if it does not say."""
     file_config = checkpoint.file_config
-    size = file_config.image_size
+    size = file_config.position_size or file_config.image_size
     if size is None or isinstance(config, ResNetConfig) or POSITIONS not in checkpoint.weights:
         return None
     num_tokens = checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -98,7 +99,7 @@ TABLE = Transform((2,), lambda s: (1, *s), lambda a: a[None], lambda w, heads: w
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A key of a file and its weights: one, none (a counter), or several, concatenated along the first axis.
+    """A key of a file and its weights: one, none (a counter), or several, concatenated along an axis.
 
     The name of a part that no model reads is empty.
     """
@@ -106,6 +107,8 @@ class Rule:
     names: tuple[str, ...]
     key: str
     transform: Transform = SAME
+    axis: int = 0
+    """The axis of the file along which several are concatenated: 0, or -1 for the last."""
 
 
 def dense(name: str, key: str, transform: Transform = LINEAR) -> tuple[Rule, Rule]:
@@ -276,13 +279,15 @@ def _weights(array: LazyArray, rule: Rule, numbers: dict[str, int]) -> dict[str,
         if array.part is not None:
             return {name: Weight(array, shape, functools.partial(_load_part, transform, array.part))}
         return {name: Weight(array, shape, transform.load, functools.partial(_file_view, transform, array.shape))}
-    is_divisible = array.shape and array.shape[0] % parts == 0
+    is_divisible = array.shape and array.shape[rule.axis] % parts == 0
     check_array(is_divisible, array.key, f"hold {parts} equal parts", f"has shape {array.shape}")
-    size, weights = array.shape[0] // parts, {}
+    size, weights = array.shape[rule.axis] // parts, {}
+    shape = (*array.shape[:-1], size) if rule.axis else (size, *array.shape[1:])
     for part, name in enumerate(rule.names):
         if name:
-            load = functools.partial(_load_part, transform, slice(part * size, (part + 1) * size))
-            weights[_fill(name, numbers)] = Weight(array, transform.shape((size, *array.shape[1:])), load)
+            own = slice(part * size, (part + 1) * size)
+            load = functools.partial(_load_part, transform, (..., own) if rule.axis else own)
+            weights[_fill(name, numbers)] = Weight(array, transform.shape(shape), load)
     return weights
 
 
@@ -298,7 +303,7 @@ def check_rank(key: str, shape: tuple[int, ...], ranks: Collection[int]) -> None
     check_array(is_right, key, f"have {' or '.join(map(str, ranks))} axes and values", f"has shape {shape}")
 
 
-def _load_part(transform: Transform, part: int | slice, array: np.ndarray) -> np.ndarray:
+def _load_part(transform: Transform, part: Any, array: np.ndarray) -> np.ndarray:
     return transform.load(array[part])
 
 
@@ -321,7 +326,7 @@ def untranslate(weights: Mapping[str, np.ndarray], rules: Iterable[Rule], num_he
             if not all(part in weights for part in parts):
                 continue
             views = [rule.transform.store(weights[part], num_heads) for part in parts]
-            arrays[_fill(rule.key, numbers)] = views[0] if len(views) == 1 else np.concatenate(views)
+            arrays[_fill(rule.key, numbers)] = views[0] if len(views) == 1 else np.concatenate(views, rule.axis)
             used |= set(parts)
     if unknown := sorted(weights.keys() - used):
         raise UserError(f"This layout cannot store {', '.join(unknown[:3])}; choose another.")

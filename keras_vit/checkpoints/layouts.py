@@ -4,6 +4,8 @@ import pathlib
 from collections.abc import Mapping
 
 from keras_vit.checkpoints.formats.jax import BIG_TRANSFER, BIG_VISION, VIT_JAX, VIT_JAX_LINEN
+from keras_vit.checkpoints.formats.keras_hub import KERAS_HUB
+from keras_vit.checkpoints.formats.kmodels import KMODELS
 from keras_vit.checkpoints.formats.layout import Format, Layout, WrittenModel
 from keras_vit.checkpoints.formats.meta import META
 from keras_vit.checkpoints.formats.open_clip import OPEN_CLIP
@@ -13,6 +15,7 @@ from keras_vit.checkpoints.formats.transformers.clip import CLIP, OWL
 from keras_vit.checkpoints.formats.transformers.dino import DINOV2, DINOV3
 from keras_vit.checkpoints.formats.transformers.eomt import EOMT
 from keras_vit.checkpoints.formats.transformers.vit import BIT, VIT
+from keras_vit.checkpoints.formats.vit_keras import VIT_KERAS
 from keras_vit.errors import UserError, check_choice
 from keras_vit.files.kinds import MODEL_SUFFIXES
 from keras_vit.files.lazy_array import LazyArray
@@ -28,7 +31,7 @@ HEADS = ("head/", "head_distillation/", "resnet/head/")
 FORMATS: tuple[Format, ...] = (
     *(META, OPEN_CLIP, VIT_JAX, BIG_TRANSFER, VIT_JAX_LINEN, BIG_VISION),
     *(EOMT, OWL, DINOV3, DINOV2, CLIP, VIT, BIT),  # transformers
-    *(TIMM, TORCHVISION),
+    *(TIMM, TORCHVISION, KERAS_HUB, VIT_KERAS, KMODELS),
 )
 _SUFFIXES = {each.name: each.suffixes for each in FORMATS if each.suffixes}
 LAYOUTS = tuple(_SUFFIXES)

@@ -22,7 +22,7 @@ from keras_vit.checkpoints.infer_config import check_heads, file_config_grid, ha
 from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, check_rank, heads_in, key_of
 from keras_vit.checkpoints.layouts import num_classes_of
 from keras_vit.errors import UserError, check_integers, refuse_first
-from keras_vit.files.keras_model import open_keras_weights
+from keras_vit.files.hdf5 import open_keras_weights
 from keras_vit.files.kinds import kind_of
 from keras_vit.files.lazy_array import check_all
 from keras_vit.models.build import (

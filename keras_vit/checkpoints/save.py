@@ -25,7 +25,7 @@ from keras_vit.files.labels import check_number
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import to_path
 from keras_vit.files.safetensors import overwrite, write_json, write_safetensors
-from keras_vit.models.build import classes_of, config_of, preprocessing_of
+from keras_vit.models.build import classes_of, classifier_activation_of, config_of, preprocessing_of
 from keras_vit.models.config import ModelConfig, ResNetConfig, SegmentationConfig, ViTConfig
 from keras_vit.models.tasks import task_of
 
@@ -44,9 +44,10 @@ def save_checkpoint(
 
     Args:
         model: built by `keras_vit.build`, with the layers that it gave; a Dense of another name may be the head.
-        path: file, written atomically; for "huggingface" a new folder. For "timm" a .safetensors file, or a new folder
-            with the config.json that `timm.create_model("local-dir:…", pretrained=True)` reads.
-        layout: "npz" (vit_jax, big_transfer), "npz-linen", "big_vision", "huggingface", "timm" or "torchvision".
+        path: file, written atomically; for "huggingface" and "keras_hub" a new folder. For "timm" a .safetensors file,
+            or a new folder with the config.json that `timm.create_model("local-dir:…", pretrained=True)` reads.
+        layout: "npz" (vit_jax, big_transfer), "npz-linen", "big_vision", "huggingface", "timm", "torchvision" or
+            "keras_hub".
             For big_vision, the position embedding of the class token is added to the token.
         labels: class names, for the config.json of "huggingface" and "timm". Default: those that the model knows.
         two_towers: for "huggingface", the folder or name of a CLIP, SigLIP, OWL-ViT or OWLv2 with both towers: the new
@@ -82,7 +83,7 @@ def _write(path: pathlib.Path, layout: str, written: WrittenModel, weights: dict
     if is_folder(path, layout):
         configs = module.write_config(written)
         with atomic_folder(path) as temporary:
-            write_safetensors(temporary / "model.safetensors", arrays)
+            module.write_weights(temporary, arrays)
             for name, fields in configs.items():
                 write_json(temporary / name, fields)
     elif path.suffix == ".npz":
@@ -95,7 +96,8 @@ def written_model(model: keras.Model, labels: Sequence[str] = ()) -> WrittenMode
     """Describe a model for the writer of a format."""
     task = task_of(model)
     num_classes = task.num_classes if isinstance(task, SegmentationConfig) else num_classes_of(values_by_key(model))
-    return WrittenModel(config_of(model), preprocessing_of(model), num_classes, tuple(labels), task)
+    activation = None if task is not None else classifier_activation_of(model)
+    return WrittenModel(config_of(model), preprocessing_of(model), num_classes, tuple(labels), task, activation)
 
 
 _SETTINGS = {"gelu": "GELU", "layer_norm_epsilon": "epsilon"}

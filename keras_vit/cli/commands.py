@@ -158,7 +158,7 @@ def _model_lines(wildcard: str) -> list[str]:
     models.sort(key=lambda model: USUAL.index(model.name) if model.name in USUAL else len(USUAL))
     lines = [f"{'model':21} {'pixels':>6} {'params':>9} {'GMACs':>7} {'ImageNet':>8}  {'license':14}  checkpoint"]
     for model in models:
-        accuracy = f"{model.accuracy:.1f} %" if model.accuracy else ""
+        accuracy = f"{model.accuracy:.1f}%" if model.accuracy else ""
         size = f"{model.pixels:6} {model.millions:7,.1f} M {model.gmacs:7,.1f}"
         names = model.checkpoints or ("none",)
         more = f" and {len(names) - 1} more" if names[1:] and models[1:] else ""

@@ -131,18 +131,18 @@ def _end(number: int, _) -> typing.NoReturn:
 
 
 def run_job(
-    prog: str, about: str, jobs: Mapping[str, Callable[[Sequence[str]], None]], arguments: Sequence[str]
+    prog: str, about: str, jobs: Mapping[str, Callable[[Sequence[str], str, str], None]], arguments: Sequence[str]
 ) -> None:
     """Run a command of several jobs, such as `keras-vit detect predict`: its first argument names one.
 
-    about: shown by --help.
+    jobs: functions of the other arguments, the command with the job, and `about`, which --help shows.
     """
     name, *rest = arguments or ["--help"]
     if name in ("-h", "--help"):
         print(f"usage: {as_typed(prog)} {'|'.join(jobs)} [OPTIONS]\n\n{as_typed(about)}")
         return
     check_choice(f"The first argument of {prog}", name, jobs)
-    jobs[name](rest)
+    jobs[name](rest, f"{prog} {name}", about)
 
 
 def _call(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> None:

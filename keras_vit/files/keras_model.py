@@ -1,6 +1,5 @@
-"""Read .keras files, or run directories by their model.keras, and .weights.h5 files. None is trusted."""
+"""Read .keras files, or run directories by their model.keras. None is trusted."""
 
-import functools
 import io
 import json
 import os
@@ -12,12 +11,9 @@ import zipfile
 import zlib
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from keras_vit.errors import UserError, near_path, reading, refuse_first
+from keras_vit.errors import UserError, near_path
 from keras_vit.files.kinds import kind_of
 from keras_vit.files.labels import LABELS
-from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.npz import data_offset
 from keras_vit.files.remote import is_remote, local_copy, to_path
 
@@ -124,46 +120,6 @@ def _problem(path: pathlib.Path, error: Exception) -> str:
     return f"cannot be read as a Keras model ({words or type(error).__name__}); {advice}"
 
 
-def open_keras_weights(path: pathlib.Path) -> dict[str, LazyArray]:
-    """The arrays of a .weights.h5 file, by name of the layer and index: "head/0" is the first variable of "head".
-
-    Raises UserError unless the file is complete and holds floating-point arrays of its own.
-    """
-    import h5py
-
-    arrays: dict[str, LazyArray] = {}
-    total = 0
-
-    def add(name: str, dataset: object) -> None:
-        nonlocal total
-        if not isinstance(dataset, h5py.Dataset):
-            return
-        total += dataset.nbytes
-        layer = dataset.parent.attrs.get("name")
-        parts = name.split("/")
-        is_own = isinstance(layer, str) and len(parts) == 4 and parts[0] == "layers"
-        key = f"{layer}/{parts[3]}" if is_own else name
-        it = f"The array {key!r} of {path.name}"
-        refuse_first(
-            [
-                (dataset.external or dataset.is_virtual, f"{it} is in another file; give one that holds its arrays."),
-                (
-                    dataset.dtype.kind != "f",
-                    f"{it} has the type {dataset.dtype}, but only floating-point weights can be read; save the weights "
-                    "of a model that is not quantized.",
-                ),
-                (total > size or key in arrays, f"{it} cannot be of this file; the file is damaged."),
-            ]
-        )
-        arrays[key] = LazyArray(key, dataset.shape, dataset.dtype, functools.partial(_open, path, name))
-
-    with reading(path.name, "Keras weights", OSError, RuntimeError, KeyError, advice="it may be damaged"):
-        size = path.stat().st_size
-        with h5py.File(path, "r") as file:
-            file.visititems(add)  # without following links
-    return arrays
-
-
 def check_weights_in(archive: zipfile.ZipFile) -> None:
     """Raise ValueError if an HDF5 file in a .keras file declares more bytes than it has, or reads other files.
 
@@ -214,16 +170,3 @@ class _Part(io.RawIOBase):
     def close(self) -> None:
         self._stream.close()
         super().close()
-
-
-def _open(path: pathlib.Path, name: str) -> io.BufferedIOBase:
-    import h5py
-
-    with h5py.File(path, "r") as file:
-        dataset = file[name]
-        offset = dataset.id.get_offset()
-        if offset is None:  # in chunks, perhaps compressed
-            return io.BytesIO(np.ascontiguousarray(dataset).tobytes())
-    stream = open(path, "rb")  # noqa: SIM115  (the reader closes it)
-    stream.seek(offset)
-    return stream

@@ -118,7 +118,7 @@ def _open_values(path: pathlib.Path, start: int) -> Iterator[ByteStream]:
 
 
 def write_safetensors(
-    path: pathlib.Path, arrays: dict[str, np.ndarray], image_size: tuple[int, int] | None = None
+    path: pathlib.Path, arrays: Mapping[str, np.ndarray], image_size: tuple[int, int] | None = None
 ) -> None:
     """Write a file that PyTorch reads, atomically; with an `image_size`, `stored_image_size` reads it.
 

@@ -376,7 +376,7 @@ def resize_bytes(image: tf.Tensor, size: tuple, interpolation: str, *, exact: bo
         image: (h, w, C) uint8; h and w may be unknown before the graph runs.
         size: (height, width), int32 scalars or integers.
         interpolation: a filter of Pillow.
-        exact: whether sums that are halfway between two integers round as Pillow's. Else they may be a level off: 1 %
+        exact: whether sums that are halfway between two integers round as Pillow's. Else they may be a level off: 1%
             of the pixels for some ratios of sides, none for most.
     """
     (height, width), channels = tf.unstack(tf.shape(image)[:2]), image.shape[-1]

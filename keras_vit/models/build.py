@@ -292,7 +292,7 @@ def class_token_only(model: keras.Model) -> frozenset[str]:
     """Names of the layers whose outputs (B, N, D) are read at the class token alone.
 
     Behind the class token there is a head that reads one token of N. In the last block keys and values are then needed
-    of all tokens, but the query, the mean of the values, the MLP and the norms only of the first one: 7 % of the
+    of all tokens, but the query, the mean of the values, the MLP and the norms only of the first one: 7% of the
     products of a ViT-B/16 are for the others. The outputs, and the gradients of all weights, are the same to float
     rounding without them. A model as it is built computes all tokens all the same, for whoever looks into it.
 

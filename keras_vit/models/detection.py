@@ -271,7 +271,7 @@ class MaskQueries(keras.layers.Layer):
 def query_embeddings(model: keras.Model, images, boxes=None) -> tuple[np.ndarray, np.ndarray]:
     """The embeddings of objects on example images, to look for with `with_queries` or `with_classes`.
 
-    Of the patches whose predicted box fits the given one nearly best (at least 80 % of the best overlap), the one least
+    Of the patches whose predicted box fits the given one nearly best (at least 80% of the best overlap), the one least
     like the mean of the image is taken, as in OWL-ViT. Without boxes that is the box of the whole image; OWLv2 takes
     the patch that is most likely an object.
 
@@ -304,7 +304,7 @@ def query_embeddings(model: keras.Model, images, boxes=None) -> tuple[np.ndarray
     ious = np.where((ious == 0.0).all(axis=-1, keepdims=True), generalized, ious)
     likeness = np.einsum("be,bne->bn", embeddings.mean(axis=1), embeddings)
     fits = ious >= ious.max(axis=-1, keepdims=True) * 0.8
-    # If all overlaps are below 0, none can reach 80 % of the best.
+    # If all overlaps are below 0, none can reach 80% of the best.
     fits |= ious == ious.max(axis=-1, keepdims=True)
     best = np.where(fits, likeness, np.inf).argmin(axis=-1)
     return embeddings[np.arange(len(best)), best], best

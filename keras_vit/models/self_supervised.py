@@ -28,7 +28,7 @@ from keras_vit.models.vit import (
 
 # Channels of an attention head in the decoder of a masked autoencoder: 16 heads of 512 channels in the paper.
 DECODER_HEAD = 32
-# Of the corrupted patches, 80 % are replaced by the learned [mask], 10 % by another patch, and 10 % are unchanged.
+# Of the corrupted patches, 80% are replaced by the learned [mask], 10% by another patch, and 10% are unchanged.
 _MASKED, _MASKED_OR_OTHER = 0.8, 0.9
 # Outside training, the same patches of every image are corrupted, in any batch and on any replica.
 _FIXED_SEED = 1

@@ -1,7 +1,7 @@
 """Resize position embeddings to another grid and patch embeddings to other patches, on NumPy arrays.
 
-For positions, code bases use five resampling methods, each for its own checkpoints. All are separable: one matrix for
-the rows, one for the columns.
+For positions, code bases use several resampling methods, each for its own checkpoints. All are separable: one matrix
+for the rows, one for the columns.
 """
 
 from typing import Literal, get_args
@@ -18,7 +18,18 @@ from keras_vit.errors import check_choice, check_integers, check_known
 # bicubic-offset      DINOv2 without registers, `interpolate_pos_encoding`: the same with 0.1 added to the new size, for
 #                     the places of the samples alone.
 # bicubic-antialias   timm `resample_abs_pos_embed` otherwise: torch bicubic, antialias=True.
-Resampler = Literal["bilinear-aligned", "bicubic-aligned", "bilinear", "bicubic", "bicubic-offset", "bicubic-antialias"]
+# bicubic-keras       keras-hub's DINOv2: keras.ops.image.resize, whose backends differ by a few 1e-4.
+# bilinear-keras      kmodels: the same with antialias=True.
+Resampler = Literal[
+    "bilinear-aligned",
+    "bicubic-aligned",
+    "bilinear",
+    "bicubic",
+    "bicubic-offset",
+    "bicubic-antialias",
+    "bicubic-keras",
+    "bilinear-keras",
+]
 # How a patch kernel gets other channels.
 ChannelRule = Literal["mean", "repeat"]
 
@@ -54,10 +65,23 @@ def resize_position_embedding(
         return table
     prefix, grid = table[..., :num_prefix_tokens, :], table[..., num_prefix_tokens:, :]
     grid = grid.reshape(*table.shape[:-2], old_h, old_w, table.shape[-1]).astype(np.float64)
-    grid = _product(resampling_matrix(old_h, new_h, resampler), grid, axis=-3)
-    grid = _product(resampling_matrix(old_w, new_w, resampler), grid, axis=-2)  # (..., new_h, new_w, D)
+    if resampler.endswith("-keras"):
+        grid = _resized_by_keras(grid, new_grid, resampler.removesuffix("-keras"))
+    else:
+        grid = _product(resampling_matrix(old_h, new_h, resampler), grid, axis=-3)
+        grid = _product(resampling_matrix(old_w, new_w, resampler), grid, axis=-2)  # (..., new_h, new_w, D)
     grid = grid.reshape(*table.shape[:-2], new_h * new_w, table.shape[-1]).astype(table.dtype)
     return np.concatenate([prefix, grid], axis=-2)
+
+
+def _resized_by_keras(grid: np.ndarray, new_grid: tuple[int, int], filter_: str) -> np.ndarray:
+    import keras  # lazy: importing it takes seconds
+
+    values = keras.ops.convert_to_tensor(grid.astype(np.float32))
+    resized = keras.ops.image.resize(
+        values, new_grid, interpolation=filter_, antialias=filter_ == "bilinear", data_format="channels_last"
+    )
+    return keras.ops.convert_to_numpy(resized)
 
 
 def resampling_matrix(old: int, new: int, resampler: Resampler) -> np.ndarray:

@@ -1,7 +1,8 @@
 """The text side of a two-tower checkpoint: its keys in each library, its config, its weights, the scale of the logits.
 
 transformers: `CLIPModel` and `SiglipModel`. open_clip: `CLIP`, whose config is open_clip_config.json. big_vision:
-`models/proj/image_text/two_towers`, under params/txt/. Only headers are read to open one, and two numbers.
+`models/proj/image_text/two_towers`, under params/txt/. keras-hub: `CLIPBackbone` and `SigLIPBackbone`. Only headers are
+read to open one, and two numbers.
 """
 
 import dataclasses
@@ -17,8 +18,8 @@ import numpy as np
 
 from keras_vit.checkpoints.checkpoint import folder_of, open_arrays, unstack_scan
 from keras_vit.checkpoints.find import find_checkpoint
-from keras_vit.checkpoints.formats import jax, open_clip
-from keras_vit.checkpoints.formats.file_config import Sizes, number
+from keras_vit.checkpoints.formats import jax, keras_hub, kmodels, open_clip
+from keras_vit.checkpoints.formats.file_config import Sizes, number, part
 from keras_vit.checkpoints.formats.transformers import clip
 from keras_vit.checkpoints.formats.transformers.config_json import gelu_of
 from keras_vit.checkpoints.infer_config import contradictions, count, shape_of
@@ -37,7 +38,6 @@ _FIRST = "encoderblock_0/"
 _LIKE_IMAGES = Transform((3,), lambda s: s[1:] if s[0] == 1 else s, lambda a: a[0], lambda w, heads: w[None])
 # Towers that are not read, by a part of a key that only they have.
 _UNREAD = {
-    "visual.trunk.": "a tower of timm for its images, inside OpenCLIP",
     "visual.attnpool.": "a ResNet for its images",
     "text.transformer.embeddings.": "a text tower of another library, inside OpenCLIP",
     "text_model.embeddings.word_embeddings.": "a text tower of another kind, such as BERT",
@@ -82,8 +82,12 @@ def _identify(arrays: Mapping[str, LazyArray]) -> TextLayout | None:
     """The layout of the text tower among the arrays of a whole file; None for a file without one."""
     if "text_model.embeddings.token_embedding.weight" in arrays:
         return _SIGLIP_LAYOUT if "text_model.head.weight" in arrays else _CLIP_LAYOUT
-    if "token_embedding.weight" in arrays and "visual.class_embedding" in arrays:
-        return _OPEN_CLIP_LAYOUT
+    of_open_clip = "visual.class_embedding" in arrays or any(key.startswith(open_clip.TRUNK) for key in arrays)
+    if "token_embedding.weight" in arrays and of_open_clip:
+        return OPEN_CLIP_LAYOUT
+    for layout in (_HUB_CLIP_LAYOUT, _HUB_SIGLIP_LAYOUT, _KMODELS_LAYOUT):
+        if layout.scale in arrays:
+            return layout
     return _BIG_VISION_LAYOUT if "params/txt/Embed_0/embedding" in arrays else None
 
 
@@ -129,7 +133,7 @@ _CLIP_LAYOUT = TextLayout(
 _SIGLIP_LAYOUT = TextLayout(
     _transformers_rules(dense("head", "text_model.head")), "config.json", _of_siglip, "text_model."
 )
-_OPEN_CLIP_LAYOUT = TextLayout(
+OPEN_CLIP_LAYOUT = TextLayout(
     (
         Rule(("embedding/tokens",), "token_embedding.weight"),
         Rule(("embedding/positions",), "positional_embedding"),
@@ -137,10 +141,74 @@ _OPEN_CLIP_LAYOUT = TextLayout(
         *open_clip.tower_block("transformer.resblocks.{i}.", _BLOCK),
         *norm("encoder_norm", "ln_final"),
         Rule(("head/kernel",), "text_projection"),
+        *dense("head", "text_projection"),  # with a bias, as in SigLIP
     ),
     open_clip.CONFIG,
     open_clip.text_settings,
     "transformer.",
+)
+
+
+def _of_hub_clip(config: dict) -> dict[str, Any]:
+    fields = keras_hub.tower_config(config, "text_encoder")
+    gelu = keras_hub.gelu_of(fields.get("intermediate_activation", "quick_gelu"))
+    epsilons = {"layer_norm_epsilon": 1e-5, "last_norm_epsilon": 1e-6}
+    return {"num_heads": number(fields, "num_heads"), "gelu": gelu, "pooling": "largest", **epsilons}
+
+
+def _of_hub_siglip(config: dict) -> dict[str, Any]:
+    fields = keras_hub.tower_config(config, "text_encoder")
+    gelu = keras_hub.gelu_of(fields.get("intermediate_activation", "gelu_approximate"))
+    epsilon = number(fields, "layer_norm_epsilon", float) or 1e-6
+    return {"num_heads": number(fields, "num_heads"), "gelu": gelu, "layer_norm_epsilon": epsilon, **_LAST}
+
+
+def _hub_rules(name: str, prefix: str, embedding: str, block: str) -> tuple[Rule, ...]:
+    return (
+        Rule(("embedding/tokens",), f"{prefix}{embedding}/token_embedding/vars/0"),
+        Rule(("embedding/positions",), f"{prefix}{embedding}/position_embedding/vars/0"),
+        *keras_hub.text_block(name, f"{prefix}{block}_{{i}}/", _BLOCK),
+        *keras_hub.norm("encoder_norm", f"{prefix}layer_normalization"),
+    )
+
+
+_OF_CLIP, _OF_SIGLIP = "layers/clip_text_encoder/layers/", "layers/sig_lip_text_encoder/layers/"
+_HUB_CLIP_LAYOUT = TextLayout(
+    (
+        *_hub_rules("CLIP", _OF_CLIP, "token_and_position_embedding", "clip_encoder_layer"),
+        Rule(("head/kernel",), "layers/dense_1/vars/0"),
+    ),
+    keras_hub.CONFIG,
+    _of_hub_clip,
+    _OF_CLIP,
+    "layers/clip_head/vars/0",
+    None,
+)
+_HUB_SIGLIP_LAYOUT = TextLayout(
+    (
+        *_hub_rules("SigLIP", _OF_SIGLIP, "sig_lip_text_embedding", "sig_lip_encoder_layer"),
+        *keras_hub.dense("head", f"{_OF_SIGLIP}dense"),
+    ),
+    keras_hub.CONFIG,
+    _of_hub_siglip,
+    _OF_SIGLIP,
+    "layers/sig_lip_head/vars/0",
+    "layers/sig_lip_head/vars/1",
+)
+
+
+def _of_kmodels(config: dict) -> dict[str, Any]:
+    heads = number(part(config, "text_config", kmodels.CONFIG), "num_heads")
+    return {"num_heads": heads, "gelu": "tanh", "layer_norm_epsilon": 1e-6, **_LAST}
+
+
+_KMODELS_LAYOUT = TextLayout(
+    kmodels.text_rules(_BLOCK),
+    kmodels.CONFIG,
+    _of_kmodels,
+    "text_model_",
+    "sig_lip_logit_scale_bias/0",
+    "sig_lip_logit_scale_bias/1",
 )
 _TEXT = "params/txt/"
 _BIG_VISION_LAYOUT = TextLayout(
@@ -190,7 +258,7 @@ def text_tower(path: str | os.PathLike) -> keras.Model:
     """The text tower of a two-tower checkpoint, with its weights.
 
     Reads CLIP, SigLIP and SigLIP 2 of fixed size in the layout of transformers, OpenCLIP's own files
-    (open_clip_model.safetensors with open_clip_config.json), and big_vision's SigLIP as .npz.
+    (open_clip_model.safetensors with open_clip_config.json), presets of keras-hub, and big_vision's SigLIP as .npz.
 
     Args:
         path: file, folder, address or name of the checkpoint, as `keras_vit.from_checkpoint` takes it.

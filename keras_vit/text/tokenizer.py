@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from keras_vit.checkpoints.find import download_tokenizer, parse_hub_name
+from keras_vit.checkpoints.formats import open_clip
 from keras_vit.errors import UserError
-from keras_vit.text.checkpoint import TextCheckpoint, open_text
+from keras_vit.text.checkpoint import OPEN_CLIP_LAYOUT, TextCheckpoint, open_text
 from keras_vit.text.vocabulary import (
     CLIP_END,
     CLIP_START,
@@ -103,8 +104,8 @@ def open_tokenizer(path: str | os.PathLike, text: TextCheckpoint) -> Tokenizer:
     if (name := parse_hub_name(os.fspath(path))) is not None:
         download_tokenizer(name, folder)
     vocabulary = open_vocabulary(folder, os.fspath(path))
-    causal, start = text.config.causal, tuple[int, ...]()
-    if causal:
+    is_clip, start = text.config.pooling != "last", tuple[int, ...]()
+    if is_clip:
         start, end = _clip_ids(vocabulary)
     else:
         end = tuple(number for token in _ENDS if (number := vocabulary.id_of(token)) is not None)[:1]
@@ -114,7 +115,7 @@ def open_tokenizer(path: str | os.PathLike, text: TextCheckpoint) -> Tokenizer:
             f"The tokenizer of {os.fspath(path)} has {sizes[0]} tokens and puts {sizes[2]} of them around a text, but "
             f"its text tower has {sizes[1]} and room for {sizes[3]}; put the one of the weights there."
         )
-    padding = 0 if causal else _padding(vocabulary, text)  # as OpenAI; no token that is pooled sees it
+    padding = 0 if is_clip else _padding(vocabulary, text)  # as OpenAI; no token that is pooled sees it
     return Tokenizer(vocabulary, _canonical(vocabulary, text), text.config.length, start, end, padding)
 
 
@@ -127,7 +128,9 @@ def _clip_ids(vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _canonical(vocabulary: Vocabulary, text: TextCheckpoint) -> Callable[[str], str]:
-    if text.config.causal:
+    if text.layout is OPEN_CLIP_LAYOUT and open_clip.canonicalizes(read_settings(text.folder / open_clip.CONFIG)):
+        return lambda words: siglip_form(clip_form(words).replace("_", " "))
+    if text.config.pooling != "last":
         # The multilingual MetaCLIP 2 has another vocabulary, and takes texts as they are.
         return str if vocabulary.id_of(CLIP_END) is None else clip_form
     return siglip_form if vocabulary.id_of(_GEMMA) is None else siglip2_form

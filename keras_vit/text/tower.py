@@ -58,6 +58,8 @@ class TextConfig:
     """Whether a token attends only to itself and those before it (CLIP); in SigLIP to all, padding included."""
     head_bias: bool = False
     """Whether the projection to the embeddings has a bias (SigLIP)."""
+    last_norm_epsilon: float | None = None
+    """That of the last LayerNorm, where it is another one (CLIP of keras-hub)."""
 
     def __post_init__(self) -> None:
         for field in ("vocab_size", "length", "hidden_size", "num_layers", "num_heads", "mlp_dim", "output_size"):
@@ -175,7 +177,7 @@ def build_text_tower(config: TextConfig, name: str = "text_tower") -> keras.Mode
     x = TextEmbedding(config.vocab_size, config.length, config.hidden_size, name="embedding")(padded)  # (B, T, D)
     for layer in range(config.num_layers):
         x = _encoder_block(x, config, f"encoderblock_{layer}")
-    x = layer_norm(x, config.layer_norm_epsilon, "encoder_norm")
+    x = layer_norm(x, config.last_norm_epsilon or config.layer_norm_epsilon, "encoder_norm")
     x = PoolText(config.pooling, config.end_token, name="pool")(x, padded)  # (B, D)
     x = TokenDense(config.output_size, use_bias=config.head_bias, name="head")(x)
     x = keras.layers.UnitNormalization(name="normalized")(x)

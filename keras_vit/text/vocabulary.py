@@ -1,8 +1,8 @@
 """The vocabulary of a text tower, from the files beside the weights: what splits a text into tokens.
 
 tokenizer.json, as transformers writes it; vocab.json with merges.txt, as the first folders of CLIP have them; or
-spiece.model, which is all that transformers writes for SigLIP. The native libraries that read them run in a process of
-their own, `keras_vit.text.vocabulary_process`.
+spiece.model, which is all that transformers writes for SigLIP. keras-hub has the latter two in assets/tokenizer. The
+native libraries that read them run in a process of their own, `keras_vit.text.vocabulary_process`.
 """
 
 import json
@@ -22,6 +22,7 @@ from keras_vit.text.vocabulary_process import CLIP_END, CLIP_START
 __all__ = ["CLIP_END", "CLIP_START", "FILE", "MERGES", "PIECES", "VOCABULARY", "Vocabulary", "open_vocabulary"]
 
 FILE, VOCABULARY, MERGES, PIECES = "tokenizer.json", "vocab.json", "merges.txt", "spiece.model"
+ASSETS = "assets/tokenizer"
 # Bytes; that of SigLIP 2 has 34 MB, CLIP's vocabulary 1 MB.
 _LARGEST, _LARGEST_VOCABULARY = 2**26, 2**24
 # Texts of a request, seconds until its answer, and bytes of it.
@@ -101,7 +102,9 @@ def _end(process: subprocess.Popen) -> None:
 def open_vocabulary(folder: pathlib.Path, path: str) -> Vocabulary:
     """The vocabulary in the folder of a checkpoint; `path` is its name for messages. Raises UserError."""
     file, vocabulary, merges, pieces = (folder / name for name in (FILE, VOCABULARY, MERGES, PIECES))
-    if file.is_file():
+    if (assets := folder / ASSETS).is_dir():  # whose tokenizer.json has no vocabulary
+        vocabulary, merges, pieces = assets / "vocabulary.json", assets / MERGES, assets / "vocabulary.spm"
+    elif file.is_file():
         return _opened([file], _LARGEST)
     if vocabulary.is_file() and merges.is_file():
         return _opened([vocabulary, merges], _LARGEST_VOCABULARY)
@@ -114,7 +117,7 @@ def open_vocabulary(folder: pathlib.Path, path: str) -> Vocabulary:
 
 
 def _opened(files: Sequence[pathlib.Path], most: int) -> Vocabulary:
-    package = "sentencepiece" if files[0].name == PIECES else "tokenizers"
+    package = "sentencepiece" if files[0].suffix in (".model", ".spm") else "tokenizers"
     needed_package(package, f"The tokenizer {files[0].name} needs", package)
     for file in files:
         _check_size(file, most)

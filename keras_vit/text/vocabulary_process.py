@@ -80,7 +80,7 @@ def _byte_pairs(vocabulary: str, merges: str) -> Any:
 
 def _opened(files: list[str]) -> "_Pieces | _Tokens":
     contents = [pathlib.Path(file).read_bytes() for file in files]
-    if files[0].endswith(".model"):
+    if files[0].endswith((".model", ".spm")):
         return _Pieces(contents[0])
     texts = [content.decode("utf-8") for content in contents]
     if len(texts) == 2:

@@ -181,3 +181,21 @@ def test_a_config_of_another_family_with_the_same_keys_is_refused(tmp_path):
 def test_the_text_tower_beside_an_image_tower_is_skipped(name):
     report = keras_vit.load_checkpoint(brought(name), BROUGHT / name)
     assert any(key.startswith("text_model.") for key in report.dropped)
+
+
+@pytest.mark.parametrize("name", ["timm_no_final_norm", "timm_no_final_norm_avg"])
+def test_a_model_of_timm_without_a_last_norm_is_written_and_read_by_timm(name, tmp_path):
+    model = brought(name)
+    assert not keras_vit.config_of(model).final_norm
+    keras_vit.save_checkpoint(model, tmp_path / "x", layout="timm")
+    original, copy = (safetensors.numpy.load_file(f / "model.safetensors") for f in (BROUGHT / name, tmp_path / "x"))
+    assert_equal_arrays(copy, original)
+    shutil.copy(tmp_path / "x" / "model.safetensors", tmp_path / "bare.safetensors")
+    with pytest.raises(UserError, match="missing keys: norm|Several models"):  # config.json says that there are none
+        keras_vit.from_checkpoint(tmp_path / "bare.safetensors", num_heads=3, image_size=model.input_shape[1:3])
+    timm, torch = (pytest.importorskip(package) for package in ("timm", "torch"))
+    images = np.load(BROUGHT / f"{name}.io.npz")["images"]
+    read = timm.create_model(f"local-dir:{tmp_path / 'x'}", pretrained=True).eval()
+    with torch.no_grad():
+        expected = read(torch.from_numpy(images.transpose(0, 3, 1, 2))).numpy()
+    np.testing.assert_allclose(model(images), expected, rtol=1e-4, atol=2e-5)

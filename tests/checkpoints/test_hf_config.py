@@ -358,7 +358,6 @@ def test_a_timm_architecture_and_its_arguments_determine_heads_and_gelu(architec
         ("vit_base_patch16_224", {"block_fn": "ResPostBlock"}, "block_fn='ResPostBlock'"),
         ("vit_base_patch16_224", {"qk_norm": True}, "qk_norm=True"),
         ("vit_base_patch16_224", {"proj_bias": False}, "proj_bias=False"),
-        ("vit_base_patch16_224", {"final_norm": False}, "final_norm=False"),
         ("vit_base_patch16_224", {"class_token": None}, "class_token=None"),
         ("vit_base_patch16_clip_224", {"norm_layer": None}, "norm_layer=None"),
         ("vit_base_patch16_224", {"mlp_layer": False}, "mlp_layer=False"),

@@ -50,7 +50,7 @@ KNN = "training.knn --run . --data digits"
 MISTAKES = {
     f"{TRAIN} --data folder:gone": DATA,
     f"{TRAIN} --data pictures": KIND,
-    f"{TRAIN} --data digits --eval-split test": "--eval-split does not apply to --data digits",
+    f"{TRAIN} --data digits --eval-split test": "--eval-split applies only to --data tfds",
     f"{TRAIN} --data tfds:mnist --data-dir gone": "There is no folder 'gone'; --data-dir takes",
     f"{TRAIN} --data digits --model-parallel 2": "--model-parallel applies only to KERAS_BACKEND=jax",
     f"{TRAIN} --data folder:. --split-seed -3": "--split-seed must be at least 0, but is -3",

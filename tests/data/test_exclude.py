@@ -100,7 +100,7 @@ def test_wrong_files_are_one_sentence(rows, message, place):
 def test_what_the_data_do_not_allow_is_one_sentence(place):
     with pytest.raises(UserError, match=r"There is no file 'none.csv'; --exclude takes decisions.csv"):
         labeled(exclude="none.csv")
-    with pytest.raises(UserError, match="--exclude does not apply to --data digits"):
+    with pytest.raises(UserError, match="--exclude applies only to --data folder"):
         labeled("digits", exclude="none.csv")
     (place / "decisions.csv").write_text(HEADER + line("data/train/ant/0.png", "relabel", "aunt"))
     with pytest.raises(UserError, match="the label 'aunt', which the data do not have; correct it; the nearest: ant"):

@@ -212,14 +212,6 @@ def test_parts_of_an_evaluation_hold_every_example_once_in_equally_many_batches(
     assert sorted(numbers) == list(range(23))
 
 
-@pytest.mark.parametrize("batches", [training_batches, evaluation_batches])
-def test_a_batch_that_cannot_be_shared_evenly_is_refused(batches):
-    rest = {"batch_size": 5} if batches is evaluation_batches else {"seed": 0, "first_step": 0}
-    recipe = [RECIPE] if batches is training_batches else []
-    with pytest.raises(UserError, match="A batch of 5 images cannot be shared evenly by 2 workers; give a batch size"):
-        batches(numbered_split(), *recipe, PREPROCESSING, num_classes=3, part=(1, 2), **rest)
-
-
 def test_samples_kept_beside_a_model_are_the_evaluation_images(tmp_path):
     save_samples(numbered_split(), PREPROCESSING, tmp_path / "samples.npz")
     samples = Samples.from_file(tmp_path / "samples.npz")

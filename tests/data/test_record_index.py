@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import UserError
-from training.data import record_index
 from training.data.dataset import DataSet, Split, bad_examples_reported
 from training.data.pipeline import evaluation_batches, training_batches
 from training.data.sources import DataOptions, open_source
 from training.data.tfrecord import TFRecords
 from training.data.write import shard
+from training.options.common import RECORD_INDEX
 from training.recipes.pretrain import find_recipe
 
 
@@ -42,7 +42,7 @@ def contents(files: list[str]) -> list[bytes]:
 def test_records_are_those_of_the_sequential_reader_and_are_looked_for_once(files):
     expected = list(tf.data.TFRecordDataset(files).as_numpy_iterator())
     assert contents(files) == expected
-    index = pathlib.Path(files[0]).with_name(record_index.NAME)
+    index = pathlib.Path(files[0]).with_name(RECORD_INDEX)
     written = index.stat().st_mtime_ns
     assert contents(files) == expected
     assert contents(files[2:]) == expected[-2:]
@@ -60,7 +60,7 @@ def test_a_stale_index_is_named_and_made_anew(files, capsys):
 
 def test_a_damaged_index_is_named_and_made_anew(files, capsys):
     expected = contents(files)
-    index = os.path.join(os.path.dirname(files[0]), record_index.NAME)
+    index = os.path.join(os.path.dirname(files[0]), RECORD_INDEX)
     with open(index, "r+b") as stream:
         stream.truncate(os.path.getsize(index) // 2)
     assert contents(files) == expected
@@ -68,7 +68,7 @@ def test_a_damaged_index_is_named_and_made_anew(files, capsys):
 
 
 def test_an_index_that_cannot_be_written_is_named_and_not_needed(files, capsys):
-    index = pathlib.Path(files[0]).with_name(record_index.NAME)
+    index = pathlib.Path(files[0]).with_name(RECORD_INDEX)
     index.mkdir()  # in its place
     (index / "mine").touch()
     assert contents(files) == list(tf.data.TFRecordDataset(files).as_numpy_iterator())
@@ -105,7 +105,7 @@ def _digits(tmp_path_factory) -> DataSet:
 
 def test_shard_writes_the_index_with_the_files(tmp_path):
     shard(DataOptions("digits"), str(tmp_path / "out"), shards=2)
-    index = tmp_path / "out" / record_index.NAME
+    index = tmp_path / "out" / RECORD_INDEX
     written = index.stat().st_mtime_ns
     assert open_source(DataOptions(f"tfrecord:{tmp_path}/out/*.tfrecord")).train.num_examples == 1437
     assert index.stat().st_mtime_ns == written  # it fits the files

@@ -56,7 +56,7 @@ def page_of(
     subject = Subject("a <title>", pathlib.Path(), split_of(broken=broken), root="data")
     measures = {"accuracy": "accuracy"}
     return html_report(
-        Report(subject=subject, metrics=metrics, measures=measures, headline="Accuracy 50 %", mistakes=mistakes)
+        Report(subject=subject, metrics=metrics, measures=measures, headline="Accuracy 50%", mistakes=mistakes)
     )
 
 
@@ -97,7 +97,7 @@ def test_mistakes_of_several_classes_are_ordered_by_their_worst_decision():
     assert (mistakes[0].label, mistakes[0].predicted, mistakes[0].worst) == (("x", "y"), ("x",), "y")
     assert (mistakes[1].label, mistakes[1].predicted) == (("x",), ())
     page = page_of(mistakes)
-    assert "surest mistake: y 2&nbsp;%" in page
+    assert "surest mistake: y 2%" in page
     assert '<b class="wrong">none</b>' in page
     assert predictions[1].probabilities == pytest.approx([1.0 / (1.0 + np.exp(-3.0))])
     assert [each.correct for each in predictions] == [False, False, True]

@@ -64,8 +64,8 @@ def test_every_image_of_a_folder_counts_with_the_published_preprocessing(officia
     publish(round(100 * correct / 33, 1))
     verify_official.main([NAME, "--data", f"folder:{tmp_path / 'val'}"])
     printed = capsys.readouterr().out
-    assert f"| {NAME} | 24 px, resize-small | 33 | {100 * correct / 33:.2f} % (" in printed
-    assert "within the 95 % interval of 33 images" in printed
+    assert f"| {NAME} | 24 px, resize-small | 33 | {100 * correct / 33:.2f}% (" in printed
+    assert "within the 95% interval of 33 images" in printed
 
 
 def test_of_train_and_val_only_val_is_measured_and_a_difference_is_said(official, tmp_path, capsys):
@@ -74,7 +74,7 @@ def test_of_train_and_val_only_val_is_measured_and_a_difference_is_said(official
     write_images(tmp_path / "data" / "train", 1)
     write_images(tmp_path / "data" / "val", 4)
     verify_official.main([NAME, "--data", f"folder:{tmp_path / 'data'}"])
-    assert "The published 99.9 % is outside the 95 % interval of 12 images" in capsys.readouterr().out
+    assert "The published 99.9% is outside the 95% interval of 12 images" in capsys.readouterr().out
 
 
 def test_every_published_accuracy_is_of_a_checkpoint_that_can_be_downloaded():

@@ -15,8 +15,7 @@ from training.data.dataset import Split
 from training.experiments import vtab_runs
 from training.experiments.vtab_runs import RULES, task_source
 from training.options.train import VtabOptions
-from training.recipes.finetune import FINETUNE_RECIPES
-from training.recipes.vtab_tasks import RECIPE_NAME, TASKS
+from training.recipes.finetune import FINETUNE_RECIPES, RECIPE_NAME, TASKS
 
 BY_NAME = {task.name: task for task in TASKS}
 
@@ -112,7 +111,7 @@ def test_the_parts_of_a_task_are_read_from_its_files(prepared):
     stored = builder.as_dataset(split="train", shuffle_files=False)
     expected = [(int(x["image"][0, 0, 0]), int(x["label"])) for x in stored.skip(1844).take(3)]
     read = [source.train.example(tf.constant(index, tf.int64)) for index in (799, 800, 801)]
-    assert [(int(image[0, 0, 0]), int(label)) for image, label in read][1:] == expected[1:]  # 90 % of 2,050 are 1,845
+    assert [(int(image[0, 0, 0]), int(label)) for image, label in read][1:] == expected[1:]  # 90% of 2,050 are 1,845
 
 
 def test_black_and_white_pixels_become_0_and_255(tmp_path, monkeypatch):

@@ -393,7 +393,7 @@ def test_folds_measure_all_images_and_keep_copies_together(clusters):
     ]
     assert found["mean"] == pytest.approx(np.mean(scores))
     assert found["standard_error"] == pytest.approx(np.std(scores, ddof=1) / 5**0.5)
-    # 2.776: the 97.5 % quantile of Student's distribution with 4 degrees of freedom, as printed in tables
+    # 2.776: the 97.5% quantile of Student's distribution with 4 degrees of freedom, as printed in tables
     width = 2.776 * found["standard_error"]
     assert found["interval"] == pytest.approx([found["mean"] - width, min(found["mean"] + width, 1.0)], abs=1e-4)
     # Noise that no one can tell apart, but each image twice: a copy in the training fold would give it away.

@@ -23,7 +23,7 @@ def _golden(request):
 
 
 def assert_close(pixels, expected, value_range, *, equal):
-    """No value more than two levels off, and at most 0.5 % of them more than half a level; or all equal."""
+    """No value more than two levels off, and at most 0.5% of them more than half a level; or all equal."""
     low, high = (np.asarray(end) for end in value_range)
     levels = np.abs(np.asarray(pixels) - expected) * 255.0 / (high - low)
     assert levels.max() <= (1e-3 if equal else 2.0)

@@ -18,8 +18,8 @@ from keras_vit.run import Run
 from tests.interruptions import killed_after
 from tests.support import fetched, without_pauses
 from training import evaluate, pretrain, shard
-from training.data.record_index import record_lengths
 from training.data.sources import open_source
+from training.data.tfrecord import record_lengths
 from training.loop import checkpoints
 from training.options.common import DataOptions
 

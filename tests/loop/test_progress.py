@@ -9,7 +9,7 @@ import termios
 import keras
 import pytest
 
-from training.loop.progress import TrainingProgress
+from training.loop.callbacks import TrainingProgress
 
 
 class Clock:
@@ -70,7 +70,7 @@ def test_a_long_evaluation_is_not_silent(capsys):
 
 # Two epochs of 600 steps, on a clock of its own.
 _ON_A_TERMINAL = """
-from training.loop.progress import TrainingProgress
+from training.loop.callbacks import TrainingProgress
 step = 0
 shown = TrainingProgress(lambda: step, 1200, 600, lambda: step * 0.5)
 for epoch in range(2):

@@ -10,7 +10,21 @@ from safetensors.numpy import load_file, save_file
 
 import keras_vit
 from keras_vit.models.build import saved_classes
-from tests.text.towers import ALL, CLIP, LEGACY, OPEN_CLIP, SIGLIP, TOWERS, golden, logits_of, texts_of, with_tokenizer
+from keras_vit.text.checkpoint import open_text
+from tests.support import FIXTURES
+from tests.text.towers import (
+    ALL,
+    CLIP,
+    LEGACY,
+    OPEN_CLIP,
+    SIGLIP,
+    TOWERS,
+    golden,
+    logits_of,
+    texts_of,
+    tokenizer_json,
+    with_tokenizer,
+)
 
 
 def embed(model: keras.Model, ids: np.ndarray) -> np.ndarray:
@@ -181,18 +195,9 @@ def test_open_clip_with_a_text_tower_of_its_own_and_the_bias_of_siglip_is_read(t
     assert saved_classes(model).multi_label
 
 
-def test_a_tower_of_timm_inside_of_open_clip_is_refused_by_its_name(tmp_path):
-    folder = with_arrays(
-        open_clip_folder(tmp_path / "own"),
-        lambda arrays: {key.replace("visual.", "visual.trunk."): array for key, array in arrays.items()},
-    )
-    with pytest.raises(keras_vit.UserError, match="has a tower of timm for its images, inside OpenCLIP"):
-        keras_vit.text_tower(folder)
-
-
 def test_a_setting_of_open_clip_that_changes_the_computation_is_refused(tmp_path):
-    folder = open_clip_folder(tmp_path / "own", no_causal_mask=True)
-    with pytest.raises(keras_vit.UserError, match="unsupported no_causal_mask=True"):
+    folder = open_clip_folder(tmp_path / "own", qk_norm=True)
+    with pytest.raises(keras_vit.UserError, match="unsupported qk_norm=True"):
         keras_vit.text_tower(folder)
 
 
@@ -263,3 +268,24 @@ def test_both_towers_of_big_vision_make_a_model_of_texts_but_not_with_a_head_of_
         else:
             with pytest.raises(keras_vit.UserError, match=message):
                 keras_vit.zero_shot(folder / "siglip.npz", texts_of(SIGLIP))
+
+
+@pytest.mark.parametrize("name", ["open_clip_timm_siglip", "open_clip_timm_gap"])
+def test_both_towers_of_openclip_beside_an_image_tower_of_timm(name):
+    folder, io = FIXTURES / "brought" / name, np.load(FIXTURES / "brought" / f"{name}.io.npz")
+    texts = embed(keras_vit.text_tower(folder), io["token_ids"])
+    np.testing.assert_allclose(texts, io["text"], rtol=0, atol=2e-6)
+    images = logits_of(keras_vit.from_checkpoint(folder), io["images"])
+    text = open_text(folder)
+    pair = text.scale * (images / np.linalg.norm(images, axis=1, keepdims=True)) @ texts.T + (text.bias or 0.0)
+    np.testing.assert_allclose(pair, io["pair"], rtol=1e-4, atol=1e-5)
+
+
+def test_openclip_canonicalizes_the_texts_of_its_siglip(tmp_path):
+    folder = shutil.copytree(FIXTURES / "brought" / "open_clip_timm_siglip", tmp_path / "x")
+    words = {"</s>": 1, "w0": 0, **{f"w{number}": number for number in range(2, 48)}, "a": 48, "dog": 49}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(words)))
+    ids = keras_vit.tokenizer(folder)(["A, Dog!", "a_dog"])
+    np.testing.assert_array_equal(ids, [[48, 49] + [1] * 10] * 2)
+    model = keras_vit.zero_shot(folder, ["a dog", "w3 w4"])
+    assert logits_of(model, np.zeros((1, 16, 16, 3), np.float32)).shape == (1, 2)

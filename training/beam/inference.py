@@ -25,7 +25,7 @@ from training.features.extraction import (
     start_folder,
 )
 from training.features.store import NO_SPLIT, FeatureDescription, Part, part_file, write_part
-from training.options.data import PipelineOptions
+from training.options.common import PipelineOptions
 from training.options.features import EmbedOptions
 from training.options.predict import PredictOptions
 from training.prediction.classifier import (
@@ -44,12 +44,13 @@ from training.prediction.results import write_parquet
 _READS = 64
 
 
-def embed(run: Run, pictures: PictureList, options: EmbedOptions, pipeline: PipelineOptions) -> str:
+def embed(run: Run, options: EmbedOptions, pipeline: PipelineOptions) -> str:
     """Write the features of all images into a folder, or what is missing there; return the path of the first one.
 
     Raises UserError for a folder with features of another model or of other images.
     """
-    summary, folder = pictures.summary(), options.folder
+    pictures, folder = PictureList(options.pictures, pipeline.table), options.folder
+    summary = pictures.summary()
     description, _ = describe_features(run, options, summary.labels, summary.counts, summary.checksum)
     handler = GroupHandler(functools.partial(_load_extractor, options, description), _part)
     with locked(folder):
@@ -86,13 +87,14 @@ def _write_part(output: str, description: FeatureDescription, element: tuple[str
     counted("written", len(part.paths))
 
 
-def predict(run: Run, pictures: PictureList, options: PredictOptions, pipeline: PipelineOptions) -> None:
+def predict(run: Run, options: PredictOptions, pipeline: PipelineOptions) -> None:
     """Write the classes of all images as Parquet files into the folder `--output`, or what is missing there.
 
     Raises UserError for a folder with the results of another model or of other images.
     """
     assert options.output is not None
-    folder, summary = output_folder(options.output), pictures.summary()
+    folder, pictures = output_folder(options.output), PictureList(options.pictures)
+    summary = pictures.summary()
     classifier = open_classifier(run, options.labels, threshold=options.threshold)
     total = sum(summary.counts.values())
     settings = {

@@ -24,7 +24,7 @@ from training.beam.picture_list import Group, PictureList, Summary
 from training.data.dataset import check_some_read
 from training.features.store import PART, part_file
 from training.loop.devices.strategies import CONTINUE_LATER
-from training.options.data import PIPELINE, PROBLEMS, PipelineOptions
+from training.options.common import PIPELINE, PROBLEMS, PipelineOptions
 
 _NAMESPACE = "keras_vit"
 # One call of a model at a time in each process: it uses all cores itself.

@@ -17,11 +17,10 @@ from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.remote import output_folder, to_path
 from training.beam.picture_list import PictureList, Summary
 from training.beam.pipeline import counted, open_output, run_pipeline, write_problems
-from training.data import record_index
 from training.data.dataset import decoding_problem, error_reason
-from training.data.tfrecord import shard_name
+from training.data.tfrecord import scan, shard_name, write_index
 from training.data.write import check_shards, print_written, record
-from training.options.data import PROBLEMS, PipelineOptions, ShardOptions
+from training.options.common import PROBLEMS, PipelineOptions, ShardOptions
 
 # Images that are read at the same time, for each read from a bucket mostly waits.
 _READS = 64
@@ -30,12 +29,12 @@ Shard = tuple[str, int]
 Item = tuple[int, str, int]
 
 
-def shard(pictures: PictureList, options: ShardOptions, pipeline: PipelineOptions) -> None:
+def shard(options: ShardOptions, pipeline: PipelineOptions) -> None:
     """Write train-*, eval-*, labels.txt and the index of the records, or what of it is missing.
 
     An image that cannot be decoded is left out. Raises UserError for a folder with other TFRecord files.
     """
-    directory = output_folder(options.output)
+    directory, pictures = output_folder(options.output), PictureList(table=pipeline.table, evaluation="eval")
     summary, shards = pictures.summary(), options.shards
     settings = {"counts": summary.counts, "checksum": summary.checksum, "labels": [*summary.labels], "shards": shards}
     check_shards(summary.counts, shards)
@@ -77,7 +76,7 @@ def _write(output: str, shards: int, element: tuple[Shard, Iterable[Item]]) -> t
     file = to_path(output) / shard_name(split, number, shards)
     if not file.is_file():
         _write_records(file, sorted(items))
-    return file.name, record_index.scan(str(file))
+    return file.name, scan(str(file))
 
 
 def _write_records(file: pathlib.Path, items: list[Item]) -> None:
@@ -109,9 +108,5 @@ def _read(item: Item) -> tuple[bytes, str | None]:
 
 
 def _write_index(output: str, lengths: list[tuple[str, np.ndarray]]) -> None:
-    record_index.write_index(output, dict(sorted(lengths, key=_order)))
-
-
-def _order(file: tuple[str, np.ndarray]) -> tuple[bool, str]:
-    """As on one machine: the files to train on come first."""
-    return not file[0].startswith("train"), file[0]
+    """Write the index in the order of one machine: the files to train on come first."""
+    write_index(output, dict(sorted(lengths, key=lambda file: (not file[0].startswith("train"), file[0]))))

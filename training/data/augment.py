@@ -47,7 +47,7 @@ def inception_window(
 
 
 def inception_crop(image: tf.Tensor, seed: tf.Tensor, area: tuple[float, float] = _CROP_AREA) -> tf.Tensor:
-    """A random window of aspect 0.75 to 1.33 and 5 to 100 % of the area, or `area`: (height, width, C) -> (h, w, C)."""
+    """A random window of aspect 0.75 to 1.33 and 5 to 100% of the area, or `area`: (height, width, C) -> (h, w, C)."""
     window = tf.slice(image, *inception_window(tf.shape(image), seed, area))
     window.set_shape((None, None, image.shape[-1]))
     return window
@@ -105,7 +105,7 @@ def random_shift(image: tf.Tensor, seed: tf.Tensor, pixels: int, fill: int = 0) 
 
 
 def random_erasing(image: tf.Tensor, seed: tf.Tensor, probability: float) -> tf.Tensor:
-    """With `probability` noise in the place of a window of 2 to 40 % of the area; (h, w, C) uint8."""
+    """With `probability` noise in the place of a window of 2 to 40% of the area; (h, w, C) uint8."""
     chance, area, aspect, corner, noise = tf.unstack(tf.random.split(seed, 5))
     height, width, _ = image.shape
     areas = tf.random.stateless_uniform((_ERASING_TRIALS,), area, *_ERASED_AREA) * height * width

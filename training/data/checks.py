@@ -1,6 +1,5 @@
 """Checks of paths and names that need no TensorFlow, whose import takes seconds."""
 
-import dataclasses
 import itertools
 import os
 import pathlib
@@ -8,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from keras_vit import UserError
-from keras_vit.cli.options import option_name
+from keras_vit.errors import refuse_without_effect
 from keras_vit.files.labels import LABELS, composed, distinct_names, read_labels
 from keras_vit.files.remote import existing_folder, is_remote, matching, to_path
 from keras_vit.images.formats import format_list, is_hidden
@@ -25,15 +24,7 @@ _ENDINGS = {"tfrecord": ".tfrecord", "tar": ".tar"}
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 FOLDER_ADVICE = "--data folder:PATH takes a folder of class folders"
-# Which fields of DataOptions each kind of source takes.
-_FIELDS_OF = {
-    "digits": (),
-    "tfds": ("data_dir", "train_split", "eval_split"),
-    "folder": ("on_bad_image", "split_seed", "exclude"),
-    "csv": ("on_bad_image", "split_seed", "exclude"),
-    "tfrecord": ("on_bad_image",),
-    "tar": ("on_bad_image",),
-}
+_KINDS = ("digits", "tfds", "folder", "csv", "tfrecord", "tar")
 
 
 def check_data(source: DataOptions) -> None:
@@ -62,7 +53,7 @@ def check_data_dir(data_dir: str) -> None:
 def kind_and_path(source: DataOptions) -> tuple[str, str]:
     """Return the kind of `--data` and what stands behind it. Raises UserError for other kinds, paths and options."""
     kind, _, rest = source.data.partition(":")
-    is_known = kind in _FIELDS_OF and bool(rest) == (kind != "digits")
+    is_known = kind in _KINDS and bool(rest) == (kind != "digits")
     path, meant = rest if is_known else source.data, None
     if os.path.isdir(path):
         meant = "folder"
@@ -75,9 +66,14 @@ def kind_and_path(source: DataOptions) -> tuple[str, str]:
             "--data takes digits, tfds:NAME[:CONFIG], folder:PATH, csv:FILE, tfrecord:GLOB or tar:GLOB, but was given "
             f"{source.data!r}{advice}."
         )
-    for field in dataclasses.fields(source):
-        if field.name not in ("data", *_FIELDS_OF[kind]) and getattr(source, field.name) != field.default:
-            raise UserError(f"{option_name(field.name)} does not apply to --data {kind}; leave it out.")
+    refuse_without_effect(
+        source,
+        [
+            (("data_dir", "train_split", "eval_split"), kind == "tfds", "--data tfds:NAME"),
+            (("split_seed", "exclude"), kind in ("folder", "csv"), "--data folder:PATH or csv:FILE"),
+            (("on_bad_image",), kind not in ("digits", "tfds"), "--data folder:, csv:, tfrecord: or tar:"),
+        ],
+    )
     return kind, rest
 
 

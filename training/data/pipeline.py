@@ -135,11 +135,7 @@ def example_numbers(num_rows: int, first_step: int, num_steps: int | None) -> tf
 
 def rows_of_part(batch_size: int, part: tuple[int, int]) -> np.ndarray:
     """Return rows of every batch that one part gives."""
-    if batch_size % part[1]:
-        raise UserError(
-            f"A batch of {batch_size} images cannot be shared evenly by {part[1]} workers; "
-            f"give a batch size that {part[1]} divides."
-        )
+    assert batch_size % part[1] == 0  # see `training.loop.plan.check_shares`
     rows = batch_size // part[1]
     return np.arange(part[0] * rows, (part[0] + 1) * rows)
 
@@ -199,7 +195,9 @@ def _multi_crop(data: tf.Tensor, seed: tf.Tensor, recipe: PretrainRecipe, prepro
 def _augmented(image: tf.Tensor, seeds: Sequence[tf.Tensor], recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:
     """Return a crop with all changes but those of colors."""
     shift_seed, flip_seed, policy_seed, erasing_seed = seeds
-    if image.dtype != tf.uint8 and _changes_bytes(recipe):
+    erased_or_colored = recipe.random_erasing or recipe.color_jitter or recipe.three_augment
+    on_bytes = recipe.autoaugment or recipe.randaugment_layers or erased_or_colored
+    if image.dtype != tf.uint8 and on_bytes:
         image = tf.saturate_cast(tf.round(image), tf.uint8)
     if recipe.shift:
         # White beside the padding of the resize, which is white.
@@ -214,12 +212,6 @@ def _augmented(image: tf.Tensor, seeds: Sequence[tf.Tensor], recipe: Recipe, pre
     if recipe.random_erasing:
         image = augment.random_erasing(image, erasing_seed, recipe.random_erasing)
     return image
-
-
-def _changes_bytes(recipe: Recipe) -> bool:
-    """Whether the augmentation of a recipe has operations that are defined on bytes."""
-    erased_or_colored = recipe.random_erasing or recipe.color_jitter or recipe.three_augment
-    return bool(recipe.autoaugment or recipe.randaugment_layers or erased_or_colored)
 
 
 def _cropped(data: tf.Tensor, seed: tf.Tensor, recipe: Recipe, preprocessing: Preprocessing) -> tf.Tensor:

@@ -22,7 +22,7 @@ from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import read_places
 from keras_vit.images.formats import is_hidden
 from training.data.file_contents import shown
-from training.data.record_index import THREADS, Version, file_size, index_kept, read_index, version_of
+from training.data.tfrecord import THREADS, Version, file_size, index_kept, read_index, version_of
 
 NAME = "tars.npz"
 BLOCK = tarfile.BLOCKSIZE

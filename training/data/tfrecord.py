@@ -1,34 +1,51 @@
 """TFRecord files as a data set: any record is read by its number, by TensorFlow operations alone.
 
-The lengths of all records (training/data/record_index.py) give the place of each. TensorFlow's own reader begins
-there, compares the checksums, and ends after one record. So a remote TPU host, which runs no Python, can read, too.
+A record is: length (8 bytes, little-endian), CRC of it (4), data, CRC of them (4). So the lengths of all records give
+the place of each. `keras-vit shard` keeps them as records.npz beside the files; for others they are read from the 12
+bytes before each record. TensorFlow's own reader begins there, compares the checksums, and ends after one record. So a
+remote TPU host, which runs no Python, can read, too.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
 import json
 import os
 import re
+import struct
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
+import google_crc32c
 import numpy as np
 import tensorflow as tf
 
 from keras_vit import UserError
-from keras_vit.files.remote import is_remote
+from keras_vit.cli.progress import tracked
+from keras_vit.files.npz import read_npz, write_npz
+from keras_vit.files.remote import RemoteError, is_remote, read_places, to_path
 from training.data.checks import files_of, files_of_splits, labels_beside, split_of
 from training.data.dataset import DataSet, Split, bad_examples_reported, checked_label, skip_undecodable
-from training.data.record_index import FOOTER, HEADER, NAME, file_size, record_lengths, scan
-from training.options.common import OnBadImage
+from training.options.common import RECORD_INDEX, OnBadImage
 
 # The features of a record that is an image with its class, and what the files of a split are called.
 IMAGE, LABEL = "image/encoded", "image/class/label"
 # Records of a bucket that are read at the same time: at 50 ms for each, 256 are 5,000 a second.
 PARALLEL_READS = 256
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.tfrecord$")
+
+HEADER, FOOTER = 12, 4
+# Bytes read at once where records are short, and up to which length they are.
+_AHEAD, _SHORT = 2**18, 2**14
+# Files read at the same time: a read from a bucket takes tens of milliseconds.
+THREADS = 64
+
+Parsed = TypeVar("Parsed")
+# Bytes of a file, and when it was written, in nanoseconds.
+Version = tuple[int, int]
 
 
 def shard_name(split: str, number: int, count: int) -> str:
@@ -147,7 +164,8 @@ class TFRecords:
                 path = self._spans.paths[self._spans.of(index)]
                 folder = os.path.dirname(path) or "."
                 if not np.array_equal(scan(path) + (HEADER + FOOTER), np.diff(self._edges[self._of_file[path]])):
-                    return f"The index {os.path.join(folder, NAME)} does not fit {path}; remove it, and start again."
+                    kept = os.path.join(folder, RECORD_INDEX)
+                    return f"The index {kept} does not fit {path}; remove it, and start again."
                 return (
                     f"The {self.name(int(index))}, in {folder}, is damaged: its bytes do not fit their checksum; "
                     "fetch or write the file again."
@@ -203,3 +221,118 @@ def _record_split(files: list[str], names: tuple[str, ...], on_bad_image: OnBadI
     if not is_example:
         raise UserError(f"The records of {files[0]} must be tf.train.Examples with {IMAGE} and {LABEL}, at least one.")
     return split if on_bad_image == "stop" else skip_undecodable(split)
+
+
+def record_lengths(paths: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the bytes of the data of each record (records,) int64, by the path.
+
+    Raises UserError for files that are no TFRecord files, or end within a record.
+    """
+    paths = sorted(set(paths))
+    lengths: dict[str, np.ndarray] = {}
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        sizes = dict(zip(paths, pool.map(file_size, paths), strict=True))
+        for folder in sorted({os.path.dirname(path) for path in paths}):
+            here = {path: size for path, size in sizes.items() if os.path.dirname(path) == folder}
+            lengths |= _lengths_in(folder, here, pool)
+    return lengths
+
+
+def version_of(path: str) -> Version:
+    """Return the size of a file and when it was written."""
+    status = to_path(path).stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def file_size(path: str) -> int:
+    """Return the bytes of a file."""
+    return version_of(path)[0]
+
+
+def read_index(index: str, parse: Callable[[Mapping[str, np.ndarray]], Parsed], what: str) -> Parsed | None:
+    """Parse the arrays of an index; return None if there is no intact one, so that `what` is indexed again."""
+    if not to_path(index).is_file():
+        return None
+    try:
+        return parse(read_npz(index))
+    except RemoteError:
+        raise
+    except (ValueError, KeyError, TypeError):  # UserError is a ValueError
+        print(f"The index {index} is damaged; the {what} are indexed again.")
+        return None
+
+
+@contextlib.contextmanager
+def index_kept(index: str, what: str) -> Iterator[None]:
+    """Print that an index could not be written inside, so that `what` is indexed again by each run."""
+    try:
+        yield
+    except OSError as error:
+        print(f"The index {index} cannot be written ({error.strerror}), so each run indexes the {what} again.")
+
+
+def _lengths_in(
+    folder: str, sizes: Mapping[str, int], pool: concurrent.futures.ThreadPoolExecutor
+) -> dict[str, np.ndarray]:
+    index = os.path.join(folder, RECORD_INDEX)
+    known = read_index(index, _lengths_of, "records") or {}
+    lengths = {path: known[os.path.basename(path)] for path in sizes if os.path.basename(path) in known}
+    ends = {path: int(own.sum()) + len(own) * (HEADER + FOOTER) for path, own in lengths.items()}
+    stale = [path for path, end in ends.items() if end != sizes[path]]
+    if stale:
+        print(f"The index {index} does not fit {stale[0]}, which has changed; its records are indexed again.")
+    missing = [path for path in sizes if path not in lengths or path in stale]
+    if missing:
+        progress = tracked(pool.map(scan, missing), "Indexing records", len(missing), "files")
+        lengths |= dict(zip(missing, progress, strict=True))
+        with index_kept(index, "records"):
+            write_index(folder, known | {os.path.basename(path): own for path, own in lengths.items()})
+    return lengths
+
+
+def write_index(folder: str | os.PathLike, lengths: Mapping[str, np.ndarray]) -> None:
+    """Write the index of a folder: file name -> the length of each of its records."""
+    arrays: dict[str, np.ndarray] = {
+        "names": np.frombuffer(json.dumps(list(lengths)).encode(), np.uint8),
+        "counts": np.array([len(part) for part in lengths.values()], np.int64),
+        "lengths": np.concatenate([np.zeros(0, np.int64), *lengths.values()]),
+    }
+    write_npz(os.path.join(folder, RECORD_INDEX), arrays)
+
+
+def _lengths_of(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the lengths by the names of the files."""
+    names, counts = json.loads(arrays["names"].tobytes()), arrays["counts"]
+    return dict(zip(names, np.split(arrays["lengths"], np.cumsum(counts)[:-1]), strict=True))
+
+
+def scan(path: str) -> np.ndarray:
+    """Return the length of every record of a file. Raises UserError if it is no complete TFRecord file."""
+    size = file_size(path)
+    return read_places(path, lambda read: _walk_records(path, size, read))
+
+
+def _walk_records(path: str, size: int, read: Callable[[int, int], bytes]) -> np.ndarray:
+    lengths: list[int] = []
+    position, start, data = 0, 0, b""
+    while position < size:
+        if position + HEADER > start + len(data):
+            start, data = position, read(position, _AHEAD if lengths and lengths[-1] < _SHORT else HEADER)
+        header = data[position - start : position - start + HEADER]
+        length = struct.unpack("<Q", header[:8])[0] if len(header) == HEADER else size
+        if len(header) == HEADER and header[8:] != _masked_crc(header[:8]):
+            raise UserError(
+                f"The file {path} is damaged, or not a TFRecord file: at byte {position} the length of a record does "
+                "not fit its checksum; fetch or write it again."
+            )
+        if position + HEADER + length + FOOTER > size:
+            raise UserError(f"The file {path} ends within a record at byte {position}; it is truncated.")
+        lengths.append(length)
+        position += HEADER + length + FOOTER
+    return np.array(lengths, np.int64)
+
+
+def _masked_crc(data: bytes) -> bytes:
+    """Return the CRC-32C as TFRecord files store it: rotated by 15 bits, plus a constant, little-endian."""
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

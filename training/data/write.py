@@ -15,10 +15,9 @@ from keras_vit.files.atomic import staged
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.remote import output_folder
 from keras_vit.images.files import SAMPLES, Samples
-from training.data import record_index
 from training.data.dataset import Split, bad_examples_reported, without_autograph
 from training.data.sources import open_source
-from training.data.tfrecord import IMAGE, LABEL, shard_name
+from training.data.tfrecord import IMAGE, LABEL, shard_name, write_index
 from training.options.common import DataOptions
 
 # Of the images kept beside a model: largest side in sides of its input, and bytes of all together.
@@ -50,7 +49,7 @@ def shard(source: DataOptions, output: str, *, shards: int = 1) -> None:
         for name, split in splits.items():
             paths = [str(stage / shard_name(name, number, shards)) for number in range(shards)]
             lengths |= _write(split, paths, f"Writing {name}")
-        record_index.write_index(stage, lengths)
+        write_index(stage, lengths)
         (stage / LABELS).write_text(labels_text(dataset.labels), encoding="utf-8")
     print_written(directory, dataset.train.num_examples, dataset.evaluation.num_examples, len(dataset.labels), shards)
 

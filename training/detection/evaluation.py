@@ -59,7 +59,7 @@ def evaluate(detector: Detector, images: Sequence[BoxedImage], kind: str, output
     ]
     words = (
         "AP is the mean over IoU 0.5 to 0.95; small objects have an area below 32 x 32 pixels of the image, large ones "
-        "from 96 x 96 on; intervals hold 95 % of 200 draws of the images."
+        "from 96 x 96 on; intervals hold 95% of 200 draws of the images."
     )
     tables = [
         markdown_table(("metric", "value"), sizes, num_text_columns=1),

@@ -44,7 +44,7 @@ def average_precision(
 ) -> dict[str, Any]:
     """Return COCO's metrics: `STATS`, each None without such objects, `intervals` of ap and ap50, and `classes`.
 
-    Intervals are of 95 %, by a bootstrap over the pictures. Truth and guesses are documents in COCO's format, see
+    Intervals are of 95%, by a bootstrap over the pictures. Truth and guesses are documents in COCO's format, see
     `coco_document`; the guesses have scores. The labels name the categories 1, 2 and so on.
     """
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress

@@ -22,6 +22,7 @@ from keras_vit.models.build import exact_products
 from keras_vit.published import ACCURACY
 from keras_vit.run import TEMPERATURE, Run
 from keras_vit.scores import KINDS
+from keras_vit.text.classes import classes_of_labels
 from training.checks import report_directory
 from training.data.checks import split_folders
 from training.data.dataset import Split
@@ -42,6 +43,15 @@ from training.evaluation.predictors import Predictor, open_predictor
 from training.evaluation.report import Subject, multi_label_report, single_label_report, write_report
 from training.options.common import DataOptions, StrategyOptions
 from training.options.evaluate import EvaluateOptions, InputOptions, VerifyOfficialOptions
+
+
+def evaluate_run(run: Run, options: EvaluateOptions) -> tuple[Predictor, dict[str, Any]]:
+    """Evaluate an opened model on the data of the options; see `evaluate`."""
+    source = open_source(options.source, multi_label=True) if options.classes == () else None
+    if source is not None:  # the names of the data's classes are the texts
+        run = dataclasses.replace(run, texts=classes_of_labels(source.labels, options.templates))
+    predictor = open_predictor(run, options.input, options.devices)  # whose mistakes are found before data are read
+    return predictor, evaluate(predictor, source or open_source(options.source, multi_label=True), options)
 
 
 def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) -> dict[str, Any]:
@@ -200,8 +210,8 @@ def verify_official(options: VerifyOfficialOptions) -> None:
         name,
         f"{published.pixels} px, {published.resize or 'its own resize'}",
         f"{count:,}",
-        f"{100.0 * correct / count:.2f} % ({low:.2f} to {high:.2f})",
-        f"{published.top1} %",
+        f"{100.0 * correct / count:.2f}% ({low:.2f} to {high:.2f})",
+        f"{published.top1}%",
         published.source,
         f"keras_vit {keras_vit.__version__}, Keras {keras.__version__}, TensorFlow {tf.__version__}",
     )
@@ -213,4 +223,4 @@ def verify_official(options: VerifyOfficialOptions) -> None:
             "; check that they are ImageNet's validation images, and that their classes are in the order of the "
             "WordNet ids"
         )
-    print(f"The published {published.top1} % is {verdict} the 95 % interval of {count:,} images{advice}.")
+    print(f"The published {published.top1}% is {verdict} the 95% interval of {count:,} images{advice}.")

@@ -148,7 +148,7 @@ def _binned(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Return 95 % intervals [low, high] for the measures and each class.
+    """Return 95% intervals [low, high] for the measures and each class.
 
     Those of accuracy and top-5 accuracy are Wilson's, which hold also where all images are right; the others come from
     1,000 draws of the images with replacement. They tell how much another sample of as many images may differ, not how
@@ -184,7 +184,7 @@ def intervals(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> d
 
 
 def multi_label_intervals(logits: np.ndarray, targets: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """Return 95 % intervals [low, high] for images of several classes, by 1,000 draws of the images with replacement.
+    """Return 95% intervals [low, high] for images of several classes, by 1,000 draws of the images with replacement.
 
     A class without an image in a draw is left out of that draw.
     """
@@ -248,7 +248,7 @@ def _average_precision(weights: np.ndarray, truth: np.ndarray, ends: np.ndarray)
 
 
 def share_interval(count: int, total: int) -> list[float]:
-    """Return the 95 % interval [low, high] of a share of the images, by Wilson's score."""
+    """Return the 95% interval [low, high] of a share of the images, by Wilson's score."""
     return list(map(float, scipy.stats.binomtest(count, total).proportion_ci(_LEVEL, "wilson")))
 
 

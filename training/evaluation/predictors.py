@@ -14,7 +14,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from keras_vit import Preprocessing, UserError
 from keras_vit.cli.progress import Progress
 from keras_vit.cli.start import native_stderr_silenced
-from keras_vit.errors import reading
+from keras_vit.errors import reading, refuse_without_effect
 from keras_vit.files import tflite_metadata
 from keras_vit.files.documents import read_json
 from keras_vit.files.remote import check_saved_model_path, existing_file, local_copy
@@ -60,7 +60,7 @@ def open_predictor(run: Run, overrides: InputOptions, devices: StrategyOptions) 
         return _keras_predictor(run, overrides, devices)
     if devices != StrategyOptions("single"):
         raise UserError("An exported model runs on this machine's CPU alone; leave --strategy and --replicas out.")
-    overrides.refuse(("image_size", "num_heads"), "an exported model, which is of one size")
+    refuse_without_effect(overrides, [(("image_size", "num_heads"), False, "models of Keras: exports have one size")])
     return _tflite(run, overrides) if run.saved_model is None else _saved_model(run, run.saved_model, overrides)
 
 
@@ -208,7 +208,7 @@ def _saved_model(run: Run, path: pathlib.Path, overrides: InputOptions) -> Predi
     signature = usable[form]
     num_classes = signature.num_classes
     if form == _FROM_BYTES:
-        overrides.refuse(_IMAGE_FIELDS, "a SavedModel that takes image files")
+        refuse_without_effect(overrides, [(_IMAGE_FIELDS, False, "models that take pixels, not image files")])
         evaluated: Callable = _outputs_of_files
     else:
         print(_ON_WHITE)
@@ -309,7 +309,7 @@ def _tflite_preprocessing(
     own, fields = Preprocessing((height, width), channels), list[str]()
     resizing = {} if metadata is None else metadata.preprocessing
     if taken["dtype"] == np.uint8:
-        overrides.refuse(("value_range",), "a TFLite file of uint8 images")
+        refuse_without_effect(overrides, [(("value_range",), False, "models of floating-point images")])
         own = dataclasses.replace(own, value_range=resizing.get("value_range", (0.0, 255.0)))
     elif metadata is not None and metadata.value_range is not None:
         own, fields = dataclasses.replace(own, value_range=metadata.value_range), ["value_range"]

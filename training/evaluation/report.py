@@ -60,11 +60,11 @@ _MULTI_LABEL_MEASURES = {
 _MEANINGS = {
     "log loss": "The log loss is 0 if every answer is right and certain; sure mistakes raise it most.",
     "expected calibration error": "The expected calibration error is how far certainty and accuracy are apart: at 0, "
-    "four of five pictures with a probability of 80 % are right.",
+    "four of five pictures with a probability of 80% are right.",
     "mean average precision": "The average precision of a class is 1 if all its pictures come before all others in "
     "the order of its probability.",
 }
-_INTERVAL, _SCORES = "95 % interval", ("precision", "recall", "f1")
+_INTERVAL, _SCORES = "95% interval", ("precision", "recall", "f1")
 _PLOTS = {
     "confusion.png": "confusion matrix",
     "reliability.png": "reliability diagram",
@@ -169,8 +169,8 @@ def single_label_report(
         plots["mistakes.png"] = lambda path: draw_mistakes(subject.split, mistakes, path)
     unnamed = "The model does not name its classes; they are taken for those of the data, in this order."
     counts = f"{metrics['num_correct']:,} of {metrics['num_examples']:,}"
-    interval = f"{_INTERVAL} {100 * low:.1f} to {100 * high:.1f} %"
-    accuracy = f"Accuracy {100 * metrics['accuracy']:.1f} % ({interval})"
+    interval = f"{_INTERVAL} {100 * low:.1f} to {100 * high:.1f}%"
+    accuracy = f"Accuracy {100 * metrics['accuracy']:.1f}% ({interval})"
     return Report(
         subject=subject,
         metrics=metrics,
@@ -241,11 +241,11 @@ def multi_label_report(
         subject=subject,
         metrics=metrics,
         measures=_MULTI_LABEL_MEASURES,
-        headline=f"All classes are right for {100 * metrics['exact_match']:.1f} % of {metrics['num_examples']:,} "
+        headline=f"All classes are right for {100 * metrics['exact_match']:.1f}% of {metrics['num_examples']:,} "
         "pictures.",
         summary=f"Mean average precision {known}, F1 {metrics['micro_f1']:.4f}, all classes of an image right "
         f"{metrics['exact_match']:.4f} on {metrics['num_examples']:,} images",
-        notes=["An image may have several classes; a class is predicted if its probability is at least 50 %."],
+        notes=["An image may have several classes; a class is predicted if its probability is at least 50%."],
         sentences=sentences,
         paragraphs=[
             "Intervals: percentile bootstrap with 1,000 resamples of the images. Means of the classes leave out those "

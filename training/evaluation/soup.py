@@ -1,8 +1,8 @@
 """Model soups: the mean of the weights of several fine-tuned models, as an ordinary run.
 
 "Model soups: averaging weights of multiple fine-tuned models improves accuracy without increasing inference time"
-(arXiv 2203.05482). Its Table 3, CLIP ViT-B/32 on ImageNet: 80.4 % for the best run, 80.0 % for the uniform soup of all,
-81.0 % for the greedy soup. Here: `benchmarks/logs/techniques.md`.
+(arXiv 2203.05482). Its Table 3, CLIP ViT-B/32 on ImageNet: 80.4% for the best run, 80.0% for the uniform soup of all,
+81.0% for the greedy soup. Here: `benchmarks/logs/techniques.md`.
 """
 
 import dataclasses

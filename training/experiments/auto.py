@@ -22,12 +22,14 @@ from keras_vit.text.checkpoint import has_text_tower
 from keras_vit.text.classes import classes_of_labels
 from training.data.dataset import Split, random_subset, typical_image
 from training.data.sources import DataSet, open_source
-from training.evaluation.predictors import accuracy
+from training.evaluation.evaluate import evaluate
+from training.evaluation.predictors import accuracy, open_predictor
 from training.experiments import by_recipe
 from training.features.extraction import open_extractor
 from training.features.linear_models import new_probe, one_thread, probe
 from training.features.probe import cached_features, save_probe
 from training.loop.build import rebuilt
+from training.options.evaluate import EvaluateOptions
 from training.options.features import LinearProbeOptions
 from training.options.train import AutoOptions
 from training.recipes.auto import DataFacts, auto_finetune_recipe
@@ -226,7 +228,21 @@ def _probed(run: Run, split: Split, preprocessing: Preprocessing) -> float | Non
     return float(scores.mean())
 
 
-def train(options: AutoOptions, checkpoint: str | None) -> tuple[DataSet | None, float | None]:
+def auto(options: AutoOptions) -> list[tuple[str, ...]]:
+    """Train in the way that suits data and machine, evaluate the run, and return commands to go on with."""
+    checkpoint = usable_checkpoint(options.checkpoint)
+    source, baseline = _train(options, checkpoint)
+    measured = EvaluateOptions(run=options.workdir, source=options.source)
+    run = Run.open(options.workdir)
+    evaluate(open_predictor(run, measured.input, measured.devices), source or open_source(options.source), measured)
+    commands = run.next_commands("evaluate")
+    if checkpoint is not None and baseline is not None:  # the classes' names are a better start than zeros
+        words = ("finetune", "--checkpoint", checkpoint, "--zero-shot-head", *options.source.arguments())
+        commands[-1] = (*words, "--workdir", f"{options.workdir}-from-words")
+    return commands
+
+
+def _train(options: AutoOptions, checkpoint: str | None) -> tuple[DataSet | None, float | None]:
     """Train in one of three ways; return the data, if they were opened, and the accuracy of the classes' names."""
     training = [*options.source.arguments(), "--workdir", options.workdir, "--seed", str(options.seed)]
     more = [] if options.unlabelled is None else ["--unlabelled", options.unlabelled]

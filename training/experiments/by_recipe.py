@@ -1,13 +1,17 @@
-"""Train by the arguments of `keras-vit pretrain` and `keras-vit finetune`, after checks that need no TensorFlow."""
+"""Train by the arguments of `keras-vit pretrain`, `finetune` and `study`, after checks that need no TensorFlow."""
 
 import dataclasses
 import functools
 import inspect
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
+from keras_vit import cli
 from keras_vit.cli import parser
-from keras_vit.errors import refuse_without_effect
-from training.options.train import USUAL, FinetuneOptions, PretrainOptions
+from keras_vit.errors import check_known, refuse_without_effect
+from training.experiments.study_grids import STUDIES
+from training.options.common import DataOptions
+from training.options.train import USUAL, FinetuneOptions, PretrainOptions, StudyOptions
 from training.recipes.auto import (
     DataFacts,
     auto_finetune_reasons,
@@ -16,9 +20,12 @@ from training.recipes.auto import (
     auto_recipe,
 )
 from training.recipes.finetune import FINETUNE_NAMES, FINETUNE_RECIPES, find_finetune_recipe
-from training.recipes.overrides import Request, continued, without_model
+from training.recipes.overrides import Request, continued, overridden, without_model
 from training.recipes.pretrain import RECIPES, find_recipe
 from training.recipes.recipe import PretrainRecipe, Recipe
+
+if TYPE_CHECKING:
+    from keras_vit.run import Run
 
 _FINETUNE_DEFAULT, _AUTO = "photos-finetune", "auto"
 
@@ -100,28 +107,12 @@ def finetune(arguments: Sequence[str], about: str = "") -> str | None:
     given = parser.read(FinetuneOptions, rest, prog=prog, about=about, usual=USUAL, recipe=recipe)
     request = Request(FinetuneOptions, prog, given, functools.partial(_finetune_recipe, name))
     options = request.over(recipe)
-    _check_finetune(options, name)
 
-    from training.loop.devices.backend import prepare_backend
-
-    prepare_backend(options)
-    return _finetune(request, name, options)
-
-
-def _finetune_recipe(name: str, facts: DataFacts, steps: int | None = None) -> Recipe:
-    if name == _AUTO:
-        return auto_finetune_recipe(facts, steps)
-    return find_finetune_recipe(name, facts.num_examples, facts.image_size)
-
-
-def _check_finetune(options: FinetuneOptions, name: str) -> None:
-    """Raise UserError for paths and names that are wrong, before TensorFlow is imported."""
-    from keras_vit.errors import check_known
     from keras_vit.models.named_models import MODELS
-    from keras_vit.published import upstream_checkpoint
     from keras_vit.run import Run
     from training.checks import check_data_service, check_new_workdir, check_outside, check_workdir
     from training.data.checks import check_data, unlabelled_path
+    from training.loop.devices.backend import prepare_backend
 
     check_data(options.source)
     check_data_service(options)
@@ -131,12 +122,19 @@ def _check_finetune(options: FinetuneOptions, name: str) -> None:
         unlabelled_path(options.unlabelled)
         check_outside(options.workdir, options.source.data)
         check_new_workdir(options.workdir)
-    if options.checkpoint is not None and options.model is None:
-        Run.open(options.checkpoint)
     if options.model is not None:
         check_known("official model", options.model, MODELS)
-        if options.checkpoint is None:
-            upstream_checkpoint(options.model)
+    start = options.start  # which not every model has
+    if options.model is None:
+        Run.open(start)
+    prepare_backend(options)
+    return _finetune(request, name, options)
+
+
+def _finetune_recipe(name: str, facts: DataFacts, steps: int | None = None) -> Recipe:
+    if name == _AUTO:
+        return auto_finetune_recipe(facts, steps)
+    return find_finetune_recipe(name, facts.num_examples, facts.image_size)
 
 
 def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | None:
@@ -150,7 +148,9 @@ def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | No
 
     with report_interruption():
         setup = open_setup(options)
-        refuse_without_effect(options, [(("unlabelled",), not several_workers(setup.strategy), "one training machine")])
+        if options.unlabelled is not None:
+            is_alone = not several_workers(setup.strategy)
+            refuse_without_effect(options, [(("unlabelled",), is_alone, "one training machine")])
         if name not in FINETUNE_RECIPES:
             train, sizes = setup.source.train, patch_and_side(options) if name == _AUTO else ()
             facts = DataFacts(train.num_examples, *typical_image(train), *sizes)
@@ -160,6 +160,45 @@ def _finetune(request: Request, name: str, options: FinetuneOptions) -> str | No
                     print(reason)
         (run if options.unlabelled is None else finetune_with_unlabelled)(options, name, setup)
         return options.workdir if is_chief(setup.strategy) and not options.dry_run else None
+
+
+def study(arguments: Sequence[str], about: str = "") -> None:
+    """Run the study that the first argument names. about: the text of --help."""
+    name, *rest = arguments or ["--help"]
+    if name in ("-h", "--help"):
+        name, rest = "data-size", ["--help"]
+    check_known("study", name, STUDIES)
+    recipe_name, rest = parser.named(rest, "--recipe", "study-small")
+    named, prog = find_recipe(recipe_name), f"keras-vit study {name} --recipe {recipe_name}"
+    options = parser.parse(StudyOptions, rest, prog=prog, about=about, usual=USUAL, recipe=named)
+    options = dataclasses.replace(options, recipe=overridden(options.recipe, named))
+
+    from training.checks import check_outside
+    from training.data.checks import check_data
+
+    check_data(options.source)
+    check_outside(options.workdir, options.source.data)
+    cli.require_tensorflow()
+
+    from training.experiments import study_runs
+    from training.loop.callbacks import report_interruption
+
+    with report_interruption():
+        study_runs.study(name, options)
+
+
+def train_on_digits(workdir: str, seed: int) -> tuple["Run", float]:
+    """Train the demo's model on handwritten digits and evaluate it; return the run and its test accuracy."""
+    # Ten epochs: the run is so short that evaluating each epoch would take a noticeable part of its time.
+    pretrain(["digits", "--data", "digits", "--workdir", workdir, "--seed", str(seed), "--evaluate-every", "440"])
+
+    from training.checks import open_measured
+    from training.evaluation.evaluate import evaluate_run
+    from training.options.evaluate import EvaluateOptions
+
+    options = EvaluateOptions(workdir, DataOptions("digits"))
+    run = open_measured(options)
+    return run, evaluate_run(run, options)[1]["accuracy"]
 
 
 def _about(text: str, recipe: str, names: Iterable[str], side: int | None) -> str:

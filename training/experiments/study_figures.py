@@ -65,7 +65,7 @@ def _positions(left, right, rows, shots: int) -> None:
             name = _label(measure, shots).removesuffix(", %") if height == len(rows) else None
             _point(left, row[measure], height, color=color, marker=mark, linestyle="", label=name)
     left.set_yticks(list(heights), names)
-    left.set(xlabel="%", title="here, with 95 % intervals")
+    left.set(xlabel="%", title="here, with 95% intervals")
     left.legend()
     known = [(height, _TABLE_8[key]) for height, row in zip(heights, rows, strict=True)
              if (key := (row["line"], row["setting"])) in _TABLE_8]  # fmt: skip
@@ -85,7 +85,7 @@ def _head(left, right, rows, shots: int) -> None:
     left.set(xlabel="step", ylabel="accuracy, %")
     left.grid(alpha=0.3)
     left.legend(loc="lower right")
-    right.set(xlabel=_label("few_shot", shots), title="at the end, with 95 % intervals")
+    right.set(xlabel=_label("few_shot", shots), title="at the end, with 95% intervals")
     right.invert_yaxis()
     right.grid(alpha=0.3)
 

@@ -244,7 +244,7 @@ def _in_own_process(trial: Trial, threads: int) -> dict:
 
 
 def _row(point: Point, num_classes: int, measured: Sequence[dict]) -> dict:
-    """Return a point of the table: means and 95 % intervals over the seeds."""
+    """Return a point of the table: means and 95% intervals over the seeds."""
     recipe = point.recipe
     cost = costs(recipe.model, recipe.image_size, num_classes=num_classes, channels=recipe.channels)
     curves = np.array([each["curve"] for each in measured])  # (seeds, evaluations, 2)
@@ -263,7 +263,7 @@ def _row(point: Point, num_classes: int, measured: Sequence[dict]) -> dict:
 
 
 def mean_and_interval(values: Sequence[float]) -> dict:
-    """Return the values of several seeds, their mean, and its 95 % interval by Student's t; None of a single one."""
+    """Return the values of several seeds, their mean, and its 95% interval by Student's t; None of a single one."""
     mean = float(np.mean(values))
     if len(values) == 1:
         return {"values": values, "mean": mean, "interval": None}
@@ -288,7 +288,7 @@ def _report(name: str, options: StudyOptions, rows: Sequence[dict], folder: path
         f"# {definition.title}\n\nAfter {definition.source}, on {short_name(data)}: every "
         f"model from scratch, {recipe.steps:,} steps of {recipe.batch_size} images, {options.seeds} seeds. Accuracy "
         f"on all evaluation images, and of least squares on the frozen features of {options.shots} training images of "
-        f"each class; means{' and 95 % intervals over the seeds' if options.seeds > 1 else ''}.\n\n{table}\n\n"
+        f"each class; means{' and 95% intervals over the seeds' if options.seeds > 1 else ''}.\n\n{table}\n\n"
         f"![{definition.title}](figure.png)\n"
     )
     write_text(folder / "results.md", page)

@@ -27,8 +27,8 @@ from training.loop.finetune import finetune
 from training.loop.plan import Setup
 from training.options.common import DataOptions
 from training.options.train import FinetuneOptions, VtabOptions
+from training.recipes.finetune import NUM_TRAIN, NUM_VAL, RECIPE_NAME, TASKS, Part, VtabTask
 from training.recipes.recipe import Recipe
-from training.recipes.vtab_tasks import NUM_TRAIN, NUM_VAL, RECIPE_NAME, TASKS, Part, VtabTask
 
 _GROUPS = ("natural", "specialized", "structured")
 

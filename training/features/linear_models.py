@@ -247,7 +247,7 @@ def _fitted(train: Features, c: float, max_iterations: int) -> tuple[sklearn.pip
 
 
 def cross_validated(features: FeatureSet, c: float, folds: int, groups: np.ndarray) -> dict:
-    """Return the accuracy in folds of all images: `mean`, its `standard_error`, 95 % `interval`, and `folds`.
+    """Return the accuracy in folds of all images: `mean`, its `standard_error`, 95% `interval`, and `folds`.
 
     c: inverse strength of the penalty. groups: (n,), of the training and then the evaluation images; those of one group
     are in one fold.
@@ -328,7 +328,7 @@ def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
     write_report("linear_probe", "Logistic regression", options, features, [row], {"results": results})
     if options.folds is not None:
         mean, (low, high) = results["cross_validation"]["mean"], results["cross_validation"]["interval"]
-        print(f"All images in {options.folds} folds: accuracy {mean:.1%}, 95 % interval {low:.1%} to {high:.1%}.")
+        print(f"All images in {options.folds} folds: accuracy {mean:.1%}, 95% interval {100 * low:.1f} to {high:.1%}.")
     return results
 
 

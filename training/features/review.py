@@ -24,8 +24,8 @@ _OF_GROUP = 12
 Key = tuple[str, str]
 
 
-def review(index: FeatureIndex, options: ReviewOptions) -> pathlib.Path:
-    """Write review.html and decisions.csv, print what was found, and return the file of the decisions.
+def review(index: FeatureIndex, options: ReviewOptions) -> tuple[str, ...]:
+    """Write review.html and decisions.csv, print what was found, and return the command to go on with.
 
     Decisions that the file already has are kept.
     """
@@ -48,7 +48,13 @@ def review(index: FeatureIndex, options: ReviewOptions) -> pathlib.Path:
     for overlap in findings.overlaps[:3]:
         print(f"Overlap: {' and '.join(overlap.names)}, {overlap.confused:.1%} with the label of the other.")
     print(f"Open {page} in a browser; the decisions are in {decisions}.")
-    return decisions
+    data = (index.description.data or {}).get("data", "")
+    if data.startswith(("folder:", "csv:")):
+        start = ("auto", "--data", data, "--checkpoint", index.description.model)
+        return (*start, "--exclude", str(decisions), "--workdir", "runs/reviewed")
+    if not data:
+        return ("similar", "--index", options.index, *index.some([0]).paths)
+    return ("review", "--index", options.index, "--shown", "500")
 
 
 class _Contents:

@@ -246,7 +246,7 @@ def add_adapters(model: keras.Model, rank: int, names: Sequence[str]) -> None:
 
     "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv 2106.09685): the kernels of a trained model stay as they
     are, and a product of two thin matrices is added to some of them. On GPT-3 (its Table 4), 4.7 million trained
-    parameters reach 91.7 % on MNLI-m, and all 175 billion 89.5 %. On images: `benchmarks/logs/techniques.md`.
+    parameters reach 91.7% on MNLI-m, and all 175 billion 89.5%. On images: `benchmarks/logs/techniques.md`.
 
     The adapters are those of Keras (`Dense.enable_lora`), with a scale of 1, and initially change nothing. names: last
     parts of the names of layers, such as query, or encoderblock_0.MlpBlock_3.Dense_0. Raises UserError if a name is

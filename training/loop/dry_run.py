@@ -2,7 +2,7 @@
 
 Operations are counted. The days of a budget follow from the chip's peak and the share of it that a run reaches. One is
 published: big_vision trains ViT-S/16 for 90 epochs of ImageNet-1k in under 7 hours on a TPUv3-8 (arXiv 2205.01580),
-which is at least 26 % of its peak as counted here.
+which is at least 26% of its peak as counted here.
 """
 
 import dataclasses
@@ -285,7 +285,11 @@ def print_budget(options: PretrainOptions, chips: str, name: str, named: Pretrai
     advice = "fits" if parts == 1 else f"does not fit: --accumulation {parts}, --remat or more chips"
     known = "compiled" if planned.compiled else "estimated"
     days = " to ".join(f"{planned.hours(share) / 24:.2g}" for share in (_GOOD, _PUBLISHED))
-    published = _published_run()
+    reference, (images, labels) = "vit-s16-i1k-better-plain", DATA_SETS["imagenet-1k"]
+    execution = Execution(precision="bfloat16")
+    published = budget(
+        find_recipe(reference), reference, "v3-8", num_examples=images, num_classes=labels, execution=execution
+    )
     good, reached = (f"{published.hours(share):.2g} at {share:.0%}" for share in (_GOOD, _PUBLISHED))
     rows = {
         "steps": f"{planned.steps:,} of {recipe.batch_size:,} images, {planned.images:,} on each of {number}",
@@ -297,9 +301,3 @@ def print_budget(options: PretrainOptions, chips: str, name: str, named: Pretrai
         "the peak",
     }
     print("\n".join([f"{name} on {chips}", *_table(rows), "", "Nothing was trained."]))
-
-
-def _published_run() -> Budget:
-    name, (examples, classes) = "vit-s16-i1k-better-plain", DATA_SETS["imagenet-1k"]
-    execution = Execution(precision="bfloat16")
-    return budget(find_recipe(name), name, "v3-8", num_examples=examples, num_classes=classes, execution=execution)

@@ -15,7 +15,6 @@ from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.files.keras_model import KERAS_WEIGHTS
-from keras_vit.published import upstream_checkpoint
 from keras_vit.run import Run
 from keras_vit.text.classes import classes_of_labels
 from training.data.dataset import typical_image
@@ -36,13 +35,13 @@ def finetune(
 
     See `training.loop.train.run_training` for the arguments.
     """
-    recipe, data, checkpoint = options.recipe, setup.source, _checkpoint_name(options)
+    recipe, data, checkpoint = options.recipe, setup.source, options.start
     path = find_checkpoint(checkpoint)
     upstream = Run.open(path)
     if not warn_of_training_images(upstream, data) and data.held_out:
         warn_of_known_images(upstream, options.source, data)
     rates = {"dropout_rate": options.dropout_rate, "stochastic_depth_rate": options.stochastic_depth_rate}
-    average = AveragedWithStart(options.wise_ft)
+    average = AveragedWithStart(options.wise_ft) if options.wise_ft < 1.0 else None
 
     def make_model(_: int) -> keras.Model:
         with on_this_host(setup.strategy):
@@ -53,7 +52,7 @@ def finetune(
         if recipe.layer_decay != 1.0 and not isinstance(keras_vit.config_of(model), ViTConfig):
             raise UserError(NO_BLOCKS)
         start = rebuilt(model, recipe.preprocessing(preprocessing.channels, preprocessing), rates=rates)
-        if options.wise_ft < 1.0:
+        if average is not None:
             average.remember(start)
         return start
 
@@ -63,14 +62,9 @@ def finetune(
         make_model,
         command="finetune",
         recipe_name=recipe_name,
-        callbacks=(*callbacks, average) if options.wise_ft < 1.0 else callbacks,
+        callbacks=callbacks if average is None else (*callbacks, average),
         checkpoint=checkpoint,
     )
-
-
-def _checkpoint_name(options: FinetuneOptions) -> str:
-    """Return the path, address or official name of the checkpoint."""
-    return options.checkpoint or upstream_checkpoint(options.model or "")
 
 
 def patch_and_side(options: FinetuneOptions) -> tuple[int, int | None]:
@@ -80,7 +74,7 @@ def patch_and_side(options: FinetuneOptions) -> tuple[int, int | None]:
         The number of pixels of which the sides of images must be multiples, and the longer side of the images that a
         Vision Transformer was trained on, None if it is not known or the model is a ResNet.
     """
-    path = find_checkpoint(_checkpoint_name(options))
+    path = find_checkpoint(options.start)
     if path.name.endswith(KERAS_WEIGHTS):
         fields: dict[str, Any] = dataclasses.asdict(keras_vit.MODELS[options.model or ""])
         trained_at = None
@@ -98,7 +92,7 @@ def _load(path: pathlib.Path, options: FinetuneOptions, labels: Sequence[str]) -
     if options.zero_shot_head:
         texts = classes_of_labels(labels, options.templates)
         classes = dict(zip(texts.labels, texts.texts, strict=True))
-        return keras_vit.zero_shot(_checkpoint_name(options), classes, texts.templates, size)
+        return keras_vit.zero_shot(options.start, classes, texts.templates, size)
     if path.name.endswith(KERAS_WEIGHTS):
         channels = options.channels or 3
         model = keras_vit.build(options.model or "", image_size=size, num_classes=number, channels=channels)

@@ -28,6 +28,7 @@ from training.loop.callbacks import (
     ProfileSteps,
     StopSignals,
     TrainingInterrupted,
+    TrainingProgress,
     save_images,
     write_curves,
 )
@@ -35,7 +36,6 @@ from training.loop.devices.service import served_batches
 from training.loop.devices.strategies import check_equal_on_workers, distributed, is_chief, report_lost_workers
 from training.loop.dry_run import dry_run_report
 from training.loop.plan import Plan, Setup, print_summary, resolve
-from training.loop.progress import TrainingProgress
 from training.loop.trainer import Trainer
 from training.options.common import TrainingOptions
 

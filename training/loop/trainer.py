@@ -243,7 +243,7 @@ class Trainer(keras.Model):
 
         With a sharpness radius, the gradient is that of weights which are this far uphill ("Sharpness-Aware
         Minimization", arXiv 2010.01412), by the gradient of this micro-batch on this replica. A ViT-B/16 so has 79.9
-        instead of 74.6 % on ImageNet without strong augmentation (2106.01548).
+        instead of 74.6% on ImageNet without strong augmentation (2106.01548).
         """
         variables = self.network.trainable_variables
         values = [

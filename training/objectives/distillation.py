@@ -1,8 +1,8 @@
 """Distillation: a model learns from what a trained model, the teacher, says of the same crops and mixtures.
 
 soft: "Knowledge distillation: A good teacher is patient and consistent" (arXiv 2106.05237): nothing but the divergence
-from the teacher's probabilities; a ResNet-50 reaches 82.8 % on ImageNet. hard: DeiT (2012.12877), Table 3: a ViT-B/16
-reaches 81.8 % on ImageNet without a teacher, and 83.4 % with a second token that learns the teacher's classes.
+from the teacher's probabilities; a ResNet-50 reaches 82.8% on ImageNet. hard: DeiT (2012.12877), Table 3: a ViT-B/16
+reaches 81.8% on ImageNet without a teacher, and 83.4% with a second token that learns the teacher's classes.
 
 features: a small model learns the class token and the patch tokens of a large one, without labels, by the losses of
 "AM-RADIO: Agglomerative Vision Foundation Model" (arXiv 2312.06709), section 3.3: the cosine for the summary of an
@@ -123,8 +123,6 @@ def summary_and_patches(model: keras.Model) -> keras.Model:
     if not isinstance(config, ViTConfig):
         pooled = model.get_layer("pool")
         return keras.Model(model.input, {"summary": pooled.output, "patches": pooled.input})
-    if config.classifier in ("none", "unpooled"):
-        raise UserError(f"A model with the classifier {config.classifier!r} has no vector for the whole image.")
     tokens = f"block_{config.num_layers - 1}" if config.norm_after_pooling else "encoded"
     summary = keras_vit.intermediates(model, ["pre_logits"]).output["pre_logits"]
     return keras.Model(model.input, {"summary": summary, "patches": keras_vit.feature_map(model, tokens).output})

@@ -1,8 +1,8 @@
 """Pseudo-labels of a moving average: a model learns from labeled images, and the average's classes of other images.
 
 "Semi-supervised Vision Transformers at Scale" (Semi-ViT, arXiv 2208.05688), sections 3.2 and 3.3, and its code
-(amazon-science/semi-vit engine_semi.py, ProbPseudoMixup). With 1 % and 10 % of the labels of
-ImageNet, its ViT-B reaches 71.0 % and 79.7 %. Of the code's two mixtures, MixUp is here and CutMix is not.
+(amazon-science/semi-vit engine_semi.py, ProbPseudoMixup). With 1% and 10% of the labels of
+ImageNet, its ViT-B reaches 71.0% and 79.7%. Of the code's two mixtures, MixUp is here and CutMix is not.
 """
 
 import keras

@@ -2,8 +2,8 @@
 
 DINO: "Emerging Properties in Self-Supervised Vision Transformers" (arXiv 2104.14294), and the official code
 (facebookresearch/dino `main_dino.py`). The moving average, the teacher, sees two large crops; the model, the student,
-sees these and small ones ("multi-crop"). A ViT-S/16, trained so on ImageNet without labels, has 74.5 % by nearest
-neighbors and 77.0 % by a linear probe (Table 2).
+sees these and small ones ("multi-crop"). A ViT-S/16, trained so on ImageNet without labels, has 74.5% by nearest
+neighbors and 77.0% by a linear probe (Table 2).
 """
 
 import dataclasses

@@ -1,20 +1,17 @@
-"""Options that several commands share, as frozen dataclasses. No TensorFlow or Keras, so `--help` is fast."""
+"""Options that several commands share, and those of the commands that write data. No TensorFlow or Keras."""
 
 import dataclasses
 import os
 import pathlib
-import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from keras_vit import UserError
-from keras_vit.cli.options import Aliases, Count, MayLead, Natural, Range, Seed, check_ranges
+from keras_vit.cli.options import Aliases, Count, MayLead, Natural, Positional, Range, Seed, check_ranges
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
 from training.recipes.recipe import Recipe
-
-if TYPE_CHECKING:
-    pass
 
 OnBadImage = Literal["stop", "skip"]
 # Names of a split to train on and of one to evaluate on, in the order in which they are looked for.
@@ -29,6 +26,13 @@ StrategyKind = Literal["auto", "single", "mirrored", "multi-worker", "tpu"]
 Runner = Literal["DirectRunner", "DataflowRunner", "FlinkRunner", "SparkRunner"]
 FalseAlarms = Annotated[float, Range("(0, 1)")]
 Precision = Literal["float32", "bfloat16", "float16"]
+
+# The file of the lengths of all records, beside TFRecord files.
+RECORD_INDEX = "records.npz"
+# What the files of a folder that a pipeline fills are of.
+PIPELINE = "pipeline.json"
+# Folder, inside the output, of the pictures that cannot be read.
+PROBLEMS = "problems"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,18 +225,9 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.data_service is None:
-            return
-        if self.service_place is None:
-            raise UserError(f"--data-service takes an address such as grpc://host:5050, but is {self.data_service!r}.")
-        is_served = not self.source.data.startswith("tar:") and not self.devices.may_be_one_of_several()
-        refuse_without_effect(self, [(("data_service",), is_served, "one training machine, without tar files")])
-
-    @property
-    def service_place(self) -> tuple[str, int] | None:
-        """Host and port of `--data-service`; None without it, and for what is no address."""
-        address = re.fullmatch(r"grpc://\[?([^/\[\]]+)\]?:(\d{1,5})", self.data_service or "")
-        return (address[1], int(address[2])) if address and 0 < int(address[2]) < 2**16 else None
+        if self.data_service is not None:
+            is_served = not self.source.data.startswith("tar:") and not self.devices.may_be_one_of_several()
+            refuse_without_effect(self, [(("data_service",), is_served, "one training machine, without tar files")])
 
     @property
     def directory(self) -> pathlib.Path:
@@ -254,3 +249,55 @@ class TrainingOptions:
         settings["source"] = self.source.settings()
         execution = {name: getattr(self.execution, name) for name in ("precision", "deterministic")}
         return {"command": command, "recipe_name": recipe_name, **execution, **settings}
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardOptions:
+    """Write a data set as TFRecord files."""
+
+    source: DataOptions
+    output: str
+    """Directory of the files; must not hold TFRecord files yet."""
+    shards: Count = 1
+    """Number of files per split."""
+    runner: Runner | None = None
+    """Run as an Apache Beam pipeline on many machines; --data is then a csv:FILE with the columns path, label and
+    split. Options of the pipeline follow --; see embed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplesOptions:
+    """Write evaluation images of a data set to samples.npz, and its class names to labels.txt."""
+
+    source: DataOptions
+    output: pathlib.Path
+    """Directory to write into."""
+    count: Count = 128
+    """Maximum number of images, drawn in a shuffled order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareOptions:
+    """Make a clean folder of images."""
+
+    folder: Annotated[pathlib.Path, Positional("IN")]
+    """Folder of images, such as one of class folders; it is not changed."""
+    output: Annotated[pathlib.Path, Positional("OUT")]
+    """New folder for the images, and for prepared.csv, which says what was done to each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineOptions:
+    """Where a pipeline runs."""
+
+    runner: Runner
+    arguments: tuple[str, ...]
+    """Beam's own options, such as --project."""
+    table: str | None = None
+    """The CSV file of `--data csv:FILE`."""
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Return the options of the command, and those of Beam, which stand behind --."""
+    place = [*arguments, "--"].index("--")
+    return [*arguments[:place]], tuple(arguments[place + 1 :])

@@ -192,6 +192,10 @@ class DetectPredictOptions(CsvOptions):
     def __post_init__(self) -> None:
         check_ranges(self)
         check_ending(self.output, (".csv", ".json", ".html"))
+        if self.like is not None:
+            existing_file(self.like, "--like takes a picture of the example")
+        if self.save is not None and pathlib.Path(self.save).exists():
+            raise UserError(f"{self.save} exists, but --save takes a new directory; choose another.")
         refuse_without_effect(
             self,
             [

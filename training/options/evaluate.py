@@ -1,10 +1,8 @@
 """Options of the commands that measure runs: `keras-vit evaluate`, `verify-official`, `soup` and `unknown`."""
 
 import dataclasses
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
-from keras_vit import UserError
 from keras_vit.cli.options import Aliases, Count, MayBeEmpty, MayLead, Positional, Seed
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
@@ -45,25 +43,11 @@ class InputOptions:
         """Return a model's own preprocessing with the overrides applied. Raises UserError where they do not fit it."""
         resize = self.resize or own.resize
         refuse_without_effect(self, [(("crop_from",), resize == "resize-small", "--resize resize-small")])
-        side = max(own.image_size)
         changes: dict[str, Any] = {"value_range": self.value_range} if self.value_range is not None else {}
         if self.resize is None and self.crop_from is None:
             return dataclasses.replace(own, **changes)
-        crop_from = None
-        if resize == "resize-small":
-            crop_from = self.crop_from or (own.crop_from if own.resize == resize else None)
-            if crop_from is None or (isinstance(crop_from, int) and crop_from < side):
-                raise UserError(
-                    f"--resize resize-small needs --crop-from of at least {side} pixels for the model's input of "
-                    f"{own.image_size}, but it is {crop_from}; give --crop-from {round(side / 0.875)} or so."
-                )
-        return own.with_resize(resize, crop_from, **changes)
-
-    def refuse(self, names: Iterable[str], kind: str) -> None:
-        """Raise UserError if one of these options is set, for a kind of model that does not support it."""
-        for name in names:
-            if getattr(self, name) is not None:
-                raise UserError(f"--{name.replace('_', '-')} does not apply to {kind}; leave it out.")
+        kept = own.crop_from if own.resize == resize else None
+        return own.with_resize(resize, (self.crop_from or kept) if resize == "resize-small" else None, **changes)
 
 
 @dataclasses.dataclass(frozen=True)

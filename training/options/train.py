@@ -8,9 +8,8 @@ from keras_vit.errors import UserError, refuse_without_effect
 from keras_vit.files.keras_model import KERAS_WEIGHTS
 from keras_vit.images.resizing import Resize
 from training.options.common import DataOptions, Execution, StrategyOptions, TrainingOptions
-from training.recipes.finetune import FINETUNE_RECIPES
+from training.recipes.finetune import FINETUNE_RECIPES, RECIPE_NAME, TASKS
 from training.recipes.recipe import PretrainRecipe, Recipe
-from training.recipes.vtab_tasks import RECIPE_NAME, TASKS
 
 # Fields that come first in the help of the commands that train.
 USUAL = (
@@ -117,6 +116,13 @@ class FinetuneOptions(TrainingOptions):
         if self.recipe.distillation == "features":
             raise UserError("--distillation features leaves a model without a head; give it to keras-vit pretrain.")
 
+    @property
+    def start(self) -> str:
+        """The path, address or official name of the checkpoint. Raises UserError for a model without one."""
+        from keras_vit.published import upstream_checkpoint
+
+        return self.checkpoint or upstream_checkpoint(self.model or "")
+
 
 @dataclasses.dataclass(frozen=True)
 class LaunchOptions:
@@ -170,7 +176,7 @@ class StudyOptions:
     shots: Count = 5
     """Images per class for the few-shot accuracy."""
     train_images: tuple[Count, ...] | None = None
-    """Only for data-size and small-data: numbers of training images; default 1, 10 and 100 % of the training split."""
+    """Only for data-size and small-data: numbers of training images; default 1, 10 and 100% of the training split."""
     jobs: Count | None = None
     """Runs in parallel; default one per core, at most 8, or one if there is a GPU."""
 

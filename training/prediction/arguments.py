@@ -5,7 +5,8 @@ import pathlib
 from collections.abc import Sequence
 
 from keras_vit import UserError
-from keras_vit.cli.parser import Given, arguments_of
+from keras_vit.cli import parser
+from keras_vit.cli.parser import Given, Options
 from keras_vit.files.keras_model import MODEL
 from keras_vit.files.remote import is_remote, matching
 from keras_vit.images.formats import (
@@ -16,14 +17,18 @@ from keras_vit.images.formats import (
     others_line,
     visible_files,
 )
-from keras_vit.run import CONFIG, Run
 from keras_vit.text.classes import is_text_file
-from training.options.predict import PredictOptions
 
 # How the file of a model is called, and no picture.
 _MODEL_FILES = (".keras", ".npz", ".safetensors")
 # Files of a SavedModel, in its directory or in that of its versions, which TF Serving takes.
 _EXPORTED = ("saved_model.pb", "[0-9]*/saved_model.pb")
+
+
+def parse_with_run(options_class: type[Options], arguments: Sequence[str], *, prog: str, about: str | None) -> Options:
+    """Parse the arguments of a command that takes a model and pictures; see `with_pictures` and `with_run`."""
+    given = parser.read(options_class, arguments, prog=prog, about=about)
+    return parser.options_from(options_class, with_run(with_pictures(given)), prog=prog)
 
 
 def with_pictures(given: Given) -> Given:
@@ -74,6 +79,8 @@ def with_run(given: Given) -> Given:
 
 
 def _is_model(path: pathlib.Path) -> bool:
+    from keras_vit.run import CONFIG
+
     return path.suffix in _MODEL_FILES or (path / MODEL).is_file() or (path / CONFIG).is_file()
 
 
@@ -129,12 +136,3 @@ def check_output(output: str | None) -> None:
     file = pathlib.Path(output or "x").absolute()
     if file.is_dir() or not (file.parent.is_dir() and os.access(file.parent, os.W_OK | os.X_OK)):
         raise UserError(f"--output takes a file in a folder that exists and can be written, but is {output!r}.")
-
-
-def next_commands(options: PredictOptions, run: Run) -> list[tuple[str, ...]]:
-    """Return commands to go on with after the pictures were classified."""
-    if run.file(CONFIG) and options.classes is None:
-        return run.next_commands("predict")
-    model = ("predict", *arguments_of(options, "pictures", "output", "explain", "serve", "port"))
-    has_page = (options.output or "").endswith(".html")
-    return [(*model, "--serve") if has_page else (*model, "--output", "predictions.html", *options.pictures)]

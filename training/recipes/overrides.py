@@ -11,7 +11,7 @@ from keras_vit.errors import Applies, refuse_without_effect
 from keras_vit.images.resizing import scaled_crop
 from keras_vit.models.config import ModelConfig
 from training.recipes.auto import DataFacts
-from training.recipes.recipe import DURATIONS, PretrainRecipe, Recipe, Schedule
+from training.recipes.recipe import DURATIONS, PretrainRecipe, Recipe
 
 # Fields that must suit the patches of the model.
 _SIZES = tuple(("recipe", field) for field in ("image_size", "crop_from", "local_size"))
@@ -89,10 +89,25 @@ def overridden(recipe: AnyRecipe, named: AnyRecipe) -> AnyRecipe:
 
     Raises UserError if two durations are set, or a field that has no effect.
     """
-    refuse_without_effect(recipe, _applies(recipe), named)
-    refuse_without_effect(recipe.schedule, _applies_to_schedule(recipe.schedule), named.schedule)
+    schedule, by_labels = recipe.schedule, recipe.teacher is None or recipe.distillation == "hard"
+    applies: list[Applies] = [
+        (("lora_on",), recipe.lora > 0, "--lora"),
+        (("mixup_partner",), bool(recipe.mixup or recipe.cutmix), "--mixup or --cutmix"),
+        (("label_smoothing",), by_labels, "labels, which a soft teacher replaces, or --distillation hard"),
+    ]
     if isinstance(recipe, PretrainRecipe):
-        refuse_without_effect(recipe, _applies_from_scratch(recipe), named)
+        crops, classes = recipe.target == "self-distillation", recipe.target == "classes"
+        applies += [
+            (("prototypes", "head_width", "local_crops", "local_size"), crops, "--target self-distillation"),
+            (("local_size",), recipe.local_crops > 0, "--local-crops of at least 1"),
+            (("corruption",), not (crops or classes), "a --target of patches"),
+            (("decoder_width",), recipe.decoder_layers > 0, "--decoder-layers of a --target of patches"),
+            (("loss",), classes, "--target classes"),
+        ]
+    refuse_without_effect(recipe, applies, named)
+    of_decays = (("stairs", "stair"), ("linear_end", "linear"), ("timescale", "rsqrt"))
+    of_schedule = [((field,), schedule.decay == decay, f"--decay {decay}") for field, decay in of_decays]
+    refuse_without_effect(schedule, of_schedule, named.schedule)
     changed = [field for field in DURATIONS if getattr(recipe, field) != getattr(named, field)]
     overrides = [field for field in changed if getattr(recipe, field) is not None]
     if len(overrides) > 1:
@@ -100,29 +115,3 @@ def overridden(recipe: AnyRecipe, named: AnyRecipe) -> AnyRecipe:
         raise UserError(f"A run has one duration, but was given {options}; leave one out.")
     removed: dict[str, Any] = {field: None for field in DURATIONS if overrides and field not in overrides}
     return dataclasses.replace(recipe, **removed)
-
-
-def _applies(recipe: Recipe) -> list[Applies]:
-    by_labels = recipe.teacher is None or recipe.distillation == "hard"
-    return [
-        (("lora_on",), recipe.lora > 0, "--lora"),
-        (("mixup_partner",), bool(recipe.mixup or recipe.cutmix), "--mixup or --cutmix"),
-        (("label_smoothing",), by_labels, "labels, which a soft teacher replaces, or --distillation hard"),
-    ]
-
-
-def _applies_to_schedule(schedule: Schedule) -> list[Applies]:
-    fields = {"stair": "stairs", "linear": "linear_end", "rsqrt": "timescale"}
-    return [((field,), schedule.decay == decay, f"--decay {decay}") for decay, field in fields.items()]
-
-
-def _applies_from_scratch(recipe: PretrainRecipe) -> list[Applies]:
-    crops = recipe.target == "self-distillation"
-    masked = recipe.target not in ("classes", "self-distillation")
-    return [
-        (("prototypes", "head_width", "local_crops", "local_size"), crops, "--target self-distillation"),
-        (("local_size",), recipe.local_crops > 0, "--local-crops of at least 1"),
-        (("corruption",), masked, "a --target of patches"),
-        (("decoder_width",), recipe.decoder_layers > 0, "--decoder-layers of a --target of patches"),
-        (("loss",), recipe.target == "classes", "--target classes"),
-    ]

@@ -65,7 +65,7 @@ SMALL = {
         epochs=80, batch_size=32, learning_rate=2e-3, schedule=Schedule(warmup_steps=100), weight_decay=0.05,
         label_smoothing=0.1, shift=1,
     ),
-    # The 7,850-parameter ViT of a well-known MNIST exercise, which reaches about 96 % with Adam in 15 epochs.
+    # The 7,850-parameter ViT of a well-known MNIST exercise, which reaches about 96% with Adam in 15 epochs.
     "mnist-notes": PretrainRecipe(
         model=ViTConfig(patch_size=7, hidden_size=16, num_layers=2, num_heads=2, mlp_dim=64), image_size=(28, 28),
         channels=1, epochs=15, batch_size=128, learning_rate=5e-3, schedule=Schedule(warmup_steps=500),
@@ -242,7 +242,7 @@ def augreg(
 
 
 def _better_baseline(epochs: int) -> PretrainRecipe:
-    """The better baseline ViT-S/16, trained on 99 % of the split. Its wd of 1e-4 is not times the learning rate."""
+    """The better baseline ViT-S/16, trained on 99% of the split. Its wd of 1e-4 is not times the learning rate."""
     config = dataclasses.replace(
         _vit("ViT-S_16"), classifier="gap", position_embedding="sincos-2d", representation_size=384
     )
@@ -282,7 +282,7 @@ def _deit3_like() -> PretrainRecipe:
 
     AdamW replaces LAMB, with the same decay of 0.05 and the learning rate of DeiT (arXiv 2012.12877), 5e-4 for 512
     images, because LAMB's rate of 4e-3 does not carry over. LayerScale and repeated augmentation are missing; mixed
-    images are labeled by shares, not ones; random windows have 5 to 100 % of the area, not 8 to 100 %.
+    images are labeled by shares, not ones; random windows have 5 to 100% of the area, not 8 to 100%.
     """
     model = MODELS["ViT-S_16"]
     assert isinstance(model, ViTConfig)
@@ -305,7 +305,7 @@ def _masked_patch(target: Target, corruption: float = 0.5) -> PretrainRecipe:
 def _masked_autoencoder() -> PretrainRecipe:
     """MAE's ViT-B/16, 800 epochs of ImageNet-1k ("Masked Autoencoders Are Scalable Vision Learners" appendix A.1).
 
-    The paper's beta2 is 0.95, its crops have 20 to 100 % of the area; here they are 0.999 and 5 to 100 %.
+    The paper's beta2 is 0.95, its crops have 20 to 100% of the area; here they are 0.999 and 5 to 100%.
     """
     model = MODELS["MAE-B_16"]
     assert isinstance(model, ViTConfig)

@@ -141,7 +141,7 @@ class Recipe:
     """Size in pixels before the crop to image_size: of the smaller side for resize-small; of both sides for stretch,
     only for training."""
     inception_crop: bool = False
-    """Train on random windows of 5 to 100 % of the area and aspect 0.75 to 1.33, stretched to image_size; with
+    """Train on random windows of 5 to 100% of the area and aspect 0.75 to 1.33, stretched to image_size; with
     --resize pad, letterboxed."""
     flip: bool = False
     """Flip images left to right with probability 0.5."""
@@ -249,7 +249,7 @@ class PseudoLabelRecipe(Recipe):
     """How to fine-tune with images without labels beside those with labels.
 
     The defaults are those of "Semi-supervised Vision Transformers at Scale" (arXiv 2208.05688) and its code
-    (amazon-science/semi-vit, main_semi.py and SEMIVIT.md): ViT-B with 1 % of the labels of ImageNet.
+    (amazon-science/semi-vit, main_semi.py and SEMIVIT.md): ViT-B with 1% of the labels of ImageNet.
     """
 
     confidence: Annotated[float, Range("(0, 1)")] = 0.6

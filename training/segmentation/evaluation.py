@@ -23,12 +23,12 @@ from training.data.annotations.masks import (
     MUCH_IGNORED,
     NONE,
     UNCOUNTED,
+    RunLengths,
     Segments,
     ignored_pixels,
     ignored_sentence,
     of_task,
 )
-from training.data.annotations.run_lengths import RunLengths
 from training.data.dataset import Split, decoded
 from training.evaluation.average_precision import STATS, average_precision, coco_document, write_measured
 from training.segmentation.segmenter import FoundSegments, Segmenter, class_map
@@ -259,7 +259,7 @@ def write_report(evaluation: Evaluation, output: pathlib.Path) -> None:
     parts = [evaluation.ignored, sentence] if metrics["ignored"] > MUCH_IGNORED else [sentence, evaluation.ignored]
     columns = {"semantic": ("iou",), "instance": ("objects", "ap", "ap50"), "panoptic": ("pq", "sq", "rq")}[kind]
     rows = [(name, *(with_interval(row[column]) for column in columns)) for name, row in metrics["classes"].items()]
-    text = [" ".join(filter(None, parts)), "Intervals hold 95 % of random draws of the pictures."]
+    text = [" ".join(filter(None, parts)), "Intervals hold 95% of random draws of the pictures."]
     if kind == "instance":
         sizes = [(name.replace("_", " "), with_interval(metrics[name])) for name in STATS]
         text.append(markdown_table(("metric", "value"), sizes, num_text_columns=1))

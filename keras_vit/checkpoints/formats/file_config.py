@@ -95,8 +95,12 @@ class FileConfig:
     gelu: Gelu | None = None
     """Also says whether the model is named, which determines all settings."""
     layer_norm_epsilon: float | None = None
+    final_norm: bool = True
+    """Whether a norm follows the last block."""
     layer_scale: float | None = None
     image_size: tuple[int, int] | None = None
+    position_size: tuple[int, int] | None = None
+    """Size of the images that the position embeddings are for, if it is another one."""
     image_size_is_exact: bool = True
     """Whether the position embeddings must have the grid of this size."""
     classifier: Classifier | None = None
@@ -116,6 +120,8 @@ class FileConfig:
     """The same for the further task of the model, by field of its configuration."""
     task_settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
     """Fields of that configuration that the arrays do not tell; None for its default."""
+    classifier_activation: str | None = None
+    """Activation of the head, in codes where it is a part of the model."""
     resampler: Resampler | None = None
     """How the original resizes position embeddings, if not as others of its layout."""
 

@@ -1,6 +1,7 @@
 """Definitions that the formats share: the keys and numerics of a code, how its files are read and written."""
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +11,7 @@ from keras_vit.checkpoints.formats.file_config import FileConfig, ImageProcessin
 from keras_vit.checkpoints.key_mapping import ATTENTION, Rule
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
+from keras_vit.files.safetensors import write_safetensors
 from keras_vit.models.config import (
     DetectionConfig,
     Gelu,
@@ -52,6 +54,8 @@ class Layout:
     """How the code makes its images where no file says it."""
     biases: tuple[str, ...] = HEAD_BIASES
     """Biases that a complete file has wherever it has their kernels."""
+    patch_bias: bool = True
+    """Whether the patch embedding has a bias wherever no norm precedes the blocks."""
     square_positions: bool = False
     """Whether the code takes the stored grid for a square whatever the images are."""
     prefix_positions: bool | None = True
@@ -91,6 +95,8 @@ class WrittenModel:
     """Class names; empty if they are unknown."""
     task: TaskConfig | None = None
     """The further task of the model; None for a classifier or features."""
+    classifier_activation: str | None = None
+    """Activation of the head; None for logits."""
 
     @property
     def vit(self) -> ViTConfig:
@@ -129,6 +135,10 @@ DEFAULTS: Mapping[str, tuple | None] = {
 } | {"gelu": ("tanh", "erf")}
 
 
+def _write_safetensors(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+    write_safetensors(folder / "model.safetensors", arrays)
+
+
 @dataclasses.dataclass(frozen=True)
 class Format:
     """How one kind of files is read and, unless `layout_for` is None, written; a module of this package defines it."""
@@ -149,6 +159,8 @@ class Format:
     """The rules and numerics for writing a model that it can express."""
     write_config: Callable[[WrittenModel], dict[str, dict]] = lambda model: {}
     """The configs, by name of the file. Raises UserError for what they cannot express."""
+    write_weights: Callable[[pathlib.Path, Mapping[str, np.ndarray]], None] = _write_safetensors
+    """Writes the arrays into a folder."""
     has_task: bool = False
     """Whether it is for models with a further task, which no other format can write."""
 

@@ -5,7 +5,7 @@ SigLIP's files (open_clip/timm_model.py). Towers with options that change the co
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from keras_vit.checkpoints import key_mapping as keys
@@ -30,21 +30,27 @@ _SIZES = {"layers", "width", "head_width", "heads", "patch_size", "image_size", 
 _OF_TRAINING = {"patch_dropout", "output_tokens", "timm_drop", "timm_drop_path", "timm_model_pretrained", "pad_id"}
 _OF_TOKENIZER = {"hf_tokenizer_name", "tokenizer_mode", "tokenizer_kwargs", "hf_model_pretrained", "eos_id"}
 _FREE = _SIZES | _OF_TRAINING | _OF_TOKENIZER | {"mlp_ratio", "timm_model_name"}
+# Those of the text tower that models here have, too.
+_OF_TEXT = {"no_causal_mask", "proj_bias", "pool_type", "act_kwargs", "norm_kwargs"}
 # Of the others, the values that do so.
-_DEFAULTS = {"pool_type": ("tok", "argmax"), "pos_embed_type": ("learnable",), "proj_type": ("linear",)}
+_DEFAULTS: dict[str, tuple[str, ...]] = {
+    "pool_type": ("tok",),
+    "pos_embed_type": ("learnable",),
+    "proj_type": ("linear",),
+}
 _DEFAULTS |= {"block_type": ("default",), "timm_pool": ("map", "avg", "token"), "timm_proj": ("none", "linear")}
 # Where the keys of an image tower of timm begin.
-_TRUNK = "visual.trunk."
+TRUNK = "visual.trunk."
 
 
 def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
-    if any(key.startswith(_TRUNK) for key in arrays):
+    if any(key.startswith(TRUNK) for key in arrays):
         return _layout_of_timm(arrays)
     return _LAYOUT if "visual.conv1.weight" in arrays and "visual.class_embedding" in arrays else None
 
 
 def _layout_of_timm(arrays: Mapping[str, LazyArray]) -> Layout:
-    trunk = {key.removeprefix(_TRUNK): array for key, array in arrays.items() if key.startswith(_TRUNK)}
+    trunk = {key.removeprefix(TRUNK): array for key, array in arrays.items() if key.startswith(TRUNK)}
     is_vit = "patch_embed.proj.weight" in trunk and "blocks.0.gamma_1" not in trunk
     layout = timm.identify(trunk) if is_vit else None
     heads = {key for key in arrays if key.startswith("visual.head.")} - {"visual.head.proj.weight"}
@@ -53,7 +59,7 @@ def _layout_of_timm(arrays: Mapping[str, LazyArray]) -> Layout:
             "an OpenCLIP whose image tower is no Vision Transformer of timm, or ends in more than a linear projection",
             "give the image tower as timm or transformers have it",
         )
-    rules = tuple(dataclasses.replace(rule, key=f"{_TRUNK}{rule.key}") for rule in layout.rules)
+    rules = tuple(dataclasses.replace(rule, key=f"{TRUNK}{rule.key}") for rule in layout.rules)
     projection = keys.Rule(("head/kernel",), "visual.head.proj.weight", keys.LINEAR)
     # open_clip averages the patches of a model with a class token, too, unless its config says otherwise.
     pooling = ("classifier",) if "cls_token" in trunk else ()
@@ -134,15 +140,36 @@ def _config_of_timm(tower: dict, images: ImageProcessing, layout: Layout) -> Fil
 def text_settings(config: dict) -> dict[str, Any]:
     """The fields of TextConfig that the arrays do not tell."""
     model = part(config, "model_cfg", CONFIG)
-    heads = number(_tower(model, "text_cfg"), "heads") or 8
-    return {"num_heads": heads, "gelu": _gelu(model), "layer_norm_epsilon": 1e-5, "pooling": "largest"}
+    tower = _tower(model, "text_cfg", _OF_TEXT)
+    pool, act, norm = (
+        tower.get("pool_type", "argmax"),
+        part(tower, "act_kwargs", CONFIG),
+        part(tower, "norm_kwargs", CONFIG),
+    )
+    check_supported("pool_type", pool, ("argmax", "last"), CONFIG)
+    check_supported("act_kwargs", act, ({}, {"approximate": "tanh"}, {"approximate": "none"}), CONFIG)
+    check_supported("norm_kwargs", [*norm], ([], ["eps"]), CONFIG)
+    return {
+        "num_heads": number(tower, "heads") or 8,
+        "gelu": "tanh" if act.get("approximate") == "tanh" else _gelu(model),
+        "layer_norm_epsilon": number(norm, "eps", float) or 1e-5,
+        "pooling": "last" if pool == "last" else "largest",
+        "causal": not tower.get("no_causal_mask"),
+        "head_bias": bool(tower.get("proj_bias")),
+    }
 
 
-def _tower(model: dict, name: str) -> dict:
-    """The settings of a tower. Raises UserError for those that change what it computes."""
+def canonicalizes(config: dict) -> bool:
+    """Whether a tokenizer removes the punctuation, as that of SigLIP."""
+    tower = part(part(config, "model_cfg", CONFIG), "text_cfg", CONFIG)
+    return part(tower, "tokenizer_kwargs", CONFIG).get("clean") == "canonicalize"
+
+
+def _tower(model: dict, name: str, own: Collection[str] = ()) -> dict:
+    """The settings of a tower. Raises UserError for those that change what it computes, but for its own."""
     tower = part(model, name, CONFIG)
     for field, value in tower.items():
-        if field not in _FREE and value:
+        if field not in _FREE and field not in own and value:
             check_supported(field, value, _DEFAULTS.get(field, ()), CONFIG)
     return tower
 

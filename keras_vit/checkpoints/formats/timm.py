@@ -110,6 +110,7 @@ def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
         **DEFAULTS,
         **dict.fromkeys((*free, "prefix_positions", "gelu", "pre_norm", "norm_after_pooling"), None),
         "classifier": ("token", "gap", "map"),
+        "final_norm": None,
         "position_embedding": ("learned", "none") if config.distillation == "none" else ("learned",),
         "patch_bias": (not config.pre_norm,),
         "distillation": ("none",) if config.num_registers else ("none", "head"),

@@ -58,7 +58,8 @@ _IN_ARRAYS = {
     "init_values", "global_pool", "no_embed_class",
 }
 _IN_ARRAYS_OF_VIT = _IN_ARRAYS | {
-    "class_token", "pos_embed", "reg_tokens", "pre_norm", "fc_norm", "layers", "channels", "width_factor", "stem_chs",
+    "class_token", "pos_embed", "reg_tokens", "pre_norm", "fc_norm", "final_norm", "layers", "channels", "width_factor",
+    "stem_chs",
 }
 _WITHOUT_EFFECT = {
     "dynamic_img_size", "dynamic_img_pad", "strict_img_size", "weight_init", "fix_init", "zero_init_last",
@@ -67,7 +68,7 @@ _WITHOUT_EFFECT = {
 # fmt: on
 # Arguments that are supported with one value only.
 _FIXED = {"pool_include_prefix": False, "use_naflex": False, "output_stride": 32, "qk_norm": False}
-_FIXED |= {"scale_attn_norm": False, "scale_mlp_norm": False, "proj_bias": True, "final_norm": True}
+_FIXED |= {"scale_attn_norm": False, "scale_mlp_norm": False, "proj_bias": True}
 # Arguments for which null is what the architectures have anyway, or what shows in the arrays.
 _NULLABLE = {"fc_norm", "init_values", "norm_layer", "embed_norm_layer", *_WITHOUT_EFFECT}
 # The same of the class Eva, where null is always the default.
@@ -131,7 +132,10 @@ def _vit(name: str, arguments: dict, common: FileConfig) -> FileConfig:
     _check_arguments(known, [field for field in _IN_ARRAYS_OF_VIT if known.get(field) is not None], _FIXED)
     scale = {"init_values": layer_scale_of(name)} | arguments
     settings = _settings(name, arguments)
-    if common.classifier == "gap" and "_gap_" not in name and arguments.get("fc_norm") is None:
+    final_norm = arguments.get("final_norm") is not False
+    if not final_norm:
+        settings.pop("norm_after_pooling", None)
+    elif common.classifier == "gap" and "_gap_" not in name and arguments.get("fc_norm") is None:
         settings["norm_after_pooling"] = "global_pool='avg' and thus fc_norm", True
     if common.classifier == "token":
         settings.pop("norm_after_pooling", None)
@@ -141,6 +145,7 @@ def _vit(name: str, arguments: dict, common: FileConfig) -> FileConfig:
         num_heads=common.num_heads or model.num_heads,
         gelu=gelu,
         layer_norm_epsilon=model.layer_norm_epsilon,
+        final_norm=final_norm,
         layer_scale=number(scale, "init_values", float) if scale["init_values"] else None,  # 0 is none, too
         sizes={**common.sizes, **settings},
         resampler="bilinear" if name.startswith("flexivit_") else None,
@@ -273,6 +278,7 @@ def _vit_arguments(config: ViTConfig) -> tuple[str, dict[str, Any]]:
     _check_epsilon(config, epsilon)
     activations: dict[Gelu, str] = {gelu: name for name, gelu in ACTIVATIONS.items()}
     arguments: dict[str, Any] = {"pre_norm": config.pre_norm, "act_layer": activations[config.gelu]}
+    arguments |= {} if config.final_norm else {"final_norm": False}
     if architecture != _DISTILLED[0]:
         arguments |= {
             "pos_embed": "learn" if config.position_embedding == "learned" else "none",

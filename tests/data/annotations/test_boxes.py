@@ -232,7 +232,7 @@ BROKEN = {
             "four finite numbers",
         ),
         ("Annotations/a.xml", ONE.format("<xmin>9</xmin><ymin>1</ymin><xmax>1</xmax><ymax>9</ymax>"), "swapped"),
-        ("Annotations/gone.xml", "<annotation/>", "of no image"),
+        ("Annotations/gone.xml", "<annotation/>", "lacks 1 of the files"),
         ("Annotations/a.xml", ONE.replace("<bnd", "<difficult>2</difficult><bnd").format(EDGES), "0 or 1 as difficult"),
     ],
     "csv": [

@@ -7,7 +7,7 @@ from hypothesis import strategies
 from pycocotools import mask as rle
 
 from keras_vit import UserError
-from training.data.annotations.run_lengths import run_lengths
+from training.data.annotations.coco import run_lengths
 
 SIZES = strategies.tuples(strategies.integers(1, 40), strategies.integers(1, 40))
 RUNS = strategies.text([chr(code) for code in range(ord("0"), ord("0") + 64)], max_size=60)

@@ -16,9 +16,8 @@ from keras_vit import UserError
 from tests.segmentation import shapes
 from tests.segmentation.shapes import LABELS, SIDE, scene
 from training.data import tfds as tfds_data
-from training.data.annotations.masks import NONE, UNCOUNTED, read_mask
+from training.data.annotations.masks import NONE, UNCOUNTED, VOC_CLASSES, read_mask
 from training.data.annotations.open_scenes import open_scenes
-from training.data.annotations.voc import VOC_CLASSES
 from training.options.dense import SceneOptions
 
 WRITERS = {

@@ -128,3 +128,12 @@ def boxed_images(images: Sequence[BoxedImage], folder: pathlib.Path) -> BoxedIma
     """Return images without a split, whose classes are those of labels.txt in the folder, or else of the boxes."""
     names = sorted({str(box.label) for image in images for box in image.boxes})
     return BoxedImages(own_labels(folder) or tuple(names), {"train": images})
+
+
+def check_names(files: Mapping[str, pathlib.Path], others: Mapping[str, pathlib.Path], folder: pathlib.Path) -> None:
+    """Raise UserError for names of files that a folder lacks."""
+    if missing := sorted(files.keys() - others.keys()):
+        raise UserError(
+            f"{folder} lacks {len(missing)} of the files that {files[missing[0]].parent} has, first {missing[0]}; add "
+            "or remove them."
+        )

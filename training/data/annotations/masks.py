@@ -7,7 +7,7 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import PIL.Image
@@ -16,7 +16,6 @@ from keras_vit import UserError
 from keras_vit.errors import explained
 from keras_vit.images.decode import open_image
 from keras_vit.models.config import SegmentationTask
-from training.data.annotations.run_lengths import RunLengths
 
 # In the segments of an image: pixels that belong to none, and those that are not counted, such as crowds.
 NONE, UNCOUNTED = -1, -2
@@ -32,6 +31,19 @@ _FORMATS, _LOSSY_FORMATS = ("PNG", "BMP", "GIF", "TIFF"), ("JPEG", "MPO", "WEBP"
 _SCALES = {2: 85, 4: 17}
 # Tags of TIFF: bits of a sample; what the values mean, and those of inverted gray. Its compressions that lose values.
 _TIFF_BITS, _TIFF_MEANING, _INVERTED, _LOSSY = 258, 262, 0, ("jpeg", "tiff_jpeg", "webp")
+
+VOC_CLASSES = (
+    "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",
+    "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+)  # fmt: skip
+
+
+class RunLengths(TypedDict):
+    """A mask as pycocotools reads it."""
+
+    size: list[int]
+    """Height and width in pixels."""
+    counts: bytes
 
 
 class Segments(NamedTuple):
@@ -150,6 +162,28 @@ def segments_of_values(mask: np.ndarray) -> Segments:
     table[values] = np.arange(len(values))
     objects = values >= OBJECTS
     return whole_segments(np.where(objects, values // OBJECTS, values), objects, counts[values], table[mask])
+
+
+def voc_segments(classes: pathlib.Path, objects: pathlib.Path | None, size: tuple[int, int] | None = None) -> Segments:
+    """Return the background and the objects of two masks; without that of objects, the classes."""
+    if objects is None:
+        return segments_of_mask(classes, size)
+    of_pixels = read_mask(classes, size)
+    numbers = read_mask(objects, of_pixels.shape)
+    segments = np.full(of_pixels.shape, NONE, np.int32)
+    segments[(of_pixels == IGNORED) | (numbers == IGNORED)] = UNCOUNTED
+    labels: list[int] = []
+    background = (of_pixels == 0) & (segments != UNCOUNTED)
+    if background.any():
+        segments[background] = 0
+        labels.append(0)
+    for number in np.setdiff1d(numbers, [0, IGNORED]):
+        inside = (numbers == number) & (segments == NONE)
+        if inside.any():
+            segments[inside] = len(labels)
+            labels.append(int(np.bincount(of_pixels[inside]).argmax()))
+    own = np.array(labels, np.int32)
+    return whole_segments(own, own > 0, np.bincount(segments[segments >= 0], minlength=len(own)), segments)
 
 
 def whole_segments(labels: np.ndarray, objects: np.ndarray, areas: np.ndarray, numbers: np.ndarray) -> Segments:

@@ -1,5 +1,7 @@
 """`--data` of detection: images with boxes, read from a file of any of the formats, and checked. No TensorFlow.
 
+COCO's are read by `coco.py`, those of CSV, Pascal VOC and Ultralytics' YOLO here. No file is trusted.
+
 Every reader gives boxes as left, top, width and height in pixels of the upright image (turned by its EXIF orientation),
 with the name or number of a class. All of them are checked here.
 """
@@ -9,19 +11,29 @@ import csv
 import dataclasses
 import io
 import itertools
+import math
+import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from keras_vit import UserError
 from keras_vit.errors import reading, shown
-from keras_vit.files.documents import LARGEST, is_number, read_text
+from keras_vit.files.documents import LARGEST, is_number, read_text, read_xml, read_yaml, validated
 from keras_vit.files.labels import composed, distinct_names
 from keras_vit.files.tables import cell_of_csv
+from keras_vit.images.formats import is_picture, is_picture_name, visible_files
 from training.data.annotations.coco import read_coco_boxes
-from training.data.annotations.images import Box, BoxedImage, BoxedImages, boxed_images, train_and_val, upright_size
-from training.data.annotations.voc import read_voc_boxes
-from training.data.annotations.yolo import read_yolo_boxes
-from training.data.listed_files import check_listed, listed_file
+from training.data.annotations.images import (
+    Box,
+    BoxedImage,
+    BoxedImages,
+    boxed_images,
+    check_names,
+    train_and_val,
+    upright_size,
+)
+from training.data.listed_files import check_inside, check_listed, listed_file
 from training.options.dense import BadBoxes, BoxesOptions
 
 # Columns of a CSV file.
@@ -31,6 +43,8 @@ _COLUMNS = ("path", *_SIDES, "label")
 _ROUNDING = 1.0
 # Share of the image that the center and the size of a box may have at most, outside of it or not; above are pixels.
 _LARGEST_SHARE = 1.5
+# A value of a data.yaml that says nothing.
+_NO_VALUE: tuple = ("", "~", "null", "Null", "NULL", [], {})
 # Files that a message names.
 _MOST_NAMED = 3
 
@@ -93,6 +107,110 @@ def _csv_rows(file: pathlib.Path) -> Iterator[tuple[str, list[str], str]]:
                 "numbers as x, y, w and h, and a class; correct it."
             )
         yield path, sides, label
+
+
+def read_voc_boxes(folder: pathlib.Path, _: pathlib.Path, allow_outside: bool) -> BoxedImages:
+    """Read Annotations/a.xml for JPEGImages/a.jpg or images/a.jpg, or both kinds of files side by side.
+
+    Pixels count from 1, as in VOC. An image without a file is not annotated, and is left out.
+    """
+    annotations = folder / "Annotations" if (folder / "Annotations").is_dir() else folder
+    places = [folder / name for name in ("JPEGImages", "images", "Images") if (folder / name).is_dir()] or [folder]
+    images = {composed(file.stem): file for place in places for file in place.iterdir() if is_picture_name(file.name)}
+    of_file = {file: composed(file.stem) for file in sorted(annotations.glob("*.xml"))}
+    check_names({name: file for file, name in of_file.items()}, images, places[0])
+    if others := images.keys() - set(of_file.values()):
+        print(f"Left out, since no .xml annotates them: {len(others)} images such as {images[min(others)].name}.")
+    check_inside([*of_file, *map(images.__getitem__, of_file.values())], folder, folder, allow_outside)
+    return boxed_images([_voc_image(file, images[name]) for file, name in of_file.items()], folder)
+
+
+def _voc_image(file: pathlib.Path, image: pathlib.Path) -> BoxedImage:
+    root = read_xml(file)
+    if root.tag != "annotation":
+        raise UserError(f"{file} should be an <annotation> of Pascal VOC, but is a <{root.tag:.40}>; remove it.")
+    stated = [root.findtext(f"size/{side}", "0") for side in ("height", "width")]
+    is_stated = all(map(is_number, stated))
+    size = upright_size(image, tuple(round(float(text)) for text in stated) if is_stated else (None, None))
+    boxes = []
+    for element in root.findall("object"):
+        name, difficult = ((element.findtext(tag) or "").strip() for tag in ("name", "difficult"))
+        edges = [element.findtext(f"bndbox/{edge}") for edge in ("xmin", "ymin", "xmax", "ymax")]
+        if not name or not all(map(is_number, edges)) or difficult not in ("", "0", "1"):
+            raise UserError(
+                f"Each object of {file} should have a name, a bndbox of four finite numbers, and 0 or 1 as difficult, "
+                f"but one has {shown([name, *edges, difficult])}; correct it."
+            )
+        left, top, right, bottom = (float(text or "") for text in edges)
+        bbox = (left - 1, top - 1, right - left + 1, bottom - top + 1)
+        boxes.append(Box(composed(name), bbox, is_difficult=difficult == "1"))
+    return BoxedImage(image, size, boxes)
+
+
+def read_yolo_boxes(file: pathlib.Path, _: pathlib.Path, allow_outside: bool) -> BoxedImages:
+    """Read a data.yaml of Ultralytics: `names`, `train`, perhaps `val` or `test`, whose images have labels beside them.
+
+    The labels of images/a.jpg are in labels/a.txt: in each line a class number, the center x and y, the width and the
+    height, as shares of the image. An image without such a file has no objects.
+    """
+    fields = {name: value for name, value in validated(read_yaml(file), {}, file).items() if value not in _NO_VALUE}
+    names: Any = fields.get("names")
+    if isinstance(names, dict):  # numbered from 0 on
+        names = [names.get(str(number)) for number in range(len(names))]
+    places: dict[str, Any] = {"train": fields.get("train")}
+    if evaluation := next((fields[name] for name in ("val", "test") if name in fields), None):
+        places["val"] = evaluation
+    places = {split: place if isinstance(place, list) else [place] for split, place in places.items()}
+    schema = {"names": [str], "path": str} | {split: [str] for split in places}
+    validated({"names": names, "path": fields.get("path", ""), **places}, schema, file)
+    root = file.parent / fields.get("path", "")
+    files = {split: _yolo_files(place, root, file, allow_outside) for split, place in places.items()}
+    labels = {image: _yolo_labels(image) for images in files.values() for image in images}
+    check_inside(filter(os.path.lexists, [*labels, *labels.values()]), file, file.parent, allow_outside)
+    splits = {split: [_yolo_image(image, labels[image]) for image in images] for split, images in files.items()}
+    return BoxedImages(tuple(map(composed, names)), splits)
+
+
+def _yolo_files(places: list[str], root: pathlib.Path, file: pathlib.Path, allow_outside: bool) -> list[pathlib.Path]:
+    """Return the images of folders, of text files that list them, or of several of these."""
+    images: list[pathlib.Path] = []
+    for name in places:
+        # Roboflow writes ../train/images beside the folder train.
+        paths = [listed_file(root, each) for each in dict.fromkeys((name.removeprefix("../"), name))]
+        path = next(filter(os.path.exists, paths), paths[-1])
+        check_inside([path], file, file.parent, allow_outside)
+        if path.is_dir():
+            images += map(pathlib.Path, map(os.path.normpath, filter(is_picture, visible_files(path))))
+        else:
+            lines = filter(None, map(str.strip, read_text(path, LARGEST).splitlines()))
+            images += [listed_file(path.parent, line) for line in lines]
+    return sorted(dict.fromkeys(images))
+
+
+def _yolo_labels(image: pathlib.Path) -> pathlib.Path:
+    """Return the file with the boxes of an image, which need not exist."""
+    parts = list(image.parts)
+    if "images" in parts:  # the last of them, as Ultralytics
+        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
+    return listed_file(pathlib.Path(*parts[:-1]), f"{image.stem}.txt")
+
+
+def _yolo_image(image: pathlib.Path, labels: pathlib.Path) -> BoxedImage:
+    height, width = upright_size(image)
+    boxes = []
+    for number, line in enumerate(read_text(labels).splitlines() if labels.is_file() else [], 1):
+        words = line.split()
+        if not words:
+            continue
+        values = [float(word) if is_number(word) else math.nan for word in words]
+        if len(values) != 5 or not values[0].is_integer() or any(map(math.isnan, values)):
+            raise UserError(
+                f"Line {number} of {labels} should be a class number, center x and y, width and height, but is "
+                f"{line.strip()!r:.60}; write it so, and polygons as boxes."
+            )
+        label, x, y, w, h = values
+        boxes.append(Box(int(label), ((x - w / 2) * width, (y - h / 2) * height, w * width, h * height)))
+    return BoxedImage(image, (height, width), boxes)
 
 
 _READERS = {"coco": read_coco_boxes, "csv": read_csv_boxes, "voc": read_voc_boxes, "yolo": read_yolo_boxes}

@@ -22,11 +22,12 @@ from keras_vit.files.labels import LABELS, composed, distinct_names
 from keras_vit.images.formats import is_picture, others_line, visible_files
 from keras_vit.models.config import SegmentationTask
 from training.data.annotations.coco import CocoImage, PanopticImage, check_ids, read_coco, read_panoptic
-from training.data.annotations.images import own_labels, train_and_val, upright_size
+from training.data.annotations.images import check_names, own_labels, train_and_val, upright_size
 from training.data.annotations.masks import (
     IGNORED,
     NONE,
     UNCOUNTED,
+    VOC_CLASSES,
     Segments,
     check_classes_of_masks,
     ignored_pixels,
@@ -35,8 +36,8 @@ from training.data.annotations.masks import (
     segments_of_mask,
     two_classes,
     two_values,
+    voc_segments,
 )
-from training.data.annotations.voc import VOC_CLASSES, voc_segments
 from training.data.dataset import DataSet, ImageWarnings, Split, decoding_problem, problems_of, report_bad
 from training.data.dense import SceneBatches
 from training.data.tfds import tfds_scenes
@@ -242,8 +243,8 @@ def _folder(options: SceneOptions, _: SegmentationTask) -> Scenes:
     splits = {}
     for name, folder in zip(("train", "val"), folders or (options.path,), strict=False):
         images, masks = _by_name(folder / "images"), _by_name(folder / "masks")
-        _check_names(images, masks, folder / "masks")
-        _check_names(masks, images, folder / "images")
+        check_names(images, masks, folder / "masks")
+        check_names(masks, images, folder / "images")
         splits[name] = [
             Scene(images[each], functools.partial(segments_of_mask, masks[each])) for each in sorted(images)
         ]
@@ -256,25 +257,16 @@ def _voc(options: SceneOptions, _: SegmentationTask) -> Scenes:
     root, lists = options.path, options.path / "ImageSets" / "Segmentation"
     masks, images = _by_name(root / "SegmentationClass"), _by_name(root / "JPEGImages")
     objects = _by_name(root / "SegmentationObject") if (root / "SegmentationObject").is_dir() else {}
-    _check_names(masks, images, root / "JPEGImages")
+    check_names(masks, images, root / "JPEGImages")
     splits: dict[str, Collection[str]] = {"train": sorted(masks)}
     if all((lists / f"{name}.txt").is_file() for name in ("train", "val")):
         splits = {name: composed(read_text(lists / f"{name}.txt", LARGEST)).split() for name in ("train", "val")}
         for names in splits.values():
-            _check_names(dict.fromkeys(names, lists), masks, root / "SegmentationClass")
+            check_names(dict.fromkeys(names, lists), masks, root / "SegmentationClass")
     scenes = {n: Scene(images[n], functools.partial(voc_segments, masks[n], objects.get(n))) for n in masks}
     labels = own_labels(root)
     own = {split: [scenes[name] for name in names] for split, names in splits.items()}
     return Scenes(labels or VOC_CLASSES, own, names_values=bool(labels))
-
-
-def _check_names(files: Mapping[str, pathlib.Path], others: Mapping[str, pathlib.Path], folder: pathlib.Path) -> None:
-    """Raise UserError for names of files that a folder lacks."""
-    if missing := sorted(files.keys() - others.keys()):
-        raise UserError(
-            f"{folder} lacks {len(missing)} of the files that {files[missing[0]].parent} has, first {missing[0]}; add "
-            "or remove them."
-        )
 
 
 def _by_name(folder: pathlib.Path) -> dict[str, pathlib.Path]:

@@ -1,0 +1,233 @@
+"""Weights of kmodels (zeromodels 1.3): ViT, DeiT, DINO, DINOv2, DINOv3, and the image tower of SigLIP 2. Read.
+
+A model is model.weights.h5 with zm_config.json and zm_preprocessor.json. The key of an array is the name of its layer
+and its index, or the name of a number that the layer stores, such as the grid of its positions.
+"""
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from keras_vit.checkpoints import key_mapping as keys
+from keras_vit.checkpoints.formats.file_config import (
+    FileConfig,
+    ImageProcessing,
+    Sizes,
+    check_field,
+    check_supported,
+    number,
+    pair,
+    part,
+    value_range_of,
+)
+from keras_vit.checkpoints.formats.layout import Format, Layout
+from keras_vit.files.hdf5 import open_hdf5
+from keras_vit.files.lazy_array import LazyArray
+from keras_vit.files.safetensors import read_json
+from keras_vit.models.config import Gelu
+
+CONFIG, PREPROCESSOR = "zm_config.json", "zm_preprocessor.json"
+_FIRST = ("blocks_0_layernorm_1/0", "vision_model_encoder_layers_0_layernorm_1/0")
+_BLOCK, _TOWER_BLOCK = "blocks_{i}_", "vision_model_encoder_layers_{i}_"
+_VISION, _TEXT = "vision_model_", "text_model_"
+_GELU: dict[str, Gelu] = {"gelu": "erf", "silu": "silu", "swish": "silu"}
+# Whose number of heads and other settings are in zm_config.json.
+_MODEL_TYPES = ("vit", "deit", "dino_vit", "dino", "dinov2", "dinov3_vit", "siglip", "siglip2", "flexivit")
+
+
+def is_model(path: pathlib.Path) -> bool:
+    """Whether an HDF5 file has the blocks of a Vision Transformer of kmodels."""
+    return any(key in open_hdf5(path, named=True) for key in _FIRST)
+
+
+def open_model(path: pathlib.Path) -> dict[str, LazyArray]:
+    """The arrays of a file, without the numbers beside them. Raises UserError for damaged files."""
+    arrays = open_hdf5(path, named=True)
+    # Keras numbers a layer without a name of its own by how many there were before.
+    renamed = {re.sub(r"^(sig_lip_logit_scale_bias)_\d+", r"\1", key): array for key, array in arrays.items()}
+    return {key: dataclasses.replace(array, key=key) for key, array in renamed.items() if array.is_float}
+
+
+def read_configs(path: pathlib.Path) -> dict[str, dict]:
+    """The configs beside a file, and in zm_config.json under "grid" the grid of its positions."""
+    files = {name: read_json(path.parent / name) for name in (CONFIG, PREPROCESSOR) if (path.parent / name).is_file()}
+    arrays = open_hdf5(path, named=True)
+    sides = [
+        arrays.get(f"{layer}/grid_{axis}")
+        for layer in ("pos_embed", f"{_VISION}embeddings_position_ids")
+        for axis in "hw"
+    ]
+    grid = [int(side.fetch()) for side in sides if side is not None and side.dtype.kind == "i" and side.shape == ()]
+    return {**files, CONFIG: {**files.get(CONFIG, {}), "grid": grid}}
+
+
+def _dense(name: str, key: str) -> tuple[keys.Rule, keys.Rule]:
+    return keys.Rule((f"{name}/kernel",), f"{key}/0"), keys.Rule((f"{name}/bias",), f"{key}/1")
+
+
+def _norm(name: str, key: str) -> tuple[keys.Rule, keys.Rule]:
+    return keys.Rule((f"{name}/scale",), f"{key}/0"), keys.Rule((f"{name}/bias",), f"{key}/1")
+
+
+def _packed(names: tuple[str, ...], key: str) -> tuple[keys.Rule, ...]:
+    """The rules of dense layers that are one in the file."""
+    return tuple(
+        keys.Rule(tuple(f"{name}/{leaf}" for name in names), f"{key}/{n}", axis=-1)
+        for n, leaf in enumerate(("kernel", "bias"))
+    )
+
+
+def _block(
+    layer: str, attention: Mapping[str, str], mlp: Mapping[str, str], to: str = keys.BLOCK
+) -> tuple[keys.Rule, ...]:
+    """The rules of a block; attention and mlp: the names of the layers here -> in the file."""
+    return (
+        *_norm(f"{to}LayerNorm_0", f"{layer}layernorm_1"),
+        *(
+            rule
+            for name, key in attention.items()
+            for rule in _dense(f"{to}MultiHeadDotProductAttention_1/{name}", layer + key)
+        ),
+        *_norm(f"{to}LayerNorm_2", f"{layer}layernorm_2"),
+        *(rule for name, key in mlp.items() for rule in _dense(f"{to}MlpBlock_3/{name}", layer + key)),
+        *(keys.Rule((f"{to}LayerScale_{n}/scale",), f"{layer}layerscale_{n + 1}/0") for n in (0, 1)),
+    )
+
+
+_MLP = {"Dense_0": "dense_1", "Dense_1": "dense_2"}
+_SEPARATE = {"query": "attn_q_proj", "key": "attn_k_proj", "value": "attn_v_proj", "out": "attn_proj"}
+_OF_TOWER = {name: f"self_attn_{name[0]}_proj" for name in keys.QKV} | {"out": "self_attn_out_proj"}
+
+
+def _vit_layout(arrays: Mapping[str, LazyArray]) -> Layout:
+    gated, mlp = f"{_BLOCK}weights_in/0".format(i=0) in arrays, f"{keys.BLOCK}MlpBlock_3/"
+    packed = _packed((f"{mlp}gate", f"{mlp}Dense_0"), f"{_BLOCK}weights_in") if gated else ()
+    rules = (
+        keys.Rule(("cls",), "cls_token/0"),
+        keys.Rule(("distillation/tokens",), "cls_token/1"),
+        keys.Rule((keys.POSITIONS,), "pos_embed/0"),
+        *_dense("embedding", "conv1"),
+        *packed,
+        *_packed(keys.PROJECTIONS, f"{_BLOCK}attn_qkv"),
+        *_block(_BLOCK, {"out": "attn_proj"}, {"Dense_1": "weights_out"} if gated else _MLP),
+        *_norm("Transformer/encoder_norm", "final_layernorm"),
+        *_dense("head", "predictions"),
+        *_dense("head_distillation", "predictions_dist"),
+    )
+    # Of a table without a row of the class token, that number alone is the number of patches.
+    return Layout(rules, gelu="silu" if gated else "erf", resampler="bilinear-keras", prefix_positions=None)
+
+
+def _dinov3_layout(*, gated: bool) -> Layout:
+    mlp = {"Dense_0": "swiglu_up", "Dense_1": "swiglu_down", "gate": "swiglu_gate"} if gated else _MLP
+    rules = (
+        keys.Rule(("cls",), "cls_token/0"),
+        keys.Rule(("registers/tokens",), "register_tokens/0"),
+        *_dense("embedding", "patch_embed"),
+        *_block(_BLOCK, _SEPARATE, mlp),
+        *_norm("Transformer/encoder_norm", "final_layernorm"),
+    )
+    return Layout(rules, gelu="erf", layer_norm_epsilon=1e-5, settings={"position_embedding": "rotary"})
+
+
+def _siglip_layout() -> Layout:
+    head = f"{_VISION}head_"
+    pooling = "MAPHead_0/MultiHeadDotProductAttention_0/"
+    rules = (
+        keys.Rule((keys.POSITIONS,), f"{_VISION}embeddings_position_embedding/0", keys.TABLE),
+        *_dense("embedding", f"{_VISION}embeddings_patch_embedding_conv"),
+        *_block(_TOWER_BLOCK, _OF_TOWER, _MLP),
+        *_norm("Transformer/encoder_norm", f"{_VISION}final_layernorm"),
+        keys.Rule(("MAPHead_0/probe",), f"{head}probe/0"),
+        *_packed(tuple(f"{pooling}{name}" for name in keys.QKV), f"{head}attention_in_proj"),
+        *_dense(f"{pooling}out", f"{head}attention_out_proj"),
+        *_norm("MAPHead_0/LayerNorm_0", f"{head}layernorm"),
+        *_dense("MAPHead_0/MlpBlock_0/Dense_0", f"{head}dense_1"),
+        *_dense("MAPHead_0/MlpBlock_0/Dense_1", f"{head}dense_2"),
+    )
+    return Layout(rules, resampler="bilinear-keras", ignored=(_TEXT, "sig_lip_logit_scale_bias"))
+
+
+def text_rules(block: str) -> tuple[keys.Rule, ...]:
+    """The rules of the text tower, whose blocks here are called `block`."""
+    return (
+        keys.Rule(("embedding/tokens",), f"{_TEXT}embeddings_token_embedding/0"),
+        keys.Rule(("embedding/positions",), f"{_TEXT}embeddings_position_embedding/0"),
+        *_block(f"{_TEXT}encoder_layers_{{i}}_", _OF_TOWER, _MLP, block),
+        *_norm("encoder_norm", f"{_TEXT}final_layernorm"),
+        *_dense("head", f"{_TEXT}head"),
+    )
+
+
+def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
+    if _FIRST[1] in arrays:
+        return _siglip_layout()
+    if _FIRST[0] not in arrays:
+        return None
+    if "patch_embed/0" in arrays:
+        return _dinov3_layout(gated="blocks_0_swiglu_gate/0" in arrays)
+    return _vit_layout(arrays)
+
+
+def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
+    content = files[CONFIG]
+    config = {**content, **part(content, "vision_config", CONFIG)}
+    name = config.get("model_type") or content.get("model_type")
+    if "model_type" in content:
+        check_supported("model_type", content["model_type"], _MODEL_TYPES, CONFIG)
+    rotary = layout.settings.get("position_embedding") == "rotary"
+    if rotary:
+        check_supported("rope_theta", config.get("rope_theta", 100.0), [100.0], CONFIG)
+    sizes: Sizes = {
+        "hidden_size": ("embed_dim", number(config, "hidden_dim" if "hidden_dim" in config else "embed_dim")),
+        "num_layers": ("depth", number(config, "num_layers" if "num_layers" in config else "depth")),
+    }
+    acts = {"gelu": _GELU[str(config.get("hidden_act", "gelu"))]} if rotary and name else {}
+    return FileConfig(
+        num_heads=number(config, "num_heads"),
+        gelu=acts.get("gelu", layout.gelu) if name else None,
+        layer_norm_epsilon=number(config, "layer_norm_eps", float),
+        layer_scale=number(config, "layer_scale_init", float),
+        image_size=_image_size(config),
+        images=_images(files.get(PREPROCESSOR, {})),
+        sizes={field: size for field, size in sizes.items() if size[1] is not None},
+    )
+
+
+def _image_size(config: dict) -> tuple[int, int] | None:
+    """The size of the images of the grid of the positions, or without positions that in the config."""
+    grid, patch = config.get("grid"), number(config, "patch_size")
+    if isinstance(grid, list) and len(grid) == 2 and patch is not None:
+        return pair({"grid": [side * patch for side in grid]}, "grid")
+    size = config.get("image_size")
+    return pair({"image_size": size[:2] if isinstance(size, list) else size}, "image_size")
+
+
+def _images(fields: dict) -> ImageProcessing | None:
+    """The images of zm_preprocessor.json: stretched by keras.ops.image.resize, then perhaps cropped."""
+    if not fields.get("size"):
+        return None
+    check_supported("do_resize", fields.get("do_resize", True), [True], PREPROCESSOR)
+    interpolation = fields.get("resample", "bicubic")
+    check_supported("resample", interpolation, ("nearest", "bilinear", "bicubic", "lanczos3"), PREPROCESSOR)
+    size, crop = (_sides(fields, name) for name in ("size", "crop_size"))
+    crops = bool(fields.get("do_center_crop")) and crop is not None
+    own: dict[str, Any] = {"resize": "stretch", "interpolation": interpolation, "background": None}
+    own |= {"antialias": bool(fields.get("antialias", True)), **({"crop_from": size} if crops else {})}
+    white = 255.0 * (number(fields, "rescale_factor", float) or 1 / 255) if fields.get("do_rescale", True) else 255.0
+    normalizes = fields.get("do_normalize", True)
+    value_range = (
+        value_range_of(fields.get("image_mean"), fields.get("image_std"), white) if normalizes else (0.0, white)
+    )
+    return ImageProcessing(own, crop if crops else size, value_range=value_range)
+
+
+def _sides(fields: dict, name: str) -> tuple[int, int] | None:
+    size = fields.get(name)
+    check_field(size is None or isinstance(size, dict), name, "height and width", size, PREPROCESSOR)
+    return None if size is None else pair({name: [size.get("height"), size.get("width")]}, name)
+
+
+KMODELS = Format("kmodels", _identify, config_files=(CONFIG, PREPROCESSOR), read_config=_read_config)

@@ -1,0 +1,228 @@
+"""Files of vit-keras 0.1 (Keras 2) and 0.2: .h5 files of whole models and of weights, with people's own heads. Read.
+
+A whole model describes its layers; those behind the class token become the head here: Dropout and Flatten, which change
+nothing, BatchNormalization, which becomes a part of the Dense after it, one Dense with tanh, and the last Dense.
+"""
+
+import dataclasses
+import io
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_vit.checkpoints import key_mapping as keys
+from keras_vit.checkpoints.formats.file_config import FileConfig, check_supported, number
+from keras_vit.checkpoints.formats.layout import HEAD_BIASES, QUERY_BIAS, Format, Layout, unsupported
+from keras_vit.errors import UserError
+from keras_vit.files.hdf5 import open_hdf5, read_model_config
+from keras_vit.files.lazy_array import LazyArray
+
+# The description of the model in its file, as another file beside it.
+MODEL_CONFIG = "model_config"
+_BLOCK = re.compile(r"Transformer[/_]encoderblock_(\d+)/(?:MlpBlock_3/)?(?:Transformer_encoderblock_\d+_)?(.*)")
+_OUTSIDE = re.compile(
+    r"(?:.*/)?(?:(embedding|pre_logits|head)/(kernel|bias)|class_token/(cls)|Transformer[/_](posembed_input|encoder_norm)"
+    r"/(\w+)):?0?"
+)
+_LEAVES = {"gamma": "scale", "beta": "bias"}
+_TOWER = {"InputLayer", "Conv2D", "Reshape", "ClassToken", "AddPositionEmbs", "TransformerBlock"}
+# Layers of the small ViTs of Keras' examples, and how their computation differs.
+_EXAMPLES = {"Patches", "PatchEncoder", "ShiftedPatchTokenization", "MultiHeadAttentionLSA", "CCTTokenizer"}
+
+
+def is_model(path: pathlib.Path) -> bool:
+    """Whether an HDF5 file is of vit-keras, or of a model of Keras 2 that is refused with its reason."""
+    arrays = open_hdf5(path)
+    return any(_BLOCK.search(key) for key in arrays) or bool(_EXAMPLES & {*_class_names(read_model_config(path))})
+
+
+def open_model(path: pathlib.Path) -> dict[str, LazyArray]:
+    """The arrays of a file by their names in vit-keras, with ":0" as in Keras 2, and "head". Raises UserError."""
+    description, arrays, others = read_model_config(path), dict[str, LazyArray](), dict[str, LazyArray]()
+    if examples := sorted(_EXAMPLES & {*_class_names(description)}):
+        raise unsupported(
+            f"a Vision Transformer of Keras' examples (its layer {examples[0]})",
+            "each of its heads is as wide as the model, its MLPs end in a GELU and its head reads all tokens; train a "
+            "model of keras_vit, such as ViT-Ti_16, on the same data instead",
+        )
+    for key, array in open_hdf5(path).items():
+        if not array.is_float or key.startswith("optimizer_weights/"):
+            continue
+        name = _name(key)
+        (others if name is None else arrays)[name or key] = array
+    if description:
+        head = {name: array for name, array in arrays.items() if name.startswith(("head/", "pre_logits/"))}
+        arrays = {name: array for name, array in arrays.items() if name not in head}
+        arrays |= _head(_behind_tower(description), {**others, **head})
+    else:
+        arrays |= others
+    return {key: dataclasses.replace(array, key=key) for key, array in arrays.items()}
+
+
+def _name(key: str) -> str | None:
+    """The name of an array of vit-keras by its path in the file; None for that of another layer."""
+    if match := re.search(rf".*{_BLOCK.pattern}", key):
+        name = re.sub(r":0$", "", match[2])
+        part, _, leaf = name.rpartition("/")
+        part = f"MlpBlock_3/{part}" if part.startswith("Dense_") else part
+        return f"Transformer/encoderblock_{match[1]}/{part}/{_LEAVES.get(leaf, leaf)}:0"
+    if match := _OUTSIDE.fullmatch(key):
+        if match[1]:
+            return f"{match[1]}/{match[2]}:0"
+        return "cls:0" if match[3] else f"Transformer/{match[4]}/{_LEAVES.get(match[5], match[5])}:0"
+    return None
+
+
+# The layers of a description
+
+
+def _class_names(description: dict) -> list[str]:
+    return [_class(layer) for layer in _layers(description)]
+
+
+def _class(layer: dict) -> str:
+    return str(layer.get("class_name")).rpartition(">")[2]
+
+
+def _layers(description: dict) -> list[dict]:
+    """The layers of a model in their order, those of models among them in their place. Raises UserError for others."""
+    config = description.get("config")
+    layers = config.get("layers") if isinstance(config, dict) else config
+    flat = []
+    for layer in layers if isinstance(layers, list) else []:
+        if not isinstance(layer, dict) or not isinstance(layer.get("config"), dict):
+            raise UserError("The description of the model has a layer without settings; the file is damaged.")
+        nested = _class(layer) in ("Functional", "Model", "Sequential")
+        flat += _layers(layer) if nested else [layer]
+    return flat
+
+
+def _behind_tower(description: dict) -> list[dict]:
+    """The layers behind the class token. Raises UserError for a tower that is not that of vit-keras."""
+    layers = _layers(description)
+    if _branches(description):
+        raise UserError("The model has layers beside those of vit-keras that are not a chain; models here are one.")
+    names = [_class(layer) for layer in layers]
+    last = max(place for place, name in enumerate(names) if name == "TransformerBlock")
+    unknown = [name for name in names[:last] if name not in _TOWER]
+    if unknown or names[last + 1 : last + 3] != ["LayerNormalization", "Lambda"]:
+        what = unknown[0] if unknown else "layers behind its blocks"
+        raise unsupported(f"a model of vit-keras with other layers ({what})", "give the model that vit-keras built")
+    name = layers[last + 2]["config"].get("name")
+    check_supported("Lambda", name, ["ExtractToken"], MODEL_CONFIG)  # its code is not run, and vit-keras has one alone
+    return layers[last + 3 :]
+
+
+def _branches(description: dict) -> bool:
+    """Whether a layer of a functional model has another input than the layer before it."""
+    config = description.get("config")
+    layers = config.get("layers", []) if isinstance(config, dict) else []
+    before = None
+    for layer in layers:
+        nodes = layer.get("inbound_nodes")
+        inputs = re.findall(r"\['?([^\[\]',]+)', \d+, \d+", str(nodes)) if nodes else []
+        inputs = inputs or re.findall(r"keras_history': \['([^']+)'", str(nodes))
+        if inputs and inputs != [before]:
+            return True
+        if _class(layer) in ("Functional", "Model", "Sequential") and _branches(layer):
+            return True
+        before = layer["config"].get("name")
+    return False
+
+
+def _head(layers: Sequence[dict], arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    """The arrays of the head here. Raises UserError for a chain of layers that is no head here."""
+    dense = [layer["config"] for layer in layers if _class(layer) == "Dense"]
+    unknown = {_class(layer) for layer in layers} - {"Dense", "Dropout", "Flatten", "BatchNormalization", "Activation"}
+    hidden = [layer.get("activation") for layer in dense[:-1]]
+    activations = [layer for layer in layers if _class(layer) == "Activation"]
+    if unknown or hidden not in ([], ["tanh"]) or activations not in ([], list(layers[-1:])):
+        what = sorted(unknown)[0] if unknown else f"a Dense with the activation {hidden[0]}" if hidden else "Activation"
+        raise unsupported(
+            f"a model of vit-keras whose head has {what}",
+            "heads here are a Dense, or one with tanh before it; give the file of the model without the head, and "
+            "train a new one",
+        )
+    head: dict[str, LazyArray] = {}
+    scale: np.ndarray | float = 1.0
+    shift: np.ndarray | float = 0.0
+    for layer in layers:
+        config, name = layer["config"], str(layer["config"].get("name"))
+        if _class(layer) == "BatchNormalization":
+            own = {leaf: _variable(arrays, name, leaf) for leaf in ("gamma", "beta", "moving_mean", "moving_variance")}
+            deviation = np.sqrt(own["moving_variance"] + (number(config, "epsilon", float) or 1e-3))
+            factor = (1.0 if own["gamma"] is None else own["gamma"]) / deviation
+            scale = scale * factor
+            shift = (shift - own["moving_mean"]) * factor + (0.0 if own["beta"] is None else own["beta"])
+        if _class(layer) == "Dense":
+            to = "head" if config is dense[-1] else "pre_logits"
+            kernel, bias = _variable(arrays, name, "kernel"), _variable(arrays, name, "bias")
+            bias = (0.0 if bias is None else bias) + shift @ kernel if np.ndim(shift) else bias
+            kernel = kernel * (scale[:, None] if isinstance(scale, np.ndarray) else scale)
+            head |= _in_memory(f"{to}/kernel:0", kernel)
+            head |= {} if bias is None else _in_memory(f"{to}/bias:0", bias)
+            scale, shift = 1.0, 0.0
+    if np.ndim(scale):
+        raise unsupported("a model of vit-keras that ends in a BatchNormalization", "heads here end in a Dense")
+    return head
+
+
+def _variable(arrays: Mapping[str, LazyArray], layer: str, leaf: str) -> Any:
+    """A variable of a layer; None if it has none. Raises UserError for a missing one that it always has."""
+    key = next((key for key in arrays if re.search(rf"(^|/){re.escape(layer)}/{leaf}(:0)?$", key)), None)
+    if key is None and leaf in ("kernel", "moving_mean", "moving_variance"):
+        raise UserError(f"The file describes a layer {layer!r}, but lacks its {leaf}; it is damaged.")
+    return None if key is None else arrays[key].read().astype(np.float64)
+
+
+def _in_memory(key: str, values: np.ndarray) -> dict[str, LazyArray]:
+    content = np.ascontiguousarray(values, np.float32)
+    return {key: LazyArray(key, content.shape, content.dtype, lambda: io.BytesIO(content.tobytes()))}
+
+
+# The rules
+
+
+def _identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
+    return _LAYOUT if "class_token/cls:0" in arrays or "cls:0" in arrays else None
+
+
+def _rules() -> tuple[keys.Rule, ...]:
+    norms = (f"{keys.BLOCK}LayerNorm_0", f"{keys.BLOCK}LayerNorm_2", "Transformer/encoder_norm")
+    layers = (*keys.PROJECTIONS, f"{keys.ATTENTION}out", *(f"{keys.BLOCK}MlpBlock_3/Dense_{n}" for n in (0, 1)))
+    names = ["cls", keys.POSITIONS]
+    names += [f"{layer}/{leaf}" for layer in norms for leaf in ("scale", "bias")]
+    layers = (*layers, "embedding", "pre_logits", "head")
+    names += [f"{layer}/{leaf}" for layer in layers for leaf in ("kernel", "bias")]
+    return tuple(keys.Rule((name,), f"{name}:0") for name in names)
+
+
+_LAYOUT = Layout(_rules(), gelu="erf", biases=(*HEAD_BIASES, QUERY_BIAS))
+
+
+def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
+    layers = _layers(files[MODEL_CONFIG])
+    blocks = [layer["config"] for layer in layers if _class(layer) == "TransformerBlock"]
+    shape: Any = next(
+        (layer["config"].get("batch_input_shape") or layer["config"].get("batch_shape") for layer in layers), None
+    )
+    size = shape[1:3] if isinstance(shape, list) and len(shape) == 4 else None
+    activation = [layer["config"].get("activation") for layer in layers if _class(layer) in ("Dense", "Activation")][
+        -1:
+    ]
+    heads = {number(block, "num_heads") for block in blocks}
+    if len(heads) != 1:
+        raise UserError(f"The blocks of the file have {sorted(map(str, heads))} heads; models here have one number.")
+    return FileConfig(
+        num_heads=heads.pop(),
+        gelu="erf",
+        layer_norm_epsilon=1e-6,
+        image_size=(size[0], size[1]) if size and all(isinstance(side, int) for side in size) else None,
+        classifier_activation=next((name for name in activation if isinstance(name, str) and name != "linear"), None),
+    )
+
+
+VIT_KERAS = Format("vit_keras", _identify, config_files=(MODEL_CONFIG,), read_config=_read_config)

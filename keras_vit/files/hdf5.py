@@ -1,0 +1,111 @@
+"""Read and write HDF5 files of Keras: .weights.h5 files, and whole models of Keras 2. None is trusted."""
+
+import functools
+import io
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from keras_vit.errors import reading, refuse_first
+from keras_vit.files.documents import validated
+from keras_vit.files.lazy_array import LazyArray
+
+# Bytes of the JSON text in which a file of Keras 2 describes its model.
+_LARGEST_CONFIG = 2**22
+_BFLOAT16 = np.dtype("V2")
+
+
+def open_hdf5(path: pathlib.Path, *, named: bool = False) -> dict[str, LazyArray]:
+    """The arrays of an HDF5 file. Raises UserError unless it is complete and holds them itself.
+
+    Args:
+        path: of the file.
+        named: whether their keys are the names of layers and an index, instead of the path in the file.
+    """
+    return _opened(path, lambda parts: named)
+
+
+def open_keras_weights(path: pathlib.Path) -> dict[str, LazyArray]:
+    """The arrays of a .weights.h5 file, by names of layers and index: "head/0" is the first variable of "head".
+
+    Raises UserError unless the file is complete and holds floating-point arrays of its own.
+    """
+    arrays = _opened(path, lambda parts: len(parts) == 4 and parts[0] == "layers")
+    for key, array in arrays.items():
+        rule = (
+            array.dtype.kind != "f",
+            f"The array {key!r} of {path.name} has the type {array.dtype}, but only floating-point weights can be "
+            "read; save the weights of a model that is not quantized.",
+        )
+        refuse_first([rule])
+    return arrays
+
+
+def _opened(path: pathlib.Path, is_named: Callable[[list[str]], bool]) -> dict[str, LazyArray]:
+    """`is_named`: the parts of the path in the file -> whether the key is the name of the layer and the last part."""
+    import h5py
+
+    arrays: dict[str, LazyArray] = {}
+    total = 0
+
+    def add(name: str, dataset: object) -> None:
+        nonlocal total
+        if not isinstance(dataset, h5py.Dataset):
+            return
+        total += dataset.nbytes
+        layer = dataset.parent.attrs.get("name")
+        parts = name.split("/")
+        key = f"{layer}/{parts[-1]}" if isinstance(layer, str) and is_named(parts) else name
+        it = f"The array {key!r} of {path.name}"
+        refuse_first(
+            [
+                (dataset.external or dataset.is_virtual, f"{it} is in another file; give one that holds its arrays."),
+                (total > size or key in arrays, f"{it} cannot be of this file; the file is damaged."),
+            ]
+        )
+        is_bfloat16 = dataset.attrs.get("dtype") == "bfloat16" and dataset.dtype.itemsize == 2
+        dtype = _BFLOAT16 if is_bfloat16 else dataset.dtype
+        arrays[key] = LazyArray(key, dataset.shape, dtype, functools.partial(_open, path, name))
+
+    with reading(path.name, "Keras weights", OSError, RuntimeError, KeyError, advice="it may be damaged"):
+        size = path.stat().st_size
+        with h5py.File(path, "r") as file:
+            file.visititems(add)  # without following links
+    return arrays
+
+
+def _open(path: pathlib.Path, name: str) -> io.BufferedIOBase:
+    """Return a stream of the values of one array."""
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        dataset = file[name]
+        offset = dataset.id.get_offset()
+        if offset is None:  # in chunks, perhaps compressed
+            return io.BytesIO(np.ascontiguousarray(dataset).tobytes())
+    stream = open(path, "rb")  # noqa: SIM115  (the reader closes it)
+    stream.seek(offset)
+    return stream
+
+
+def read_model_config(path: pathlib.Path) -> dict:
+    """The description of the model in a whole-model file of Keras 2; empty in a file of weights. Raises UserError."""
+    import h5py
+
+    with reading(path.name, "an HDF5 file of Keras", OSError, RuntimeError, ValueError, advice="it may be damaged"):
+        with h5py.File(path, "r") as file:
+            text = file.attrs.get("model_config", "{}")
+        if not isinstance(text, str | bytes) or len(text) > _LARGEST_CONFIG:
+            raise ValueError("its model_config is no text, or too large")
+        return validated(json.loads(text), dict, path.name)
+
+
+def write_hdf5(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays by their paths in the file."""
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        for key, array in arrays.items():
+            file.create_dataset(key, data=np.asarray(array, order="C"))

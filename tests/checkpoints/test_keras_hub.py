@@ -1,0 +1,187 @@
+"""Presets of keras-hub, against what keras-hub computed with them; where it is installed, it reads what is written."""
+
+import json
+import pathlib
+import shutil
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit import UserError
+from keras_vit.files.hdf5 import open_hdf5
+from keras_vit.files.safetensors import read_json, write_json
+from tests.support import FIXTURES
+
+PRESETS = FIXTURES / "keras_libraries"
+GOLDEN = json.loads((PRESETS / "keras_hub.json").read_text())
+CLASSIFIERS = ("hub_vit_rectangular", "hub_vit_gap", "hub_deit")
+TOWERS = ("hub_clip", "hub_clip_erf", "hub_siglip")
+# What has an image of another size in the golden data.
+RESIZED = [name for name in GOLDEN if name.startswith("hub_dino")]
+
+
+@pytest.fixture(name="preset", scope="module")
+def _preset(tmp_path_factory):
+    """Unpack the preset of a name."""
+    folder = tmp_path_factory.mktemp("presets")
+
+    def preset(name: str) -> pathlib.Path:
+        if not (folder / name).exists():
+            shutil.unpack_archive(PRESETS / f"{name}.zip", folder / name)
+        return folder / name
+
+    return preset
+
+
+@pytest.fixture(name="changed")
+def _changed(preset, tmp_path):
+    """A copy of a preset with other fields in the config of one of its files."""
+
+    def changed(name: str, file: str = "config.json", **fields) -> pathlib.Path:
+        shutil.copytree(preset(name), tmp_path / name)
+        content = read_json(tmp_path / name / file)
+        content["config"] |= fields
+        write_json(tmp_path / name / file, content)
+        return tmp_path / name
+
+    return changed
+
+
+def golden(name: str) -> dict[str, np.ndarray]:
+    return dict(np.load(PRESETS / f"{name}.io.npz"))
+
+
+def outputs(model: keras.Model, images: np.ndarray) -> np.ndarray:
+    return keras.ops.convert_to_numpy(model(images, training=False))
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_outputs_are_those_of_keras_hub(name, preset):
+    recorded = golden(name)
+    model = keras_vit.from_checkpoint(preset(name))
+    assert model.input_shape[1:] == recorded["images"].shape[1:]
+    np.testing.assert_allclose(outputs(model, recorded["images"]), recorded["outputs"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", RESIZED)
+def test_at_another_size_the_outputs_are_those_of_keras_hub(name, preset):
+    recorded = golden(name)
+    model = keras_vit.from_checkpoint(preset(name), image_size=recorded["images_other"].shape[1:3])
+    found = outputs(model, recorded["images_other"])
+    np.testing.assert_allclose(found, recorded["outputs_other"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_the_images_are_those_of_the_converter(name, preset):
+    recorded = golden(name)
+    preprocessing = keras_vit.preprocessing_of(keras_vit.from_checkpoint(preset(name)))
+    found = keras.ops.convert_to_numpy(preprocessing(recorded["raw"]))
+    np.testing.assert_allclose(found, recorded["images"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_texts_have_the_ids_embeddings_and_logits_of_keras_hub(name, preset):
+    recorded, texts = golden(name), GOLDEN[name]["texts"]
+    ids = keras_vit.tokenizer(preset(name))(texts)
+    np.testing.assert_array_equal(ids, recorded["token_ids"])
+    embeddings = recorded["text_outputs"] / np.linalg.norm(recorded["text_outputs"], axis=1, keepdims=True)
+    np.testing.assert_allclose(outputs(keras_vit.text_tower(preset(name)), ids), embeddings, rtol=1e-5, atol=1e-5)
+    model = keras_vit.zero_shot(preset(name), texts)
+    np.testing.assert_allclose(outputs(model, recorded["images"]), recorded["logits"], rtol=1e-4, atol=1e-4)
+
+
+def written(name: str, preset, folder: pathlib.Path) -> pathlib.Path:
+    """The image tower or classifier of a preset, written again."""
+    model = keras_vit.from_checkpoint(preset(name), **({"num_classes": 0} if name in TOWERS else {}))
+    keras_vit.save_checkpoint(model, folder / "x", layout="keras_hub")
+    return folder / "x"
+
+
+@pytest.mark.parametrize("name", [name for name in GOLDEN if name != "hub_vit_gap"])
+def test_what_is_written_gives_the_same_outputs(name, preset, tmp_path):
+    images = golden(name)["images"]
+    again = keras_vit.from_checkpoint(written(name, preset, tmp_path))
+    model = keras_vit.from_checkpoint(preset(name), **({"num_classes": 0} if name in TOWERS else {}))
+    np.testing.assert_array_equal(outputs(again, images), outputs(model, images))
+    assert keras_vit.config_of(again) == keras_vit.config_of(model)
+    assert keras_vit.describe(tmp_path / "x").layout == "keras_hub"
+
+
+@pytest.mark.parametrize("name", [name for name in GOLDEN if name != "hub_vit_gap"])
+def test_keras_hub_reads_what_is_written(name, preset, tmp_path):
+    models = pytest.importorskip("keras_hub").models
+    path, recorded = str(written(name, preset, tmp_path)), golden(name)
+    model = keras_vit.from_checkpoint(path)
+    if name in CLASSIFIERS:
+        task = models.ImageClassifier.from_preset(path)
+        np.testing.assert_allclose(task(recorded["images"]), outputs(model, recorded["images"]), rtol=1e-5, atol=1e-5)
+        found = keras.ops.convert_to_numpy(task.preprocessor.image_converter(recorded["raw"]))
+        np.testing.assert_allclose(found, recorded["images"], rtol=1e-5, atol=1e-5)
+        return
+    backbone = models.Backbone.from_preset(path)
+    (key,) = backbone.input if isinstance(backbone.input, dict) else ("images",)
+    found = keras.ops.convert_to_numpy(backbone({key: recorded["images"]}))
+    found = found if found.ndim == 2 else found[:, 0]
+    np.testing.assert_allclose(found, outputs(model, recorded["images"]), rtol=1e-5, atol=1e-5)
+
+
+def test_biases_that_blocks_here_cannot_leave_out_are_zeros(preset, tmp_path):
+    model = keras_vit.from_checkpoint(preset("hub_vit_gap"))
+    config = keras_vit.config_of(model)
+    assert (config.qkv_bias, config.patch_bias, config.classifier) == (False, False, "gap")
+    assert not np.any(
+        keras_vit.checkpoints.load.values_by_key(model)["Transformer/encoderblock_0/MlpBlock_3/Dense_0/bias"]
+    )
+    with pytest.raises(UserError, match="keras_hub cannot express qkv_bias=False"):
+        keras_vit.save_checkpoint(model, tmp_path / "x", layout="keras_hub")
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "fields", "sentence"),
+    [
+        ("hub_vit_rectangular", "task.json", {"pooling": "gap"}, "averages the class token, too"),
+        ("hub_vit_gap", "task.json", {"pooling": "token"}, "reads the first patch"),
+        ("hub_vit_rectangular", "config.json", {"num_heads": 3}, "has 2 heads"),
+        ("hub_vit_rectangular", "config.json", {"hidden_dim": 16}, "says hidden_dim=16"),
+        ("hub_dinov3", "config.json", {"rope_theta": 10.0}, "unsupported rope_theta=10.0"),
+        ("hub_dinov2_registers", "config.json", {"num_register_tokens": 0}, "missing keys|unexpected|axes"),
+        ("hub_clip", "image_converter.json", {"interpolation": "area"}, "unsupported interpolation='area'"),
+        ("hub_siglip", "image_converter.json", {"scale": [1.0, "a"]}, "should give 'scale' as finite numbers"),
+        ("hub_deit", "config.json", {"image_shape": [8]}, "height, width and channels"),
+    ],
+)
+def test_what_a_model_here_does_not_compute_is_refused(name, file, fields, sentence, changed):
+    with pytest.raises(UserError, match=sentence):
+        keras_vit.from_checkpoint(changed(name, file, **fields))
+
+
+def test_a_tower_looks_up_the_positions_that_its_file_says(preset, tmp_path):
+    """Those of a new CLIP of keras-hub are all the first one."""
+    shutil.copytree(preset("hub_clip"), tmp_path / "x")
+    ids = "layers/clip_vision_encoder/layers/clip_vision_embedding/vars/1"
+    with h5py.File(tmp_path / "x" / "model.weights.h5", "a") as file:
+        assert not np.any(file[ids][()])
+        file[ids][...] = 100
+    with pytest.raises(UserError, match="should hold rows of the position embeddings"):
+        keras_vit.from_checkpoint(tmp_path / "x")
+
+
+def test_the_file_of_weights_stands_for_its_folder(preset):
+    folder = preset("hub_deit")
+    model = keras_vit.from_checkpoint(folder / "model.weights.h5")
+    np.testing.assert_allclose(outputs(model, golden("hub_deit")["images"]), golden("hub_deit")["outputs"], atol=1e-5)
+
+
+def test_weights_in_bfloat16_are_read(preset, tmp_path):
+    shutil.copytree(preset("hub_dinov3"), tmp_path / "x")
+    arrays = open_hdf5(tmp_path / "x" / "model.weights.h5")
+    with h5py.File(tmp_path / "x" / "model.weights.h5", "a") as file:
+        for key in arrays:
+            halves = (file[key][()].view(np.uint32) >> 16).astype(np.uint16)
+            del file[key]
+            file.create_dataset(key, data=halves.view("V2")).attrs["dtype"] = "bfloat16"
+    found = outputs(keras_vit.from_checkpoint(tmp_path / "x"), golden("hub_dinov3")["images"])
+    assert np.abs(found - golden("hub_dinov3")["outputs"]).max() < 0.2

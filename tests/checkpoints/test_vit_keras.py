@@ -1,0 +1,101 @@
+"""Files of vit-keras on Keras 2, against what it computed with them."""
+
+import json
+import shutil
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+import keras_vit
+from keras_vit import UserError
+from tests.support import FIXTURES
+
+FILES = FIXTURES / "keras_libraries"
+GOLDEN = json.loads((FILES / "vit_keras.json").read_text())
+REFUSED = "vit_keras_gelu_head.h5"
+
+
+def golden(name: str) -> dict[str, np.ndarray]:
+    return dict(np.load(FILES / f"{name.removesuffix('.h5')}.io.npz"))
+
+
+def outputs(model: keras.Model, images: np.ndarray) -> np.ndarray:
+    return keras.ops.convert_to_numpy(model(images, training=False))
+
+
+@pytest.mark.parametrize("name", [name for name in GOLDEN if name != REFUSED])
+def test_the_outputs_are_those_of_vit_keras(name):
+    recorded, model = golden(name), keras_vit.from_checkpoint(FILES / name)
+    assert model.input_shape[1:] == recorded["images"].shape[1:]
+    np.testing.assert_allclose(outputs(model, recorded["images"]), recorded["outputs"], rtol=1e-5, atol=1e-5)
+
+
+def test_a_file_of_weights_needs_the_number_of_heads():
+    recorded, file = golden("vit_keras_whole.h5"), FILES / "vit_keras_weights.h5"
+    with pytest.raises(UserError, match="give num_heads"):
+        keras_vit.from_checkpoint(file)
+    model = keras_vit.from_checkpoint(file, num_heads=3, stored_grid=(2, 3), classifier_activation="softmax")
+    np.testing.assert_allclose(outputs(model, recorded["images"]), recorded["outputs"], rtol=1e-5, atol=1e-5)
+
+
+def test_positions_are_resized_as_vit_keras_resizes_those_of_the_released_files():
+    model = keras_vit.from_checkpoint(FILES / "vit_keras_square.h5", image_size=(8, 20))
+    table = keras_vit.checkpoints.load.values_by_key(model)["Transformer/posembed_input/pos_embedding"]
+    with h5py.File(FILES / "vit_keras_square.h5") as file:
+        stored = file["model_weights/Transformer/posembed_input/Transformer/posembed_input/pos_embedding:0"][()]
+    ours = keras_vit.resize_position_embedding(stored, (3, 3), (2, 5), 1, "bilinear-aligned")
+    np.testing.assert_array_equal(table, ours)
+
+
+@pytest.mark.parametrize(
+    ("file", "sentence"),
+    [
+        (REFUSED, "whose head has a Dense with the activation gelu"),
+        ("keras_example.h5", r"of Keras' examples \(its layer Patches\)"),
+    ],
+)
+def test_what_models_here_do_not_compute_is_refused_by_name(file, sentence):
+    with pytest.raises(UserError, match=sentence):
+        keras_vit.from_checkpoint(FILES / file)
+
+
+def changed_description(change):
+    def damage(file: h5py.File) -> None:
+        file.attrs["model_config"] = change(file.attrs["model_config"])
+
+    return damage
+
+
+def external(file: h5py.File) -> None:
+    del file["model_weights/head/head/bias:0"]
+    file.create_dataset("model_weights/head/head/bias:0", shape=(5,), dtype="f4", external=[("/etc/hostname", 0, 20)])
+
+
+def huge(file: h5py.File) -> None:
+    del file["model_weights/head/head/bias:0"]
+    file.create_dataset("model_weights/head/head/bias:0", shape=(10**12,), dtype="f4", chunks=(1000,))
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (external, "is in another file"),
+        (huge, "cannot be of this file"),
+        (changed_description(lambda text: text[:100]), "cannot be read|damaged"),
+        (changed_description(lambda text: text.replace('"layers": [', '"layers": [3, ')), "layer without settings"),
+        (
+            changed_description(lambda text: text.replace('"num_heads": 3', '"num_heads": 4', 1)),
+            "blocks of the file have",
+        ),
+        (changed_description(lambda text: text.replace("Custom>ClassToken", "Custom>Other")), "other layers"),
+        (changed_description(lambda text: text.replace("ExtractToken", "Mine")), "unsupported Lambda='Mine'"),
+    ],
+)
+def test_hostile_files_are_refused_without_running_their_code(damage, sentence, tmp_path):
+    shutil.copy(FILES / "vit_keras_whole.h5", tmp_path / "x.h5")
+    with h5py.File(tmp_path / "x.h5", "a") as file:
+        damage(file)
+    with pytest.raises(UserError, match=sentence):
+        keras_vit.from_checkpoint(tmp_path / "x.h5")
