@@ -38,7 +38,7 @@ def merging_rules(model: keras.Model, merged: int) -> Rules:
     for reason, present in (
         ("axial attention", config.axial),
         ("locality self-attention", config.locality_attention),
-        (f"{positions} positions in every block", positions in ("relative", "rotary")),
+        (f"{positions} positions in every block", positions == "relative" or config.is_rotary),
         ("positions added before every block", config.position_injection != "input"),
     ):
         yield (

@@ -11,7 +11,12 @@ from export.saved_model.export import export_saved_model
 from export.source import ExportedModel, Provenance
 from export.tasks import Classification, Measures
 from export.tflite.export import export_tflite
+from keras_vit import ViTConfig
 from keras_vit.images.files import Samples
+
+LABELS = ("wren", "ant", "Żubr", "bee", "newt", "eel", "cod")  # in no order of their own
+CONFIG = ViTConfig(patch_size=(4, 6), hidden_size=48, num_layers=2, num_heads=3, mlp_dim=64)
+SIZE = (12, 30)
 
 
 def exported_model(

@@ -7,10 +7,12 @@ import io
 import json
 import os
 import pathlib
+import pty
 import resource
 import shutil
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -28,6 +30,8 @@ from keras_vit.files.lazy_array import LazyArray
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 
+TFDS = pathlib.Path(__file__).parents[2] / "shared" / "data" / "tfds"
+needs_mnist = pytest.mark.skipif(not (TFDS / "mnist").is_dir(), reason="no prepared MNIST beside the checkout")
 
 GOLDEN = json.loads((FIXTURES / "index.json").read_text())["fixtures"]
 
@@ -139,6 +143,22 @@ def without_pauses(monkeypatch) -> None:
     """What fails is tried as often as ever, but at once."""
     for module in (remote, transfer):
         monkeypatch.setattr(module, "PAUSES", (0.0,) * len(module.PAUSES))
+
+
+def on_a_terminal(code: str, columns: int, **variables: str) -> str:
+    """What a process of this code, with these environment variables, writes on a terminal of so many columns."""
+    controller, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, columns))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | variables
+    written = b""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=terminal, env=environment) as process:
+        os.close(terminal)
+        with contextlib.suppress(OSError):  # the other end was closed
+            while part := os.read(controller, 2**16):
+                written += part
+        assert process.wait() == 0
+    os.close(controller)
+    return written.decode()
 
 
 class _Parsed(Exception):

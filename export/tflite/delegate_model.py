@@ -201,7 +201,7 @@ class _FourAxesRotation(RotaryPositions):
 
     def call(self, tokens):
         _, _, num_tokens, width = tokens.shape
-        angles = rotary_angles(self.grid, width // self.num_heads)
+        angles = rotary_angles(self.grid, width // self.num_heads, self.reference)
         angles = np.pad(angles, ((num_tokens - len(angles), 0), (0, 0)))[None, :, None]  # (1, N, 1, d)
         half = width // self.num_heads // 2
         heads = tf.reshape(tokens, (-1, num_tokens, self.num_heads, 2 * half))

@@ -19,7 +19,15 @@ import numpy as np
 from keras_vit.checkpoints.formats import keras_hub, kmodels, vit_keras
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.layout import Format, Layout
-from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, check_array, check_rank, same_weight, translate
+from keras_vit.checkpoints.key_mapping import (
+    POSITIONS,
+    Weight,
+    check_array,
+    check_rank,
+    in_halves,
+    same_weight,
+    translate,
+)
 from keras_vit.checkpoints.layouts import UnknownLayout, identify_format
 from keras_vit.errors import UserError, check_choice, check_integers, refuse_first
 from keras_vit.files.hdf5 import read_model_config
@@ -134,6 +142,8 @@ def open_checkpoint(path: pathlib.Path, stored_grid: tuple[int, int] | None = No
     unexpected, names = tuple(sorted(set(unused) - counters)), class_names_of(path)
     classes = Classes(names) if names else None
     checkpoint = Checkpoint(format_, layout, weights, unexpected, (*ignored, *sorted(counters)), path, classes)
+    if layout.rotates_pairs and (num_heads := checkpoint.file_config.num_heads) is not None:
+        checkpoint = dataclasses.replace(checkpoint, weights=in_halves(weights, num_heads))
     return checkpoint if layout.prefix_positions is not None else _without_register_positions(checkpoint, stored_grid)
 
 

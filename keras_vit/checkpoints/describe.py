@@ -215,7 +215,7 @@ def _same_architecture(config: ModelConfig, model: ModelConfig) -> bool:
         return True
     if (config.layer_scale is None) != (model.layer_scale is None):
         return False
-    if (config.position_embedding == "rotary") != (model.position_embedding == "rotary"):
+    if (config.is_rotary, config.mlp_norm) != (model.is_rotary, model.mlp_norm):
         return False
     if isinstance(config.stem, ResNetConfig) and isinstance(model.stem, ResNetConfig):
         return _same_architecture(config.stem, model.stem)

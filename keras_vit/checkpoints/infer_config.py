@@ -58,7 +58,7 @@ def refuse_ambiguous_settings(checkpoint: Checkpoint, options: LoadOptions) -> N
     missing = [name for name in sorted(ambiguous) if getattr(options, name, 0) is None]
     # With biases of query, key and value, it is the order of norms that models here have.
     has_other_blocks = "block" in ambiguous and f"{_FIRST_QUERY}/bias" not in checkpoint.weights
-    if missing or has_other_blocks or "global_padding" in ambiguous:
+    if missing or has_other_blocks or ambiguous & {"global_padding", "architecture"}:
         advice = f", or give {' and '.join(missing)} to keras_vit.from_checkpoint" if missing else ""
         raise UserError(
             "Several models have these arrays but other outputs; put the config.json beside the file, which names the "
@@ -213,6 +213,8 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
         head_bias="head/bias" in weights or "head/kernel" not in weights,
         pre_norm="Transformer/pre_norm/scale" in weights,
         gated_mlp=f"{first}MlpBlock_3/gate/kernel" in weights,
+        mlp_norm=f"{first}MlpBlock_3/norm/scale" in weights,
+        rotary_reference=file_config.rotary_reference,
         layer_scale=min(file_config.layer_scale or _LAYER_SCALE, 1.0) if has_scale else None,
         num_registers=_optional_size(checkpoint, "registers/tokens", 3) or 0,
         distillation=distillation,

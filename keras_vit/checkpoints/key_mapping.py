@@ -374,6 +374,34 @@ def _fill(template: str, numbers: dict[str, int]) -> str:
     return _NUMBER.sub(field, template)
 
 
+def in_halves(weights: Mapping[str, Weight], num_heads: int) -> dict[str, Weight]:
+    """The weights for rotations of two halves of a head, of those that rotate pairs of neighboring channels."""
+    moved = dict(weights)
+    for name, weight in weights.items():
+        if re.fullmatch(_ROTATED, name) and weight.shape[-1] % (2 * num_heads) == 0:
+            moved[name] = weight.mapped(weight.shape, functools.partial(_reordered, num_heads=num_heads, pairs=False))
+    return moved
+
+
+def in_pairs(weights: Mapping[str, np.ndarray], num_heads: int) -> dict[str, np.ndarray]:
+    """The inverse of `in_halves`, of arrays."""
+    return {
+        name: _reordered(value, num_heads=num_heads, pairs=True) if re.fullmatch(_ROTATED, name) else value
+        for name, value in weights.items()
+    }
+
+
+_ROTATED = r"Transformer/encoderblock_\d+/MultiHeadDotProductAttention_1/(query|key)/(kernel|bias)"
+
+
+def _reordered(array: np.ndarray, *, num_heads: int, pairs: bool) -> np.ndarray:
+    """Reorder the channels of each head along the last axis."""
+    half = array.shape[-1] // num_heads // 2
+    split = (2, half) if pairs else (half, 2)
+    heads = array.reshape(*array.shape[:-1], num_heads, *split)
+    return np.ascontiguousarray(np.swapaxes(heads, -1, -2)).reshape(array.shape)
+
+
 def heads_in(key: str, weight: Weight) -> int | None:
     """The number of heads in the shape of flax's projections; None for others."""
     projection = re.search(r"/MultiHeadDotProductAttention_\d/(query|key|value|out)/(kernel|bias)$", key)

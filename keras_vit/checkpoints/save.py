@@ -15,7 +15,7 @@ from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout, WrittenModel
 from keras_vit.checkpoints.from_checkpoint import build_checkpoint, build_source
 from keras_vit.checkpoints.infer_config import original_preprocessing
-from keras_vit.checkpoints.key_mapping import POSITIONS, untranslate
+from keras_vit.checkpoints.key_mapping import POSITIONS, in_pairs, untranslate
 from keras_vit.checkpoints.layouts import HEADS, check_target, format_for, is_folder, num_classes_of
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
 from keras_vit.errors import UserError
@@ -79,6 +79,7 @@ def _write(path: pathlib.Path, layout: str, written: WrittenModel, weights: dict
     num_heads = 1
     if isinstance(written.config, ViTConfig):
         weights, num_heads = _with_positions_of(own, weights, written.config), written.config.num_heads
+    weights = in_pairs(weights, num_heads) if own.rotates_pairs else weights
     arrays = {**untranslate(weights, own.rules, num_heads), **own.constants}
     if is_folder(path, layout):
         configs = module.write_config(written)

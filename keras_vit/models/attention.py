@@ -36,6 +36,7 @@ def attention(
     relative: bool = False,
     key_bias: bool = True,
     rotary_grid: tuple[int, int] | None = None,
+    rotary_reference: tuple[int, int] | None = None,
     locality: bool = False,
     attention_bias=None,
 ):
@@ -49,6 +50,7 @@ def attention(
         relative: whether to add relative position logits.
         key_bias: whether the key projection has a bias, with `bias`.
         rotary_grid: rows and columns of the patches for rotary positions; None for no rotation.
+        rotary_reference: see `RotaryPositions`.
         locality: whether no token attends to itself and each head learns its temperature.
         attention_bias: (B, H or 1, N, M), added to the logits; not with `relative` or `locality`.
     """
@@ -57,8 +59,9 @@ def attention(
     key = TokenDense(width, use_bias=bias and key_bias, name=f"{name}.key")(tokens)
     value = TokenDense(width, use_bias=bias, name=f"{name}.value")(tokens)
     if rotary_grid is not None:
-        query = RotaryPositions(num_heads, rotary_grid, name=f"{name}.rotated_query")(query)
-        key = RotaryPositions(num_heads, rotary_grid, name=f"{name}.rotated_key")(key)
+        rotary = num_heads, rotary_grid, rotary_reference
+        query = RotaryPositions(*rotary, name=f"{name}.rotated_query")(query)
+        key = RotaryPositions(*rotary, name=f"{name}.rotated_key")(key)
     if locality:
         query = HeadScale(num_heads, name=f"{name}.scaled_query")(query)
     inputs = [query, key, value]

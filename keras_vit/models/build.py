@@ -329,7 +329,7 @@ def _behind_attention(config: ViTConfig, layers: Collection[str]) -> set[str]:
     # Their attention bias comes with the query of all tokens.
     if config.position_embedding == "relative" or config.locality_attention:
         of_all |= {attention, *(f"{attention}.{part}" for part in ("query", "scaled_query", "relative"))}
-    if config.position_embedding == "rotary":
+    if config.is_rotary:
         of_all |= {f"{attention}.{part}" for part in ("query", "rotated_query", "rotated_key")}
     last = {name for name in layers if name.startswith(f"{block}.")} | {block, "Transformer.encoder_norm"}
     return last - of_all
@@ -485,7 +485,7 @@ def _inside_vit(config: ViTConfig, layers: dict) -> dict:
 
     def attention(block: str):
         projections = f"{block}.MultiHeadDotProductAttention_1"
-        rotated = "rotated_" if config.position_embedding == "rotary" else ""
+        rotated = "rotated_" if config.is_rotary else ""
         scaled_or_rotated = "scaled_" if config.locality_attention else rotated
         parts = [f"{projections}.{part}" for part in (f"{scaled_or_rotated}query", f"{rotated}key", "relative")]
         scaled = layers[projections].scaled

@@ -250,6 +250,8 @@ class ViTConfig:
     """learned: one per token. learned-2d: half per column, half per row. sincos-2d: fixed (big_vision). relative:
     learned attention logits for each offset of two tokens, in every block. rotary: queries and keys of the patches are
     rotated in every block by their row and column (DINOv3). none: no position embedding."""
+    rotary_reference: tuple[int, int] | None = None
+    """Rotary positions beside learned ones (EVA-02): the rows and columns as which any grid counts. None for none."""
     position_injection: PositionInjection = "input"
     """Where learned position embeddings are added: to the encoder input, or to each block, separate or shared."""
     axial: bool = False
@@ -270,6 +272,8 @@ class ViTConfig:
     """Whether a LayerNorm precedes the first block."""
     gated_mlp: bool = False
     """Whether the hidden layer of each MLP is a product of two: activation(gate) * value (SwiGLU with gelu="silu")."""
+    mlp_norm: bool = False
+    """Whether a LayerNorm precedes the last layer of each MLP (EVA-02)."""
     layer_scale: float | None = None
     """Initial factor of each channel of both residual branches, which is learned; None for no such factors."""
     num_registers: int = 0
@@ -291,6 +295,7 @@ class ViTConfig:
         for field in ("hidden_size", "num_layers", "num_heads", "mlp_dim", "representation_size"):
             check_integers(field, getattr(self, field))
         check_integers("num_registers", self.num_registers, least=0)
+        check_integers("rotary_reference", self.rotary_reference, length=2)
         check_below_one(self, "dropout_rate", "attention_dropout_rate", "stochastic_depth_rate")
         for field, kind in _CHOICES.items():
             check_choice(field, getattr(self, field), get_args(kind))
@@ -313,12 +318,16 @@ class ViTConfig:
         )
         yield self.axial and self.num_prefix_tokens, "An axial model has no class token; use gap, map or unpooled."
         yield (
-            positions == "rotary" and (self.axial or width // heads % 4),
+            self.is_rotary and (self.axial or width // heads % 4),
             "Rotary positions need heads whose width is a multiple of 4, and attention over all tokens, but "
             f"hidden_size is {width}, num_heads {heads} and axial {self.axial}.",
         )
         yield (
-            self.locality_attention and (self.axial or positions in ("relative", "rotary")),
+            self.rotary_reference is not None and positions != "learned",
+            f"rotary_reference is for learned positions, not for {positions!r}; leave it out.",
+        )
+        yield (
+            self.locality_attention and (self.axial or positions == "relative" or self.is_rotary),
             "Locality self-attention is for learned, fixed or no positions, and all tokens at once.",
         )
         yield (
@@ -371,6 +380,11 @@ class ViTConfig:
     def patch(self) -> tuple[int, int]:
         """Height and width of a patch in pixels."""
         return (self.patch_size, self.patch_size) if isinstance(self.patch_size, int) else self.patch_size
+
+    @property
+    def is_rotary(self) -> bool:
+        """Whether queries and keys are rotated by their positions."""
+        return self.position_embedding == "rotary" or self.rotary_reference is not None
 
     @property
     def has_class_token(self) -> bool:

@@ -1,8 +1,9 @@
-"""The models of training without labels: masked patch prediction, masked autoencoder, self-distillation.
+"""The models of training without labels: masked patches, masked autoencoder, next patch, self-distillation.
 
 Papers: "An Image is Worth 16x16 Words" (arXiv 2010.11929) appendix B.1.2, where some embedded patches are corrupted and
 the encoder's output at the place of each is mapped to a prediction; "Masked Autoencoders Are Scalable Vision Learners"
-(arXiv 2111.06377), where the encoder gets only the visible patches, and a small decoder predicts the others; and
+(arXiv 2111.06377), where the encoder gets only the visible patches, and a small decoder predicts the others; "Scalable
+Pre-training of Large Autoregressive Image Models" (arXiv 2401.08541, AIM), where each patch predicts the next one; and
 "Emerging Properties in Self-Supervised Vision Transformers" (arXiv 2104.14294, DINO), where crops of an image are
 assigned to prototypes.
 """
@@ -15,6 +16,7 @@ from keras_vit.models.config import ViTConfig
 from keras_vit.models.layers import TokenDense, gelu_erf
 from keras_vit.models.positions import SinCosPositions
 from keras_vit.models.vit import (
+    depth_rates,
     embedded_tokens,
     encoder,
     encoder_block,
@@ -22,6 +24,7 @@ from keras_vit.models.vit import (
     image_and_patches,
     last_norm,
     layer_norm,
+    mlp,
     position_adder,
     vision_transformer,
 )
@@ -32,6 +35,8 @@ DECODER_HEAD = 32
 _MASKED, _MASKED_OR_OTHER = 0.8, 0.9
 # Outside training, the same patches of every image are corrupted, in any batch and on any replica.
 _FIXED_SEED = 1
+# exp underflows to 0 behind it, and float16 holds it.
+_FORBIDDEN = -30000.0
 # Of the moving mean of the teacher of self-distillation, as the paper sets it.
 _CENTER_MOMENTUM = 0.9
 
@@ -149,6 +154,69 @@ def masked_autoencoder(
     x = layer_norm(x, config.layer_norm_epsilon, "decoder_norm")
     x = TokenDense(outputs, kernel_initializer="lecun_normal", name="mask_head")(x[:, prefix:] if prefix else x)
     return keras.Model(images, {"predictions": x, "corrupted": masked}, name=name)
+
+
+def next_patch_model(
+    config: ViTConfig, preprocessing: Preprocessing, *, outputs: int, head_layers: int, head_width: int, name: str
+) -> keras.Model:
+    """Build the model of AIM: images (B, height, width, channels) in [-1, 1] -> a dict as that of `masked_patch_model`.
+
+    Patches are read row by row. A prefix of each image, of a random length, attends to all of itself; every later patch
+    attends to itself and those before it. The output of a patch predicts the next one: "predictions" is at the place of
+    the predicted patch, and "corrupted" is 1 behind the prefix. All weights of the encoder are, by name, those of the
+    model that `keras_vit.build` makes of the config without classes.
+
+    Args:
+        config: of the encoder, without class token and registers.
+        preprocessing: of the images.
+        outputs: predictions for each patch.
+        head_layers: residual MLPs of the head, which predicts each patch by itself; 12 in the paper. 0: a dense layer.
+        head_width: width of the head, 2,048 in the paper.
+        name: name of the model.
+    """
+    grid = config.grid(preprocessing.image_size)
+    images, patches = image_and_patches(config, preprocessing)
+    x = embedded_tokens(patches, config, position_adder(config, grid))
+    bias, predicted = PrefixMask(name="prefix")(x)
+    for layer, rate in enumerate(depth_rates(config)):
+        x = encoder_block(x, config, rate, f"Transformer.encoderblock_{layer}", grid=grid, attention_bias=bias)
+    x = last_norm(x, config)
+    x = keras.layers.ZeroPadding1D((1, 0), name="next_patch")(x[:, :-1])  # the first patch has none before it
+    if head_layers:
+        x = TokenDense(head_width, kernel_initializer="lecun_normal", name="head_embedding")(x)
+    for layer in range(head_layers):
+        y = layer_norm(x, config.layer_norm_epsilon, f"head.norm_{layer}")
+        y = mlp(y, 4 * head_width, config.gelu, 0.0, f"head.mlp_{layer}")
+        x = keras.layers.Add(name=f"head.block_{layer}")([x, y])
+    if head_layers:
+        x = layer_norm(x, config.layer_norm_epsilon, "head_norm")
+    x = TokenDense(outputs, kernel_initializer="lecun_normal", name="mask_head")(x)
+    return keras.Model(images, {"predictions": x, "corrupted": predicted}, name=name)
+
+
+class PrefixMask(keras.layers.Layer):
+    """What a patch attends to in autoregressive training, with another prefix for every image and step of training.
+
+    Outside training, the prefix is the first half. Its length is 1 to N - 1 patches, each as likely.
+
+    Shape: (B, N, D) -> an attention bias (B, 1, N, N), and (B, N) float32 with 1 behind the prefix.
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seed_generator = keras.random.SeedGenerator()
+
+    def call(self, tokens, training=False):
+        batch, count = ops.shape(tokens)[0], tokens.shape[1]
+        if training:
+            length = keras.random.randint((batch, 1), 1, count, seed=self.seed_generator)
+        else:
+            length = ops.full((batch, 1), count // 2, dtype="int32")
+        place = ops.arange(count, dtype="int32")
+        behind = ops.cast(place[None] >= length, "float32")  # (B, N)
+        later = ops.cast(place[None] > place[:, None], "float32")  # (N, N)
+        bias = _FORBIDDEN * later[None, None] * behind[:, None, None]
+        return ops.cast(bias, tokens.dtype), behind
 
 
 class RandomMasking(keras.layers.Layer):

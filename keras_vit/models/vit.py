@@ -200,7 +200,8 @@ def encoder_block(
         "key_bias": config.key_bias,
         "relative": config.position_embedding == "relative",
         "locality": config.locality_attention,
-        "rotary_grid": grid if config.position_embedding == "rotary" else None,
+        "rotary_grid": grid if config.is_rotary else None,
+        "rotary_reference": config.rotary_reference,
         "name": f"{name}.MultiHeadDotProductAttention_1",
     }
     if axis is None:
@@ -213,16 +214,27 @@ def encoder_block(
     x = keras.layers.Add(name=f"{name}.residual")([x, y])
 
     y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_2")
-    y = mlp(y, config.mlp_dim, config.gelu, config.dropout_rate, f"{name}.MlpBlock_3", gated=config.gated_mlp)
+    inner = config.layer_norm_epsilon if config.mlp_norm else None
+    sizes = config.mlp_dim, config.gelu, config.dropout_rate
+    y = mlp(y, *sizes, f"{name}.MlpBlock_3", gated=config.gated_mlp, norm_epsilon=inner)
     y = layer_scale(y, config.layer_scale, f"{name}.LayerScale_1")
     y = stochastic_depth(y, stochastic_depth_rate, f"{name}.stochastic_depth_1")
     return keras.layers.Add(name=name)([x, y])
 
 
-def mlp(x, mlp_dim: int, gelu: str, dropout_rate: float, name: str, *, gated: bool = False):
+def mlp(
+    x,
+    mlp_dim: int,
+    gelu: str,
+    dropout_rate: float,
+    name: str,
+    *,
+    gated: bool = False,
+    norm_epsilon: float | None = None,
+):
     """Two dense layers with GELU between them, dropout after each: (B, N, D) -> (B, N, M) -> (B, N, D).
 
-    With a gate, the hidden layer is GELU(gate) * value, of two dense layers.
+    With a gate, the hidden layer is GELU(gate) * value, of two dense layers. With an epsilon, a LayerNorm follows it.
     """
     width, activation = x.shape[-1], gelu if gelu == "silu" else f"gelu_{gelu}"
     value = TokenDense(mlp_dim, None if gated else activation, bias_stddev=1e-6, name=f"{name}.Dense_0")(x)  # (B, N, M)
@@ -230,6 +242,7 @@ def mlp(x, mlp_dim: int, gelu: str, dropout_rate: float, name: str, *, gated: bo
         gate = TokenDense(mlp_dim, activation, bias_stddev=1e-6, name=f"{name}.gate")(x)  # (B, N, M)
         value = keras.layers.Multiply(name=f"{name}.gated")([gate, value])
     x = dropout(value, dropout_rate, f"{name}.dropout_0")
+    x = x if norm_epsilon is None else layer_norm(x, norm_epsilon, f"{name}.norm")
     x = TokenDense(width, bias_stddev=1e-6, name=f"{name}.Dense_1")(x)  # (B, N, D)
     return dropout(x, dropout_rate, f"{name}.dropout_1")
 

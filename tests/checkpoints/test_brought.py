@@ -194,8 +194,55 @@ def test_a_model_of_timm_without_a_last_norm_is_written_and_read_by_timm(name, t
     with pytest.raises(UserError, match="missing keys: norm|Several models"):  # config.json says that there are none
         keras_vit.from_checkpoint(tmp_path / "bare.safetensors", num_heads=3, image_size=model.input_shape[1:3])
     timm, torch = (pytest.importorskip(package) for package in ("timm", "torch"))
-    images = np.load(BROUGHT / f"{name}.io.npz")["images"]
+    with np.load(BROUGHT / f"{name}.io.npz") as recorded:
+        images = recorded["images"]
     read = timm.create_model(f"local-dir:{tmp_path / 'x'}", pretrained=True).eval()
     with torch.no_grad():
         expected = read(torch.from_numpy(images.transpose(0, 3, 1, 2))).numpy()
     np.testing.assert_allclose(model(images), expected, rtol=1e-4, atol=2e-5)
+
+
+EVA02 = ("timm_eva02_tiny", "timm_eva02_base")
+
+
+@pytest.mark.parametrize("name", EVA02)
+def test_eva_02_at_another_size_written_and_read_by_timm(name, tmp_path):
+    with np.load(BROUGHT / f"{name}.io.npz") as recorded:
+        io = dict(recorded)
+    other = brought(name, image_size=io["images_other"].shape[1:3])
+    np.testing.assert_allclose(other(io["images_other"]), io["logits_other"], rtol=1e-4, atol=2e-5)
+    model = brought(name)
+    keras_vit.save_checkpoint(model, tmp_path / "x", layout="timm")
+    original, copy = (safetensors.numpy.load_file(f / "model.safetensors") for f in (BROUGHT / name, tmp_path / "x"))
+    assert_equal_arrays(copy, original)
+    again = keras_vit.from_checkpoint(tmp_path / "x")
+    assert keras_vit.config_of(again) == keras_vit.config_of(model)
+    timm, torch = (pytest.importorskip(package) for package in ("timm", "torch"))
+    read = timm.create_model(f"local-dir:{tmp_path / 'x'}", pretrained=True).eval()
+    with torch.no_grad():
+        expected = read(torch.from_numpy(io["images"].transpose(0, 3, 1, 2))).numpy()
+    np.testing.assert_allclose(model(io["images"]), expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"rope_type": "mixed"}, "unsupported rope_type='mixed'"),
+        ({"scale_attn_inner": True}, "unsupported scale_attn_inner=True"),
+        ({"scale_mlp": True}, "says scale_mlp=True"),
+        ({"num_heads": 5}, "multiple of num_heads"),
+    ],
+)
+def test_an_eva_02_with_other_arithmetic_is_refused(arguments, sentence, tmp_path):
+    folder = shutil.copytree(BROUGHT / "timm_eva02_tiny", tmp_path / "x")
+    content = json.loads((folder / "config.json").read_text())
+    content["model_args"] |= arguments
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=sentence):
+        keras_vit.from_checkpoint(folder)
+
+
+def test_an_eva_02_without_its_config_is_refused(tmp_path):
+    shutil.copy(BROUGHT / "timm_eva02_tiny" / "model.safetensors", tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match="put the config.json beside the file"):
+        keras_vit.from_checkpoint(tmp_path / "x.safetensors", num_heads=3)

@@ -51,7 +51,8 @@ def _changed(preset, tmp_path):
 
 
 def golden(name: str) -> dict[str, np.ndarray]:
-    return dict(np.load(PRESETS / f"{name}.io.npz"))
+    with np.load(PRESETS / f"{name}.io.npz") as recorded:
+        return dict(recorded)
 
 
 def outputs(model: keras.Model, images: np.ndarray) -> np.ndarray:

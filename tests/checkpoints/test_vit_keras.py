@@ -18,7 +18,8 @@ REFUSED = "vit_keras_gelu_head.h5"
 
 
 def golden(name: str) -> dict[str, np.ndarray]:
-    return dict(np.load(FILES / f"{name.removesuffix('.h5')}.io.npz"))
+    with np.load(FILES / f"{name.removesuffix('.h5')}.io.npz") as recorded:
+        return dict(recorded)
 
 
 def outputs(model: keras.Model, images: np.ndarray) -> np.ndarray:

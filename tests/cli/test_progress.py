@@ -2,18 +2,13 @@
 
 import contextlib
 import io
-import os
-import pty
-import subprocess
-import sys
-import termios
 import time
 
 import pytest
 
 from keras_vit.cli import progress
 from keras_vit.cli.progress import Progress, tracked
-from tests.support import Terminal
+from tests.support import Terminal, on_a_terminal
 
 _JOB = """
 import time
@@ -68,26 +63,9 @@ def test_a_job_that_fails_is_over():
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_a_terminal_has_one_line_which_is_gone_at_the_end(columns):
-    controller, terminal = pty.openpty()
-    termios.tcsetwinsize(terminal, (24, columns))
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    with subprocess.Popen([sys.executable, "-c", _JOB], stdout=terminal, env=environment) as process:
-        os.close(terminal)
-        written = b""
-        while part := _read(controller):
-            written += part
-        assert process.wait() == 0
-    os.close(controller)
-    text = written.decode()
+    text = on_a_terminal(_JOB, columns)
     assert text.count("\n") == 1  # after "done"
     assert text.replace("\x1b[A", "").splitlines()[-1].strip().endswith("done")
     shown = [part.rstrip("\r\n") for part in text.split("\r")]
     assert max(len(part.replace("\x1b[A", "")) for part in shown) <= columns
     assert any("verifying model-int8.tflite" in part and "of 7" in part for part in shown)
-
-
-def _read(controller: int) -> bytes:
-    try:
-        return os.read(controller, 2**16)
-    except OSError:  # the other end was closed
-        return b""

@@ -134,7 +134,8 @@ def _files(tmp_path):
         pytest.param({"resize": "crop", "shift": 1}, marks=pytest.mark.slow),
         pytest.param({"resize": "pad", "flip": True, "shift": 1}, marks=pytest.mark.slow),
         pytest.param({"crop_from": 8}, marks=pytest.mark.slow),
-        {"mixup": 0.5, "randaugment_layers": 1, "randaugment_magnitude": 5.0},
+        pytest.param({"randaugment_layers": 1, "randaugment_magnitude": 5.0}, marks=pytest.mark.slow),
+        {"mixup": 0.5, "shift": 1},
     ],
     ids=str,
 )

@@ -1,7 +1,6 @@
 """Where images come from: digits, TensorFlow Datasets, class folders, and what is wrong with them."""
 
 import contextlib
-import io
 import itertools
 import json
 import os
@@ -22,6 +21,7 @@ from keras_vit.files.labels import check_classes
 from keras_vit.files.transfer import TransferError
 from keras_vit.images.formats import format_list
 from keras_vit.run import Run
+from tests.support import TFDS, encoded, needs_mnist
 from training.data import dataset as examples
 from training.data import sources
 from training.data import tfds as tfds_data
@@ -31,9 +31,6 @@ from training.data.listed_files import listed_files
 from training.data.sources import DataOptions, DataSet, Split, bad_examples_reported, open_source
 from training.data.tfrecord import TFRecords
 from training.data.write import shard, write_samples
-
-TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
-needs_mnist = pytest.mark.skipif(not (TFDS / "mnist").is_dir(), reason="no prepared MNIST beside the checkout")
 
 
 def collect(split: Split) -> tuple[list[np.ndarray], list[int]]:
@@ -255,9 +252,7 @@ def odd_images() -> dict[str, bytes]:
         ("seen.png", colors, "PNG", {}),
         ("upright.jpg", colors[..., :3], "JPEG", {}),
     ):
-        stream = io.BytesIO()
-        PIL.Image.fromarray(image).save(stream, form, **options)
-        files[name] = stream.getvalue()
+        files[name] = encoded(image, form, **options)
     return files
 
 
@@ -509,9 +504,7 @@ def _bmp(mode: str, palette: list[int] | None = None) -> bytes:
     image = PIL.Image.fromarray(np.arange(63, dtype=np.uint8).reshape(9, 7)).convert(mode)
     if palette:
         image.putpalette(palette)
-    stream = io.BytesIO()
-    image.save(stream, format="BMP")
-    return stream.getvalue()
+    return encoded(image, "BMP")
 
 
 RAMP = np.repeat(np.arange(256), 3).tolist()
@@ -732,17 +725,6 @@ def test_equal_files_in_two_classes_and_in_both_splits_are_warned_of(kind, tmp_p
     assert f"Warning: {again} {tmp_path}/train/bee/1.png; keep each under" in printed
     known = f"1 of the 4 evaluation images is also among the training images, such as {tmp_path}/test/ant/0.png and"
     assert f"Warning: {known} {tmp_path}/train/ant/1.png, so the accuracy" in printed
-
-
-def test_a_copy_under_another_label_is_not_said_to_raise_the_accuracy(tmp_path, capsys):
-    lines = []
-    for number, split in enumerate(("train", "train", "test", "test")):
-        write_image(tmp_path / f"{number}.png", number % 3)  # the first is the last
-        lines.append(f"{number}.png,{'ant' if number in (0, 2) else 'bee'},{split}")
-    open_source(csv_file(tmp_path, "path,label,split", *lines))
-    printed = capsys.readouterr().out
-    assert "1 image also appears under another label" in printed
-    assert "the accuracy" not in printed
 
 
 def test_two_images_that_changed_places_are_other_images(tmp_path):

@@ -25,18 +25,15 @@ from export.source import Provenance
 from export.tflite import __main__ as tflite
 from export.tflite import export as tflite_export
 from export.tflite import tflite_file
-from keras_vit import Preprocessing, UserError, ViTConfig
+from keras_vit import Preprocessing, UserError
 from keras_vit.errors import ParityError
 from keras_vit.files.labels import labels_text
 from keras_vit.files.npz import write_npz
 from keras_vit.files.remote import output_folder
 from keras_vit.images.files import Samples
-from tests.exports import saved_model_of, tflite_of
+from tests.exports import CONFIG, LABELS, SIZE, saved_model_of, tflite_of
 from tests.support import randomize
 
-LABELS = ("wren", "ant", "Żubr", "bee", "newt", "eel", "cod")  # in no order of their own
-CONFIG = ViTConfig(patch_size=(4, 6), hidden_size=48, num_layers=2, num_heads=3, mlp_dim=64)
-SIZE = (12, 30)
 REPORT = ("report.json", "report.md", "report.png")
 CONFIGS = {
     "token": CONFIG,

@@ -1,6 +1,5 @@
 """SavedModels as TF Serving runs them: signatures, loaders, warm-up requests, and invalid inputs."""
 
-import io
 import json
 import os
 import pathlib
@@ -27,28 +26,18 @@ from export.options import SavedModelOptions, SourceOptions
 from export.saved_model import export as saved_model_export
 from export.saved_model.signatures import WARMUP_FILE, write_warmup_requests
 from export.source import Provenance
-from keras_vit import Preprocessing, UserError, ViTConfig, inspection
+from keras_vit import Preprocessing, UserError, inspection
 from keras_vit.images import graph
 from keras_vit.images.files import Samples
 from keras_vit.images.formats import format_list, format_problem, formats
 from tests.export import cpp_loader
-from tests.exports import saved_model_of
-from tests.support import official, randomize
+from tests.exports import CONFIG, LABELS, SIZE, saved_model_of
+from tests.support import encoded, official, randomize
 from training.data.dataset import Split
 from training.data.pipeline import evaluation_batches, training_batches
 from training.data.sources import open_source
 from training.options.common import DataOptions
 from training.recipes.recipe import Recipe
-
-LABELS = ("wren", "ant", "Żubr", "bee", "newt", "eel", "cod")  # in no order of their own
-CONFIG = ViTConfig(patch_size=(4, 6), hidden_size=48, num_layers=2, num_heads=3, mlp_dim=64)
-SIZE = (12, 30)
-
-
-def encoded(picture: np.ndarray | Image.Image, kind: str, **options) -> bytes:
-    stream = io.BytesIO()
-    (picture if isinstance(picture, Image.Image) else Image.fromarray(picture)).save(stream, kind, **options)
-    return stream.getvalue()
 
 
 @pytest.fixture(name="samples", scope="module")

@@ -1,7 +1,6 @@
 """Adapters of LoRA in the trainer, saved, loaded and merged; a trained model in int8."""
 
 import dataclasses
-import pathlib
 
 import keras
 import numpy as np
@@ -11,6 +10,7 @@ import tensorflow as tf
 import keras_vit
 from keras_vit.files.keras_model import load_model
 from keras_vit.models.layers import TokenDense
+from tests.support import TFDS, needs_mnist
 from training.data.pipeline import evaluation_batches
 from training.data.sources import DataOptions, open_source
 from training.loop.build import build_trainer, trained_model
@@ -19,9 +19,6 @@ from training.options.common import Execution
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import RECIPES
 from training.recipes.recipe import Schedule
-
-TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
-needs_mnist = pytest.mark.skipif(not (TFDS / "mnist").is_dir(), reason="no prepared MNIST beside the checkout")
 
 RECIPE = dataclasses.replace(
     RECIPES["digits"],

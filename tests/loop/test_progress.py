@@ -1,14 +1,9 @@
 """The lines of a log file, and the line of a terminal."""
 
-import os
-import pty
-import subprocess
-import sys
-import termios
-
 import keras
 import pytest
 
+from tests.support import on_a_terminal
 from training.loop.callbacks import TrainingProgress
 
 
@@ -87,29 +82,11 @@ shown.close()
     "columns", [60, pytest.param(80, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.slow)]
 )
 def test_a_terminal_has_one_line_that_fits_it(columns):
-    controller, terminal = pty.openpty()
-    termios.tcsetwinsize(terminal, (24, columns))
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    environment["TQDM_MININTERVAL"] = "0"  # on a fast machine most steps would not be shown
-    command = [sys.executable, "-c", _ON_A_TERMINAL]
-    with subprocess.Popen(command, stdout=terminal, stderr=subprocess.PIPE, env=environment) as process:
-        os.close(terminal)
-        written = b""
-        while part := _read(controller):
-            written += part
-        assert process.wait() == 0, process.stderr.read()
-    os.close(controller)
-    text = written.decode().replace("\r\n", "\n")
+    # On a fast machine most steps would not be shown otherwise.
+    text = on_a_terminal(_ON_A_TERMINAL, columns, TQDM_MININTERVAL="0").replace("\r\n", "\n")
     assert text.count("\n") == 1  # at the end
     shown = [part.rstrip() for part in text.strip().split("\r")]
     assert max(map(len, shown)) < columns
     for words in ("2/2", "1200/1200", "loss 1.2", "acc", "0.98", "1234"):
         assert any(words in part.replace(",", "") for part in shown), (words, shown[-1])
     assert all("left" in part for part in shown[2:])
-
-
-def _read(controller: int) -> bytes:
-    try:
-        return os.read(controller, 2**16)
-    except OSError:  # the other end was closed
-        return b""

@@ -59,30 +59,26 @@ def _undisturbed(tmp_path_factory) -> pathlib.Path:
     return folder
 
 
-@pytest.mark.parametrize("after", [8, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_run_interrupted_within_an_epoch_ends_in_the_same_bits(after, undisturbed, tmp_path):
-    with killed_after(after):
-        in_process(tmp_path / "run")
-    in_process(tmp_path / "run")
-    assert_ended_alike(tmp_path / "run", undisturbed)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_run_asked_to_stop_saves_and_leaves_with_the_documented_code(number, undisturbed, tmp_path, capfd):
+def test_a_run_that_is_killed_and_then_asked_to_stop_leaves_with_the_documented_code_and_ends_in_the_same_bits(
+    number, undisturbed, tmp_path, capfd
+):
     def ask(step):
-        if step == 8:
+        if step == 20:
             os.kill(os.getpid(), number)
 
+    with killed_after(8):
+        in_process(tmp_path / "run")
     with pytest.raises(SystemExit) as left, after_checkpoints(ask):
         in_process(tmp_path / "run")
     assert left.value.code == CONTINUE_LATER == 75
     error = capfd.readouterr().err
     assert f"its checkpoint is saved; the same command continues: {shlex.join(sys.orig_argv)}\n" in error
     assert ("Ctrl-C again stops at once" in error) == (number == signal.SIGINT)
-    assert checkpoints.load_latest(tmp_path / "run" / "checkpoints")[0] == 9  # one step later
+    assert checkpoints.load_latest(tmp_path / "run" / "checkpoints")[0] == 21  # one step later
     in_process(tmp_path / "run")
     output = capfd.readouterr().out
-    assert "Continuing after step 9, in epoch 1." in output
+    assert "Continuing after step 21, in epoch 2." in output
     assert "Epoch 3/3, step 42 of 42: accuracy" in output
     assert not set(output) & set("\r\b\x1b")
     assert_ended_alike(tmp_path / "run", undisturbed)

@@ -19,11 +19,13 @@ from training.objectives.objective import Classification
 from training.options.common import Execution
 from training.recipes.pretrain import find_recipe
 
-TINY = ViTConfig(patch_size=4, hidden_size=12, num_layers=2, num_heads=3, mlp_dim=20)
+TINY = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 STEM = ResNetConfig((1, 1), 8, (16, 32), preactivation=False, num_groups=4)
 FAMILIES = {
     "token": TINY,
-    "map, dropout": dataclasses.replace(TINY, classifier="map", dropout_rate=0.1, stochastic_depth_rate=0.1),
+    "map, dropout": dataclasses.replace(
+        TINY, num_layers=2, classifier="map", dropout_rate=0.1, stochastic_depth_rate=0.1
+    ),
     "relative positions": dataclasses.replace(TINY, position_embedding="relative", classifier="gap"),
     "axial": dataclasses.replace(TINY, axial=True, classifier="gap"),
     "convolutional stem": dataclasses.replace(TINY, patch_size=1, stem=ConvStem((6, 8), (3, 3), (2, 2))),

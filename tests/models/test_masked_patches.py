@@ -361,7 +361,7 @@ RELATIVE = dataclasses.replace(TINY, position_embedding="relative")
         ({"model": RELATIVE, "decoder_layers": 2}, "needs position_embedding sincos-2d or learned"),
         ({"decoder_layers": 1, "decoder_width": 40}, "must be a multiple of 32, but is 40"),
         ({"model": SINCOS, "decoder_layers": 1, "corruption": 1.0}, "should leave some visible and some masked"),
-        ({"target": "classes", "decoder_layers": 1}, "--decoder-layers applies only to a --target of masked patches"),
+        ({"target": "classes", "decoder_layers": 1}, "--decoder-layers applies only to a --target of patches"),
     ],
 )
 def test_a_recipe_that_means_nothing_is_refused(change, words):

@@ -16,6 +16,7 @@ In float64, because torch's own float32 is off by up to 5e-6. No new grid has se
 """
 
 import hypothesis
+import keras
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -25,7 +26,8 @@ from keras_vit.models.weight_resizing import Resampler
 from tests.support import FIXTURES
 
 SIDES = st.integers(1, 9)
-RESAMPLERS = st.sampled_from(Resampler.__args__)
+OWN = [name for name in Resampler.__args__ if not name.endswith("-keras")]
+RESAMPLERS = st.sampled_from(OWN)
 ALIGNED = st.sampled_from(["bilinear-aligned", "bicubic-aligned"])
 TORCH = np.load(FIXTURES / "resamplers.npz")
 CASES = [name.removeprefix("grid.").removesuffix(".table") for name in TORCH if name.endswith(".table")]
@@ -35,7 +37,7 @@ def table(rows: int, columns: int, prefix: int = 1, width: int = 3) -> np.ndarra
     return np.random.default_rng(5).normal(size=(1, prefix + rows * columns, width)).astype(np.float32)
 
 
-@pytest.mark.parametrize("resampler", Resampler.__args__)
+@pytest.mark.parametrize("resampler", OWN)
 @pytest.mark.parametrize("case", CASES)
 def test_every_resampler_agrees_with_torch(case, resampler):
     old, new = (tuple(map(int, side.split("x"))) for side in case.split("-"))
@@ -90,13 +92,25 @@ def test_a_constant_stays_the_constant(rows, columns, new_rows, new_columns, res
     np.testing.assert_allclose(resized, np.ones((new_rows * new_columns, 1)), atol=1e-12)
 
 
-@pytest.mark.parametrize("resampler", Resampler.__args__)
+@pytest.mark.parametrize("resampler", OWN)
 def test_a_half_precision_table_is_rounded_once_at_the_end(resampler):
     values = table(5, 3).astype(np.float16)
     resized = resize_position_embedding(values, (5, 3), (4, 7), 1, resampler)
     exact = resize_position_embedding(values.astype(np.float64), (5, 3), (4, 7), 1, resampler)
     assert resized.dtype == np.float16
     np.testing.assert_array_equal(resized, exact.astype(np.float16))
+
+
+@pytest.mark.parametrize(("filter_", "antialias"), [("bicubic", False), ("bilinear", True)])
+def test_the_resamplers_of_keras_are_its_operation(filter_, antialias):
+    values = table(5, 3)
+    resized = resize_position_embedding(values, (5, 3), (4, 7), 1, f"{filter_}-keras")
+    grid = values[:, 1:].reshape(1, 5, 3, 3)
+    expected = keras.ops.image.resize(
+        grid, (4, 7), interpolation=filter_, antialias=antialias, data_format="channels_last"
+    )
+    np.testing.assert_array_equal(resized[:, 1:], np.reshape(expected, (1, 28, 3)))
+    np.testing.assert_array_equal(resized[:, :1], values[:, :1])
 
 
 def test_no_row_is_left_zero_where_scipy_leaves_one():

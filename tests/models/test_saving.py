@@ -60,8 +60,8 @@ assert not any(type(finder).__module__.startswith("keras_vit") for finder in sys
     "imports",
     [
         pytest.param("import keras; import keras_vit", marks=pytest.mark.slow),
-        "import keras_vit, tensorflow, keras",
-        pytest.param("import keras_vit; from keras import ops; import keras", marks=pytest.mark.slow),
+        pytest.param("import keras_vit, tensorflow, keras", marks=pytest.mark.slow),
+        "import keras_vit; from keras import ops; import keras",
         pytest.param("import keras_vit.models.layers, keras", marks=pytest.mark.slow),
         pytest.param("from keras_vit.checkpoints.load import assign; import keras", marks=pytest.mark.slow),
     ],
@@ -102,6 +102,9 @@ CONFORMANCE = {
     "two heads": dataclasses.replace(TINY, distillation="head"),
     "unread token": dataclasses.replace(TINY, distillation="token"),
     "mean beside a class token": dataclasses.replace(TINY, classifier="gap", with_class_token=True),
+    "rotary beside learned positions": dataclasses.replace(
+        TINY, rotary_reference=(4, 4), gated_mlp=True, gelu="silu", mlp_norm=True
+    ),
     "rotary": dataclasses.replace(TINY, position_embedding="rotary", num_registers=2),
     "texts": dataclasses.replace(
         TINY, representation_size=9, representation="projection", normalized=True, head_bias=False

@@ -5,7 +5,6 @@ import contextlib
 import csv
 import dataclasses
 import html
-import io
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from keras_vit import UserError, inspection
 from keras_vit.files.keras_model import load_model
 from keras_vit.run import Run
 from tests.browser import open_browser
-from tests.support import TINY, TINY_IMAGE, Terminal, answering, randomize, serving
+from tests.support import TINY, TINY_IMAGE, Terminal, answering, encoded, randomize, serving
 from training import predict as command
 from training.data.dataset import decoded as decode_image
 from training.prediction import classifier as prediction
@@ -147,10 +146,10 @@ def test_links_to_folders_and_to_nothing_are_named(place, arguments, tmp_path, c
 
 def test_the_pixels_of_a_jpeg_are_those_of_training():
     pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
-    PIL.Image.fromarray(pixels).save(file := io.BytesIO(), "JPEG", quality=20)
-    found = inspection.decode(file.getvalue(), "noise.jpg").pixels
-    np.testing.assert_array_equal(found, decode_image(tf.constant(file.getvalue())))
-    as_in_vit_jax = inspection.decode(file.getvalue(), "noise.jpg", preprocessing=keras_vit.Preprocessing(40)).pixels
+    file = encoded(pixels, "JPEG", quality=20)
+    found = inspection.decode(file, "noise.jpg").pixels
+    np.testing.assert_array_equal(found, decode_image(tf.constant(file)))
+    as_in_vit_jax = inspection.decode(file, "noise.jpg", preprocessing=keras_vit.Preprocessing(40)).pixels
     assert np.any(found != as_in_vit_jax)  # the fast transform
 
 
@@ -340,11 +339,6 @@ def test_a_page_shows_each_picture_with_its_classes_and_map(place, arguments, ex
     assert all(f'<th scope="row">{name}</th><td>{count}</td>' in page for name, count in counts.items())
 
 
-def encoded_png(pixels: np.ndarray) -> bytes:
-    PIL.Image.fromarray(pixels).save(file := io.BytesIO(), "PNG")
-    return file.getvalue()
-
-
 def test_a_map_lies_on_the_part_of_the_picture_that_the_model_sees(place, tmp_path):
     cropping = keras_vit.Preprocessing((24, 24), resize="resize-small", crop_from=32)
     for name, preprocessing, left, top, width, height, frame in (
@@ -356,7 +350,7 @@ def test_a_map_lies_on_the_part_of_the_picture_that_the_model_sees(place, tmp_pa
         model.save(tmp_path / f"{name}.keras")
         classifier = open_classifier(Run.open(tmp_path / f"{name}.keras"), explain="rollout")
         sides = (64, 128) if name == "cropped" else (64, 213)
-        picture = encoded_png(np.random.default_rng(0).integers(0, 256, (*sides, 3), np.uint8))
+        picture = encoded(np.random.default_rng(0).integers(0, 256, (*sides, 3), np.uint8))
         page = classifier.answer(picture, "x.png")
         numbers = re.search(r'style="left: ([-\d.]+)%; top: ([-\d.]+)%; width: ([\d.]+)%; height: ([\d.]+)%"', page)
         np.testing.assert_allclose(list(map(float, numbers.groups())), [left, top, width, height], atol=1.5)

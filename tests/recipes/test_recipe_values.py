@@ -291,7 +291,7 @@ def test_every_named_recipe_is_taken_as_it_is():
         ("digits", "--prototypes 9", "--prototypes applies only to --target self-distillation; give"),
         ("mnist-mae", "--head-width 64", "--head-width applies only to --target self-distillation; give"),
         ("mnist-dino", "--local-crops 0 --local-size 8", "--local-size applies only to --local-crops of at least 1;"),
-        ("digits", "--corruption 0.7", "--corruption applies only to a --target of patches; give"),
+        ("digits", "--corruption 0.7", "--corruption applies only to a --target of masked patches; give"),
         ("masked-patch", "--decoder-width 64", "--decoder-width applies only to --decoder-layers of a --target of"),
         ("mnist-mae", "--loss sigmoid", "--loss applies only to --target classes; give"),
         ("digits", "--teacher x --label-smoothing 0.2", "--label-smoothing applies only to labels, which a soft"),

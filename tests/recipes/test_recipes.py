@@ -1,17 +1,15 @@
 """What the recipes reach on real data. Slow: `make test-slow`."""
 
 import json
-import pathlib
 
 import pytest
 
+from tests.support import TFDS
 from training import evaluate
 from training.data.sources import DataOptions
 from training.loop import pretrain as pretraining
 from training.options.train import PretrainOptions
 from training.recipes.pretrain import find_recipe
-
-TFDS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
 
 
 @pytest.mark.slow

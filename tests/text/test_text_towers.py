@@ -272,7 +272,9 @@ def test_both_towers_of_big_vision_make_a_model_of_texts_but_not_with_a_head_of_
 
 @pytest.mark.parametrize("name", ["open_clip_timm_siglip", "open_clip_timm_gap"])
 def test_both_towers_of_openclip_beside_an_image_tower_of_timm(name):
-    folder, io = FIXTURES / "brought" / name, np.load(FIXTURES / "brought" / f"{name}.io.npz")
+    folder = FIXTURES / "brought" / name
+    with np.load(FIXTURES / "brought" / f"{name}.io.npz") as recorded:
+        io = dict(recorded)
     texts = embed(keras_vit.text_tower(folder), io["token_ids"])
     np.testing.assert_allclose(texts, io["text"], rtol=0, atol=2e-6)
     images = logits_of(keras_vit.from_checkpoint(folder), io["images"])

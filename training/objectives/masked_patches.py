@@ -1,4 +1,4 @@
-"""Prediction of masked patches.
+"""Prediction of masked patches, or of the next patch.
 
 The targets of "An Image is Worth 16x16 Words" (arXiv 2010.11929) appendix B.1.2 are:
 
@@ -8,7 +8,8 @@ The targets of "An Image is Worth 16x16 Words" (arXiv 2010.11929) appendix B.1.2
 
 "Masked Autoencoders Are Scalable Vision Learners" (arXiv 2111.06377) adds "patch-normalized-pixels": the same pixels
 less their mean, divided by the root of their variance in the patch. The variance is that of a sample (n - 1), and 1e-6
-is added to it, as in facebookresearch/mae `models_mae.py`.
+is added to it, as in facebookresearch/mae `models_mae.py`. "next-patch" (AIM, arXiv 2401.08541) has the same targets
+for the patches behind the prefix.
 
 What the first paper leaves open follows vit-pytorch `mpp.py`: the mean is that of the preprocessed pixels, scaled to 0
 to 1; its eight levels are equally wide, and an upper edge belongs to the next level, except 1; the class is red + 8
@@ -40,7 +41,9 @@ class MaskedPatches(Objective):
         """Return the objective of a recipe."""
         assert isinstance(recipe.model, ViTConfig)  # checked by the recipe
         objective = cls(recipe.target, recipe.model.patch, recipe.preprocessing(recipe.channels))
-        if recipe.decoder_layers:
+        if recipe.target == "next-patch":
+            objective.uncounted = ("the head of the next patch",)
+        elif recipe.decoder_layers:
             objective.uncounted += ("the decoder, and that the encoder computes only the visible patches",)
         return objective
 

@@ -59,7 +59,7 @@ class PatchDropout(OtherPatches):
         """Raises UserError for a model whose blocks need the complete grid."""
         config = keras_vit.config_of(network)
         at_input = isinstance(config, ViTConfig) and not config.axial and config.position_injection == "input"
-        if not at_input or config.position_embedding in ("relative", "rotary"):
+        if not at_input or config.position_embedding == "relative" or config.is_rotary:
             raise UserError("--patch-dropout is for a Vision Transformer with positions at its input; leave it out.")
         embedded = trained.get_layer("Transformer.encoderblock_0.LayerNorm_0").input
         self._prefix = config.num_prefix_tokens

@@ -100,7 +100,7 @@ def overridden(recipe: AnyRecipe, named: AnyRecipe) -> AnyRecipe:
         applies += [
             (("prototypes", "head_width", "local_crops", "local_size"), crops, "--target self-distillation"),
             (("local_size",), recipe.local_crops > 0, "--local-crops of at least 1"),
-            (("corruption",), not (crops or classes), "a --target of patches"),
+            (("corruption",), not (crops or classes or recipe.target == "next-patch"), "a --target of masked patches"),
             (("decoder_width",), recipe.decoder_layers > 0, "--decoder-layers of a --target of patches"),
             (("loss",), classes, "--target classes"),
         ]

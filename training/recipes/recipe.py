@@ -20,12 +20,14 @@ Decay = Literal["cosine", "linear", "stair", "rsqrt", "polynomial", "constant"]
 OptimizerKind = Literal["adamw", "sgd", "muon"]
 Loss = Literal["softmax", "sigmoid", "multi-label"]
 Distillation = Literal["soft", "hard", "features"]
-Target = Literal["classes", "patch-color", "patch-4x4", "patch-pixels", "patch-normalized-pixels", "self-distillation"]
+Target = Literal[
+    "classes", "patch-color", "patch-4x4", "patch-pixels", "patch-normalized-pixels", "next-patch", "self-distillation"
+]
 MixupPartner = Literal["next", "opposite"]
 
 # Masked patch prediction: levels per channel (3 bits); rows and columns of the downsampled patch that is predicted.
 COLOR_LEVELS = 8
-PIXEL_TARGETS = ("patch-pixels", "patch-normalized-pixels")
+PIXEL_TARGETS = ("patch-pixels", "patch-normalized-pixels", "next-patch")
 PATCH_CELLS = {"patch-color": 1, "patch-4x4": 4}
 
 # The fields for the duration of a run; the first one that is not None counts.
@@ -280,15 +282,17 @@ class PretrainRecipe(Recipe):
     target: Target = "classes"
     """Target of the model: the classes of the images; or, for masked patches, the mean color (patch-color), the 16
     colors of the patch downsampled to 4x4 (patch-4x4), all pixels (patch-pixels), or all pixels less their mean and
-    divided by their deviation in the patch (patch-normalized-pixels); or, for crops of an image, what the moving
-    average of the model says of other crops of it (self-distillation, DINO)."""
+    divided by their deviation in the patch (patch-normalized-pixels); the same of the next patch, row by row, from
+    those before it (next-patch, AIM); or, for crops of an image, what the moving average of the model says of other
+    crops of it (self-distillation, DINO)."""
     corruption: Annotated[float, Range("(0, 1]")] = 0.5
     """Fraction of the patches of an image that are masked and predicted, for the targets of patches."""
     decoder_layers: Natural = 0
     """Masked autoencoder: the encoder computes only the patches that are not masked, and a decoder of this many blocks
-    predicts the others. 0 for none: the encoder sees a mask token at their places."""
+    predicts the others. 0 for none: the encoder sees a mask token at their places. For next-patch: MLPs of the head,
+    which is dropped after training."""
     decoder_width: int = 512
-    """Width of that decoder, a multiple of 32."""
+    """Width of that decoder, a multiple of 32, or of the head of next-patch."""
     prototypes: Annotated[int, Range("[2, inf)")] = 65_536
     """Self-distillation: outputs of the head, the probabilities of which are learned."""
     head_width: int = 2048
@@ -316,7 +320,7 @@ class PretrainRecipe(Recipe):
             (("layer_decay",), isinstance(self.model, ViTConfig), "a Vision Transformer, whose blocks it is for"),
             ((*of_labels, "patch_sizes", "patch_dropout"), labels, "--target classes"),
             (("inception_crop", "crop_from"), not crops, "other targets than self-distillation, which has own crops"),
-            (("decoder_layers",), not (labels or crops), "a --target of masked patches"),
+            (("decoder_layers",), not (labels or crops), "a --target of patches"),
         ]
 
     def _rules(self) -> Rules:
@@ -359,6 +363,9 @@ class PretrainRecipe(Recipe):
         yield model.classifier in ("map", "sequence"), f"{pooling}; give another model, or --target self-distillation."
         width = f"The decoder_width of a masked autoencoder must be a multiple of 32, but is {self.decoder_width}."
         yield layers and (self.decoder_width < 32 or self.decoder_width % 32), width
+        if target == "next-patch":
+            yield from _rules_of_next_patch(model)
+            return
         fixed = model.position_embedding in ("sincos-2d", "learned") and model.position_injection == "input"
         needs = "needs position_embedding sincos-2d or learned, at the input and without axial attention"
         yield layers and (not fixed or model.axial), f"A masked autoencoder leaves patches out, so its model {needs}."
@@ -375,19 +382,22 @@ class PretrainRecipe(Recipe):
         if self.target == "classes":
             name = "vit" if isinstance(self.model, ViTConfig) else "resnet"
             return keras_vit.build(self.model, preprocessing=preprocessing, num_classes=num_classes, name=name)
-        from keras_vit.models.self_supervised import masked_autoencoder, masked_patch_model, self_distillation_model
+        from keras_vit.models import self_supervised
 
         assert isinstance(self.model, ViTConfig)  # as __post_init__ checks
         if self.target == "self-distillation":
-            return self_distillation_model(
+            return self_supervised.self_distillation_model(
                 self.model, preprocessing, prototypes=self.prototypes, head_width=self.head_width, name="vit"
             )
         outputs = num_patch_outputs(self.target, self.model.patch, self.channels)
+        if self.target == "next-patch":
+            head = {"head_layers": self.decoder_layers, "head_width": self.decoder_width}
+            return self_supervised.next_patch_model(self.model, preprocessing, outputs=outputs, name="vit", **head)
         if not self.decoder_layers:
-            return masked_patch_model(
+            return self_supervised.masked_patch_model(
                 self.model, preprocessing, outputs=outputs, corruption=self.corruption, name="vit"
             )
-        return masked_autoencoder(
+        return self_supervised.masked_autoencoder(
             self.model,
             preprocessing,
             outputs=outputs,
@@ -396,6 +406,16 @@ class PretrainRecipe(Recipe):
             decoder_width=self.decoder_width,
             name="vit",
         )
+
+
+def _rules_of_next_patch(model: ViTConfig) -> Rules:
+    plain = model.position_injection == "input" and not model.axial and not model.locality_attention
+    plain = plain and model.position_embedding != "relative" and not model.num_prefix_tokens
+    yield (
+        not plain,
+        "The target next-patch reads patches alone, in their order; give a model without class token and registers, "
+        "such as one with the classifier gap, whose positions are added at the input.",
+    )
 
 
 def num_patch_outputs(target: Target, patch: tuple[int, int], channels: int) -> int:

@@ -65,6 +65,8 @@ class Layout:
     torch: bool = False
     """Whether the code is on PyTorch: it dilates the stages of a ResNet after the fourth, and takes a square number of
     position embeddings for a square grid."""
+    rotates_pairs: bool = False
+    """Whether rotary positions rotate neighboring channels of a head, instead of those of its two halves."""
     stores_groups: bool = False
     """Whether config.json has the number of groups of GroupNorm."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)

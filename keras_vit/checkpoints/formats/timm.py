@@ -20,11 +20,9 @@ _UNSUPPORTED = (
     ("layers.0.blocks.0.norm1.weight", "Swin Transformer"),
     ("patch_embed.norm.weight", "AIMv2"),
     ("blocks_token_only.0.gamma_1", "CaiT"),
-    ("blocks.0.mlp.norm.weight", "EVA-02 or BEiT-3"),
-    ("blocks.0.attn.q_proj.weight", "EVA-02 or Sapiens2"),
+    ("blocks.0.attn.norm.weight", "EVA-02-CLIP or BEiT-3"),
     ("norm_pre.weight blocks.0.gamma_1", "Perception Encoder"),
     ("norm_pre.weight attn_pool.latent", "Perception Encoder"),
-    ("blocks.0.attn.q_bias pos_embed", "EVA or EVA-02"),
     ("blocks.0.gamma_1 blocks.0.attn.qkv.bias", "ViT with another kind of rotary positions (RoPE-ViT)"),
     ("blocks.0.gamma_1 fc_norm.weight", "ViT with another kind of rotary positions (RoPE-ViT)"),
     ("attn_pool.latent cls_token", "ViT with global_pool='map' beside a class token"),
@@ -58,6 +56,12 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
         if arrays.keys() >= set(telling.split()):
             raise unsupported(f"of timm's {name}", "give a ViT or a DINO instead")
     gated = _packs_gate(arrays)
+    fused = "blocks.0.attn.q_proj.weight" not in arrays
+    if not fused or arrays.keys() >= {"blocks.0.attn.q_bias", "pos_embed"}:
+        is_eva02 = gated or arrays.keys() >= {"blocks.0.mlp.fc1_g.weight", "pos_embed"}
+        if not is_eva02 or "blocks.0.gamma_1" in arrays:
+            raise unsupported("of timm's EVA or Sapiens2", "give a ViT, a DINO or an EVA-02 instead")
+        return _eva02(fused=fused, packed=gated, after_pooling="fc_norm.weight" in arrays)
     if "blocks.0.gamma_1" in arrays:
         return _eva(gated=gated or "blocks.0.mlp.fc1_g.weight" in arrays, packed=gated)
     plain = not arrays.keys() & {"dist_token", "reg_token", "blocks.0.ls1.gamma"}
@@ -96,6 +100,18 @@ def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
     if isinstance(config, ResNetConfig):
         return {} if config.preactivation else None
     free = ("gated_mlp", "layer_scale", "num_registers", "with_class_token", "qkv_bias")
+    if config.rotary_reference is not None:
+        return {
+            **DEFAULTS,
+            **dict.fromkeys(
+                ("gated_mlp", "mlp_norm", "rotary_reference", "with_class_token", "norm_after_pooling"), None
+            ),
+            "gated_mlp": (True,),
+            "gelu": ("silu",),
+            "key_bias": (False,),
+            "layer_norm_epsilon": (1e-6,),
+            "classifier": ("token", "gap") if config.has_class_token else ("token",),
+        }
     if config.position_embedding == "rotary":
         return {
             **DEFAULTS,
@@ -124,6 +140,9 @@ def _layout_for(model: WrittenModel) -> Layout:
         return _BIT
     if config.position_embedding == "rotary":
         return _eva(gated=config.gated_mlp)
+    if config.rotary_reference is not None:  # tiny and small have neither norms nor separate projections
+        whole = not config.mlp_norm
+        return _eva02(fused=whole, packed=whole, after_pooling=config.norm_after_pooling)
     layout = _vit(
         root_only=isinstance(config.stem, ResNetConfig) and not config.stem.block_units,
         after_pooling=config.norm_after_pooling,
@@ -197,6 +216,42 @@ def _eva(*, gated: bool, packed: bool = False) -> Layout:
         settings={"position_embedding": "rotary"},
         ambiguous=("classifier",),  # DINOv3 of timm averages the patches, that of its authors reads the class token
         torch=True,
+    )
+
+
+def _eva02(*, fused: bool, packed: bool, after_pooling: bool) -> Layout:
+    """EVA-02. `fused`: query, key and value are one array; `packed`: gate and value are."""
+    block, mlp = "blocks.{i}.", keys.BLOCK + "MlpBlock_3/"
+    separate = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.proj")
+    hidden = ("fc1", "fc2") if packed else ("fc1_x", "fc2", "fc1_g")
+    rules = (
+        keys.Rule(("cls",), "cls_token"),
+        keys.Rule((keys.POSITIONS,), "pos_embed"),
+        *keys.dense("embedding", "patch_embed.proj", keys.CONV),
+        *(keys.packed_mlp(block, "mlp.fc1") if packed else ()),
+        *(
+            keys.Rule((f"{keys.ATTENTION}{part}/bias",), f"{block}attn.{part[0]}_bias")
+            for part in ("query", "value")
+            if fused
+        ),
+        *keys.block_rules(
+            block,
+            ("norm1", "norm2"),
+            ("attn.qkv.", "attn.proj") if fused else separate,
+            tuple(f"mlp.{part}" for part in hidden),
+        ),
+        *keys.norm(f"{mlp}norm", f"{block}mlp.norm"),
+        *keys.norm("Transformer/encoder_norm", "fc_norm" if after_pooling else "norm"),
+        *keys.dense("head", "head"),
+    )
+    return Layout(
+        rules,
+        gelu="silu",
+        resampler="bicubic-antialias",
+        images=timm_config.images("bicubic", {None: 1.0}),
+        torch=True,
+        rotates_pairs=True,
+        ambiguous=("architecture",),
     )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,8 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         sizes=sizes_in(arguments, _SIZES),
         heads=("head",) if config.get("num_classes") else (),
     )
+    if layout.rotates_pairs:
+        return _eva02(name, arguments, common)
     is_rotary = layout.settings.get("position_embedding") == "rotary"
     return _eva(name, arguments, common, layout) if is_rotary else _vit(name, arguments, common)
 
@@ -200,6 +203,45 @@ def _eva(name: str, arguments: dict, common: FileConfig, layout: Layout) -> File
     )
 
 
+# The heads of EVA-02 in timm 1.0.31, and whether their MLPs have a norm.
+_EVA02 = {"tiny": (3, False), "small": (6, False), "base": (12, True), "large": (16, True)}
+_FIXED_OF_EVA02 = {**_FIXED_OF_EVA, "rope_type": "cat", "rope_temperature": 10000, "rope_rotate_half": False}
+_FIXED_OF_EVA02 |= {"use_abs_pos_emb": True, "num_reg_tokens": 0, "swiglu_mlp": True, "no_embed_class": False}
+_FREE_OF_EVA02 = {"qkv_fused", "scale_mlp", "use_fc_norm", "ref_feat_shape", "swiglu_align_to"}
+_FREE_OF_EVA02 |= _IN_ARRAYS - {"init_values", "no_embed_class"}
+
+
+def _eva02(name: str, arguments: dict, common: FileConfig) -> FileConfig:
+    match = re.fullmatch(r"eva02_(tiny|small|base|large)_patch14_\d+", name.partition(".")[0])
+    check_supported("architecture", name.partition(".")[0] if match is None else None, [None])
+    assert match is not None
+    num_heads, mlp_norm = _EVA02[match[1]]
+    given = {field: value for field, value in arguments.items() if value is not None}
+    fixed = {field: value for field, value in _FIXED_OF_EVA02.items() if field not in _FREE_OF_EVA02}
+    _check_arguments(given, _FREE_OF_EVA02, fixed)
+    classifier = common.classifier or "gap"
+    after_pooling = given.get("use_fc_norm", classifier == "gap")
+    sizes: Sizes = {"mlp_norm": ("scale_mlp", given.get("scale_mlp", mlp_norm))}
+    sizes |= {"norm_after_pooling": ("use_fc_norm", after_pooling)} if classifier == "gap" else {}
+    return dataclasses.replace(
+        common,
+        classifier=classifier,
+        num_heads=common.num_heads or num_heads,
+        gelu="silu",
+        layer_norm_epsilon=1e-6,
+        rotary_reference=pair(arguments, "ref_feat_shape") or (16, 16),
+        sizes={**common.sizes, **sizes},
+    )
+
+
+def _eva02_arguments(config: ViTConfig) -> tuple[str, dict[str, Any]]:
+    """The architecture, and arguments; those of base and large have the norm in the MLP."""
+    assert config.rotary_reference is not None
+    size = "base" if config.mlp_norm else "tiny"
+    own = {"ref_feat_shape": list(config.rotary_reference), "use_fc_norm": config.norm_after_pooling}
+    return f"eva02_{size}_patch14_224", own
+
+
 def _images(pretrained: dict) -> ImageProcessing:
     """The images of a pretrained_cfg (resolve_data_config of timm)."""
     given = {name: value for name, value in pretrained.items() if value}
@@ -240,8 +282,10 @@ def write_config(model: WrittenModel) -> dict[str, dict]:
     config, preprocessing = model.config, model.preprocessing
     if not isinstance(config, ViTConfig) or config.stem is not None:
         raise _needs_file("timm builds a ResNet or hybrid only by the name of one of its own sizes")
-    architecture, own = _eva_arguments(config) if config.position_embedding == "rotary" else _vit_arguments(config)
-    packed = config.gated_mlp and config.position_embedding != "rotary"
+    is_eva02 = config.rotary_reference is not None
+    arguments_of = _eva02_arguments if is_eva02 else _eva_arguments if config.is_rotary else _vit_arguments
+    architecture, own = arguments_of(config)
+    packed = config.gated_mlp and not config.is_rotary
     arguments = {
         "img_size": list(preprocessing.image_size),
         "patch_size": list(config.patch),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.checkpoints import key_mapping as keys
-from keras_vit.checkpoints.formats.file_config import FileConfig, check_supported, number
+from keras_vit.checkpoints.formats.file_config import FileConfig, ImageProcessing, check_supported, number
 from keras_vit.checkpoints.formats.layout import HEAD_BIASES, QUERY_BIAS, Format, Layout, unsupported
 from keras_vit.errors import UserError
 from keras_vit.files.hdf5 import open_hdf5, read_model_config
@@ -221,6 +221,7 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         gelu="erf",
         layer_norm_epsilon=1e-6,
         image_size=(size[0], size[1]) if size and all(isinstance(side, int) for side in size) else None,
+        images=ImageProcessing(),  # preprocess_inputs
         classifier_activation=next((name for name in activation if isinstance(name, str) and name != "linear"), None),
     )
 

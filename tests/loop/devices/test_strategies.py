@@ -137,7 +137,7 @@ STRATEGIES = ["mirrored", pytest.param("multi-worker", marks=pytest.mark.slow)]
 
 @pytest.fixture(name="replicas", scope="module")
 def _replicas(tmp_path_factory) -> dict:
-    return ends_of(tmp_path_factory.mktemp("replicas"), "mirrored,accumulated", "single,adamw,accumulated")
+    return ends_of(tmp_path_factory.mktemp("replicas"), "mirrored,accumulated", "single,adamw")
 
 
 @pytest.fixture(name="workers", scope="module")
@@ -157,14 +157,13 @@ def assert_near(here: np.ndarray, there: np.ndarray, bound: float) -> None:
     assert np.linalg.norm(here - there) <= bound * np.linalg.norm(there)
 
 
-@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
-def test_any_strategy_ends_where_one_device_does_with_clipping_and_micro_batches(ends, strategy):
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_any_strategy_ends_with_clipping_and_micro_batches_where_one_device_does_with_whole_batches(ends, strategy):
     own, single = ends[strategy], ends["single"]
     for what in ("", "_ema"):
-        assert_near(own[f"accumulated{what}"], single[f"accumulated{what}"], bound=1e-5)
-    assert_near(own["accumulated"], single["adamw"], bound=1e-5)
+        assert_near(own[f"accumulated{what}"], single[f"adamw{what}"], bound=1e-5)
     assert own["accumulated_step"] == 16
-    assert own["accumulated_counts"].tolist() == single["accumulated_counts"].tolist()
+    assert own["accumulated_counts"].tolist() == single["adamw_counts"].tolist()
     assert own["accumulated_counts"][1] == 1003  # every example once
 
 
