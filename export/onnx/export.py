@@ -32,6 +32,7 @@ from keras_vit.errors import ParityError, explained
 from keras_vit.files.atomic import staged
 from keras_vit.files.remote import output_folder
 from keras_vit.files.tables import short_name
+from keras_vit.models.build import exact_products
 from keras_vit.promise import OUTPUTS
 from keras_vit.scores import UNKNOWN_SCORE, features_and_logits
 
@@ -51,6 +52,7 @@ _BATCHES = (1, 5)
 PAGE, FACTS = "classify.html", "classify.json"
 
 
+@exact_products()
 def export_onnx(task: Task, options: OnnxOptions) -> tuple[pathlib.Path, Measures]:
     """Write the file. Returns its path and its differences from the Keras model.
 

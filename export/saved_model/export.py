@@ -37,6 +37,7 @@ from keras_vit.files.atomic import staged, upload_folder
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.remote import RemotePath, output_folder
 from keras_vit.files.tables import short_name
+from keras_vit.models.build import exact_products
 from keras_vit.promise import OUTPUTS
 
 # For each task other than classification: writes signatures, weights and labels; compares the signature that takes
@@ -53,6 +54,7 @@ _MEASURE_FILES: dict[type[Task], Callable[[Task, parity.Reference, Mapping], Mea
 }
 
 
+@exact_products()
 def export_saved_model(task: Task, options: SavedModelOptions) -> tuple[pathlib.Path, Measures]:
     """Write the next version to `options.output`. Returns its path and its differences from the Keras model.
 

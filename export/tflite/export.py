@@ -31,6 +31,7 @@ from keras_vit.errors import ParityError, refuse_without_effect
 from keras_vit.files.atomic import staged
 from keras_vit.files.remote import output_folder
 from keras_vit.images.files import Samples
+from keras_vit.models.build import exact_products
 from keras_vit.scores import UNKNOWN_SCORE
 
 # Number of images for the comparison of layers, and of layers in the report.
@@ -39,6 +40,7 @@ _COMPARED, _LISTED = 8, 30
 _RECOMMENDED = (0.99, 0.005)
 
 
+@exact_products()
 def export_tflite(
     task: Task, options: TFLiteOptions, calibration: Samples | None = None
 ) -> dict[TFLiteFormat, tuple[pathlib.Path, Measures]]:

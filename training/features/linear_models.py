@@ -333,7 +333,7 @@ def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
 
 
 def _copies(source: DataSet) -> np.ndarray:
-    """Return numbers (n,) of the images of both splits, the same for those that belong together, or copies of a file."""
+    """Return numbers (n,) of the images of both splits, the same for those that belong together, or are copies."""
     for train, evaluation in (
         (source.train.groups, source.evaluation.groups),
         (source.train.digests, source.evaluation.digests),
