@@ -8,7 +8,6 @@ a minute, as EXIF says. Imports no TensorFlow.
 import collections
 import dataclasses
 import datetime
-import io
 import itertools
 import os
 import pathlib
@@ -20,6 +19,7 @@ import PIL.Image
 import scipy.sparse
 
 from keras_vit import UserError
+from keras_vit.images.decode import open_image
 from training.options.common import AUTO, FOLDER
 
 _SIDE, _LEAST_COSINE = 16, 0.995
@@ -42,9 +42,9 @@ class Look:
 
 
 def look_at(content: bytes) -> Look | None:
-    """Return the look of the bytes of a file; None for one that Pillow does not read."""
+    """Return the look of the bytes of a file; None for one that cannot be read."""
     try:
-        with PIL.Image.open(io.BytesIO(content)) as image:
+        with open_image(content) as image:
             exif, time = image.getexif(), None
             if taken := exif.get_ifd(_EXPOSURE).get(_TIME):
                 time = datetime.datetime.strptime(str(taken), "%Y:%m:%d %H:%M:%S")
