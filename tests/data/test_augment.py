@@ -281,7 +281,7 @@ def steps_of(recipe: Recipe, images: np.ndarray, first: int = 0, part: tuple[int
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ("next", "colors") else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+    "name", [name if name == "next" else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 )
 def test_any_step_and_any_part_can_be_made_again(name):
     recipe = VARIANTS[name]

@@ -535,6 +535,7 @@ def test_the_class_names_in_a_tflite_file_are_those_of_its_model(made, few_digit
         _evaluated(alone, renamed, tmp_path / "report")
 
 
+@pytest.mark.slow
 def test_a_tflite_file_of_a_calibrated_run_says_that_its_logits_are_not_divided(run, few_digits, tmp_path, capsys):
     (run.path / "temperature.json").write_text('{"temperature": 0.5}')
     images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 1), np.uint8)

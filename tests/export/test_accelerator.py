@@ -63,7 +63,7 @@ def check(content: bytes, images: np.ndarray, tmp_path: pathlib.Path) -> None:
         assert accelerator.check("file", each, images) <= accelerator.TOLERANCE
 
 
-FAST = {"map", "bit"}
+FAST = {"map"}
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,8 @@ def task_of_model(name: str):
     return Segmentation(ExportedModel(model, ("a", "b", "c", "d"), few))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["panoptic", *(pytest.param(t, marks=pytest.mark.slow) for t in ("detector", "embeddings", *list(TASKS)[:3]))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["detector", "embeddings", *TASKS])
 def test_every_task_is_right_in_the_accelerator(name, tmp_path):
     task = task_of_model(name)
     model = task.exported.model
@@ -248,6 +246,7 @@ def test_the_page_compares_in_a_browser(tmp_path):
     assert results == ["right", "right", "wrong", "right"]
 
 
+@pytest.mark.slow
 def test_an_export_of_a_task_for_a_gpu_is_run(tmp_path):
     options = TFLiteOptions(SourceOptions("memory"), str(tmp_path), ("float32", "float16"), target="gpu")
     written = export_tflite(task_of_model("detector"), options)

@@ -235,6 +235,7 @@ def test_the_square_crop_is_the_papers():
         options(7).preprocessing(own)
 
 
+@pytest.mark.slow
 def test_random_weights_are_others_and_always_the_same(run, tmp_path):
     found = [
         probes.open_features(*_opened(FeatureOptions, run.path, tmp_path, random_weights=random)).train.values

@@ -96,6 +96,7 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_says_its_weights_and_evaluates_without_them(uneven, tmp_path, capsys):
     run, data = tmp_path / "run", f"folder:{uneven}"
     arguments = replaced(ARGUMENTS, "--data", data, "--workdir", str(run))

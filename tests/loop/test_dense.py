@@ -100,6 +100,7 @@ def test_mask_attention_is_annealed_block_by_block_and_gone_at_the_end(undisturb
     assert any(array.shape == (2,) and not array.any() for name, array in state.items() if name.startswith("weight"))
 
 
+@pytest.mark.slow
 def test_the_head_of_pixels_learns(tmp_path):
     records = train(tmp_path / "run", dataclasses.replace(SMALL_LINEAR, steps=30)).metrics()
     assert records[-1]["val_accuracy"] > records[0]["val_accuracy"]

@@ -244,6 +244,7 @@ def test_the_model_card_lists_the_texts_with_their_templates():
         assert words in card
 
 
+@pytest.mark.slow
 def test_auto_tells_what_the_names_of_the_classes_reach_without_training(capsys):
     source = open_source(DataOptions("folder:data"))
     accuracy = zero_shot_accuracy(CLIP, source)

@@ -11,7 +11,7 @@ On a GPU, JAX takes cuDNN's attention, whose gradients need an even number of to
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Literal
 
 import keras
@@ -99,8 +99,8 @@ def with_padded_tokens(network: keras.Model, implementation: Literal["cudnn", "x
     attentions = [layer for layer in blocks.values() if isinstance(layer, DotProductAttention)]
     if not attentions or not all(_takes_padding(layer) for layer in blocks.values()):
         return network
-    num_tokens, padded = attentions[0].input[0].shape[1], {}  # outputs of the blocks, by id
-    if num_tokens % MULTIPLE == 0 or any(id(layer.output) in map(id, network.outputs) for layer in blocks.values()):
+    num_tokens, outputs = attentions[0].input[0].shape[1], {id(output) for output in network.outputs}
+    if num_tokens % MULTIPLE == 0 or any(id(layer.output) in outputs for layer in blocks.values()):
         return network
     attend = padded_attention(num_tokens, implementation)
 
@@ -108,6 +108,15 @@ def with_padded_tokens(network: keras.Model, implementation: Literal["cudnn", "x
         if isinstance(layer, DotProductAttention) and layer.name in blocks:
             return _PaddedAttention(layer, attend)
         return _Wrapped(layer) if isinstance(layer, keras.layers.Layer) else layer
+
+    return keras.models.clone_model(
+        network, clone_function=wrapped, call_function=_calling_padded(blocks.keys(), num_tokens)
+    )
+
+
+def _calling_padded(blocks: Container[str], num_tokens: int) -> Callable:
+    """Return a call function of `clone_model` that pads what enters the layers of `blocks`, and cuts what leaves."""
+    padded: dict[int, keras.KerasTensor] = {}  # outputs of the blocks, by id
 
     def call(layer, *inputs, **options):
         inside = layer.name in blocks
@@ -122,7 +131,7 @@ def with_padded_tokens(network: keras.Model, implementation: Literal["cudnn", "x
             padded[id(output)] = output
         return output
 
-    return keras.models.clone_model(network, clone_function=wrapped, call_function=call)
+    return call
 
 
 def _takes_padding(layer: keras.layers.Layer) -> bool:
