@@ -29,9 +29,9 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], options: Pred
     classifier = dataclasses.replace(classifier, traced_batch=BATCH if len(files) > _EAGER * BATCH else None)
     predictions: list[Prediction] = []
     for batch in batches_of(files, classifier.run.preprocessing):
-        predictions += classified(classifier, batch, with_pictures=output.endswith(".html"))
+        predictions += classified(classifier, batch, with_images=output.endswith(".html"))
     # For people, paths are relative to the folder that was given alone.
-    folder = f"{pathlib.Path(options.pictures[0])}/" if len(options.pictures) == 1 else ""
+    folder = f"{pathlib.Path(options.images[0])}/" if len(options.images) == 1 else ""
     shown = [dataclasses.replace(each, name=each.name.removeprefix(folder)) for each in predictions]
     if table := _table(shown):
         print(table)
@@ -69,7 +69,7 @@ def _write(
 
 
 def _table(predictions: Sequence[Prediction]) -> str:
-    """Return the likeliest classes of the pictures that can be read, of which a terminal has room for fewer."""
+    """Return the likeliest classes of the images that can be read, of which a terminal has room for fewer."""
     best = min(max((len(each.classes) for each in predictions), default=0), TOP_K)
     rows = []
     for each in predictions:
@@ -84,7 +84,7 @@ def _table(predictions: Sequence[Prediction]) -> str:
         rows.append([name, *cells, *[""] * (best - len(cells))])
     if not rows:
         return ""
-    header = ["picture", *("most likely", "second", "third", "fourth", "fifth")[:best]]
+    header = ["image", *("most likely", "second", "third", "fourth", "fifth")[:best]]
     table = markdown_table(header, rows, num_text_columns=len(header))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
     while table.find("\n") > width and len(header) > 2:
@@ -94,7 +94,7 @@ def _table(predictions: Sequence[Prediction]) -> str:
 
 
 def _csv_rows(predictions: Sequence[Prediction], *, multi_label: bool) -> Iterator[Sequence]:
-    """Yield a row for each picture.
+    """Yield a row for each image.
 
     Columns: picture; of one class each, class, probability, class_2, probability_2, …; of several classes, classes and
     probabilities, separated by |; rejected; unknown and unknown_score if there is a score; problem.
@@ -125,8 +125,8 @@ def _flags(ranked: RankedClasses | None) -> list[object]:
 
 
 def write_parquet(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
-    """Write a row for each picture. Columns: picture, classes and probabilities (lists), rejected, unknown and
-    unknown_score (null without a score), problem (null for a picture that can be read).
+    """Write a row for each image. Columns: picture, classes and probabilities (lists), rejected, unknown and
+    unknown_score (null without a score), problem (null for an image that can be read).
     """
     import pyarrow  # lazy: no other form of the results needs it
     import pyarrow.parquet

@@ -18,7 +18,7 @@ from apache_beam.io.filesystems import FileSystems
 
 from keras_vit import UserError
 from keras_vit.files.remote import is_remote, to_path
-from keras_vit.images.formats import is_hidden, is_picture, is_picture_name
+from keras_vit.images.formats import is_hidden, is_image_name, looks_like_image
 from training.data.dataset import check_classes_of_splits
 from training.data.listed_files import ONE_CLASS, check_several_classes, read_lines, used_splits
 from training.features.store import NO_SPLIT
@@ -58,7 +58,7 @@ class Summary:
 
 
 @dataclasses.dataclass(frozen=True)
-class PictureList:
+class ImageList:
     """A list of images."""
 
     names: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class PictureList:
             if row.label is not None:
                 labels[row.split].add(row.label)
         if not counts:
-            raise UserError(f"There is no picture in {', '.join(map(repr, self.names)) or self.table}; give others.")
+            raise UserError(f"There is no image in {', '.join(map(repr, self.names)) or self.table}; give others.")
         splits = {NO_SPLIT: NO_SPLIT} if self.table is None else self._splits(counts)
         named: collections.Counter[str] = collections.Counter()
         classes: dict[str, set[str]] = {split: set() for split in splits.values()}
@@ -148,7 +148,7 @@ def _files(name: str) -> Iterator[str]:
         return
     path = pathlib.Path(name)
     if path.is_dir():
-        yield from (str(file) for file in _walk(path) if is_picture(file))
+        yield from (str(file) for file in _walk(path) if looks_like_image(file))
     elif path.is_file():
         yield name
     else:
@@ -184,11 +184,11 @@ def _in_bucket(name: str) -> Iterator[str]:
         prefix = re.match(r"[^\[*?]*", name)[0]  # type: ignore[index]
         objects = system.match_files(system._list(os.path.dirname(prefix) if system.has_dirs() else prefix), name)
         yield from (file.path for file in objects)
-    elif is_picture_name(name):
+    elif is_image_name(name):
         yield name
     else:
         folder = name.rstrip("/") + "/"
         for file in system._list(folder):
             inside = file.path.removeprefix(folder).split("/")
-            if is_picture_name(inside[-1]) and not any(map(is_hidden, inside)):
+            if is_image_name(inside[-1]) and not any(map(is_hidden, inside)):
                 yield file.path
