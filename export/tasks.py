@@ -156,7 +156,7 @@ class Classification(Task):
         return dataclasses.asdict(compared)
 
     def sentence(self, measures: Measures) -> str:
-        accuracy = "" if measures["accuracy"] is None else f", accuracy {measures['accuracy']:.4f}"
+        accuracy = "" if measures["accuracy"] is None else f", accuracy {measures['accuracy']:.1%}"
         return (
             f"logits within {measures['max_abs_diff']:.2g} of the Keras model on {measures['num_images']:,} "
             f"images{accuracy}"
@@ -178,14 +178,14 @@ class Classification(Task):
     def report(self, directory, artifact, expected, files, extra) -> None:
         origin, columns = self.exported.origin, extra.columns
         if all("unknown_agreement" in row for row in files.values()):
-            columns = {"unknown agreement": lambda row: f"{row['unknown_agreement']:.4f}", **columns}
+            columns = {"unknown agreement": lambda row: f"{row['unknown_agreement']:.2%}", **columns}
         header = (
             "format", "bytes", "max diff", "mean diff", "agreement", "accuracy", "correct only in Keras",
             "correct only here", "McNemar's p", "1 thread, ms", "2 threads, ms", "operators", *columns,
         )  # fmt: skip
         rows = [
             (name, f"{row['bytes']:,}", f"{row['max_abs_diff']:.3g}", f"{row['mean_abs_diff']:.3g}",
-             f"{row['agreement']:.4f}", report.accuracy_text(row["accuracy"]), *report.loss_cells(row),
+             f"{row['agreement']:.2%}", report.accuracy_text(row["accuracy"]), *report.loss_cells(row),
              *(f"{ms:.3g}" for ms in row["latency_ms"].values()), sum(row["operators"].values()),
              *(cell(row) for cell in columns.values()))
             for name, row in files.items()
