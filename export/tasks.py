@@ -30,7 +30,7 @@ from keras_vit.run import Run
 
 # What was measured on a file, by name.
 Measures = dict[str, Any]
-# Of each image the likeliest patches, whose boxes a file of lower precision must keep: how many, what share of them,
+# Of each image the most likely patches, whose boxes a file of lower precision must keep: how many, what share of them,
 # and with which overlap (IoU).
 _LIKELIEST, _LEAST_AGREEMENT, _SAME_BOX = 20, 0.9, 0.9
 # Share of pixels that must be equal: rounding moves edges by a few, lower precision by more.
@@ -269,7 +269,7 @@ class Detection(Task):
         share = float(np.mean([agreement_of_boxes(*pair) for pair in pairs]))
         if not share >= _LEAST_AGREEMENT:
             raise ParityError(
-                f"The {artifact} keeps {share:.0%} of the likeliest boxes of the model, fewer than "
+                f"The {artifact} keeps {share:.0%} of the most likely boxes of the model, fewer than "
                 f"{_LEAST_AGREEMENT:.0%}, so it was not kept."
             )
         return {"max_abs_diff": difference, "agreement": share}
@@ -367,7 +367,7 @@ def _largest_difference(
 
 
 def agreement_of_boxes(expected: np.ndarray, found: np.ndarray) -> float:
-    """Return the share of the 20 likeliest patches of an image with the same class and a box that overlaps by 0.9.
+    """Return the share of the 20 most likely patches of an image with the same class and a box that overlaps by 0.9.
 
     Detections (N, 4 + K) of the Keras model and of a file.
     """

@@ -2,7 +2,7 @@
 
 A detector:
 
-    serving_default  image_bytes (B,) image files of any size -> of each the k likeliest objects: boxes (B, k, 4) left,
+    serving_default  image_bytes (B,) image files of any size -> the k most likely objects: boxes (B, k, 4) left,
                      top, right and bottom in pixels of the given image, seen upright; scores (B, k), 0 to 1; classes
                      (B, k) int32; labels (B, k), their names. The score is 0 for boxes that the detector leaves out,
                      since they overlap more likely ones.

@@ -268,7 +268,7 @@ class Preprocessing:
         """Boxes in the model's input -> boxes in the image file that it was made of.
 
         Args:
-            boxes: (..., 4), centre x and y, width and height as shares of the input, as detectors give them.
+            boxes: (..., 4), center x and y, width and height as shares of the input, as detectors give them.
             picture_size: height and width of the image in pixels.
 
         Returns:

@@ -86,7 +86,7 @@ def test_many_classes_are_listed_as_the_most_confused_pairs():
     pairs = page.split("Which classes are taken for which?")[1]
     assert pairs.index("class 8") < pairs.index("class 3")
     assert "--share: 0.5000" in pairs
-    assert "None: every image is classified as it is labelled" in page
+    assert "None: every image is classified as it is labeled" in page
 
 
 def test_mistakes_of_several_classes_are_ordered_by_their_worst_decision():

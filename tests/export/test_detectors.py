@@ -126,7 +126,7 @@ def test_formats_that_move_boxes_and_detectors_without_classes_are_refused(place
     assert agreement_of_boxes(expected, expected) == 1.0
     moved = expected + np.eye(7)[0]
     assert agreement_of_boxes(expected, moved) < 0.5
-    with pytest.raises(ParityError, match="of the likeliest boxes"):
+    with pytest.raises(ParityError, match="of the most likely boxes"):
         reference = Reference(None, None, outputs=[{"detections": expected}])
         Detection(None).measure("int8 file", reference, [{"detections": moved}], exact=False)
     with pytest.raises(UserError, match="has no classes of its own"):

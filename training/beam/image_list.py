@@ -71,11 +71,11 @@ class ImageList:
     def rows(self) -> Iterator[Row]:
         """Return the images, in order. Raises UserError for what cannot be read as a list."""
         if self.table is not None:
-            yield from _table(self.table, labelled=True)
+            yield from _table(self.table, labeled=True)
             return
         for name in self.names:
             if name.lower().endswith(".csv"):
-                yield from _table(name, labelled=False)
+                yield from _table(name, labeled=False)
             else:
                 yield from (Row(path, None, NO_SPLIT) for path in _files(name))
 
@@ -127,18 +127,18 @@ class ImageList:
         return {**dict.fromkeys(train, "train"), evaluation[0]: self.evaluation}
 
 
-def _table(path: str, *, labelled: bool) -> Iterator[Row]:
+def _table(path: str, *, labeled: bool) -> Iterator[Row]:
     """Return the rows of a CSV file in UTF-8 (`training/data/listed_files.py`), line by line."""
     with io.TextIOWrapper(FileSystems.open(path), "utf-8-sig", newline="") as stream:
         place_of, lines = read_lines(stream, path)
-        wanted = ("path", ONE_CLASS, "split") if labelled else ("path",)
+        wanted = ("path", ONE_CLASS, "split") if labeled else ("path",)
         if missing := [name for name in wanted if name not in place_of]:
             raise UserError(
                 f"The first line of {path} must name the columns {', '.join(wanted)}, but lacks {missing[0]}."
             )
         for _, image, label, split in lines:
             file = image if is_remote(image) else str(to_path(path).parent / image)
-            yield Row(file, label if labelled else None, split if labelled else NO_SPLIT)
+            yield Row(file, label if labeled else None, split if labeled else NO_SPLIT)
 
 
 def _files(name: str) -> Iterator[str]:

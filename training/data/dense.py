@@ -6,7 +6,7 @@ example is drawn from the run's seed and the number of the example in the run.
 What `Split.target` gives for an index, of an image (h, w), seen upright: "labels" (n,) int32, the classes of its
 targets; "segments" (h, w) int32, the number of the target that each pixel belongs to, negative for none; or "boxes"
 (n, 4) float32: left, top, right and bottom in pixels. The targets of a batch: "labels" (B, T), -1 for none;
-"segments" (B, height, width); or "boxes" (B, T, 4): centre x and y, width and height as shares of the model's input.
+"segments" (B, height, width); or "boxes" (B, T, 4): center x and y, width and height as shares of the model's input.
 """
 
 import dataclasses

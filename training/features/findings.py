@@ -65,7 +65,7 @@ class Findings:
     wrong_labels: np.ndarray
     """The most suspicious first."""
     suggested: np.ndarray
-    """(n,) the likeliest class of each image by the linear head; empty without classes."""
+    """(n,) the most likely class of each image by the linear head; empty without classes."""
     confidence: np.ndarray
     """(n,) its probability."""
     odd: np.ndarray
@@ -197,7 +197,7 @@ def confident_joint(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray
     """Return how many images with the label of the row are truly of the class of the column: (K, K) float64.
 
     An image counts for the class whose probability for it reaches the threshold of the class: the mean over the
-    images with its label. If several reach theirs, it counts for the likeliest class, as in the authors' code. Each
+    images with its label. If several reach theirs, it counts for the most likely class, as in the authors' code. Each
     row is scaled to the number of images with its label. Labels are (n,), probabilities (n, K) out of fold.
     """
     num_classes = probabilities.shape[1]
@@ -216,7 +216,7 @@ def confident_joint(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray
 
 
 def suspicious_labels(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """Return the rows whose label is probably wrong, those with the least probability beside the likeliest class first.
+    """Return the rows whose label is probably wrong, the least probable beside the most likely class first.
 
     Of each pair of classes as many images are taken as the confident joint says, those with the largest margin
     between the probability of the other class and of their own; none whose own class is the likeliest. A class with

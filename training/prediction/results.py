@@ -69,7 +69,7 @@ def _write(
 
 
 def _table(predictions: Sequence[Prediction]) -> str:
-    """Return the likeliest classes of the images that can be read, of which a terminal has room for fewer."""
+    """Return the most likely classes of the images that can be read, of which a terminal has room for fewer."""
     best = min(max((len(each.classes) for each in predictions), default=0), TOP_K)
     rows = []
     for each in predictions:
