@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pathlib
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
@@ -16,10 +17,13 @@ from export.source import Provenance
 from keras_vit import UserError, config_of, preprocessing_of
 from keras_vit.checkpoints.load import changed_layer
 from keras_vit.files.labels import LABELS, labels_text
+from keras_vit.promise import PROMISE
+from keras_vit.run import MONITOR
 
 # File with the fingerprint of the exports in its directory.
 _FINGERPRINT = "export.sha256"
-# Names of exported files.
+# The program beside promise.json, and names of exported files.
+_DECIDE = "decide.py"
 _FILES = ("model-*.tflite", "model.onnx", "model.xml", "model.bin")
 
 
@@ -79,6 +83,16 @@ def identity_files(
             "remove it."
         )
     return texts
+
+
+def write_beside(folder: pathlib.Path, origin: Provenance) -> None:
+    """Write what a run has for its exports: promise.json with a program that decides by it, and monitor.npz."""
+    folder.mkdir(exist_ok=True)
+    if origin.promise is not None:
+        origin.promise.save(folder / PROMISE)
+        shutil.copyfile(pathlib.Path(__file__).with_name(_DECIDE), folder / _DECIDE)
+    if origin.monitor is not None:
+        (folder / MONITOR).write_bytes(origin.monitor)
 
 
 def note_on_earlier(output: pathlib.Path, stage: pathlib.Path) -> list[str]:

@@ -15,7 +15,7 @@ from keras_vit import Preprocessing, UserError
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import ParityError, explained
 from keras_vit.images.files import SAMPLES, Samples
-from keras_vit.scores import UnknownScorer
+from keras_vit.scores import Scoring, UnknownScorer
 
 # Largest difference that rounding in float32 explains, relative to the largest logit or to 1, whichever is larger.
 # Measured with logits up to 12: rounding causes 1e-5, a layer normalization with another epsilon causes 0.7.
@@ -240,6 +240,28 @@ def unknown_facts(
         "unknown_max_abs_diff": difference,
         "unknown_agreement": agreement,
     }
+
+
+def promise_facts(
+    name: str, scoring: Scoring, expected: Reference, found: Mapping[str, Any], *, exact: bool
+) -> dict[str, float]:
+    """The field of report.json about the decisions of an artifact; none without a promise.
+
+    Raises ParityError if the decisions are to be equal, and one differs that rounding does not explain.
+    """
+    if scoring.promise is None:
+        return {}
+    probabilities, agreement = scoring.probabilities(expected.logits), 1.0
+    ours, below, above = (
+        {output: np.asarray(value) for output, value in scoring.promise.decide(probabilities + shift).items()}
+        for shift in (0.0, -expected.tolerance, expected.tolerance)
+    )
+    for output, decision in ours.items():
+        differs = np.asarray(found[output]).astype(bool) != decision
+        agreement = min(agreement, 1.0 - float(np.mean(differs.reshape(len(differs), -1).any(axis=1))))
+        if exact and np.any(differs & (below[output] == above[output])):
+            raise ParityError(f"The {output} of the {name} differs from the model's decision, so it was not kept.")
+    return {"promise_agreement": agreement}
 
 
 def matched_threshold(threshold: float, expected: np.ndarray, found: np.ndarray) -> float:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,8 +19,9 @@ from keras_vit.images.files import SAMPLES, Samples
 from keras_vit.images.formats import format_list, image_files
 from keras_vit.models.build import classifier_head, has_own_call, logits_model
 from keras_vit.models.layers import ModelSpec
-from keras_vit.run import CALIBRATION, Run, check_head
-from keras_vit.scores import UnknownScorer
+from keras_vit.promise import Promise
+from keras_vit.run import CALIBRATION, MONITOR, Run, check_head
+from keras_vit.scores import Scoring, UnknownScorer
 
 # Number of random images, and their sizes relative to the input of the model.
 _NUM_RANDOM, _RANDOM_SCALES = 16, (1.0, 1.5, 0.7)
@@ -48,12 +50,20 @@ class Provenance:
     """Divides the logits before the softmax, if the run is calibrated."""
     multi_label: bool = False
     """Whether an image may have several classes: the probabilities are the sigmoid of the logits."""
+    promise: Promise | None = None
+    """What the run promises of its answers."""
+    monitor: bytes | None = None
+    """The summary of its evaluation images, for `keras-vit monitor`."""
 
     @property
     def license_text(self) -> str:
         return self.license or "not specified; add the license of the weights and of the data"
 
-    def as_json(self) -> dict[str, str | float | None]:
+    def scoring(self, threshold: float | None = None) -> Scoring:
+        """How the logits become probabilities and decisions."""
+        return Scoring(self.temperature, threshold, self.multi_label, self.promise)
+
+    def as_json(self) -> dict[str, Any]:
         """The fields of report.json."""
         return {
             "model": self.name,
@@ -61,6 +71,7 @@ class Provenance:
             "license": self.license,
             "temperature": self.temperature,
             "multi_label": self.multi_label,
+            **({} if self.promise is None else {"promise": self.promise.as_json()}),
         }
 
 
@@ -107,6 +118,8 @@ def open_model(run: Run, options: SourceOptions) -> ExportedModel:
         license=terms if options.license is None else options.license,
         temperature=run.temperature,
         multi_label=run.is_multi_label,
+        promise=run.promise,
+        monitor=file.read_bytes() if (file := run.file(MONITOR)) else None,
     )
     return ExportedModel(run.model, labels, samples, origin, run.unknown)
 

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -173,7 +174,8 @@ class Classification(Task):
         text = f"{short_name(origin.name)}, {form}; weights: {origin.weights}"
         if origin.multi_label:
             text += f"; {SEVERAL_CLASSES}"
-        return text if origin.temperature == 1.0 else text + calibration_text(origin.temperature)
+        text += "" if origin.temperature == 1.0 else calibration_text(origin.temperature)
+        return text if origin.promise is None else f"{text}; promise: {json.dumps(origin.promise.as_json())}"
 
     def report(self, directory, artifact, expected, files, extra) -> None:
         origin, columns = self.exported.origin, extra.columns

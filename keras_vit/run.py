@@ -33,6 +33,7 @@ from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import RemoteError, can_be_saved_model, existing_file, is_remote, is_web, to_path
 from keras_vit.images.files import SAMPLES
 from keras_vit.models.config import Classes
+from keras_vit.promise import PROMISE, Promise, read_promise
 from keras_vit.scores import UNKNOWN, Scoring, UnknownScorer, read_unknown
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ CALIBRATION = "calibration.npz"
 TRAINING_IMAGES = "training_images.npz"
 # The temperature that `keras-vit evaluate --calibrate` fitted.
 TEMPERATURE = "temperature.json"
+# Summary of the evaluation images by `keras-vit monitor`, which exports carry.
+MONITOR = "monitor.npz"
 # Folder with the checkpoints of training.
 CHECKPOINTS = "checkpoints"
 # Field of config.json: `DataSet.fingerprint` of the data.
@@ -54,12 +57,12 @@ IMAGES = "images_fingerprint"
 # Settings of another run that a message names.
 _MOST_DIFFERENCES = 5
 # Files of a run that could be taken for a model's.
-_OTHER_FILES = (SAMPLES, TRAINING_IMAGES, CALIBRATION, UNKNOWN)
+_OTHER_FILES = (SAMPLES, TRAINING_IMAGES, CALIBRATION, UNKNOWN, PROMISE, MONITOR)
 _SAVED_MODEL = "saved_model.pb"
 # Files with a model, of ours or published. What is said of a pickle is more than that it is no run.
 _MODELS = (MODEL, "*.safetensors", "*.bin", "*.pth", "*.h5", "*.msgpack", _SAVED_MODEL, f"*/{_SAVED_MODEL}")
 # Options of the data at their defaults.
-_USUAL_DATA = {"train_split": "train", "on_bad_image": "stop"}
+_USUAL_DATA = {"train_split": "train", "on_bad_image": "stop", "group": "auto"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -336,7 +339,21 @@ class Run:
 
     def scoring(self, threshold: float | None = None) -> Scoring:
         """Return how its logits become probabilities and classes."""
-        return Scoring(self.temperature, threshold, self.is_multi_label)
+        return Scoring(self.temperature, threshold, self.is_multi_label, self.promise)
+
+    @functools.cached_property
+    def promise(self) -> Promise | None:
+        """Its promise about its answers; None unless `keras-vit evaluate --max-error` or `--coverage` fitted it."""
+        file = self.file(PROMISE) if self.image_size is None else None
+        if file is None:
+            return None
+        promise = read_promise(file)
+        if (promise.model_checksum, promise.temperature) != (self.model_checksum, self.temperature):
+            raise UserError(
+                f"{file} was fitted to another model or temperature than this run has; repeat keras-vit evaluate with "
+                "--max-error or --coverage, or remove it."
+            )
+        return promise
 
     @functools.cached_property
     def unknown(self) -> UnknownScorer | None:
@@ -396,6 +413,8 @@ class Run:
         kind, _, path = source["data"].partition(":")
         if kind in ("folder", "csv") and not to_path(path).exists():
             return []
+        if kind in ("folder", "csv"):  # runs before there were groups drew each image alone
+            source = {**source, "group": source.get("group", "none")}
         changed = {name: value for name, value in source.items() if value not in (None, _USUAL_DATA.get(name))}
         return [text for name, value in changed.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 

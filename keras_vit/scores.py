@@ -7,7 +7,7 @@ SavedModel and a TFLite file compute the same.
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from keras_vit.errors import UserError, reading
 from keras_vit.files.npz import read_npz, write_npz
 from keras_vit.files.remote import to_path
 from keras_vit.images.formats import image_files
+from keras_vit.promise import ANSWERED, LABEL_SET, Promise
 
 if TYPE_CHECKING:
     import keras
@@ -56,6 +57,10 @@ class RankedClasses:
     """The score of an image of none of the classes, see `UnknownScorer`; None without one."""
     is_unknown: bool = False
     """Whether this score exceeds its threshold."""
+    is_answered: bool | None = None
+    """Whether a promise of few errors covers the answer, see `Promise`; None without one."""
+    label_set: tuple[str, ...] | None = None
+    """The classes among which a promise has the true one, the likeliest first; None without one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +75,8 @@ class Scoring:
     is_multi_label: bool = False
     """Whether an image may have any number of classes: its probabilities are the sigmoid of the logits, not the
     softmax."""
+    promise: Promise | None = None
+    """What holds for the answers; None without a promise."""
 
     @property
     def least(self) -> float | None:
@@ -95,8 +102,28 @@ class Scoring:
         names = labels or [f"class {number}" for number in range(logits.shape[-1])]
         probabilities = self.probabilities(logits)
         order = np.argsort(-probabilities, axis=-1, kind="stable")
-        return tuple(
+        ranked = tuple(
             self._ranked(row[best], [names[k] for k in best]) for row, best in zip(probabilities, order, strict=True)
+        )
+        return (
+            ranked if self.promise is None else self._promised(ranked, self.promise.decide(probabilities), order, names)
+        )
+
+    @staticmethod
+    def _promised(
+        ranked: Sequence[RankedClasses], decisions: Mapping[str, Any], order: np.ndarray, names: Sequence[str]
+    ) -> tuple[RankedClasses, ...]:
+        """Return ranked classes with the decisions of `Promise.decide` on them; order: (n, K), the likeliest first."""
+        answered, listed = (decisions.get(output) for output in (ANSWERED, LABEL_SET))
+        sure = [None] * len(ranked) if answered is None else np.asarray(answered).tolist()
+        sets = [None] * len(ranked) if listed is None else np.asarray(listed)
+        return tuple(
+            dataclasses.replace(
+                each,
+                is_answered=is_answered,
+                label_set=None if own is None else tuple(names[k] for k in best if own[k]),
+            )
+            for each, is_answered, own, best in zip(ranked, sure, sets, order, strict=True)
         )
 
     def _ranked(self, probabilities: np.ndarray, names: Sequence[str]) -> RankedClasses:

@@ -30,6 +30,7 @@ FLOORS = (
     "keras_vit.models",
     "keras_vit.checkpoints",
     "keras_vit.text",
+    "keras_vit.promise",
     "keras_vit.scores",
     "keras_vit.run",
     "keras_vit.inspection",

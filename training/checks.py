@@ -1,5 +1,6 @@
 """Open and check what options name before TensorFlow is imported, which takes seconds."""
 
+import dataclasses
 import importlib.util
 import os
 import pathlib
@@ -168,7 +169,8 @@ def with_data(given: Given) -> Given:
         check_name(name)
         raise UserError(f"{name} does not say what it was trained on; give --data, such as --data folder:pictures.")
     print(f"Data: {known['data']}, on which {name} was trained; evaluated on its evaluation images.")
-    return {**{("source", field): value for field, value in known.items()}, **given}
+    fields = dataclasses.asdict(DataOptions.of_settings(known))
+    return {**{("source", field): value for field, value in fields.items()}, **given}
 
 
 def open_measured(options: EvaluateOptions) -> Run:
@@ -176,10 +178,12 @@ def open_measured(options: EvaluateOptions) -> Run:
     texts = classes_of_options(options.classes, options.templates) if options.classes else None
     size, heads = options.input.image_size, options.input.num_heads
     run = Run.open(options.run, image_size=size, num_heads=heads, texts=texts)
-    if options.calibrate:
-        refuse_without_effect(options, [(("calibrate",), run.file(CONFIG) is not None, "a run directory")])
+    fitted = ("calibrate", "max_error", "coverage")
+    if options.calibrate or options.max_error or options.coverage:
+        refuse_without_effect(options, [(fitted, run.file(CONFIG) is not None, "a run directory")])
         changed = ("image_size", "resize", "crop_from", "value_range")
-        refuse_without_effect(options.input, [(changed, False, "evaluations without --calibrate")])
+        owner = "evaluations without --calibrate, --max-error or --coverage"
+        refuse_without_effect(options.input, [(changed, False, owner)])
     return run
 
 

@@ -21,7 +21,7 @@ import keras
 import numpy as np
 
 from export import parity, report
-from export.files import note_on_earlier
+from export.files import note_on_earlier, write_beside
 from export.inference_model import in_dtype, inference_model
 from export.options import OnnxOptions
 from export.source import ExportedModel, Provenance
@@ -33,6 +33,7 @@ from keras_vit.files.atomic import staged
 from keras_vit.files.remote import output_folder
 from keras_vit.files.tables import short_name
 from keras_vit.models.build import exact_products
+from keras_vit.promise import OUTPUTS
 from keras_vit.scores import UNKNOWN_SCORE, features_and_logits
 
 # Takes images (B, h, w, C) float32 and returns the outputs by name, such as logits (B, K).
@@ -82,11 +83,14 @@ def export_onnx(task: Task, options: OnnxOptions) -> tuple[pathlib.Path, Measure
                 scores = scorer.scores(in_dtype(exported.model, "float32"), batches)
                 written = np.stack([outputs[UNKNOWN_SCORE] for outputs in found])
                 row |= parity.unknown_facts("onnx file", scorer, scores, written, exact=True)
+            decided = {name: np.stack([outputs[name] for outputs in found]) for name in OUTPUTS & {*found[0]}}
+            row |= parity.promise_facts("onnx file", exported.origin.scoring(), expected, decided, exact=True)
             columns = {
                 f"max diff, batch {size}": lambda row, size=size: f"{row['max_abs_diff_by_batch'][str(size)]:.3g}"
                 for size in _BATCHES
             }
             extra = dataclasses.replace(extra, columns=columns, panels={"onnx: operators": row["operators"]})
+        write_beside(stage, task.exported.origin)
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
         if options.web:
@@ -96,13 +100,20 @@ def export_onnx(task: Task, options: OnnxOptions) -> tuple[pathlib.Path, Measure
 
 
 def _network(task: Task) -> keras.Model:
-    """Return the inference model with its outputs, of a classifier also the score of unknown images."""
+    """Return the inference model with its outputs, of a classifier also the score of unknown images and decisions."""
     network = inference_model(task.exported.model, for_onnx=True, all_tokens=task.all_tokens)
-    if (scorer := task.exported.unknown) is None:
+    scorer, scoring = task.exported.unknown, task.exported.origin.scoring()
+    if scorer is None and scoring.promise is None:
         return task.network(network)
     inside = features_and_logits(network)
     features, logits = inside.output["pre_logits"], inside.output["logits"]
-    return keras.Model(inside.input, {"logits": logits, UNKNOWN_SCORE: scorer.score(features, logits)})
+    outputs = {"logits": logits}
+    if scorer is not None:
+        outputs[UNKNOWN_SCORE] = scorer.score(features, logits)
+    if scoring.promise is not None:
+        activation = keras.ops.sigmoid if scoring.is_multi_label else keras.ops.softmax
+        outputs |= scoring.promise.decide(activation(logits / scoring.temperature))
+    return keras.Model(inside.input, outputs)
 
 
 def _metadata(exported: ExportedModel, task: Task) -> dict[str, str]:
@@ -112,6 +123,8 @@ def _metadata(exported: ExportedModel, task: Task) -> dict[str, str]:
         about |= {"temperature": str(origin.temperature), "multi_label": str(origin.multi_label).lower()}
         if exported.unknown is not None:
             about["unknown_threshold"] = f"{exported.unknown.threshold:.9g}"
+        if origin.promise is not None:
+            about["promise"] = json.dumps(origin.promise.as_json())
     return about
 
 
@@ -269,6 +282,7 @@ def write_page(
         "preprocessing": dataclasses.asdict(preprocessing),
         "temperature": origin.temperature,
         "multi_label": origin.multi_label,
+        "promise": [] if origin.promise is None else origin.promise.sentences(),
     }
     (directory / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from export import parity, report
-from export.files import directory_bytes, disk_errors, save_module
+from export.files import directory_bytes, disk_errors, save_module, write_beside
 from export.inference_model import in_dtype, inference_model
 from export.options import SavedModelOptions
 from export.saved_model import objects
@@ -38,7 +38,7 @@ from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.remote import RemotePath, output_folder
 from keras_vit.files.tables import short_name
 from keras_vit.models.build import exact_products
-from keras_vit.scores import Scoring
+from keras_vit.promise import OUTPUTS
 
 # For each task other than classification: writes signatures, weights and labels; compares the signature that takes
 # files with the Keras model.
@@ -117,6 +117,7 @@ def _report(
         **facts,
         "export_seconds": round(time.perf_counter() - started, 1),
     }
+    write_beside(version / "assets.extra", origin)
     card = model_card(exported.model, exported.labels, origin, facts, _interface(version))
     (version / "README.md").write_text(card, encoding="utf-8")
     report.write(version, f"{short_name(origin.name)} as SavedModel", facts)
@@ -151,7 +152,7 @@ def _write(exported: ExportedModel, options: SavedModelOptions, path: pathlib.Pa
             servable.labels,
             attention=options.attention,
             xla=options.xla,
-            scoring=Scoring(exported.origin.temperature, options.threshold, exported.origin.multi_label),
+            scoring=exported.origin.scoring(options.threshold),
             unknown=exported.unknown,
         )
         servable.serve = tf.function(
@@ -204,6 +205,8 @@ def _measure_classifier(
         ours = unknown.scores(in_dtype(task.exported.model, "float32"), (images for _, images in expected.batches()))
         scores = np.concatenate([answer["unknown_score"] for answer in answers])
         facts |= parity.unknown_facts("SavedModel", unknown, ours, scores, exact=exact)
+    decided = {name: np.concatenate([answer[name] for answer in answers]) for name in OUTPUTS & {*answers[0]}}
+    facts |= parity.promise_facts("SavedModel", origin.scoring(), expected, decided, exact=exact)
     if options.tflite:
         facts |= write_served_file(path, task.exported, expected)
     return facts

@@ -74,6 +74,7 @@ def _facts(model: keras.Model, labels: Sequence[str], origin: Provenance, facts:
         "Measured on this artifact": f"accuracy {accuracy}, largest difference of a logit from the Keras model "
         f"{facts['max_abs_diff']:.2g} ({facts['num_images']:,} {origin.images})",
         "Probabilities": _probabilities(origin, facts["threshold"]),
+        **({} if origin.promise is None else {"Promise": " ".join(origin.promise.sentences())}),
         "Preprocessing": f"{preprocessing.summary()}; for image files, inside the graph",
         "License": origin.license_text,
         "Versions": ", ".join(f"{name} {version}" for name, version in versions().items() if name != "processor"),

@@ -5,9 +5,10 @@ K classes, B images (0 or more), image size h x w with C channels:
     serving_default     image_bytes (B,) image files of any size, decoded, resized and normalized in the graph as in
                         evaluation -> probabilities (B, K), and the top 5 classes: classes (B, 5) int32, labels (B, 5)
                         their names, scores (B, 5) their probabilities; with a threshold, accepted (B,) bool; with
-                        a score of unknown images, unknown_score (B,) and unknown (B,) bool
+                        a score of unknown images, unknown_score (B,) and unknown (B,) bool; with a promise,
+                        answered (B,) and label_set (B, K) bool
     image_tensor        image (B, h, w, C) float32 in the model's range -> logits (B, K), probabilities (B, K); and
-                        unknown_score (B,), likewise
+                        unknown_score (B,), answered (B,) and label_set (B, K), likewise
     image_tensor_uint8  image (B, h, w, C) uint8, 0..255 -> the same
     features            image_bytes (B,) -> features (B, D), the input of the head ("pre_logits")
     attention           image_bytes (B,) -> attention_0 … (B, heads, N, N), softmax probabilities; optional
@@ -42,6 +43,7 @@ from keras_vit import Preprocessing, UserError, ViTConfig, config_of, intermedia
 from keras_vit.errors import ParityError
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.images.formats import LARGEST_SERVED, format_list
+from keras_vit.promise import OUTPUTS
 from keras_vit.scores import TOP_K, Scoring, UnknownScorer
 
 # Feature of a tf.Example with the image file, as usual in TensorFlow datasets.
@@ -138,7 +140,9 @@ def _scored(inside: dict[str, tf.Tensor], scoring: Scoring, unknown: UnknownScor
     logits = inside["logits"]
     activation = tf.sigmoid if scoring.is_multi_label else tf.nn.softmax
     scores = {} if unknown is None else {"unknown_score": unknown.score(inside["pre_logits"], logits)}
-    return {"logits": logits, "probabilities": activation(logits / scoring.temperature), **scores}
+    probabilities = activation(logits / scoring.temperature)
+    decisions = {} if scoring.promise is None else scoring.promise.decide(probabilities)
+    return {"logits": logits, "probabilities": probabilities, **scores, **decisions}
 
 
 def _serving_default(
@@ -161,7 +165,7 @@ def _serving_default(
         if unknown is not None:
             score = found["unknown_score"]
             outputs |= {"unknown_score": score, "unknown": score > unknown.threshold}
-        return outputs
+        return outputs | {name: found[name] for name in OUTPUTS & {*found}}
 
     return serving_default
 

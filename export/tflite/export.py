@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from export import parity, report
-from export.files import note_on_earlier
+from export.files import note_on_earlier, write_beside
 from export.inference_model import in_dtype, inner_blocks
 from export.options import CALIBRATED, EIGHT_BIT_WEIGHTS, OF_CLASSES, PROCESSORS, Target, TFLiteFormat, TFLiteOptions
 from export.tasks import Classification, Measures, Task
@@ -71,6 +71,7 @@ def export_tflite(
                 progress.update()
         if options.target == "gpu":
             accelerator.write_page(stage, [file.name for file, _ in export.written.values()])
+        write_beside(stage, task.exported.origin)
         for name, text in texts.items():
             (stage / name).write_text(text, encoding="utf-8")
         export.report(note_on_earlier(output, stage) if texts else [])
@@ -144,6 +145,11 @@ class _Export:
         self._rows[form] = {**measures, "bytes": file.stat().st_size, **checked}
         if isinstance(self._task, Classification):
             self._rows[form] = self._measure_classifier(form, started) | scores | checked
+            scoring, exact = self._task.exported.origin.scoring(), form == "float32"
+            if scoring.promise is not None:  # by which the program beside the file decides
+                logits = np.stack([outputs["logits"] for outputs in found])
+                decided = scoring.promise.decide(scoring.probabilities(logits))
+                self._rows[form] |= parity.promise_facts(name, scoring, self._expected, decided, exact=exact)
             if target == "gpu":
                 half = parity.compare(self._expected, run_in_half(content, self._expected))
                 self._rows[form] |= {"float16_agreement": half.agreement, "float16_max_abs_diff": half.max_abs_diff}

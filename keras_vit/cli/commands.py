@@ -41,6 +41,8 @@ _GROUPS = {
         "similar": ("training.similar", "find the images that look like one"),
         "search": ("training.search", "find images by words"),
         "review": ("training.review", "find wrong labels, duplicates and outliers, and decide on them"),
+        "label-next": ("training.label_next", "choose the images that are most worth a label"),
+        "monitor": ("training.monitor", "say whether new images differ from those of the evaluation"),
         "samples": ("training.samples", "write some images of a data set to a file"),
         "models": ("", "list the named models, or those with a part of a name or a wildcard"),
         "recipes": ("", "list the recipes for training, in the same way"),

@@ -70,7 +70,7 @@ def kind_and_path(source: DataOptions) -> tuple[str, str]:
         source,
         [
             (("data_dir", "train_split", "eval_split"), kind == "tfds", "--data tfds:NAME"),
-            (("split_seed", "exclude"), kind in ("folder", "csv"), "--data folder:PATH or csv:FILE"),
+            (("split_seed", "exclude", "group"), kind in ("folder", "csv"), "--data folder:PATH or csv:FILE"),
             (("on_bad_image",), kind not in ("digits", "tfds"), "--data folder:, csv:, tfrecord: or tar:"),
         ],
     )

@@ -63,6 +63,8 @@ class Split:
     """Whether an image may have any number of classes; else the shares of its target sum to 1."""
     truth: Callable[[int], Any] | None = None
     """Index -> all that the annotations say, for evaluation, where `target` has only what training needs."""
+    groups: np.ndarray | None = dataclasses.field(default=None, compare=False)
+    """The group of each example (n,) int64, see `training.data.groups`; None where the split was not drawn by them."""
 
     def example(self, index: tf.Tensor, preprocessing: Preprocessing | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """int64 index -> (image uint8 (h, w, C), label int32); C is unknown before it runs for encoded images.
@@ -87,6 +89,7 @@ class Split:
             (lambda index: target(chosen[index])) if target else None,
             self.multi_label,
             (lambda index: truth(int(indices[index]))) if truth else None,
+            None if self.groups is None else self.groups[indices],
         )
 
 

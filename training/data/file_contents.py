@@ -21,6 +21,7 @@ from keras_vit.errors import UserError, is_or_are, reading
 from keras_vit.files.labels import composed
 from keras_vit.files.remote import existing_file, to_path
 from keras_vit.files.tables import cell_of_csv
+from training.data.groups import Look, look_at
 
 _DIGEST_BYTES = 8
 
@@ -28,13 +29,18 @@ _DIGEST_BYTES = 8
 class FileContents:
     """Digests of the contents of files, noted while each file is read anyway."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_looks: bool = False) -> None:
+        """with_looks: whether to look at each image, too."""
         self._digests: dict[str, int] = {}
+        self._with_looks, self.looks = with_looks, dict[str, Look | None]()
+        self.group_of = dict[str, int]()  # of each file, once they are divided into groups
 
     def note(self, file: str, content: bytes) -> None:
         """Remember the content of a file."""
         digest = hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
         self._digests[file] = int.from_bytes(digest, "big")  # takes half the memory of bytes
+        if self._with_looks:
+            self.looks[file] = look_at(content)
 
     def read(self, file: str) -> bool:
         """Read a file and remember its content; False for one that cannot be read."""

@@ -37,8 +37,9 @@ from training.data.dataset import (
     report_bad,
 )
 from training.data.file_contents import Decisions, FileContents, read_decisions, shown
+from training.data.groups import groups_of, held_out
 from training.data.listed_files import ONE_CLASS, SEVERAL_CLASSES, class_shares, listed_files
-from training.options.common import OnBadImage
+from training.options.common import ALONE, AUTO, OnBadImage
 
 _PURPOSES = {"train": "train on", "test": "evaluate on"}
 # File -> the name of its class, in the order of the classes and then of the files.
@@ -46,7 +47,11 @@ Labels = dict[str, str]
 
 
 def folder(
-    path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None, exclude: str | None = None
+    path: pathlib.Path,
+    on_bad_image: OnBadImage,
+    split_seed: int | None = None,
+    exclude: str | None = None,
+    group: str = AUTO,
 ) -> DataSet:
     """Open class folders of image files (keras_vit/images/formats.py), whatever they are called; classes in name order.
 
@@ -63,9 +68,10 @@ def folder(
     places = dict(zip(("train", "test"), folders, strict=True)) if folders else {"": path}
     listed = {split: _class_files(place, least=1 if folders else 2) for split, place in places.items()}
     _check_seed(split_seed, listed, path)
-    reader = _Reader(on_bad_image)
+    draw = _Draw(path, split_seed, ALONE if folders else group)
+    reader = _Reader(on_bad_image, draw.contents)
     files = {split: reader.readable(listed[split], str(place)) for split, place in places.items()}
-    return _of_classes(_decided(files, decisions, reader.contents), reader.contents, path, path, split_seed)
+    return _of_classes(_decided(files, decisions, draw.contents), path, draw)
 
 
 def unlabelled_folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Split:
@@ -77,7 +83,11 @@ def unlabelled_folder(path: pathlib.Path, on_bad_image: OnBadImage) -> Split:
 
 
 def csv_list(
-    path: pathlib.Path, on_bad_image: OnBadImage, split_seed: int | None = None, exclude: str | None = None
+    path: pathlib.Path,
+    on_bad_image: OnBadImage,
+    split_seed: int | None = None,
+    exclude: str | None = None,
+    group: str = AUTO,
 ) -> DataSet:
     """Open image files with their classes from a CSV file with the columns path and label; classes in name order.
 
@@ -94,12 +104,13 @@ def csv_list(
         raise UserError(f"--exclude is for images of one class each, but {path} has the column {column}.")
     _check_seed(split_seed, value_of, path)
     _say_separators(path, column, sorted({text for files in value_of.values() for text in files.values()}))
-    reader = _Reader(on_bad_image)
+    draw = _Draw(path.parent, split_seed, group if "" in value_of else ALONE)
+    reader = _Reader(on_bad_image, draw.contents)
     where = {split: f"{path} ({split})" if split else str(path) for split in value_of}
     if column != ONE_CLASS:
-        return _of_shares(column, value_of, where, reader, path, split_seed)
+        return _of_shares(column, value_of, where, reader, path, draw)
     files = {split: reader.readable(_sorted(labels), where[split]) for split, labels in value_of.items()}
-    return _of_classes(_decided(files, decisions, reader.contents), reader.contents, path, path.parent, split_seed)
+    return _of_classes(_decided(files, decisions, draw.contents), path, draw)
 
 
 def _check_seed(split_seed: int | None, splits: Iterable[str], path: pathlib.Path) -> None:
@@ -256,13 +267,46 @@ def _decided(splits: dict[str, Labels], decisions: Decisions | None, contents: F
     return results
 
 
-def _of_classes(
-    splits: dict[str, Labels], contents: FileContents, path: pathlib.Path, root: pathlib.Path, seed: int | None
-) -> DataSet:
-    """Return the data set of files of one class each; `path` is in messages, `root` the folder of the paths."""
-    held_out = "" in splits
+@dataclasses.dataclass(frozen=True)
+class _Draw:
+    """How a tenth of the images is kept for evaluation."""
+
+    root: pathlib.Path
+    """The folder of the paths."""
+    seed: int | None
+    group: str
+    """See `DataOptions.group`."""
+    contents: FileContents = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "contents", FileContents(with_looks=self.group != ALONE))
+
+    def place(self, file: str) -> bytes:
+        """Return a hash that puts the files in a random order; the same for all without a seed."""
+        if self.seed is None:
+            return b""
+        return hashlib.sha256(os.fsencode(f"{self.seed}/{os.path.relpath(file, self.root)}")).digest()
+
+    def groups(self, files: Sequence[str]) -> dict[str, int]:
+        """Return the number of the group of each file; print how many have more than one."""
+        if self.group == ALONE:
+            return {file: number for number, file in enumerate(files)}
+        groups = groups_of(files, self.root, self.group, [self.contents.looks.get(file) for file in files])
+        self.contents.group_of.update(groups)
+        sizes = [size for size in collections.Counter(groups.values()).values() if size > 1]
+        if sizes:
+            print(
+                f"{sum(sizes):,} images belong together in {len(sizes):,} groups, such as near copies, of which each "
+                "is on one side of the split; --group none draws each image alone."
+            )
+        return groups
+
+
+def _of_classes(splits: dict[str, Labels], path: pathlib.Path, draw: _Draw) -> DataSet:
+    """Return the data set of files of one class each; `path` is in messages."""
+    held_out, contents = "" in splits, draw.contents
     if held_out:
-        splits = _held_out(splits[""], root, seed)
+        splits = _held_out(splits[""], draw)
     train, test = splits["train"], splits["test"]
     check_classes_of_splits(train.values(), test.values(), path)
     for remark in contents.remarks(train, test):
@@ -277,30 +321,27 @@ def _of_classes(
     return DataSet(tuple(names), made[0], made[1], held_out=held_out)
 
 
-def _held_out(labels: Labels, root: pathlib.Path, seed: int | None) -> dict[str, Labels]:
+def _held_out(labels: Labels, draw: _Draw) -> dict[str, Labels]:
     """Return the files to train on, and to evaluate on: a tenth of each class, rounded up.
 
     Without a seed it is every tenth file by name, else the first tenth in the order of a hash of the seed and of the
-    path below `root`. So the split is the same on any machine, and a new file hardly changes it.
+    path below `root`. So the split is the same on any machine, and a new file hardly changes it. Images that belong
+    together are on one side.
     """
-    _check_sizes(labels, labels.values(), str(root), least=2)
+    _check_sizes(labels, labels.values(), str(draw.root), least=2)
     of_class: dict[str, list[str]] = collections.defaultdict(list)
     for file, label in labels.items():
         of_class[label].append(file)
-    kept: set[str] = set()
-    for files in of_class.values():
-        count = -(-len(files) // HOLD_OUT)
-        kept |= {*files[::HOLD_OUT]} if seed is None else {*sorted(files, key=lambda f: _draw(f, root, seed))[:count]}
-    counts = [-(-len(files) // HOLD_OUT) for files in of_class.values()]
+    for name, files in of_class.items():
+        by_tens = [file for first in range(HOLD_OUT) for file in files[first::HOLD_OUT]]
+        of_class[name] = by_tens if draw.seed is None else sorted(files, key=draw.place)
+    kept = held_out(of_class, draw.groups([*labels]), HOLD_OUT)
+    counts = [len(kept.intersection(files)) for files in of_class.values()]
     each = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
-    how = "Every tenth image of each class" if seed is None else f"A tenth of each class, drawn with the seed {seed},"
+    how = f"A tenth of each class, drawn with the seed {draw.seed},"
+    how = "Every tenth image of each class" if draw.seed is None else how
     print(f"{how} is kept for evaluation: {len(kept):,} of {len(labels):,} images, {each} of each class.")
     return _divided(labels, kept)
-
-
-def _draw(file: str, root: pathlib.Path, seed: int) -> bytes:
-    """Return a hash that puts the files in a random order."""
-    return hashlib.sha256(os.fsencode(f"{seed}/{os.path.relpath(file, root)}")).digest()
 
 
 def _of_shares(
@@ -309,7 +350,7 @@ def _of_shares(
     where: Mapping[str, str],
     reader: _Reader,
     path: pathlib.Path,
-    seed: int | None,
+    draw: _Draw,
 ) -> DataSet:
     """Return the data set of files with several classes each, or with a share of each class."""
     names: set[str] = set()
@@ -319,7 +360,7 @@ def _of_shares(
         names = names.union(*shares.values())
         splits[split] = {file: shares[file] for file in reader.good_files(list(shares), where[split])}
     if held_out := set(splits) == {""}:
-        splits = _spread_tenth(splits[""], path.parent, seed)
+        splits = _spread_tenth(splits[""], draw)
     _check_shares(splits, sorted(names), path)
     train, test = splits["train"], splits["test"]
     for remark in reader.contents.remarks(train, test):
@@ -328,7 +369,7 @@ def _of_shares(
     return DataSet(tuple(sorted(names)), made[0], made[1], held_out=held_out)
 
 
-def _spread_tenth(shares: dict[str, dict[str, float]], root: pathlib.Path, seed: int | None) -> dict[str, dict]:
+def _spread_tenth(shares: dict[str, dict[str, float]], draw: _Draw) -> dict[str, dict]:
     """Keep every tenth file for evaluation, in the order of the rarest of their classes; return those of each split.
 
     So each class has about a tenth of its images there.
@@ -338,10 +379,13 @@ def _spread_tenth(shares: dict[str, dict[str, float]], root: pathlib.Path, seed:
     def place(file: str) -> tuple:
         classes = [name for name, share in shares[file].items() if share]
         rarest = min(((counts[name], name) for name in classes), default=(0, ""))
-        return rarest, "" if seed is None else _draw(file, root, seed), file
+        return rarest, draw.place(file), file
 
     ordered = sorted(shares, key=place)
-    test = {*ordered[min(HOLD_OUT // 2, len(ordered) - 1) :: HOLD_OUT]}  # the one image of a class is for training
+    groups = draw.groups(ordered)
+    firsts = list({groups[file]: file for file in reversed(ordered)})[::-1]  # numbers, in the order of the first file
+    kept = {*firsts[min(HOLD_OUT // 2, len(firsts) - 1) :: HOLD_OUT]}  # the one image of a class is for training
+    test = {file for file in ordered if groups[file] in kept}
     print(f"A tenth of the images is kept for evaluation, spread over the classes: {len(test):,} of {len(ordered):,}.")
     return _divided(dict(sorted(shares.items())), test)
 
@@ -377,6 +421,7 @@ def _split(paths: Sequence[str], known: np.ndarray, lines: Sequence[str], conten
         fingerprint=contents.fingerprint(paths, lines),
         digests=contents.digests(paths),
         labels=known,
+        groups=np.array([contents.group_of[path] for path in paths]) if contents.group_of else None,
     )
 
 

@@ -19,9 +19,10 @@ from keras_vit.files.atomic import write_text
 from keras_vit.files.labels import check_classes, composed
 from keras_vit.files.tables import short_name
 from keras_vit.models.build import exact_products
+from keras_vit.promise import PROMISE
 from keras_vit.published import ACCURACY
 from keras_vit.run import TEMPERATURE, Run
-from keras_vit.scores import KINDS
+from keras_vit.scores import KINDS, Scoring
 from keras_vit.text.classes import classes_of_labels
 from training.checks import report_directory
 from training.data.checks import split_folders
@@ -40,6 +41,7 @@ from training.evaluation.metrics import (
 )
 from training.evaluation.predictions import open_comparison
 from training.evaluation.predictors import Predictor, open_predictor
+from training.evaluation.promises import fit_promise
 from training.evaluation.report import Subject, multi_label_report, single_label_report, write_report
 from training.options.common import DataOptions, StrategyOptions
 from training.options.evaluate import EvaluateOptions, InputOptions, VerifyOfficialOptions
@@ -82,6 +84,7 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
     if source.multi_label:
         metrics = measure_multi_label(logits, labels, names)
         metrics["intervals"] = multi_label_intervals(logits, labels, names)
+        metrics |= _promise(run, logits, labels, order, options)
         report = multi_label_report(subject, logits, labels, names, metrics)
         write_report(report)
         return report.metrics
@@ -96,10 +99,31 @@ def evaluate(predictor: Predictor, source: DataSet, options: EvaluateOptions) ->
             metrics["calibration"] = calibration(logits, labels)
             assert run.directory is not None  # see `training.checks.open_measured`
             write_text(run.directory / TEMPERATURE, json.dumps(metrics["calibration"], indent=2) + "\n")
-    finally:  # without a temperature, the rest of the report is right
+            (run.directory / PROMISE).unlink(missing_ok=True)  # it was of another temperature
+        metrics |= _promise(run, logits, labels, order, options)
+    finally:  # without a temperature or a promise, the rest of the report is right
         report = single_label_report(subject, logits, labels, names, metrics)
         write_report(report)
     return report.metrics
+
+
+def _promise(
+    run: Run, logits: np.ndarray, labels: np.ndarray, order: Sequence[int], options: EvaluateOptions
+) -> dict[str, Any]:
+    """Fit the promise that the options ask for, store it in the run, and return it as a metric; {} without one.
+
+    order: the number in the model of each column of the logits.
+    """
+    if options.max_error is None and options.coverage is None:
+        return {}
+    assert run.directory is not None  # see `training.checks.open_measured`
+    scoring = Scoring(Run.open(run.name).temperature, is_multi_label=run.is_multi_label)  # the temperature of now
+    own = np.take(logits, np.argsort(order), axis=1)
+    labels = np.take(labels, np.argsort(order), axis=1) if labels.ndim == 2 else np.asarray(order)[labels]
+    promise = fit_promise(own, labels, scoring, options.max_error, options.coverage, options.by_class)
+    promise = dataclasses.replace(promise, model_checksum=run.model_checksum)
+    promise.save(run.directory / PROMISE)
+    return {"promise": {**promise.as_json(), "sentences": promise.sentences()}}
 
 
 def evaluate_model(model: keras.Model, data: str | DataOptions, *, batch_size: int = 64) -> dict[str, Any]:

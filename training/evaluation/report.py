@@ -287,6 +287,7 @@ def _compared(
         sentences.append(comparison_sentence(metrics["comparison"]))
     if "calibration" in metrics:
         sentences.append(_calibration_sentence(metrics["calibration"]))
+    sentences += metrics.get("promise", {}).get("sentences", [])
     return metrics, sentences
 
 

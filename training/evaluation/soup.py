@@ -109,7 +109,7 @@ def _accuracy_at_end(run: Run) -> float | None:
 
 def _source_of(runs: Sequence[Run]) -> DataSet:
     """Open the data. Raises UserError if a rule now keeps other images for evaluation than when the runs trained."""
-    options = DataOptions(**runs[0].settings["source"])
+    options = DataOptions.of_settings(runs[0].settings["source"])
     source = open_source(options)
     for run in runs:
         check_held_out(run, options, source)

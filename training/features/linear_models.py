@@ -333,8 +333,11 @@ def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
 
 
 def _copies(source: DataSet) -> np.ndarray:
-    """Return numbers (n,) of the images of both splits, the same for copies of one file."""
-    train, evaluation = source.train.digests, source.evaluation.digests
-    if train is None or evaluation is None:
-        return np.arange(source.train.num_examples + source.evaluation.num_examples)
-    return np.concatenate([train, evaluation])
+    """Return numbers (n,) of the images of both splits, the same for those that belong together, or are copies."""
+    for train, evaluation in (
+        (source.train.groups, source.evaluation.groups),
+        (source.train.digests, source.evaluation.digests),
+    ):
+        if train is not None and evaluation is not None:
+            return np.concatenate([train, evaluation])
+    return np.arange(source.train.num_examples + source.evaluation.num_examples)

@@ -7,6 +7,7 @@ import json
 import pathlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -142,7 +143,8 @@ def _page(index: FeatureIndex, results: Sequence[Nearest]) -> str:
         address = file_address(each.query) if pathlib.Path(each.query).is_file() else ""
         file = pathlib.PurePath(each.query).name
         queries.append({"name": each.query, "file": file, "address": address, "cards": cards})
-    return render("similar", title="Most similar pictures", queries=queries, model=index.description.model)
+    note = f"Similarity is the cosine of the features of {index.description.model}."
+    return render("similar", title="Most similar pictures", queries=queries, note=note)
 
 
 # Exact
@@ -280,8 +282,14 @@ class Thumbnails:
         if data is None or data["data"].startswith(("folder:", "csv:")):
             return None
         with contextlib.suppress(UserError):  # moved: the page has no pictures
-            return open_source(DataOptions(**data))
+            return open_source(DataOptions.of_settings(data))
         return None
+
+
+def picture_card(path: str, label: str, number: float) -> dict[str, Any]:
+    """Return the card of a file on a page of images."""
+    file = pathlib.PurePath(path).name
+    return {"address": file_address(path), "file": file, "name": path, "label": label, "cosine": number}
 
 
 def file_address(path: str) -> str:

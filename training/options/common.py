@@ -19,6 +19,8 @@ TRAINING_NAMES = ("train", "training")
 EVALUATION_NAMES = ("test", "testing", "val", "valid", "validation")
 # Fields of DataOptions that config.json has only where they are set.
 _NEWER_OF_DATA = ("split_seed", "exclude")
+# What `--group` takes beside a regular expression.
+AUTO, FOLDER, ALONE = "auto", "folder", "none"
 FOR_SEVERAL_CLASSES = (
     "--loss multi-label is for images of several classes each, from --data csv:FILE with a column labels; leave it out."
 )
@@ -59,6 +61,10 @@ class DataOptions:
     exclude: str | None = None
     """decisions.csv of keras-vit review, for a folder or CSV file: its images with the decision drop are left out
     and those with relabel get their new label. Give the same to keras-vit evaluate."""
+    group: str = AUTO
+    """Without splits, in a folder or CSV file: images that belong together are never on both sides. auto: near copies,
+    and bursts of one camera within a minute; folder: also those of one folder; a regular expression on the path: also
+    those with the same first group in it, such as a patient; none: each image alone."""
 
     @property
     def kind(self) -> str:
@@ -77,7 +83,15 @@ class DataOptions:
     def settings(self) -> dict[str, Any]:
         """Return the fields as config.json stores them: without what is newer and not set, as runs did before it."""
         fields = dataclasses.asdict(self)
+        if self.kind not in ("folder", "csv") or self.group == ALONE:
+            del fields["group"]
         return {name: value for name, value in fields.items() if value is not None or name not in _NEWER_OF_DATA}
+
+    @classmethod
+    def of_settings(cls, fields: dict[str, Any]) -> "DataOptions":
+        """Return the options that `settings` stored; runs before there were groups drew each image alone."""
+        is_drawn = str(fields["data"]).startswith(("folder:", "csv:"))
+        return cls(**{**({"group": ALONE} if is_drawn else {}), **fields})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
-from keras_vit.cli.options import Aliases, Count, MayBeEmpty, MayLead, Positional, Seed
+from keras_vit.cli.options import Aliases, Count, MayBeEmpty, MayLead, Positional, Range, Seed
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
 from keras_vit.images.resizing import Resize
@@ -80,11 +80,26 @@ class EvaluateOptions(CsvOptions):
     calibrate: bool = False
     """Fit a temperature to the evaluation images and store it in the run: keras-vit predict and exports of the run then
     divide the logits by it, so that probabilities agree with frequencies."""
+    max_error: Annotated[float, Range("(0, 1)")] | None = None
+    """Promise: largest share of wrong answers, 0 to 1, kept with 95% confidence. Fitted to the evaluation images and
+    stored in the run: prediction and exports answer only the images that it covers, and leave the others to a
+    person."""
+    coverage: Annotated[float, Range("(0, 1)")] | None = None
+    """Promise, stored likewise: share of images whose class is in a list of classes, 0 to 1; of images of several
+    classes each, the mean share of them that is in it."""
+    by_class: bool = False
+    """Promise --coverage to the images of each class, for longer lists."""
     input: InputOptions = dataclasses.field(default_factory=InputOptions)
     devices: StrategyOptions = dataclasses.field(default_factory=lambda: StrategyOptions("single"))
 
     def __post_init__(self) -> None:
-        refuse_without_effect(self, [(("templates",), self.classes is not None, "--classes")])
+        refuse_without_effect(
+            self,
+            [
+                (("templates",), self.classes is not None, "--classes"),
+                (("by_class",), self.coverage is not None, "--coverage"),
+            ],
+        )
 
 
 @dataclasses.dataclass(frozen=True)

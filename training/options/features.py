@@ -5,11 +5,11 @@ import pathlib
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from keras_vit import UserError
-from keras_vit.cli.options import Aliases, Count, Positional, Positive, Range
+from keras_vit.cli.options import Aliases, Count, MayLead, Positional, Positive, Range, Seed
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
 from keras_vit.images.resizing import Resize
-from training.options.common import CsvOptions, DataOptions, ModelOptions, Runner
+from training.options.common import CsvOptions, DataOptions, FalseAlarms, ModelOptions, Runner
 from training.options.predict import check_ending
 
 if TYPE_CHECKING:
@@ -230,3 +230,52 @@ class ReviewOptions(CsvOptions):
     def folder(self) -> pathlib.Path:
         """Where the page goes."""
         return to_path(self.index) / "review" if self.output is None else to_path(self.output)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MonitorOptions:
+    """Compare new images with those that a run was evaluated on."""
+
+    run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
+    """Run directory; or an export with monitor.npz, for saved features."""
+    pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
+    """Image files, folders and patterns; or an .npz file with features (n, D) and probabilities (n, K), as a served
+    model gives them. Without any, the summary of the evaluation images is made again."""
+    source: DataOptions = dataclasses.field(default_factory=lambda: DataOptions(""))
+    """Data of the summary; default those of the run."""
+    false_alarms: FalseAlarms = 0.01
+    """Probability of an alarm for images of the same kind."""
+    output: str | None = None
+    """Page with the images that moved most, which ends in .html."""
+    metrics: str | None = None
+    """File for the results as lines of Prometheus."""
+    batch_size: Count = 64
+    """Images per forward pass."""
+
+    def __post_init__(self) -> None:
+        check_ending(self.output, (".html",))
+
+    @property
+    def saved_features(self) -> bool:
+        """Whether there are no images, but features or none of both."""
+        return not self.pictures or (len(self.pictures) == 1 and self.pictures[0].endswith(".npz"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelNextOptions(ModelOptions, CsvOptions):
+    """Choose the images to label next."""
+
+    source: DataOptions
+    """The labelled images."""
+    unlabelled: str
+    """Folder of images without labels."""
+    count: Count = 50
+    """Images to choose."""
+    output: str = "label-next"
+    """Folder of label_next.html and label_next.csv."""
+    duplicate_similarity: Annotated[float, Range("(0, 1]")] = 0.95
+    """Least cosine similarity, after the mean of all features is subtracted, of images that are near copies."""
+    batch_size: Count = 64
+    """Images per forward pass."""
+    seed: Seed = 0
+    """Seed of the clusters."""

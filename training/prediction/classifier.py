@@ -71,6 +71,10 @@ class Prediction:
         fields: dict[str, Any] = {"picture": self.name, "rejected": self.ranked.is_rejected}
         if self.ranked.unknown is not None:
             fields |= {"unknown": self.ranked.is_unknown, "unknown_score": self.ranked.unknown}
+        if self.ranked.is_answered is not None:
+            fields["answered"] = self.ranked.is_answered
+        if self.ranked.label_set is not None:
+            fields["label_set"] = [*self.ranked.label_set]
         return {**fields, "classes": [{"class": name, "probability": share} for name, share in self.classes]}
 
 
@@ -168,6 +172,8 @@ def _card(prediction: Prediction, ranked: RankedClasses, scoring: Scoring) -> di
         groups = ["(unknown)"]
     elif ranked.is_rejected:
         groups = ["(rejected)"]
+    elif ranked.is_answered is False:
+        groups = ["(for a person)"]
     left, top, right, bottom = (100.0 * edge for edge in prediction.seen)
     return {
         "name": prediction.name,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from keras_vit.files.atomic import atomic_write
 from keras_vit.files.tables import markdown_table, write_csv
+from keras_vit.promise import ANSWERED, LABEL_SET
 from keras_vit.scores import TOP_K, RankedClasses
 from training.data.dataset import check_some_read
 from training.options.predict import PredictOptions
@@ -76,6 +77,7 @@ def _table(predictions: Sequence[Prediction]) -> str:
         if each.ranked is None:
             continue
         name = f"{each.name}{' (rejected)' * each.ranked.is_rejected}{' (unknown)' * each.ranked.is_unknown}"
+        name += " (for a person)" * (each.ranked.is_answered is False)
         cells = [
             f"{label} {share:.1%}" if share >= 0.001 else f"{label} < 0.1%" for label, share in each.classes[:best]
         ]
@@ -97,20 +99,38 @@ def _csv_rows(predictions: Sequence[Prediction], *, multi_label: bool) -> Iterat
     """Yield a row for each picture.
 
     Columns: picture; of one class each, class, probability, class_2, probability_2, …; of several classes, classes and
-    probabilities, separated by |; rejected; unknown and unknown_score if there is a score; problem.
+    probabilities, separated by |; rejected; unknown and unknown_score if there is a score; answered, and label_set,
+    separated by |, if there is a promise; problem.
     """
     scored = any(each.ranked and each.ranked.unknown is not None for each in predictions)
     best = max((len(each.classes) for each in predictions), default=0)
     columns = ["classes", "probabilities"] if multi_label else _numbered(best)
     flags = ["rejected", "unknown", "unknown_score"][: 3 if scored else 1]
-    yield "picture", *columns, *flags, "problem"
-    for each in predictions:
+    promised = promised_columns(predictions)
+    yield "picture", *columns, *flags, *promised, "problem"
+    for each, *decisions in zip(predictions, *promised.values(), strict=True):
         pairs = [(name, f"{share:.6f}") for name, share in each.classes]
         if multi_label:
             pairs = [("|".join(name for name, _ in pairs), "|".join(share for _, share in pairs))]
         cells = [cell for pair in pairs for cell in pair]
         cells += [""] * (len(columns) - len(cells))
-        yield each.name, *cells, *_flags(each.ranked)[: len(flags)], each.problem or ""
+        yield each.name, *cells, *_flags(each.ranked)[: len(flags)], *map(_cell, decisions), each.problem or ""
+
+
+def _cell(decision: bool | tuple[str, ...] | None) -> object:
+    if decision is None:
+        return ""
+    return "|".join(decision) if isinstance(decision, tuple) else decision
+
+
+def promised_columns(predictions: Sequence[Prediction]) -> dict[str, list]:
+    """Return what is promised of each picture, by column, None where there is no picture; without a promise nothing."""
+    ranked = [each.ranked for each in predictions]
+    columns: dict[str, list] = {
+        ANSWERED: [each and each.is_answered for each in ranked],
+        LABEL_SET: [each and each.label_set for each in ranked],
+    }
+    return {name: column for name, column in columns.items() if any(value is not None for value in column)}
 
 
 def _numbered(best: int) -> list[str]:
@@ -126,7 +146,8 @@ def _flags(ranked: RankedClasses | None) -> list[object]:
 
 def write_parquet(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
     """Write a row for each picture. Columns: picture, classes and probabilities (lists), rejected, unknown and
-    unknown_score (null without a score), problem (null for a picture that can be read).
+    unknown_score (null without a score), answered and label_set (if there is a promise), problem (null for a picture
+    that can be read).
     """
     import pyarrow  # lazy: no other form of the results needs it
     import pyarrow.parquet
@@ -146,4 +167,6 @@ def write_parquet(path: pathlib.Path, predictions: Sequence[Prediction]) -> None
         "unknown_score": pyarrow.array(scores, number),
         "problem": pyarrow.array([each.problem for each in predictions], text),
     }
+    promised = promised_columns(predictions)
+    columns |= zip(promised, map(pyarrow.array, promised.values()), strict=True)
     pyarrow.parquet.write_table(pyarrow.table(columns), path, compression="zstd", write_statistics=False)

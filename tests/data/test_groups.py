@@ -1,0 +1,183 @@
+"""Images that belong together: which do, and that a drawn split has each group on one side."""
+
+import collections
+import json
+import pathlib
+
+import numpy as np
+import PIL.Image
+import PIL.ImageFilter
+import pytest
+
+from keras_vit import UserError
+from keras_vit.run import Run
+from training.checks import with_data
+from training.data.groups import groups_of, held_out, look_at
+from training.data.sources import open_source
+from training.options.common import DataOptions
+
+
+def scene(seed: int, size: int = 96) -> PIL.Image.Image:
+    """A smooth image with the colors of a seed."""
+    colors = np.random.default_rng(seed).integers(0, 256, (5, 6, 3), np.uint8)
+    return PIL.Image.fromarray(colors).resize((size, size), PIL.Image.Resampling.BICUBIC)
+
+
+def shots(seed: int) -> list[PIL.Image.Image]:
+    """Near copies of a scene: darker, blurred, and smaller."""
+    image = scene(seed)
+    darker = PIL.Image.fromarray((np.asarray(image) * 0.8).astype(np.uint8))
+    return [image, darker, image.filter(PIL.ImageFilter.GaussianBlur(1.0)), image.resize((64, 64))]
+
+
+def save(folder: pathlib.Path, name: str, image: PIL.Image.Image, **options) -> str:
+    """Write an image, and return its path."""
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    image.save(file, **options)
+    return str(file)
+
+
+def grouped(folder: pathlib.Path, files: list[str], rule: str = "auto") -> list[int]:
+    numbers = groups_of(files, folder, rule, [look_at(pathlib.Path(file).read_bytes()) for file in files])
+    return [numbers[file] for file in files]
+
+
+def test_near_copies_belong_together_and_other_images_do_not(tmp_path):
+    images = [image for seed in range(12) for image in shots(seed)]
+    files = [save(tmp_path, f"{number:02}.png", image) for number, image in enumerate(images)]
+    files.append(save(tmp_path, "saved again.jpg", scene(3), quality=70))
+    numbers = grouped(tmp_path, files)
+    assert numbers[:48] == np.repeat(numbers[:48:4], 4).tolist()
+    assert len({*numbers}) == 12
+    assert numbers[48] == numbers[12]
+
+
+def test_images_of_one_color_and_transparent_ones_are_no_copies(tmp_path):
+    plain = [save(tmp_path, f"{level}.png", PIL.Image.new("RGB", (9, 9), (level, 9, 9))) for level in (0, 99, 200)]
+    for name, seed in (("a", 1), ("b", 2)):  # only the alpha differs
+        alpha = scene(seed).convert("L")
+        image = PIL.Image.merge("RGBA", (*PIL.Image.new("RGB", alpha.size).split(), alpha))
+        plain.append(save(tmp_path, f"{name}.png", image))
+    assert len({*grouped(tmp_path, plain)}) == 5
+
+
+def test_a_burst_is_of_one_camera_within_a_minute(tmp_path):
+    taken = [
+        ("A", "10:00:00"),
+        ("A", "10:00:50"),
+        ("A", "10:01:40"),
+        ("A", "10:05:00"),
+        ("B", "10:00:20"),
+        ("A", "bad"),
+    ]
+    files = []
+    for number, (camera, time) in enumerate(taken):
+        exif = PIL.Image.Exif()
+        exif[0x0110] = camera
+        exif.get_ifd(0x8769)[0x9003] = f"2026:05:01 {time}"
+        files.append(save(tmp_path, f"{number}.jpg", scene(number), exif=exif))
+    first, second, third, *others = grouped(tmp_path, files)
+    assert first == second == third
+    assert len({first, *others}) == 4
+
+
+def test_names_group_by_folder_or_by_the_first_group_of_an_expression(tmp_path):
+    names = ("cat/p1/a.png", "cat/p1/b.png", "dog/p1/c.png", "dog/p2/d.png", "dog/e.png")
+    files = [save(tmp_path, name, scene(number)) for number, name in enumerate(names)]
+    one, two, three, four, five = grouped(tmp_path, files, "folder")
+    assert one == two
+    assert len({one, three, four, five}) == 4
+    one, two, three, four, five = grouped(tmp_path, files, r"p(\d)/")
+    assert one == two == three
+    assert len({one, four, five}) == 3
+    with pytest.raises(UserError, match=r"fits no file, such as cat/p1/a\.png"):
+        grouped(tmp_path, files, "patient")
+    with pytest.raises(UserError, match="regular expression"):
+        grouped(tmp_path, files, "(")
+
+
+def test_groups_are_whole_and_a_tenth_of_each_class_is_kept():
+    rng = np.random.default_rng(0)
+    files = {label: [f"{label}{number:03}" for number in range(200)] for label in "abc"}
+    group_of = {file: int(rng.integers(0, 60)) + 100 * "abc".index(label) for label in files for file in files[label]}
+    kept = held_out(files, group_of, 10)
+    by_group = collections.defaultdict(set)
+    for file, number in group_of.items():
+        by_group[number].add(file in kept)
+    assert all(len(sides) == 1 for sides in by_group.values())
+    assert all(20 <= len(kept.intersection(files[label])) <= 30 for label in files)
+
+
+def test_a_large_group_is_trained_on_unless_there_are_no_others():
+    files = {"a": [f"a{number}" for number in range(40)]}
+    group_of = {file: min(number // 30, 1) + max(number - 30, 0) for number, file in enumerate(files["a"])}
+    assert not {"a0", "a29"} & held_out(files, group_of, 10)
+    halves = {file: number // 20 for number, file in enumerate(files["a"])}
+    assert len(held_out(files, halves, 10)) == 20
+    with pytest.raises(UserError, match=r"40 images of 'a' belong together"):
+        held_out(files, dict.fromkeys(files["a"], 0), 10)
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path) -> pathlib.Path:
+    """Two classes of nine scenes in four shots each, which lie far apart by name."""
+    for label in ("cat", "dog"):
+        for seed in range(9):
+            for number, image in enumerate(shots(seed + 100 * (label == "dog"))):
+                save(tmp_path / "pictures", f"{label}/shot{number}-scene{seed}.png", image)
+    return tmp_path / "pictures"
+
+
+def scenes(split) -> set[str]:
+    return {
+        split.name(number).rpartition("-")[2] + split.name(number).split("/")[-2]
+        for number in range(split.num_examples)
+    }
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_drawn_split_has_each_scene_on_one_side(seed, folder, capsys):
+    source = open_source(DataOptions(f"folder:{folder}", split_seed=seed))
+    assert not scenes(source.train) & scenes(source.evaluation)
+    assert len(scenes(source.evaluation)) == 2
+    groups = np.concatenate([source.train.groups, source.evaluation.groups])
+    assert len(np.unique(groups)) == 18
+    assert len(np.unique(source.evaluation.take(np.arange(3)).groups)) == 1
+    assert "72 images belong together in 18 groups" in capsys.readouterr().out
+    alone = open_source(DataOptions(f"folder:{folder}", split_seed=seed, group="none"))
+    assert scenes(alone.train) & scenes(alone.evaluation)
+
+
+def test_lists_of_several_classes_have_each_scene_on_one_side(folder):
+    lines = [f"pictures/{file.relative_to(folder)},{file.parent.name}|all" for file in sorted(folder.rglob("*.png"))]
+    (folder.parent / "list.csv").write_text("path,labels\n" + "\n".join(lines))
+    source = open_source(DataOptions(f"csv:{folder.parent / 'list.csv'}"), multi_label=True)
+    assert not scenes(source.train) & scenes(source.evaluation)
+
+
+def test_images_without_groups_are_split_as_ever(tmp_path):
+    for number in range(60):
+        save(tmp_path, f"{'even' if number % 2 == 0 else 'odd'}/{number:02}.png", scene(number))
+    for seed in (None, 3):
+        splits = [
+            open_source(DataOptions(f"folder:{tmp_path}", split_seed=seed, group=rule)) for rule in ("auto", "none")
+        ]
+        names = [[part.name(k) for k in range(part.num_examples)] for part in (each.evaluation for each in splits)]
+        assert names[0] == names[1]
+        assert splits[0].fingerprint == splits[1].fingerprint
+
+
+def test_old_runs_keep_their_split_and_new_ones_say_how_they_were_drawn(folder, tmp_path):
+    new = DataOptions(f"folder:{folder}", group=r"scene\d").settings()
+    old = {name: value for name, value in new.items() if name != "group"}
+    assert DataOptions.of_settings(new).group == r"scene\d"
+    assert DataOptions.of_settings(old).group == "none"
+    assert DataOptions.of_settings({"data": "digits"}) == DataOptions("digits")
+    assert "group" not in DataOptions("digits").settings()
+    assert "group" not in DataOptions(f"folder:{folder}", group="none").settings()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model.keras").touch()
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"settings": {"source": old}}))
+    assert with_data({("run",): str(tmp_path / "run")})[("source", "group")] == "none"
+    assert Run.at(tmp_path / "run").data_options[-2:] == ["--group", "none"]

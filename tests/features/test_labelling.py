@@ -1,0 +1,94 @@
+"""What to label next: better than random images, no copies, an honest gain, and the command."""
+
+import csv
+
+import numpy as np
+import sklearn.datasets
+import tensorflow as tf
+
+import keras_vit
+from tests.support import randomize
+from training import label_next
+from training.features.labelling import choose, head_probabilities, worth
+
+
+def digits_features() -> tuple[np.ndarray, np.ndarray]:
+    """Features (1797, 64) float32 and labels (1797,) of handwritten digits."""
+    values, labels = sklearn.datasets.load_digits(return_X_y=True)
+    return values.astype(np.float32), labels
+
+
+def accuracy_after(chosen, values: np.ndarray, labels: np.ndarray, rounds: int, count: int) -> float:
+    """The accuracy on the last 800 images of a head fitted to what `chosen(known, free)` takes in some rounds."""
+    known = np.zeros(0, np.int64)
+    for _ in range(rounds):
+        free = np.setdiff1d(np.arange(len(labels) - 800), known)
+        known = np.concatenate([known, free[chosen(known, free)]])
+    assert len(known) == rounds * count
+    classes, probabilities = head_probabilities(values[known], labels[known], values[-800:])
+    return float(np.mean(classes[probabilities.argmax(axis=1)] == labels[-800:]))
+
+
+def test_chosen_images_teach_more_than_random_ones():
+    values, labels = digits_features()
+    rng = np.random.default_rng(0)
+    for rounds in (2, 8):  # with few labels, and with more
+        ours = accuracy_after(
+            lambda known, free: choose(values[known], labels[known], values[free], 20).rows, values, labels, rounds, 20
+        )
+        random = [
+            accuracy_after(lambda _, free: rng.choice(len(free), 20, replace=False), values, labels, rounds, 20)
+            for _ in range(5)
+        ]
+        assert ours > np.mean(random) + 0.01
+
+
+def test_of_copies_one_is_chosen_and_none_of_a_labelled_image():
+    values, labels = digits_features()
+    unlabelled = np.concatenate([np.repeat(values[100:110], 5, axis=0), values[:20]])
+    for few in (4, 20):  # of typical images, and of unsure ones
+        choice = choose(values[:few], labels[:few], unlabelled, 15)
+        assert len({*(choice.rows[choice.rows < 50] // 5)}) == len(choice.rows[choice.rows < 50])
+        assert not {*choice.rows} & {*range(50, 50 + few)}
+
+
+def test_without_a_label_typical_images_are_chosen():
+    values, _ = digits_features()
+    choice = choose(values[:0], np.zeros(0, np.int64), values[:200], 10)
+    assert choice.typical
+    assert len(choice.rows) == 10
+    assert (choice.suggested == -1).all()
+
+
+def test_more_labels_are_worth_something_until_they_are_not():
+    values, labels = digits_features()
+    few = worth(values[:120], labels[:120], 100)
+    assert "raise the accuracy" in few
+    assert "hardly help" not in few
+    assert "More labels will hardly help" in worth(values, labels, 50)
+    assert "not known yet" in worth(values[:12], labels[:12], 10)
+
+
+def test_the_command_writes_a_list_and_a_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
+    digits = sklearn.datasets.load_digits()
+    for number in range(120):
+        folder = tmp_path / ("labelled" if number < 80 else "new") / (str(digits.target[number]) if number < 80 else "")
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.minimum(digits.images[number][..., None] * 16, 255).astype(np.uint8)
+        (folder / f"{number:03}.png").write_bytes(tf.io.encode_png(pixels).numpy())
+    (tmp_path / "new" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
+    config = keras_vit.ViTConfig(patch_size=4, hidden_size=24, num_layers=1, num_heads=3, mlp_dim=32)
+    model = randomize(keras_vit.build(config, image_size=8, channels=1, num_classes=None))
+    model.save(tmp_path / "backbone.keras")
+    arguments = ["--checkpoint", str(tmp_path / "backbone.keras"), "--data", f"folder:{tmp_path / 'labelled'}"]
+    output = tmp_path / "next"
+    label_next.main([*arguments, "--unlabelled", str(tmp_path / "new"), "--count", "7", "--output", str(output)])
+    with (output / "label_next.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert len({row["path"] for row in rows}) == 7
+    assert all(row["suggested"] in map(str, range(10)) and row["label"] == "" for row in rows)
+    assert (output / "label_next.html").read_text().count("<img") == 7
+    printed = capsys.readouterr().out
+    assert "broken.png" in printed
+    assert "7 of 40 images" in printed

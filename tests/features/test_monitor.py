@@ -1,0 +1,123 @@
+"""Monitoring: false alarms at the promised rate, alarms for changed images, the expected accuracy, and the command."""
+
+import json
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+import sklearn.datasets
+import tensorflow as tf
+
+import keras_vit
+from export.saved_model import __main__ as saved_model
+from keras_vit import UserError
+from keras_vit.run import MONITOR
+from training import linear_probe, monitor
+from training.features.drift import compare, read_summary, summarize
+
+
+def made(rng: np.random.Generator, count: int, shift: float = 0.0, shares=(0.5, 0.3, 0.2)) -> tuple:
+    """Features (n, D), calibrated probabilities (n, K) and labels (n,) of three classes."""
+    labels = rng.choice(3, count, p=shares)
+    centers = 3.0 * np.eye(3, 12)
+    values = centers[labels] + rng.normal(size=(count, 12)) + shift
+    odds = np.exp(values[:, :3] * 3.0) * (0.5, 0.3, 0.2)
+    return values.astype(np.float32), odds / odds.sum(axis=1, keepdims=True), labels
+
+
+def test_images_of_the_same_kind_raise_an_alarm_in_one_window_of_a_hundred():
+    rng, alarms, covered, windows = np.random.default_rng(0), 0, 0, 40
+    summary = summarize(*made(rng, 300))
+    for _ in range(windows):
+        values, probabilities, labels = made(rng, 60)
+        drift = compare(summary, values, probabilities)
+        alarms += drift.is_alarm
+        covered += drift.accuracy[1] <= np.mean(probabilities.argmax(axis=1) == labels) <= drift.accuracy[2]
+        assert drift.accuracy[0] == pytest.approx(np.mean(probabilities.argmax(axis=1) == labels), abs=0.08)
+    assert alarms <= scipy.stats.binom.ppf(0.999, windows, 0.01)
+    assert covered >= 0.9 * windows
+
+
+def test_moved_images_raise_an_alarm_and_the_odd_ones_moved_most():
+    rng = np.random.default_rng(1)
+    summary = summarize(*made(rng, 300))
+    values, probabilities, _ = made(rng, 60)
+    values[:20] += 2.0
+    drift = compare(summary, values, probabilities)
+    assert drift.is_alarm
+    assert {*np.argsort(-drift.distances)[:15]} <= {*range(20)}
+
+
+def test_a_class_that_became_frequent_is_named():
+    rng = np.random.default_rng(2)
+    summary = summarize(*made(rng, 400))
+    drift = compare(summary, *made(rng, 200, shares=(0.2, 0.3, 0.5))[:2])
+    assert drift.is_alarm
+    assert {0, 2} <= {*drift.shares}
+    then, now = drift.shares[2]
+    assert then < 0.3 < now
+
+
+def test_a_summary_is_read_as_it_was_written_and_small(tmp_path):
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(2500, 384)).astype(np.float32)
+    summary = summarize(values, np.full((2500, 4), 0.25), np.zeros(2500, np.int64), 7)
+    summary.save(tmp_path / MONITOR)
+    assert (tmp_path / MONITOR).stat().st_size < 300_000
+    read = read_summary(tmp_path / MONITOR)
+    assert read.model_checksum == 7
+    np.testing.assert_array_equal(read.features, summary.features)
+
+
+@pytest.fixture(name="run", scope="module")
+def _run(tmp_path_factory) -> pathlib.Path:
+    """A linear probe of handwritten digits with a summary."""
+    folder = tmp_path_factory.mktemp("monitor")
+    keras.utils.set_random_seed(0)
+    config = keras_vit.ViTConfig(patch_size=2, hidden_size=48, num_layers=1, num_heads=4, mlp_dim=64)
+    keras_vit.build(config, image_size=8, channels=1, num_classes=None).save(folder / "backbone.keras")
+    options = ["--checkpoint", str(folder / "backbone.keras"), "--data", "digits", "--features", "mean", "--c", "1"]
+    linear_probe.main([*options, "--workdir", str(folder / "run"), "--cache", str(folder / "cache")])
+    monitor.main(["--run", str(folder / "run")])
+    return folder / "run"
+
+
+def test_the_command_tells_inverted_digits_from_others(run, tmp_path, capsys):
+    for name in ("same", "inverted"):
+        (tmp_path / name).mkdir()
+        for number, image in enumerate(sklearn.datasets.load_digits().images[:60]):
+            pixels = np.minimum(image[..., None] * 16, 255).astype(np.uint8)
+            pixels = 255 - pixels if name == "inverted" else pixels
+            (tmp_path / name / f"{number:02}.png").write_bytes(tf.io.encode_png(pixels).numpy())
+    page, metrics = tmp_path / "moved.html", tmp_path / "monitor.prom"
+    monitor.main(["--run", str(run), str(tmp_path / "same"), "--metrics", str(metrics)])
+    assert f'keras_vit_drift_alarm{{run="{run}"}} 0\n' in metrics.read_text()
+    with pytest.raises(SystemExit) as stop:
+        monitor.main(["--run", str(run), str(tmp_path / "inverted"), "--output", str(page)])
+    assert stop.value.code == 3
+    printed = capsys.readouterr().out
+    assert "Alarm: these images differ" in printed
+    assert "Expected accuracy" in printed
+    assert page.read_text().count("<img") == 48
+
+
+def test_an_export_carries_the_summary_for_the_features_that_it_serves(run, tmp_path, capsys):
+    saved_model.main(["--run", str(run), "--output", str(tmp_path / "served")])
+    version = tmp_path / "served" / "1"
+    served = tf.saved_model.load(str(version)).signatures
+    images = np.minimum(sklearn.datasets.load_digits().images[:50, ..., None] * 16, 255).astype(np.uint8)
+    features = served["features"](image_bytes=tf.stack([tf.io.encode_png(image) for image in images]))["features"]
+    probabilities = served["image_tensor_uint8"](image=tf.constant(images))["probabilities"]
+    np.savez(tmp_path / "today.npz", features=features, probabilities=probabilities)
+    monitor.main(["--run", str(version), str(tmp_path / "today.npz")])
+    assert "No alarm" in capsys.readouterr().out
+
+
+def test_a_run_without_data_asks_for_them(run, tmp_path):
+    (run / MONITOR).rename(tmp_path / MONITOR)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "settings": {}}))
+    with pytest.raises(UserError, match="--data"):
+        monitor.main(["--run", str(run)])

@@ -1,0 +1,173 @@
+"""Say whether new images differ from those that a model was evaluated on, by a summary of these of some kilobytes.
+
+Images differ if a permutation test says so, whose false alarms have exactly the probability that was asked for: of the
+energy distance of the features (Szekely and Rizzo, 2004) and of the ranks of the confidences, whichever says more. The
+expected accuracy is the share of images that are surer than a threshold, above which on the images of the summary is a
+share as large as is right there (average thresholded confidence, arXiv 2201.04234).
+"""
+
+import dataclasses
+import os
+
+import numpy as np
+import scipy.spatial.distance
+import scipy.stats
+
+from keras_vit.errors import reading
+from keras_vit.files.npz import read_npz, write_npz
+
+# Directions of the features, and images, that the summary keeps.
+_DIRECTIONS, _MOST_KEPT = 64, 1000
+# New images of one test at most, and permutations.
+_MOST_TESTED, _PERMUTATIONS = 1000, 999
+_LEVEL = 0.95
+_DRAWS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Features and confidences of images that a model was not trained on."""
+
+    mean: np.ndarray
+    """(D,) of the features."""
+    directions: np.ndarray
+    """(D, d) of their largest variance."""
+    features: np.ndarray
+    """(n, d) float16 along these, less the mean."""
+    confidence: np.ndarray
+    """(n,) of the likeliest class."""
+    predicted: np.ndarray
+    """(n,) the likeliest class."""
+    correct: np.ndarray
+    """(n,) whether it is right."""
+    model_checksum: int = 0
+    """CRC-32 of the file of the model; 0 if it is not known."""
+
+    def project(self, values: np.ndarray) -> np.ndarray:
+        """Return features (m, D) along the directions, (m, d)."""
+        return (values - self.mean) @ self.directions
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write an .npz file."""
+        arrays = {field.name: np.asarray(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        write_npz(path, arrays)
+
+
+def read_summary(path: str | os.PathLike) -> Summary:
+    """Read what `Summary.save` writes. Raises UserError for any other file."""
+    arrays = read_npz(path)
+    with reading(path, "a summary of features", KeyError, TypeError, advice="make it again by keras-vit monitor"):
+        fields = {field.name: arrays[field.name] for field in dataclasses.fields(Summary)}
+        checksum = int(fields.pop("model_checksum"))
+        return Summary(**fields, model_checksum=checksum)
+
+
+def summarize(values: np.ndarray, probabilities: np.ndarray, labels: np.ndarray, model_checksum: int = 0) -> Summary:
+    """Return the summary of images from features (n, D), probabilities (n, K) and labels (n,)."""
+    mean = values.mean(axis=0)
+    _, _, directions = np.linalg.svd(values - mean, full_matrices=False)
+    rows = np.arange(len(values))
+    if len(rows) > _MOST_KEPT:
+        rows = np.sort(np.random.default_rng(0).choice(len(rows), _MOST_KEPT, replace=False))
+    directions, predicted = directions[:_DIRECTIONS].T.astype(np.float32), probabilities.argmax(axis=1)
+    return Summary(
+        mean.astype(np.float32),
+        directions,
+        ((values - mean) @ directions)[rows].astype(np.float16),
+        probabilities.max(axis=1)[rows].astype(np.float32),
+        predicted[rows].astype(np.int32),
+        (predicted == labels)[rows],
+        model_checksum,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Drift:
+    """How new images differ from those of a summary."""
+
+    p_value: float
+    """Probability of a difference as large among images of one kind."""
+    is_alarm: bool
+    distances: np.ndarray
+    """(m,) from the images of the summary, less their own distances: how much each new image moved."""
+    shares: dict[int, tuple[float, float]]
+    """Class -> its share of the predictions then and now, of those whose share changed."""
+    accuracy: tuple[float, float, float]
+    """Expected, with the ends of its 95% interval, 0 to 1."""
+    count: int
+    """New images."""
+
+
+def compare(summary: Summary, values: np.ndarray, probabilities: np.ndarray, false_alarms: float = 0.01) -> Drift:
+    """Compare new images with a summary.
+
+    Args:
+        summary: of images of the same model.
+        values: features of the new images (m, D).
+        probabilities: of their classes (m, K).
+        false_alarms: probability of an alarm for images of the same kind.
+    """
+    confidence, predicted = probabilities.max(axis=1), probabilities.argmax(axis=1)
+    projected, rng = summary.project(values), np.random.default_rng(0)
+    rows = np.arange(len(values))
+    if len(rows) > _MOST_TESTED:
+        rows = rng.choice(len(rows), _MOST_TESTED, replace=False)
+    known = summary.features.astype(np.float32)
+    p_value = _p_value(known, summary.confidence, projected[rows], confidence[rows], rng)
+    cdist = scipy.spatial.distance.cdist
+    distances = np.concatenate(
+        [cdist(part, known).mean(axis=1) for part in np.array_split(projected, 1 + len(rows) // 500)]
+    )
+    return Drift(
+        p_value,
+        p_value <= false_alarms,
+        distances - cdist(known, known).mean(),
+        _changed_shares(summary.predicted, predicted, probabilities.shape[1], false_alarms),
+        _expected_accuracy(summary, confidence, rng),
+        len(values),
+    )
+
+
+def _p_value(
+    known: np.ndarray, known_confidence: np.ndarray, new: np.ndarray, confidence: np.ndarray, rng: np.random.Generator
+) -> float:
+    """Return how often a random division into as many images differs as much, by one of both statistics."""
+    every, count = np.concatenate([known, new]), len(new)
+    distances = scipy.spatial.distance.cdist(every, every).astype(np.float32)
+    ranks = scipy.stats.rankdata(np.concatenate([known_confidence, confidence])).astype(np.float32)
+    weights = np.full((_PERMUTATIONS + 1, len(every)), -1.0 / len(known), np.float32)
+    weights[0, len(known) :] = 1.0 / count
+    for row in weights[1:]:
+        row[rng.choice(len(every), count, replace=False)] = 1.0 / count
+    energy = -np.einsum("pn,pn->p", weights @ distances, weights)
+    order = [scipy.stats.rankdata(-each, method="max") for each in (energy, np.abs(weights @ ranks))]
+    least = np.minimum(*order)  # the rank of the statistic that says more
+    return float(np.mean(least <= least[0]))
+
+
+def _changed_shares(
+    before: np.ndarray, now: np.ndarray, num_classes: int, false_alarms: float
+) -> dict[int, tuple[float, float]]:
+    """Return the shares of the classes for which Fisher's exact test, corrected by their number, finds a change."""
+    then, new = (np.bincount(each, minlength=num_classes) for each in (before, now))
+    changed = {}
+    for label in np.flatnonzero(then + new).tolist():
+        table = [[then[label], len(before) - then[label]], [new[label], len(now) - new[label]]]
+        if scipy.stats.fisher_exact(table).pvalue <= false_alarms / num_classes:
+            changed[label] = (float(then[label] / len(before)), float(new[label] / len(now)))
+    return changed
+
+
+def _expected_accuracy(
+    summary: Summary, confidence: np.ndarray, rng: np.random.Generator
+) -> tuple[float, float, float]:
+    """Return the accuracy on new images that their confidences (m,) let expect, with its interval by the bootstrap."""
+
+    def expected(known: np.ndarray, new: np.ndarray) -> float:
+        wrong = 1.0 - summary.correct[known].mean()
+        return float(np.mean(confidence[new] >= np.quantile(summary.confidence[known], wrong)))
+
+    every = np.arange(len(summary.confidence)), np.arange(len(confidence))
+    draws = [expected(*(rng.choice(rows, len(rows)) for rows in every)) for _ in range(_DRAWS)]
+    low, high = np.quantile(draws, [(1.0 - _LEVEL) / 2.0, (1.0 + _LEVEL) / 2.0])
+    return expected(*every), float(low), float(high)
