@@ -124,8 +124,8 @@ def _run(tmp_path_factory) -> pathlib.Path:
     return folder / "run"
 
 
-@pytest.fixture(name="pictures", scope="module")
-def _pictures(run) -> pathlib.Path:
+@pytest.fixture(name="images", scope="module")
+def _images(run) -> pathlib.Path:
     folder = run.parent / "pictures"
     folder.mkdir()
     for number, image in enumerate(sklearn.datasets.load_digits().images[:200]):
@@ -134,13 +134,13 @@ def _pictures(run) -> pathlib.Path:
     return folder
 
 
-def test_prediction_says_what_is_promised(run, pictures, tmp_path, capsys):
+def test_prediction_says_what_is_promised(run, images, tmp_path, capsys):
     report = json.loads((run / "evaluation.json").read_text())["promise"]
     assert report["measured"]["error"] <= 0.2
     assert 1.0 <= report["measured"]["set_size"] < 6.0
     assert report["sentences"][0] in (run / "evaluation.md").read_text()
     for ending in ("json", "csv", "html", "parquet"):
-        predict.main(["--run", str(run), str(pictures), "--output", str(tmp_path / f"out.{ending}")])
+        predict.main(["--run", str(run), str(images), "--output", str(tmp_path / f"out.{ending}")])
     found = json.loads((tmp_path / "out.json").read_text())
     answered = [each["answered"] for each in found]
     assert 0.3 < np.mean(answered) < 1.0
@@ -161,8 +161,8 @@ def test_another_temperature_makes_the_promise_void(run):
 
 
 @pytest.mark.slow
-def test_all_exports_decide_alike(run, pictures, tmp_path):
-    files = sorted(pictures.glob("*.png"))
+def test_all_exports_decide_alike(run, images, tmp_path):
+    files = sorted(images.glob("*.png"))
     opened = Run.open(run)
     images = np.stack([opened.preprocessing(opened.preprocessing.decode(file)) for file in files])
     scoring = opened.scoring()
