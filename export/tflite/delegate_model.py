@@ -51,7 +51,6 @@ from keras_vit.models.positions import (
     PositionEmbedding2D,
     RotaryPositions,
     SinCosPositions,
-    rotary_angles,
 )
 from keras_vit.models.segmentation import LEAST_VISIBLE, MaskProduct, SplitQueries
 
@@ -201,7 +200,7 @@ class _FourAxesRotation(RotaryPositions):
 
     def call(self, tokens):
         _, _, num_tokens, width = tokens.shape
-        angles = rotary_angles(self.grid, width // self.num_heads, self.reference)
+        angles = self.angles(width // self.num_heads)
         angles = np.pad(angles, ((num_tokens - len(angles), 0), (0, 0)))[None, :, None]  # (1, N, 1, d)
         half = width // self.num_heads // 2
         heads = tf.reshape(tokens, (-1, num_tokens, self.num_heads, 2 * half))

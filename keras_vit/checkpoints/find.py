@@ -284,7 +284,8 @@ _FILES = (
     "config.json",
     "preprocessor_config.json",
     "processor_config.json",
-    *(_OF_KERAS, "task.json", "task.weights.h5", "image_converter.json", "preprocessor.json"),
+    *(_OF_KERAS, "task.json", "task.weights.h5", "image_converter.json", "preprocessor.json"),  # keras-hub
+    *("zm_config.json", "zm_preprocessor.json"),  # kmodels
 )
 _OF_TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "spiece.model"]
 _OF_TOKENIZER += ["assets/tokenizer/*"]  # of keras-hub

@@ -206,7 +206,7 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
         stem=_infer_stem(checkpoint, file_config, options.conv_stem_strides),
         position_embedding=position_embedding or layout.settings.get("position_embedding") or layout.default_positions,
         norm_after_pooling=norm_after_pooling,
-        final_norm=layout.settings.get("final_norm", file_config.final_norm),
+        final_norm=layout.settings.get("final_norm", file_config.settings.get("final_norm", True)),
         qkv_bias=qkv_bias,
         key_bias=not qkv_bias or f"{_FIRST_QUERY.removesuffix('query')}key/bias" in weights,
         patch_bias="embedding/bias" in weights,
@@ -214,11 +214,11 @@ def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOpt
         pre_norm="Transformer/pre_norm/scale" in weights,
         gated_mlp=f"{first}MlpBlock_3/gate/kernel" in weights,
         mlp_norm=f"{first}MlpBlock_3/norm/scale" in weights,
-        rotary_reference=file_config.rotary_reference,
+        **{name: value for name, value in file_config.settings.items() if name != "final_norm"},
         layer_scale=min(file_config.layer_scale or _LAYER_SCALE, 1.0) if has_scale else None,
         num_registers=_optional_size(checkpoint, "registers/tokens", 3) or 0,
         distillation=distillation,
-        with_class_token="cls" in weights and classifier in ("gap", "none"),
+        with_class_token="cls" in weights and classifier in ("gap", "map", "none"),
     )
 
 
@@ -233,7 +233,7 @@ def _infer_classifier(
 ) -> Classifier:
     """The classifier of the arrays, else the given one. Raises UserError where they or config.json differ."""
     weights, layout = checkpoint.weights, checkpoint.layout
-    in_weights: Classifier | None = "token" if "cls" in weights else "map" if "MAPHead_0/probe" in weights else None
+    in_weights: Classifier | None = "map" if "MAPHead_0/probe" in weights else "token" if "cls" in weights else None
     in_weights = layout.settings.get("classifier", in_weights)
     averages = norm_after_pooling or file_config.classifier == "gap"
     averages |= given == "gap" and "classifier" in layout.ambiguous

@@ -6,7 +6,8 @@ grid.
 
 import contextlib
 import functools
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import keras
 from keras import ops
@@ -35,8 +36,7 @@ def attention(
     bias: bool = True,
     relative: bool = False,
     key_bias: bool = True,
-    rotary_grid: tuple[int, int] | None = None,
-    rotary_reference: tuple[int, int] | None = None,
+    rotary: Mapping[str, Any] | None = None,
     locality: bool = False,
     attention_bias=None,
 ):
@@ -49,8 +49,7 @@ def attention(
         bias: whether query, key and value projections have a bias. The output projection always has one.
         relative: whether to add relative position logits.
         key_bias: whether the key projection has a bias, with `bias`.
-        rotary_grid: rows and columns of the patches for rotary positions; None for no rotation.
-        rotary_reference: see `RotaryPositions`.
+        rotary: arguments of `RotaryPositions`; None for no rotation.
         locality: whether no token attends to itself and each head learns its temperature.
         attention_bias: (B, H or 1, N, M), added to the logits; not with `relative` or `locality`.
     """
@@ -58,10 +57,9 @@ def attention(
     query = TokenDense(width, use_bias=bias, name=f"{name}.query")(query_tokens)
     key = TokenDense(width, use_bias=bias and key_bias, name=f"{name}.key")(tokens)
     value = TokenDense(width, use_bias=bias, name=f"{name}.value")(tokens)
-    if rotary_grid is not None:
-        rotary = num_heads, rotary_grid, rotary_reference
-        query = RotaryPositions(*rotary, name=f"{name}.rotated_query")(query)
-        key = RotaryPositions(*rotary, name=f"{name}.rotated_key")(key)
+    if rotary is not None:
+        query = RotaryPositions(num_heads, **rotary, name=f"{name}.rotated_query")(query)
+        key = RotaryPositions(num_heads, **rotary, name=f"{name}.rotated_key")(key)
     if locality:
         query = HeadScale(num_heads, name=f"{name}.scaled_query")(query)
     inputs = [query, key, value]

@@ -252,6 +252,10 @@ class ViTConfig:
     rotated in every block by their row and column (DINOv3). none: no position embedding."""
     rotary_reference: tuple[int, int] | None = None
     """Rotary positions beside learned ones (EVA-02): the rows and columns as which any grid counts. None for none."""
+    rotary_offset: float = 0.0
+    """The number of the first row and column for these: 1.0 for Perception Encoders."""
+    rotary_columns_first: bool = False
+    """Whether the first half of their frequencies is that of the columns (Perception Encoders)."""
     position_injection: PositionInjection = "input"
     """Where learned position embeddings are added: to the encoder input, or to each block, separate or shared."""
     axial: bool = False
@@ -274,6 +278,8 @@ class ViTConfig:
     """Whether the hidden layer of each MLP is a product of two: activation(gate) * value (SwiGLU with gelu="silu")."""
     mlp_norm: bool = False
     """Whether a LayerNorm precedes the last layer of each MLP (EVA-02)."""
+    pool_heads: int | None = None
+    """Heads of the attention pooling of the classifier map; None for num_heads."""
     layer_scale: float | None = None
     """Initial factor of each channel of both residual branches, which is learned; None for no such factors."""
     num_registers: int = 0
@@ -284,7 +290,8 @@ class ViTConfig:
     prefix_positions: bool = True
     """Whether class and distillation token have a position embedding, too (timm: not no_embed_class)."""
     with_class_token: bool = False
-    """Whether there is a class token although the classifier reads none: gap (timm's global_pool="avg"), or none."""
+    """Whether there is a class token although the classifier does not read it alone: gap (timm's global_pool="avg"),
+    map (Perception Encoders), or none."""
     locality_attention: bool = False
     """Whether no token attends to itself and each head learns the temperature of its softmax: locality self-attention
     (arXiv 2112.13492, section 3.2)."""
@@ -292,7 +299,7 @@ class ViTConfig:
     def __post_init__(self) -> None:
         convert_fields(self)
         check_integers("patch_size", self.patch, length=2)
-        for field in ("hidden_size", "num_layers", "num_heads", "mlp_dim", "representation_size"):
+        for field in ("hidden_size", "num_layers", "num_heads", "mlp_dim", "representation_size", "pool_heads"):
             check_integers(field, getattr(self, field))
         check_integers("num_registers", self.num_registers, least=0)
         check_integers("rotary_reference", self.rotary_reference, length=2)
@@ -327,6 +334,10 @@ class ViTConfig:
             f"rotary_reference is for learned positions, not for {positions!r}; leave it out.",
         )
         yield (
+            self.pool_heads is not None and (self.classifier != "map" or width % self.pool_heads),
+            f"pool_heads must divide the width {width} of a model with the classifier map, but are {self.pool_heads}.",
+        )
+        yield (
             self.locality_attention and (self.axial or positions == "relative" or self.is_rotary),
             "Locality self-attention is for learned, fixed or no positions, and all tokens at once.",
         )
@@ -343,8 +354,9 @@ class ViTConfig:
             f"Classifier {classifier!r} reads all tokens; leave num_registers out.",
         )
         yield (
-            self.with_class_token and (classifier not in ("gap", "none") or self.distillation != "none"),
-            f"with_class_token is for gap and none without distillation token, not for {classifier!r}; leave it out.",
+            self.with_class_token and (classifier not in ("gap", "map", "none") or self.distillation != "none"),
+            "with_class_token is for gap, map and none without distillation token, not for "
+            f"{classifier!r}; leave it out.",
         )
         yield (
             self.distillation != "none" and not has_token,

@@ -94,17 +94,29 @@ class RotaryPositions(keras.layers.Layer):
         num_heads: H, a divisor of D; the width of a head is a multiple of 4.
         grid: rows and columns of patches, the last tokens.
         reference: rows and columns as which the grid counts (EVA-02, `RotaryEmbeddingCat` of timm); None for DINOv3's.
+        offset: number of the first row and column, with a reference.
+        columns_first: whether the angles of the columns come first, with a reference.
     """
 
-    def __init__(self, num_heads: int, grid: tuple[int, int], reference: tuple[int, int] | None = None, **kwargs):
+    def __init__(
+        self,
+        num_heads: int,
+        grid: tuple[int, int],
+        reference: tuple[int, int] | None = None,
+        offset: float = 0.0,
+        columns_first: bool = False,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.num_heads = num_heads
         self.grid = tuple(grid)
         self.reference = None if reference is None else tuple(reference)
+        self.offset = offset
+        self.columns_first = columns_first
 
     def call(self, tokens):
         _, num_tokens, width = tokens.shape
-        angles = rotary_angles(self.grid, width // self.num_heads, self.reference)  # (h * w, d)
+        angles = self.angles(width // self.num_heads)  # (h * w, d)
         angles = np.pad(angles, ((num_tokens - len(angles), 0), (0, 0)))[:, None]  # (N, 1, d)
         cosine, sine = (ops.convert_to_tensor(wave(angles), tokens.dtype) for wave in (np.cos, np.sin))
         heads = ops.reshape(tokens, (-1, num_tokens, self.num_heads, width // self.num_heads))
@@ -115,17 +127,18 @@ class RotaryPositions(keras.layers.Layer):
     def compute_output_shape(self, input_shape):
         return input_shape
 
+    def angles(self, width: int) -> np.ndarray:
+        """Angles by row, then by column, at width / 4 frequencies from 1 towards 1 / 100, all twice: (h * w, width).
 
-def rotary_angles(grid: tuple[int, int], width: int, reference: tuple[int, int] | None = None) -> np.ndarray:
-    """Angles by row, then by column, at width / 4 frequencies from 1 towards 1 / 100, all twice: (h * w, width).
-
-    With a reference, the frequencies go towards 1 / 10,000, and the places are numbered from 0 to those of it.
-    """
-    frequencies = (100.0 if reference is None else 10_000.0) ** -(np.arange(width // 4) * 4.0 / width)
-    if reference is None:
-        places = [2.0 * np.pi * ((np.arange(side) + 0.5) / side * 2.0 - 1.0) for side in grid]
-    else:
-        places = [np.arange(side) / side * whole for side, whole in zip(grid, reference, strict=True)]
-    both = np.stack(np.meshgrid(*places, indexing="ij"), axis=-1).reshape(-1, 2, 1)  # (h * w, 2, 1)
-    angles = (both * frequencies).reshape(len(both), -1)  # (h * w, d / 2)
-    return np.tile(angles, 2).astype(np.float32)
+        With a reference, the frequencies go towards 1 / 10,000, and the places are counted as those of it.
+        """
+        frequencies = (100.0 if self.reference is None else 10_000.0) ** -(np.arange(width // 4) * 4.0 / width)
+        if self.reference is None:
+            places = [2.0 * np.pi * ((np.arange(side) + 0.5) / side * 2.0 - 1.0) for side in self.grid]
+        else:
+            sides = zip(self.grid, self.reference, strict=True)
+            places = [(np.arange(side) + self.offset) / side * whole for side, whole in sides]
+        both = np.stack(np.meshgrid(*places, indexing="ij"), axis=-1).reshape(-1, 2, 1)  # (h * w, 2, 1)
+        both = both[:, ::-1] if self.columns_first else both
+        angles = (both * frequencies).reshape(len(both), -1)  # (h * w, d / 2)
+        return np.tile(angles, 2).astype(np.float32)

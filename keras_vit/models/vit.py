@@ -200,8 +200,7 @@ def encoder_block(
         "key_bias": config.key_bias,
         "relative": config.position_embedding == "relative",
         "locality": config.locality_attention,
-        "rotary_grid": grid if config.is_rotary else None,
-        "rotary_reference": config.rotary_reference,
+        "rotary": rotary_options(config, grid) if config.is_rotary else None,
         "name": f"{name}.MultiHeadDotProductAttention_1",
     }
     if axis is None:
@@ -220,6 +219,16 @@ def encoder_block(
     y = layer_scale(y, config.layer_scale, f"{name}.LayerScale_1")
     y = stochastic_depth(y, stochastic_depth_rate, f"{name}.stochastic_depth_1")
     return keras.layers.Add(name=name)([x, y])
+
+
+def rotary_options(config: ViTConfig, grid: tuple[int, int]) -> dict[str, Any]:
+    """The arguments of `RotaryPositions` for a model."""
+    return {
+        "grid": grid,
+        "reference": config.rotary_reference,
+        "offset": config.rotary_offset,
+        "columns_first": config.rotary_columns_first,
+    }
 
 
 def mlp(
@@ -250,7 +259,8 @@ def mlp(
 def attention_pooling(tokens, config: ViTConfig, name: str):
     """A learned probe attends to all tokens, then an MLP with residual: (B, N, D) -> (B, 1, D)."""
     probe = Probe(name=name)(tokens)  # (B, 1, D)
-    x = attention(probe, tokens, num_heads=config.num_heads, name=f"{name}.MultiHeadDotProductAttention_0")
+    heads = config.pool_heads or config.num_heads
+    x = attention(probe, tokens, num_heads=heads, name=f"{name}.MultiHeadDotProductAttention_0")
     y = layer_norm(x, config.layer_norm_epsilon, f"{name}.LayerNorm_0")
     y = mlp(y, config.mlp_dim, config.gelu, 0.0, f"{name}.MlpBlock_0")
     return keras.layers.Add(name=f"{name}.residual")([x, y])

@@ -202,11 +202,11 @@ def test_a_model_of_timm_without_a_last_norm_is_written_and_read_by_timm(name, t
     np.testing.assert_allclose(model(images), expected, rtol=1e-4, atol=2e-5)
 
 
-EVA02 = ("timm_eva02_tiny", "timm_eva02_base")
+ROTARY = ("timm_eva02_tiny", "timm_eva02_base", "timm_pe_core_tiny", "timm_pe_core_base")
 
 
-@pytest.mark.parametrize("name", EVA02)
-def test_eva_02_at_another_size_written_and_read_by_timm(name, tmp_path):
+@pytest.mark.parametrize("name", ROTARY)
+def test_eva_02_and_perception_encoders_at_another_size_written_and_read_by_timm(name, tmp_path):
     with np.load(BROUGHT / f"{name}.io.npz") as recorded:
         io = dict(recorded)
     other = brought(name, image_size=io["images_other"].shape[1:3])
@@ -242,7 +242,8 @@ def test_an_eva_02_with_other_arithmetic_is_refused(arguments, sentence, tmp_pat
         keras_vit.from_checkpoint(folder)
 
 
-def test_an_eva_02_without_its_config_is_refused(tmp_path):
-    shutil.copy(BROUGHT / "timm_eva02_tiny" / "model.safetensors", tmp_path / "x.safetensors")
+@pytest.mark.parametrize("name", ROTARY)
+def test_rotary_positions_beside_others_need_the_config(name, tmp_path):
+    shutil.copy(BROUGHT / name / "model.safetensors", tmp_path / "x.safetensors")
     with pytest.raises(UserError, match="put the config.json beside the file"):
         keras_vit.from_checkpoint(tmp_path / "x.safetensors", num_heads=3)

@@ -105,6 +105,15 @@ CONFORMANCE = {
     "rotary beside learned positions": dataclasses.replace(
         TINY, rotary_reference=(4, 4), gated_mlp=True, gelu="silu", mlp_norm=True
     ),
+    "attention pooling beside a class token": dataclasses.replace(
+        TINY,
+        classifier="map",
+        with_class_token=True,
+        pool_heads=2,
+        rotary_reference=(4, 4),
+        rotary_offset=1.0,
+        rotary_columns_first=True,
+    ),
     "rotary": dataclasses.replace(TINY, position_embedding="rotary", num_registers=2),
     "texts": dataclasses.replace(
         TINY, representation_size=9, representation="projection", normalized=True, head_bias=False

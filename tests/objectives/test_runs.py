@@ -31,6 +31,7 @@ RESUMED = {
     "features": (f"{SMALL} --model.patch-size 2 --teacher {{}} --distil features --deterministic", 7),
     "MAE": (f"mnist-mae {FROM} --decoder-layers 1 --decoder-width 32 --corruption 0.5", 9),
     "masked patches": (f"mnist-masked-patch {FROM}", 9),
+    "next patches": (f"mnist-next-patch {WITHOUT_LABELS} --model.num-layers 1 --deterministic --checkpoint-every 1", 9),
     "DINO": (f"mnist-dino {FROM} {DINO} --accumulation 2", 9),
 }
 

@@ -95,10 +95,8 @@ class FileConfig:
     gelu: Gelu | None = None
     """Also says whether the model is named, which determines all settings."""
     layer_norm_epsilon: float | None = None
-    rotary_reference: tuple[int, int] | None = None
-    """See ViTConfig."""
-    final_norm: bool = True
-    """Whether a norm follows the last block."""
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Further fields of ViTConfig that the arrays do not show."""
     layer_scale: float | None = None
     image_size: tuple[int, int] | None = None
     position_size: tuple[int, int] | None = None

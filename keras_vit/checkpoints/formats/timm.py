@@ -22,7 +22,6 @@ _UNSUPPORTED = (
     ("blocks_token_only.0.gamma_1", "CaiT"),
     ("blocks.0.attn.norm.weight", "EVA-02-CLIP or BEiT-3"),
     ("norm_pre.weight blocks.0.gamma_1", "Perception Encoder"),
-    ("norm_pre.weight attn_pool.latent", "Perception Encoder"),
     ("blocks.0.gamma_1 blocks.0.attn.qkv.bias", "ViT with another kind of rotary positions (RoPE-ViT)"),
     ("blocks.0.gamma_1 fc_norm.weight", "ViT with another kind of rotary positions (RoPE-ViT)"),
     ("attn_pool.latent cls_token", "ViT with global_pool='map' beside a class token"),
@@ -52,6 +51,9 @@ def identify(arrays: Mapping[str, LazyArray]) -> Layout | None:
     """The layout of a file with these arrays; None for that of another format. Raises UserError for other models."""
     if "patch_embed.proj.weight" not in arrays and "embeds.proj.weight" not in arrays:
         return _BIT if "stem.conv.weight" in arrays else None
+    is_pe_core = arrays.keys() >= {"norm_pre.weight", "attn_pool.latent", "pos_embed"}
+    if is_pe_core and "blocks.0.gamma_1" not in arrays:
+        return _pe_core()
     for telling, name in _UNSUPPORTED:
         if arrays.keys() >= set(telling.split()):
             raise unsupported(f"of timm's {name}", "give a ViT or a DINO instead")
@@ -100,6 +102,18 @@ def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
     if isinstance(config, ResNetConfig):
         return {} if config.preactivation else None
     free = ("gated_mlp", "layer_scale", "num_registers", "with_class_token", "qkv_bias")
+    if config.rotary_reference is not None and config.pre_norm:
+        own = ("rotary_reference", "rotary_offset", "pool_heads", "with_class_token")
+        return {
+            **DEFAULTS,
+            **dict.fromkeys(own, None),
+            "pre_norm": (True,),
+            "patch_bias": (False,),
+            "gelu": ("erf",),
+            "layer_norm_epsilon": (1e-5,),
+            "rotary_columns_first": (True,),
+            "classifier": ("map",),
+        }
     if config.rotary_reference is not None:
         return {
             **DEFAULTS,
@@ -140,6 +154,8 @@ def _layout_for(model: WrittenModel) -> Layout:
         return _BIT
     if config.position_embedding == "rotary":
         return _eva(gated=config.gated_mlp)
+    if config.rotary_reference is not None and config.pre_norm:
+        return _pe_core()
     if config.rotary_reference is not None:  # tiny and small have neither norms nor separate projections
         whole = not config.mlp_norm
         return _eva02(fused=whole, packed=whole, after_pooling=config.norm_after_pooling)
@@ -216,6 +232,16 @@ def _eva(*, gated: bool, packed: bool = False) -> Layout:
         settings={"position_embedding": "rotary"},
         ambiguous=("classifier",),  # DINOv3 of timm averages the patches, that of its authors reads the class token
         torch=True,
+    )
+
+
+def _pe_core() -> Layout:
+    """Perception Encoders, which pool all tokens. They rotate pairs of channels."""
+    return dataclasses.replace(
+        _vit(root_only=False, after_pooling=False, gated=False, pre_norm=True),
+        prefix_positions=True,
+        rotates_pairs=True,
+        ambiguous=("architecture",),
     )
 
 

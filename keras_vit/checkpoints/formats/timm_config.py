@@ -103,7 +103,7 @@ def read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
         heads=("head",) if config.get("num_classes") else (),
     )
     if layout.rotates_pairs:
-        return _eva02(name, arguments, common)
+        return (_pe_core if name.startswith("vit_pe_core_") else _eva02)(name, arguments, common)
     is_rotary = layout.settings.get("position_embedding") == "rotary"
     return _eva(name, arguments, common, layout) if is_rotary else _vit(name, arguments, common)
 
@@ -148,7 +148,7 @@ def _vit(name: str, arguments: dict, common: FileConfig) -> FileConfig:
         num_heads=common.num_heads or model.num_heads,
         gelu=gelu,
         layer_norm_epsilon=model.layer_norm_epsilon,
-        final_norm=final_norm,
+        settings={"final_norm": final_norm},
         layer_scale=number(scale, "init_values", float) if scale["init_values"] else None,  # 0 is none, too
         sizes={**common.sizes, **settings},
         resampler="bilinear" if name.startswith("flexivit_") else None,
@@ -229,14 +229,56 @@ def _eva02(name: str, arguments: dict, common: FileConfig) -> FileConfig:
         num_heads=common.num_heads or num_heads,
         gelu="silu",
         layer_norm_epsilon=1e-6,
-        rotary_reference=pair(arguments, "ref_feat_shape") or (16, 16),
+        settings={"rotary_reference": pair(arguments, "ref_feat_shape") or (16, 16)},
         sizes={**common.sizes, **sizes},
     )
 
 
-def _eva02_arguments(config: ViTConfig) -> tuple[str, dict[str, Any]]:
-    """The architecture, and arguments; those of base and large have the norm in the MLP."""
+# The heads and the reference of Perception Encoders in timm 1.0.31; of the largest, the pooling has another MLP.
+_PE_CORE = {"tiny": (3, 24), "small": (6, 24), "base": (12, 14), "large": (16, 24)}
+_FIXED_OF_PE_CORE = {**_FIXED_OF_EVA02, "swiglu_mlp": False, "attn_type": "rope", "use_pre_transformer_norm": True}
+_FIXED_OF_PE_CORE |= {"rope_grid_indexing": "xy"}
+_FREE_OF_PE_CORE = {"rope_grid_offset", "ref_feat_shape", "attn_pool_num_heads", "attn_pool_mlp_ratio", "class_token"}
+_FREE_OF_PE_CORE |= _IN_ARRAYS - {"init_values", "no_embed_class"}
+
+
+def _pe_core(name: str, arguments: dict, common: FileConfig) -> FileConfig:
+    match = re.fullmatch(r"vit_pe_core_(tiny|small|base|large)_patch\d+_\d+", name.partition(".")[0])
+    check_supported("architecture", name.partition(".")[0] if match is None else None, [None])
+    assert match is not None
+    num_heads, side = _PE_CORE[match[1]]
+    given = {field: value for field, value in arguments.items() if value is not None}
+    fixed = {field: value for field, value in _FIXED_OF_PE_CORE.items() if field not in _FREE_OF_PE_CORE}
+    _check_arguments(given, _FREE_OF_PE_CORE, fixed)
+    offset = given.get("rope_grid_offset", 1.0)
+    check_field(offset in (0, 1), "rope_grid_offset", "0 or 1", offset)
+    check_supported("global_pool", common.classifier, (None, "map"))
+    return dataclasses.replace(
+        common,
+        classifier="map",
+        num_heads=common.num_heads or num_heads,
+        gelu="erf",
+        layer_norm_epsilon=1e-5,
+        settings={
+            "rotary_reference": pair(arguments, "ref_feat_shape") or (side, side),
+            "rotary_offset": float(offset),
+            "rotary_columns_first": True,
+            "pool_heads": number(arguments, "attn_pool_num_heads") or 8,
+        },
+    )
+
+
+def _rotary_arguments(config: ViTConfig) -> tuple[str, dict[str, Any]]:
+    """The architecture of a model that is rotary beside its learned positions, and its arguments.
+
+    EVA-02's of base and large have the norm in the MLP.
+    """
     assert config.rotary_reference is not None
+    if config.pre_norm:
+        own = {"ref_feat_shape": list(config.rotary_reference), "rope_grid_offset": config.rotary_offset}
+        own |= {"attn_pool_num_heads": config.pool_heads or config.num_heads, "class_token": config.with_class_token}
+        ratio = (config.mlp_dim + 0.5) / config.hidden_size
+        return "vit_pe_core_tiny_patch16_384", {**own, "attn_pool_mlp_ratio": ratio}
     size = "base" if config.mlp_norm else "tiny"
     own = {"ref_feat_shape": list(config.rotary_reference), "use_fc_norm": config.norm_after_pooling}
     return f"eva02_{size}_patch14_224", own
@@ -282,8 +324,8 @@ def write_config(model: WrittenModel) -> dict[str, dict]:
     config, preprocessing = model.config, model.preprocessing
     if not isinstance(config, ViTConfig) or config.stem is not None:
         raise _needs_file("timm builds a ResNet or hybrid only by the name of one of its own sizes")
-    is_eva02 = config.rotary_reference is not None
-    arguments_of = _eva02_arguments if is_eva02 else _eva_arguments if config.is_rotary else _vit_arguments
+    beside = config.rotary_reference is not None
+    arguments_of = _rotary_arguments if beside else _eva_arguments if config.is_rotary else _vit_arguments
     architecture, own = arguments_of(config)
     packed = config.gated_mlp and not config.is_rotary
     arguments = {
