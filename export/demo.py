@@ -28,16 +28,16 @@ def export_and_summarize(run: Run, accuracy: float) -> None:
         "train_seconds": round(sum(epoch["seconds"] for epoch in run.metrics()), 1),
         "tflite": {},
     }
-    rows = [("Keras model", MODEL, f"{(run.path / MODEL).stat().st_size:,}", "", f"{accuracy:.4f}")]
+    rows = [("Keras model", MODEL, f"{(run.path / MODEL).stat().st_size / 1e6:,.2f}", "", f"{accuracy:.1%}")]
     for name, (path, measured) in exports.items():
         place, difference = str(path.relative_to(run.path)), measured["max_abs_diff"]
         size = directory_bytes(path) if path.is_dir() else path.stat().st_size
         entry = {"path": place, "bytes": size, "max_abs_diff": difference}
-        rows.append((name, place, f"{size:,}", f"{difference:.2g}", f"{measured['accuracy']:.4f}"))
+        rows.append((name, place, f"{size / 1e6:,.2f}", f"{difference:.2g}", f"{measured['accuracy']:.1%}"))
         if name == "SavedModel":
             summary["saved_model"] = entry
         else:
             summary["tflite"][name.removeprefix("TFLite ")] = entry | {"accuracy": measured["accuracy"]}
     write_text(run.path / "summary.json", json.dumps(summary, indent=2) + "\n")
-    header = ("artifact", "path", "bytes", "max |logit diff|", "test accuracy")
+    header = ("artifact", "path", "MB", "max |logit diff|", "accuracy")
     print(as_table(rows, header), f"\nAll files are in {run.path}.", sep="\n")

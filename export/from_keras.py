@@ -32,7 +32,7 @@ def to_saved_model(
         images: folder of images to verify the export on, best in folders named after the classes. Default: 16 random
             images.
         dtype: of weights and arithmetic.
-        threshold: 0 to 1; adds the output "accepted", whether the probability of the likeliest class reaches it.
+        threshold: 0 to 1; adds the output "accepted", whether the probability of the most likely class reaches it.
 
     Returns:
         The directory of the version, with its report in report.md.

@@ -180,14 +180,16 @@ def measurements(
 
 
 def format_table(files: Mapping[Any, tuple[pathlib.Path, Mapping[str, Any]]], processor: str = "") -> str:
-    """Return path and differences of each format as a table; `processor` says where the files are right."""
+    """Return sizes and differences of all formats as a table; `processor` says where the files are right."""
     rows = [
-        (name, str(path), f"{path.stat().st_size:,}", f"{found['max_abs_diff']:.2g}", f"{found['agreement']:.4f}",
-         "" if found["accuracy"] is None else f"{found['accuracy']:.4f}", *([processor] if processor else []))
+        (name, f"{path.stat().st_size / 1e6:,.2f}", f"{found['max_abs_diff']:.2g}", f"{found['agreement']:.2%}",
+         "" if found["accuracy"] is None else f"{found['accuracy']:.1%}")
         for name, (path, found) in files.items()
     ]  # fmt: skip
-    last = ["processor"] if processor else []
-    return parity.as_table(rows, ("format", "file", "bytes", "max |logit diff|", "agreement", "accuracy", *last))
+    table = parity.as_table(rows, ("format", "MB", "max |logit diff|", "agreement", "accuracy"))
+    paths = [path for path, _ in files.values()]
+    names = ", ".join(path.name for path in paths)
+    return "\n".join([table, f"In {paths[0].parent}: {names}", *([f"Right on: {processor}"] if processor else [])])
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -205,7 +207,7 @@ def _words(name: str) -> str:
 
 
 def accuracy_text(accuracy: float | None) -> str:
-    return "unknown" if accuracy is None else f"{accuracy:.4f}"
+    return "unknown" if accuracy is None else f"{accuracy:.1%}"
 
 
 def loss_cells(row: Mapping[str, Any]) -> tuple[str, ...]:

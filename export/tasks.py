@@ -31,7 +31,7 @@ from keras_vit.run import Run
 
 # What was measured on a file, by name.
 Measures = dict[str, Any]
-# Of each image the likeliest patches, whose boxes a file of lower precision must keep: how many, what share of them,
+# Of each image the most likely patches, whose boxes a file of lower precision must keep: how many, what share of them,
 # and with which overlap (IoU).
 _LIKELIEST, _LEAST_AGREEMENT, _SAME_BOX = 20, 0.9, 0.9
 # Share of pixels that must be equal: rounding moves edges by a few, lower precision by more.
@@ -157,7 +157,7 @@ class Classification(Task):
         return dataclasses.asdict(compared)
 
     def sentence(self, measures: Measures) -> str:
-        accuracy = "" if measures["accuracy"] is None else f", accuracy {measures['accuracy']:.4f}"
+        accuracy = "" if measures["accuracy"] is None else f", accuracy {measures['accuracy']:.1%}"
         return (
             f"logits within {measures['max_abs_diff']:.2g} of the Keras model on {measures['num_images']:,} "
             f"images{accuracy}"
@@ -180,14 +180,14 @@ class Classification(Task):
     def report(self, directory, artifact, expected, files, extra) -> None:
         origin, columns = self.exported.origin, extra.columns
         if all("unknown_agreement" in row for row in files.values()):
-            columns = {"unknown agreement": lambda row: f"{row['unknown_agreement']:.4f}", **columns}
+            columns = {"unknown agreement": lambda row: f"{row['unknown_agreement']:.2%}", **columns}
         header = (
             "format", "bytes", "max diff", "mean diff", "agreement", "accuracy", "correct only in Keras",
             "correct only here", "McNemar's p", "1 thread, ms", "2 threads, ms", "operators", *columns,
         )  # fmt: skip
         rows = [
             (name, f"{row['bytes']:,}", f"{row['max_abs_diff']:.3g}", f"{row['mean_abs_diff']:.3g}",
-             f"{row['agreement']:.4f}", report.accuracy_text(row["accuracy"]), *report.loss_cells(row),
+             f"{row['agreement']:.2%}", report.accuracy_text(row["accuracy"]), *report.loss_cells(row),
              *(f"{ms:.3g}" for ms in row["latency_ms"].values()), sum(row["operators"].values()),
              *(cell(row) for cell in columns.values()))
             for name, row in files.items()
@@ -271,7 +271,7 @@ class Detection(Task):
         share = float(np.mean([agreement_of_boxes(*pair) for pair in pairs]))
         if not share >= _LEAST_AGREEMENT:
             raise ParityError(
-                f"The {artifact} keeps {share:.0%} of the likeliest boxes of the model, fewer than "
+                f"The {artifact} keeps {share:.0%} of the most likely boxes of the model, fewer than "
                 f"{_LEAST_AGREEMENT:.0%}, so it was not kept."
             )
         return {"max_abs_diff": difference, "agreement": share}
@@ -369,7 +369,7 @@ def _largest_difference(
 
 
 def agreement_of_boxes(expected: np.ndarray, found: np.ndarray) -> float:
-    """Return the share of the 20 likeliest patches of an image with the same class and a box that overlaps by 0.9.
+    """Return the share of the 20 most likely patches of an image with the same class and a box that overlaps by 0.9.
 
     Detections (N, 4 + K) of the Keras model and of a file.
     """

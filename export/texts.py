@@ -35,7 +35,7 @@ def preprocessing_section(preprocessing: "Preprocessing", *, raw_pixels: bool) -
     raw_pixels: whether the file takes pixels 0..255, uint8, and normalizes them itself.
     """
     then = "; the file itself does the last step, from pixels 0..255" if raw_pixels else ""
-    lines = ["## Preprocessing", "", f"A picture is prepared by the caller: {preprocessing.summary()}{then}.", ""]
+    lines = ["## Preprocessing", "", f"An image is prepared by the caller: {preprocessing.summary()}{then}.", ""]
     if preprocessing.channels in _MODES:
         lines += ["```python", *preprocessing_code(preprocessing, raw_pixels=raw_pixels), "```", ""]
     return lines

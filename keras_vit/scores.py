@@ -47,7 +47,7 @@ class RankedClasses:
     """The classes of one image."""
 
     likeliest: tuple[tuple[str, float], ...]
-    """The `TOP_K` likeliest classes with their probabilities, the likeliest first; of an image that may have several
+    """The `TOP_K` most likely classes with their probabilities, in this order; of an image that may have several
     classes, all that reach the threshold if these are more."""
     chosen: tuple[tuple[str, float], ...]
     """Those that count: of an image that may have several classes, only the ones that reach the threshold."""
@@ -70,7 +70,7 @@ class Scoring:
     temperature: float = 1.0
     """Divides the logits; see `keras-vit evaluate --calibrate`."""
     threshold: float | None = None
-    """An image whose likeliest class has a lower probability, 0 to 1, is rejected. Of an image that may have several
+    """An image whose most likely class has a lower probability, 0 to 1, is rejected. Of an image that may have several
     classes, those that reach it count; default 0.5. None: no image is rejected."""
     is_multi_label: bool = False
     """Whether an image may have any number of classes: its probabilities are the sigmoid of the logits, not the
@@ -152,7 +152,7 @@ def predict(
     *,
     batch_size: int = 32,
 ) -> list[dict[str, float]]:
-    """Classify image files, and return the probability of each class by its name, the likeliest class first.
+    """Classify image files, and return the probability of each class by its name, the most likely class first.
 
     Args:
         model: built by `keras_vit.build`, with a head.

@@ -110,7 +110,7 @@ class Page:
         return self.evaluate("document.documentElement.scrollWidth - innerWidth")
 
     def screenshot(self, file: pathlib.Path) -> None:
-        """Write a picture of the whole page as PNG."""
+        """Write an image of the whole page as PNG."""
         data = self.send("Page.captureScreenshot", captureBeyondViewport=True)["data"]
         file.write_bytes(base64.b64decode(data))
 

@@ -82,7 +82,7 @@ def _handed_over(monkeypatch) -> list[types.SimpleNamespace]:
 
 @pytest.fixture(name="compute_no_more")
 def _compute_no_more(monkeypatch) -> Callable[[], None]:
-    """From its call on, features of pictures must be read and not computed."""
+    """From its call on, features of images must be read and not computed."""
     fails = functools.partial(pytest.fail, "features were computed again")
     return lambda: monkeypatch.setattr("training.features.extraction._computed", lambda *_: fails())
 

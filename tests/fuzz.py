@@ -113,7 +113,7 @@ def features(folder: pathlib.Path) -> list[Case]:
     def read(data: bytes, file: pathlib.Path) -> None:
         file.write_bytes(data)
         index = open_index(str(folder))
-        _ = index.pictures, index.embeddings(), index.problems, index.some([0])
+        _ = index.images, index.embeddings(), index.problems, index.some([0])
 
     files = folder / "features.json", part_file(folder, "train", 0)
     whole = {file: file.read_bytes() for file in files}

@@ -22,9 +22,9 @@ from training.experiments import auto as choices
 CONFIG = ViTConfig(patch_size=8, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 
 
-@pytest.fixture(name="pictures", scope="module")
-def _pictures(tmp_path_factory) -> pathlib.Path:
-    """Two classes of 30 wide pictures: the left or the right end is bright, which a center crop does not show."""
+@pytest.fixture(name="images", scope="module")
+def _images(tmp_path_factory) -> pathlib.Path:
+    """Two classes of 30 wide images: the left or the right end is bright, which a center crop does not show."""
     folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
     for label in ("left", "right"):
         (folder / label).mkdir()
@@ -43,13 +43,13 @@ def _backbone(tmp_path_factory) -> pathlib.Path:
     return path
 
 
-def test_without_a_gpu_the_features_stay_frozen_and_whole_pictures_are_shown(pictures, backbone, tmp_path, capsys):
+def test_without_a_gpu_the_features_stay_frozen_and_whole_images_are_shown(images, backbone, tmp_path, capsys):
     workdir = str(tmp_path / "my run")
-    auto.main(["--data", f"folder:{pictures}", "--checkpoint", str(backbone), "--workdir", workdir])
+    auto.main(["--data", f"folder:{images}", "--checkpoint", str(backbone), "--workdir", workdir])
     printed = capsys.readouterr().out
     assert "The backbone stays frozen, because there is no GPU; its features take about " in printed
-    assert printed.count("Every tenth image of each class is kept") == 1  # the pictures are looked at once
-    assert "Whole pictures (--resize pad): on 54 training images" in printed
+    assert printed.count("Every tenth image of each class is kept") == 1  # the images are looked at once
+    assert "Whole images (--resize pad): on 54 training images" in printed
     assert "All images in 5 folds: accuracy " in printed
     run = Run.open(workdir)
     assert run.preprocessing.resize == "pad"
@@ -60,16 +60,16 @@ def test_without_a_gpu_the_features_stay_frozen_and_whole_pictures_are_shown(pic
     assert [COMMANDS.keys() & {*line} for line in shown] == [{"predict"}, {"inspect"}, {"saved-model"}]
     assert all(workdir in line for line in shown)
     with pytest.raises(UserError, match="holds a finished run; choose another --workdir"):
-        auto.main(["--data", f"folder:{pictures}", "--checkpoint", str(backbone), "--workdir", workdir])
+        auto.main(["--data", f"folder:{images}", "--checkpoint", str(backbone), "--workdir", workdir])
     again = str(tmp_path / "again")  # from a model that knows the classes already
-    auto.main(["--data", f"folder:{pictures}", "--run", workdir, "--workdir", again])
+    auto.main(["--data", f"folder:{images}", "--run", workdir, "--workdir", again])
     assert "so this one stays" in capsys.readouterr().out
     for old, new in zip(run.model.weights, Run.open(again).model.weights, strict=True):
         np.testing.assert_array_equal(np.array(old), np.array(new))
 
 
-def test_minutes_that_suffice_fine_tune_and_others_do_not(pictures, backbone, monkeypatch, capsys):
-    run, source = Run.open(str(backbone)), open_source(DataOptions(f"folder:{pictures}"))
+def test_minutes_that_suffice_fine_tune_and_others_do_not(images, backbone, monkeypatch, capsys):
+    run, source = Run.open(str(backbone)), open_source(DataOptions(f"folder:{images}"))
     monkeypatch.setattr(choices, "step_seconds", lambda model, batch_size: 10.0)
     assert choices.finetuning_epochs(run, source, minutes=0.1) == 0
     assert "0.1 minutes suffice for 0 epochs only" in capsys.readouterr().out
@@ -78,8 +78,8 @@ def test_minutes_that_suffice_fine_tune_and_others_do_not(pictures, backbone, mo
 
 
 @pytest.mark.parametrize(("resize", "seconds"), [(None, 540 + 60 + 540), ("pad", 600)])
-def test_the_announced_time_has_the_comparison_of_crops(resize, seconds, pictures, backbone, monkeypatch, capsys):
-    run, source = Run.open(str(backbone)), open_source(DataOptions(f"folder:{pictures}"))
+def test_the_announced_time_has_the_comparison_of_crops(resize, seconds, images, backbone, monkeypatch, capsys):
+    run, source = Run.open(str(backbone)), open_source(DataOptions(f"folder:{images}"))
     monkeypatch.setattr(choices, "image_seconds", lambda model: 10.0)
     assert choices.finetuning_epochs(run, source, None, resize) == 0
     assert f"its features take about {duration(seconds)} here" in capsys.readouterr().out
@@ -95,12 +95,12 @@ def test_a_checkpoint_is_opened_at_the_image_size_of_its_preprocessing(tmp_path)
 
 
 @pytest.mark.parametrize(("cropped", "chosen"), [(0.75, "pad"), (0.9, None)])
-def test_pictures_are_cropped_only_where_that_is_better_than_noise(
-    cropped, chosen, pictures, backbone, monkeypatch, capsys
+def test_images_are_cropped_only_where_that_is_better_than_noise(
+    cropped, chosen, images, backbone, monkeypatch, capsys
 ):
     accuracies = iter([cropped, 0.74])
     monkeypatch.setattr(choices, "_probed", lambda *_: next(accuracies))
-    assert choices.resize_for(Run.open(str(backbone)), open_source(DataOptions(f"folder:{pictures}"))) == chosen
+    assert choices.resize_for(Run.open(str(backbone)), open_source(DataOptions(f"folder:{images}"))) == chosen
     assert ("within the noise" in capsys.readouterr().out) == (chosen == "pad")
 
 
@@ -117,7 +117,7 @@ def test_without_any_checkpoint_it_says_so(offline, capsys):
     assert choices.usable_checkpoint("runs/mine") == "runs/mine"
 
 
-def test_an_interrupted_fine_tuning_goes_on_with_its_epochs(pictures, backbone, tmp_path, monkeypatch):
+def test_an_interrupted_fine_tuning_goes_on_with_its_epochs(images, backbone, tmp_path, monkeypatch):
     workdir = tmp_path / "run"
     workdir.mkdir()
     settings = {"command": "finetune", "recipe": {"epochs": 7, "resize": "pad"}}
@@ -130,7 +130,7 @@ def test_an_interrupted_fine_tuning_goes_on_with_its_epochs(pictures, backbone, 
 
     monkeypatch.setattr(choices.by_recipe, "finetune", train)
     with pytest.raises(KeyboardInterrupt):
-        auto.main(["--data", f"folder:{pictures}", "--checkpoint", str(backbone), "--workdir", str(workdir)])
+        auto.main(["--data", f"folder:{images}", "--checkpoint", str(backbone), "--workdir", str(workdir)])
     assert calls[0][4:8] == ["--epochs", "7", "--resize", "pad"]
     (workdir / "config.json").write_text("{")
     with pytest.raises(UserError, match="config.json cannot be read as the settings of a run"):
@@ -139,8 +139,8 @@ def test_an_interrupted_fine_tuning_goes_on_with_its_epochs(pictures, backbone, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["checkpoint", "scratch"])
-def test_the_other_ways_end_with_an_evaluated_run(start, pictures, backbone, offline, tmp_path, capsys):
+def test_the_other_ways_end_with_an_evaluated_run(start, images, backbone, offline, tmp_path, capsys):
     options = ["--checkpoint", str(backbone), "--minutes", "2"] if start == "checkpoint" else []
-    auto.main(["--data", f"folder:{pictures}", "--workdir", str(tmp_path / "run"), *options])
+    auto.main(["--data", f"folder:{images}", "--workdir", str(tmp_path / "run"), *options])
     assert (tmp_path / "run" / "evaluation.md").is_file()
     assert capsys.readouterr().out.count("Next:") == 1

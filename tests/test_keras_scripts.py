@@ -20,8 +20,8 @@ from training.data.sources import DataOptions, open_source
 CONFIG = ViTConfig(patch_size=8, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 
 
-@pytest.fixture(name="pictures", scope="module")
-def _pictures(tmp_path_factory) -> pathlib.Path:
+@pytest.fixture(name="photos", scope="module")
+def _images(tmp_path_factory) -> pathlib.Path:
     """Two classes of 20 JPEG files, of which two each are for evaluation; some are turned by their EXIF data."""
     folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
     exif = PIL.Image.Exif()
@@ -43,9 +43,9 @@ def _model() -> keras.Model:
     return model
 
 
-def test_a_file_is_decoded_alike_in_a_graph_and_by_its_path_or_bytes_without_a_warning(pictures, model, caplog, capfd):
+def test_a_file_is_decoded_alike_in_a_graph_and_by_its_path_or_bytes_without_a_warning(photos, model, caplog, capfd):
     preprocess = keras_vit.preprocessing_of(model)
-    files = sorted(map(str, pictures.glob("*/1*.jpg")))
+    files = sorted(map(str, photos.glob("*/1*.jpg")))
     data = tf.data.Dataset.from_tensor_slices(files)
     in_graph = list(data.map(lambda path: preprocess(preprocess.decode(tf.io.read_file(path)))).as_numpy_iterator())
     list(data.map(lambda path: preprocess.decode(tf.io.read_file(path))[None]).map(preprocess))
@@ -56,52 +56,52 @@ def test_a_file_is_decoded_alike_in_a_graph_and_by_its_path_or_bytes_without_a_w
         np.testing.assert_array_equal(np.asarray(preprocess(PIL.Image.open(file))), pixels)
     assert "AutoGraph" not in caplog.text + "".join(capfd.readouterr())
     with pytest.raises(UserError, match="The file is not a readable image"):
-        preprocess.decode(b"no picture")
+        preprocess.decode(b"no image")
 
 
-def test_a_data_set_has_what_evaluation_sees_and_another_order_in_each_epoch(pictures, model):
-    test = training.dataset(f"folder:{pictures}", model, split="evaluation", batch_size=3)
+def test_a_data_set_has_what_evaluation_sees_and_another_order_in_each_epoch(photos, model):
+    test = training.dataset(f"folder:{photos}", model, split="evaluation", batch_size=3)
     assert (test.class_names, len(test)) == (("bee", "ant"), 2)
     images, labels = (np.concatenate(parts) for parts in zip(*test.as_numpy_iterator(), strict=True))
-    source, preprocessing = open_source(DataOptions(f"folder:{pictures}")), keras_vit.preprocessing_of(model)
+    source, preprocessing = open_source(DataOptions(f"folder:{photos}")), keras_vit.preprocessing_of(model)
     expected = next(iter(evaluation_batches(source.evaluation, preprocessing, num_classes=2, batch_size=4)))
     np.testing.assert_array_equal(images, expected[0])
     np.testing.assert_array_equal(labels, expected[1].numpy()[:, ::-1])
     augment = {"flip": True, "mixup": 0.2}
-    train = training.dataset(f"folder:{pictures}", model, batch_size=8, augment=augment)
+    train = training.dataset(f"folder:{photos}", model, batch_size=8, augment=augment)
     first, second = (np.concatenate([x for x, _ in train.as_numpy_iterator()]) for _ in range(2))
     assert first.shape == (32, 16, 16, 3)
     assert np.abs(first - second).max() > 0
     with pytest.raises(TypeError, match="flips"):
-        training.dataset(f"folder:{pictures}", model, augment={"flips": True})
+        training.dataset(f"folder:{photos}", model, augment={"flips": True})
 
 
-def test_predictions_and_measures_are_those_of_fit(pictures, model):
+def test_predictions_and_measures_are_those_of_fit(photos, model):
     ordered = keras_vit.adapt(model, classes=("ant", "bee"))
-    metrics = training.evaluate_model(ordered, f"folder:{pictures}")
-    in_another_order = training.evaluate_model(model, f"folder:{pictures}")
+    metrics = training.evaluate_model(ordered, f"folder:{photos}")
+    in_another_order = training.evaluate_model(model, f"folder:{photos}")
     assert in_another_order["accuracy"] == metrics["accuracy"]
     assert in_another_order["log_loss"] == pytest.approx(metrics["log_loss"], abs=1e-6)
     ordered.compile(metrics=["accuracy"], loss=keras.losses.CategoricalCrossentropy(from_logits=True))
-    data = training.dataset(f"folder:{pictures}", ordered, split="evaluation")
+    data = training.dataset(f"folder:{photos}", ordered, split="evaluation")
     loss, accuracy = ordered.evaluate(data, verbose=0)
     np.testing.assert_allclose([loss, accuracy], [metrics["log_loss"], metrics["accuracy"]], atol=1e-5)
-    files = sorted(pictures.glob("ant/*.jpg"))[:2]
+    files = sorted(photos.glob("ant/*.jpg"))[:2]
     shares = keras_vit.predict(model, files)
     assert [set(each) for each in shares] == [{"ant", "bee"}] * 2
     logits = model(np.stack([keras_vit.preprocessing_of(model)(PIL.Image.open(file)) for file in files]))
     found = [[each["bee"], each["ant"]] for each in shares]
     np.testing.assert_allclose(found, keras.ops.softmax(logits), atol=1e-6)
-    assert len(keras_vit.predict(model, pictures)) == 40
+    assert len(keras_vit.predict(model, photos)) == 40
     with pytest.raises(UserError, match="no classes to predict"):
         keras_vit.predict(keras_vit.adapt(model, num_classes=0), files)
 
 
 @pytest.mark.slow
-def test_exports_of_a_model_in_memory_know_its_classes(pictures, model, tmp_path):
-    version = export.to_saved_model(model, tmp_path / "served", images=pictures)
+def test_exports_of_a_model_in_memory_know_its_classes(photos, model, tmp_path):
+    version = export.to_saved_model(model, tmp_path / "served", images=photos)
     assert (version / "assets" / "labels.txt").read_text() == "bee\nant\n"
-    written = export.to_tflite(model, tmp_path / "phone", ("float32",), images=pictures)
+    written = export.to_tflite(model, tmp_path / "phone", ("float32",), images=photos)
     assert written["float32"].is_file()
     keras_vit.set_classes(model, None)
     with pytest.raises(UserError, match="name them in Python by keras_vit.set_classes"):
@@ -126,13 +126,13 @@ def test_a_layer_has_the_short_name_of_its_output(model, name, layer):
     assert keras_vit.get_layer(model, name).name == layer
 
 
-def test_a_bare_file_does_not_predict_with_the_normalization_of_other_models(model, pictures, tmp_path, capsys):
+def test_a_bare_file_does_not_predict_with_the_normalization_of_other_models(model, photos, tmp_path, capsys):
     keras_vit.save_checkpoint(model, tmp_path / "folder", layout="timm")
-    predict.main(["--run", str(tmp_path / "folder"), str(pictures / "ant" / "1.jpg")])
+    predict.main(["--run", str(tmp_path / "folder"), str(photos / "ant" / "1.jpg")])
     assert "bee" in capsys.readouterr().out
     (tmp_path / "folder" / "config.json").unlink()
     with pytest.raises(UserError, match="how images are normalized.* put the config.json"):
-        predict.main(["--run", str(tmp_path / "folder"), "--num-heads", "3", str(pictures / "ant" / "1.jpg")])
+        predict.main(["--run", str(tmp_path / "folder"), "--num-heads", "3", str(photos / "ant" / "1.jpg")])
 
 
 def test_what_a_bare_file_does_not_tell_is_said_and_a_model_is_named_as_its_file(model, tmp_path, capsys):

@@ -46,8 +46,8 @@ def _place(tmp_path_factory) -> pathlib.Path:
     for name in ("ant", "bee"):
         (place / "pictures" / name).mkdir(parents=True)
         for number in range(40):
-            picture = PIL.Image.fromarray(rng.integers(0, 256, (60, 50, 3), np.uint8))
-            picture.save(place / "pictures" / name / f"{number}.{'bmp' if number % 2 else 'png'}")
+            image = PIL.Image.fromarray(rng.integers(0, 256, (60, 50, 3), np.uint8))
+            image.save(place / "pictures" / name / f"{number}.{'bmp' if number % 2 else 'png'}")
     make_shapes(place / "boxes", 20)
     shapes.write_folder(place / "masks", 14)
     arguments = ["--run", "model.keras", "--data", "folder:pictures", "--output", "index"]

@@ -1,4 +1,4 @@
-"""keras-vit prepare: a clean folder of pictures, and what is said of each."""
+"""keras-vit prepare: a clean folder of images, and what is said of each."""
 
 import csv
 import importlib
@@ -18,7 +18,7 @@ from training.preparation import TABLE
 
 # Smooth colors: a JPEG changes them little. Height 12, width 20.
 COLORS = np.stack([np.add.outer(np.arange(12) * 9, np.arange(20) * k) for k in (7, 2, 5)], axis=-1).astype(np.uint8)
-PICTURE = PIL.Image.fromarray(COLORS)
+IMAGE = PIL.Image.fromarray(COLORS)
 
 
 def prepared(tmp_path: pathlib.Path, **files: bytes) -> dict[str, list[str]]:
@@ -44,17 +44,17 @@ def pixels(path: pathlib.Path) -> np.ndarray:
         return np.asarray(image)
 
 
-def oriented(picture: PIL.Image.Image, orientation: int) -> PIL.Image.Exif:
-    exif = picture.getexif()
+def oriented(photo: PIL.Image.Image, orientation: int) -> PIL.Image.Exif:
+    exif = photo.getexif()
     exif[0x0112] = orientation
     return exif
 
 
-def test_pictures_that_need_no_change_are_copied_byte_for_byte(tmp_path):
+def test_images_that_need_no_change_are_copied_byte_for_byte(tmp_path):
     files = {
-        "ant/a.JPG": encoded(PICTURE, "JPEG", exif=oriented(PICTURE, 1)),
-        "ant/more/b.png": encoded(PICTURE.convert("LA"), "PNG"),
-        "bee/c.jpeg": encoded(PICTURE.convert("L"), "JPEG", progressive=True),
+        "ant/a.JPG": encoded(IMAGE, "JPEG", exif=oriented(IMAGE, 1)),
+        "ant/more/b.png": encoded(IMAGE.convert("LA"), "PNG"),
+        "bee/c.jpeg": encoded(IMAGE.convert("L"), "JPEG", progressive=True),
     }
     table = prepared(tmp_path, **files)
     assert table == {name: ["kept", name, ""] for name in sorted(files)}
@@ -64,10 +64,10 @@ def test_pictures_that_need_no_change_are_copied_byte_for_byte(tmp_path):
 @pytest.mark.parametrize("orientation", range(2, 9))
 def test_all_orientations_are_turned_upright(orientation, tmp_path):
     sides = {"a.jpg": "JPEG", "b.png": "PNG", "c.webp": "WEBP", "d.tif": "TIFF", "e.avif": "AVIF"}
-    options = {kind: {"exif": oriented(PICTURE, orientation)} for kind in sides.values()}
+    options = {kind: {"exif": oriented(IMAGE, orientation)} for kind in sides.values()}
     options["WEBP"] |= {"lossless": True}
     # Pillow would write an AVIF that is turned by the file itself.
-    files = {name: encoded(PICTURE, kind, **options[kind]) for name, kind in sides.items()}
+    files = {name: encoded(IMAGE, kind, **options[kind]) for name, kind in sides.items()}
     table = prepared(tmp_path, **files)
     for name in sides:
         with PIL.Image.open(tmp_path / "in" / name) as image:
@@ -79,25 +79,25 @@ def test_all_orientations_are_turned_upright(orientation, tmp_path):
 
 
 def test_other_formats_are_converted_without_loss_unless_they_are_lossy(tmp_path):
-    palette = PICTURE.quantize(9)
-    clear = PICTURE.convert("RGBA")
+    palette = IMAGE.quantize(9)
+    clear = IMAGE.convert("RGBA")
     clear.putalpha(77)
     files = {
         "bmp.bmp": (encoded(palette, "BMP"), palette, "bmp.png"),
         "gif.gif": (encoded(palette, "GIF", save_all=True, append_images=[palette.rotate(180)]), palette, "gif.png"),
         "alpha.webp": (encoded(clear, "WEBP", lossless=True, exact=True), clear, "alpha.png"),
-        "moving.webp": (encoded(PICTURE, "WEBP", save_all=True, append_images=[PICTURE.rotate(180)], lossless=True),
-                        PICTURE, "moving.png"),
-        "pages.tif": (encoded(PICTURE, "TIFF", save_all=True, append_images=[PICTURE] * 2), PICTURE, "pages.png"),
+        "moving.webp": (encoded(IMAGE, "WEBP", save_all=True, append_images=[IMAGE.rotate(180)], lossless=True),
+                        IMAGE, "moving.png"),
+        "pages.tif": (encoded(IMAGE, "TIFF", save_all=True, append_images=[IMAGE] * 2), IMAGE, "pages.png"),
         "palette.png": (encoded(palette, "PNG"), palette, "palette.png"),
-        "bits.png": (encoded(PICTURE.convert("1"), "PNG"), PICTURE.convert("1").convert("L"), "bits.png"),
-        "net.ppm": (encoded(PICTURE, "PPM"), PICTURE, "net.png"),
-        "inks.tiff": (encoded(PICTURE.convert("CMYK"), "TIFF"), PICTURE.convert("CMYK"), "inks.png"),
+        "bits.png": (encoded(IMAGE.convert("1"), "PNG"), IMAGE.convert("1").convert("L"), "bits.png"),
+        "net.ppm": (encoded(IMAGE, "PPM"), IMAGE, "net.png"),
+        "inks.tiff": (encoded(IMAGE.convert("CMYK"), "TIFF"), IMAGE.convert("CMYK"), "inks.png"),
     }  # fmt: skip
     lossy = {
-        "web.webp": (encoded(PICTURE, "WEBP"), "web.jpg"),
-        "phone.avif": (encoded(PICTURE, "AVIF"), "phone.jpg"),
-        "print.jpg": (encoded(PICTURE.convert("CMYK"), "JPEG"), "print.jpg"),
+        "web.webp": (encoded(IMAGE, "WEBP"), "web.jpg"),
+        "phone.avif": (encoded(IMAGE, "AVIF"), "phone.jpg"),
+        "print.jpg": (encoded(IMAGE.convert("CMYK"), "JPEG"), "print.jpg"),
     }
     table = prepared(tmp_path, **{name: content for name, (content, *_) in (files | lossy).items()})
     for name, (_, expected, written) in files.items():
@@ -163,15 +163,15 @@ def test_fractions_are_read_from_0_to_1(tmp_path):
 
 
 def test_broken_files_and_copies_are_left_out_with_the_reason(tmp_path, capsys):
-    whole = encoded(PICTURE, "PNG")
+    whole = encoded(IMAGE, "PNG")
     files = {
         "ant/1.png": whole,
         "bee/2.png": whole,
-        "bee/3.bmp": encoded(PICTURE, "BMP"),
+        "bee/3.bmp": encoded(IMAGE, "BMP"),
         "bee/cut.png": whole[:-20],
-        "bee/cut.jpg": encoded(PICTURE, "JPEG")[:-300],
+        "bee/cut.jpg": encoded(IMAGE, "JPEG")[:-300],
         "bee/page.jpg": b"<html>404",
-        "bee/notes.txt": b"BM is no picture",
+        "bee/notes.txt": b"BM is no image",
     }
     table = prepared(tmp_path, **files)
     assert table["bee/2.png"] == ["copy", "", "of ant/1.png"]
@@ -198,22 +198,22 @@ def test_a_jpeg_that_pillow_shows_and_training_refuses_is_broken(tmp_path):
 
 
 def test_names_stay_apart_and_fit_the_content(tmp_path):
-    turned = PICTURE.rotate(180)
+    turned = IMAGE.rotate(180)
     files = {
-        "a.png": (PICTURE, "PNG", "a.png"),
-        "a.bmp": (PICTURE, "BMP", "a.bmp.png"),
+        "a.png": (IMAGE, "PNG", "a.png"),
+        "a.bmp": (IMAGE, "BMP", "a.bmp.png"),
         "b.bmp": (turned, "BMP", "b.png"),
-        "b.gif": (PICTURE, "GIF", "b.gif.png"),
-        "c": (PICTURE, "JPEG", "c.jpg"),
+        "b.gif": (IMAGE, "GIF", "b.gif.png"),
+        "c": (IMAGE, "JPEG", "c.jpg"),
         "d.png": (turned, "JPEG", "d.jpg"),
     }
-    table = prepared(tmp_path, **{name: encoded(picture, kind) for name, (picture, kind, _) in files.items()})
+    table = prepared(tmp_path, **{name: encoded(photo, kind) for name, (photo, kind, _) in files.items()})
     assert {name: row[1] for name, row in table.items()} == {name: written for name, (*_, written) in files.items()}
 
 
 def test_heic_is_converted_or_the_package_for_it_is_named(tmp_path, capsys):
     heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(40)
-    files = {"a.png": encoded(PICTURE, "PNG"), "b.heic": heic}
+    files = {"a.png": encoded(IMAGE, "PNG"), "b.heic": heic}
     try:
         pillow_heif = importlib.import_module("pillow_heif")
     except ImportError:
@@ -221,7 +221,7 @@ def test_heic_is_converted_or_the_package_for_it_is_named(tmp_path, capsys):
         assert "pip install pillow-heif, remove" in capsys.readouterr().out
         return
     pillow_heif.register_heif_opener()
-    files["b.heic"] = encoded(PICTURE, "HEIF")
+    files["b.heic"] = encoded(IMAGE, "HEIF")
     assert prepared(tmp_path, **files)["b.heic"] == ["converted", "b.jpg", "HEIC"]
     assert np.abs(pixels(tmp_path / "out" / "b.jpg") - COLORS.astype(int)).max() < 40
 
@@ -235,7 +235,7 @@ def test_a_folder_in_the_way_or_inside_the_other_is_refused(tmp_path):
     ):
         with pytest.raises(UserError, match=words):
             command.main([str(tmp_path / "in"), str(output)])
-    (tmp_path / "in" / "a.jpg").write_text("no picture")
+    (tmp_path / "in" / "a.jpg").write_text("no image")
     with pytest.raises(UserError, match=r"No image of .*in can be read: a.jpg \(no image\)\.$"):
         command.main([str(tmp_path / "in"), str(tmp_path / "out")])
     with pytest.raises(UserError, match="There is no folder"):
@@ -244,6 +244,6 @@ def test_a_folder_in_the_way_or_inside_the_other_is_refused(tmp_path):
 
 
 def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path):
-    files = {"a.bmp": encoded(PIL.Image.new("1", (9460, 9460)), "BMP"), "b.png": encoded(PICTURE, "PNG")}
+    files = {"a.bmp": encoded(PIL.Image.new("1", (9460, 9460)), "BMP"), "b.png": encoded(IMAGE, "PNG")}
     words = f"it has 89,491,600 pixels, and at most {LARGEST_IMAGE:,} are read; make it smaller"
     assert prepared(tmp_path, **files)["a.bmp"] == ["broken", "", words]

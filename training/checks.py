@@ -55,7 +55,7 @@ def check_data_service(options: TrainingOptions) -> None:
 
 
 def check_shards(output: str) -> None:
-    """Raise UserError for a folder with files of something else, such as pictures: they would be mixed."""
+    """Raise UserError for a folder with files of something else, such as images: they would be mixed."""
     if is_remote(output) or not (folder := output_folder(output)).is_dir():
         return
     ours = (RECORD_INDEX, LABELS, PIPELINE, PROBLEMS)

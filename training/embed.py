@@ -15,7 +15,7 @@ from training.beam import commands
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`--run DIR | --checkpoint NAME, --data … | PICTURES…, --output DIR`"""
+    """`--run DIR | --checkpoint NAME, --data … | IMAGES…, --output DIR`"""
     commands.embed(arguments, __doc__ or "")
 
 

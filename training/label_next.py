@@ -20,11 +20,11 @@ def main(arguments: Sequence[str]) -> None:
     from keras_vit.files.remote import output_folder
     from keras_vit.run import Run
     from training.data.checks import check_data
-    from training.prediction.arguments import find_pictures
+    from training.prediction.arguments import find_images
 
     check_data(options.source)
     output_folder(options.output)
-    files = [str(file) for file in find_pictures((options.unlabelled,))]
+    files = [str(file) for file in find_images((options.unlabelled,))]
     run = Run.open(options.run, image_size=options.image_size, num_heads=options.num_heads)
     cli.require_tensorflow()
 

@@ -19,14 +19,14 @@ ALARM = 3
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`--run DIR [PICTURES…]`"""
+    """`--run DIR [IMAGES…]`"""
     options = parser.parse(MonitorOptions, arguments, prog="keras-vit monitor", about=__doc__)
 
     from keras_vit.run import Run
-    from training.prediction.arguments import check_output, find_pictures
+    from training.prediction.arguments import check_output, find_images
 
     check_output(options.output)
-    files = [] if options.saved_features else [str(file) for file in find_pictures(options.pictures)]
+    files = [] if options.saved_features else [str(file) for file in find_images(options.images)]
     run = Run.open(options.run)
     cli.require_tensorflow()
 

@@ -17,7 +17,7 @@ from training.beam import commands
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`--run DIR | --checkpoint NAME PICTURES…`"""
+    """`--run DIR | --checkpoint NAME IMAGES…`"""
     commands.predict(arguments, __doc__ or "")
 
 

@@ -27,17 +27,17 @@ from keras_vit.errors import reason_of
 from keras_vit.files.atomic import atomic_folder
 from keras_vit.files.tables import CsvWriter, markdown_table
 from keras_vit.images.decode import check_png, open_image, turned
-from keras_vit.images.formats import convertible_format, format_problem, is_picture_name, orientation
+from keras_vit.images.formats import convertible_format, format_problem, is_image_name, orientation
 from training.data.dataset import decoding_problem
 from training.data.file_contents import shown
 from training.data.image_folder import images_in
 
-# What was done to each picture, in the new folder.
+# What was done to each image, in the new folder.
 TABLE = "prepared.csv"
 _ENDINGS = {"JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"), "PNG": (".png",)}
 # The formats of Pillow that are opened: no documents, and none that needs another program. HEIF is that of pillow-heif.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "AVIF", "HEIF", "JPEG2000", "PPM")
-_LOSSY = ("JPEG", "MPO", "HEIF", "AVIF")  # MPO is a JPEG with further pictures behind it
+_LOSSY = ("JPEG", "MPO", "HEIF", "AVIF")  # MPO is a JPEG with further images behind it
 _JPEG_OPTIONS = {"quality": 95, "subsampling": 0}  # 4:4:4
 _LARGEST_FILE = 2**30
 _LONGEST_JPEG = 65500  # pixels of a side, for libjpeg
@@ -113,9 +113,9 @@ def prepare(folder: pathlib.Path, output: pathlib.Path) -> None:
     if moved:
         print(
             f"Warning: {len(moved):,} of the copies {'was' if len(moved) == 1 else 'were'} in another folder than the "
-            f"picture that is kept, such as {moved[0]}; check which folder is right."
+            f"image that is kept, such as {moved[0]}; check which folder is right."
         )
-    print(f"{output} has the pictures, and {output / TABLE} says of each what was done.")
+    print(f"{output} has the images, and {output / TABLE} says of each what was done.")
 
 
 def _advice(reasons: collections.Counter[str], output: pathlib.Path) -> str:
@@ -132,7 +132,7 @@ def _outcomes(
     threads = min(os.cpu_count() or 1, 16)
     numbered = enumerate(files)
     with (
-        Progress("Preparing pictures", len(files)) as progress,
+        Progress("Preparing images", len(files)) as progress,
         native_stderr_silenced(),  # what libtiff prints of odd files
         warnings.catch_warnings(),
         concurrent.futures.ThreadPoolExecutor(threads) as pool,
@@ -287,7 +287,7 @@ def _free(file: pathlib.Path, target: pathlib.Path, saved: str) -> pathlib.Path:
     if target.suffix.lower() in _ENDINGS[saved]:
         return target
     ending = _ENDINGS[saved][0]
-    short = [f"{file.stem}{ending}"] if is_picture_name(file.name) else []
+    short = [f"{file.stem}{ending}"] if is_image_name(file.name) else []
     numbered = (f"{file.name}-{number}{ending}" for number in itertools.count(2))
     return next(
         target.with_name(name)

@@ -1,4 +1,4 @@
-"""Make a clean folder of pictures: upright, in formats that all commands read, without broken files and exact copies.
+"""Make a clean folder of images: upright, in formats that all commands read, without broken files and exact copies.
 
     keras-vit prepare photographs images
     keras-vit pretrain auto --data folder:pictures --workdir runs/pictures
@@ -20,7 +20,7 @@ from training.options.common import PrepareOptions
 def main(arguments: Sequence[str]) -> None:
     """`IN OUT`"""
     options = parser.parse(PrepareOptions, arguments, prog="keras-vit prepare", about=__doc__)
-    existing_folder(options.folder, "give a folder of pictures")
+    existing_folder(options.folder, "give a folder of images")
     if os.path.lexists(options.output) or options.folder.resolve() in options.output.resolve().parents:
         raise UserError(f"OUT should be a new folder outside of {options.folder}, but is {options.output}.")
     cli.require_tensorflow()

@@ -15,15 +15,15 @@ from training.options.features import SimilarOptions
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`--index DIR PICTURES…`"""
+    """`--index DIR IMAGES…`"""
     options = parser.parse(SimilarOptions, arguments, prog="keras-vit similar", about=__doc__)
 
     from training.features.store import open_index
-    from training.prediction.arguments import check_output, find_pictures
+    from training.prediction.arguments import check_output, find_images
 
     index = open_index(options.index)
     check_output(options.output)
-    files = [str(file) for file in find_pictures(options.pictures)]
+    files = [str(file) for file in find_images(options.images)]
     cli.require_tensorflow()
 
     from training.features.lookup import similar
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
     page = ("--output", "similar.html")
     following: list[tuple[str, ...]] = [("review", "--index", options.index)]
     if options.output is None:
-        following.insert(0, ("similar", "--index", options.index, *options.pictures, *page))
+        following.insert(0, ("similar", "--index", options.index, *options.images, *page))
     cli.print_next(following)
 
 

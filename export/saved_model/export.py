@@ -244,5 +244,5 @@ def _interface(path: pathlib.Path) -> list[tuple[str, str, str, str, str]]:
 
 
 def summary(task: Task, path: pathlib.Path, measures: Measures) -> str:
-    size = f"{directory_bytes(path):,} bytes; " if isinstance(task, Classification) else ""
+    size = f"{directory_bytes(path) / 1e6:,.2f} MB; " if isinstance(task, Classification) else ""
     return f"{path}: {size}{task.sentence(measures)}; see {path / 'report.md'}."

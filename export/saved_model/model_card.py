@@ -61,7 +61,7 @@ def _facts(model: keras.Model, labels: Sequence[str], origin: Provenance, facts:
     architecture = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in changed.items())
     merged = f"{facts['merge_tokens']} patch tokens merged in each block, which changes the outputs"
     shown = ", ".join(labels[:20]) + (f", … ({len(labels)} in assets/labels.txt)" if len(labels) > 20 else "")
-    accuracy = "unknown" if facts["accuracy"] is None else f"{facts['accuracy']:.4f}"
+    accuracy = "unknown" if facts["accuracy"] is None else f"{facts['accuracy']:.1%}"
     return {
         "Architecture": f"{'Vision Transformer' if isinstance(config, ViTConfig) else 'ResNet'}: {architecture}",
         "Parameters": f"{model.count_params():,}, stored as {facts['dtype']}",

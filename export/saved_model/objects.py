@@ -2,15 +2,15 @@
 
 A detector:
 
-    serving_default  image_bytes (B,) image files of any size -> of each the k likeliest objects: boxes (B, k, 4) left,
-                     top, right and bottom in pixels of the given picture, seen upright; scores (B, k), 0 to 1; classes
+    serving_default  image_bytes (B,) image files of any size -> the k most likely objects: boxes (B, k, 4) left,
+                     top, right and bottom in pixels of the given image, seen upright; scores (B, k), 0 to 1; classes
                      (B, k) int32; labels (B, k), their names. The score is 0 for boxes that the detector leaves out,
                      since they overlap more likely ones.
     image_tensor     image (B, h, w, C) float32 in the model's range -> detections (B, N, 4 + K), see `export.tasks`
 
 A model that segments:
 
-    serving_default  image_bytes () an image file of any size -> segments at the size of the picture, seen upright. Of
+    serving_default  image_bytes () an image file of any size -> segments at the size of the image, seen upright. Of
                      semantic: label_map (H, W) int32. Of instance: masks (N, H, W) bool, classes (N,) int32, scores
                      (N,) and labels (N,), those with a score of 0.5 or more. Of panoptic: segment_map (H, W) int32, the
                      number of a segment or -1, with classes, scores and labels by number
@@ -37,7 +37,7 @@ from keras_vit.models.config import SEGMENT_THRESHOLD, LinearSegmentationConfig,
 from keras_vit.models.detection import SUPPRESSED
 from keras_vit.models.segmentation import segment_outputs
 
-# Objects of a picture, as in COCO.
+# Objects of an image, as in COCO.
 _TOP = 100
 # Pixels of the model's input by which a box may differ.
 _TOLERANCE = 0.05
@@ -66,7 +66,7 @@ def write_detector(task: Task, path: pathlib.Path) -> None:
         highest, chosen = tf.math.top_k(tf.reduce_max(logits, axis=-1), min(_TOP, detections.shape[1]))
         scores = tf.where(highest > SUPPRESSED, tf.sigmoid(highest), 0.0)
         classes = tf.gather(tf.argmax(logits, axis=-1, output_type=tf.int32), chosen, batch_dims=1)
-        corners = _in_picture(tf.gather(boxes, chosen, batch_dims=1), sizes, preprocessing)
+        corners = _in_image(tf.gather(boxes, chosen, batch_dims=1), sizes, preprocessing)
         return {"boxes": corners, "scores": scores, "classes": classes, "labels": tf.gather(names, classes)}
 
     functions = {"image_tensor": image_tensor, "serving_default": serving_default}
@@ -75,7 +75,7 @@ def write_detector(task: Task, path: pathlib.Path) -> None:
 
 
 def _decoder(preprocessing: Preprocessing) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """An image file -> (height, width, channels) float32 0..255, and height and width of the picture, seen upright."""
+    """An image file -> (height, width, channels) float32 0..255, and height and width of the image, seen upright."""
 
     def decode(data: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         pixels = graph.decode_to_channels(data, preprocessing, most_pixels=LARGEST_SERVED)
@@ -84,7 +84,7 @@ def _decoder(preprocessing: Preprocessing) -> Callable[[tf.Tensor], tuple[tf.Ten
     return decode
 
 
-def _in_picture(boxes: tf.Tensor, sizes: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
+def _in_image(boxes: tf.Tensor, sizes: tf.Tensor, preprocessing: Preprocessing) -> tf.Tensor:
     """As `Preprocessing.boxes_in_picture` for a batch: boxes (B, k, 4), sizes (B, 2) -> (B, k, 4), cut at the edges."""
     height, width = preprocessing.image_size
     limits = [sizes[:, 0, None], sizes[:, 1, None]]  # (B, 1)
@@ -170,7 +170,7 @@ def _resize(maps: tf.Tensor, size) -> tf.Tensor:
 
 
 def _likely(outputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """The outputs of the queries that may reach the threshold: the masks of all of a large picture are large."""
+    """The outputs of the queries that may reach the threshold: the masks of all of a large image are large."""
     likely = tf.reduce_max(tf.nn.softmax(outputs["class_logits"][0])[:, :-1], axis=-1)
     chosen = tf.where((likely >= SEGMENT_THRESHOLD) | (likely >= tf.reduce_max(likely)))[:, 0]
     logits, masks = outputs["class_logits"], outputs["mask_logits"]
@@ -178,7 +178,7 @@ def _likely(outputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 
 
 def measure_segments(task: Task, expected: Reference, signatures) -> dict:
-    """Return the share of pixels that are those of the Keras model, at the size of the pictures, if any has objects."""
+    """Return the share of pixels that are those of the Keras model, at the size of the images, if any has objects."""
     model, preprocessing = task.exported.model, task.exported.preprocessing
     segmentation = task_of(model)
     assert isinstance(segmentation, SegmentationConfig | LinearSegmentationConfig)

@@ -3,7 +3,7 @@
     from client import RestClient
 
     client = RestClient("http://localhost:8501", "digits", version="stable")
-    [ranking] = client.classify([open("picture.jpg", "rb").read()])
+    [ranking] = client.classify([open("image.jpg", "rb").read()])
     print(ranking[0].label, ranking[0].score)
 
 `keras-vit serving` copies this file next to the server configuration.

@@ -330,7 +330,7 @@ class _Quantization:
                 f"{kind}: steps of the quantization, on calibration images",
                 ("step", "logit error", "agreement", "kept"),
                 [
-                    (step.name, f"{step.error:.3g}", f"{step.agreement:.4f}", "yes" if step.kept else "no")
+                    (step.name, f"{step.error:.3g}", f"{step.agreement:.2%}", "yes" if step.kept else "no")
                     for step in steps
                 ],
             )
@@ -385,8 +385,8 @@ def recommend(rows: Mapping[TFLiteFormat, Mapping[str, Any]], keras_accuracy: fl
         row = good[best]
         sentence = (
             f"Recommended: {best}, the fastest on one thread ({row['latency_ms']['1_threads']:.3g} ms, "
-            f"{row['bytes']:,} bytes) of those that agree with the model on at least {agreement:.0%} of the images"
-            f" and lose at most {100 * lost:.1f} points of accuracy."
+            f"{row['bytes'] / 1e6:,.2f} MB) of those that agree with the model on at least {agreement:.0%} of the"
+            f" images and lose at most {100 * lost:.1f} points of accuracy."
         )
     return sentence + (f" Not recommended for this model: {', '.join(poor)}." if poor and good else "")
 
@@ -403,7 +403,7 @@ def _extra(
         "XNNPACK partitions": lambda row: row["xnnpack_partitions"]
     }
     if any("float16_agreement" in row for row in rows.values()):
-        columns["agreement in float16"] = lambda row: f"{row['float16_agreement']:.4f}"
+        columns["agreement in float16"] = lambda row: f"{row['float16_agreement']:.2%}"
         columns["max diff in float16"] = lambda row: f"{row['float16_max_abs_diff']:.3g}"
     panels: dict[str, Mapping[str, float]] = {
         "agreement with the Keras model": {form: row["agreement"] for form, row in rows.items()},

@@ -59,7 +59,7 @@ def detection_model(
 
     Returns:
         A functional keras.Model: images (B, height, width, channels) -> a dict of one prediction for each of the N
-        patches: "boxes" (B, N, 4), centre x and y, width and height as shares of the image; "class_embeddings"
+        patches: "boxes" (B, N, 4), center x and y, width and height as shares of the image; "class_embeddings"
         (B, N, E) of unit length, see `with_classes`; with task.objectness also "objectness" (B, N), logits.
     """
     return _on_backbone(backbone, task, image_size, dtype, name)

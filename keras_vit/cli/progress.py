@@ -21,7 +21,7 @@ _OPEN: "list[Progress]" = []
 
 
 class Progress:
-    """A job, as a context manager: `with Progress("Features", 796, "pictures") as progress: progress.update(32)`.
+    """A job, as a context manager: `with Progress("Features", 796, "images") as progress: progress.update(32)`.
 
     One within another takes its place and names both: "int8 (3 of 7): verifying".
 
@@ -29,7 +29,7 @@ class Progress:
         doing: what is done, which may change.
     """
 
-    def __init__(self, doing: str, total: int | None = None, unit: str = "pictures", *, done: int = 0):
+    def __init__(self, doing: str, total: int | None = None, unit: str = "images", *, done: int = 0):
         """Args:
         doing: what is done.
         total: number of parts; None if it is not known, then the time is shown.
@@ -105,7 +105,7 @@ class Progress:
                 print(self.text, file=self._log, flush=True)
 
 
-def tracked(items: Iterable[Item], doing: str, total: int | None = None, unit: str = "pictures") -> Iterator[Item]:
+def tracked(items: Iterable[Item], doing: str, total: int | None = None, unit: str = "images") -> Iterator[Item]:
     """Yield the items, with a `Progress` of their number; `total` is for those without a length."""
     count = len(items) if isinstance(items, Collection) else total
     with Progress(doing, count, unit) as progress:

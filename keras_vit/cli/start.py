@@ -10,6 +10,7 @@ import errno
 import gc
 import importlib
 import io
+import logging
 import os
 import re
 import shlex
@@ -49,15 +50,19 @@ sys.stderr.buffer.write(kept)
 _ALL_MESSAGES, _NONE = "0", "3"  # every error that ends an operation is an exception too
 
 
+def is_verbose() -> bool:
+    """Return whether `--verbose` asks for all messages."""
+    return os.environ.get(_LOG_LEVEL) == _ALL_MESSAGES
+
+
 def import_keras() -> None:
     """Import Keras, without the log messages of its backend unless `--verbose` asks for them.
 
     TensorFlow logs messages about oneDNN on import, before it reads the log level. Raises UserError if the backend is
     not installed.
     """
-    is_verbose = os.environ.get(_LOG_LEVEL) == _ALL_MESSAGES
     try:
-        with contextlib.nullcontext() if is_verbose else native_stderr_silenced():
+        with contextlib.nullcontext() if is_verbose() else native_stderr_silenced():
             importlib.import_module("keras")
     except (ValueError, ModuleNotFoundError) as error:  # a name that is none of its backends, or one not installed
         if getattr(error, "name", None) == "keras":
@@ -66,6 +71,8 @@ def import_keras() -> None:
             f"Keras cannot be imported ({error}); set KERAS_BACKEND, which goes before keras.json, to tensorflow or "
             "jax, and install it."
         ) from error
+    # Of absl, which Keras has imported. TensorFlow Datasets warns of each data set.
+    logging.getLogger("absl").setLevel(logging.WARNING if is_verbose() else logging.ERROR)
 
 
 def require_tensorflow() -> None:
@@ -87,7 +94,7 @@ def run(command: Callable[[Sequence[str]], None]) -> None:
     """Run a command with the shell's arguments and exit with its exit code.
 
     The code is 2 for a user error and os.EX_SOFTWARE (70) for an artifact that differs from its model. Every command
-    takes `--verbose`, which shows the log messages of TensorFlow.
+    takes `--verbose`, which shows the log messages of TensorFlow, and all settings in a dry run.
     """
     arguments = [argument for argument in sys.argv[1:] if argument != "--verbose"]
     if len(arguments) < len(sys.argv[1:]):

@@ -35,7 +35,7 @@ _OTHERS = {
     rb"\x08[\x02-\x20][\x12\x1a\x22\x2a\x32\x3a\x42]": ("an ONNX file", _TAKE_SOURCE),
     rb"\x93NUMPY": ("a single NumPy array", _GIVE_MODEL),
     rb"PK|\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd|7z\xbc\xaf|Rar!|.{257}ustar": ("an archive of other files", _UNPACK),
-    rb"\x89PNG|\xff\xd8\xff|GIF8|BM|RIFF.{4}WEBP|II\*\0|MM\0\*|.{4}ftyp": ("a picture", _GIVE_MODEL),
+    rb"\x89PNG|\xff\xd8\xff|GIF8|BM|RIFF.{4}WEBP|II\*\0|MM\0\*|.{4}ftyp": ("an image", _GIVE_MODEL),
     b"%PDF": ("a PDF document", _GIVE_MODEL),
     rb"\Z": ("empty", "download it again"),
     rb"[^\x00-\x08\x0e-\x1f]+\Z": ("a text file", _GIVE_MODEL),

@@ -89,18 +89,18 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name.lower() in _OF_THE_SYSTEM
 
 
-def is_picture_name(name: str) -> bool:
+def is_image_name(name: str) -> bool:
     """Return whether a file is called like an image, of any format."""
     return name.lower().endswith(_ENDINGS)
 
 
-def is_picture(path: pathlib.Path) -> bool:
+def looks_like_image(path: pathlib.Path) -> bool:
     """Return whether a file is called like an image, or holds one by its first bytes, whatever it is called.
 
     A file without an ending may also hold a format that is not supported. So may a file that cannot be read, and a link
     to nothing: a command that reads images names these.
     """
-    if is_picture_name(path.name) or path.is_dir():
+    if is_image_name(path.name) or path.is_dir():
         return True
     if not path.is_file():
         return path.is_symlink() and not path.suffix
@@ -126,7 +126,7 @@ def image_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
     def is_image(path: pathlib.Path) -> bool:
         start = first_bytes(path, 12)
-        is_named = is_picture_name(path.name) and (is_gif(start) or image_format(start) is not None)
+        is_named = is_image_name(path.name) and (is_gif(start) or image_format(start) is not None)
         return is_named or _holds_image(start)
 
     return [path for path in visible_files(folder) if is_image(path)]

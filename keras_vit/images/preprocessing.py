@@ -268,8 +268,8 @@ class Preprocessing:
         """Boxes in the model's input -> boxes in the image file that it was made of.
 
         Args:
-            boxes: (..., 4), centre x and y, width and height as shares of the input, as detectors give them.
-            picture_size: height and width of the picture in pixels.
+            boxes: (..., 4), center x and y, width and height as shares of the input, as detectors give them.
+            picture_size: height and width of the image in pixels.
 
         Returns:
             (..., 4) float32: left, top, right, bottom in pixels of the image; what lies outside of it is not cut off.

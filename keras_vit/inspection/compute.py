@@ -157,7 +157,7 @@ def _of_outputs(
 
 
 def is_mistake(label: str | None, ranked: RankedClasses | None) -> bool:
-    """Return whether the likeliest class of an image is not its label, where both are known."""
+    """Return whether the most likely class of an image is not its label, where both are known."""
     return label is not None and ranked is not None and ranked.likeliest[0][0] != label
 
 

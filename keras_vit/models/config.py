@@ -468,7 +468,7 @@ class SegmentationConfig:
     """What becomes of classes and masks: the class of each pixel; the masks of objects, which may overlap; or segments
     that do not."""
     stuff: tuple[int, ...] = ()
-    """For panoptic: classes all of whose masks in a picture are one segment."""
+    """For panoptic: classes all of whose masks in an image are one segment."""
 
     def __post_init__(self) -> None:
         convert_fields(self)

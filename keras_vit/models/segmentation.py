@@ -202,7 +202,7 @@ def segment_outputs(
     outputs: Mapping[str, Any],
     task: SegmentationConfig | LinearSegmentationConfig,
     preprocessing: Preprocessing,
-    picture_size=None,
+    original_size=None,
     *,
     threshold: float = 0.0,
     resize: Callable = resize_maps,
@@ -214,10 +214,10 @@ def segment_outputs(
             Q).
         task: of the model.
         preprocessing: of the model, whose resize is stretch or pad.
-        picture_size: height and width of the pictures, seen upright, numbers or tensors; None for the maps of the
+        original_size: height and width of the images, seen upright, numbers or tensors; None for the maps of the
             model's input.
         threshold: least score of a segment of panoptic.
-        resize: of maps, to sizes that are tensors where picture_size is.
+        resize: of maps, to sizes that are tensors where original_size is.
 
     Returns:
         For semantic, "label_map" (B, H, W) int32. For instance, "masks" (B, Q, H, W) bool, "classes" (B, Q) int32 and
@@ -227,40 +227,40 @@ def segment_outputs(
 
     def at_input(maps):
         maps = resize(ops.cast(maps, "float32"), preprocessing.image_size)
-        if picture_size is None:
+        if original_size is None:
             return maps
-        rows, columns = shown_part(preprocessing, picture_size)
+        rows, columns = shown_part(preprocessing, original_size)
         return maps[:, rows, columns]
 
-    def in_picture(maps):
-        return maps if picture_size is None else resize(maps, picture_size)
+    def in_image(maps):
+        return maps if original_size is None else resize(maps, original_size)
 
     if isinstance(task, LinearSegmentationConfig):
-        return {"label_map": _largest(in_picture(at_input(outputs["pixel_logits"])))}
+        return {"label_map": _largest(in_image(at_input(outputs["pixel_logits"])))}
     probabilities = ops.softmax(ops.cast(outputs["class_logits"], "float32"), axis=-1)
     masks = at_input(outputs["mask_logits"])
     if task.task == "semantic":
         scores = ops.einsum("bhwq,bqk->bhwk", ops.sigmoid(masks), probabilities[..., :-1])
-        return {"label_map": _largest(in_picture(scores))}
-    masks = in_picture(masks)
+        return {"label_map": _largest(in_image(scores))}
+    masks = in_image(masks)
     if task.task == "instance":
         return _instances(probabilities, masks)
     return _panoptic(probabilities, masks, task, threshold)
 
 
-def shown_part(preprocessing: Preprocessing, picture_size) -> tuple[slice, slice]:
-    """The rows and columns of a model's input that show the picture. Raises UserError where it shows only a part."""
+def shown_part(preprocessing: Preprocessing, original_size) -> tuple[slice, slice]:
+    """The rows and columns of a model's input that show the image. Raises UserError where it shows only a part."""
     if preprocessing.resize not in ("stretch", "pad") or preprocessing.crop_from is not None:
         raise UserError(
-            f"Segments need whole pictures, but the preprocessing of this model is {preprocessing.resize!r} with a "
+            f"Segments need whole images, but the preprocessing of this model is {preprocessing.resize!r} with a "
             "crop; train one with keras-vit segment fit."
         )
-    static = all(isinstance(side, int | np.integer) for side in picture_size)
+    static = all(isinstance(side, int | np.integer) for side in original_size)
     if static:
-        places = preprocessing.placements([np.float64(side) for side in picture_size], np)
+        places = preprocessing.placements([np.float64(side) for side in original_size], np)
         spans = [(int(place.before), int(place.before + place.resized)) for place in places]
     else:
-        places = preprocessing.placements([ops.cast(side, "float64") for side in picture_size], ops)
+        places = preprocessing.placements([ops.cast(side, "float64") for side in original_size], ops)
         spans = [(ops.cast(p.before, "int32"), ops.cast(p.before + p.resized, "int32")) for p in places]
     rows, columns = (slice(*span) for span in spans)
     return rows, columns

@@ -159,7 +159,7 @@ def adapt_channels(kernel: np.ndarray, channels: int, how: ChannelRule) -> np.nd
     Args:
         kernel: (h, w, C, D), the convolution kernel of the patch embedding.
         channels: the number wanted.
-        how: mean: every new channel gets the sum over the old ones divided by `channels`, so that a gray picture given
+        how: mean: every new channel gets the sum over the old ones divided by `channels`, so that a gray image given
             on all channels has the same embedding as before (with 1 channel, timm's `adapt_input_conv`). repeat: new
             channel i gets old channel i modulo C times C / `channels` (with more than 1 channel, timm's
             `adapt_input_conv`), so that the first channels keep their meaning; gray keeps its embedding only where

@@ -53,8 +53,8 @@ def files_of(folder: pathlib.Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in files}
 
 
-def write_pictures(folder: pathlib.Path, count: int) -> None:
-    """Pictures of 6 x 6 pixels, one of which is broken."""
+def write_images(folder: pathlib.Path, count: int) -> None:
+    """Images of 6 x 6 pixels, one of which is broken."""
     folder.mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (count, 6, 6, 3), np.uint8)
     for number, image in enumerate(pixels):
@@ -64,11 +64,11 @@ def write_pictures(folder: pathlib.Path, count: int) -> None:
 
 @pytest.fixture(name="place", scope="module")
 def _place(tmp_path_factory) -> pathlib.Path:
-    """A model, 60 pictures, and a table of most of them, in the order in which one machine reads it."""
+    """A model, 60 images, and a table of most of them, in the order in which one machine reads it."""
     place = tmp_path_factory.mktemp("beam")
     keras.utils.set_random_seed(0)
     keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7).save(place / "model.keras")
-    write_pictures(place / "pictures", 60)
+    write_images(place / "pictures", 60)
     with (place / "list.csv").open("w", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(["path", "label", "split"])
@@ -79,10 +79,10 @@ def _place(tmp_path_factory) -> pathlib.Path:
     return place
 
 
-def test_the_features_are_those_of_one_machine_to_the_last_byte_and_a_broken_picture_goes_aside(place, run):
+def test_the_features_are_those_of_one_machine_to_the_last_byte_and_a_broken_image_goes_aside(place, run):
     said = run("embed", "--run", "model.keras", "pictures", "--output", "features")
     run("embed", "--run", "model.keras", "pictures", "--output", "local", pipeline=False)
-    assert "of 60 pictures, 0 of them from an earlier pipeline; 1 cannot be read, see features/problems." in said
+    assert "of 60 images, 0 of them from an earlier pipeline; 1 cannot be read, see features/problems." in said
     assert files_of(place / "features") == files_of(place / "local")
     [line] = (place / "features" / "problems" / "pictures-00000.jsonl").read_text().splitlines()
     problem = json.loads(line)
@@ -109,7 +109,7 @@ def test_the_features_of_a_table_have_its_labels_and_splits(place, run):
 def test_the_classes_are_those_of_one_machine_to_the_last_byte(place, run):
     said = run("predict", "--run", "model.keras", "pictures", "--output", "classes")
     run("predict", "--run", "model.keras", "pictures", "--output", "local.parquet", pipeline=False)
-    assert "classes has the classes of 60 pictures" in said
+    assert "classes has the classes of 60 images" in said
     assert (place / "classes" / "pictures-00000.parquet").read_bytes() == (place / "local.parquet").read_bytes()
     assert BROKEN in (place / "classes" / "problems" / "pictures-00000.jsonl").read_text()
 
@@ -137,7 +137,7 @@ def descendants(process: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.skipif(not pathlib.Path("/proc/self/task").exists(), reason="processes are found in Linux' /proc")
 def test_a_killed_worker_ends_the_command_which_continues_and_ends_in_the_bytes_of_one_machine(place, run):
-    write_pictures(place / "many", MANY)
+    write_images(place / "many", MANY)
     options = ("--run", "model.keras", "many", "--output", "many_features")
     command = [sys.executable, "-m", "training.embed", *options, *PROCESSES]
     first = subprocess.Popen(command, cwd=place, env=environment(), stderr=subprocess.PIPE, text=True)
@@ -168,31 +168,31 @@ def test_a_folder_of_other_predictions_and_a_table_of_one_split_are_one_sentence
     with pytest.raises(keras_vit.UserError, match="other is of another pipeline, which differs in model"):
         run("predict", "--run", "model.keras", "pictures/00001.png", "--output", str(tmp_path / "other"))
     (tmp_path / "one.csv").write_text("path,label,split\na.png,ant,train\nb.png,bee,train\n")
-    from training.beam.picture_list import PictureList
+    from training.beam.image_list import ImageList
 
     with pytest.raises(keras_vit.UserError, match="must say train and one of test"):
-        PictureList(table=str(tmp_path / "one.csv")).summary()
+        ImageList(table=str(tmp_path / "one.csv")).summary()
 
 
 def test_a_pattern_and_a_folder_are_listed_in_order_and_no_list_is_held(tmp_path):
-    from training.beam.picture_list import PictureList, _in_bucket
+    from training.beam.image_list import ImageList, _in_bucket
 
     for name in ("b/2.png", "b/1.png", "a.png", "b.txt", ".hidden.png", "c/d/3.jpg"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    of_folder = [pathlib.Path(row.path).name for row in PictureList((str(tmp_path),)).rows()]
+    of_folder = [pathlib.Path(row.path).name for row in ImageList((str(tmp_path),)).rows()]
     assert of_folder == ["a.png", "1.png", "2.png", "3.jpg"]
-    of_pattern = [pathlib.Path(row.path).name for row in PictureList((f"{tmp_path}/**.png",)).rows()]
+    of_pattern = [pathlib.Path(row.path).name for row in ImageList((f"{tmp_path}/**.png",)).rows()]
     assert of_pattern == ["a.png", "1.png", "2.png"]
     assert {pathlib.Path(path).name for path in _in_bucket(str(tmp_path))} == {*of_folder}
     assert {pathlib.Path(path).name for path in _in_bucket(f"{tmp_path}/b/*")} == {"1.png", "2.png"}
     count = 200_000
     table = tmp_path / "many.csv"
     table.write_text("path\n" + "".join(f"pictures/{number:08d}.png\n" for number in range(count)))
-    summary = PictureList((str(table),)).summary()
+    summary = ImageList((str(table),)).summary()
     assert summary.counts == {"pictures": count}
     tracemalloc.start()
-    for group in PictureList((str(table),)).groups(summary.splits, 100):
+    for group in ImageList((str(table),)).groups(summary.splits, 100):
         if group.number == count // 100 - 1:
             # pathlib interns the parts of a path, and Python's table of all that is interned grows at times.
             held = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, pathlib.__file__)])

@@ -292,7 +292,7 @@ def test_a_folder_given_as_a_csv_file_is_answered_with_the_kind_to_give_and_so_i
             check_data(DataOptions(given))
 
 
-def test_the_folder_of_a_csv_file_is_named_where_its_pictures_are_not_found(tmp_path, monkeypatch):
+def test_the_folder_of_a_csv_file_is_named_where_its_images_are_not_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("list.csv").write_text("path,label\na.png,ant\nb.png,bee\n")
     with pytest.raises(UserError, match=f"first a.png; a path is relative to {tmp_path}:"):
@@ -310,7 +310,7 @@ def test_a_data_set_is_not_written_into_a_run_directory(command, found, tmp_path
 
 
 @pytest.mark.parametrize("name", ["ant/0.png", "cat.jpg"])
-def test_tfrecord_files_are_not_written_among_pictures(name, tmp_path):
+def test_tfrecord_files_are_not_written_among_images(name, tmp_path):
     (tmp_path / "pictures" / name).parent.mkdir(parents=True)
     (tmp_path / "pictures" / name).touch()
     with pytest.raises(UserError, match="pictures should be new or empty, but holds"):

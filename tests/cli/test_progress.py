@@ -35,7 +35,7 @@ def test_a_log_has_a_line_every_half_minute_and_no_control_characters(impatient,
             time.sleep(0.03)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "int8 (3 of 7): 0 s so far"
-    assert all(line.startswith("int8 (3 of 7): verifying: ") and " of 10 pictures" in line for line in lines[1:])
+    assert all(line.startswith("int8 (3 of 7): verifying: ") and " of 10 images" in line for line in lines[1:])
     assert 2 <= len(lines) <= 5
     assert all(line.isprintable() for line in lines)
 
@@ -44,7 +44,7 @@ def test_a_job_that_is_silenced_inside_another_is_shown(impatient, capsys):
     with Progress("int8"), contextlib.redirect_stdout(io.StringIO()):
         for _ in tracked(range(2), "ranges"):
             time.sleep(0.12)
-    assert "int8: ranges: 1 of 2 pictures" in capsys.readouterr().out
+    assert "int8: ranges: 1 of 2 images" in capsys.readouterr().out
 
 
 def test_a_short_job_leaves_no_line_in_a_log(capsys):

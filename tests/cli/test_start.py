@@ -5,6 +5,7 @@ import contextlib
 import errno
 import io
 import json
+import logging
 import os
 import pathlib
 import re
@@ -146,7 +147,7 @@ def test_a_script_that_is_not_on_the_path_is_named_by_its_path(tmp_path, monkeyp
 
 
 def test_the_next_commands_run_when_they_are_pasted(tmp_path, monkeypatch, capsys):
-    names = ["my pictures", "Äpfel (rot) & 'süß'", "$HOME", "a*b"]
+    names = ["my images", "Äpfel (rot) & 'süß'", "$HOME", "a*b"]
     (tmp_path / "keras-vit").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     (tmp_path / "keras-vit").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -158,7 +159,7 @@ def test_the_next_commands_run_when_they_are_pasted(tmp_path, monkeypatch, capsy
     assert commands[1] == "  keras-vit evaluate --run runs/a"
 
 
-@pytest.mark.parametrize(("run", "output"), [("runs/a", "runs/a/saved_model"), ("pictures [new]/run", "saved_model")])
+@pytest.mark.parametrize(("run", "output"), [("runs/a", "runs/a/saved_model"), ("images [new]/run", "saved_model")])
 def test_the_next_export_goes_where_tensorflow_can_load_it(run, output):
     commands = Run.at(run).next_commands("predict")
     assert ("saved-model", "--run", run, "--output", output) in commands
@@ -396,6 +397,7 @@ def test_the_messages_of_tensorflow_are_shown_only_if_verbose(options, heard, mo
     monkeypatch.setattr(start.importlib, "import_module", lambda _: os.write(2, b"a message of TensorFlow"))
     cli.run(command)
     assert capfd.readouterr().err == heard
+    assert logging.getLogger("absl").isEnabledFor(logging.WARNING) == bool(options)
 
 
 def test_a_command_in_a_file_has_no_line_on_stderr_and_no_control_character(tmp_path):

@@ -21,12 +21,12 @@ from training.data.sources import array_split
 from training.recipes.pretrain import RECIPES
 from training.recipes.recipe import Recipe
 
-PICTURE = np.clip(
+IMAGE = np.clip(
     np.asarray(tf.image.resize(np.random.default_rng(0).uniform(0, 255, (5, 4, 3)), (37, 53), "bicubic")) * 0.7 + 20,
     0,
     255,
 ).astype(np.uint8)
-PIL_PICTURE = PIL.Image.fromarray(PICTURE)
+PIL_IMAGE = PIL.Image.fromarray(IMAGE)
 OPERATIONS = randaugment.OPERATIONS
 
 
@@ -41,20 +41,20 @@ def largest_difference(found, expected) -> float:
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (randaugment.equalize(PICTURE), PIL.ImageOps.equalize(PIL_PICTURE)),
-        (randaugment.posterize(PICTURE, 4), PIL.ImageOps.posterize(PIL_PICTURE, 4)),
-        (randaugment.solarize(PICTURE, 100), PIL.ImageOps.solarize(PIL_PICTURE, 100)),
-        (OPERATIONS["Invert"](PICTURE, None), PIL.ImageOps.invert(PIL_PICTURE)),
-        (OPERATIONS["Brightness"](tf.constant(PICTURE), 1.9), PIL.ImageEnhance.Brightness(PIL_PICTURE).enhance(1.9)),
+        (randaugment.equalize(IMAGE), PIL.ImageOps.equalize(PIL_IMAGE)),
+        (randaugment.posterize(IMAGE, 4), PIL.ImageOps.posterize(PIL_IMAGE, 4)),
+        (randaugment.solarize(IMAGE, 100), PIL.ImageOps.solarize(PIL_IMAGE, 100)),
+        (OPERATIONS["Invert"](IMAGE, None), PIL.ImageOps.invert(PIL_IMAGE)),
+        (OPERATIONS["Brightness"](tf.constant(IMAGE), 1.9), PIL.ImageEnhance.Brightness(PIL_IMAGE).enhance(1.9)),
         (
-            OPERATIONS["TranslateX"](tf.constant(PICTURE), 9.0),
-            PIL_PICTURE.transform(PIL_PICTURE.size, PIL.Image.AFFINE, (1, 0, 9, 0, 1, 0), fillcolor=(128,) * 3),
+            OPERATIONS["TranslateX"](tf.constant(IMAGE), 9.0),
+            PIL_IMAGE.transform(PIL_IMAGE.size, PIL.Image.AFFINE, (1, 0, 9, 0, 1, 0), fillcolor=(128,) * 3),
         ),
         (
-            OPERATIONS["TranslateY"](tf.constant(PICTURE), -9.0),
-            PIL_PICTURE.transform(PIL_PICTURE.size, PIL.Image.AFFINE, (1, 0, 0, 0, 1, -9), fillcolor=(128,) * 3),
+            OPERATIONS["TranslateY"](tf.constant(IMAGE), -9.0),
+            PIL_IMAGE.transform(PIL_IMAGE.size, PIL.Image.AFFINE, (1, 0, 0, 0, 1, -9), fillcolor=(128,) * 3),
         ),
-        (randaugment.rotate(tf.constant(PICTURE), 90.0)[:, 8:45], PIL_PICTURE.rotate(90).crop((8, 0, 45, 37))),
+        (randaugment.rotate(tf.constant(IMAGE), 90.0)[:, 8:45], PIL_IMAGE.rotate(90).crop((8, 0, 45, 37))),
     ],
     ids=["equalize", "posterize", "solarize", "invert", "brightness", "translate x", "translate y", "rotate"],
 )
@@ -66,15 +66,15 @@ def test_operations_are_those_of_pil(found, expected):
 @pytest.mark.parametrize("name", ["Color", "Contrast", "Sharpness"])
 def test_enhancements_are_those_of_pil_but_for_rounding(name, factor):
     """The original cuts to whole numbers where PIL rounds, once before and once after the factor is applied."""
-    found = OPERATIONS[name](tf.constant(PICTURE), factor)
-    expected = getattr(PIL.ImageEnhance, name)(PIL_PICTURE).enhance(factor)
+    found = OPERATIONS[name](tf.constant(IMAGE), factor)
+    expected = getattr(PIL.ImageEnhance, name)(PIL_IMAGE).enhance(factor)
     assert largest_difference(found, expected) <= max(factor - 1.0, 0.0) + 1.0
     if factor == 1.0:
-        np.testing.assert_array_equal(found, PICTURE)
+        np.testing.assert_array_equal(found, IMAGE)
 
 
 def test_auto_contrast_is_that_of_pil_but_for_rounding():
-    assert largest_difference(randaugment.auto_contrast(PICTURE), PIL.ImageOps.autocontrast(PIL_PICTURE)) <= 1
+    assert largest_difference(randaugment.auto_contrast(IMAGE), PIL.ImageOps.autocontrast(PIL_IMAGE)) <= 1
     flat = np.full((4, 5, 3), 77, np.uint8)
     np.testing.assert_array_equal(randaugment.auto_contrast(flat), flat)
     np.testing.assert_array_equal(randaugment.equalize(flat), flat)
@@ -86,7 +86,7 @@ def test_auto_contrast_is_that_of_pil_but_for_rounding():
      ("Brightness", 1.0), ("Posterize", 8), ("Solarize", 256), ("SolarizeAdd", 0)],
 )  # fmt: skip
 def test_neutral_strengths_change_nothing(name, neutral):
-    np.testing.assert_array_equal(OPERATIONS[name](tf.constant(PICTURE), neutral), PICTURE)
+    np.testing.assert_array_equal(OPERATIONS[name](tf.constant(IMAGE), neutral), IMAGE)
 
 
 def test_shears_move_rows_and_columns_by_their_distance():
@@ -140,7 +140,7 @@ def test_sixteen_operations_are_drawn_evenly(monkeypatch):
     ids=["RandAugment", "RandAugment of gray", "AutoAugment", "erasing", "flip", "shift", "crop"],
 )
 def test_changes_repeat_with_their_seed_and_vary_without(change):
-    image = tf.constant(PICTURE)
+    image = tf.constant(IMAGE)
     graph = tf.function(change)
     results = [graph(image, seed).numpy() for seed in seeds(12)]
     for seed, result in list(zip(seeds(12), results, strict=True))[:4]:
@@ -226,7 +226,7 @@ def test_cutmix_gives_the_partner_its_window_and_its_share_of_the_label():
 @pytest.mark.parametrize("encode", [tf.io.encode_jpeg, tf.io.encode_png], ids=["JPEG", "PNG"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_window_of_a_file_is_that_of_the_decoded_image(encode, channels):
-    data = encode(PICTURE)
+    data = encode(IMAGE)
     decoded = tf.io.decode_image(data)
     for seed in seeds(10):
         begin, size = augment.inception_window(tf.shape(decoded), seed)
@@ -238,7 +238,7 @@ def test_a_window_of_a_file_is_that_of_the_decoded_image(encode, channels):
 
 
 def test_the_smaller_side_is_resized_and_any_window_cut_out():
-    resized = augment.resize_small(PICTURE, 16, Preprocessing((8, 8), resize="resize-small", crop_from=16))
+    resized = augment.resize_small(IMAGE, 16, Preprocessing((8, 8), resize="resize-small", crop_from=16))
     assert resized.shape == (16, 23, 3)
     image = tf.constant(np.arange(30, dtype=np.uint8).reshape(5, 6, 1))
     corners = {int(augment.random_crop(image, seed, (4, 4))[0, 0, 0]) for seed in seeds(60)}

@@ -1,4 +1,4 @@
-"""Pictures with masks and boxes: one transform moves all of them, and batches do not depend on the worker."""
+"""Images with masks and boxes: one transform moves all of them, and batches do not depend on the worker."""
 
 import dataclasses
 
@@ -17,16 +17,16 @@ RECIPE = dataclasses.replace(EOMT, image_size=SIZE, batch_size=4, color_jitter=0
 PREPROCESSING = RECIPE.preprocessing(3)
 
 
-def picture(height: int = 50, width: int = 70) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A dark picture with a bright rectangle, its segments, and its box."""
+def photo(height: int = 50, width: int = 70) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A dark image with a bright rectangle, its segments, and its box."""
     image, segments = np.full((height, width, 3), 20.0, np.float32), np.zeros((height, width), np.int32)
     image[15:35, 25:55], segments[15:35, 25:55] = 230.0, 1
     return image, segments, np.array([[0, 0, width, height], [25, 15, 55, 35]], np.float32)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_picture_masks_and_boxes_move_together(seed):
-    image, segments, boxes = picture()
+def test_image_masks_and_boxes_move_together(seed):
+    image, segments, boxes = photo()
     geometry = random_geometry(tf.constant(image.shape[:2]), tf.constant([7, seed], tf.int64), RECIPE)
     moved = moved_image(tf.constant(image), geometry, PREPROCESSING).numpy()
     labels = tf.constant([0, 1])
@@ -36,7 +36,7 @@ def test_picture_masks_and_boxes_move_together(seed):
     value, within = moved[..., 0], masks["segments"].numpy() >= 0
     assert inside[within & (value > 190)].all()  # without those on the edges
     assert not inside[within & (value < 60)].any()
-    np.testing.assert_array_equal(moved[masks["segments"].numpy() == -1], 255.0)  # beside the picture
+    np.testing.assert_array_equal(moved[masks["segments"].numpy() == -1], 255.0)  # beside the image
     if boxed["labels"][1] == 1:
         x, y, w, h = boxed["boxes"][1].numpy() * [*SIZE[::-1], *SIZE[::-1]]
         rows, columns = np.nonzero(inside)
@@ -49,7 +49,7 @@ def test_picture_masks_and_boxes_move_together(seed):
 
 
 def test_the_geometry_of_a_model_is_that_of_its_preprocessing():
-    image, segments, boxes = picture()
+    image, segments, boxes = photo()
     for preprocessing in (PREPROCESSING, keras_vit.Preprocessing(SIZE), keras_vit.Preprocessing(SIZE, resize="crop")):
         geometry = model_geometry(tf.constant(image.shape[:2]), preprocessing)
         expected = preprocessing.resized(image)

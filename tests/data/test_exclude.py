@@ -1,4 +1,4 @@
-"""`--exclude decisions.csv`: pictures that are left out, and those with another label."""
+"""`--exclude decisions.csv`: images that are left out, and those with another label."""
 
 import hashlib
 import pathlib
@@ -15,7 +15,7 @@ HEADER = "path,digest,decision,new_label,reason\n"
 
 @pytest.fixture(name="place")
 def _place(tmp_path, monkeypatch) -> pathlib.Path:
-    """A folder of two classes with three pictures in train and two in test each; one is there twice."""
+    """A folder of two classes with three images in train and two in test each; one is there twice."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     for split, count in (("train", 3), ("test", 2)):
@@ -62,11 +62,11 @@ def test_of_copies_only_the_one_that_was_decided_on_is_dropped(place):
     assert labeled(exclude=None).keys() - labeled().keys() == {"data/train/bee/copy.png"}
 
 
-def test_a_picture_is_known_by_its_content_after_the_folder_was_moved(place):
+def test_an_image_is_known_by_its_content_after_the_folder_was_moved(place):
     (place / "decisions.csv").write_text(HEADER + line("data/train/ant/0.png", "drop"))
     (place / "data").rename(place / "moved")
     assert "moved/train/ant/0.png" not in labeled("folder:moved")
-    (place / "moved/train/ant/0.png").write_bytes((place / "moved/train/ant/2.png").read_bytes())  # another picture
+    (place / "moved/train/ant/0.png").write_bytes((place / "moved/train/ant/2.png").read_bytes())  # another image
     assert "moved/train/ant/0.png" in labeled("folder:moved")
 
 

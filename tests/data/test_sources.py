@@ -317,7 +317,7 @@ def test_a_split_without_its_other_is_no_class(tmp_path, splits):
 
 
 @pytest.mark.parametrize("alike", [("images", "labels"), ("first", "second")])
-def test_class_folders_with_the_same_folders_and_no_pictures_are_refused(tmp_path, alike):
+def test_class_folders_with_the_same_folders_and_no_images_are_refused(tmp_path, alike):
     for folder in alike:
         write_images(tmp_path / folder, a=2, b=2)
     write_images(tmp_path, other=2)
@@ -481,9 +481,9 @@ def test_every_bad_image_is_named_and_stops(folder, capfd):
     assert "Skipped: 6 of 18 files" in capfd.readouterr().out
 
 
-def test_files_that_are_no_pictures_are_counted_in_a_line_and_ignored(folder, capsys):
+def test_files_that_are_no_images_are_counted_in_a_line_and_ignored(folder, capsys):
     for name in ("ant/notes.txt", "ant/call.ogg", "zebra/CALL.OGG", "zebra/labels.csv", "zebra/README", "zebra/x.json"):
-        (folder / name).write_text("BM and GIF8 are no pictures, and neither is this")
+        (folder / name).write_text("BM and GIF8 are no images, and neither is this")
     (folder / "zebra" / "no_ending").write_bytes((folder / "zebra" / "1.jpg").read_bytes())
     (folder / "zebra" / "lost.txt").symlink_to(folder / "nowhere")
     source = open_source(DataOptions(f"folder:{folder}"))
@@ -493,7 +493,7 @@ def test_files_that_are_no_pictures_are_counted_in_a_line_and_ignored(folder, ca
     assert all(kind in line for kind in ("2 .txt", "2 .ogg", "1 .csv", "1 .json", "1 without an ending"))
 
 
-def test_a_picture_without_an_ending_in_a_format_that_is_not_read_stops(folder):
+def test_an_image_without_an_ending_in_a_format_that_is_not_read_stops(folder):
     (folder / "ant" / "photo").write_bytes(b"\0\0\0\x18ftypheic\0\0")
     (folder / "ant" / "raw.nef").write_bytes(b"II*\0" + bytes(8))
     with pytest.raises(UserError, match="^1 of 13 files .*photo .*a HEIC file; convert"):
@@ -588,7 +588,7 @@ def test_of_many_unreadable_files_ten_are_named_and_a_file_lists_all(tmp_path):
     assert sorted(line.split("\t")[0] for line in lines) == sorted(str(tmp_path / name) for name in make_many)
 
 
-def test_a_picture_that_vanishes_is_named(tmp_path):
+def test_an_image_that_vanishes_is_named(tmp_path):
     write_images(tmp_path, ant=2, bee=2)
     train = open_source(DataOptions(f"folder:{tmp_path}")).train
     (tmp_path / "bee" / "1.png").unlink()
@@ -738,7 +738,7 @@ def test_two_images_that_changed_places_are_other_images(tmp_path):
     assert open_source(DataOptions(f"folder:{tmp_path}")).fingerprint != before
 
 
-def test_pictures_and_folders_that_are_not_used_are_named(tmp_path, capsys):
+def test_images_and_folders_that_are_not_used_are_named(tmp_path, capsys):
     for name in ("train/a/1", "train/b/1", "test/a/1", "test/b/1", "val/a/1", "c/1"):
         _save(tmp_path / f"{name}.png")
     _save(tmp_path / "train" / "beside.PNG")

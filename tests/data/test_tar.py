@@ -21,7 +21,7 @@ Member = tuple[str, bytes]
 
 
 def png(value: int) -> bytes:
-    """A picture that ends in zeros, which a string of NumPy would lose."""
+    """An image that ends in zeros, which a string of NumPy would lose."""
     return tf.io.encode_png(np.full((5, 6, 3), value, np.uint8)).numpy() + bytes(3)
 
 
@@ -35,7 +35,7 @@ def write(path: pathlib.Path, members: list[Member], kind: int = tarfile.USTAR_F
 
 
 def labeled(numbers: range, label: str = "cls") -> list[Member]:
-    """Pictures of this number as color, each with the class number % 2 behind it."""
+    """Images of this number as color, each with the class number % 2 behind it."""
     return [member for n in numbers for member in ((f"{n:04}.png", png(n)), (f"{n:04}.{label}", f"{n % 2}\n".encode()))]
 
 

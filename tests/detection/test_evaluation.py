@@ -24,36 +24,36 @@ LABELS = ("cat", "dog", "eel")
 SIZE = (200, 300)
 
 
-def picture_of(name: str, corners: np.ndarray, classes: np.ndarray, size: tuple[int, int] = SIZE) -> BoxedImage:
+def image_of(name: str, corners: np.ndarray, classes: np.ndarray, size: tuple[int, int] = SIZE) -> BoxedImage:
     rows = zip(corners.astype(np.float32).tolist(), classes.tolist(), strict=True)
     boxes = tuple(Box(label, (x, y, right - x, bottom - y)) for (x, y, right, bottom), label in rows)
     return BoxedImage(pathlib.Path(name), size, boxes)
 
 
 def recorded(count: int = 30) -> tuple[list[BoxedImage], list[Objects]]:
-    """Pictures with up to five boxes, most of which are found, a little displaced, beside false alarms."""
-    rng, pictures, found = np.random.default_rng(0), [], []
+    """Images with up to five boxes, most of which are found, a little displaced, beside false alarms."""
+    rng, photos, found = np.random.default_rng(0), [], []
     for number in range(count):
         n = int(rng.integers(0, 6))
         begins, sides = rng.uniform(0, 100, (n, 2)), rng.uniform(8, 150, (n, 2))
         corners, classes = np.concatenate([begins, begins + sides], axis=1), rng.integers(0, 2, n)
-        pictures.append(picture_of(f"{number}.png", corners, classes))
+        photos.append(image_of(f"{number}.png", corners, classes))
         moved = corners + rng.normal(0, 0.06, (n, 4)) * np.tile(sides, 2)
         # More than 10 of a class, so that recall with 100 objects differs from that with 10.
         false = np.sort(rng.uniform(0, 200, (30, 2, 2)), axis=1).reshape(30, 4)
         every = np.concatenate([moved, false])[rng.random(n + 30) < 0.8]
         labels = np.concatenate([classes, rng.integers(0, 2, 30)])[: len(every)]
         found.append(Objects(every, rng.random(len(every)), labels))
-    return pictures, found
+    return photos, found
 
 
 def test_metrics_are_those_of_pycocotools_on_files(tmp_path):
-    pictures, found = recorded()
-    metrics = measured(LABELS, pictures, found)
-    corners = [np.array([box.corners for box in picture.boxes]).reshape(-1, 4) for picture in pictures]
-    classes = [np.array([box.label for box in picture.boxes], int) for picture in pictures]
+    photos, found = recorded()
+    metrics = measured(LABELS, photos, found)
+    corners = [np.array([box.corners for box in photo.boxes]).reshape(-1, 4) for photo in photos]
+    classes = [np.array([box.label for box in photo.boxes], int) for photo in photos]
     truth = [Objects(own, np.ones(len(own)), labels) for own, labels in zip(corners, classes, strict=True)]
-    images = [inspection.Image(str(picture.file), np.zeros((*SIZE, 3), np.uint8)) for picture in pictures]
+    images = [inspection.Image(str(photo.file), np.zeros((*SIZE, 3), np.uint8)) for photo in photos]
     for name, objects in (("truth", truth), ("found", found)):
         document = found_document(LABELS, list(zip(images, objects, strict=True)))
         (tmp_path / name).write_text(json.dumps(document if name == "truth" else document["annotations"]))
@@ -121,8 +121,8 @@ def check_against_pycocotools(images: pathlib.Path, seed: int) -> None:
     ]
     expected = measured_by_pycocotools(images / "truth.json", guesses, "bbox")
     options = BoxesOptions(data=f"coco:{images / 'truth.json'}", images=str(images / "JPEGImages"))
-    pictures = sorted(open_boxes(options).all, key=lambda picture: picture.file)
-    metrics = measured([str(n) for n in sorted(categories)], pictures, found)
+    photos = sorted(open_boxes(options).all, key=lambda photo: photo.file)
+    metrics = measured([str(n) for n in sorted(categories)], photos, found)
     ours = [-1.0 if metrics[name] is None else metrics[name] for name in STATS]
     np.testing.assert_array_equal(ours, expected.stats[list(STATS.values())])
 
@@ -183,8 +183,8 @@ def check_against_voc(images: pathlib.Path, seed: int) -> None:
         found.append(random_objects(rng, corners))
     (images / "labels.txt").write_text("a\nb\nc\n")
     data = open_boxes(BoxesOptions(data=f"voc:{images}"))
-    pictures = sorted(data.all, key=lambda picture: picture.file)
-    metrics = measured(data.labels, pictures, found, data.kind)
+    photos = sorted(data.all, key=lambda photo: photo.file)
+    metrics = measured(data.labels, photos, found, data.kind)
     assert metrics["voc_ap"] == pytest.approx(voc_reference(truth, found, 3), abs=1e-12)
 
 
@@ -199,34 +199,34 @@ def test_metrics_of_random_annotations_are_those_of_the_tool(check, count, image
 def test_difficult_objects_are_neither_missed_nor_false_however_often_they_are_found():
     boxes = [Box(0, (0, 0, 10, 10)), Box(0, (20, 0, 10, 10), is_difficult=True), Box(0, (0, 20, 30, 10), is_crowd=True)]
     boxes += [Box(0, (50, 50, 9, 9), is_difficult=True), Box(0, (70, 50, 9, 9), is_crowd=True)]  # not found
-    picture = BoxedImage(pathlib.Path("a.png"), SIZE, tuple(boxes))
+    photo = BoxedImage(pathlib.Path("a.png"), SIZE, tuple(boxes))
     corners = np.array([[0, 0, 10, 10], [20, 0, 30, 10], [20, 0, 29, 10], [0, 20, 9, 30], [22, 0, 26, 3]], np.float32)
     found = Objects(corners, np.linspace(0.9, 0.5, 5), np.zeros(5, int))
-    missed, false = mistakes(picture, found)
+    missed, false = mistakes(photo, found)
     assert not missed.any()
     np.testing.assert_array_equal(false, [False, False, False, False, True])
-    assert measured(["a"], [picture], [found])["ap"] == pytest.approx(1.0)
-    assert picture.targets[0].tolist() == [[0, 0, 10, 10], [20, 0, 30, 10], [50, 50, 59, 59]]
+    assert measured(["a"], [photo], [found])["ap"] == pytest.approx(1.0)
+    assert photo.targets[0].tolist() == [[0, 0, 10, 10], [20, 0, 30, 10], [50, 50, 59, 59]]
 
 
-def test_intervals_of_equal_pictures_are_points_and_no_object_is_refused():
-    pictures, found = recorded()
-    picture, objects = max(zip(pictures, found, strict=True), key=lambda pair: len(pair[0].targets[1]))
-    corners, classes = picture.targets
+def test_intervals_of_equal_images_are_points_and_no_object_is_refused():
+    photos, found = recorded()
+    photo, objects = max(zip(photos, found, strict=True), key=lambda pair: len(pair[0].targets[1]))
+    corners, classes = photo.targets
     found = Objects(corners, np.linspace(1, 0.5, len(classes)), classes)
-    metrics = measured(LABELS, [picture] * 3, [found] * 3)
+    metrics = measured(LABELS, [photo] * 3, [found] * 3)
     assert metrics["ap"] == pytest.approx(1.0)
     assert metrics["intervals"]["ap"] == pytest.approx([1.0, 1.0])
-    empty = BoxedImage(picture.file, SIZE, ())
+    empty = BoxedImage(photo.file, SIZE, ())
     with pytest.raises(UserError, match="None of the images has a box"):
         measured(LABELS, [empty], [objects])
 
 
 def test_misses_and_false_alarms_are_named():
     corners = np.array([[0, 0, 10, 10], [20, 20, 40, 40], [50, 50, 70, 70]], np.float32)
-    picture = picture_of("a.png", corners, np.array([0, 1, 1]))
+    photo = image_of("a.png", corners, np.array([0, 1, 1]))
     found = Objects(corners[[1, 0, 2]] + 1, np.array([0.9, 0.8, 0.7]), np.array([1, 0, 0]))
-    missed, false = mistakes(picture, found)
+    missed, false = mistakes(photo, found)
     np.testing.assert_array_equal(missed, [False, False, True])
     np.testing.assert_array_equal(false, [False, False, True])
 
@@ -249,11 +249,11 @@ def test_the_command_writes_numbers_a_table_and_a_page(tmp_path, monkeypatch, ca
     assert "| ant" in (tmp_path / "report" / "detection.md").read_text()
     assert "missed: " in (tmp_path / "report" / "detection.html").read_text()
     assert "AP50" in capsys.readouterr().out
-    # One that was trained may have seen all pictures but every tenth.
+    # One that was trained may have seen all images but every tenth.
     (tmp_path / "run" / "config.json").write_text(json.dumps({"settings": {"command": "detect"}}))
     command.main(["evaluate", *data, "--output", str(tmp_path / "report")])
     assert json.loads((tmp_path / "report" / "detection.json").read_text())["pictures"] == 1
-    assert "Every tenth picture is measured" in capsys.readouterr().out
+    assert "Every tenth image is measured" in capsys.readouterr().out
     (tmp_path / "run" / "labels.txt").write_text("ant\ncow\n")
     with pytest.raises(UserError, match="only the run has cow and only the data have bee"):
         command.main(["evaluate", *data, "--output", str(tmp_path / "report")])

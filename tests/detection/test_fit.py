@@ -27,7 +27,7 @@ CONFIG = keras_vit.ViTConfig(patch_size=8, hidden_size=24, num_layers=2, num_hea
 
 
 def make_shapes(folder: pathlib.Path, count: int) -> str:
-    """Noise with up to three blue boxes and red balls; a picture without them is a row of its path."""
+    """Noise with up to three blue boxes and red balls; an image without them is a row of its path."""
     rng, rows = np.random.default_rng(0), ["path,x,y,w,h,label"]
     folder.mkdir()
     for number in range(count):

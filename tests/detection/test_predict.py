@@ -1,4 +1,4 @@
-"""Objects on pictures: from words, from an example, of a run; the table, CSV, COCO JSON and the page."""
+"""Objects on images: from words, from an example, of a run; the table, CSV, COCO JSON and the page."""
 
 import csv
 import json
@@ -28,7 +28,7 @@ WORDS = ["w1 w2", "w3"]
 
 @pytest.fixture(name="place", scope="module")
 def _place(tmp_path_factory):
-    """OWLv2 with a tokenizer; a run of own classes; a picture, and the same one turned by its EXIF orientation."""
+    """OWLv2 with a tokenizer; a run of own classes; an image, and the same one turned by its EXIF orientation."""
     place = tmp_path_factory.mktemp("detect")
     with_tokenizer("hf_owlv2", place / "owl")
     model = randomize(keras_vit.detection_model(TINY, DetectionConfig(8), image_size=TINY_IMAGE))
@@ -65,8 +65,8 @@ def test_words_are_found_where_the_model_sees_them(place, capsys):
     model, tokenizer = keras_vit.from_checkpoint(place / "owl"), keras_vit.tokenizer(place / "owl")
     texts = np.asarray(keras_vit.text_tower(place / "owl")(tokenizer(WORDS)))
     preprocessing = keras_vit.preprocessing_of(model)
-    with PIL.Image.open("pictures/a.png") as picture:
-        inputs = np.asarray(preprocessing(np.asarray(picture)))[None]
+    with PIL.Image.open("pictures/a.png") as image:
+        inputs = np.asarray(preprocessing(np.asarray(image)))[None]
     outputs = keras_vit.with_queries(model)({"image": inputs, "queries": texts[None]})
     logits = np.asarray(outputs["class_logits"])[0]
     corners = preprocessing.boxes_in_picture(np.asarray(outputs["boxes"])[0], (33, 57))
@@ -82,7 +82,7 @@ def test_words_are_found_where_the_model_sees_them(place, capsys):
     assert "Not looked at: pictures/broken.jpg" in printed
 
 
-def test_boxes_are_those_of_the_upright_picture():
+def test_boxes_are_those_of_the_upright_image():
     document = found_by("--run", "run", "--threshold", "0")
     assert [(each["height"], each["width"]) for each in document["images"]] == [(33, 57), (33, 57)]
     np.testing.assert_allclose(boxes_of(document, 1), boxes_of(document, 2), atol=1e-4)
@@ -97,8 +97,8 @@ def test_an_example_is_found_and_boxes_on_one_object_are_one():
     document = found_by(*arguments)
     model = keras_vit.from_checkpoint("owl")
     preprocessing = keras_vit.preprocessing_of(model)
-    with PIL.Image.open("pictures/a.png") as picture:
-        inputs = np.asarray(preprocessing(np.asarray(picture)))[None]
+    with PIL.Image.open("pictures/a.png") as image:
+        inputs = np.asarray(preprocessing(np.asarray(image)))[None]
     box = preprocessing.boxes_in_input([[5, 4, 35, 24]], (33, 57))
     embeddings, _ = keras_vit.query_embeddings(model, inputs, box)
     logits = np.asarray(keras_vit.with_classes(model, embeddings)(inputs)["class_logits"])
@@ -112,10 +112,10 @@ def test_an_example_is_found_and_boxes_on_one_object_are_one():
     assert boxes_of(found_by("--run", "like", "--threshold", "0"), 1) == boxes_of(document, 1)
 
 
-def test_the_csv_is_one_that_training_reads_and_an_empty_picture_is_a_row(tmp_path):
+def test_the_csv_is_one_that_training_reads_and_an_empty_image_is_a_row(tmp_path):
     command.main(["predict", "--run", "run", "--threshold", "0", "--top", "2", "--output", "out.csv", "pictures"])
     data = open_boxes(BoxesOptions(data="csv:out.csv"))
-    assert [len(picture.targets[0]) for picture in data.all] == [2, 2]
+    assert [len(image.targets[0]) for image in data.all] == [2, 2]
     command.main(["predict", "--run", "run", "--threshold", "1", "--output", "out.csv", "pictures"])
     assert [row["label"] for row in csv.DictReader(pathlib.Path("out.csv").read_text().splitlines())] == ["", ""]
 
@@ -176,7 +176,7 @@ def test_a_detector_of_words_is_saved_as_a_run(tmp_path, capsys):
         found_by(*words)
 
 
-def test_the_page_in_the_browser_shows_the_boxes_of_a_dropped_picture():
+def test_the_page_in_the_browser_shows_the_boxes_of_a_dropped_image():
     page = DetectionPage(open_detector(Run.open("run")), top=3, threshold=0.0)
     with answering(open_server(page, 0, "Find objects")) as address:
         with urllib.request.urlopen(address) as answer:

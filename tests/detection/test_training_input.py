@@ -1,4 +1,4 @@
-"""What a detector is trained on: pictures and boxes are changed together; the loss is that of the golden data."""
+"""What a detector is trained on: images and boxes are changed together; the loss is that of the golden data."""
 
 import numpy as np
 import PIL.Image
@@ -23,8 +23,8 @@ COLORS = {0: (255, 0, 0), 1: (0, 255, 0), 2: (0, 0, 255)}
 
 @pytest.fixture(name="data", scope="module")
 def _data(tmp_path_factory) -> BoxData:
-    """Black pictures, of which each box is filled with the color of its class; one of three has no box."""
-    folder, pictures = tmp_path_factory.mktemp("boxes"), []
+    """Black images, of which each box is filled with the color of its class; one of three has no box."""
+    folder, photos = tmp_path_factory.mktemp("boxes"), []
     for number in range(6):
         pixels = np.zeros((60, 80, 3), np.uint8)
         corners = np.array([[8, 4, 24, 20], [40, 30, 76, 54]], np.float32)[: number % 3]
@@ -34,8 +34,8 @@ def _data(tmp_path_factory) -> BoxData:
         PIL.Image.fromarray(pixels).save(folder / f"{number}.png")
         rows = zip(corners.tolist(), classes.tolist(), strict=True)
         boxes = tuple(Box(label, (x, y, right - x, bottom - y)) for (x, y, right, bottom), label in rows)
-        pictures.append(BoxedImage(folder / f"{number}.png", (60, 80), boxes))
-    return BoxData(("red", "green", "blue"), tuple(pictures), tuple(pictures), has_split=True, kind="coco")
+        photos.append(BoxedImage(folder / f"{number}.png", (60, 80), boxes))
+    return BoxData(("red", "green", "blue"), tuple(photos), tuple(photos), has_split=True, kind="coco")
 
 
 def taken(data: BoxData, count: int, mosaic: float = 1.0, first_step: int = 0, part: tuple[int, int] = (0, 1)) -> list:
@@ -46,7 +46,7 @@ def taken(data: BoxData, count: int, mosaic: float = 1.0, first_step: int = 0, p
 
 @pytest.mark.parametrize("mosaic", [1.0, 0.0])
 def test_boxes_stay_on_their_objects(mosaic, data):
-    """The middle of each box has the color of its class, in single pictures and in quarters of mosaics."""
+    """The middle of each box has the color of its class, in single images and in quarters of mosaics."""
     found = []
     for images, targets in taken(data, 6, mosaic):
         pixels = (images + 1) * 127.5
@@ -68,7 +68,7 @@ def test_batches_begin_anywhere_and_are_shared_by_workers(data):
     np.testing.assert_array_equal(targets["boxes"][2:], same["boxes"])
 
 
-def test_evaluation_shows_every_picture_once_with_the_boxes_of_the_input(data):
+def test_evaluation_shows_every_image_once_with_the_boxes_of_the_input(data):
     source = box_data_set(data)
     batches = source.batches.evaluation(source.evaluation, PAD, batch_size=4)
     found = list(batches.as_numpy_iterator())

@@ -64,7 +64,7 @@ def _run(tmp_path) -> Run:
 
 
 class Figures(dict):
-    """The figures of a report by the names of their files, which hold no picture."""
+    """The figures of a report by the names of their files, which hold no image."""
 
     cannot_be_drawn: frozenset[str] = frozenset()
 
@@ -72,12 +72,12 @@ class Figures(dict):
         if path.name in self.cannot_be_drawn:
             raise TypeError("Invalid shape (8, 8, 2) for image data")
         self[path.name] = figure
-        path.write_bytes(b"a picture")
+        path.write_bytes(b"an image")
 
 
 @pytest.fixture(name="figures")
 def _figures(monkeypatch) -> Figures:
-    """Pictures are kept as figures: to draw their files takes seconds, and other tests look at these."""
+    """Images are kept as figures: to draw their files takes seconds, and other tests look at these."""
     figures = Figures()
     monkeypatch.setattr("training.evaluation.plots.save_figure", figures.save)
     return figures
@@ -114,10 +114,10 @@ def test_every_image_counts_once_with_any_batch_size(run, batch_size):
 def test_the_report_is_written_in_all_forms(run, tmp_path):
     output = tmp_path / "report"
     evaluated(run.path, output=str(output))
-    pictures = {"confusion.png", "reliability.png", "mistakes.png"}
-    files = {"evaluation.json", "evaluation.md", "predictions.csv", "report.html", *pictures}
+    photos = {"confusion.png", "reliability.png", "mistakes.png"}
+    files = {"evaluation.json", "evaluation.md", "predictions.csv", "report.html", *photos}
     assert {path.name for path in output.iterdir()} == files
-    assert all(f"]({name})" in (output / "evaluation.md").read_text() for name in pictures)
+    assert all(f"]({name})" in (output / "evaluation.md").read_text() for name in photos)
     gallery = tf.io.decode_png((output / "mistakes.png").read_bytes(), channels=1).numpy()
     assert np.mean(gallery < 128) > 0.1  # the digits are white on black
     numbers = json.loads((output / "evaluation.json").read_text())
@@ -196,7 +196,7 @@ def test_the_axis_of_counts_is_labelled_with_the_numbers_where_its_ticks_are(cou
     assert len(set(labels)) == len(labels) >= 2
 
 
-def test_an_image_that_no_picture_can_show_costs_no_number(run, figures, tmp_path):
+def test_an_image_that_no_figure_can_show_costs_no_number(run, figures, tmp_path):
     output = tmp_path / "report"
     evaluated(run.path, output=str(output), save_predictions=True)
     assert (output / "confusion.png").is_file()  # of an older run
@@ -366,7 +366,7 @@ def _made(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(name="few_digits")
 def _few_digits(figures) -> DataSet:
-    """The first 33 evaluation images of the digits; reports without pictures, which another test looks at."""
+    """The first 33 evaluation images of the digits; reports without images, which another test looks at."""
     source = digits()
     return dataclasses.replace(source, evaluation=dataclasses.replace(source.evaluation, num_examples=33))
 

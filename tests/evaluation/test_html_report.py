@@ -1,4 +1,4 @@
-"""report.html and predictions.csv: what was wrong, as pictures; the run's own data; comparison with another model."""
+"""report.html and predictions.csv: what was wrong, as images; the run's own data; comparison with another model."""
 
 import csv
 import json
@@ -60,7 +60,7 @@ def page_of(
     )
 
 
-def test_the_page_begins_with_the_mistakes_as_pictures_and_needs_no_network():
+def test_the_page_begins_with_the_mistakes_as_images_and_needs_no_network():
     page = page_of()
     assert page.index("data:image/jpeg") < page.index("<h2>Classes")
     assert page.index("cat/3.png") < page.index("ant/2.png")  # the worst first, without the folder of all
@@ -72,7 +72,7 @@ def test_the_page_begins_with_the_mistakes_as_pictures_and_needs_no_network():
     assert "no image" in page  # of the class without any
 
 
-def test_a_picture_that_cannot_be_shown_costs_no_other():
+def test_an_image_that_cannot_be_shown_costs_no_other():
     page = page_of(broken=2)
     assert page.count("cannot be shown") == page.count("data:image/jpeg") == 1
 
@@ -86,7 +86,7 @@ def test_many_classes_are_listed_as_the_most_confused_pairs():
     pairs = page.split("Which classes are taken for which?")[1]
     assert pairs.index("class 8") < pairs.index("class 3")
     assert "--share: 0.5000" in pairs
-    assert "None: every picture is classified as it is labelled" in page
+    assert "None: every image is classified as it is labeled" in page
 
 
 def test_mistakes_of_several_classes_are_ordered_by_their_worst_decision():
@@ -133,7 +133,7 @@ def test_a_difference_is_noise_unless_mcnemars_test_says_otherwise(gained, withi
 
 @pytest.fixture(name="place", scope="module")
 def _place(tmp_path_factory) -> pathlib.Path:
-    """A folder of pictures, and a run that was trained on it."""
+    """A folder of images, and a run that was trained on it."""
     place = tmp_path_factory.mktemp("evaluated")
     rng = np.random.default_rng(0)
     for split, count in (("train", 2), ("test", 6)):
@@ -207,7 +207,7 @@ def test_the_page_is_sorted_and_filtered_and_fits_the_window(width, tmp_path):
         assert page.evaluate(shown) == ["ant/2.png", "<b>cat/3.png"]
         page.evaluate(choose.format(json.dumps(["class", "ant"])))
         assert page.evaluate(shown) == ["ant/2.png"]
-        assert page.evaluate("document.getElementById('count').textContent") == "1 picture"
+        assert page.evaluate("document.getElementById('count').textContent") == "1 image"
         rows = "[...document.querySelectorAll('#bars th')].map(cell => cell.textContent)"
         page.evaluate(choose.format(json.dumps(["rows", "name"])))
         assert page.evaluate(rows) == ["<b>cat", "ant", "bee"]

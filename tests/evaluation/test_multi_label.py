@@ -144,7 +144,8 @@ def logits_of(place: pathlib.Path, names) -> np.ndarray:
     return np.asarray(model(np.stack([np.asarray(keras_vit.preprocessing_of(model)(image)) for image in images])))
 
 
-def test_data_of_several_classes_choose_the_loss(place, tmp_path, capsys):
+def test_data_of_several_classes_choose_the_loss(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")  # what --verbose does
     data = f"csv:{place / 'list.csv'}"
     pretrain.main(["digits", "--data", data, "--workdir", str(tmp_path / "new"), "--dry-run"])
     printed = capsys.readouterr().out

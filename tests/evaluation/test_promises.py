@@ -124,8 +124,8 @@ def _run(tmp_path_factory) -> pathlib.Path:
     return folder / "run"
 
 
-@pytest.fixture(name="pictures", scope="module")
-def _pictures(run) -> pathlib.Path:
+@pytest.fixture(name="images", scope="module")
+def _images(run) -> pathlib.Path:
     folder = run.parent / "pictures"
     folder.mkdir()
     for number, image in enumerate(sklearn.datasets.load_digits().images[:200]):
@@ -134,13 +134,13 @@ def _pictures(run) -> pathlib.Path:
     return folder
 
 
-def test_prediction_says_what_is_promised(run, pictures, tmp_path, capsys):
+def test_prediction_says_what_is_promised(run, images, tmp_path, capsys):
     report = json.loads((run / "evaluation.json").read_text())["promise"]
     assert report["measured"]["error"] <= 0.2
     assert 1.0 <= report["measured"]["set_size"] < 6.0
     assert report["sentences"][0] in (run / "evaluation.md").read_text()
     for ending in ("json", "csv", "html", "parquet"):
-        predict.main(["--run", str(run), str(pictures), "--output", str(tmp_path / f"out.{ending}")])
+        predict.main(["--run", str(run), str(images), "--output", str(tmp_path / f"out.{ending}")])
     found = json.loads((tmp_path / "out.json").read_text())
     answered = [each["answered"] for each in found]
     assert 0.3 < np.mean(answered) < 1.0
@@ -160,19 +160,19 @@ def test_another_temperature_makes_the_promise_void(run):
     (run / "temperature.json").unlink()
 
 
-def decisions_of(run: pathlib.Path, pictures: pathlib.Path) -> tuple[list[pathlib.Path], np.ndarray, dict]:
+def decisions_of(run: pathlib.Path, folder: pathlib.Path) -> tuple[list[pathlib.Path], np.ndarray, dict]:
     """The files, the inputs of the model, and what the promise of the run decides."""
-    files, opened = sorted(pictures.glob("*.png")), Run.open(run)
-    images = np.stack([opened.preprocessing(opened.preprocessing.decode(file)) for file in files])
+    files, opened = sorted(folder.glob("*.png")), Run.open(run)
+    inputs = np.stack([opened.preprocessing(opened.preprocessing.decode(file)) for file in files])
     scoring = opened.scoring()
-    decided = scoring.promise.decide(scoring.probabilities(opened.model.predict_on_batch(images)))
+    decided = scoring.promise.decide(scoring.probabilities(opened.model.predict_on_batch(inputs)))
     assert decided.keys() == {"answered", "label_set"}
-    return files, images, {name: np.asarray(value) for name, value in decided.items()}
+    return files, inputs, {name: np.asarray(value) for name, value in decided.items()}
 
 
 @pytest.mark.slow
-def test_a_saved_model_and_a_tflite_file_decide_as_the_model(run, pictures, tmp_path):
-    files, images, expected = decisions_of(run, pictures)
+def test_a_saved_model_and_a_tflite_file_decide_as_the_model(run, images, tmp_path):
+    files, inputs, expected = decisions_of(run, images)
     saved_model.main(["--run", str(run), "--output", str(tmp_path / "saved")])
     tflite.main(["--run", str(run), "--output", str(tmp_path / "phone"), "--formats", "float32"])
     served = tf.saved_model.load(str(tmp_path / "saved" / "1")).signatures["serving_default"]
@@ -181,7 +181,7 @@ def test_a_saved_model_and_a_tflite_file_decide_as_the_model(run, pictures, tmp_
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     answer = served(image_bytes=tf.constant([file.read_bytes() for file in files]))
-    by_program = program.decide(np.concatenate([runner(image=image[None])["logits"] for image in images]))
+    by_program = program.decide(np.concatenate([runner(image=image[None])["logits"] for image in inputs]))
     for name, decisions in expected.items():
         np.testing.assert_array_equal(answer[name], decisions)
         np.testing.assert_array_equal(by_program[name], decisions)
@@ -191,13 +191,13 @@ def test_a_saved_model_and_a_tflite_file_decide_as_the_model(run, pictures, tmp_
 
 
 @pytest.mark.slow
-def test_an_onnx_file_decides_as_the_model(run, pictures, tmp_path):
+def test_an_onnx_file_decides_as_the_model(run, images, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    _, images, expected = decisions_of(run, pictures)
+    _, inputs, expected = decisions_of(run, images)
     onnx.main(["--run", str(run), "--output", str(tmp_path), "--web"])
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
     outputs = [output.name for output in session.get_outputs()]
-    answer = dict(zip(outputs, session.run(outputs, {session.get_inputs()[0].name: images}), strict=True))
+    answer = dict(zip(outputs, session.run(outputs, {session.get_inputs()[0].name: inputs}), strict=True))
     for name, decisions in expected.items():
         np.testing.assert_array_equal(answer[name], decisions)
     assert json.loads((tmp_path / "classify.json").read_text())["promise"] == Run.open(run).promise.sentences()

@@ -92,7 +92,7 @@ def _prepare(monkeypatch, dataset: str, data_dir, examples: dict) -> None:
 
 @pytest.fixture(name="prepared")
 def _prepared(tmp_path, monkeypatch):
-    """A directory with SVHN, whose pictures hold their own number, and nothing else."""
+    """A directory with SVHN, whose images hold their own number, and nothing else."""
 
     def example(number: int) -> tuple[int, dict]:
         image = np.zeros((32, 32, 3), np.uint8)

@@ -1,4 +1,4 @@
-"""Detectors as SavedModel, TFLite and ONNX: boxes in pixels of the given picture, equal to the model's."""
+"""Detectors as SavedModel, TFLite and ONNX: boxes in pixels of the given image, equal to the model's."""
 
 import io
 import json
@@ -43,7 +43,7 @@ def _place(tmp_path_factory):
     return place
 
 
-def pictures() -> list[bytes]:
+def photos() -> list[bytes]:
     """Files of several sizes, the last one turned by its EXIF orientation."""
     rng, files, turned = np.random.default_rng(0), [], PIL.Image.Exif()
     turned[0x0112] = 6
@@ -59,9 +59,9 @@ def pictures() -> list[bytes]:
 def test_a_saved_model_finds_in_files_what_the_detector_finds(name, place, tmp_path, capsys):
     saved_model.main(["--run", str(place / name), "--output", str(tmp_path / "served")])
     version = tmp_path / "served" / "1"
-    answer = tf.saved_model.load(version).signatures["serving_default"](image_bytes=tf.constant(pictures()))
+    answer = tf.saved_model.load(version).signatures["serving_default"](image_bytes=tf.constant(photos()))
     detector = open_detector(Run.open(place / name))
-    images = [inspection.decode(data, "x", preprocessing=detector.preprocessing) for data in pictures()]
+    images = [inspection.decode(data, "x", preprocessing=detector.preprocessing) for data in photos()]
     assert images[2].pixels.shape[:2] == (41, 30)
     for number, objects in enumerate(detector.detect(images, 100)):
         scores, boxes = answer["scores"][number].numpy(), answer["boxes"][number].numpy()
@@ -83,8 +83,8 @@ def test_the_cpp_loader_finds_the_same(place, tmp_path):
     saved_model.main(["--run", str(place / "owl"), "--output", str(tmp_path / "served")])
     version = tmp_path / "served" / "1"
     loaded = tf.saved_model.load(version).signatures["serving_default"]
-    expected = loaded(image_bytes=tf.constant(pictures()))["boxes"].numpy()
-    boxes = cpp_loader.run(version, "serving_default", "boxes", np.array(pictures(), object))
+    expected = loaded(image_bytes=tf.constant(photos()))["boxes"].numpy()
+    boxes = cpp_loader.run(version, "serving_default", "boxes", np.array(photos(), object))
     np.testing.assert_allclose(boxes, expected, atol=1e-3)
 
 
@@ -126,7 +126,7 @@ def test_formats_that_move_boxes_and_detectors_without_classes_are_refused(place
     assert agreement_of_boxes(expected, expected) == 1.0
     moved = expected + np.eye(7)[0]
     assert agreement_of_boxes(expected, moved) < 0.5
-    with pytest.raises(ParityError, match="of the likeliest boxes"):
+    with pytest.raises(ParityError, match="of the most likely boxes"):
         reference = Reference(None, None, outputs=[{"detections": expected}])
         Detection(None).measure("int8 file", reference, [{"detections": moved}], exact=False)
     with pytest.raises(UserError, match="has no classes of its own"):

@@ -48,7 +48,7 @@ def build(name: str = "token", channels: int = 3) -> keras.Model:
 
 @pytest.fixture(name="samples", scope="module")
 def _samples() -> Samples:
-    """Pictures in all four formats, of mixed sizes and channels."""
+    """Images in all four formats, of mixed sizes and channels."""
     rng = np.random.default_rng(4)
     encoded = []
     for number in range(9):
@@ -476,7 +476,7 @@ def test_the_command_prints_its_table_and_nothing_else(run, tmp_path):
     root = pathlib.Path(__file__).parents[2]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=root, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split()[:3] == ["format", "file", "bytes"]
+    assert done.stdout.split()[:3] == ["format", "MB", "max"]
 
 
 def test_a_model_card_names_what_is_set_of_a_recipe():

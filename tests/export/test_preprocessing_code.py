@@ -1,4 +1,4 @@
-"""The code in reports that prepares a picture: it gives the pixels of the model's preprocessing."""
+"""The code in reports that prepares an image: it gives the pixels of the model's preprocessing."""
 
 import dataclasses
 import json
@@ -42,8 +42,8 @@ RULES = [
 ]
 
 
-@pytest.fixture(name="pictures", scope="module")
-def _pictures(tmp_path_factory):
+@pytest.fixture(name="photos", scope="module")
+def _images(tmp_path_factory):
     """Files of several sizes and modes, one of them turned."""
     folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(2)
     turned = Image.Exif()
@@ -77,8 +77,8 @@ def assert_same(preprocessing: Preprocessing, path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("rule", range(len(RULES)))
-def test_the_code_gives_the_pixels_of_the_model(rule, pictures):
-    for path in pictures:
+def test_the_code_gives_the_pixels_of_the_model(rule, photos):
+    for path in photos:
         assert_same(RULES[rule], path)
         pixels = prepared(RULES[rule], path, raw_pixels=True)
         assert pixels.dtype == np.uint8
@@ -95,8 +95,8 @@ def test_the_code_gives_the_pixels_of_the_original(name):
         np.load(FOLDER / f"{name}.npz"),
     )
     assert not any("keras_vit" in line for line in preprocessing_code(preprocessing))
-    for picture in sorted((FOLDER / "pictures").iterdir()):
-        np.testing.assert_allclose(prepared(preprocessing, picture)[0], expected[picture.name], atol=1e-6)
+    for photo in sorted((FOLDER / "pictures").iterdir()):
+        np.testing.assert_allclose(prepared(preprocessing, photo)[0], expected[photo.name], atol=1e-6)
 
 
 def test_the_section_says_what_is_done_where_there_is_no_code():

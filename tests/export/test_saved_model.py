@@ -42,10 +42,10 @@ from training.recipes.recipe import Recipe
 
 @pytest.fixture(name="samples", scope="module")
 def _samples() -> Samples:
-    """Pictures in all four formats, of mixed sizes; the class of the last two is not known."""
+    """Images in all four formats, of mixed sizes; the class of the last two is not known."""
     rng = np.random.default_rng(4)
-    pictures = [rng.integers(0, 256, (10 + number, 25, 3), dtype=np.uint8) for number in range(9)]
-    files = [encoded(picture, ("PNG", "JPEG", "BMP")[number % 3]) for number, picture in enumerate(pictures)]
+    photos = [rng.integers(0, 256, (10 + number, 25, 3), dtype=np.uint8) for number in range(9)]
+    files = [encoded(photo, ("PNG", "JPEG", "BMP")[number % 3]) for number, photo in enumerate(photos)]
     return Samples(tuple(files), np.array([0, 1, 2, 3, 4, 5, 6, -1, -1]))
 
 
@@ -333,7 +333,7 @@ def raw_png(rows: np.ndarray, bits: int, color_type: int, key: bytes = b"") -> b
 
 
 def drawings(number: int) -> dict[str, bytes]:
-    """The same kinds of pictures in every way of being transparent, deep or shallow, under names of all kinds."""
+    """The same kinds of images in every way of being transparent, deep or shallow, under names of all kinds."""
     rng = np.random.default_rng(number)
     height, width = (SIZE, (18, 24), (13, 48))[number % 3]
     ink = rng.random((height, width)) < 0.3
@@ -376,7 +376,7 @@ def drawings(number: int) -> dict[str, bytes]:
 
 @pytest.fixture(name="gallery", scope="module")
 def _gallery(tmp_path_factory) -> pathlib.Path:
-    """Class folders of a hundred pictures."""
+    """Class folders of a hundred images."""
     root = tmp_path_factory.mktemp("gallery")
     for number in range(6):
         for name, data in drawings(number).items():
@@ -386,7 +386,7 @@ def _gallery(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.mark.slow
-def test_a_picture_gives_the_same_logits_in_training_evaluation_inspection_and_serving(served, gallery):
+def test_an_image_gives_the_same_logits_in_training_evaluation_inspection_and_serving(served, gallery):
     model, preprocessing = served[0], keras_vit.preprocessing_of(served[0])
     split = open_source(DataOptions(f"folder:{gallery}")).train
     count = split.num_examples
@@ -489,7 +489,7 @@ def peak_memory() -> int:
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
 
 
-def test_a_picture_of_more_than_32_megapixels_costs_no_memory(served):
+def test_an_image_of_more_than_32_megapixels_costs_no_memory(served):
     """The first would each be 324 MB, and 1.3 GB as floats."""
     huge = [encoded(np.zeros((9000, 12_000), np.uint8), kind) for kind in ("PNG", "JPEG")]
     huge.append(encoded(np.zeros((4000, 8001), np.uint8), "PNG"))
@@ -503,8 +503,8 @@ def test_a_picture_of_more_than_32_megapixels_costs_no_memory(served):
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "WebP", "lossless WebP", "WebP with alpha"])
 def test_the_size_is_read_from_the_header(kind):
     options = {"lossless": "lossless" in kind} if "WebP" in kind else {}
-    picture = np.random.default_rng(0).integers(0, 256, (7, 11, 4 if "alpha" in kind else 3), dtype=np.uint8)
-    data = encoded(picture, "WEBP" if "WebP" in kind else kind, **options)
+    photo = np.random.default_rng(0).integers(0, 256, (7, 11, 4 if "alpha" in kind else 3), dtype=np.uint8)
+    data = encoded(photo, "WEBP" if "WebP" in kind else kind, **options)
     refused = "WebP" in kind and "WebP" not in formats()
     assert int(graph.header_pixels(tf.constant(data))) == (0 if refused else 77)
 

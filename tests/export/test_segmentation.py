@@ -1,4 +1,4 @@
-"""Exports of models that segment: at the size of the picture, at a fixed size, and in the loader of C++."""
+"""Exports of models that segment: at the size of the image, at a fixed size, and in the loader of C++."""
 
 import dataclasses
 import json
@@ -54,7 +54,7 @@ def measure(right, found, *, exact: bool) -> dict:
 
 
 @pytest.mark.parametrize("task", ["panoptic", *(pytest.param(t, marks=pytest.mark.slow) for t in list(TASKS)[:3])])
-def test_a_saved_model_takes_files_and_gives_segments_at_the_size_of_the_picture(task, tmp_path):
+def test_a_saved_model_takes_files_and_gives_segments_at_the_size_of_the_image(task, tmp_path):
     path, measures = export_saved_model(exported(task), served(tmp_path))
     assert min(measures["equal_pixels"], measures["equal_pixels_of_files"]) >= 0.999
     serve = tf.saved_model.load(path).signatures["serving_default"]
@@ -125,7 +125,7 @@ def test_small_masks_and_scores_that_differ_are_not_kept():
 
 
 @pytest.mark.slow
-def test_a_picture_without_any_object_is_served(tmp_path):
+def test_an_image_without_any_object_is_served(tmp_path):
     source = exported("panoptic")
     head = source.exported.model.get_layer("class_head")
     head.bias.assign([0.0] * 4 + [50.0])  # the last is no object

@@ -26,7 +26,7 @@ CONFIG = ViTConfig(patch_size=(4, 6), hidden_size=24, num_layers=1, num_heads=3,
 
 @pytest.fixture(name="exported", scope="module")
 def _exported() -> ExportedModel:
-    """A calibrated model of five classes with seven pictures."""
+    """A calibrated model of five classes with seven images."""
     files = []
     for pixels in np.random.default_rng(0).integers(0, 256, (7, 12, 18, 3), np.uint8):
         stream = io.BytesIO()

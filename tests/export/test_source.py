@@ -101,9 +101,9 @@ def test_both_commands_take_a_checkpoint(place, capsys):
     report = json.loads((place / "served" / "1" / "report.json").read_text())
     assert (report["accuracy"], report["num_images"], report["images_from"]) == (None, 16, "random images")
     assert "accuracy unknown" in (place / "served" / "1" / "README.md").read_text()
-    pictures = ["--images", str(place / "pictures"), "--calibration", str(place / "pictures")]
+    photos = ["--images", str(place / "pictures"), "--calibration", str(place / "pictures")]
     options = ["--calibration-images", "3", "--formats", "float32", "int8", "--max-disagreement", "1"]
-    tflite.main([*command, *pictures, *options, "--output", str(place / "phone")])
+    tflite.main([*command, *photos, *options, "--output", str(place / "phone")])
     report = json.loads((place / "phone" / "report.json").read_text())
     assert report["formats"]["float32"]["num_images"] == 3
     assert report["formats"]["float32"]["accuracy"] in (0.0, 0.5, 1.0)  # of two whose class is known

@@ -36,7 +36,7 @@ CONFIG = ViTConfig(patch_size=(4, 6), hidden_size=48, num_layers=2, num_heads=3,
 FORMATS = ("float32", "float16", "int8-dynamic", "int8-weights", "int4-weights", "int8")
 
 
-def pictures(seed: int, number: int, channels: int = 3) -> Samples:
+def photos(seed: int, number: int, channels: int = 3) -> Samples:
     rng = np.random.default_rng(seed)
     shades = rng.integers(0, 256, (number, 3, 5, channels))
     encoded = [tf.io.encode_png(np.kron(shade, np.ones((4, 6, 1))).astype(np.uint8)).numpy() for shade in shades]
@@ -44,7 +44,7 @@ def pictures(seed: int, number: int, channels: int = 3) -> Samples:
 
 
 def build(config=CONFIG, channels: int = 3) -> keras.Model:
-    """A model as if trained: its weights as they begin, and a head that tells pictures apart."""
+    """A model as if trained: its weights as they begin, and a head that tells images apart."""
     keras.utils.set_random_seed(5)
     model = keras_vit.build(config, preprocessing=Preprocessing(SIZE, channels), num_classes=5, name="birds")
     for weight in model.weights:
@@ -57,9 +57,7 @@ def build(config=CONFIG, channels: int = 3) -> keras.Model:
 def _phone(tmp_path_factory):
     """All formats of one model, and what the export returned."""
     place = tmp_path_factory.mktemp("phone")
-    written = tflite_of(
-        build(), LABELS, pictures(1, 24), place, FORMATS, calibration=pictures(2, 24), max_disagreement=0.1
-    )
+    written = tflite_of(build(), LABELS, photos(1, 24), place, FORMATS, calibration=photos(2, 24), max_disagreement=0.1)
     return place, written
 
 
@@ -69,7 +67,7 @@ def test_the_head_of_int8_dynamic_stays_in_float32_while_it_has_few_of_the_weigh
     written = tflite_of(
         randomize(model),
         [f"class {i}" for i in range(num_classes)],
-        pictures(4, 5),
+        photos(4, 5),
         tmp_path,
         ("float32", "int8-dynamic"),
     )
@@ -153,14 +151,14 @@ def test_the_layers_whose_rounding_changes_the_logits_most_keep_eight_bits(phone
 
 def test_four_bits_are_refused_for_convolutions(tmp_path):
     resnet = keras_vit.ResNetConfig((1,), 4, (8,), num_groups=2)
-    options = {"formats": ["int4-weights"], "calibration": pictures(2, 4)}
+    options = {"formats": ["int4-weights"], "calibration": photos(2, 4)}
     for model, target in ((build(resnet), "cpu"), (build(), "npu")):
         with pytest.raises(UserError, match="int4-weights stores dense layers in 4 bits, but most weights"):
-            tflite_of(model, LABELS, pictures(1, 4), tmp_path, target=target, **options)
+            tflite_of(model, LABELS, photos(1, 4), tmp_path, target=target, **options)
 
 
 def test_ranges_are_the_extremes_of_the_calibration_images(phone):
-    """The library's moving average would cut off what one picture alone reaches."""
+    """The library's moving average would cut off what one image alone reaches."""
     calm, loud = np.full((1, *SIZE, 3), 0.01, np.float32), np.full((1, *SIZE, 3), 1.0, np.float32)
     few = [loud, *[calm] * 6]  # too few to look for other ranges
     content, _ = quantize.quantize_static(phone[1]["float32"][0], few)
@@ -309,7 +307,7 @@ def test_the_recommended_format_is_the_fastest_accurate_one():
 def test_pixels_can_be_the_input_of_every_format(tmp_path, size):
     """They are rounded after resizing, and the model is compared on the same pixels."""
     kinds = ("float32", "int8-dynamic", "int8") if size == "of the model" else ("float32",)
-    exact = pictures(3, 12) if size == "of the model" else random_images(Preprocessing(SIZE))
+    exact = photos(3, 12) if size == "of the model" else random_images(Preprocessing(SIZE))
     written = tflite_of(
         build(), LABELS, exact, tmp_path, kinds, calibration=exact, uint8_input=True, max_disagreement=0.1
     )
@@ -325,7 +323,7 @@ def test_pixels_can_be_the_input_of_every_format(tmp_path, size):
 @pytest.mark.slow
 def test_any_batch_on_request(tmp_path):
     model = build()
-    written = tflite_of(model, LABELS, pictures(4, 5), tmp_path, ("float32", "int8-dynamic"), dynamic_batch=True)
+    written = tflite_of(model, LABELS, photos(4, 5), tmp_path, ("float32", "int8-dynamic"), dynamic_batch=True)
     path = written["float32"][0]
     assert path.name == "model-float32-dynamic-batch.tflite"
     interpreter = Interpreter(model_path=str(path))
@@ -348,7 +346,7 @@ FAMILIES = {
     "name", ["hybrid", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "hybrid")]
 )
 def test_every_family_becomes_a_file(name, tmp_path):
-    written = tflite_of(build(FAMILIES[name], channels=1), LABELS, pictures(5, 6, 1), tmp_path, ("float32",))
+    written = tflite_of(build(FAMILIES[name], channels=1), LABELS, photos(5, 6, 1), tmp_path, ("float32",))
     path, found = written["float32"]
     assert found["max_abs_diff"] <= 1e-4
     assert not {"SHAPE", "PACK", "GATHER", "CUSTOM"} & set(tflite_file.operators(path))
@@ -361,7 +359,7 @@ def test_a_model_trained_in_mixed_precision_is_exported_in_float32(tmp_path):
         model = build()
     finally:
         keras.config.set_dtype_policy("float32")
-    written = tflite_of(model, LABELS, pictures(6, 6), tmp_path, ("float32", "int8-dynamic"))
+    written = tflite_of(model, LABELS, photos(6, 6), tmp_path, ("float32", "int8-dynamic"))
     assert written["float32"][1]["max_abs_diff"] <= 1e-4
     assert Interpreter(model_path=str(written["float32"][0])).get_output_details()[0]["dtype"] == np.float32
 
@@ -376,12 +374,12 @@ def test_unsupported_options_are_refused_before_conversion(tmp_path, monkeypatch
         ),
         (
             ["int4-weights"],
-            {"calibration": pictures(7, 2), "dynamic_batch": True},
+            {"calibration": photos(7, 2), "dynamic_batch": True},
             "--dynamic-batch applies only to formats without calibration",
         ),
     ):
         with pytest.raises(UserError, match=words):
-            tflite_of(build(), LABELS, pictures(7, 2), tmp_path / "x", formats, **options)
+            tflite_of(build(), LABELS, photos(7, 2), tmp_path / "x", formats, **options)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -392,8 +390,8 @@ def _calibration(run: str, images: int | None = None, folder: str | None = None,
 
 def test_calibration_images_are_training_images(tmp_path):
     zipfile.ZipFile(tmp_path / "model.keras", "w").close()
-    pictures(8, 6).save(tmp_path / CALIBRATION)
-    assert _calibration(str(tmp_path), 4).encoded == pictures(8, 6).encoded[:4]
+    photos(8, 6).save(tmp_path / CALIBRATION)
+    assert _calibration(str(tmp_path), 4).encoded == photos(8, 6).encoded[:4]
     with pytest.raises(UserError, match=r"asks for 7 images, but .*calibration.npz has 6; pass that number, or --cal"):
         _calibration(str(tmp_path), 7)
     assert (
@@ -408,7 +406,7 @@ def test_calibration_images_are_training_images(tmp_path):
     with pytest.raises(UserError, match=r"asks for 1 images, but .*calibration.npz has 0"):
         _calibration(str(tmp_path), 1)
     (tmp_path / "bee").mkdir()
-    for number, content in enumerate(pictures(9, 3).encoded):
+    for number, content in enumerate(photos(9, 3).encoded):
         (tmp_path / "bee" / f"{number}.png").write_bytes(content)
     found = _calibration("augreg:B_16", 2, str(tmp_path))
     assert (len(found.encoded), found.labels.tolist()) == (2, [3, 3])

@@ -1,4 +1,4 @@
-"""The page that classifies pictures in the browser with model.onnx."""
+"""The page that classifies images in the browser with model.onnx."""
 
 import base64
 import contextlib
@@ -46,7 +46,7 @@ RULES = (
     Preprocessing(SIZE, interpolation="bicubic", library="transformers", background=None),
     Preprocessing(SIZE, resize="resize-small", crop_from=28, library="timm", background=None, exif_orientation=False),
 )
-_PICTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "pixels"
+_IMAGES = pathlib.Path(__file__).parents[1] / "fixtures" / "pixels"
 # Rules beside those of the processors of transformers and timm.
 _FURTHER = {
     f"{rule.resize} {rule.crop_from} {rule.interpolation} {rule.antialias} {rule.library} {rule.dtype}": rule
@@ -77,8 +77,8 @@ def build(preprocessing: Preprocessing) -> keras.Model:
     return randomize(keras_vit.build(TINY, preprocessing=preprocessing, num_classes=7))
 
 
-def pictures() -> dict[str, bytes]:
-    """Pictures of several sizes and formats, smooth as photographs are."""
+def photos() -> dict[str, bytes]:
+    """Images of several sizes and formats, smooth as photographs are."""
     rng = np.random.default_rng(4)
     found = {}
 
@@ -104,9 +104,9 @@ def pictures() -> dict[str, bytes]:
     return found
 
 
-def expected(model: keras.Model, preprocessing: Preprocessing, picture: bytes) -> np.ndarray:
+def expected(model: keras.Model, preprocessing: Preprocessing, photo: bytes) -> np.ndarray:
     """Probabilities (7,) of the Keras model."""
-    image = preprocessing(preprocessing.decode(tf.constant(picture)).numpy())
+    image = preprocessing(preprocessing.decode(tf.constant(photo)).numpy())
     return tf.nn.softmax(model.predict_on_batch(np.asarray(image)[None])[0] / 2.0).numpy()
 
 
@@ -141,7 +141,7 @@ def classify(page: Page, file: pathlib.Path, *, drop: bool = False) -> str:
     return page.evaluate(said)
 
 
-def test_a_page_needs_a_classifier_and_pictures_that_a_browser_has():
+def test_a_page_needs_a_classifier_and_images_that_a_browser_has():
     model = build(Preprocessing(SIZE, 4))
     samples = random_images(RULES[0])
     with pytest.raises(UserError, match="this is a classifier of 4"):
@@ -176,14 +176,14 @@ def run_script(script: str):
 @pytest.mark.parametrize(
     "name",
     [
-        *json.loads((_PICTURES / "index.json").read_text())["processors"],
+        *json.loads((_IMAGES / "index.json").read_text())["processors"],
         *(pytest.param(name, marks=pytest.mark.slow) for name in _FURTHER),
     ],
 )
 def test_the_page_makes_the_pixels_of_the_model(name):
-    rule = _FURTHER[name] if name in _FURTHER else preprocessing_of(keras_vit.from_checkpoint(_PICTURES / name))
+    rule = _FURTHER[name] if name in _FURTHER else preprocessing_of(keras_vit.from_checkpoint(_IMAGES / name))
     images = []
-    for path in sorted((_PICTURES / "pictures").iterdir()):
+    for path in sorted((_IMAGES / "pictures").iterdir()):
         with Image.open(path) as image:
             image.thumbnail((333, 333))
             images.append(np.asarray(rule.to_channels(np.asarray(image.convert("RGB")))))
@@ -204,7 +204,7 @@ def test_the_page_makes_the_pixels_of_the_model(name):
 
 @pytest.mark.parametrize("order", ["<", pytest.param(">", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
-def test_the_page_turns_a_picture_by_its_exif_orientation(kind, order):
+def test_the_page_turns_an_image_by_its_exif_orientation(kind, order):
     for orientation in (*range(1, 9), 9):
         mark, stream = {"<": b"II", ">": b"MM"}[order], io.BytesIO()
         exif = b"Exif\0\0" + struct.pack(f"{order}2sHIHHHIHHI", mark, 42, 8, 1, 0x0112, 3, 1, orientation, 0, 0)
@@ -253,10 +253,10 @@ def test_the_page_has_the_numbers_of_keras_for_every_rule_of_resizing(channels, 
     rules = [rule for rule in RULES if rule.channels == channels]
     model, folder, origin = build(rules[0]), tmp_path / "portable", Provenance(temperature=2.0)
     onnx_of(model, LABELS, random_images(rules[0]), folder, web=True, origin=origin)
-    files = {tmp_path / name: content for name, content in pictures().items()}
+    files = {tmp_path / name: content for name, content in photos().items()}
     for file, content in files.items():
         file.write_bytes(content)
-    (tmp_path / "text.png").write_text("no picture")
+    (tmp_path / "text.png").write_text("no image")
     with open_browser() as page, serve(folder) as address:
         page.served[CDN] = runtime
         for rule in rules:
@@ -271,7 +271,7 @@ def test_the_page_has_the_numbers_of_keras_for_every_rule_of_resizing(channels, 
                 assert difference < (1e-3 if file.suffix == ".jpg" else 1e-5), (rule, file.name)
             assert "ms" in page.evaluate("document.getElementById('times').textContent")
             assert page.overflow() <= 0
-        assert classify(page, tmp_path / "text.png") == "text.png is not a picture that this browser can read."
+        assert classify(page, tmp_path / "text.png") == "text.png is not an image that this browser can read."
         assert page.problems == []
 
 

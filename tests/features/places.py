@@ -1,4 +1,4 @@
-"""Shared by the tests of features: two models and folders of pictures."""
+"""Shared by the tests of features: two models and folders of images."""
 
 import pathlib
 
@@ -12,8 +12,8 @@ from tests.support import randomize
 CONFIG = ViTConfig(patch_size=4, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
 
 
-def picture_place(place: pathlib.Path) -> pathlib.Path:
-    """Two models, a folder of 24 pictures in two classes, and the same pictures in one folder, one of them broken."""
+def image_place(place: pathlib.Path) -> pathlib.Path:
+    """Two models, a folder of 24 images in two classes, and the same images in one folder, one of them broken."""
     model = randomize(keras_vit.build(CONFIG, image_size=8, num_classes=2))
     model.save(place / "model.keras")
     model.set_weights([2.0 * weight for weight in model.get_weights()])

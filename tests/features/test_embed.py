@@ -14,7 +14,7 @@ import pytest
 import keras_vit
 from keras_vit import UserError
 from keras_vit.files.keras_model import load_model
-from tests.features.places import CONFIG, picture_place
+from tests.features.places import CONFIG, image_place
 from training import embed, knn
 from training.features import extraction, store
 from training.features.store import open_index
@@ -24,8 +24,8 @@ PART = 16
 
 @pytest.fixture(name="place", scope="module")
 def _place(tmp_path_factory) -> pathlib.Path:
-    """Two models and their pictures, with indexes of the first in both types."""
-    place = picture_place(tmp_path_factory.mktemp("features"))
+    """Two models and their images, with indexes of the first in both types."""
+    place = image_place(tmp_path_factory.mktemp("features"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         for module in (store, extraction):
@@ -42,8 +42,8 @@ def _small_parts(place, monkeypatch):
         monkeypatch.setattr(module, "PART", PART)
 
 
-def run(output, *options: str, model: str = "model.keras", pictures=("--data", "folder:data")) -> None:
-    embed.main(["--run", model, *pictures, "--output", str(output), "--batch-size", "4", *options])
+def run(output, *options: str, model: str = "model.keras", photos=("--data", "folder:data")) -> None:
+    embed.main(["--run", model, *photos, "--output", str(output), "--batch-size", "4", *options])
 
 
 def files_of(folder: pathlib.Path) -> dict[str, bytes]:
@@ -58,7 +58,7 @@ def _half(tmp_path) -> pathlib.Path:
 
 def test_an_index_has_the_features_of_the_model_with_path_digest_label_and_split():
     index = open_index("full")
-    table = index.pictures
+    table = index.images
     assert table.splits == ["train"] * 20 + ["test"] * 4
     assert {pathlib.Path(path).parent.name for path in table.paths} == {"ant", "bee"}
     assert [pathlib.Path(path).parent.name for path in table.paths] == table.labels
@@ -93,11 +93,11 @@ def test_a_command_that_was_killed_continues_and_ends_in_the_same_bytes(half):
     assert files_of(half) == whole
 
 
-def test_single_pictures_have_no_label_and_a_broken_one_is_named(tmp_path, capsys):
-    run(tmp_path / "f", pictures=("loose",))
+def test_single_images_have_no_label_and_a_broken_one_is_named(tmp_path, capsys):
+    run(tmp_path / "f", photos=("loose",))
     index = open_index(str(tmp_path / "f"))
-    assert len(index.pictures.paths) == 23
-    assert index.pictures.labels == [None] * 23
+    assert len(index.images.paths) == 23
+    assert index.images.labels == [None] * 23
     assert [*index.problems] == ["loose/05.png"]
     assert "Not embedded: loose/05.png" in capsys.readouterr().out
 
@@ -107,7 +107,7 @@ def test_features_are_those_of_the_content_that_files_have_now(place, tmp_path, 
     shutil.copytree("loose", tmp_path / "loose")
     monkeypatch.chdir(tmp_path)
     model = str(place / "model.keras")
-    run("f", model=model, pictures=("loose",))
+    run("f", model=model, photos=("loose",))
     kept = (tmp_path / "f" / "pictures-00001.parquet").stat().st_mtime_ns
     first, second = (tmp_path / "loose" / name for name in ("00.png", "01.png"))
     time = first.stat()
@@ -116,23 +116,23 @@ def test_features_are_those_of_the_content_that_files_have_now(place, tmp_path, 
     shutil.copy(first, tmp_path / "loose" / "05.png")
     (tmp_path / "loose" / "07.png").write_bytes(b"broken")
     capsys.readouterr()
-    run("f", model=model, pictures=("loose",))
+    run("f", model=model, photos=("loose",))
     assert "Changed since their features were made: 3 images, such as loose/00.png" in capsys.readouterr().out
     index = open_index("f")
-    names, features = index.pictures.paths, index.embeddings()
+    names, features = index.images.paths, index.embeddings()
     for name in ("00", "05"):
         np.testing.assert_array_equal(features[names.index(f"loose/{name}.png")], features[names.index("loose/01.png")])
     assert [*index.problems] == ["loose/07.png"]
     assert (tmp_path / "f" / "pictures-00001.parquet").stat().st_mtime_ns == kept
-    run("f", model=model, pictures=("loose",))
+    run("f", model=model, photos=("loose",))
     assert "Changed" not in capsys.readouterr().out
 
 
 def test_features_of_two_models_never_mix(half):
     with pytest.raises(UserError, match="has features of another model .* are never mixed;"):
         run(half, model="other.keras")
-    with pytest.raises(UserError, match="has features of other pictures"):
-        run(half, pictures=("loose",))
+    with pytest.raises(UserError, match="has features of other images"):
+        run(half, photos=("loose",))
     with pytest.raises(UserError, match="has features of the type float16, not float32"):
         run(half, "--dtype", "float32")
     part = half / "train-00001.parquet"
@@ -148,7 +148,7 @@ def test_damaged_files_are_one_sentence(half):
     assert b".png" in content
     part.write_bytes(content.replace(b".png", b"\x80png"))
     with pytest.raises(UserError, match=r"test-00000.parquet cannot be read as features .*UTF8"):
-        _ = open_index(str(half)).pictures
+        _ = open_index(str(half)).images
     part.write_bytes(content[:-9])
     with pytest.raises(UserError, match=r"test-00000.parquet cannot be read .*; remove it"):
         open_index(str(half)).embeddings()
@@ -170,16 +170,16 @@ def test_a_probe_reads_the_index_instead_of_computing(tmp_path, compute_no_more)
         knn_of(tmp_path / "no", "--index", "full", model="other.keras")
     with pytest.raises(UserError, match="features pre_logits of .* asked for are the features token"):
         knn_of(tmp_path / "no", "--index", "full", "--features", "token")
-    with pytest.raises(UserError, match="has the features of other pictures, labels or"):
+    with pytest.raises(UserError, match="has the features of other images, labels or"):
         knn_of(tmp_path / "no", "--index", "full", "--split-seed", "3")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Give --data, such as folder:pictures, or pictures"),
-        (["--data", "folder:data", "loose"], "Give --data, such as folder:pictures, or pictures"),
-        (["nowhere"], "There is no picture 'nowhere'"),
+        ([], "Give --data, such as folder:pictures, or images"),
+        (["--data", "folder:data", "loose"], "Give --data, such as folder:pictures, or images"),
+        (["nowhere"], "There is no image 'nowhere'"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, message, tmp_path):
@@ -205,7 +205,7 @@ def test_kind_and_size_of_the_features_are_those_of_the_options(tmp_path):
     assert description.settings == {"image_size": [12, 12], "num_heads": None, "resize": None}
 
 
-def test_pictures_whose_transparency_is_lost_are_announced(tmp_path, monkeypatch, capsys):
+def test_images_whose_transparency_is_lost_are_announced(tmp_path, monkeypatch, capsys):
     preprocessing = keras_vit.Preprocessing((8, 8), background=None)
     keras_vit.build(CONFIG, preprocessing=preprocessing, num_classes=2).save(tmp_path / "drops.keras")
     for number, label in enumerate(("ant", "ant", "bee", "bee")):
@@ -215,5 +215,5 @@ def test_pictures_whose_transparency_is_lost_are_announced(tmp_path, monkeypatch
     copied = functools.partial(shutil.copytree, "half", dirs_exist_ok=True)
     monkeypatch.setattr(extraction, "write_features", lambda folder, *_: open_index(str(copied(folder))))
     for model, is_lost in ((str(tmp_path / "drops.keras"), True), ("model.keras", False)):
-        run(tmp_path / "f", model=model, pictures=("--data", f"folder:{tmp_path / 'clear'}"))
-        assert ("--resize pad puts such pictures on white" in capsys.readouterr().out) == is_lost
+        run(tmp_path / "f", model=model, photos=("--data", f"folder:{tmp_path / 'clear'}"))
+        assert ("--resize pad puts such images on white" in capsys.readouterr().out) == is_lost

@@ -10,7 +10,7 @@ import sklearn.neighbors
 
 import keras_vit
 from keras_vit import UserError
-from tests.features.places import picture_place
+from tests.features.places import image_place
 from tests.text.towers import CLIP, SIGLIP, with_tokenizer
 from training import embed, search, similar
 from training.features.lookup import NeighborGraph, nearest_rows, unit_chunks, unit_length
@@ -38,7 +38,7 @@ def test_of_equal_neighbors_the_first_comes_first_and_a_row_of_zeros_is_like_non
 
 @pytest.fixture(name="place", scope="module")
 def _place(tmp_path_factory) -> pathlib.Path:
-    place = picture_place(tmp_path_factory.mktemp("neighbors"))
+    place = image_place(tmp_path_factory.mktemp("neighbors"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         embed.main(["--run", "model.keras", "--data", "folder:data", "--output", "features"])
@@ -54,7 +54,7 @@ def rows_of(file) -> list[dict[str, str]]:
     return list(csv.DictReader(file.read_text().splitlines()))
 
 
-def test_the_picture_itself_is_the_most_similar_one(tmp_path, capsys):
+def test_the_image_itself_is_the_most_similar_one(tmp_path, capsys):
     (tmp_path / "copy.png").write_bytes(pathlib.Path("data/ant/03.png").read_bytes())
     similar.main(["--index", "features", str(tmp_path / "copy.png"), "-k", "4", "--output", str(tmp_path / "out.csv")])
     rows = rows_of(tmp_path / "out.csv")
@@ -67,7 +67,7 @@ def test_the_picture_itself_is_the_most_similar_one(tmp_path, capsys):
     assert "| ant/03.png " in capsys.readouterr().out
 
 
-def test_a_page_has_the_pictures_inside(tmp_path, capsys):
+def test_a_page_has_the_images_inside(tmp_path, capsys):
     similar.main(["--index", "features", "data/bee/01.png", "--neighbors", "3", "--output", str(tmp_path / "out.html")])
     page = (tmp_path / "out.html").read_text()
     assert "| bee/01.png " in capsys.readouterr().out
@@ -86,7 +86,7 @@ def test_another_model_and_other_paths_are_one_sentence(tmp_path):
     with pytest.raises(UserError, match="no text can be compared with"):
         search.main(["an ant", "--index", "features"])
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    with pytest.raises(UserError, match="None of the pictures could be read"):
+    with pytest.raises(UserError, match="None of the images could be read"):
         similar.main(["--index", "features", str(tmp_path / "broken.png")])
 
 
@@ -97,7 +97,7 @@ def test_without_faiss_an_approximate_search_says_what_to_install(monkeypatch):
 
 
 def random_index(folder: pathlib.Path, count: int) -> FeatureIndex:
-    """An index of random features without pictures, in files of up to 2,048."""
+    """An index of random features without images, in files of up to 2,048."""
     description = FeatureDescription("none", "0", "pre_logits", 8, "float32", (), {"pictures": count}, 0, None, {})
     write_description(folder, description)
     rng = np.random.default_rng(0)
@@ -112,7 +112,7 @@ def random_index(folder: pathlib.Path, count: int) -> FeatureIndex:
 def test_some_rows_of_an_index_are_those_of_the_whole_table(tmp_path):
     index = random_index(tmp_path, 5000)
     rows = [4999, 0, 2048, 2047, 4096]
-    assert index.some(rows).paths == [f"{row}.png" for row in rows] == [index.pictures.paths[row] for row in rows]
+    assert index.some(rows).paths == [f"{row}.png" for row in rows] == [index.images.paths[row] for row in rows]
     assert index.some(rows).digests == [f"{row:016x}" for row in rows]
 
 
@@ -125,11 +125,11 @@ def test_a_graph_finds_nearly_what_the_products_find(tmp_path, capsys):
         graph = NeighborGraph(index)
         assert graph.recall > 0.9
         assert np.mean(graph.nearest(queries, 5)[1] == exact) > 0.9
-    assert capsys.readouterr().out.count("of the 10 nearest pictures (100 compared)") == 2
+    assert capsys.readouterr().out.count("of the 10 nearest images (100 compared)") == 2
 
 
 @pytest.mark.parametrize("name", [CLIP, pytest.param(SIGLIP, marks=pytest.mark.slow)])
-def test_a_text_finds_the_pictures_that_the_two_towers_put_first(name, tmp_path, monkeypatch):
+def test_a_text_finds_the_images_that_the_two_towers_put_first(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with_tokenizer(name, tmp_path / "towers")
     rng = np.random.default_rng(1)
@@ -142,10 +142,10 @@ def test_a_text_finds_the_pictures_that_the_two_towers_put_first(name, tmp_path,
     search.main(["w11 w21", "--index", "features", "--output", "found.csv"])
     model = keras_vit.zero_shot("towers", ["w11 w21"])
     preprocess = keras_vit.preprocessing_of(model)
-    images = np.stack([np.asarray(preprocess(PIL.Image.open(path))) for path in index.pictures.paths])
+    images = np.stack([np.asarray(preprocess(PIL.Image.open(path))) for path in index.images.paths])
     logits = np.asarray(model(images))[:, 0]
     rows = rows_of(tmp_path / "found.csv")
-    assert [row["path"] for row in rows] == [index.pictures.paths[place] for place in np.argsort(-logits)]
+    assert [row["path"] for row in rows] == [index.images.paths[place] for place in np.argsort(-logits)]
     cosines = np.array([float(row["similarity"]) for row in rows])
     scale = np.polyfit(cosines, np.sort(logits)[::-1], 1)  # logits are a linear function of the cosine
     np.testing.assert_allclose(np.polyval(scale, cosines), np.sort(logits)[::-1], atol=1e-3)

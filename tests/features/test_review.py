@@ -10,7 +10,7 @@ import pytest
 
 from keras_vit import UserError
 from tests.browser import open_browser
-from tests.features.places import picture_place
+from tests.features.places import image_place
 from training import embed, review
 from training.features import findings
 from training.features.findings import confident_joint, suspicious_labels
@@ -20,8 +20,8 @@ from training.features.linear_models import out_of_fold_probabilities
 def test_the_confident_joint_is_that_of_the_paper():
     labels = np.array([0, 0, 0, 1, 1, 1])
     probabilities = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.3, 0.7], [0.2, 0.8], [0.4, 0.6]])
-    # Thresholds: the means 0.6 of the class 0 and 0.7 of the class 1. The third picture counts as class 1, the last
-    # reaches neither threshold; the rows are scaled to three pictures each.
+    # Thresholds: the means 0.6 of the class 0 and 0.7 of the class 1. The third image counts as class 1, the last
+    # reaches neither threshold; the rows are scaled to three images each.
     np.testing.assert_allclose(confident_joint(labels, probabilities), [[2.0, 1.0], [0.0, 3.0]])
     assert suspicious_labels(labels, probabilities).tolist() == [2]
 
@@ -44,7 +44,7 @@ def test_wrong_labels_are_found_and_the_worst_comes_first():
     assert wrong[found[:20]].mean() >= 0.9
 
 
-def test_a_picture_is_judged_by_heads_that_never_saw_its_copies():
+def test_an_image_is_judged_by_heads_that_never_saw_its_copies():
     rng = np.random.default_rng(0)
     values = np.repeat(rng.normal(size=(60, 400)).astype(np.float32), 2, axis=0)  # two copies of each, without classes
     labels = np.repeat(rng.integers(0, 2, 60), 2)
@@ -70,8 +70,8 @@ def test_labels_are_found_as_well_as_by_cleanlab_on_the_same_probabilities(seed)
 
 @pytest.fixture(name="place", scope="module")
 def _place(tmp_path_factory) -> pathlib.Path:
-    """A folder of pictures with a copy in the other class, and their index."""
-    place = picture_place(tmp_path_factory.mktemp("review"))
+    """A folder of images with a copy in the other class, and their index."""
+    place = image_place(tmp_path_factory.mktemp("review"))
     # Every tenth is for evaluation, so this copy is in the other split, too.
     (place / "data" / "bee" / "0.png").write_bytes((place / "data" / "ant" / "03.png").read_bytes())
     with pytest.MonkeyPatch.context() as patch:
@@ -118,7 +118,7 @@ def test_decisions_that_were_made_are_kept_by_the_next_review(tmp_path):
     assert '"decision": "relabel", "label": "ant"' in (tmp_path / "review.html").read_text()
 
 
-def test_pictures_without_classes_are_reviewed_for_copies_and_odd_ones(tmp_path):
+def test_images_without_classes_are_reviewed_for_copies_and_odd_ones(tmp_path):
     review.main(["--index", "unlabeled", "--output", str(tmp_path)])
     page = (tmp_path / "review.html").read_text()
     assert "Unlike all others" in page

@@ -56,7 +56,7 @@ REFUSED = {
     "ONNX": (lambda path: path.write_bytes(b"\x08\x0a\x12\x07pytorch"), "is an ONNX file; give the .npz"),
     "TFLite": (lambda path: path.write_bytes(b"\x1c\0\0\0TFL3" + bytes(99)), "is a TFLite file; give the .npz"),
     "gzip": (lambda path: path.write_bytes(b"\x1f\x8b\x08" + bytes(99)), "is an archive of other files; unpack it"),
-    "a picture": (lambda path: path.write_bytes(b"\xff\xd8\xff\xe0"), "is a picture; give a model"),
+    "an image": (lambda path: path.write_bytes(b"\xff\xd8\xff\xe0"), "is an image; give a model"),
     "a text": (lambda path: path.write_text("Straße\n"), "is a text file; give a model"),
     "HDF5": (hdf5, "is an HDF5 file of Keras; load it with keras.models.load_model"),
 }

@@ -1,4 +1,4 @@
-"""Pictures through the image processors of transformers and timm: the same pixels and logits here."""
+"""Images through the image processors of transformers and timm: the same pixels and logits here."""
 
 import functools
 import json
@@ -74,7 +74,7 @@ def test_the_filters_in_a_graph_are_pillows_for_tall_wide_and_tiny_images(interp
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
-def test_pictures_are_padded_blurred_and_resized_as_owlv2_was_trained(in_graph):
+def test_images_are_padded_blurred_and_resized_as_owlv2_was_trained(in_graph):
     """The Owlv2ImageProcessor of transformers 4.57.1, for 48 x 48 pixels; the noise is smaller than that."""
     expected, fixture = dict(np.load(FOLDER / "owlv2.npz")), FOLDER.parent / "tasks" / "hf_owlv2"
     preprocessing = keras_vit.preprocessing_of(keras_vit.from_checkpoint(fixture)).for_image_size(48)
@@ -82,11 +82,11 @@ def test_pictures_are_padded_blurred_and_resized_as_owlv2_was_trained(in_graph):
     if in_graph:
         specification = [tf.TensorSpec((None, None, 3), tf.uint8)]
         prepare = tf.function(preprocessing.__call__, input_signature=specification, autograph=False)
-    pictures = {"noise.pixels": expected.pop("noise")}
-    for name in expected.keys() - pictures.keys():
+    photos = {"noise.pixels": expected.pop("noise")}
+    for name in expected.keys() - photos.keys():
         with PIL.Image.open(FOLDER / "pictures" / name) as image:
-            pictures[name] = np.asarray(image.convert("RGB"))
+            photos[name] = np.asarray(image.convert("RGB"))
     low, high = preprocessing.channel_ranges()
-    for name, pixels in pictures.items():
+    for name, pixels in photos.items():
         shares = (np.asarray(prepare(pixels)) - expected[name]) / np.subtract(high, low)
         assert np.abs(shares).max() < 1e-6, name

@@ -177,11 +177,11 @@ def test_an_image_that_is_resized_to_known_sides_has_them_before_the_graph_runs(
 
 @pytest.fixture(name="decode_with_graph")
 def _decode_with_graph(monkeypatch) -> Callable[[bool], None]:
-    """Whether pictures are decoded by a graph from now on, which is otherwise so after the first ones."""
+    """Whether images are decoded by a graph from now on, which is otherwise so after the first ones."""
     return lambda yes: monkeypatch.setattr(decoding, "_WITHOUT_GRAPH", 0 if yes else sys.maxsize)
 
 
-def test_the_first_pictures_are_decoded_without_a_graph_to_the_same_pixels_and_messages(decode_with_graph):
+def test_the_first_images_are_decoded_without_a_graph_to_the_same_pixels_and_messages(decode_with_graph):
     def found(by_graph: bool, data: bytes) -> np.ndarray | str:
         decode_with_graph(by_graph)
         try:

@@ -1,4 +1,4 @@
-"""From a decoded picture to the model's input: sizes, channels, values."""
+"""From a decoded image to the model's input: sizes, channels, values."""
 
 import warnings
 
@@ -14,7 +14,7 @@ from keras_vit.images.preprocessing import to_channels
 from tests.support import TINY, TINY_IMAGE
 
 
-def picture(height: int, width: int, channels: int) -> np.ndarray:
+def photo(height: int, width: int, channels: int) -> np.ndarray:
     return np.random.default_rng(1).integers(0, 256, (height, width, channels), dtype=np.uint8)
 
 
@@ -24,15 +24,15 @@ def test_official_values_are_those_of_vit_jax():
     np.testing.assert_array_equal(found, (values.astype(np.float32) - np.float32(127.5)) / np.float32(127.5))
 
 
-def test_a_picture_of_the_right_size_stays_uint8_until_it_is_normalised():
-    image = picture(6, 9, 3)
+def test_an_image_of_the_right_size_stays_uint8_until_it_is_normalised():
+    image = photo(6, 9, 3)
     fitted = Preprocessing((6, 9)).resized(image)
     assert fitted.dtype == np.uint8
     np.testing.assert_array_equal(fitted, image)
 
 
 def test_stretching_is_the_plain_bilinear_resize():
-    image = picture(11, 23, 3)
+    image = photo(11, 23, 3)
     expected = tf.image.resize(image, (6, 9), method="bilinear", antialias=False)
     np.testing.assert_array_equal(Preprocessing((6, 9)).resized(image), expected)
 
@@ -57,7 +57,7 @@ def test_cropping_averages_what_it_shrinks():
 @pytest.mark.parametrize("size", [(30, 90), (90, 31), (5, 3), (4, 40), (9, 11), (1, 200), (500, 333)])
 def test_padding_shows_the_whole_image_on_white(size):
     """The antialiased resize in the aspect ratio of the image, centered; in a graph without known sides as well."""
-    image = picture(*size, 3)
+    image = photo(*size, 3)
     preprocessing = Preprocessing((9, 11), resize="pad")
     step = max(size[0] / 9, size[1] / 11)
     resized = np.maximum(np.round(np.array(size) / step), 1).astype(int)
@@ -70,9 +70,9 @@ def test_padding_shows_the_whole_image_on_white(size):
 
 
 @pytest.mark.parametrize("size", [(37, 50), (50, 33), (10, 8), (23, 13), (13, 13), (9, 11)])
-def test_the_centre_of_the_resized_picture_is_that_of_big_vision(size):
+def test_the_centre_of_the_resized_image_is_that_of_big_vision(size):
     """resize_small(13), by areas and to whole pixels, then central_crop(9, 11)."""
-    image = picture(*size, 3)
+    image = photo(*size, 3)
     resized = np.round(np.array(size, np.float32) * np.float32(13 / min(size))).astype(int)
     areas = tf.image.resize(image, resized, method="area").numpy()
     top, left = (resized - (9, 11)) // 2
@@ -84,16 +84,16 @@ def test_the_centre_of_the_resized_picture_is_that_of_big_vision(size):
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_any_picture_becomes_rgb(channels):
-    image = picture(5, 7, channels)
+def test_any_image_becomes_rgb(channels):
+    image = photo(5, 7, channels)
     rgb = np.asarray(to_channels(tf.constant(image), 3))
     expected = image[..., :3] if channels >= 3 else np.repeat(image[..., :1], 3, axis=-1)
     np.testing.assert_array_equal(rgb, expected)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_any_picture_becomes_grey(channels):
-    image = picture(5, 7, channels)
+def test_any_image_becomes_grey(channels):
+    image = photo(5, 7, channels)
     gray = np.asarray(to_channels(tf.constant(image), 1))
     luma = image[..., :3] @ np.array([0.299, 0.587, 0.114]) if channels >= 3 else image[..., 0]
     assert gray.shape == (5, 7, 1)
@@ -103,8 +103,8 @@ def test_any_picture_becomes_grey(channels):
 
 @pytest.mark.parametrize("channels", [2, 4])
 @pytest.mark.parametrize("wanted", [1, 3])
-def test_transparent_pictures_are_put_on_white(channels, wanted):
-    image = picture(5, 7, channels)
+def test_transparent_images_are_put_on_white(channels, wanted):
+    image = photo(5, 7, channels)
     image[0, :3, -1] = (0, 255, 128)
     alpha = image[..., -1:].astype(float) / 255
     colors = image[..., :3] if channels == 4 else np.repeat(image[..., :1], 3, axis=-1)
@@ -157,7 +157,7 @@ def test_impossible_preprocessing_is_refused(fields, words):
 
 def test_images_that_cannot_get_the_channels_are_refused():
     with pytest.raises(UserError, match="An image with 3 channels cannot be converted to 5"):
-        Preprocessing((4, 4), channels=5).resized(picture(4, 4, 3))
+        Preprocessing((4, 4), channels=5).resized(photo(4, 4, 3))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""A real DINOv2-S on pictures: from the file to the tokens, beside Pillow and ONNX Runtime, and in other arithmetic.
+"""A real DINOv2-S on images: from the file to the tokens, beside Pillow and ONNX Runtime, and in other arithmetic.
 
 KERAS_VIT_DINOV2 names the folder: the model as transformers saves it, and reference.npz with `images` (B, 224, 224, 3),
 normalized, and `last_hidden_state` (B, 257, 384) of another runtime. It may also have tokens.npz, the tokens
-(257, 384) of each picture of tests/fixtures/pixels by its name.
+(257, 384) of each image of tests/fixtures/pixels by its name.
 """
 
 import os
@@ -17,7 +17,7 @@ import keras_vit
 from export.inference_model import float32_copy, inference_model
 from export.tflite.gptq import round_kernels
 
-PICTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "pixels" / "pictures"
+IMAGES = pathlib.Path(__file__).parents[1] / "fixtures" / "pixels" / "pictures"
 FOLDER = pathlib.Path(os.environ.get("KERAS_VIT_DINOV2", "missing"))
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
@@ -53,7 +53,7 @@ def test_tokens_are_those_of_onnx_runtime(tokens):
         np.testing.assert_allclose(found, arrays["last_hidden_state"], atol=2e-4)
 
 
-@pytest.mark.parametrize("path", sorted(PICTURES.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(IMAGES.iterdir()), ids=lambda path: path.name)
 def test_a_file_has_the_tokens_of_pillows_pixels(path, model, tokens):
     preprocessing = keras_vit.preprocessing_of(model)
     pixels = as_the_processor_says(path)
@@ -69,58 +69,57 @@ def test_a_file_has_the_tokens_of_pillows_pixels(path, model, tokens):
             np.testing.assert_allclose(expected, reference[path.name], atol=1e-3 * np.abs(expected).max())
 
 
-@pytest.fixture(name="pictures", scope="module")
-def _pictures() -> np.ndarray:
-    return np.stack([as_the_processor_says(path) for path in sorted(PICTURES.iterdir())])
+@pytest.fixture(name="photos", scope="module")
+def _images() -> np.ndarray:
+    return np.stack([as_the_processor_says(path) for path in sorted(IMAGES.iterdir())])
 
 
 @pytest.fixture(name="features", scope="module")
-def _features(model, pictures) -> np.ndarray:
-    return model.predict(pictures, verbose=0)
+def _features(model, photos) -> np.ndarray:
+    return model.predict(photos, verbose=0)
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """Root mean square error relative to the spread of the features over the pictures."""
+    """Root mean square error relative to the spread of the features over the images."""
     return float(np.sqrt(np.mean(np.square(found - expected)) / np.mean(np.var(expected, axis=0))))
 
 
-def test_attention_in_chunks_has_the_same_features(model, pictures, features):
+def test_attention_in_chunks_has_the_same_features(model, photos, features):
     copy = float32_copy(model)
     keras_vit.chunk_attention(copy, 60)
-    np.testing.assert_allclose(copy.predict(pictures, verbose=0), features, atol=1e-4)
+    np.testing.assert_allclose(copy.predict(photos, verbose=0), features, atol=1e-4)
 
 
-def test_bfloat16_is_near_float32(model, pictures, features):
-    found = np.asarray(inference_model(model, "bfloat16").predict(pictures, verbose=0), np.float32)
+def test_bfloat16_is_near_float32(model, photos, features):
+    found = np.asarray(inference_model(model, "bfloat16").predict(photos, verbose=0), np.float32)
     assert relative_error(found, features) < 0.1
 
 
-def test_few_merged_tokens_change_the_features_little(model, pictures, features):
+def test_few_merged_tokens_change_the_features_little(model, photos, features):
     errors = [
-        relative_error(inference_model(model, merge_tokens=merged).predict(pictures, verbose=0), features)
+        relative_error(inference_model(model, merge_tokens=merged).predict(photos, verbose=0), features)
         for merged in (2, 8)
     ]
     assert 0 < errors[0] < errors[1] < 0.6
 
 
-def test_adapters_are_merged_into_the_exported_kernels(model, pictures):
+def test_adapters_are_merged_into_the_exported_kernels(model, photos):
     copy = float32_copy(model)
     rng = np.random.default_rng(0)
     for layer in copy.layers:
         if layer.name.endswith((".query", ".value")):
             layer.enable_lora(4)
             layer.lora_kernel_b.assign(rng.normal(scale=0.02, size=layer.lora_kernel_b.shape))
-    expected = copy.predict(pictures, verbose=0)
-    np.testing.assert_allclose(inference_model(copy).predict(pictures, verbose=0), expected, atol=2e-4)
+    expected = copy.predict(photos, verbose=0)
+    np.testing.assert_allclose(inference_model(copy).predict(photos, verbose=0), expected, atol=2e-4)
 
 
-def test_gptq_halves_the_error_of_weights_in_eight_bits(model, pictures, features):
-    # Other pictures than those that are measured.
-    calibration = np.concatenate([pictures[:, ::-1], pictures[:, :, ::-1], pictures[:, ::-1, ::-1]])
+def test_gptq_halves_the_error_of_weights_in_eight_bits(model, photos, features):
+    # Other images than those that are measured.
+    calibration = np.concatenate([photos[:, ::-1], photos[:, :, ::-1], photos[:, ::-1, ::-1]])
     to_nearest, by_gptq = in_eight_bits(float32_copy(model)), round_kernels(model, [calibration])
     errors = [
-        relative_error(in_eight_bits(network).predict(pictures, verbose=0), features)
-        for network in (to_nearest, by_gptq)
+        relative_error(in_eight_bits(network).predict(photos, verbose=0), features) for network in (to_nearest, by_gptq)
     ]
     assert errors[1] < 0.5 * errors[0]
 

@@ -105,8 +105,8 @@ def test_a_dark_image_and_one_of_one_color_on_white_are_named_in_a_warning(tmp_p
 @pytest.mark.slow
 def test_a_data_set_is_read_through_the_training_sides_command(tmp_path):
     images = inspection.read_images("digits", 3)
-    assert [picture.pixels.shape for picture in images] == [(8, 8, 1)] * 3
-    assert all(picture.label in "0123456789" for picture in images)
+    assert [photo.pixels.shape for photo in images] == [(8, 8, 1)] * 3
+    assert all(photo.label in "0123456789" for photo in images)
     training.samples.main(["--data", "digits", "--count", "3", "--output", str(tmp_path)])
     again = inspection.read_images(tmp_path / "samples.npz", 2, tuple("0123456789"))
     for one, other in zip(images, again, strict=False):

@@ -241,7 +241,7 @@ def test_weight_per_pixel_is_one_for_even_attention_and_all_of_it_for_the_right_
     assert inspection.weight_per_pixel(maps, foreground) == (6.0, 0.0)
 
 
-def picture(height: int, width: int, name: str = "p.png", seed: int = 0) -> inspection.Image:
+def photo(height: int, width: int, name: str = "p.png", seed: int = 0) -> inspection.Image:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return inspection.Image(name, pixels)
 
@@ -275,7 +275,7 @@ def test_each_kind_of_model_has_its_figures(name):
     config, figures = MODELS[name]
     model = randomize(keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7))
     assert set(inspection.available_figures(model)) == figures
-    found = inspection.inspect(model, [picture(20, 9), picture(12, 30)], checkpoint="c", shown=1)
+    found = inspection.inspect(model, [photo(20, 9), photo(12, 30)], checkpoint="c", shown=1)
     arrays = found.arrays
     grid = config.grid(TINY_IMAGE) if "distance" in figures else None
     assert all(np.all(np.isfinite(array)) for array in arrays.values())
@@ -296,13 +296,13 @@ def test_each_kind_of_model_has_its_figures(name):
 
 def test_the_arrays_are_what_the_definitions_give_for_what_happens_inside(tiny_images):
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
-    pictures = [picture(20, 9, seed=1), picture(12, 30, seed=2)]
-    arrays = inspection.inspect(model, pictures, checkpoint="c").arrays
+    photos = [photo(20, 9, seed=1), photo(12, 30, seed=2)]
+    arrays = inspection.inspect(model, photos, checkpoint="c").arrays
     preprocessing = keras_vit.preprocessing_of(model)
-    images = np.stack([preprocessing(one.pixels) for one in pictures])  # as evaluation resizes them
+    images = np.stack([preprocessing(one.pixels) for one in photos])  # as evaluation resizes them
     inside = {name: value.numpy() for name, value in keras_vit.intermediates(model)(images).items()}
     attentions = [inside["attention_0"], inside["attention_1"]]
-    assert np.array_equal(arrays["images"][1], pictures[1].pixels)
+    assert np.array_equal(arrays["images"][1], photos[1].pixels)
     np.testing.assert_allclose(arrays["attention"][:, 1], attentions[1][:, :, 0, 1:].reshape(2, 3, 3, 5), rtol=1e-5)
     rollout = inspection.attention_rollout(attentions)[:, :, 0, 1:].reshape(2, 2, 3, 5)
     np.testing.assert_allclose(arrays["rollout"], rollout.swapaxes(0, 1), rtol=1e-5)
@@ -320,16 +320,16 @@ def test_weights_that_are_no_numbers_are_refused_and_not_drawn_as_blanks(layer, 
     weight = model.get_layer(layer).weights[0]
     weight.assign(np.full(weight.shape, np.nan))
     with pytest.raises(UserError, match=f"'{array}' of the model is not finite"):
-        inspection.inspect(model, [picture(12, 30)], checkpoint="c", figures=["filters", "rollout", "relevance"])
+        inspection.inspect(model, [photo(12, 30)], checkpoint="c", figures=["filters", "rollout", "relevance"])
     with pytest.raises(UserError, match="is not finite"):
-        inspection.inspect(model, [picture(12, 30)], checkpoint="c")
+        inspection.inspect(model, [photo(12, 30)], checkpoint="c")
 
 
 def test_a_model_of_half_precision_gives_arrays_that_can_be_stored():
     model = keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)
     half = keras.models.clone_model(model, clone_function=_in_bfloat16)
     pairs = [randomize(model), randomize(half)]
-    full, found = (inspection.inspect(one, [picture(12, 30)], checkpoint="c").arrays for one in pairs)
+    full, found = (inspection.inspect(one, [photo(12, 30)], checkpoint="c").arrays for one in pairs)
     assert {array.dtype.name for array in found.values()} <= {"float32", "float64", "uint8"}
     for name, array in full.items():
         np.testing.assert_allclose(found[name], array, rtol=0.1, atol=0.03 * np.abs(array).max())
@@ -349,8 +349,8 @@ def test_images_without_ink_are_left_out_of_its_measure():
 
 def test_chosen_layers_and_heads_are_those_shown(tiny_images):
     model = randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7))
-    all_of_it = inspection.inspect(model, [picture(12, 30)], checkpoint="c")
-    chosen = inspection.inspect(model, [picture(12, 30)], checkpoint="c", layers=[1], heads=[2, 0])
+    all_of_it = inspection.inspect(model, [photo(12, 30)], checkpoint="c")
+    chosen = inspection.inspect(model, [photo(12, 30)], checkpoint="c", layers=[1], heads=[2, 0])
     np.testing.assert_allclose(chosen.arrays["attention"], all_of_it.arrays["attention"][:, [1]][:, :, [2, 0]])
     assert (chosen.layers, chosen.heads) == (("1",), (2, 0))
 
@@ -368,7 +368,7 @@ def test_chosen_layers_and_heads_are_those_shown(tiny_images):
 def test_what_a_model_does_not_have_is_one_sentence(config, options, words):
     model = keras_vit.build(config, image_size=TINY_IMAGE, num_classes=7)
     with pytest.raises(UserError, match=words):
-        inspection.inspect(model, [picture(12, 30)], checkpoint="c", **options)
+        inspection.inspect(model, [photo(12, 30)], checkpoint="c", **options)
 
 
 def test_features_of_any_block_are_a_model_on_the_grid(tiny_images, tmp_path):

@@ -76,12 +76,12 @@ def state(workdir) -> dict[str, np.ndarray]:
 @pytest.fixture(name="calls", scope="module")
 def _calls(tmp_path_factory) -> dict[str, int]:
     """The calls of a run that reads 48 records of a bucket, every call 2 ms late: to open the data, and all."""
-    pictures, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    images, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
     for number in range(60):
-        file = pictures / ("train" if number < 48 else "test") / "ab"[number % 2] / f"{number}.png"
+        file = images / ("train" if number < 48 else "test") / "ab"[number % 2] / f"{number}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(tf.io.encode_png(rng.integers(0, 256, (8, 8, 1), np.uint8)).numpy())
-    shard.main(["--data", f"folder:{pictures}", "--output", "ram://data/digits", "--shards", "2"])
+    shard.main(["--data", f"folder:{images}", "--output", "ram://data/digits", "--shards", "2"])
     with pytest.MonkeyPatch.context() as patched:
         gfile = Gfile(patched, latency=0.002)
         open_source(DataOptions(RECORDS))

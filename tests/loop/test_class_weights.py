@@ -78,7 +78,7 @@ def test_a_mixed_image_has_the_mean_weight_of_its_classes():
 
 @pytest.fixture(name="uneven")
 def _uneven(tmp_path) -> pathlib.Path:
-    """A folder with pictures of three classes, few of the last."""
+    """A folder with images of three classes, few of the last."""
     folder = tmp_path / "pictures"
     for part, counts in (("train", (20, 8, 4)), ("test", (2, 1, 1))):
         for name, count in zip(("ant", "bee", "cat"), counts, strict=True):

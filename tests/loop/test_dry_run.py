@@ -17,11 +17,16 @@ from training.options.common import Execution
 from training.recipes.pretrain import RECIPES, find_recipe
 
 
-def test_a_dry_run_tells_all_and_trains_nothing(tmp_path, capsys):
+def test_a_dry_run_tells_all_and_trains_nothing(tmp_path, monkeypatch, capsys):
     workdir = tmp_path / "runs" / "new"
     options = ["--data", "digits", "--workdir", str(workdir), "--epochs", "3", "--warmup-steps", "20"]
     pretrain.main(["digits", *options, "--dry-run"])
     text = capsys.readouterr().out
+    assert text.index("Run\n") < text.index("Learning rate\n") < text.index("add --verbose")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")  # what --verbose does
+    pretrain.main(["digits", *options, "--dry-run"])
+    verbose = capsys.readouterr().out
+    assert verbose.startswith(text[: text.index("\nThe learning rate is plotted")])
     recipe = find_recipe("digits")
     model = keras_vit.build(recipe.model, preprocessing=recipe.preprocessing(1), num_classes=10)
     for words in (
@@ -34,16 +39,15 @@ def test_a_dry_run_tells_all_and_trains_nothing(tmp_path, capsys):
         "     0.002 |",
         "nothing was trained",
     ):
-        assert words in text
+        assert words in verbose
     assert [path.name for path in workdir.parent.iterdir()] == ["new.lr.png"]
 
 
 def test_the_whole_run_is_three_times_the_forward():
     recipe = dataclasses.replace(find_recipe("vit-b16-i1k"), batch_size=1000, epochs=None, steps=1000)
-    text = dry_run.describe_run(Workload(recipe.model, recipe, 10, 3), digits(), {"seed": 3})
+    text = dry_run.describe_run(Workload(recipe.model, recipe, 10, 3), digits())
     assert "17.6 G multiply-adds, 35.1 GFLOPs" in text
     assert "105 PFLOPs" in text
-    assert "  seed: 3" in text
 
 
 def test_memory_falls_with_16_bits_remat_accumulation_and_replicas():
@@ -70,9 +74,8 @@ def test_memory_falls_with_16_bits_remat_accumulation_and_replicas():
 
 def _rows(recipe) -> dict[str, str]:
     """The rows of the table, by their names."""
-    text = dry_run.describe_run(Workload(recipe.model, recipe, 10, 1), digits(), {})
-    table = text.split("\nRun\n")[1].split("\n\n")[0]
-    return {line[2:].split("  ")[0]: line for line in table.splitlines()}
+    table = dry_run.describe_run(Workload(recipe.model, recipe, 10, 1), digits()).split("\n\n")[0]
+    return {line[2:].split("  ")[0]: line for line in table.splitlines()[1:]}
 
 
 def test_two_passes_of_a_step_uphill_are_counted():

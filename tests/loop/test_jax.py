@@ -75,7 +75,7 @@ for fields in ({}, {"dtype": "float32", "library": "transformers", "interpolatio
 
 
 @pytest.mark.slow
-def test_pictures_are_padded_in_tf_data_as_on_jax():
+def test_images_are_padded_in_tf_data_as_on_jax():
     on_jax("-c", _IN_TF_DATA)
 
 

@@ -224,12 +224,12 @@ def test_each_query_has_one_target_and_worthless_ones_come_last():
     ("options", "shown"),
     [
         ({"resize": "stretch"}, [57 / 4, 0.0, 57.0, 33 / 2]),
-        # OWLv2: the square of the longer side, the picture in its upper left corner
+        # OWLv2: the square of the longer side, the image in its upper left corner
         ({"resize": "pad", "padding": "after", "background": "gray"}, [57 / 4, 0.0, 57.0, 57 / 2]),
         ({"resize": "pad"}, [57 / 4, -11.0, 57.0, 16.5]),
     ],
 )
-def test_boxes_find_their_way_back_to_the_picture_and_again_to_the_input(options, shown):
+def test_boxes_find_their_way_back_to_the_image_and_again_to_the_input(options, shown):
     preprocessing = Preprocessing(20, library="transformers", **{"background": None, **options})
     box = np.array([5 / 8, 1 / 4, 3 / 4, 1 / 2])
     corners = preprocessing.boxes_in_picture(box, (33, 57))
@@ -238,10 +238,10 @@ def test_boxes_find_their_way_back_to_the_picture_and_again_to_the_input(options
 
 
 @pytest.mark.parametrize("name", OWL)
-def test_the_pictures_of_detectors_are_stretched_or_padded(name):
+def test_the_images_of_detectors_are_stretched_or_padded(name):
     preprocessing = keras_vit.preprocessing_of(golden_model(name))
-    picture = np.full((10, 20, 3), 200, np.uint8)
-    made = np.asarray(preprocessing.resized(picture))
+    photo = np.full((10, 20, 3), 200, np.uint8)
+    made = np.asarray(preprocessing.resized(photo))
     assert made.shape == (20, 20, 3)
     if name == "hf_owlvit":
         assert (made == 200).all()

@@ -137,8 +137,8 @@ def test_the_parameters_are_counted(name):
 
 @family
 def test_every_figure_is_drawn(name):
-    pictures = np.random.default_rng(5).integers(0, 256, (2, *TINY_IMAGE, 3)).astype(np.uint8)
-    images = [Image(str(number), picture) for number, picture in enumerate(pictures)]
+    photos = np.random.default_rng(5).integers(0, 256, (2, *TINY_IMAGE, 3)).astype(np.uint8)
+    images = [Image(str(number), photo) for number, photo in enumerate(photos)]
     inspection = inspect(tiny(name), images, checkpoint=name)
     assert {"filters", "attention"} <= set(inspection.arrays)
 

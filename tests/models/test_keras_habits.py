@@ -137,7 +137,7 @@ def test_numpys_integers_are_integers_everywhere(tmp_path):
 
 
 @pytest.mark.parametrize(("size", "crop_from"), [(16, 20), ((48, 40), 60), (36, 45)])
-def test_a_model_of_another_size_is_shown_the_same_part_of_a_picture(size, crop_from):
+def test_a_model_of_another_size_is_shown_the_same_part_of_an_image(size, crop_from):
     preprocessing = keras_vit.Preprocessing(32, resize="resize-small", crop_from=40)
     model = keras_vit.build(dataclasses.replace(TINY, patch_size=4), preprocessing=preprocessing, num_classes=3)
     assert keras_vit.preprocessing_of(keras_vit.adapt(model, image_size=size)).crop_from == crop_from
@@ -157,34 +157,34 @@ _RULES = {
 }
 
 
-@pytest.fixture(name="pictures")
-def _pictures() -> np.ndarray:
+@pytest.fixture(name="photos")
+def _images() -> np.ndarray:
     return np.random.default_rng(5).integers(0, 256, (4, 23, 31, 3), dtype=np.uint8)
 
 
 @pytest.mark.parametrize("rule", _RULES)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_batches_lists_and_the_layer_are_each_image_by_itself(rule, channels, pictures, tmp_path):
+def test_batches_lists_and_the_layer_are_each_image_by_itself(rule, channels, photos, tmp_path):
     preprocessing = Preprocessing((12, 14), channels, value_range=(0.0, 1.0), **_RULES[rule])
-    expected = np.stack([preprocessing(picture) for picture in pictures])
+    expected = np.stack([preprocessing(photo) for photo in photos])
     # Some processors sum the products of a batch in another order.
-    np.testing.assert_allclose(preprocessing(pictures), expected, atol=2e-7)
-    mixed = preprocessing([PIL.Image.fromarray(pictures[0]), pictures[1][:20]])
+    np.testing.assert_allclose(preprocessing(photos), expected, atol=2e-7)
+    mixed = preprocessing([PIL.Image.fromarray(photos[0]), photos[1][:20]])
     np.testing.assert_array_equal(mixed[0], expected[0])
-    np.testing.assert_array_equal(mixed[1], preprocessing(pictures[1][:20]))
+    np.testing.assert_array_equal(mixed[1], preprocessing(photos[1][:20]))
     pipeline = keras.Sequential([keras.Input((None, None, 3), dtype="uint8"), preprocessing.layer()])
     assert pipeline.output_shape == (None, 12, 14, channels)
-    np.testing.assert_allclose(pipeline(pictures), expected, atol=2e-7)
-    np.testing.assert_allclose(pipeline.predict(pictures, verbose=0), expected, atol=3e-7)  # a graph rounds once more
+    np.testing.assert_allclose(pipeline(photos), expected, atol=2e-7)
+    np.testing.assert_allclose(pipeline.predict(photos, verbose=0), expected, atol=3e-7)  # a graph rounds once more
     assert preprocessing.layer()(keras.KerasTensor((None, 23, 31, 3), "uint8")).dtype == "float32"
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
-def test_a_pil_image_of_any_mode_is_taken(mode, pictures):
-    image = PIL.Image.fromarray(pictures[0])
+def test_a_pil_image_of_any_mode_is_taken(mode, photos):
+    image = PIL.Image.fromarray(photos[0])
     if mode == "I;16":
-        image = PIL.Image.fromarray(pictures[0, :, :, 0].astype(np.uint16) * 257)
-        expected = np.repeat(pictures[0, :, :, :1], 3, axis=-1)
+        image = PIL.Image.fromarray(photos[0, :, :, 0].astype(np.uint16) * 257)
+        expected = np.repeat(photos[0, :, :, :1], 3, axis=-1)
     else:
         image = image.convert(mode)
         expected = np.asarray(image.convert("RGB"))
@@ -192,24 +192,24 @@ def test_a_pil_image_of_any_mode_is_taken(mode, pictures):
     np.testing.assert_array_equal(preprocessing(image), preprocessing(expected))
 
 
-def test_the_layer_in_front_of_a_model_is_saved_with_it(pictures, tmp_path):
+def test_the_layer_in_front_of_a_model_is_saved_with_it(photos, tmp_path):
     model = randomize(tiny())
     preprocessing = keras_vit.preprocessing_of(model)
     whole = keras.Sequential([keras.Input((None, None, 3), dtype="uint8"), preprocessing.layer(), model])
     whole.save(tmp_path / "whole.keras")
     loaded = keras.models.load_model(tmp_path / "whole.keras")
     assert loaded.layers[0].preprocessing == preprocessing
-    np.testing.assert_allclose(loaded.predict(pictures, verbose=0), model(preprocessing(pictures)), atol=1e-6)
+    np.testing.assert_allclose(loaded.predict(photos, verbose=0), model(preprocessing(photos)), atol=1e-6)
 
 
-def test_the_layer_is_float32_under_mixed_precision(pictures):
+def test_the_layer_is_float32_under_mixed_precision(photos):
     preprocessing = Preprocessing((12, 14))
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
         layer = preprocessing.layer()
     finally:
         keras.config.set_dtype_policy("float32")
-    np.testing.assert_array_equal(layer(pictures), preprocessing(pictures))
+    np.testing.assert_array_equal(layer(photos), preprocessing(photos))
 
 
 def test_the_summary_tells_all_layers_apart(capsys):

@@ -329,7 +329,7 @@ def test_segments_are_those_of_transformers(image, kind):
     np.testing.assert_allclose([s.score for s in segments], expected[:, 2], atol=2e-6)
 
 
-def test_a_picture_without_segments_is_empty():
+def test_an_image_without_segments_is_empty():
     found, segments = panoptic_segments(*_logits(0), (64, 64), SIZES[0], threshold=1.0)
     assert not segments
     assert (found == -1).all()

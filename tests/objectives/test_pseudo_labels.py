@@ -1,4 +1,4 @@
-"""Pictures without labels: mixtures and loss of Semi-ViT, batches, pseudo-labeled data, runs and what they keep."""
+"""Images without labels: mixtures and loss of Semi-ViT, batches, pseudo-labeled data, runs and what they keep."""
 
 import dataclasses
 import pathlib
@@ -31,7 +31,7 @@ def test_the_defaults_are_those_published():
     assert PseudoLabelRecipe(**FIELDS | {"ema_decay": 0.9999}).unlabelled_per_image == 5
 
 
-def test_sure_pictures_are_hardly_changed_by_unsure_ones():
+def test_sure_images_are_hardly_changed_by_unsure_ones():
     images = tf.reshape(tf.constant([1.0, 3.0]), (2, 1, 1, 1))
     mixed, targets, confidence = probabilistic_mixup(images, tf.constant([[0.9, 0.1, 0.0], [0.3, 0.3, 0.4]]))
     share = 0.9 / 1.3
@@ -40,7 +40,7 @@ def test_sure_pictures_are_hardly_changed_by_unsure_ones():
     np.testing.assert_allclose(confidence, [0.9, 0.9])
 
 
-def test_the_loss_counts_only_sure_pictures_and_means_over_all():
+def test_the_loss_counts_only_sure_images_and_means_over_all():
     random = np.random.default_rng(0)
     outputs = {
         "labeled": tf.constant(random.normal(size=(2, 3)), tf.float32),
@@ -62,14 +62,14 @@ def pixels(count: int, value: int | None = None):
     return images if value is None else np.full_like(images, value)
 
 
-def test_batches_hold_two_views_of_each_picture_and_continue_anywhere():
+def test_batches_hold_two_views_of_each_image_and_continue_anywhere():
     labeled = array_split(pixels(8), np.arange(8) % 2, ("a", "b"))
-    pictures = array_split(pixels(16), np.zeros(16, np.int64), ("a", "b"))
+    photos = array_split(pixels(16), np.zeros(16, np.int64), ("a", "b"))
     recipe = dataclasses.replace(SEMI, shift=0)
     arguments = {"num_classes": 2, "seed": 3}
     preprocessing = recipe.preprocessing(1)
     whole = list(
-        semi_supervised_batches(pictures, labeled, recipe, preprocessing, first_step=0, num_steps=3, **arguments)
+        semi_supervised_batches(photos, labeled, recipe, preprocessing, first_step=0, num_steps=3, **arguments)
     )
     (images, weak, strong), labels = whole[2]
     assert (images.shape, weak.shape, strong.shape) == ((4, 8, 8, 1), (4, 2, 8, 8, 1), (4, 2, 8, 8, 1))
@@ -77,7 +77,7 @@ def test_batches_hold_two_views_of_each_picture_and_continue_anywhere():
     assert not np.array_equal(weak, strong)
     known = {np.round((image / 127.5 - 1.0), 4).astype(np.float32).tobytes() for image in pixels(16)}
     assert all(np.round(view, 4).astype(np.float32).tobytes() in known for view in np.array(weak).reshape(-1, 8, 8, 1))
-    [again] = semi_supervised_batches(pictures, labeled, recipe, preprocessing, first_step=2, num_steps=1, **arguments)
+    [again] = semi_supervised_batches(photos, labeled, recipe, preprocessing, first_step=2, num_steps=1, **arguments)
     for one, other in zip(tf.nest.flatten(whole[2]), tf.nest.flatten(again), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -85,9 +85,9 @@ def test_batches_hold_two_views_of_each_picture_and_continue_anywhere():
 def test_pseudo_labels_stand_beside_repeated_labels():
     labeled = array_split(pixels(2, 7), np.array([0, 1]), ("a", "b"))
     source = DataSet(("a", "b"), labeled, labeled)
-    pictures = array_split(pixels(20, 9), np.zeros(20, np.int64), ("a", "b"))
+    photos = array_split(pixels(20, 9), np.zeros(20, np.int64), ("a", "b"))
     kept, shares = np.arange(4, 16), np.tile([[0.2, 0.8]], (12, 1))
-    train = with_pseudo_labels(source, pictures, kept, shares, times=3).train
+    train = with_pseudo_labels(source, photos, kept, shares, times=3).train
     assert train.num_examples == 2 * 2 + 12
     values = [int(train.read(tf.constant(i, tf.int64))[0][0, 0, 0]) for i in range(16)]
     assert values == [7] * 4 + [9] * 12
@@ -97,7 +97,7 @@ def test_pseudo_labels_stand_beside_repeated_labels():
 
 @pytest.fixture(name="folders", scope="module")
 def _folders(tmp_path_factory) -> pathlib.Path:
-    """Pictures of two classes, dark and bright, with labels and without."""
+    """Images of two classes, dark and bright, with labels and without."""
     root, random = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
     for name, count in (("train/dark", 6), ("train/bright", 6), ("test/dark", 4), ("test/bright", 4), ("more", 24)):
         (root / name).mkdir(parents=True)

@@ -111,6 +111,6 @@ def test_the_coreset_and_the_distances_are_those_of_the_paper():
 def test_a_folder_of_too_few_parts_is_refused(tmp_path):
     make_parts(tmp_path / "good", 3, defects=False)
     keras_vit.build(BACKBONE, image_size=SIZE, channels=1, num_classes=3).save(tmp_path / "b.keras")
-    with pytest.raises(UserError, match="has 3 pictures; give at least 5"):
+    with pytest.raises(UserError, match="has 3 images; give at least 5"):
         options = ["--data", str(tmp_path / "good"), "--workdir", str(tmp_path / "r")]
         anomaly.main(["fit", "--run", str(tmp_path / "b.keras"), *options])

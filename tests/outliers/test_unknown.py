@@ -115,12 +115,12 @@ def test_a_share_of_known_images_is_unknown_and_prediction_says_so(run, tmp_path
     scorer = Run.open(run).unknown
     assert scorer.arrays["bank"].shape == (600, 24)
     assert scorer.threshold == report["threshold"]
-    pictures = tmp_path / "pictures"
-    pictures.mkdir()
+    photos = tmp_path / "pictures"
+    photos.mkdir()
     for name, data in (("digit", Samples.from_file(run / SAMPLES).encoded[0]),):
-        (pictures / f"{name}.png").write_bytes(data)
-    PIL.Image.fromarray(np.tile(np.uint8([[255, 0], [0, 255]]), (4, 4))).save(pictures / "checks.png")
-    predict.main(["--run", str(run), str(pictures), "--output", str(tmp_path / "out.json")])
+        (photos / f"{name}.png").write_bytes(data)
+    PIL.Image.fromarray(np.tile(np.uint8([[255, 0], [0, 255]]), (4, 4))).save(photos / "checks.png")
+    predict.main(["--run", str(run), str(photos), "--output", str(tmp_path / "out.json")])
     found = {pathlib.Path(each["picture"]).stem: each for each in json.loads((tmp_path / "out.json").read_text())}
     assert found["checks"]["unknown"]
     assert not found["digit"]["unknown"]
@@ -220,7 +220,7 @@ def test_onnx_computes_the_same_score(run, tmp_path):
     assert report["formats"]["onnx"]["unknown_agreement"] == 1.0
 
 
-def test_a_picture_goes_through_the_model_once(run, monkeypatch):
+def test_an_image_goes_through_the_model_once(run, monkeypatch):
     monkeypatch.setattr(prediction, "logits_model", None)  # what another pass would take
     classifier = prediction.open_classifier(Run.open(run))
     [card] = classifier.classify([Image("checks", np.tile(np.uint8([[255, 0], [0, 255]]), (4, 4))[..., None])])

@@ -25,7 +25,7 @@ from tests.support import TINY, TINY_IMAGE, Terminal, answering, encoded, random
 from training import predict as command
 from training.data.dataset import decoded as decode_image
 from training.prediction import classifier as prediction
-from training.prediction.arguments import find_pictures
+from training.prediction.arguments import find_images
 from training.prediction.classifier import open_classifier
 from training.prediction.server import open_server
 
@@ -34,7 +34,7 @@ NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
 
 @pytest.fixture(name="place", scope="module")
 def _place(tmp_path_factory):
-    """A model, its class names, a folder of pictures with one inside another, and a broken one."""
+    """A model, its class names, a folder of images with one inside another, and a broken one."""
     place = tmp_path_factory.mktemp("predict")
     randomize(keras_vit.build(TINY, image_size=TINY_IMAGE, num_classes=7)).save(place / "model.keras")
     (place / "names.txt").write_text("\n".join(NAMES) + "\n")
@@ -42,7 +42,7 @@ def _place(tmp_path_factory):
     rng = np.random.default_rng(0)
     for name in ("a.png", "b.jpg", "more/c.webp", "more/.hidden.png"):
         PIL.Image.fromarray(rng.integers(0, 256, (20, 31, 3), np.uint8)).save(place / "pictures" / name)
-    (place / "pictures" / "notes.txt").write_text("no picture")
+    (place / "pictures" / "notes.txt").write_text("no image")
     (place / "folder.csv").mkdir()
     (place / "broken.png").write_bytes((place / "pictures" / "a.png").read_bytes()[:60])
     return place
@@ -54,17 +54,17 @@ def _arguments(place, monkeypatch) -> list[str]:
     return ["--run", "model.keras", "--labels", "names.txt"]
 
 
-def expected(place, picture: str) -> list[tuple[str, float]]:
+def expected(place, photo: str) -> list[tuple[str, float]]:
     """The five most likely classes, by the model and its preprocessing alone."""
     model = load_model(place / "model.keras")
-    with PIL.Image.open(place / "pictures" / picture) as image:
+    with PIL.Image.open(place / "pictures" / photo) as image:
         pixels = np.asarray(image)
     logits = np.asarray(model(np.asarray(keras_vit.preprocessing_of(model)(pixels))[None]))[0]
     shares = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
     return [(NAMES[number], shares[number]) for number in np.argsort(-shares)[:5]]
 
 
-def test_files_that_are_called_pictures_and_are_none_are_named(place, arguments, tmp_path, capsys):
+def test_files_that_are_called_images_and_are_none_are_named(place, arguments, tmp_path, capsys):
     shutil.copy(place / "pictures" / "a.png", tmp_path / "a.png")
     for name in ("empty.jpg", "page.jpeg", "scan.TIF", "phone.heic", "notes.txt"):
         (tmp_path / name).write_bytes(b"<html>404" if name == "page.jpeg" else b"")
@@ -90,7 +90,7 @@ def test_names_that_do_not_fit_the_model_are_refused(names, words, place, tmp_pa
         command.main(["--run", "model.keras", "--labels", str(tmp_path / "names.txt"), "pictures"])
 
 
-def test_the_five_most_likely_classes_of_each_picture_are_printed(place, arguments, capsys):
+def test_the_five_most_likely_classes_of_each_image_are_printed(place, arguments, capsys):
     command.main([*arguments, "pictures"])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("| a", "| b", "| more"))]
     assert [row.split()[1] for row in rows] == ["a.png", "b.jpg", "more/c.webp"]  # relative to the folder
@@ -104,14 +104,12 @@ def test_a_terminal_gets_as_many_classes_as_it_has_room_for(arguments, monkeypat
         monkeypatch.setenv("COLUMNS", str(columns))
         with contextlib.redirect_stdout(Terminal()) as stream:
             command.main([*arguments, "pictures/a.png"])
-        header = next(line for line in stream.getvalue().splitlines() if line.startswith("| picture"))
+        header = next(line for line in stream.getvalue().splitlines() if line.startswith("| image"))
         assert header.count("|") == 2 + count
         assert count == 1 or len(header) <= columns
 
 
-def test_many_pictures_get_the_classes_of_few_and_start_a_process_for_each_batch(
-    place, arguments, tmp_path, monkeypatch
-):
+def test_many_images_get_the_classes_of_few_and_start_a_process_for_each_batch(place, arguments, tmp_path, monkeypatch):
     rng = np.random.default_rng(1)
     for number in range(prediction.BATCH + 1):
         PIL.Image.fromarray(rng.integers(0, 256, (9, 9, 3), np.uint8)).save(tmp_path / f"{number}.png")
@@ -121,8 +119,8 @@ def test_many_pictures_get_the_classes_of_few_and_start_a_process_for_each_batch
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **named: started.append(args) or popen(*args, **named))
     some = [f"{tmp_path / str(number)}.png" for number in range(prediction.BATCH + 1)]
     found = []
-    for pictures, batches in (([str(tmp_path)], 5), (some, 2)):  # as a graph, and without
-        command.main([*arguments, *pictures, "--output", str(tmp_path / "found.json")])
+    for photos, batches in (([str(tmp_path)], 5), (some, 2)):  # as a graph, and without
+        command.main([*arguments, *photos, "--output", str(tmp_path / "found.json")])
         found.append({row["picture"]: row for row in json.loads((tmp_path / "found.json").read_text())})
         assert len(started) == batches + 1  # and one while TensorFlow starts
         started.clear()
@@ -167,7 +165,7 @@ def test_more_than_five_classes_of_an_image_are_said_to_be_more(place, tmp_path,
         assert row.count("88.1%") == 5
 
 
-def test_a_broken_picture_is_named_and_the_others_are_classified(place, arguments, capsys):
+def test_a_broken_image_is_named_and_the_others_are_classified(place, arguments, capsys):
     command.main([*arguments, "broken.png", "pictures/*.png", "--output", "found.json"])
     assert "Not classified: broken.png: not a readable image: " in capsys.readouterr().out
     broken, good = json.loads((place / "found.json").read_text())
@@ -178,8 +176,8 @@ def test_a_broken_picture_is_named_and_the_others_are_classified(place, argument
     np.testing.assert_allclose([entry["probability"] for entry in good["classes"]], [s for _, s in wanted], atol=1e-5)
 
 
-def test_pictures_of_which_none_can_be_read_are_an_error(place, arguments, capsys):
-    with pytest.raises(UserError, match="None of the pictures could be read"):
+def test_images_of_which_none_can_be_read_are_an_error(place, arguments, capsys):
+    with pytest.raises(UserError, match="None of the images could be read"):
         command.main([*arguments, "broken.png", "--output", "none.html"])
     assert "Not classified: broken.png" in capsys.readouterr().out
     assert not (place / "none.html").exists()
@@ -195,7 +193,7 @@ def test_pictures_of_which_none_can_be_read_are_an_error(place, arguments, capsy
         ["pictures/a.png", "--model=model.keras"],
     ],
 )
-def test_a_run_or_a_model_file_among_the_pictures_is_what_classifies_them(given, place, arguments, capsys):
+def test_a_run_or_a_model_file_among_the_images_is_what_classifies_them(given, place, arguments, capsys):
     (place / "a run").mkdir(exist_ok=True)
     shutil.copy(place / "model.keras", place / "a run" / "model.keras")
     command.main([*given, "--labels", "names.txt"])
@@ -213,11 +211,11 @@ def test_results_in_every_form_name_files_that_are_not_utf_8_and_broken_ones(for
     assert "Not classified: " in capsys.readouterr().out.encode("utf-8").decode()  # a terminal can show it
 
 
-def test_pixels_of_classified_pictures_are_not_kept(place):
+def test_pixels_of_classified_images_are_not_kept(place):
     classifier = open_classifier(Run.open(place / "model.keras"))
     files = [place / "pictures" / name for name in ("a.png", "b.jpg")]
-    batch = [(file, *prediction.read_picture(file, classifier.run.preprocessing)) for file in files]
-    cards = prediction.classified(classifier, batch, with_pictures=True)
+    batch = [(file, *prediction.try_to_read(file, classifier.run.preprocessing)) for file in files]
+    cards = prediction.classified(classifier, batch, with_images=True)
     fields = [getattr(card, field.name) for card in cards for field in dataclasses.fields(card)]
     assert not any(isinstance(field, np.ndarray) for field in fields)
 
@@ -270,7 +268,7 @@ def test_a_csv_has_a_byte_order_mark_only_where_it_is_asked_for(place, arguments
         command.main([*arguments, "pictures", "broken.png", "--output", "found.csv", *options])
         lines = (place / "found.csv").read_text(encoding="utf-8").splitlines()
         assert lines[0].startswith(starts)
-        assert len(lines) == 5  # a row for each picture, the broken one too
+        assert len(lines) == 5  # a row for each image, the broken one too
         assert lines[4].startswith("broken.png,,")
     with pytest.raises(UserError, match="--excel applies only to --output FILE.csv"):
         command.main([*arguments, "pictures", "--output", "found.json", "--excel"])
@@ -306,7 +304,7 @@ def test_what_a_partly_copied_run_does_not_say_is_said(place, tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_picture_below_the_threshold_is_rejected_in_every_form(place, arguments, capsys):
+def test_an_image_below_the_threshold_is_rejected_in_every_form(place, arguments, capsys):
     best = {name: expected(place, name)[0][1] for name in ("a.png", "b.jpg")}
     low, high = sorted(best, key=best.__getitem__)
     threshold = str((best[low] + best[high]) / 2.0)
@@ -323,7 +321,7 @@ def test_a_picture_below_the_threshold_is_rejected_in_every_form(place, argument
 
 
 @pytest.mark.parametrize(("explain", "title"), [("rollout", "rollout"), ("relevance", "relevance"), (None, "")])
-def test_a_page_shows_each_picture_with_its_classes_and_map(place, arguments, explain, title):
+def test_a_page_shows_each_image_with_its_classes_and_map(place, arguments, explain, title):
     options = ["--explain", explain] if explain else []
     command.main([*arguments, "pictures", "--output", "found.html", *options])
     page = (place / "found.html").read_text()
@@ -339,7 +337,7 @@ def test_a_page_shows_each_picture_with_its_classes_and_map(place, arguments, ex
     assert all(f'<th scope="row">{name}</th><td>{count}</td>' in page for name, count in counts.items())
 
 
-def test_a_map_lies_on_the_part_of_the_picture_that_the_model_sees(place, tmp_path):
+def test_a_map_lies_on_the_part_of_the_image_that_the_model_sees(place, tmp_path):
     cropping = keras_vit.Preprocessing((24, 24), resize="resize-small", crop_from=32)
     for name, preprocessing, left, top, width, height, frame in (
         ("cropped", cropping, 31.25, 12.5, 37.5, 75.0, True),
@@ -350,8 +348,8 @@ def test_a_map_lies_on_the_part_of_the_picture_that_the_model_sees(place, tmp_pa
         model.save(tmp_path / f"{name}.keras")
         classifier = open_classifier(Run.open(tmp_path / f"{name}.keras"), explain="rollout")
         sides = (64, 128) if name == "cropped" else (64, 213)
-        picture = encoded(np.random.default_rng(0).integers(0, 256, (*sides, 3), np.uint8))
-        page = classifier.answer(picture, "x.png")
+        photo = encoded(np.random.default_rng(0).integers(0, 256, (*sides, 3), np.uint8))
+        page = classifier.answer(photo, "x.png")
         numbers = re.search(r'style="left: ([-\d.]+)%; top: ([-\d.]+)%; width: ([\d.]+)%; height: ([\d.]+)%"', page)
         np.testing.assert_allclose(list(map(float, numbers.groups())), [left, top, width, height], atol=1.5)
         assert ("map cropped" in page) == frame
@@ -360,10 +358,10 @@ def test_a_map_lies_on_the_part_of_the_picture_that_the_model_sees(place, tmp_pa
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "Either name pictures or a folder"),
+        ([], "Either name images or a folder"),
         (["pictures", "--serve"], "or use --serve, whose page takes"),
-        (["nowhere"], "There is no picture 'nowhere'"),
-        (["pictures/*.gif"], "There is no picture"),
+        (["nowhere"], "There is no image 'nowhere'"),
+        (["pictures/*.gif"], "There is no image"),
         (["pictures", "--output", "found.txt"], r"ends in .csv, .json, .html or .parquet, but is 'found.txt'"),
         (["pictures", "--output", "gone/found.csv"], "--output .*'gone/found.csv'"),
         (["pictures", "--output", "folder.csv"], "--output .*'folder.csv'"),
@@ -378,21 +376,21 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(place, arguments, options,
     assert sorted(place.rglob("*")) == before
 
 
-def test_a_folder_without_pictures_is_refused(tmp_path):
-    with pytest.raises(UserError, match=f"The folder '{tmp_path}' has no picture of a supported format .JPEG, PNG"):
-        find_pictures([str(tmp_path)])
+def test_a_folder_without_images_is_refused(tmp_path):
+    with pytest.raises(UserError, match=f"The folder '{tmp_path}' has no image of a supported format .JPEG, PNG"):
+        find_images([str(tmp_path)])
 
 
-def test_a_picture_is_taken_once(place, monkeypatch):
+def test_an_image_is_taken_once(place, monkeypatch):
     monkeypatch.chdir(place)
-    assert [str(file) for file in find_pictures(["pictures/a.png", "pictures"])] == [
+    assert [str(file) for file in find_images(["pictures/a.png", "pictures"])] == [
         "pictures/a.png", "pictures/b.jpg", "pictures/more/c.webp"
     ]  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
-def test_a_picture_dropped_on_the_page_shows_its_classes_bars_and_map(place, width, tmp_path):
+def test_an_image_dropped_on_the_page_shows_its_classes_bars_and_map(place, width, tmp_path):
     classifier = open_classifier(Run.open(place / "model.keras"), str(place / "names.txt"), explain="rollout")
     with answering(open_server(classifier, 0)) as address, open_browser() as page:
         page.open(address, width)
@@ -424,7 +422,7 @@ def test_the_page_is_ordered_and_filtered_and_fits_the_window(place, arguments, 
     with open_browser() as page:
         page.open((place / "found.html").as_uri(), width)
         assert page.overflow() <= 0
-        shown = "[...document.querySelectorAll('#pictures article:not([hidden]) h2')].map(name => name.textContent)"
+        shown = "[...document.querySelectorAll('#images article:not([hidden]) h2')].map(name => name.textContent)"
 
         def choose(list_name: str, value: str) -> list[str]:
             page.evaluate(
@@ -483,4 +481,4 @@ def test_a_pattern_in_a_folder_with_brackets_in_its_name_matches(place, tmp_path
     folder.mkdir(parents=True)
     shutil.copy(place / "pictures" / "a.png", folder)
     for pattern in ("new [1]/a/*.png", "new [1]/**/*.png", "new*/a/[ab].png"):
-        assert find_pictures([str(tmp_path / pattern)]) == [folder / "a.png"]
+        assert find_images([str(tmp_path / pattern)]) == [folder / "a.png"]

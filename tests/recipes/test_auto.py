@@ -98,7 +98,8 @@ def test_a_reason_names_only_the_values_that_stay():
 @pytest.mark.parametrize(
     "options", [["--steps", "5"], pytest.param(["--epochs", "3", "--batch-size", "6"], marks=pytest.mark.slow)]
 )
-def test_the_warm_up_of_auto_follows_the_duration_of_the_user(options, folder, tmp_path, capsys):
+def test_the_warm_up_of_auto_follows_the_duration_of_the_user(options, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")  # what --verbose does
     arguments = ["--data", f"folder:{folder}", "--workdir", str(tmp_path / "run"), "--dry-run", *options]
     pretrain.main(["auto", *arguments])
     config = ViTConfig(patch_size=32, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
@@ -108,7 +109,8 @@ def test_the_warm_up_of_auto_follows_the_duration_of_the_user(options, folder, t
 
 
 @pytest.mark.parametrize(("patch", "side"), [((14, 14), 140), ((4, 6), 132)])
-def test_auto_fine_tunes_at_whole_patches_of_the_checkpoint(patch, side, folder, tmp_path, capsys):
+def test_auto_fine_tunes_at_whole_patches_of_the_checkpoint(patch, side, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")  # what --verbose does
     config = ViTConfig(patch_size=patch, hidden_size=12, num_layers=1, num_heads=3, mlp_dim=20)
     keras_vit.build(config, image_size=84, channels=1, num_classes=2).save(tmp_path / "small.keras")
     arguments = ["--data", f"folder:{folder}", "--workdir", str(tmp_path / "run"), "--dry-run"]

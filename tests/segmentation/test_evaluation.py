@@ -30,7 +30,7 @@ def test_iou_is_counted_at_the_size_of_the_masks_and_without_uncounted_pixels(tm
     assert metrics["classes"] == {"a": {"iou": pytest.approx(10 / 15)}, "b": {"iou": pytest.approx(5 / 10)}}
     assert metrics["mean_iou"] == pytest.approx((10 / 15 + 5 / 10) / 2)
     assert metrics["pixel_accuracy"] == pytest.approx(15 / 20)
-    assert metrics["intervals"]["mean_iou"] == [metrics["mean_iou"]] * 2  # all pictures are alike
+    assert metrics["intervals"]["mean_iou"] == [metrics["mean_iou"]] * 2  # all images are alike
     write_report(evaluation, tmp_path)
     assert json.loads((tmp_path / "segmentation.json").read_text())["pictures"] == 3
     assert "Mean IoU 0.583" in (tmp_path / "segmentation.md").read_text()
@@ -127,34 +127,34 @@ def test_masks_without_anything_cannot_be_measured(kind):
 
 
 def test_segments_in_a_graph_are_those_of_transformers_functions():
-    """On stretched pictures the maps are those of `reference.py`, which are transformers'."""
+    """On stretched images the maps are those of `reference.py`, which are transformers'."""
     rng = np.random.default_rng(2)
     logits, masks = rng.normal(0, 3, (1, 6, 5)).astype(np.float32), rng.normal(0, 3, (1, 8, 8, 6)).astype(np.float32)
-    outputs, size, picture = {"class_logits": logits, "mask_logits": masks}, (16, 16), (23, 31)
+    outputs, size, image = {"class_logits": logits, "mask_logits": masks}, (16, 16), (23, 31)
     preprocessing = keras_vit.Preprocessing(size)
-    scores = semantic_scores(logits[0], masks[0], size, picture)
-    found = segment_outputs(outputs, SegmentationConfig(4), preprocessing, picture)["label_map"][0]
+    scores = semantic_scores(logits[0], masks[0], size, image)
+    found = segment_outputs(outputs, SegmentationConfig(4), preprocessing, image)["label_map"][0]
     assert np.mean(np.asarray(found) == scores.argmax(axis=-1)) > 0.999
 
-    # These two expect the picture in the upper left corner; a square one fills the input.
-    picture = (29, 29)
+    # These two expect the image in the upper left corner; a square one fills the input.
+    image = (29, 29)
     task = SegmentationConfig(4, task="panoptic", stuff=(0, 2))
-    found = segment_outputs(outputs, task, preprocessing, picture, threshold=0.3)
-    expected, segments = panoptic_segments(logits[0], masks[0], size, picture, 0.3, stuff=(0, 2))
+    found = segment_outputs(outputs, task, preprocessing, image, threshold=0.3)
+    expected, segments = panoptic_segments(logits[0], masks[0], size, image, 0.3, stuff=(0, 2))
     got = np.append(np.asarray(found["classes"][0]), -1)[np.asarray(found["segment_map"][0])]
     wanted = np.array([*(segment.label for segment in segments), -1])[expected]
     assert segments
     assert np.mean(got == wanted) > 0.999
-    found = segment_outputs(outputs, SegmentationConfig(4, task="instance"), preprocessing, picture)
-    _, segments = instance_segments(logits[0], masks[0], size, picture, threshold=0.0)
+    found = segment_outputs(outputs, SegmentationConfig(4, task="instance"), preprocessing, image)
+    _, segments = instance_segments(logits[0], masks[0], size, image, threshold=0.0)
     np.testing.assert_allclose(found["scores"][0], [segment.score for segment in segments], atol=2e-6)
     np.testing.assert_array_equal(found["classes"][0], [segment.label for segment in segments])
 
 
-def test_a_padded_picture_is_seen_without_its_padding():
+def test_a_padded_image_is_seen_without_its_padding():
     preprocessing = keras_vit.Preprocessing((16, 16), resize="pad", padding="after")
     masks = np.full((1, 16, 16, 2), -9.0, np.float32)
-    masks[:, :8, :, 0] = 9.0  # the upper half of the input, which is all that a wide picture covers
+    masks[:, :8, :, 0] = 9.0  # the upper half of the input, which is all that a wide image covers
     masks[:, 8:, :, 1] = 9.0
     outputs = {"class_logits": np.array([[[9.0, 0, 0], [0, 9.0, 0]]], np.float32), "mask_logits": masks}
     found = segment_outputs(outputs, SegmentationConfig(2), preprocessing, (10, 20))["label_map"]

@@ -46,11 +46,11 @@ def test_panoptic_masks_are_read_as_they_were_found(classes, count, tmp_path):
     rng, names = np.random.default_rng(count), tuple(f"class {n}" for n in range(classes))
     answers, stuff = [many(rng, classes, count), many(rng, classes, 1)], tuple(range(0, classes, 2))
     output = written("panoptic", answers, names, tmp_path, stuff)
-    read_names, pictures = read_panoptic(output / "masks.json", tmp_path / "images")
+    read_names, photos = read_panoptic(output / "masks.json", tmp_path / "images")
     assert tuple(read_names.values()) == names
     numbers = {each: place for place, each in enumerate(sorted(read_names))}
-    for found, picture in zip(answers, pictures, strict=True):
-        segments = picture.segments(numbers, found.map.shape)
+    for found, photo in zip(answers, photos, strict=True):
+        segments = photo.segments(numbers, found.map.shape)
         np.testing.assert_array_equal(segments.map, found.map)
         np.testing.assert_array_equal(segments.labels, found.labels)
         np.testing.assert_array_equal(segments.objects, ~np.isin(found.labels, stuff))
@@ -96,8 +96,8 @@ def test_classes_of_pixels_are_read_as_they_were_found(classes, tmp_path):
     names = tuple(f"n{number}" for number in range(classes))
     output = written("semantic", [answer], names, tmp_path)
     if classes > 1000:
-        names, pictures = read_panoptic(output / "masks.json", tmp_path / "images")
-        segments = pictures[0].segments({each: each - 1 for each in names})
+        names, photos = read_panoptic(output / "masks.json", tmp_path / "images")
+        segments = photos[0].segments({each: each - 1 for each in names})
     else:
         segments = segments_of_mask(output / "masks" / "0.png")
         assert tuple((output / "labels.txt").read_text().split()) == names

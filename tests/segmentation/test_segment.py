@@ -64,8 +64,8 @@ def test_queries_are_trained_measured_and_used(kind, task, backbone, tmp_path, c
     one, other = (json.loads((folder / "segmentation.json").read_text()) for folder in (run, tmp_path / "report"))
     assert one == other
     assert one["task"] == task
-    pictures = tmp_path / "d" / "images" if kind == "folder" else tmp_path / "d"
-    segment.main(["predict", "--run", str(run), "--output", str(found), "--threshold", "0", str(pictures / "000.png")])
+    images = tmp_path / "d" / "images" if kind == "folder" else tmp_path / "d"
+    segment.main(["predict", "--run", str(run), "--output", str(found), "--threshold", "0", str(images / "000.png")])
     mask = np.asarray(PIL.Image.open(found / "masks" / "000.png"))
     assert mask.shape == ((48, 48) if task == "semantic" else (48, 48, 3))
     names = {"semantic": {"labels.txt"}, "panoptic": {"masks.json"}, "instance": {"masks.json", "instances.json"}}
@@ -96,7 +96,7 @@ def test_a_dry_run_trains_nothing(backbone, tmp_path, capsys):
 
 
 def test_a_classifier_does_not_segment(backbone):
-    with pytest.raises(UserError, match="does not segment pictures; train a model that does"):
+    with pytest.raises(UserError, match="does not segment images; train a model that does"):
         open_segmenter(Run.of_model(keras.models.load_model(backbone)))
 
 

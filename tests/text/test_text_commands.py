@@ -30,12 +30,12 @@ from training.data.sources import DataOptions, open_source
 from training.experiments.auto import zero_shot_accuracy
 from training.options.evaluate import EvaluateOptions
 from training.options.predict import PredictOptions
-from training.prediction.arguments import with_pictures, with_run
+from training.prediction.arguments import with_images, with_run
 
 
 @pytest.fixture(name="place", scope="module")
 def _place(tmp_path_factory):
-    """Both kinds of towers with their tokenizers, and a folder of pictures by class."""
+    """Both kinds of towers with their tokenizers, and a folder of images by class."""
     place = tmp_path_factory.mktemp("texts")
     for name in (CLIP, SIGLIP):
         with_tokenizer(name, place / name)
@@ -55,19 +55,19 @@ def _in_the_place(place, monkeypatch):
 
 
 def shares(file) -> dict[str, dict[str, float]]:
-    """Picture -> class -> probability."""
+    """Image -> class -> probability."""
     rows = json.loads(file.read_text())
     return {row["picture"]: {each["class"]: each["probability"] for each in row["classes"]} for row in rows}
 
 
 @pytest.mark.parametrize("name", [CLIP, SIGLIP])
-def test_predict_names_pictures_by_texts_with_the_probabilities_of_the_model(name, tmp_path, capsys):
+def test_predict_names_images_by_texts_with_the_probabilities_of_the_model(name, tmp_path, capsys):
     out = tmp_path / "out.json"
     options = ["--threshold", "0"] if name == SIGLIP else []
     predict.main(["--checkpoint", name, "--output", str(out), *options, "--classes", "w11 w21", "w9", "data/test/w9"])
     model = keras_vit.zero_shot(name, ["w11 w21", "w9"])
-    for picture, found in shares(out).items():
-        pixels = keras_vit.preprocessing_of(model)(PIL.Image.open(picture))
+    for photo, found in shares(out).items():
+        pixels = keras_vit.preprocessing_of(model)(PIL.Image.open(photo))
         logits = np.asarray(model(np.asarray(pixels)[None]))[0].astype(np.float64)
         expected = 1 / (1 + np.exp(-logits)) if name == SIGLIP else np.exp(logits) / np.exp(logits).sum()
         assert found == pytest.approx(dict(zip(["w11 w21", "w9"], expected, strict=True)), abs=1e-5)
@@ -133,8 +133,8 @@ def test_a_saved_model_of_texts_tells_exports_its_classes_and_their_kind(name, t
         (["--templates", "a {}", "--labels", "x", "--", "data"], "."),
         (["--classes", "w2", "--labels", "names.txt", "data/"], "--labels applies only to"),
         (["--classes", "w2", "data"], "data is taken as a class, so write ./data if it is meant"),
-        (["--classes", "w2", "data/", "w3"], "'w3' stands behind the picture 'data/'"),
-        (["--classes", "w2", "24/7", "data/"], "There is no picture or folder '24/7', as which --classes takes"),
+        (["--classes", "w2", "data/", "w3"], "'w3' stands behind the image 'data/'"),
+        (["--classes", "w2", "24/7", "data/"], "There is no image or folder '24/7', as which --classes takes"),
         (["--classes", "w2", "names.txt", "data/"], "takes texts or one text file, but was given 'names.txt' beside"),
         (["--classes", "data/"], "Each class needs a text"),
         (["data", "--classes", "w2", "--num-heads", "4"], "leave --num-heads out"),
@@ -145,31 +145,31 @@ def test_mistakes_are_one_sentence(arguments, message):
         predict.main(["--checkpoint", CLIP, *arguments])
 
 
-CLASSES, TEMPLATES, PICTURES, RUN = (("classes",), ("templates",), ("pictures",), ("run",))
+CLASSES, TEMPLATES, IMAGES, RUN = (("classes",), ("templates",), ("images",), ("run",))
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("--classes cat dog pictures/", {CLASSES: ("cat", "dog"), PICTURES: ("pictures/",)}),
-        ("--classes cat dog ./dog", {CLASSES: ("cat", "dog"), PICTURES: ("./dog",)}),
-        ("--classes cat a.png pictures/*", {CLASSES: ("cat",), PICTURES: ("a.png", "pictures/*")}),
-        ("pictures/ --classes cat dog", {CLASSES: ("cat", "dog"), PICTURES: ("pictures/",)}),
-        ("towers --classes cat pictures/", {CLASSES: ("cat",), PICTURES: ("pictures/",), RUN: "towers"}),
-        ("--classes lists/c.txt pictures/", {CLASSES: ("lists/c.txt",), PICTURES: ("pictures/",)}),
+        ("--classes cat dog pictures/", {CLASSES: ("cat", "dog"), IMAGES: ("pictures/",)}),
+        ("--classes cat dog ./dog", {CLASSES: ("cat", "dog"), IMAGES: ("./dog",)}),
+        ("--classes cat a.png pictures/*", {CLASSES: ("cat",), IMAGES: ("a.png", "pictures/*")}),
+        ("pictures/ --classes cat dog", {CLASSES: ("cat", "dog"), IMAGES: ("pictures/",)}),
+        ("towers --classes cat pictures/", {CLASSES: ("cat",), IMAGES: ("pictures/",), RUN: "towers"}),
+        ("--classes lists/c.txt pictures/", {CLASSES: ("lists/c.txt",), IMAGES: ("pictures/",)}),
         (
             "--classes cat --templates {}/{} a{}.png dog/ gs://b/c",
-            {CLASSES: ("cat",), TEMPLATES: ("{}/{}", "a{}.png"), PICTURES: ("dog/", "gs://b/c")},
+            {CLASSES: ("cat",), TEMPLATES: ("{}/{}", "a{}.png"), IMAGES: ("dog/", "gs://b/c")},
         ),
     ],
 )
-def test_what_is_a_class_and_what_a_picture_depends_on_how_it_is_written(arguments, expected, tmp_path, monkeypatch):
+def test_what_is_a_class_and_what_an_image_depends_on_how_it_is_written(arguments, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in ("dog", "pictures"):  # where a class is called like a folder
         pathlib.Path(folder).mkdir()
         for name in (f"{folder}/a.png", "a.png"):
             pathlib.Path(name).touch()
-    given = with_run(with_pictures(parser.read(PredictOptions, arguments.split(), prog="predict")))
+    given = with_run(with_images(parser.read(PredictOptions, arguments.split(), prog="predict")))
     assert given == expected
 
 

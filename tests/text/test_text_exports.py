@@ -39,7 +39,7 @@ def test_the_cpp_loader_gives_the_probabilities_of_both_towers(texts, tmp_path):
     files = np.array([tf.io.encode_png(image).numpy() for image in pixels], object)
     found = cpp_loader.run(version, "serving_default", "probabilities", files)
     model = keras.models.load_model(folder / "texts.keras")
-    logits = model(np.stack([np.asarray(keras_vit.preprocessing_of(model)(picture)) for picture in pixels]))
+    logits = model(np.stack([np.asarray(keras_vit.preprocessing_of(model)(photo)) for photo in pixels]))
     np.testing.assert_allclose(found, probabilities_of(name, logits), rtol=0, atol=1e-5)
 
 

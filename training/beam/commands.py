@@ -11,7 +11,7 @@ from keras_vit.cli import parser
 from training.options.common import ShardOptions, split_arguments
 from training.options.features import EmbedOptions
 from training.options.predict import PredictOptions
-from training.prediction.arguments import check_output, check_pictures, find_pictures, parse_with_run
+from training.prediction.arguments import check_images, check_output, find_images, parse_with_run
 
 
 def predict(arguments: Sequence[str], about: str) -> None:
@@ -23,8 +23,8 @@ def predict(arguments: Sequence[str], about: str) -> None:
     from keras_vit.text.classes import classes_of_options
     from training.checks import pipeline_options
 
-    check_pictures(options.run, options.pictures, options.serve, options.classes)
-    paths = (*options.pictures, options.labels, options.output)
+    check_images(options.run, options.images, options.serve, options.classes)
+    paths = (*options.images, options.labels, options.output)
     pipeline = pipeline_options(options.runner, behind, options.run, paths)
     texts = None if options.classes is None else classes_of_options(options.classes, options.templates)
     run = Run.open(options.run, image_size=options.image_size, num_heads=options.num_heads, texts=texts)
@@ -37,7 +37,7 @@ def predict(arguments: Sequence[str], about: str) -> None:
 
         inference.predict(run, options, pipeline)
         return
-    files = find_pictures(options.pictures)
+    files = find_images(options.images)
     check_output(options.output)
     cli.require_tensorflow()
 
@@ -54,8 +54,8 @@ def predict(arguments: Sequence[str], about: str) -> None:
     if run.file(CONFIG) and options.classes is None:
         cli.print_next(run.next_commands("predict"))
         return
-    again = ("predict", *parser.arguments_of(options, "pictures", "output", "explain", "serve", "port"))
-    page = ("--output", "predictions.html", *options.pictures)
+    again = ("predict", *parser.arguments_of(options, "images", "output", "explain", "serve", "port"))
+    page = ("--output", "predictions.html", *options.images)
     cli.print_next([(*again, "--serve") if (options.output or "").endswith(".html") else (*again, *page)])
 
 
@@ -70,12 +70,12 @@ def embed(arguments: Sequence[str], about: str) -> None:
     from training.data.checks import check_data
 
     output_folder(options.output)
-    paths, data = (*options.pictures, options.output), options.source.data
+    paths, data = (*options.images, options.output), options.source.data
     pipeline = pipeline_options(options.runner, behind, options.run, paths, data)
     if data and pipeline is None:
         check_data(options.source)
     run = Run.open(options.run, image_size=options.image_size, num_heads=options.num_heads)
-    files = [str(file) for file in find_pictures(options.pictures)] if pipeline is None else []
+    files = [str(file) for file in find_images(options.images)] if pipeline is None else []
     cli.require_tensorflow()
 
     from training.data.sources import open_source
@@ -92,7 +92,7 @@ def embed(arguments: Sequence[str], about: str) -> None:
         )
         [first] = extraction.embed(run, listing, options).some([0]).paths
     following: list[tuple[str, ...]] = [("review", "--index", options.output)]
-    if options.pictures or options.source.kind in ("folder", "csv"):
+    if options.images or options.source.kind in ("folder", "csv"):
         following.insert(0, ("similar", "--index", options.output, first))
     if read_description(options.folder).features == "joint":
         following.append(("search", "red bicycle in snow", "--index", options.output))

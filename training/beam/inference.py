@@ -12,7 +12,7 @@ from keras_vit.files.remote import RemotePath, output_folder, to_path
 from keras_vit.images.files import decode
 from keras_vit.run import Run
 from keras_vit.text.classes import Classes
-from training.beam.picture_list import Group, PictureList
+from training.beam.image_list import Group, ImageList
 from training.beam.pipeline import GroupHandler, counted, infer, open_output, print_counts, write_problems
 from training.data.file_contents import shown
 from training.features.extraction import (
@@ -31,12 +31,12 @@ from training.options.predict import PredictOptions
 from training.prediction.classifier import (
     BATCH,
     Classifier,
-    Picture,
     Prediction,
+    ReadFile,
     as_utf8,
     classified,
     open_classifier,
-    read_picture,
+    try_to_read,
 )
 from training.prediction.results import write_parquet
 
@@ -49,15 +49,15 @@ def embed(run: Run, options: EmbedOptions, pipeline: PipelineOptions) -> str:
 
     Raises UserError for a folder with features of another model or of other images.
     """
-    pictures, folder = PictureList(options.pictures, pipeline.table), options.folder
-    summary = pictures.summary()
+    images, folder = ImageList(options.images, pipeline.table), options.folder
+    summary = images.summary()
     description, _ = describe_features(run, options, summary.labels, summary.counts, summary.checksum)
     handler = GroupHandler(functools.partial(_load_extractor, options, description), _part)
     with locked(folder):
         remove_temporary(folder)
         start_folder(folder, description)
         write = functools.partial(_write_part, options.output, description)
-        counts = infer(pipeline, (pictures, summary), folder, handler, write)
+        counts = infer(pipeline, (images, summary), folder, handler, write)
     features = f"{description.width} features ({description.features}, {description.dtype})"
     print_counts(f"{options.output} has {features} of", folder, sum(summary.counts.values()), counts)
     return summary.first
@@ -93,8 +93,8 @@ def predict(run: Run, options: PredictOptions, pipeline: PipelineOptions) -> Non
     Raises UserError for a folder with the results of another model or of other images.
     """
     assert options.output is not None
-    folder, pictures = output_folder(options.output), PictureList(options.pictures)
-    summary = pictures.summary()
+    folder, images = output_folder(options.output), ImageList(options.images)
+    summary = images.summary()
     classifier = open_classifier(run, options.labels, threshold=options.threshold)
     total = sum(summary.counts.values())
     settings = {
@@ -111,7 +111,7 @@ def predict(run: Run, options: PredictOptions, pipeline: PipelineOptions) -> Non
         remove_temporary(folder)
         open_output(folder, settings)
         write = functools.partial(_write_predictions, options.output)
-        counts = infer(pipeline, (pictures, summary), folder, handler, write)
+        counts = infer(pipeline, (images, summary), folder, handler, write)
     print_counts(f"{options.output} has the classes of", folder, total, counts)
 
 
@@ -133,11 +133,11 @@ def _predictions(group: Group, classifier: Classifier) -> tuple[str, int, list[P
     return group.split, group.number, predictions
 
 
-def _read(file, contents: dict, classifier: Classifier) -> Picture:
+def _read(file, contents: dict, classifier: Classifier) -> ReadFile:
     """Return the image of a file, whose content is being read if it is in a bucket."""
     preprocessing = classifier.run.preprocessing
     if file not in contents:
-        return file, *read_picture(file, preprocessing)
+        return file, *try_to_read(file, preprocessing)
     try:
         return file, decode(contents[file].result(), file.name, preprocessing=preprocessing), None
     except (UserError, OSError) as error:

@@ -20,7 +20,7 @@ from apache_beam.runners.runner import PipelineState
 
 from keras_vit import UserError
 from keras_vit.files.atomic import write_text
-from training.beam.picture_list import Group, PictureList, Summary
+from training.beam.image_list import Group, ImageList, Summary
 from training.data.dataset import check_some_read
 from training.features.store import PART, part_file
 from training.loop.devices.strategies import CONTINUE_LATER
@@ -36,9 +36,9 @@ def counted(name: str, number: int) -> None:
     Metrics.counter(_NAMESPACE, name).inc(number)
 
 
-def _list_groups(pictures: PictureList, summary: Summary, _: None) -> Iterator[Group]:
+def _list_groups(images: ImageList, summary: Summary, _: None) -> Iterator[Group]:
     """Read a list of images in one worker, and hand them on in groups."""
-    yield from pictures.groups(summary.splits, PART)
+    yield from images.groups(summary.splits, PART)
 
 
 def _is_missing(folder: pathlib.Path, group: Group) -> bool:
@@ -74,7 +74,7 @@ class GroupHandler(ModelHandler):
 
 def infer(
     pipeline: PipelineOptions,
-    pictures: tuple[PictureList, Summary],
+    images: tuple[ImageList, Summary],
     folder: pathlib.Path,
     handler: GroupHandler,
     write: Callable[[Any], None],
@@ -88,7 +88,7 @@ def infer(
         (
             root
             | apache_beam.Create([None])
-            | "List" >> apache_beam.FlatMap(functools.partial(_list_groups, *pictures))
+            | "List" >> apache_beam.FlatMap(functools.partial(_list_groups, *images))
             | apache_beam.Reshuffle()
             | "Missing" >> apache_beam.Filter(functools.partial(_is_missing, folder))
             | RunInference(handler)
@@ -102,7 +102,7 @@ def print_counts(result: str, folder: pathlib.Path, total: int, counts: Mapping[
     """Print what `infer` has written of all images. Raises UserError if none can be read."""
     check_some_read(total - counts["problems"])
     print(
-        f"{result} {total:,} pictures, {counts['kept']:,} of them from an earlier pipeline"
+        f"{result} {total:,} images, {counts['kept']:,} of them from an earlier pipeline"
         + (f"; {counts['problems']:,} cannot be read, see {folder / PROBLEMS}." if counts["problems"] else ".")
     )
 

@@ -15,7 +15,7 @@ from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.files.atomic import atomic_write, locked, remove_temporary, write_text
 from keras_vit.files.labels import LABELS, labels_text
 from keras_vit.files.remote import output_folder, to_path
-from training.beam.picture_list import PictureList, Summary
+from training.beam.image_list import ImageList, Summary
 from training.beam.pipeline import counted, open_output, run_pipeline, write_problems
 from training.data.dataset import decoding_problem, error_reason
 from training.data.tfrecord import scan, shard_name, write_index
@@ -34,8 +34,8 @@ def shard(options: ShardOptions, pipeline: PipelineOptions) -> None:
 
     An image that cannot be decoded is left out. Raises UserError for a folder with other TFRecord files.
     """
-    directory, pictures = output_folder(options.output), PictureList(table=pipeline.table, evaluation="eval")
-    summary, shards = pictures.summary(), options.shards
+    directory, images = output_folder(options.output), ImageList(table=pipeline.table, evaluation="eval")
+    summary, shards = images.summary(), options.shards
     settings = {"counts": summary.counts, "checksum": summary.checksum, "labels": [*summary.labels], "shards": shards}
     check_shards(summary.counts, shards)
 
@@ -43,7 +43,7 @@ def shard(options: ShardOptions, pipeline: PipelineOptions) -> None:
         (
             root
             | apache_beam.Create([None])
-            | "List" >> apache_beam.FlatMap(functools.partial(_list, pictures, summary, shards))
+            | "List" >> apache_beam.FlatMap(functools.partial(_list, images, summary, shards))
             | apache_beam.GroupByKey()
             | "Write" >> apache_beam.Map(functools.partial(_write, options.output, shards))
             | apache_beam.combiners.ToList()
@@ -56,15 +56,15 @@ def shard(options: ShardOptions, pipeline: PipelineOptions) -> None:
         write_text(directory / LABELS, labels_text(summary.labels))
         counts = run_pipeline(pipeline, build)
     if counts["problems"]:
-        print(f"{counts['problems']:,} pictures cannot be read and are left out, see {directory / PROBLEMS}.")
+        print(f"{counts['problems']:,} images cannot be read and are left out, see {directory / PROBLEMS}.")
     print_written(directory, summary.counts["train"], summary.counts["eval"], len(summary.labels), shards)
 
 
-def _list(pictures: PictureList, summary: Summary, shards: int, _: None) -> Iterator[tuple[Shard, Item]]:
+def _list(images: ImageList, summary: Summary, shards: int, _: None) -> Iterator[tuple[Shard, Item]]:
     """Read the table in one worker: image i of a split goes to file i mod N."""
     number_of = {name: number for number, name in enumerate(summary.labels)}
     numbers = {split: itertools.count() for split in summary.splits.values()}
-    for row in pictures.rows():
+    for row in images.rows():
         if (split := summary.splits.get(row.split)) is not None:
             number = next(numbers[split])
             yield (split, number % shards), (number, row.path, number_of[row.label or ""])

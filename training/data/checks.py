@@ -205,8 +205,8 @@ def unlabelled_path(name: str) -> pathlib.Path:
     """Return the folder that `--unlabelled folder:PATH` names. Raises UserError unless it exists."""
     kind, _, rest = name.partition(":")
     if kind != "folder" or not rest:
-        raise UserError(f"--unlabelled takes folder:PATH of pictures, but was given {name!r}.")
-    return existing_folder(rest, "--unlabelled takes a folder of pictures")
+        raise UserError(f"--unlabelled takes folder:PATH of images, but was given {name!r}.")
+    return existing_folder(rest, "--unlabelled takes a folder of images")
 
 
 def listed_classes(source: DataOptions) -> tuple[str, ...] | None:

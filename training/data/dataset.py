@@ -285,7 +285,7 @@ def _check_decoding(split: Split, on_bad_image: OnBadImage = "stop") -> list[int
 def check_some_read(count: int) -> None:
     """Raise UserError if none of the images could be read."""
     if not count:
-        raise UserError("None of the pictures could be read; convert them, or give others.")
+        raise UserError("None of the images could be read; convert them, or give others.")
 
 
 def check_classes_of_splits(train: Iterable[str], evaluation: Iterable[str], where: object) -> None:
@@ -376,7 +376,7 @@ class ImageWarnings:
     def warn(self, looked_at: str) -> None:
         """Print a sentence for each kind. looked_at: how many images, and which."""
         for names, what in (
-            (self.uniform, "of a single color (transparent pictures are put on white)"),
+            (self.uniform, "of a single color (transparent images are put on white)"),
             (self.dark, f"of 16 bits and nearly black, since the highest value is below 4,096; {formats.SCALE_BITS}"),
         ):
             if names:

@@ -6,7 +6,7 @@ example is drawn from the run's seed and the number of the example in the run.
 What `Split.target` gives for an index, of an image (h, w), seen upright: "labels" (n,) int32, the classes of its
 targets; "segments" (h, w) int32, the number of the target that each pixel belongs to, negative for none; or "boxes"
 (n, 4) float32: left, top, right and bottom in pixels. The targets of a batch: "labels" (B, T), -1 for none;
-"segments" (B, height, width); or "boxes" (B, T, 4): centre x and y, width and height as shares of the model's input.
+"segments" (B, height, width); or "boxes" (B, T, 4): center x and y, width and height as shares of the model's input.
 """
 
 import dataclasses
@@ -188,19 +188,19 @@ class BoxBatches(DenseBatches):
         return tf.ensure_shape(image, (*full, preprocessing.channels)), flat
 
 
-def random_geometry(picture_size: tf.Tensor, seed: tf.Tensor, recipe: DenseRecipe) -> Geometry:
+def random_geometry(original_size: tf.Tensor, seed: tf.Tensor, recipe: DenseRecipe) -> Geometry:
     """Large-scale jitter ("Simple Copy-Paste", arXiv 2012.07177), a random window of it, and a flip.
 
-    picture_size: height and width, (2,) int32.
+    original_size: height and width, (2,) int32.
     """
     scale_seed, place_seed, flip_seed = tf.unstack(tf.random.split(seed, 3))
-    picture, target = tf.cast(picture_size, tf.float32), tf.constant(recipe.image_size, tf.float32)
+    original, target = tf.cast(original_size, tf.float32), tf.constant(recipe.image_size, tf.float32)
     low, high = recipe.scale_jitter
-    scale = tf.reduce_min(target / picture) * tf.random.stateless_uniform((), scale_seed, low, high)
-    size = tf.maximum(tf.round(tf.minimum(picture * scale, target)), 1.0)
-    window = tf.clip_by_value(tf.round(size / scale), 1.0, picture)
+    scale = tf.reduce_min(target / original) * tf.random.stateless_uniform((), scale_seed, low, high)
+    size = tf.maximum(tf.round(tf.minimum(original * scale, target)), 1.0)
+    window = tf.clip_by_value(tf.round(size / scale), 1.0, original)
     place = tf.random.stateless_uniform((2,), place_seed)
-    begin = tf.floor(place * (picture - window + 1.0))
+    begin = tf.floor(place * (original - window + 1.0))
     flip = tf.constant(False)
     if recipe.flip:
         flip = tf.random.stateless_uniform((), flip_seed) < 0.5
@@ -209,9 +209,9 @@ def random_geometry(picture_size: tf.Tensor, seed: tf.Tensor, recipe: DenseRecip
     )
 
 
-def model_geometry(picture_size: tf.Tensor, preprocessing: Preprocessing) -> Geometry:
+def model_geometry(original_size: tf.Tensor, preprocessing: Preprocessing) -> Geometry:
     """Return the geometry of a model's preprocessing: the part of the image that its input shows, and where."""
-    sides = tf.unstack(tf.cast(picture_size, tf.float64))
+    sides = tf.unstack(tf.cast(original_size, tf.float64))
     rows, columns = preprocessing.placements(sides, tf)
     lengths = [
         tf.minimum(p.resized - p.begin, float(n))

@@ -16,7 +16,7 @@ from keras_vit import UserError
 from keras_vit.errors import is_or_are, nearest
 from keras_vit.files.labels import composed
 from keras_vit.files.remote import existing_folder, is_remote
-from keras_vit.images.formats import is_hidden, is_picture, is_picture_name, others_line
+from keras_vit.images.formats import is_hidden, is_image_name, looks_like_image, others_line
 from training.data.checks import (
     FOLDER_ADVICE,
     HOLD_OUT,
@@ -172,7 +172,7 @@ def _sorted(labels: Mapping[str, str]) -> Labels:
 def _class_files(path: pathlib.Path, *, least: int) -> Labels:
     """Return the files in the class folders that are called like images or hold one, at least so many of each class."""
     classes = class_folders(path)
-    if beside := [entry.name for entry in path.iterdir() if not entry.is_dir() and is_picture_name(entry.name)]:
+    if beside := [entry.name for entry in path.iterdir() if not entry.is_dir() and is_image_name(entry.name)]:
         count = "1 image" if len(beside) == 1 else f"{len(beside):,} images"
         print(f"Not used, because outside the class folders of {path}: {count}, {min(beside)} first.")
     # A line break would split a name in labels.txt; what is no UTF-8 is not printable either.
@@ -212,7 +212,7 @@ def _entries(folder: pathlib.Path) -> tuple[list[str], list[str]]:
     if not is_remote(folder):  # else they are files
         entries = [entry for entry in entries if entry.is_symlink() or not entry.is_dir()]
     with concurrent.futures.ThreadPoolExecutor() as pool:  # of a bucket, each first byte is a request
-        are_images = list(pool.map(is_picture, entries))
+        are_images = list(pool.map(looks_like_image, entries))
     split: tuple[list[str], list[str]] = ([], [])
     for entry, is_image in zip(entries, are_images, strict=True):
         split[not is_image].append(str(entry))

@@ -42,7 +42,7 @@ def semi_supervised_batches(
     per_image, size = recipe.unlabelled_per_image, recipe.batch_size * recipe.unlabelled_per_image
     if size > unlabelled.num_examples:
         raise UserError(
-            f"A batch of {recipe.batch_size} takes {size} pictures without labels, but there are "
+            f"A batch of {recipe.batch_size} takes {size} images without labels, but there are "
             f"{unlabelled.num_examples}; give a smaller --batch-size, or --learn-by noisy-student."
         )
     options: dict[str, Any] = {

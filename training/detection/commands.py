@@ -7,7 +7,7 @@ from keras_vit import cli
 from keras_vit.cli import parser
 from training.options.dense import DetectEvaluateOptions, DetectFitOptions, DetectPredictOptions
 from training.options.train import USUAL
-from training.prediction.arguments import check_output, check_pictures, find_pictures, parse_with_run
+from training.prediction.arguments import check_images, check_output, find_images, parse_with_run
 
 
 def predict(arguments: Sequence[str], prog: str, about: str) -> None:
@@ -17,11 +17,11 @@ def predict(arguments: Sequence[str], prog: str, about: str) -> None:
     from keras_vit.run import Run
     from keras_vit.text.classes import classes_of_options
 
-    check_pictures(options.run, options.pictures, options.serve, options.classes)
+    check_images(options.run, options.images, options.serve, options.classes)
     check_output(options.output)
     texts = None if options.classes is None else classes_of_options(options.classes, options.templates)
     run = Run.open(options.run, image_size=options.image_size)
-    files = find_pictures(options.pictures)
+    files = find_images(options.images)
     cli.require_tensorflow()
 
     from training.detection.detector import detector_like, open_detector, save_detector
@@ -87,9 +87,9 @@ def evaluate(arguments: Sequence[str], prog: str, about: str) -> None:
 
     detector = open_detector_of(run, data.labels, options.templates)
     is_trained = run.settings.get("command") == "detect"
-    pictures = data.evaluation if data.has_split or is_trained else data.all
+    images = data.evaluation if data.has_split or is_trained else data.all
     if is_trained and not data.has_split:
-        print("Every tenth picture is measured; the others may have trained the detector.")
-    evaluation.evaluate(detector, pictures, data.kind, output)
-    folder = str(pictures[0].file.parent)
+        print("Every tenth image is measured; the others may have trained the detector.")
+    evaluation.evaluate(detector, images, data.kind, output)
+    folder = str(images[0].file.parent)
     cli.print_next([("detect", "predict", "--run", options.run, "--output", "objects.html", folder)])

@@ -26,7 +26,7 @@ _SAME_OBJECT = 0.3
 
 @dataclasses.dataclass(frozen=True)
 class Objects:
-    """The objects of one image, the likeliest first."""
+    """The objects of one image, the most likely first."""
 
     corners: np.ndarray
     """(n, 4) float32: left, top, right and bottom in pixels of the upright image, cut at its edges."""
@@ -72,7 +72,7 @@ class Detector:
     def _objects(
         self, boxes: np.ndarray, logits: np.ndarray, size: tuple[int, int], top: int, threshold: float
     ) -> Objects:
-        """Return the objects of one image from boxes (N, 4) and logits (N, K); each patch is of its likeliest class."""
+        """Return an image's objects from boxes (N, 4) and logits (N, K); each patch is of its most likely class."""
         scores = 1.0 / (1.0 + np.exp(-logits.max(axis=-1).astype(np.float64)))
         corners = self.preprocessing.boxes_in_picture(boxes, size)
         corners = np.clip(corners, 0, [size[1], size[0]] * 2).astype(np.float32)

@@ -117,7 +117,7 @@ def mistakes(image: BoxedImage, objects: Objects) -> tuple[np.ndarray, np.ndarra
 
 
 def _page(detector: Detector, images: Sequence[BoxedImage], detections: Sequence[Objects]) -> str:
-    """Return the images with the largest missed objects, and those with the likeliest false alarms."""
+    """Return the images with the largest missed objects, and those with the most likely false alarms."""
     cards, badness = [], []
     for image, objects in zip(images, detections, strict=True):
         likely = objects.scores >= _LEAST_SCORE
@@ -144,7 +144,7 @@ def _page(detector: Detector, images: Sequence[BoxedImage], detections: Sequence
         pixels = read_image(image.file, detector.preprocessing).pixels
         drawn.append((f"{image.file.parent.name}/{image.file.name}", pixels, boxes))
     legend = (
-        f"The largest missed objects come first, then the likeliest false alarms, up to {_MOST_FALSE} of an image. "
+        f"The largest missed objects come first, then the most likely false alarms, up to {_MOST_FALSE} of an image. "
         f"Objects count from a score of {_LEAST_SCORE} on, and a box is found if an object of its class covers it with "
         "an IoU of 0.5 or more."
     )

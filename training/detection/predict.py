@@ -15,7 +15,7 @@ from training.detection.detector import Detector, Objects
 from training.detection.evaluation import COLORS, DrawnBox, boxes_page
 from training.evaluation.average_precision import coco_document
 from training.options.dense import DetectPredictOptions
-from training.prediction.classifier import batches_of_pictures
+from training.prediction.classifier import batches_of_images
 
 Results = list[tuple[Image, Objects]]
 
@@ -49,9 +49,9 @@ def detect(detector: Detector, files: Sequence[pathlib.Path], options: DetectPre
     """
     results: Results = []
     problems: list[str] = []
-    for images in batches_of_pictures(files, detector.preprocessing, problems):
+    for images in batches_of_images(files, detector.preprocessing, problems):
         results += zip(images, detector.detect(images, options.top, options.threshold), strict=True)
-    columns = ("picture", "class", "score", "x", "y", "w", "h")
+    columns = ("image", "class", "score", "x", "y", "w", "h")
     rows = [
         (name, label, f"{score:.3f}", *(f"{side:.0f}" for side in box))
         for name, label, score, box in _rows(detector, results)
@@ -109,4 +109,4 @@ def _page(detector: Detector, results: Results, problems: Sequence[str]) -> str:
         ]
         images.append((image.name, image.pixels, boxes))
     words = [*(f"Not looked at: {problem}" for problem in problems), f"Model: {short_name(detector.name)}."]
-    return boxes_page("Objects on pictures", images, words)
+    return boxes_page("Objects on images", images, words)

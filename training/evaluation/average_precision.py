@@ -15,7 +15,7 @@ from pycocotools.cocoeval import COCOeval
 from keras_vit.files.atomic import staged
 from keras_vit.files.tables import short_name
 
-# Draws of the bootstrap over the pictures, and the ends of the interval.
+# Draws of the bootstrap over the images, and the ends of the interval.
 _DRAWS, _ENDS = 200, (0.025, 0.975)
 # Names in the report -> what `COCOeval.stats` has at this place.
 STATS = {"ap": 0, "ap50": 1, "ap75": 2, "ap_small": 3, "ap_medium": 4, "ap_large": 5, "ar": 8}
@@ -35,7 +35,7 @@ def write_measured(
         text = "\n\n".join([f"# {name.capitalize()}: {short_name(model)}", *paragraphs])
         (stage / f"{name}.md").write_text(f"{text}\n", encoding="utf-8")
         (stage / f"{name}.html").write_text(page, encoding="utf-8")
-    files = f"report in {output / f'{name}.md'}, worst pictures in {output / f'{name}.html'}"
+    files = f"report in {output / f'{name}.md'}, worst images in {output / f'{name}.html'}"
     print(f"{paragraphs[0].rstrip('.')}; {files}.")
 
 
@@ -44,7 +44,7 @@ def average_precision(
 ) -> dict[str, Any]:
     """Return COCO's metrics: `STATS`, each None without such objects, `intervals` of ap and ap50, and `classes`.
 
-    Intervals are of 95%, by a bootstrap over the pictures. Truth and guesses are documents in COCO's format, see
+    Intervals are of 95%, by a bootstrap over the images. Truth and guesses are documents in COCO's format, see
     `coco_document`; the guesses have scores. The labels name the categories 1, 2 and so on.
     """
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
@@ -68,11 +68,11 @@ def average_precision(
     return metrics | {"pictures": len(truth["images"]), "objects": int(counts.sum())}
 
 
-def coco_document(labels: Sequence[str], pictures: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return a document in COCO's format of the annotations of each picture, which get their ids; ids begin at 1."""
-    annotations = [{"iscrowd": 0, **each, "image_id": image} for image, own in enumerate(pictures, 1) for each in own]
-    images: list[dict[str, Any]] = [{"id": image} for image, _ in enumerate(pictures, 1)]
-    for image, own in zip(images, pictures, strict=True):
+def coco_document(labels: Sequence[str], per_image: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return a document in COCO's format of the annotations of each image, which get their ids; ids begin at 1."""
+    annotations = [{"iscrowd": 0, **each, "image_id": image} for image, own in enumerate(per_image, 1) for each in own]
+    images: list[dict[str, Any]] = [{"id": image} for image, _ in enumerate(per_image, 1)]
+    for image, own in zip(images, per_image, strict=True):
         if own and "segmentation" in own[0]:  # a run-length encoding
             image |= dict(zip(("height", "width"), own[0]["segmentation"]["size"], strict=True))
     return {
@@ -111,7 +111,7 @@ def coco_evaluation(truth: Mapping[str, Any], guesses: Mapping[str, Any], kind: 
 
 
 def _bootstrap(evaluated: COCOeval) -> list[np.ndarray]:
-    """Return the precision (T IoUs, R, K) of random draws of the pictures, at all sizes and 100 objects."""
+    """Return the precision (T IoUs, R, K) of random draws of the images, at all sizes and 100 objects."""
     rng, parameters = np.random.default_rng(0), copy.copy(evaluated.params)
     parameters.areaRng, parameters.maxDets = parameters.areaRng[:1], parameters.maxDets[-1:]
     count, drawn = len(parameters.imgIds), copy.copy(evaluated)

@@ -119,7 +119,7 @@ def draw_mistakes(split: Split, mistakes: Sequence[Prediction], path: pathlib.Pa
         try:
             image = split.example(tf.constant(each.index, tf.int64))[0].numpy()
             axes.imshow(_as_colors(image), vmin=0, vmax=255)
-        except Exception as error:  # of any kind: one picture must not cost the others
+        except Exception as error:  # of any kind: one image must not cost the others
             reason = textwrap.fill(f"cannot be shown: {error}"[:120], _LONGEST_NAME)
             axes.text(0.5, 0.5, reason, ha="center", va="center", fontsize=6, parse_math=False)
         label = f"label {_short(each.label[0])} {each.label_probability:.2g}"

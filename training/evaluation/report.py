@@ -1,4 +1,4 @@
-"""The report of a model on images: one dict, as JSON, as Markdown, and as report.html, with the mistakes as pictures.
+"""The report of a model on images: one dict, as JSON, as Markdown, and as report.html, with the mistakes as images.
 
 The page needs no network and is readable on a phone.
 """
@@ -60,8 +60,8 @@ _MULTI_LABEL_MEASURES = {
 _MEANINGS = {
     "log loss": "The log loss is 0 if every answer is right and certain; sure mistakes raise it most.",
     "expected calibration error": "The expected calibration error is how far certainty and accuracy are apart: at 0, "
-    "four of five pictures with a probability of 80% are right.",
-    "mean average precision": "The average precision of a class is 1 if all its pictures come before all others in "
+    "four of five images with a probability of 80% are right.",
+    "mean average precision": "The average precision of a class is 1 if all its images come before all others in "
     "the order of its probability.",
 }
 _INTERVAL, _SCORES = "95% interval", ("precision", "recall", "f1")
@@ -73,9 +73,9 @@ _PLOTS = {
 }
 # In the JSON: mistakes, and decisions of images of several classes; in the Markdown: pairs of classes.
 _WORST, _WORST_DECISIONS, _CONFUSIONS = 24, 20, 10
-# On the page: mistakes with a picture, of about 5 kB each, and their longest side in pixels; pairs of classes, where
+# On the page: mistakes with an image, of about 5 kB each, and their longest side in pixels; pairs of classes, where
 # there are too many for a matrix.
-_PICTURES, _SIDE, _PAIRS = 200, 160, 30
+_IMAGES, _SIDE, _PAIRS = 200, 160, 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +242,7 @@ def multi_label_report(
         metrics=metrics,
         measures=_MULTI_LABEL_MEASURES,
         headline=f"All classes are right for {100 * metrics['exact_match']:.1f}% of {metrics['num_examples']:,} "
-        "pictures.",
+        "images.",
         summary=f"Mean average precision {known}, F1 {metrics['micro_f1']:.4f}, all classes of an image right "
         f"{metrics['exact_match']:.4f} on {metrics['num_examples']:,} images",
         notes=["An image may have several classes; a class is predicted if its probability is at least 50%."],
@@ -342,7 +342,7 @@ def _is_drawn(draw: Callable[[pathlib.Path], None], path: pathlib.Path) -> bool:
 def html_report(report: Report) -> str:
     """Return the page as text; as many mistakes are shown as it can hold."""
     classes, facts, confusion = report.metrics["classes"], report.facts(), report.metrics.get("confusion")
-    shown, legible = report.mistakes[:_PICTURES], len(classes) <= LEGIBLE_CLASSES
+    shown, legible = report.mistakes[:_IMAGES], len(classes) <= LEGIBLE_CLASSES
     names, pairs = list(classes), None
     if confusion is not None and not legible:
         places = most_confused(np.array(confusion), _PAIRS)

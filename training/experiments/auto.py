@@ -34,7 +34,7 @@ from training.options.features import LinearProbeOptions
 from training.options.train import AutoOptions
 from training.recipes.auto import DataFacts, auto_finetune_recipe
 
-# Small, and without labels, so that its features suit any pictures. Apache license 2.0.
+# Small, and without labels, so that its features suit any images. Apache license 2.0.
 DEFAULT_CHECKPOINT = "hf:facebook/dinov2-small"
 # Below it a single split says little.
 FEW_IMAGES = 2000
@@ -163,16 +163,16 @@ def resize_for(run: Run, source: DataSet) -> Resize | None:
         return None
     with Progress("Crops"):
         cropped = _probed(run, some, own)
-    with Progress("Whole pictures"):
+    with Progress("Whole images"):
         padded = _probed(run, some, own.with_resize("pad", None))
     if cropped is None or padded is None:
         return None
     noise = (cropped * (1.0 - cropped) / some.num_examples) ** 0.5
     is_padded = padded >= cropped - noise
-    chosen = "Whole pictures (--resize pad)" if is_padded else "Cropped pictures"
+    chosen = "Whole images (--resize pad)" if is_padded else "Cropped images"
     print(
         f"{chosen}: on {some.num_examples} training images a linear classifier reaches {padded:.1%} with whole "
-        f"pictures and {cropped:.1%} with crops ({_FOLDS}-fold cross-validation)"
+        f"images and {cropped:.1%} with crops ({_FOLDS}-fold cross-validation)"
         + ("; the difference is within the noise, so nothing is cut off." if is_padded and padded < cropped else ".")
     )
     return "pad" if is_padded else None

@@ -1,8 +1,8 @@
-"""Fine-tune with few labels and many pictures, beside the same with the labels alone.
+"""Fine-tune with few labels and many images, beside the same with the labels alone.
 
 noisy-student: "Self-training with Noisy Student improves ImageNet classification" (arXiv 1911.04252). A trained model
-labels the pictures with probabilities, calibrated on the evaluation images; a new model learns them for strongly
-changed pictures; it labels them for the next. Unlike the paper's, the student is as large as the teacher, and classes
+labels the images with probabilities, calibrated on the evaluation images; a new model learns them for strongly
+changed images; it labels them for the next. Unlike the paper's, the student is as large as the teacher, and classes
 are not balanced. ema-teacher: Semi-ViT, see `training.objectives.pseudo_labels`.
 """
 
@@ -37,7 +37,7 @@ from training.loop.train import run_training
 from training.options.train import FinetuneOptions
 from training.recipes.recipe import DURATIONS, PseudoLabelRecipe
 
-# Pseudo-labeled pictures for each labeled image; the paper's batches have 3 to 14.
+# Pseudo-labeled images for each labeled image; the paper's batches have 3 to 14.
 _PER_IMAGE = 3
 # The rate of stochastic depth that a student has at least, the noise of a Vision Transformer beside the images'.
 _DEPTH_RATE = 0.1
@@ -48,7 +48,7 @@ REPORT = "few_labels.md"
 
 
 def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: Setup) -> Run:
-    """Train with the labels alone, then with the pictures too; copy the better run to the workdir, and say which it is.
+    """Train with the labels alone, then with the images too; copy the better run to the workdir, and say which it is.
 
     The runs are beside the workdir, as WORKDIR-labels, WORKDIR-round-1 … or WORKDIR-ema-teacher. When the same command
     continues, what is finished is not done again.
@@ -56,7 +56,7 @@ def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: 
     assert options.unlabelled is not None  # as the command checks
     unlabelled = unlabelled_folder(unlabelled_path(options.unlabelled), options.source.on_bad_image)
     refuse_without_effect(options, [(("unlabelled",), not setup.source.multi_label, "images of one class each")])
-    print(f"Pictures without labels: {unlabelled.num_examples:,}. First a run with the labels alone.")
+    print(f"Images without labels: {unlabelled.num_examples:,}. First a run with the labels alone.")
     alone = dataclasses.replace(options, workdir=f"{options.workdir}-labels", **_WITHOUT)
     runs = {"labels alone": finetune(alone, recipe_name, setup)}
     if options.learn_by == "ema-teacher":
@@ -73,11 +73,11 @@ def finetune_with_unlabelled(options: FinetuneOptions, recipe_name: str, setup: 
     verdict = (
         f"Kept: {best}, {gain:+.2%} on the {setup.source.evaluation.num_examples:,} evaluation images that chose it."
         if gain > 0.0
-        else "Kept: the labels alone, because no run with the pictures is better on the evaluation images."
+        else "Kept: the labels alone, because no run with the images is better on the evaluation images."
     )
     table = markdown_table(("training", "evaluation accuracy", "gain"), rows)
     print(f"{table}\n{verdict}")
-    return _keep(runs[best], options.directory, f"# Labels alone and with pictures\n\n{table}\n\n{verdict}\n")
+    return _keep(runs[best], options.directory, f"# Labels alone and with images\n\n{table}\n\n{verdict}\n")
 
 
 # The options of a run with the labels alone.
@@ -93,7 +93,7 @@ def _keep(run: Run, workdir: pathlib.Path, report: str) -> Run:
 
 # Noisy student
 
-# The logits of a teacher for the pictures, in its run directory.
+# The logits of a teacher for the images, in its run directory.
 _LABELS = "unlabelled_logits.npz"
 
 
@@ -104,12 +104,12 @@ def _student(
     shares = _probabilities(teacher, setup, unlabelled)
     kept = np.flatnonzero(shares.max(axis=-1) >= options.confidence)
     print(
-        f"Round {number}: {len(kept):,} of {unlabelled.num_examples:,} pictures have a class with a probability of at "
+        f"Round {number}: {len(kept):,} of {unlabelled.num_examples:,} images have a class with a probability of at "
         f"least {options.confidence:g}."
     )
     if not len(kept):
         raise UserError(
-            f"The teacher {teacher.path} is sure of no picture; give a lower --confidence than {options.confidence:g}."
+            f"The teacher {teacher.path} is sure of no image; give a lower --confidence than {options.confidence:g}."
         )
     source = with_pseudo_labels(setup.source, unlabelled, kept, shares[kept], _PER_IMAGE)
     num_steps = options.recipe.num_steps(setup.source.train.num_examples)
@@ -144,7 +144,7 @@ def _probabilities(teacher: Run, setup: Setup, unlabelled: Split) -> np.ndarray:
     found = read_npz(file) if file.is_file() else {}
     # An interrupted student continues with these very numbers.
     if not np.array_equal(found.get("key", 0), key):
-        print(f"The classes of {unlabelled.num_examples:,} pictures by {teacher.path}:")
+        print(f"The classes of {unlabelled.num_examples:,} images by {teacher.path}:")
         found = {"logits": compute(unlabelled)[0], "key": key, "temperature": np.array(1.0)}
         with contextlib.suppress(UserError):  # all evaluation images are right, so there is nothing to fit
             found["temperature"] = np.array(fit_temperature(*compute(source.evaluation)))
@@ -156,7 +156,7 @@ def _probabilities(teacher: Run, setup: Setup, unlabelled: Split) -> np.ndarray:
 
 
 def _semi_supervised(options: FinetuneOptions, recipe_name: str, setup: Setup, unlabelled: Split, start: Run) -> Run:
-    """Go on from the run with the labels alone, with pictures in every batch and its moving average as the teacher."""
+    """Go on from the run with the labels alone, with images in every batch and its moving average as the teacher."""
     recipe, count = options.recipe, setup.source.train.num_examples
     num_steps = recipe.num_steps(count)
     decay = recipe.ema_decay or min(_DECAY, 1.0 - 1.0 / max(_LONGEST * num_steps, 2.0))

@@ -1,1 +1,1 @@
-"""Frozen features on disk, and what is found by them: neighbors, wrong labels, copies, odd pictures."""
+"""Frozen features on disk, and what is found by them: neighbors, wrong labels, copies, odd images."""

@@ -51,11 +51,11 @@ from training.options.features import DESCRIPTION, EmbedOptions, IndexKind
 
 # The classifier of a model whose head reads the features of a kind.
 POOLING = {"token": "token", "mean": "gap", "both": "token+gap"}
-# Pictures that cannot be read of which the reasons are printed.
+# Images that cannot be read of which the reasons are printed.
 _MOST_NAMED = 10
 _DROPS_ALPHA = (
-    "Most of these pictures are transparent, and the preprocessing of this checkpoint drops the alpha channel: what is "
-    "transparent is often black then. --resize pad puts such pictures on white."
+    "Most of these images are transparent, and the preprocessing of this checkpoint drops the alpha channel: what is "
+    "transparent is often black then. --resize pad puts such images on white."
 )
 
 
@@ -74,7 +74,7 @@ class Extractor:
     def describe(
         self, name: str, labels: tuple[str, ...], splits: dict[str, int], checksum: int, dtype: str = "float32"
     ) -> FeatureDescription:
-        """Return the description of features of these pictures; for arguments see `FeatureDescription`."""
+        """Return the description of features of these images; for arguments see `FeatureDescription`."""
         width = int(self.model.output_shape[-1])
         return FeatureDescription(name, self.fingerprint, self.features, width, dtype, labels, splits, checksum)
 
@@ -141,14 +141,14 @@ def fingerprint_of(model: keras.Model, preprocessing: Preprocessing, features: I
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """Pictures in the order in which they are stored."""
+    """Images in the order in which they are stored."""
 
     labels: tuple[str, ...]
     splits: dict[str, Split]
     checksum: int
-    """The same for the same pictures."""
+    """The same for the same images."""
     files: Sequence[str] | None = None
-    """Single files, which may be no pictures; None for the examples of a data set, which can be read."""
+    """Single files, which may be no images; None for the examples of a data set, which can be read."""
 
 
 def listing_of_data(source: DataSet) -> Listing:
@@ -168,9 +168,9 @@ def listing_of_files(files: Sequence[str]) -> Listing:
 
 
 def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
-    """Write the features of all pictures into a folder, or what is missing there; print what cannot be read.
+    """Write the features of all images into a folder, or what is missing there; print what cannot be read.
 
-    Raises UserError for a folder with features of another model or of other pictures.
+    Raises UserError for a folder with features of another model or of other images.
     """
     splits = {name: split.num_examples for name, split in listing.splits.items()}
     description, extractor = describe_features(run, options, listing.labels, splits, listing.checksum)
@@ -191,7 +191,7 @@ def embed(run: Run, listing: Listing, options: EmbedOptions) -> FeatureIndex:
     check_some_read(count)
     print(
         f"{options.output} has {description.width} features ({description.features}, {description.dtype}) of "
-        f"{count:,} pictures."
+        f"{count:,} images."
     )
     return index
 
@@ -221,7 +221,7 @@ def start_folder(folder: pathlib.Path, description: FeatureDescription) -> None:
                 f"({description.features}), and features of two models are never mixed"
             )
         elif any(getattr(there, name) != getattr(description, name) for name in ("splits", "checksum", "labels")):
-            what = "other pictures"
+            what = "other images"
         elif there.dtype != description.dtype:
             what = f"the type {there.dtype}, not {description.dtype}"
         else:
@@ -285,7 +285,7 @@ def _rows(split: Split, number: int) -> np.ndarray:
 def embed_rows(
     listing: Listing, name: str, rows: np.ndarray, extractor: Extractor, progress: Progress | None = None
 ) -> Part:
-    """Return the features of some pictures of a split, in float32; files that are no pictures are its problems."""
+    """Return the features of some images of a split, in float32; files that are no images are its problems."""
     split, problems = listing.splits[name], {}
     if listing.files is not None:
         files, contents = [listing.files[row] for row in rows], FileContents()
@@ -308,11 +308,11 @@ def embed_rows(
 
 
 def _problems(files: Sequence[str], contents: FileContents) -> dict[str, str]:
-    """Return why files are no pictures; the contents of the others are noted."""
+    """Return why files are no images; the contents of the others are noted."""
     image_warnings = ImageWarnings()
     with native_stderr_silenced(), concurrent.futures.ThreadPoolExecutor() as pool:
         found = list(pool.map(lambda file: file_problem(file, image_warnings, contents), files))
-    image_warnings.warn(f"{len(files):,} pictures")
+    image_warnings.warn(f"{len(files):,} images")
     return {file: why for file, why in zip(files, found, strict=True) if why}
 
 

@@ -1,4 +1,4 @@
-"""Find what is odd in a data set, by its features and labels: copies, suspicious labels, odd pictures, coverage.
+"""Find what is odd in a data set, by its features and labels: copies, suspicious labels, odd images, coverage.
 
 Labels: "Confident Learning: Estimating Uncertainty in Dataset Labels" (Northcutt, Jiang, Chuang, arXiv 1911.00068),
 sections 3.1 (the confident joint) and 3.2 (prune by noise rate). cleanlab is by its authors.
@@ -17,15 +17,15 @@ from training.features.linear_models import out_of_fold_probabilities
 from training.features.lookup import nearest_rows, unit_length
 from training.features.store import FeatureIndex
 
-# Neighbors of each picture that are looked at.
+# Neighbors of each image that are looked at.
 _NEIGHBORS = 10
-# Pictures whose neighbors are looked for at a time.
+# Images whose neighbors are looked for at a time.
 _BLOCK = 4096
-# Odd are the pictures this far below the quartiles, in their distance (John Tukey's fence), and at least this share.
+# Odd are the images this far below the quartiles, in their distance (John Tukey's fence), and at least this share.
 _FENCE, _LEAST_ODD = 1.5, 0.01
 # Inverse strength of the penalty of the linear head; strong, because some labels are wrong.
 HEAD_C = 0.03
-# Pictures of a class up to which all are compared.
+# Images of a class up to which all are compared.
 _MOST_COMPARED = 2000
 
 
@@ -35,14 +35,14 @@ class ClassCoverage:
 
     name: str
     train: int
-    """Pictures of the split train, or of pictures without splits."""
+    """Images of the split train, or of images without splits."""
     test: int
     recognized: float
-    """Share of its pictures that the linear head, fitted to others, gives this class."""
+    """Share of its images that the linear head, fitted to others, gives this class."""
     train_similarity: float
-    """Median cosine of a training picture and the nearest other one of its class."""
+    """Median cosine of a training image and the nearest other one of its class."""
     test_similarity: float
-    """Median cosine of an evaluation picture and the nearest training picture of its class."""
+    """Median cosine of an evaluation image and the nearest training image of its class."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Overlap:
 
     names: tuple[str, str]
     confused: float
-    """Estimated share of their pictures that have the label of the other one."""
+    """Estimated share of their images that have the label of the other one."""
     examples: tuple[int, ...]
-    """Rows: of each class the picture that looks most like the other."""
+    """Rows: of each class the image that looks most like the other."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,37 +61,37 @@ class Findings:
     """Rows of the index in all of them."""
 
     copies: list[list[int]]
-    """Groups of equal pictures and of nearly equal ones; those in two splits and with two labels first."""
+    """Groups of equal images and of nearly equal ones; those in two splits and with two labels first."""
     wrong_labels: np.ndarray
     """The most suspicious first."""
     suggested: np.ndarray
-    """(n,) the likeliest class of each picture by the linear head; empty without classes."""
+    """(n,) the most likely class of each image by the linear head; empty without classes."""
     confidence: np.ndarray
     """(n,) its probability."""
     odd: np.ndarray
     """The least similar to its neighbors first."""
     similarity: np.ndarray
-    """(n,) mean cosine with the nearest pictures, after the mean of all features is subtracted."""
+    """(n,) mean cosine with the nearest images, after the mean of all features is subtracted."""
     overlaps: list[Overlap]
     coverage: list[ClassCoverage]
 
 
 def findings_of(index: FeatureIndex, duplicate_similarity: float) -> Findings:
-    """Look at all pictures of an index."""
-    pictures = index.pictures
+    """Look at all images of an index."""
+    images = index.images
     values = index.embeddings()
     centered = unit_length(values - values.mean(axis=0))
     cosines, rows = _neighbors(centered)
     similarity = cosines.mean(axis=1) if cosines.shape[1] else np.ones(len(values), np.float32)
     first: dict[str, int] = {}
-    same = np.array([first.setdefault(digest, row) for row, digest in enumerate(pictures.digests)])
+    same = np.array([first.setdefault(digest, row) for row, digest in enumerate(images.digests)])
     linked = _linked(same, cosines, rows, duplicate_similarity)
     number_of = {name: number for number, name in enumerate(index.description.labels)}
-    labels = np.array([-1 if label is None else number_of[label] for label in pictures.labels], np.int64)
+    labels = np.array([-1 if label is None else number_of[label] for label in images.labels], np.int64)
     # Copies in two splits come first, then those with two labels.
     groups = sorted(
         _copies(same, linked),
-        key=lambda group: (len({pictures.splits[row] for row in group}) == 1, len({*labels[group]}) == 1, group[0]),
+        key=lambda group: (len({images.splits[row] for row in group}) == 1, len({*labels[group]}) == 1, group[0]),
     )
     nothing = np.zeros(0, np.int64)
     odd = _odd(similarity)
@@ -108,20 +108,20 @@ def findings_of(index: FeatureIndex, duplicate_similarity: float) -> Findings:
         odd,
         similarity,
         _overlaps(labels, probabilities, names),
-        _coverage(centered, labels, likeliest == labels, np.array(pictures.splits) == "test", names),
+        _coverage(centered, labels, likeliest == labels, np.array(images.splits) == "test", names),
     )
 
 
 def _neighbors(centered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cosines and rows (n, k) of the nearest other pictures."""
+    """Return the cosines and rows (n, k) of the nearest other images."""
     count = min(_NEIGHBORS, len(centered) - 1)
     chunks = [centered[begin : begin + 2**16] for begin in range(0, len(centered), 2**16)]
     cosines, rows = [], []
     blocks = range(0, len(centered), _BLOCK)
-    for begin in tracked(blocks, "Comparing pictures", unit="blocks"):
+    for begin in tracked(blocks, "Comparing images", unit="blocks"):
         own = np.arange(begin, min(begin + _BLOCK, len(centered)))
         found, places = nearest_rows(chunks, centered[own], count + 1)
-        # Of many equal pictures, a picture itself may be missing: then the last one goes.
+        # Of many equal images, an image itself may be missing: then the last one goes.
         others = places != own[:, None]
         others[others.all(axis=1), -1] = False
         cosines.append(found[others].reshape(len(own), count))
@@ -130,7 +130,7 @@ def _neighbors(centered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _linked(same: np.ndarray, cosines: np.ndarray, rows: np.ndarray, least: float) -> np.ndarray:
-    """Return (n,) numbers, the same for pictures of equal content and for those that similarity links."""
+    """Return (n,) numbers, the same for images of equal content and for those that similarity links."""
     begins, places = np.nonzero(cosines >= least)
     begins, ends = np.concatenate([begins, np.arange(len(same))]), np.concatenate([rows[begins, places], same])
     graph = scipy.sparse.coo_array((np.ones(len(begins), bool), (begins, ends)), shape=(len(same), len(same)))
@@ -138,7 +138,7 @@ def _linked(same: np.ndarray, cosines: np.ndarray, rows: np.ndarray, least: floa
 
 
 def _copies(same: np.ndarray, linked: np.ndarray) -> list[list[int]]:
-    """Return groups of equal pictures, and groups of nearly equal ones, in which equal ones have one row."""
+    """Return groups of equal images, and groups of nearly equal ones, in which equal ones have one row."""
     equal: dict[int, list[int]] = collections.defaultdict(list)
     near: dict[int, list[int]] = collections.defaultdict(list)
     for row, (first, number) in enumerate(zip(same.tolist(), linked.tolist(), strict=True)):
@@ -156,7 +156,7 @@ def _odd(similarity: np.ndarray) -> np.ndarray:
 
 
 def _overlaps(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]) -> list[Overlap]:
-    """Return pairs of classes in the order of the share of their pictures that probably have the other label."""
+    """Return pairs of classes in the order of the share of their images that probably have the other label."""
     joint = confident_joint(labels, probabilities)
     counts = np.bincount(labels, minlength=len(names))
     both = np.triu(joint + joint.T, 1) / np.maximum(counts[:, None] + counts, 1)
@@ -194,17 +194,17 @@ def _coverage(
 
 
 def confident_joint(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """Return how many pictures with the label of the row are truly of the class of the column: (K, K) float64.
+    """Return how many images with the label of the row are truly of the class of the column: (K, K) float64.
 
-    A picture counts for the class whose probability for it reaches the threshold of the class: the mean over the
-    pictures with its label. If several reach theirs, it counts for the likeliest class, as in the authors' code. Each
-    row is scaled to the number of pictures with its label. Labels are (n,), probabilities (n, K) out of fold.
+    An image counts for the class whose probability for it reaches the threshold of the class: the mean over the
+    images with its label. If several reach theirs, it counts for the most likely class, as in the authors' code. Each
+    row is scaled to the number of images with its label. Labels are (n,), probabilities (n, K) out of fold.
     """
     num_classes = probabilities.shape[1]
     counts = np.bincount(labels, minlength=num_classes)
     own = probabilities[np.arange(len(labels)), labels]
     thresholds = np.bincount(labels, own, num_classes) / np.maximum(counts, 1)
-    thresholds[counts == 0] = np.inf  # a class without pictures
+    thresholds[counts == 0] = np.inf  # a class without images
     confident = probabilities >= thresholds - 1e-6
     number = confident.sum(axis=1)
     classes = np.where(number > 1, probabilities.argmax(axis=1), confident.argmax(axis=1))
@@ -216,11 +216,11 @@ def confident_joint(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray
 
 
 def suspicious_labels(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """Return the rows whose label is probably wrong, those with the least probability beside the likeliest class first.
+    """Return the rows whose label is probably wrong, the least probable beside the most likely class first.
 
-    Of each pair of classes as many pictures are taken as the confident joint says, those with the largest margin
+    Of each pair of classes as many images are taken as the confident joint says, those with the largest margin
     between the probability of the other class and of their own; none whose own class is the likeliest. A class with
-    one picture is left out, since nothing is known of it out of fold.
+    one image is left out, since nothing is known of it out of fold.
     """
     joint = _rounded(confident_joint(labels, probabilities))
     own = probabilities[np.arange(len(labels)), labels]

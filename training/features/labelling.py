@@ -23,7 +23,7 @@ from keras_vit.run import Run
 from training.data.dataset import DataSet, check_some_read
 from training.features.extraction import embed_rows, listing_of_files, open_extractor
 from training.features.linear_models import new_probe, one_thread
-from training.features.lookup import nearest_rows, picture_card, unit_length
+from training.features.lookup import image_card, nearest_rows, unit_length
 from training.features.probe import cached_features
 from training.features.store import NO_SPLIT
 from training.options.features import LabelNextOptions
@@ -193,7 +193,7 @@ def label_next(run: Run, source: DataSet, files: Sequence[str], options: LabelNe
     ]
     sentence = worth(labelled, labels, len(rows))
     why = "typical of clusters without a label" if choice.typical else "of which a linear head is least sure"
-    queries = [{"name": f"Images {why}", "file": "", "address": "", "cards": [picture_card(*each) for each in found]}]
+    queries = [{"name": f"Images {why}", "file": "", "address": "", "cards": [image_card(*each) for each in found]}]
     note = f"{sentence} The number is the margin between the two likeliest classes."
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / "label_next.csv") as temporary:

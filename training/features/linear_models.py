@@ -270,9 +270,9 @@ def cross_validated(features: FeatureSet, c: float, folds: int, groups: np.ndarr
 def out_of_fold_probabilities(
     values: np.ndarray, labels: np.ndarray, groups: np.ndarray, num_classes: int, c: float
 ) -> np.ndarray:
-    """Return the probabilities (n, K) of each picture by a head that was fitted to the others, in five folds.
+    """Return the probabilities (n, K) of each image by a head that was fitted to the others, in five folds.
 
-    groups: (n,) numbers; pictures of one group, such as copies, are in one fold. c: inverse strength of the penalty.
+    groups: (n,) numbers; images of one group, such as copies, are in one fold. c: inverse strength of the penalty.
     """
     folds = sklearn.model_selection.StratifiedGroupKFold(_FOLDS, shuffle=True, random_state=0)
     probabilities = np.zeros((len(labels), num_classes), np.float32)

@@ -1,4 +1,4 @@
-"""Find the nearest pictures of an index to other pictures or to a text, exactly or by a graph."""
+"""Find the nearest images of an index to other images or to a text, exactly or by a graph."""
 
 import contextlib
 import dataclasses
@@ -25,33 +25,33 @@ from keras_vit.run import Run
 from training.data.dataset import DataSet, check_some_read
 from training.data.sources import open_source
 from training.features.extraction import Extractor, embed_rows, listing_of_files, open_extractor
-from training.features.store import NO_SPLIT, FeatureIndex, Pictures, check_same_model
+from training.features.store import NO_SPLIT, FeatureIndex, Images, check_same_model
 from training.options.common import DataOptions
 from training.options.features import LookupOptions, SearchOptions, SimilarOptions
 
 _BATCH = 16
 # Rows of one matrix product, and scores in memory at once.
 _CHUNK, _NUMBERS_AT_ONCE = 2**16, 2**26
-# Of the graph: edges of each picture, and how many candidates are followed when it is made and searched.
+# Of the graph: edges of each image, and how many candidates are followed when it is made and searched.
 _EDGES, _EFFORT = 32, 128
-# Stored pictures whose neighbors are compared with the exact ones.
+# Stored images whose neighbors are compared with the exact ones.
 _COMPARED = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Nearest:
-    """The results for one picture or text."""
+    """The results for one image or text."""
 
     query: str
     cosines: np.ndarray
     """(k,), the largest first."""
     rows: np.ndarray
     """(k,), of the index."""
-    pictures: Pictures
+    images: Images
 
 
 def similar(index: FeatureIndex, files: Sequence[str], options: SimilarOptions) -> None:
-    """Find the pictures that are most similar to each file; print a table, and write the results."""
+    """Find the images that are most similar to each file; print a table, and write the results."""
     extractor = _extractor(index, _run_of(index, options))
     part = embed_rows(listing_of_files(files), NO_SPLIT, np.arange(len(files)), extractor)
     for path, why in part.problems.items():
@@ -61,7 +61,7 @@ def similar(index: FeatureIndex, files: Sequence[str], options: SimilarOptions) 
 
 
 def search(index: FeatureIndex, options: SearchOptions) -> str:
-    """Find the pictures that fit a text; print a table, write the results, and return the path of the best one."""
+    """Find the images that fit a text; print a table, write the results, and return the path of the best one."""
     if index.description.features != "joint":
         raise UserError(
             f"{options.index} has the features {index.description.features} of {index.description.model}, which no "
@@ -71,7 +71,7 @@ def search(index: FeatureIndex, options: SearchOptions) -> str:
     _extractor(index, run)
     ids = keras_vit.tokenizer(run.name)([options.text])
     embeddings = np.asarray(keras_vit.text_tower(run.name)(ids))
-    return _report(index, [options.text], embeddings, options)[0].pictures.paths[0]
+    return _report(index, [options.text], embeddings, options)[0].images.paths[0]
 
 
 def _run_of(index: FeatureIndex, options: LookupOptions) -> Run:
@@ -105,9 +105,9 @@ def _report(
         results.append(Nearest(query, cosines[kept], rows[kept], index.some(rows[kept].tolist())))
     for each in results:
         print(f"{each.query}:")
-        table = zip(each.pictures.paths, each.pictures.labels, each.cosines, strict=True)
+        table = zip(each.images.paths, each.images.labels, each.cosines, strict=True)
         cells = [[index.shown(path), label or "", f"{cosine:.4f}"] for path, label, cosine in table]
-        print(markdown_table(("picture", "label", "similarity"), cells, num_text_columns=2))
+        print(markdown_table(("image", "label", "similarity"), cells, num_text_columns=2))
     if options.output is not None:
         with atomic_write(pathlib.Path(options.output)) as temporary:
             if options.output.endswith(".csv"):
@@ -121,15 +121,15 @@ def _report(
 def _csv_rows(results: Sequence[Nearest]) -> Iterator[Sequence]:
     yield "query", "rank", "path", "label", "split", "digest", "similarity"
     for each in results:
-        known = each.pictures.paths, each.pictures.labels, each.pictures.splits, each.pictures.digests
-        for rank, (cosine, *of_picture) in enumerate(zip(each.cosines, *known, strict=True), 1):
-            yield each.query, rank, *of_picture, f"{cosine:.6f}"
+        known = each.images.paths, each.images.labels, each.images.splits, each.images.digests
+        for rank, (cosine, *of_image) in enumerate(zip(each.cosines, *known, strict=True), 1):
+            yield each.query, rank, *of_image, f"{cosine:.6f}"
 
 
 def _page(index: FeatureIndex, results: Sequence[Nearest]) -> str:
     thumbnails, queries = Thumbnails(index), []
     for each in results:
-        known = each.pictures.paths, each.pictures.labels, each.pictures.splits
+        known = each.images.paths, each.images.labels, each.images.splits
         cards = [
             {
                 "address": thumbnails.address(int(row), path, split),
@@ -144,7 +144,7 @@ def _page(index: FeatureIndex, results: Sequence[Nearest]) -> str:
         file = pathlib.PurePath(each.query).name
         queries.append({"name": each.query, "file": file, "address": address, "cards": cards})
     note = f"Similarity is the cosine of the features of {index.description.model}."
-    return render("similar", title="Most similar pictures", queries=queries, note=note)
+    return render("similar", title="Most similar images", queries=queries, note=note)
 
 
 # Exact
@@ -207,12 +207,12 @@ def _largest(queries: np.ndarray, chunk: np.ndarray, count: int) -> tuple[np.nda
 
 
 class NeighborGraph:
-    """An index of FAISS (HNSW in float16) beside the features, for many millions of pictures."""
+    """An index of FAISS (HNSW in float16) beside the features, for many millions of images."""
 
     def __init__(self, index: FeatureIndex) -> None:
         """Read the graph, or make and write it, and print its recall."""
         faiss = needed_package("faiss", "--approximate needs", "faiss-cpu")
-        content = zlib.crc32("".join(index.pictures.digests).encode())
+        content = zlib.crc32("".join(index.images.digests).encode())
         name = f"graph-{index.description.fingerprint}-{content}"
         graph, recall = index.folder / f"{name}.faiss", index.folder / f"{name}.json"
         if graph.is_file() and recall.is_file():
@@ -226,7 +226,7 @@ class NeighborGraph:
             with atomic_write(graph) as temporary:
                 faiss.write_index(self._graph, str(temporary))
             write_text(recall, json.dumps({"recall_at_10": self.recall, "compared": _COMPARED}) + "\n")
-        print(f"Approximate: the graph finds {self.recall:.1%} of the 10 nearest pictures ({_COMPARED} compared).")
+        print(f"Approximate: the graph finds {self.recall:.1%} of the 10 nearest images ({_COMPARED} compared).")
 
     def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the same as `nearest_rows`; -1 for a row that was not found."""
@@ -243,7 +243,7 @@ class NeighborGraph:
                 progress.update(len(chunk))
 
     def _measured(self, index: FeatureIndex) -> float:
-        """Return the share of the true 10 nearest that the graph finds, for stored pictures at equal distances."""
+        """Return the share of the true 10 nearest that the graph finds, for stored images at equal distances."""
         chosen = np.unique(np.linspace(0, self._graph.ntotal - 1, _COMPARED).astype(np.int64))
         queries, begin = [], 0
         for chunk in unit_chunks(index):
@@ -255,18 +255,18 @@ class NeighborGraph:
         return float(np.mean([len({*one} & {*two}) / count for one, two in zip(exact, graphs, strict=True)]))
 
 
-# Longest side of a small picture, in pixels.
+# Longest side of a small image, in pixels.
 _SIDE = 144
 
 
 class Thumbnails:
-    """Small pictures of an index, as addresses inside a page."""
+    """Small images of an index, as addresses inside a page."""
 
     def __init__(self, index: FeatureIndex) -> None:
         self._index = index
 
     def address(self, row: int, path: str, name: str) -> str:
-        """Return the address of the picture of a row, with its path and split; "" where it cannot be read any more."""
+        """Return the address of the image of a row, with its path and split; "" where it cannot be read any more."""
         if pathlib.Path(path).is_file() or self._source is None:
             return file_address(path)
         splits = self._index.description.splits
@@ -281,19 +281,19 @@ class Thumbnails:
         data = self._index.description.data
         if data is None or data["data"].startswith(("folder:", "csv:")):
             return None
-        with contextlib.suppress(UserError):  # moved: the page has no pictures
+        with contextlib.suppress(UserError):  # moved: the page has no images
             return open_source(DataOptions.of_settings(data))
         return None
 
 
-def picture_card(path: str, label: str, number: float) -> dict[str, Any]:
+def image_card(path: str, label: str, number: float) -> dict[str, Any]:
     """Return the card of a file on a page of images."""
     file = pathlib.PurePath(path).name
     return {"address": file_address(path), "file": file, "name": path, "label": label, "cosine": number}
 
 
 def file_address(path: str) -> str:
-    """Return the address of a small picture of a file; "" where it cannot be read."""
+    """Return the address of a small image of a file; "" where it cannot be read."""
     try:
         return thumbnail_address(decode_with_pillow(pathlib.Path(path).read_bytes(), upright=True), _SIDE)
     except Exception:  # any of Pillow's, of a file that was changed

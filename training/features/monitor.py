@@ -17,7 +17,7 @@ from training.data.dataset import check_some_read
 from training.data.sources import open_source
 from training.features.drift import Drift, Summary, compare, read_summary, summarize
 from training.features.extraction import Extractor, Listing, embed_rows, listing_of_data, listing_of_files
-from training.features.lookup import picture_card
+from training.features.lookup import image_card
 from training.features.store import NO_SPLIT
 from training.options.common import DataOptions
 from training.options.features import MonitorOptions
@@ -32,11 +32,11 @@ def monitor(run: Run, files: Sequence[str], options: MonitorOptions) -> bool:
     Raises UserError where the run has no summary, and does not know its data.
     """
     summary = _summary_of(run, options)
-    if not options.pictures:
+    if not options.images:
         return False
     names: list[str] = []
     if options.saved_features:
-        values, probabilities = _saved(options.pictures[0])
+        values, probabilities = _saved(options.images[0])
     else:
         names, values, probabilities, _ = _outputs(run, listing_of_files(files), NO_SPLIT, options.batch_size)
     if values.shape[1] != len(summary.mean):
@@ -48,7 +48,7 @@ def monitor(run: Run, files: Sequence[str], options: MonitorOptions) -> bool:
         write_text(to_path(options.metrics), metrics_text(drift, options.run))
     if options.output is not None and names:
         order = np.argsort(-drift.distances)[:_SHOWN]
-        cards = [picture_card(names[k], "", drift.distances[k]) for k in order.tolist()]
+        cards = [image_card(names[k], "", drift.distances[k]) for k in order.tolist()]
         queries = [{"name": "Moved most", "file": "", "address": "", "cards": cards}]
         note = " ".join([*sentences, "The number is the distance beyond that of the evaluation images."])
         write_text(to_path(options.output), render("similar", title="Monitor", queries=queries, note=note))
@@ -89,7 +89,7 @@ def _summary_of(run: Run, options: MonitorOptions) -> Summary:
     places = [run.file(MONITOR), run.path / MONITOR, run.path / "assets.extra" / MONITOR]
     place = next((place for place in places if place is not None and place.is_file()), None)
     checksum = run.model_checksum if run.directory is not None else 0
-    if place is not None and (options.pictures or run.directory is None):
+    if place is not None and (options.images or run.directory is None):
         summary = read_summary(place)
         if checksum in (0, summary.model_checksum):
             return summary

@@ -107,10 +107,10 @@ def _of_index(index: FeatureIndex, source: DataSet) -> list[Features]:
         digests, labels = contents_of(split)
         rows = slice(begin, begin + index.description.splits.get(name, 0))
         begin = rows.stop
-        same_images = [f"{digest:016x}" for digest in digests.tolist()] == index.pictures.digests[rows]
-        if not same_images or [source.labels[label] for label in labels] != index.pictures.labels[rows]:
+        same_images = [f"{digest:016x}" for digest in digests.tolist()] == index.images.digests[rows]
+        if not same_images or [source.labels[label] for label in labels] != index.images.labels[rows]:
             raise UserError(
-                f"{index.folder} has the features of other pictures, labels or splits than --data; run keras-vit embed "
+                f"{index.folder} has the features of other images, labels or splits than --data; run keras-vit embed "
                 "with this --data, or leave --index out."
             )
         features.append(Features(index.embeddings([name]), labels))

@@ -16,11 +16,11 @@ from training.options.features import ReviewOptions
 
 DECISIONS = "decisions.csv"
 _PAGE = "review.html"
-# Pairs of classes with pictures, and in the table.
+# Pairs of classes with images, and in the table.
 _SHOWN_PAIRS, _LISTED_PAIRS = 6, 20
-# Pictures of one group of copies.
+# Images of one group of copies.
 _OF_GROUP = 12
-# The path and digest of a picture.
+# The path and digest of an image.
 Key = tuple[str, str]
 
 
@@ -32,7 +32,7 @@ def review(index: FeatureIndex, options: ReviewOptions) -> tuple[str, ...]:
     findings = findings_of(index, options.duplicate_similarity)
     page, decisions = options.folder / _PAGE, options.folder / DECISIONS
     options.folder.mkdir(parents=True, exist_ok=True)
-    # Every picture has the decision keep at the beginning.
+    # Every image has the decision keep at the beginning.
     known = read_decisions(str(decisions)).by_digest.values() if decisions.is_file() else ()
     earlier = {(each.path, each.digest): each for each in itertools.chain(*known) if each.decision != "keep"}
     contents = _Contents(index, findings, earlier, options.shown)
@@ -40,8 +40,8 @@ def review(index: FeatureIndex, options: ReviewOptions) -> tuple[str, ...]:
         write_csv(temporary, contents.decisions(), raw=options.raw)
     write_text(page, contents.page())
     copies, wrong, num_labels = findings.copies, len(findings.wrong_labels), len(findings.suggested)
-    in_two = sum(len({index.pictures.splits[row] for row in group}) > 1 for group in copies)
-    print(f"Copies: {len(copies):,} groups of equal or nearly equal pictures, {in_two:,} of them in two splits.")
+    in_two = sum(len({index.images.splits[row] for row in group}) > 1 for group in copies)
+    print(f"Copies: {len(copies):,} groups of equal or nearly equal images, {in_two:,} of them in two splits.")
     if num_labels:
         print(f"Suspicious labels: {wrong:,} of {num_labels:,} ({wrong / num_labels:.1%}).")
     print(f"Unlike all others: {len(findings.odd):,}.")
@@ -58,12 +58,12 @@ def review(index: FeatureIndex, options: ReviewOptions) -> tuple[str, ...]:
 
 
 class _Contents:
-    """The pictures on the page, why they are there, and what was decided of them before."""
+    """The images on the page, why they are there, and what was decided of them before."""
 
     def __init__(self, index: FeatureIndex, findings: Findings, earlier: Mapping[Key, Decision], shown: int) -> None:
-        self._index, self._pictures, self._findings = index, index.pictures, findings
+        self._index, self._images, self._findings = index, index.images, findings
         self._earlier, self._shown, self._thumbnails = earlier, shown, Thumbnails(index)
-        self._numbers = itertools.count()  # of the cards: a picture may be on the page twice
+        self._numbers = itertools.count()  # of the cards: an image may be on the page twice
         self._copies = findings.copies[:shown]
         self._wrong_labels = findings.wrong_labels[:shown].tolist()
         self._odd = findings.odd[:shown].tolist()
@@ -80,7 +80,7 @@ class _Contents:
         }
 
     def decisions(self) -> Iterator[Sequence[str]]:
-        """Yield the rows of decisions.csv: every picture on the page, then those that were decided before."""
+        """Yield the rows of decisions.csv: every image on the page, then those that were decided before."""
         yield COLUMNS
         for row, reason in self._reasons.items():
             decision = self._earlier.get(self._key(row)) or Decision(*self._key(row), "keep", self._suggestion(row))
@@ -91,14 +91,14 @@ class _Contents:
                 yield *key, decision.decision, decision.new_label, "decided before"
 
     def _key(self, row: int) -> Key:
-        return self._pictures.paths[row], self._pictures.digests[row]
+        return self._images.paths[row], self._images.digests[row]
 
     def _suggestion(self, row: int) -> str:
-        """Return the most likely class of a picture, if it is not its label; else ""."""
+        """Return the most likely class of an image, if it is not its label; else ""."""
         if not len(self._findings.suggested):
             return ""
         name = self._index.description.labels[self._findings.suggested[row]]
-        return "" if name == self._pictures.labels[row] else name
+        return "" if name == self._images.labels[row] else name
 
     def page(self) -> str:
         """Return the page as text."""
@@ -122,7 +122,7 @@ class _Contents:
         return render(
             "review",
             title="Review of the data",
-            num_pictures=len(self._pictures.paths),
+            num_images=len(self._images.paths),
             model=description.model,
             shown=self._shown,
             choices=("keep", "relabel", "drop") if has_labels else ("keep", "drop"),
@@ -138,7 +138,7 @@ class _Contents:
             more_overlaps=findings.overlaps[_SHOWN_PAIRS:_LISTED_PAIRS],
             classes=description.labels,
             data={
-                "key": f"review-{description.checksum}-{len(self._pictures.paths)}",
+                "key": f"review-{description.checksum}-{len(self._images.paths)}",
                 "columns": COLUMNS,
                 "rows": {row: self._known(row, reason) for row, reason in self._reasons.items()},
             },
@@ -151,11 +151,11 @@ class _Contents:
         return known if earlier is None else {**known, "decision": earlier.decision, "label": earlier.new_label}
 
     def _group(self, group: Sequence[int]) -> dict[str, Any]:
-        pictures = self._pictures
+        images = self._images
         return {
-            "is_same": len({pictures.digests[row] for row in group}) == 1,
-            "in_two_splits": len({pictures.splits[row] for row in group}) > 1,
-            "has_two_labels": len({pictures.labels[row] for row in group}) > 1,
+            "is_same": len({images.digests[row] for row in group}) == 1,
+            "in_two_splits": len({images.splits[row] for row in group}) > 1,
+            "has_two_labels": len({images.labels[row] for row in group}) > 1,
             "more": max(len(group) - _OF_GROUP, 0),
             "cards": self._cards(group[:_OF_GROUP]),
         }
@@ -163,7 +163,7 @@ class _Contents:
     def _cards(self, rows: Sequence[int], **notes: Sequence[str]) -> list[dict[str, Any]]:
         cards = []
         for place, row in enumerate(rows):
-            path, split = self._pictures.paths[row], self._pictures.splits[row]
+            path, split = self._images.paths[row], self._images.splits[row]
             card = {
                 "note": "",
                 "looks_like": "",
@@ -172,7 +172,7 @@ class _Contents:
                 "address": self._thumbnails.address(row, path, split),
                 "file": pathlib.PurePath(path).name,
                 "name": self._index.shown(path),
-                "label": self._pictures.labels[row] or "",
+                "label": self._images.labels[row] or "",
                 "split": split if len(self._index.description.splits) > 1 else "",
                 "suggestion": self._suggestion(row),
             }

@@ -1,11 +1,11 @@
-"""Features on disk: a folder of Parquet files, and features.json, which says of which model and pictures they are.
+"""Features on disk: a folder of Parquet files, and features.json, which says of which model and images they are.
 
     features.json           FeatureDescription: the model, its fingerprint, the kind, width and dtype, classes, splits
-    train-00000.parquet     up to 2,048 pictures of the split train, in their order
-    test-00000.parquet      those of the split test; of pictures without splits the files are called pictures-00000 …
+    train-00000.parquet     up to 2,048 images of the split train, in their order
+    test-00000.parquet      those of the split test; of images without splits the files are called pictures-00000 …
 
 Columns of each file: path (text), digest (text, 16 hexadecimal digits), label (text, or null), split (text), embedding
-(a list of `width` float16 or float32). The metadata of each file has the fingerprint of the model, and the pictures
+(a list of `width` float16 or float32). The metadata of each file has the fingerprint of the model, and the images
 that cannot be read, each with the reason. pandas, polars and DuckDB read these files as they are.
 """
 
@@ -27,15 +27,15 @@ from keras_vit.files.documents import read_json, validated
 from keras_vit.files.remote import existing_folder, local_copy
 from training.options.features import DESCRIPTION, IndexKind
 
-# Pictures of one file: what a killed process loses at most.
+# Images of one file: what a killed process loses at most.
 PART = 2048
-# The split of pictures that have none.
+# The split of images that have none.
 NO_SPLIT = "pictures"
 _VERSION = 1
 _FINGERPRINT, _PROBLEMS = b"fingerprint", b"problems"
 _COLUMNS = ("path", "digest", "label", "split", "embedding")
-# Of a description: bytes, its fields that are read, the width of features and the number of pictures.
-_LARGEST_DESCRIPTION, _WIDEST, _MOST_PICTURES = 2**26, 2**15, 10**11
+# Of a description: bytes, its fields that are read, the width of features and the number of images.
+_LARGEST_DESCRIPTION, _WIDEST, _MOST_IMAGES = 2**26, 2**15, 10**11
 _FIELDS = {"model": str, "fingerprint": str, "features": str, "width": int, "dtype": str, "labels": [str],
            "splits": dict, "settings": dict, "version": int}  # fmt: skip
 
@@ -53,13 +53,13 @@ class FeatureDescription:
     width: int
     dtype: str
     labels: tuple[str, ...]
-    """The names of the classes, in order; empty for pictures without classes."""
+    """The names of the classes, in order; empty for images without classes."""
     splits: dict[str, int]
-    """Split -> pictures, also those that cannot be read."""
+    """Split -> images, also those that cannot be read."""
     checksum: int
-    """Of the pictures."""
+    """Of the images."""
     data: dict | None = None
-    """The fields of DataOptions; None for single pictures."""
+    """The fields of DataOptions; None for single images."""
     settings: dict = dataclasses.field(default_factory=dict)
     """image_size, num_heads and resize of the command."""
     version: int = _VERSION
@@ -67,7 +67,7 @@ class FeatureDescription:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The pictures of one file."""
+    """The images of one file."""
 
     paths: Sequence[str]
     digests: np.ndarray
@@ -80,8 +80,8 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pictures:
-    """All pictures of an index, in order: those of the split train, then test."""
+class Images:
+    """All images of an index, in order: those of the split train, then test."""
 
     paths: list[str]
     digests: list[str]
@@ -97,19 +97,19 @@ class FeatureIndex:
     description: FeatureDescription
 
     @functools.cached_property
-    def pictures(self) -> Pictures:
+    def images(self) -> Images:
         """The table without the embeddings."""
-        return _pictures(self._table(file, _COLUMNS[:-1]) for file in self.files())
+        return _images(self._table(file, _COLUMNS[:-1]) for file in self.files())
 
     @functools.cached_property
     def counts(self) -> dict[pathlib.Path, int]:
-        """File -> its pictures, without those that cannot be read; reads the ends of the files."""
+        """File -> its images, without those that cannot be read; reads the ends of the files."""
         return {file: self._opened(file).metadata.num_rows for file in self.files()}
 
-    def some(self, rows: Sequence[int]) -> Pictures:
+    def some(self, rows: Sequence[int]) -> Images:
         """Return the table of some rows, in their order; reads only the files that have them."""
         if not len(rows):
-            return _pictures([])
+            return _images([])
         files, ends = list(self.counts), np.cumsum([*self.counts.values()])
         numbers = np.searchsorted(ends, rows, side="right")
         parts = []
@@ -117,10 +117,10 @@ class FeatureIndex:
             begin = int(ends[number]) - self.counts[files[number]]
             parts.append(self._table(files[number], _COLUMNS[:-1]).take(np.asarray(rows)[numbers == number] - begin))
         order = np.argsort(np.argsort(numbers, kind="stable"))  # from that of the files to that of the rows
-        return _pictures([pyarrow.concat_tables(parts).take(order)])
+        return _images([pyarrow.concat_tables(parts).take(order)])
 
     def shown(self, path: str) -> str:
-        """Return the path of a picture as it is shown: within the folder of the data."""
+        """Return the path of an image as it is shown: within the folder of the data."""
         data = (self.description.data or {}).get("data", "")
         return path.removeprefix(f"{data.removeprefix('folder:').rstrip('/')}/") if data.startswith("folder:") else path
 
@@ -183,10 +183,10 @@ class FeatureIndex:
             return opened
 
 
-def _pictures(tables: Iterable[pyarrow.Table]) -> Pictures:
+def _images(tables: Iterable[pyarrow.Table]) -> Images:
     tables = list(tables)
     columns = ([text for table in tables for text in table[name].to_pylist()] for name in _COLUMNS[:-1])
-    return Pictures(*columns)
+    return Images(*columns)
 
 
 def _reading(file: pathlib.Path) -> contextlib.AbstractContextManager[None]:
@@ -240,8 +240,8 @@ def read_description(folder: pathlib.Path) -> FeatureDescription:
             raise ValueError(f"version {found.version}")
         splits = {"splits": dict.fromkeys(found.splits, int)}
         counts = [*validated({"splits": found.splits}, splits, file)["splits"].values()]
-        if not (0 < found.width <= _WIDEST and all(0 <= count <= _MOST_PICTURES for count in counts)):
-            raise ValueError(f"a width of {found.width} and splits of {counts} pictures")
+        if not (0 < found.width <= _WIDEST and all(0 <= count <= _MOST_IMAGES for count in counts)):
+            raise ValueError(f"a width of {found.width} and splits of {counts} images")
         return found
 
 

@@ -14,7 +14,7 @@ import keras
 import matplotlib.figure
 import numpy as np
 
-from keras_vit import UserError, ViTConfig, config_of, preprocessing_of
+from keras_vit import UserError, ViTConfig, cli, config_of, preprocessing_of
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.atomic import atomic_write
 from keras_vit.models.complexity import costs
@@ -87,7 +87,10 @@ def dry_run_report(plan: Plan, run: Run, make_model: Callable[[int], keras.Model
         workload = dataclasses.replace(workload, parameters=network.count_params(), trained=trained)
     shown = dataclasses.asdict(dataclasses.replace(options, recipe=recipe))
     shown.pop("dry_run")
-    print(describe_run(workload, data, {"recipe_name": plan.settings["recipe_name"], **shown}))
+    print(describe_run(workload, data))
+    if cli.is_verbose():
+        settings = _flat({"recipe_name": plan.settings["recipe_name"], **shown})
+        print("\n".join(["", "Settings", *(f"  {name}: {value}" for name, value in settings)]))
     run.path.parent.mkdir(parents=True, exist_ok=True)
     plot = run.path.with_name(f"{run.path.name}.lr.png")
     figure = matplotlib.figure.Figure(figsize=(7, 3.2), layout="constrained")
@@ -98,10 +101,12 @@ def dry_run_report(plan: Plan, run: Run, make_model: Callable[[int], keras.Model
     with atomic_write(plot) as temporary:
         figure.savefig(temporary, dpi=120)
     print(f"\nThe learning rate is plotted in {plot}; nothing was trained.")
+    if not cli.is_verbose():
+        print("To list all settings, add --verbose.")
 
 
-def describe_run(workload: Workload, source: DataSet, settings: dict) -> str:
-    """Return the report as text. settings: nested, as in config.json."""
+def describe_run(workload: Workload, source: DataSet) -> str:
+    """Return steps, operations, memory and learning rate as text."""
     recipe, replicas = workload.recipe, workload.replicas
     num_steps = recipe.num_steps(source.train.num_examples)
     images = num_steps * recipe.batch_size
@@ -129,11 +134,9 @@ def describe_run(workload: Workload, source: DataSet, settings: dict) -> str:
         not_counted.append("that frozen layers need no gradient, and none at all below the first trained layer")
     if not_counted:
         rows["not counted"] = not_counted[0]
-    lines = ["Settings", *(f"  {name}: {value}" for name, value in _flat(settings)), "", "Run", *_table(rows)]
     indent = " " * (max(map(len, rows)) + 4)
-    return "\n".join(
-        [*lines, *(indent + more for more in not_counted[1:]), "", "Learning rate", *_curve(recipe, num_steps)]
-    )
+    more = (indent + text for text in not_counted[1:])
+    return "\n".join(["Run", *_table(rows), *more, "", "Learning rate", *_curve(recipe, num_steps)])
 
 
 def estimate_memory(workload: Workload) -> dict[str, int]:

@@ -81,7 +81,7 @@ def sums_of(losses: Any, metric: Any, weights: Any) -> tuple:
 
 
 def is_right(logits: Any, labels: Any) -> Any:
-    """Return 1.0 where the likeliest class (B, K) is that of the label (B, K), else 0.0: (B,)."""
+    """Return 1.0 where the most likely class (B, K) is that of the label (B, K), else 0.0: (B,)."""
     return ops.cast(ops.argmax(logits, axis=-1) == ops.argmax(labels, axis=-1), "float32")
 
 

@@ -33,7 +33,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 RECORD_INDEX = "records.npz"
 # What the files of a folder that a pipeline fills are of.
 PIPELINE = "pipeline.json"
-# Folder, inside the output, of the pictures that cannot be read.
+# Folder, inside the output, of the images that cannot be read.
 PROBLEMS = "problems"
 
 

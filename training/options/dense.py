@@ -16,7 +16,7 @@ from training.options.predict import check_ending
 from training.recipes.dense import DETECT, DetectRecipe, SegmentRecipe
 
 BadBoxes = Literal["refuse", "clip"]
-# The kinds of pictures with masks and of those with boxes, and what a path of each must be.
+# The kinds of images with masks and of those with boxes, and what a path of each must be.
 _Kinds = Mapping[str, Callable[[str, str], pathlib.Path] | None]
 _SCENES: _Kinds = {
     "folder": existing_folder,
@@ -84,7 +84,7 @@ class SceneOptions(AnnotatedData):
             )
         for option, images in (("--images", self.images), ("--eval-images", self.eval_images)):
             if images is not None:
-                existing_folder(images, f"{option} takes the folder of the pictures")
+                existing_folder(images, f"{option} takes the folder of the images")
         inside = _FOLDERS.get(self.kind, ())
         for folder in (folders_of_splits(self.path) if self.kind == "folder" else None) or (self.path,):
             if missing := [name for name in inside if not (folder / name).is_dir()]:
@@ -139,7 +139,7 @@ class SegmentEvaluateOptions:
 class SegmentPredictOptions:
     """Segment images."""
 
-    pictures: Annotated[tuple[str, ...], Positional("PICTURES")]
+    images: Annotated[tuple[str, ...], Positional("IMAGES")]
     """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'."""
     run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
     """Run directory or .keras file of a model that segments, or a published EoMT."""
@@ -154,9 +154,9 @@ class SegmentPredictOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DetectPredictOptions(CsvOptions):
-    """Find objects on pictures: of words, like an example, or of the classes of a run."""
+    """Find objects on images: of words, like an example, or of the classes of a run."""
 
-    pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
+    images: Annotated[tuple[str, ...], Positional("IMAGES")] = ()
     """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'."""
     run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
     """Run directory or .keras file of a detector, or OWL-ViT or OWLv2, such as
@@ -164,7 +164,7 @@ class DetectPredictOptions(CsvOptions):
     classes: tuple[str, ...] | None = None
     """For OWL-ViT and OWLv2: texts to look for, such as "a red stamp" cat, or a .txt file with one in each line, or
     with a name and its texts, as in "cat: a cat | a kitten". Behind them, a value with a slash or the ending of an
-    image, such as pictures/ or ./cat.jpg, is one of the PICTURES."""
+    image, such as pictures/ or ./cat.jpg, is one of the IMAGES."""
     templates: tuple[str, ...] | None = None
     """Sentences in which each text replaces {}, such as "a photo of a {}.", whose embeddings are averaged; clip, siglip
     or a .txt file. Default: the texts as they are."""
@@ -193,7 +193,7 @@ class DetectPredictOptions(CsvOptions):
         check_ranges(self)
         check_ending(self.output, (".csv", ".json", ".html"))
         if self.like is not None:
-            existing_file(self.like, "--like takes a picture of the example")
+            existing_file(self.like, "--like takes an image of the example")
         if self.save is not None and pathlib.Path(self.save).exists():
             raise UserError(f"{self.save} exists, but --save takes a new directory; choose another.")
         refuse_without_effect(
@@ -226,7 +226,7 @@ class BoxesOptions(AnnotatedData):
         _check_data("--data", self.data, _BOXES, "coco:FILE.json, yolo:data.yaml, voc:FOLDER or csv:FILE")
         refuse_without_effect(self, [(("images",), self.kind in ("coco", "csv"), "--data coco:FILE or csv:FILE")])
         if self.images is not None:
-            existing_folder(self.images, "--images takes the folder of the pictures")
+            existing_folder(self.images, "--images takes the folder of the images")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

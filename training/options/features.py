@@ -140,12 +140,12 @@ class KnnOptions(FeatureOptions):
 class EmbedOptions(ModelOptions):
     """Write the features of images into a folder, for similar, search, review and the probes."""
 
-    pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
+    images: Annotated[tuple[str, ...], Positional("IMAGES")] = ()
     """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'; or --data."""
     output: str
     """Folder of the features. If it has some of the same images and model, the command continues."""
     source: DataOptions = dataclasses.field(default_factory=lambda: DataOptions(""))
-    """Instead of PICTURES: a data set with classes and splits. PICTURES that cannot be read are always skipped."""
+    """Instead of IMAGES: a data set with classes and splits. IMAGES that cannot be read are always skipped."""
     features: IndexKind | None = None
     """pre_logits: what the head reads. Of a Vision Transformer's normalized tokens, token: the class token; mean: the
     mean of the patch tokens; both. joint: what texts are compared with. Default: joint for a checkpoint with a text
@@ -157,13 +157,13 @@ class EmbedOptions(ModelOptions):
     batch_size: Count = 64
     """Images per forward pass."""
     runner: Runner | None = None
-    """Run as an Apache Beam pipeline on many machines. PICTURES may then be in a bucket, and be a .csv file with a
+    """Run as an Apache Beam pipeline on many machines. IMAGES may then be in a bucket, and be a .csv file with a
     column path; --data is a csv:FILE with the columns path, label and split. Options of the pipeline follow --, as in
     --runner DataflowRunner -- --project mine --region europe-west1 --temp_location gs://bucket/temporary."""
 
     def __post_init__(self) -> None:
-        if bool(self.source.data) == bool(self.pictures):
-            raise UserError("Give --data, such as folder:pictures, or pictures, such as pictures/, but not both.")
+        if bool(self.source.data) == bool(self.images):
+            raise UserError("Give --data, such as folder:pictures, or images, such as pictures/, but not both.")
 
     @property
     def folder(self) -> pathlib.Path:
@@ -187,7 +187,7 @@ class LookupOptions(CsvOptions):
     neighbors: Annotated[Count, Aliases(("-k",))] = 10
     """Images to show."""
     approximate: bool = False
-    """For many millions of pictures: look them up in a graph (FAISS, HNSW), which is made once and kept beside the
+    """For many millions of images: look them up in a graph (FAISS, HNSW), which is made once and kept beside the
     index. Prints how many of the true neighbors it finds. Needs pip install faiss-cpu."""
     output: str | None = None
     """File for the results, which ends in .csv or .html (a page with small images)."""
@@ -200,7 +200,7 @@ class LookupOptions(CsvOptions):
 class SimilarOptions(LookupOptions):
     """Find the images of an index that are most similar to given ones."""
 
-    pictures: Annotated[tuple[str, ...], Positional("PICTURES")]
+    images: Annotated[tuple[str, ...], Positional("IMAGES")]
     """Image files, folders and patterns."""
 
 
@@ -238,7 +238,7 @@ class MonitorOptions:
 
     run: Annotated[str, Aliases(("--checkpoint", "--model")), MayLead()]
     """Run directory; or an export with monitor.npz, for saved features."""
-    pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
+    images: Annotated[tuple[str, ...], Positional("IMAGES")] = ()
     """Image files, folders and patterns; or an .npz file with features (n, D) and probabilities (n, K), as a served
     model gives them. Without any, the summary of the evaluation images is made again."""
     source: DataOptions = dataclasses.field(default_factory=lambda: DataOptions(""))
@@ -258,7 +258,7 @@ class MonitorOptions:
     @property
     def saved_features(self) -> bool:
         """Whether there are no images, but features or none of both."""
-        return not self.pictures or (len(self.pictures) == 1 and self.pictures[0].endswith(".npz"))
+        return not self.images or (len(self.images) == 1 and self.images[0].endswith(".npz"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

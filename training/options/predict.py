@@ -19,7 +19,7 @@ OUTPUTS = (".csv", ".json", ".html", ".parquet")
 class PredictOptions(CsvOptions, ModelOptions):
     """Classify image files."""
 
-    pictures: Annotated[tuple[str, ...], Positional("PICTURES")] = ()
+    images: Annotated[tuple[str, ...], Positional("IMAGES")] = ()
     """Image files, folders, which are searched recursively, and patterns such as 'pictures/*.png'."""
     labels: str | None = None
     """Text file with one class name per line; default the run's labels.txt or the names in a config.json, else class
@@ -27,7 +27,7 @@ class PredictOptions(CsvOptions, ModelOptions):
     classes: tuple[str, ...] | None = None
     """For a checkpoint with a text tower (CLIP, SigLIP): texts that are its classes, such as cat dog "a rabbit", or a
     .txt file with one in each line, or with a name and its texts, as in "cat: a cat | a kitten". Behind them, a value
-    with a slash or the ending of an image, such as pictures/ or ./cat.jpg, is one of the PICTURES."""
+    with a slash or the ending of an image, such as pictures/ or ./cat.jpg, is one of the IMAGES."""
     templates: tuple[str, ...] | None = None
     """Sentences in which each text replaces {}, such as "a photo of a {}.", whose embeddings are averaged; clip: the 80
     of CLIP; siglip: the one of SigLIP; or a .txt file with one in each line. Default: the texts as they are."""
@@ -45,7 +45,7 @@ class PredictOptions(CsvOptions, ModelOptions):
     port: Port = 8000
     """Port of the page."""
     runner: Runner | None = None
-    """Run as an Apache Beam pipeline on many machines; PICTURES may then be in a bucket, and be a .csv file with a
+    """Run as an Apache Beam pipeline on many machines; IMAGES may then be in a bucket, and be a .csv file with a
     column path. Options of the pipeline follow --; see embed."""
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class AnomalyFitOptions:
 class AnomalyPredictOptions(CsvOptions):
     """Find what differs from the good parts."""
 
-    pictures: Annotated[tuple[str, ...], Positional("PICTURES")]
+    images: Annotated[tuple[str, ...], Positional("IMAGES")]
     """Image files, folders and patterns."""
     run: Annotated[str, MayLead()]
     """Directory that keras-vit anomaly fit has written."""

@@ -31,17 +31,17 @@ from keras_vit.scores import threshold_of
 from training.data.dataset import check_some_read
 from training.features.extraction import check_finite
 from training.options.predict import AnomalyFitOptions, AnomalyPredictOptions
-from training.prediction.classifier import as_utf8, read_picture
+from training.prediction.classifier import as_utf8, try_to_read
 
 FACTS = "anomaly.json"
 # Most patches in memory; most numbers of all patches of good parts (2 GiB); every fifth good part is held out.
 _MOST_PATCHES, _MOST_NUMBERS, _HELD_OUT = 10_000, 2**29, 5
 # Distortion of distances by the random projection, as in PatchCore's code and anomalib.
 _EPSILON = 0.9
-# Pictures on which the SavedModel is compared, and its largest difference that rounding explains, relative to the
+# Images on which the SavedModel is compared, and its largest difference that rounding explains, relative to the
 # largest score or to 1. Distances are roots, which double the relative error of a small square.
 _COMPARED, _TOLERANCE = 4, 1e-3
-# Longest side of a picture on the page, in pixels.
+# Longest side of an image on the page, in pixels.
 _SIDE = 320
 
 
@@ -56,7 +56,7 @@ class AnomalyDetector:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """Whole pictures, stretched."""
+        """Whole images, stretched."""
         return stretched(self.model)
 
     def inspect(self, image: Image) -> tuple[float, np.ndarray]:
@@ -71,12 +71,12 @@ def stretched(model: keras.Model) -> Preprocessing:
 
 
 def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOptions) -> AnomalyDetector:
-    """Fill the memory with patches of the pictures, calibrate the threshold, and write the directory.
+    """Fill the memory with patches of the images, calibrate the threshold, and write the directory.
 
-    Raises UserError for fewer than five pictures, for one that cannot be decoded, and for a model without patches.
+    Raises UserError for fewer than five images, for one that cannot be decoded, and for a model without patches.
     """
     if len(files) < _HELD_OUT:
-        raise UserError(f"{options.data} has {len(files)} pictures; give at least {_HELD_OUT} of good parts.")
+        raise UserError(f"{options.data} has {len(files)} images; give at least {_HELD_OUT} of good parts.")
     order = np.random.default_rng(options.seed).permutation(len(files))
     held_out = [files[index] for index in sorted(order[: len(files) // _HELD_OUT])]
     good = [files[index] for index in sorted(order[len(files) // _HELD_OUT :])]
@@ -87,7 +87,7 @@ def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOpti
     extractor = local_features(run.model, blocks)
     most = max(1, _MOST_NUMBERS // int(np.prod(extractor.output_shape[1:])))
     if len(good) > most:
-        print(f"The patches of {most:,} of the {len(good):,} pictures are used; more exceed 2 GiB of memory.")
+        print(f"The patches of {most:,} of the {len(good):,} images are used; more exceed 2 GiB of memory.")
         good = good[:most]
     patches = _patches(extractor, good, stretched(run.model), options.batch_size)
     count = min(max(1, round(options.coreset * len(patches))), _MOST_PATCHES)
@@ -111,12 +111,12 @@ def fit_anomaly(run: Run, files: Sequence[pathlib.Path], options: AnomalyFitOpti
     write_text(workdir / FACTS, json.dumps(facts, indent=2) + "\n")
     print(
         f"{workdir}: {count:,} patches of {len(good):,} good parts; a score above {detector.threshold:.4g} is a defect "
-        f"(calibrated on {len(held_out)} other good parts); {1000 * seconds:.0f} ms per picture."
+        f"(calibrated on {len(held_out)} other good parts); {1000 * seconds:.0f} ms per image."
     )
     if len(held_out) + 1 < 1.0 / options.false_alarms:
         print(
             f"{len(held_out)} held-out parts are too few for a share of {options.false_alarms:.0%}: the threshold is "
-            "their largest score; add pictures of good parts."
+            "their largest score; add images of good parts."
         )
     return detector
 
@@ -163,7 +163,7 @@ def k_center(vectors: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 
 def _scores(detector: AnomalyDetector, files: Sequence[pathlib.Path]) -> tuple[np.ndarray, float]:
-    """Return the scores of pictures, and the seconds for one, without the first, which compiles."""
+    """Return the scores of images, and the seconds for one, without the first, which compiles."""
     scores, seconds = [], []
     for file in files:
         started = time.perf_counter()
@@ -176,7 +176,7 @@ def export_anomaly(detector: AnomalyDetector, files: Sequence[pathlib.Path], out
     """Write a SavedModel, compared with the model on some of the files before it is renamed.
 
     Its signature takes `image_bytes` (B,), image files of any size, and returns `score` (B,), `map` (B, height, width)
-    of the whole picture at the model's size, and `defect` (B,) bool. Raises ParityError if it differs by more than
+    of the whole image at the model's size, and `defect` (B,) bool. Raises ParityError if it differs by more than
     rounding.
     """
     model, preprocessing = detector.model, detector.preprocessing
@@ -234,24 +234,24 @@ class Part:
 
     @property
     def peak(self) -> tuple[int, int]:
-        """Return the pixel (x, y) of the picture with the most heat."""
+        """Return the pixel (x, y) of the image with the most heat."""
         row, column = np.unravel_index(np.argmax(self.heat), self.heat.shape)
         height, width = self.pixels.shape[:2]
         return int((column + 0.5) * width / self.heat.shape[1]), int((row + 0.5) * height / self.heat.shape[0])
 
 
 def predict_anomaly(detector: AnomalyDetector, files: Sequence[pathlib.Path], options: AnomalyPredictOptions) -> None:
-    """Score pictures, print a table, and write `--output`. Raises UserError if no picture can be read."""
+    """Score images, print a table, and write `--output`. Raises UserError if no image can be read."""
     parts, problems = [], dict[str, str | None]()
-    for file in tracked(files, "Looking at pictures"):
-        image, problem = read_picture(file, detector.preprocessing)
+    for file in tracked(files, "Looking at images"):
+        image, problem = try_to_read(file, detector.preprocessing)
         if image is None:
             problems[as_utf8(str(file))] = problem
         else:
             parts.append(Part(image.name, image.pixels, *detector.inspect(image), detector.threshold))
     if parts:
         rows = [[each.name, f"{each.score:.4g}", each.verdict, "{}, {}".format(*each.peak)] for each in parts]
-        print(markdown_table(["picture", "score", "verdict", "at x, y"], rows, num_text_columns=1))
+        print(markdown_table(["image", "score", "verdict", "at x, y"], rows, num_text_columns=1))
     for name, problem in problems.items():
         print(f"Not read: {name}: {problem}")
     if options.output is not None and parts:
@@ -286,15 +286,15 @@ def _page(parts: Sequence[Part], problems: Mapping[str, str | None]) -> str:
 
 
 def _card(part: Part, low: float) -> dict[str, Any]:
-    picture = PIL.Image.fromarray(np.asarray(to_channels(part.pixels, 3, "white")).round().astype(np.uint8))
-    picture.thumbnail((_SIDE, _SIDE))
+    shown = PIL.Image.fromarray(np.asarray(to_channels(part.pixels, 3, "white")).round().astype(np.uint8))
+    shown.thumbnail((_SIDE, _SIDE))
     scaled = np.clip((part.heat - low) / max(2.0 * part.threshold - low, 1e-12), 0.0, 1.0)
     colors = (255 * matplotlib.colormaps["inferno"](scaled)[..., :3]).astype(np.uint8)
-    heat_map = PIL.Image.blend(picture, PIL.Image.fromarray(colors).resize(picture.size), 0.6)
+    heat_map = PIL.Image.blend(shown, PIL.Image.fromarray(colors).resize(shown.size), 0.6)
     return {
         "name": part.name,
         "verdict": part.verdict,
         "score": part.score,
-        "picture": thumbnail_address(np.asarray(picture), _SIDE),
+        "image": thumbnail_address(np.asarray(shown), _SIDE),
         "heat_map": thumbnail_address(np.asarray(heat_map), _SIDE),
     }

@@ -7,7 +7,7 @@ from keras_vit.cli import parser
 from keras_vit.files.keras_model import find
 from keras_vit.files.remote import existing_folder
 from training.options.predict import AnomalyFitOptions, AnomalyPredictOptions
-from training.prediction.arguments import check_output, find_pictures, parse_with_run
+from training.prediction.arguments import check_output, find_images, parse_with_run
 
 
 def fit(arguments: Sequence[str], prog: str, about: str) -> None:
@@ -17,10 +17,10 @@ def fit(arguments: Sequence[str], prog: str, about: str) -> None:
     from keras_vit.run import Run
     from training.checks import check_new_workdir
 
-    existing_folder(options.folder, "--data takes a folder of pictures of good parts")
+    existing_folder(options.folder, "--data takes a folder of images of good parts")
     check_new_workdir(options.workdir)
     run = Run.open(options.checkpoint, image_size=options.image_size)
-    files = find_pictures([options.folder])
+    files = find_images([options.folder])
     cli.require_tensorflow()
 
     from training.outliers.anomaly import fit_anomaly
@@ -34,7 +34,7 @@ def predict(arguments: Sequence[str], prog: str, about: str) -> None:
     options = parse_with_run(AnomalyPredictOptions, arguments, prog=prog, about=about)
     find(options.run, "anomaly.json")
     check_output(options.output)
-    files = find_pictures(options.pictures)
+    files = find_images(options.images)
     cli.require_tensorflow()
 
     from training.outliers.anomaly import open_anomaly_detector, predict_anomaly

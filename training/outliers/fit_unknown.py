@@ -21,7 +21,7 @@ from training.options.evaluate import UnknownOptions
 
 # Groups into which the classes are divided, each left out once, and training images that knn keeps.
 _FOLDS, _BANK = 5, 2000
-# By how much the AUROC of left-out classes may be smaller for a score that also sees pictures of another kind.
+# By how much the AUROC of left-out classes may be smaller for a score that also sees images of another kind.
 _HARDLY = 0.05
 REPORT = "unknown.json"
 
@@ -55,7 +55,7 @@ def unknown(run: Run, source: DataSet, options: UnknownOptions) -> UnknownScorer
     )
     auroc = auroc_of_left_out_classes(fitted, held_out, len(source.labels), options.seed)
     best = max(KINDS, key=lambda each: auroc[each])
-    # Left-out classes resemble the known ones, and favor logits. The distance separates pictures of another kind.
+    # Left-out classes resemble the known ones, and favor logits. The distance separates images of another kind.
     combined_suffices = auroc["combined"] >= auroc[best] - _HARDLY
     kind: UnknownKind = options.kind or ("combined" if combined_suffices else best)
     scorer = fit_score(kind, fitted, options.seed)

@@ -1,4 +1,4 @@
-"""The model and the pictures that a command line names. Imports neither TensorFlow nor Keras."""
+"""The model and the images that a command line names. Imports neither TensorFlow nor Keras."""
 
 import os
 import pathlib
@@ -12,70 +12,70 @@ from keras_vit.files.remote import is_remote, matching
 from keras_vit.images.formats import (
     format_list,
     is_hidden,
-    is_picture,
-    is_picture_name,
+    is_image_name,
+    looks_like_image,
     others_line,
     visible_files,
 )
 from keras_vit.text.classes import is_text_file
 
-# How the file of a model is called, and no picture.
+# How the file of a model is called, and no image.
 _MODEL_FILES = (".keras", ".npz", ".safetensors")
 # Files of a SavedModel, in its directory or in that of its versions, which TF Serving takes.
 _EXPORTED = ("saved_model.pb", "[0-9]*/saved_model.pb")
 
 
 def parse_with_run(options_class: type[Options], arguments: Sequence[str], *, prog: str, about: str | None) -> Options:
-    """Parse the arguments of a command that takes a model and pictures; see `with_pictures` and `with_run`."""
+    """Parse the arguments of a command that takes a model and images; see `with_images` and `with_run`."""
     given = parser.read(options_class, arguments, prog=prog, about=about)
-    return parser.options_from(options_class, with_run(with_pictures(given)), prog=prog)
+    return parser.options_from(options_class, with_run(with_images(given)), prog=prog)
 
 
-def with_pictures(given: Given) -> Given:
-    """Return the options that were given; pictures behind the texts of --classes or --templates are none of these.
+def with_images(given: Given) -> Given:
+    """Return the options that were given; images behind the texts of --classes or --templates are none of these.
 
-    What is a picture follows from how it is written, and not from what lies in the working directory: a picture or
-    folder has a slash in it or the ending of a picture. Raises UserError for one that is not there, which may be a text
-    with a slash, and for a text behind a picture, which may be a folder without one.
+    What is an image follows from how it is written, and not from what lies in the working directory: an image or
+    folder has a slash in it or the ending of an image. Raises UserError for one that is not there, which may be a text
+    with a slash, and for a text behind an image, which may be a folder without one.
     """
     for option in ("classes", "templates"):
         values = given.get((option,), ())
-        first = next((number for number, value in enumerate(values) if _is_picture(value, number)), len(values))
+        first = next((number for number, value in enumerate(values) if _is_image(value, number)), len(values))
         for number, value in enumerate(values[first:], first):
-            if not _is_picture(value, number):
+            if not _is_image(value, number):
                 raise UserError(
-                    f"{value!r:.80} stands behind the picture {values[first]!r:.80}; if it is one, too, write "
+                    f"{value!r:.80} stands behind the image {values[first]!r:.80}; if it is one, too, write "
                     f"'./{value:.80}', else put the values of --{option} together."
                 )
             if not is_remote(value) and not os.path.lexists(value) and not matching(value):
                 raise UserError(
-                    f"There is no picture or folder {value!r:.80}, as which --{option} takes a value with a slash or "
-                    "the ending of a picture; correct it, or write a text with a slash into a .txt file."
+                    f"There is no image or folder {value!r:.80}, as which --{option} takes a value with a slash or "
+                    "the ending of an image; correct it, or write a text with a slash into a .txt file."
                 )
         if first < len(values):
-            pictures = (*given.get(("pictures",), ()), *values[first:])
-            given = {**given, (option,): values[:first], ("pictures",): pictures}
+            images = (*given.get(("images",), ()), *values[first:])
+            given = {**given, (option,): values[:first], ("images",): images}
     return given
 
 
-def _is_picture(value: str, number: int) -> bool:
-    """Return whether the value of this number of an option of texts is written like a picture or folder."""
+def _is_image(value: str, number: int) -> bool:
+    """Return whether the value of this number of an option of texts is written like an image or folder."""
     is_text = "{}" in value or (number == 0 and is_text_file((value,)))
-    return not is_text and ("/" in value or is_picture_name(value))
+    return not is_text and ("/" in value or is_image_name(value))
 
 
 def with_run(given: Given) -> Given:
-    """Return the options that were given; without `--run`, a run directory or model file among the pictures is the run.
+    """Return the options that were given; without `--run`, a run directory or model file among the images is the run.
 
     So is the first of several that is no file or folder of this machine: an official name, or a path that is missing.
     """
-    pictures = given.get(("pictures",), ())
-    models = [name for name in pictures if _is_model(pathlib.Path(name))][:1]
-    if not models and pictures and (pictures[1:] or ("serve",) in given) and not matching(pictures[0]):
-        models = [pictures[0]]
+    images = given.get(("images",), ())
+    models = [name for name in images if _is_model(pathlib.Path(name))][:1]
+    if not models and images and (images[1:] or ("serve",) in given) and not matching(images[0]):
+        models = [images[0]]
     if ("run",) in given or not models:
         return given
-    return {**given, ("run",): models[0], ("pictures",): tuple(name for name in pictures if name not in models)}
+    return {**given, ("run",): models[0], ("images",): tuple(name for name in images if name not in models)}
 
 
 def _is_model(path: pathlib.Path) -> bool:
@@ -84,21 +84,21 @@ def _is_model(path: pathlib.Path) -> bool:
     return path.suffix in _MODEL_FILES or (path / MODEL).is_file() or (path / CONFIG).is_file()
 
 
-def check_pictures(run: str, pictures: Sequence[str], serve: bool, classes: Sequence[str] | None) -> None:
-    """Raise UserError unless there are either pictures or `--serve`, and for an export as the model."""
-    if serve == bool(pictures):
+def check_images(run: str, images: Sequence[str], serve: bool, classes: Sequence[str] | None) -> None:
+    """Raise UserError unless there are either images or `--serve`, and for an export as the model."""
+    if serve == bool(images):
         name = None if serve else next((name for name in reversed(classes or ()) if os.path.lexists(name)), None)
         hint = "" if name is None else f"; {name} is taken as a class, so write ./{name} if it is meant"
-        raise UserError(f"Either name pictures or a folder to classify, or use --serve, whose page takes them{hint}.")
+        raise UserError(f"Either name images or a folder to classify, or use --serve, whose page takes them{hint}.")
     if run.endswith(".tflite") or any(any(pathlib.Path(run).glob(name)) for name in _EXPORTED):
         raise UserError(f"{run} is an export; give the run that it was exported from, or use keras-vit evaluate.")
 
 
-def find_pictures(names: Sequence[str]) -> list[pathlib.Path]:
+def find_images(names: Sequence[str]) -> list[pathlib.Path]:
     """Return the files that names of files and folders and patterns stand for, each once.
 
     Those of a folder are in alphabetical order, without hidden ones and without files that neither are called like a
-    picture nor hold one. Links in a folder that lead to a folder, which are not followed, or nowhere are among them,
+    image nor hold one. Links in a folder that lead to a folder, which are not followed, or nowhere are among them,
     since `predict` names what it cannot read. Raises UserError for a name without files. Whether a file can be decoded
     is not checked.
     """
@@ -112,7 +112,7 @@ def find_pictures(names: Sequence[str]) -> list[pathlib.Path]:
                 [path] if path.is_file() else sorted(filter(pathlib.Path.is_file, map(pathlib.Path, matching(name))))
             )
         if not files:
-            what = "The folder {!r} has no picture" if path.is_dir() else "There is no picture {!r}"
+            what = "The folder {!r} has no image" if path.is_dir() else "There is no image {!r}"
             raise UserError(
                 f"{what.format(name)} of a supported format ({format_list()}); give files, folders, or patterns such "
                 "as 'pictures/*.png'."
@@ -122,13 +122,13 @@ def find_pictures(names: Sequence[str]) -> list[pathlib.Path]:
 
 
 def _files_in(folder: pathlib.Path) -> list[pathlib.Path]:
-    # A file that is called like a picture and is none is named in the results.
+    # A file that is called like an image and is none is named in the results.
     files = visible_files(folder)
-    pictures = {file for file in files if is_picture(file)}
-    if pictures and len(pictures) < len(files):
-        print(others_line([file.name for file in files if file not in pictures], str(folder)))
-    links = (file for file in folder.rglob("*") if file.is_symlink() and not file.is_file() and is_picture(file))
-    return sorted(pictures.union(link for link in links if not any(map(is_hidden, link.relative_to(folder).parts))))
+    images = {file for file in files if looks_like_image(file)}
+    if images and len(images) < len(files):
+        print(others_line([file.name for file in files if file not in images], str(folder)))
+    links = (file for file in folder.rglob("*") if file.is_symlink() and not file.is_file() and looks_like_image(file))
+    return sorted(images.union(link for link in links if not any(map(is_hidden, link.relative_to(folder).parts))))
 
 
 def check_output(output: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Classify pictures with a run or a checkpoint: their classes, maps of what counts, and the page of both."""
+"""Classify images with a run or a checkpoint: their classes, maps of what counts, and the page of both."""
 
 import collections
 import dataclasses
@@ -30,15 +30,15 @@ from training.options.predict import Explanation
 # Images of one forward pass; with relevance, their activations are kept for the gradient.
 BATCH = 8
 # A file with its image, or with the reason why it cannot be read.
-Picture = tuple[pathlib.Path, Image | None, str | None]
+ReadFile = tuple[pathlib.Path, Image | None, str | None]
 _LEGEND = {
-    "rollout": "Attention rollout: how much each part of the picture reaches the result through all layers. It is the "
+    "rollout": "Attention rollout: how much each part of the image reaches the result through all layers. It is the "
     "same for every class.",
     "relevance": "Relevance (Grad-CAM): the parts that speak for the predicted class.",
 }
-# Longest side of a picture on the page, in pixels.
+# Longest side of an image on the page, in pixels.
 _SIDE = 320
-# The color of a map over its picture, RGB, and its opacity where the map is highest.
+# The color of a map over its image, RGB, and its opacity where the map is highest.
 _COLOR, _OPACITY = (213, 94, 0), 0.85
 # Shares of an image that the frame of the model's part leaves out at least, to be shown.
 _LEFT_OUT = 0.01
@@ -46,18 +46,18 @@ _LEFT_OUT = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The classes of one picture, or why it cannot be read."""
+    """The classes of one image, or why it cannot be read."""
 
     name: str
     """Its path, with "?" for bytes that are not UTF-8."""
     ranked: RankedClasses | None = None
     problem: str | None = None
     maps: Sequence[tuple[str, np.ndarray]] = ()
-    """Titles and maps (h, w), from 0 to 1, of the part of the picture that the model sees."""
+    """Titles and maps (h, w), from 0 to 1, of the part of the image that the model sees."""
     address: str = ""
-    """The address of the whole picture, inside the page."""
+    """The address of the whole image, inside the page."""
     seen: tuple[float, float, float, float] = (0.0, 0.0, 1.0, 1.0)
-    """Left, top, right and bottom of the part that the model sees, in shares of the picture; padding is outside."""
+    """Left, top, right and bottom of the part that the model sees, in shares of the image; padding is outside."""
 
     @property
     def classes(self) -> tuple[tuple[str, float], ...]:
@@ -127,7 +127,7 @@ class Classifier:
         model = logits_model(self.run.model)
         return keras.Model(model.input, {"logits": model.output})
 
-    def with_picture(self, prediction: Prediction, image: Image) -> Prediction:
+    def with_image(self, prediction: Prediction, image: Image) -> Prediction:
         """Return a prediction with the whole image, reduced, and the part of it that the model sees."""
         height, width = image.pixels.shape[:2]
         box = self.run.preprocessing.boxes_in_picture([0.5, 0.5, 1.0, 1.0], (height, width))
@@ -136,26 +136,26 @@ class Classifier:
         return dataclasses.replace(prediction, address=address, seen=(left, top, right, bottom))
 
     def answer(self, data: bytes, name: str) -> str:
-        """Return a page with the classes of one picture. Raises UserError for bytes that are none."""
+        """Return a page with the classes of one image. Raises UserError for bytes that are none."""
         image = self._decoded(data, name)
-        return self.page([self.with_picture(self.classify([image])[0], image)], {})
+        return self.page([self.with_image(self.classify([image])[0], image)], {})
 
     def values(self, data: bytes, name: str) -> dict[str, Any]:
-        """Return the classes of one picture as `--output X.json` has them. Raises UserError for bytes that are none."""
+        """Return the classes of one image as `--output X.json` has them. Raises UserError for bytes that are none."""
         return dataclasses.replace(self.classify([self._decoded(data, name)])[0], name=name).as_json()
 
     def _decoded(self, data: bytes, name: str) -> Image:
         return decode(data, name, preprocessing=self.run.preprocessing, most_pixels=LARGEST_SERVED)
 
     def page(self, predictions: Sequence[Prediction], problems: Mapping[str, str | None]) -> str:
-        """Return a page of pictures with their classes and maps; `problems` says of other files why they are missing.
+        """Return a page of images with their classes and maps; `problems` says of other files why they are missing.
 
-        Its summary counts the class of each picture, of several all that it has, or why it has none.
+        Its summary counts the class of each image, of several all that it has, or why it has none.
         """
         cards = [_card(each, each.ranked, self.scoring) for each in predictions if each.ranked]
         return render(
             "predictions",
-            title="Most likely classes" if len(cards) == 1 else f"{len(cards):,} pictures",
+            title="Most likely classes" if len(cards) == 1 else f"{len(cards):,} images",
             model=f"{short_name(self.run.name)} ({model_name(self.run.model)})",
             cards=cards,
             counts=collections.Counter(group for card in cards for group in card["groups"]).most_common(),
@@ -227,8 +227,8 @@ def open_classifier(
     return Classifier(run, names, run.scoring(threshold), explain)
 
 
-def classified(classifier: Classifier, batch: Sequence[Picture], *, with_pictures: bool = False) -> list[Prediction]:
-    """Return the prediction for each picture of a batch, for a page with the pictures."""
+def classified(classifier: Classifier, batch: Sequence[ReadFile], *, with_images: bool = False) -> list[Prediction]:
+    """Return the prediction for each image of a batch, for a page with the images."""
     good = [image for _, image, _ in batch if image is not None]
     predictions = iter(zip(classifier.classify(good) if good else [], good, strict=True))
     results = []
@@ -238,32 +238,32 @@ def classified(classifier: Classifier, batch: Sequence[Picture], *, with_picture
             results.append(Prediction(name, problem=problem))
             continue
         prediction, image = next(predictions)
-        prediction = classifier.with_picture(prediction, image) if with_pictures else prediction
+        prediction = classifier.with_image(prediction, image) if with_images else prediction
         results.append(dataclasses.replace(prediction, name=name))
     return results
 
 
-def batches_of_pictures(
+def batches_of_images(
     files: Sequence[pathlib.Path], preprocessing: Preprocessing, problems: list[str]
 ) -> Iterator[list[Image]]:
-    """Yield the pictures of files, for each batch those that can be read; for each other one add a line to problems."""
+    """Yield the images of files, for each batch those that can be read; for each other one add a line to problems."""
     for batch in batches_of(files, preprocessing):
         yield [image for _, image, _ in batch if image is not None]
         problems += [f"{as_utf8(str(f))}: {why.removeprefix(f'{f.name} is ')}" for f, _, why in batch if why]
 
 
-def batches_of(files: Sequence[pathlib.Path], preprocessing: Preprocessing) -> Iterator[list[Picture]]:
-    """Yield the pictures of files, and why others cannot be read, with a progress bar."""
-    with tqdm.tqdm(total=len(files), unit="picture", disable=None) as progress:
+def batches_of(files: Sequence[pathlib.Path], preprocessing: Preprocessing) -> Iterator[list[ReadFile]]:
+    """Yield the images of files, and why others cannot be read, with a progress bar."""
+    with tqdm.tqdm(total=len(files), unit="image", disable=None) as progress:
         for begin in range(0, len(files), BATCH):
             with native_stderr_silenced():  # once for all: each begins a process
-                batch = [(file, *read_picture(file, preprocessing)) for file in files[begin : begin + BATCH]]
+                batch = [(file, *try_to_read(file, preprocessing)) for file in files[begin : begin + BATCH]]
             yield batch
             progress.update(len(batch))
 
 
-def read_picture(file: pathlib.Path, preprocessing: Preprocessing) -> tuple[Image | None, str | None]:
-    """Return the picture of a file, or why it cannot be read."""
+def try_to_read(file: pathlib.Path, preprocessing: Preprocessing) -> tuple[Image | None, str | None]:
+    """Return the image of a file, or why it cannot be read."""
     if file.is_dir():
         return None, f"{file.name} is a link to a folder, which is not followed; give that folder as well."
     if not file.exists():

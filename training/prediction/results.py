@@ -30,9 +30,9 @@ def predict(classifier: Classifier, files: Sequence[pathlib.Path], options: Pred
     classifier = dataclasses.replace(classifier, traced_batch=BATCH if len(files) > _EAGER * BATCH else None)
     predictions: list[Prediction] = []
     for batch in batches_of(files, classifier.run.preprocessing):
-        predictions += classified(classifier, batch, with_pictures=output.endswith(".html"))
+        predictions += classified(classifier, batch, with_images=output.endswith(".html"))
     # For people, paths are relative to the folder that was given alone.
-    folder = f"{pathlib.Path(options.pictures[0])}/" if len(options.pictures) == 1 else ""
+    folder = f"{pathlib.Path(options.images[0])}/" if len(options.images) == 1 else ""
     shown = [dataclasses.replace(each, name=each.name.removeprefix(folder)) for each in predictions]
     if table := _table(shown):
         print(table)
@@ -70,7 +70,7 @@ def _write(
 
 
 def _table(predictions: Sequence[Prediction]) -> str:
-    """Return the likeliest classes of the pictures that can be read, of which a terminal has room for fewer."""
+    """Return the most likely classes of the images that can be read, of which a terminal has room for fewer."""
     best = min(max((len(each.classes) for each in predictions), default=0), TOP_K)
     rows = []
     for each in predictions:
@@ -86,7 +86,7 @@ def _table(predictions: Sequence[Prediction]) -> str:
         rows.append([name, *cells, *[""] * (best - len(cells))])
     if not rows:
         return ""
-    header = ["picture", *("most likely", "second", "third", "fourth", "fifth")[:best]]
+    header = ["image", *("most likely", "second", "third", "fourth", "fifth")[:best]]
     table = markdown_table(header, rows, num_text_columns=len(header))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
     while table.find("\n") > width and len(header) > 2:
@@ -96,7 +96,7 @@ def _table(predictions: Sequence[Prediction]) -> str:
 
 
 def _csv_rows(predictions: Sequence[Prediction], *, multi_label: bool) -> Iterator[Sequence]:
-    """Yield a row for each picture.
+    """Yield a row for each image.
 
     Columns: picture; of one class each, class, probability, class_2, probability_2, …; of several classes, classes and
     probabilities, separated by |; rejected; unknown and unknown_score if there is a score; answered, and label_set,
@@ -124,7 +124,7 @@ def _cell(decision: bool | tuple[str, ...] | None) -> object:
 
 
 def promised_columns(predictions: Sequence[Prediction]) -> dict[str, list]:
-    """Return what is promised of each picture, by column, None where there is no picture; without a promise nothing."""
+    """Return what is promised of each image, by column, None where there is no image; without a promise nothing."""
     ranked = [each.ranked for each in predictions]
     columns: dict[str, list] = {
         ANSWERED: [each and each.is_answered for each in ranked],
@@ -145,8 +145,8 @@ def _flags(ranked: RankedClasses | None) -> list[object]:
 
 
 def write_parquet(path: pathlib.Path, predictions: Sequence[Prediction]) -> None:
-    """Write a row for each picture. Columns: picture, classes and probabilities (lists), rejected, unknown and
-    unknown_score (null without a score), answered and label_set (if there is a promise), problem (null for a picture
+    """Write a row for each image. Columns: picture, classes and probabilities (lists), rejected, unknown and
+    unknown_score (null without a score), answered and label_set (if there is a promise), problem (null for an image
     that can be read).
     """
     import pyarrow  # lazy: no other form of the results needs it

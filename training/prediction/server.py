@@ -30,11 +30,11 @@ _LONGEST_NAME = 300
 _REASONS = {200: "OK", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed", 422: "Unprocessable Content"}
 
 
-class PictureAnswerer(Protocol):
-    """Answers for a picture that is dropped on the page."""
+class ImageAnswerer(Protocol):
+    """Answers for an image that is dropped on the page."""
 
     def answer(self, data: bytes, name: str) -> str:
-        """HTML text for the bytes of a picture. Raises UserError if they are none."""
+        """HTML text for the bytes of an image. Raises UserError if they are none."""
         ...
 
     def values(self, data: bytes, name: str) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class PictureAnswerer(Protocol):
 class _Page:
     """The page as a WSGI application. One image is decoded at a time, so memory is bounded by the largest one."""
 
-    def __init__(self, model: PictureAnswerer, title: str) -> None:
+    def __init__(self, model: ImageAnswerer, title: str) -> None:
         self._model, self._title = model, title
         self._one_at_a_time = threading.Lock()
 
@@ -69,7 +69,7 @@ class _Page:
             return 200, render("drop", title=self._title, largest=_LARGEST)
         if environ["REQUEST_METHOD"] != "POST":
             return 405, "Send an image by POST."
-        name = urllib.parse.unquote(environ.get("HTTP_X_NAME", "picture")[: 3 * _LONGEST_NAME])[:_LONGEST_NAME]
+        name = urllib.parse.unquote(environ.get("HTTP_X_NAME", "image")[: 3 * _LONGEST_NAME])[:_LONGEST_NAME]
         try:
             with self._one_at_a_time:
                 data = environ["wsgi.input"].read()
@@ -92,7 +92,7 @@ class _Channel(waitress.channel.HTTPChannel):
     parser_class = _Parser
 
 
-def open_server(model: PictureAnswerer, port: int, title: str = "Classify a picture") -> waitress.server.TcpWSGIServer:
+def open_server(model: ImageAnswerer, port: int, title: str = "Classify an image") -> waitress.server.TcpWSGIServer:
     """Return the server of the page; `run` answers requests. With port 0 the system chooses `effective_port`.
 
     Raises UserError if the port is in use.

@@ -1,4 +1,4 @@
-"""Recipes for targets at places of a picture: masks or boxes. The model comes from a checkpoint, or is a new one."""
+"""Recipes for targets at places of an image: masks or boxes. The model comes from a checkpoint, or is a new one."""
 
 import dataclasses
 from typing import Literal
@@ -103,7 +103,7 @@ class DetectRecipe(DenseRecipe):
     """Probability to show four images, each in a quarter, as OWL-ViT is trained."""
 
 
-# For a few hundred pictures: a pretrained encoder changes little, its first blocks least.
+# For a few hundred images: a pretrained encoder changes little, its first blocks least.
 DETECT = DetectRecipe(
     image_size=(448, 448), batch_size=8, learning_rate=2e-4, steps=2000, schedule=Schedule("cosine", warmup_steps=100),
     weight_decay=0.05, layer_decay=0.7, flip=True, color_jitter=0.3,

@@ -327,7 +327,7 @@ def _aim() -> PretrainRecipe:
     """AIM of a ViT-S/16 ("Scalable Pre-training of Large Autoregressive Image Models", Table 7).
 
     The paper's models have 0.6 to 7 billion parameters and patches of 14 pixels; its beta2 is 0.95 and its crops have
-    40 to 100 % of the area, here 0.999 and 5 to 100 %.
+    40 to 100% of the area, here 0.999 and 5 to 100%.
     """
     model = MODELS["ViT-S_16"]
     assert isinstance(model, ViTConfig)

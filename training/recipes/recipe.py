@@ -267,7 +267,7 @@ class PseudoLabelRecipe(Recipe):
 
     def _rules(self) -> Rules:
         yield from super()._rules()
-        average = "Pictures without labels are learned from the moving average; give --ema-decay 0.999."
+        average = "Images without labels are learned from the moving average; give --ema-decay 0.999."
         yield self.ema_decay is None, average
 
 

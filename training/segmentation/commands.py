@@ -9,7 +9,7 @@ from keras_vit.cli import parser
 from keras_vit.files.remote import output_folder
 from training.options.dense import SegmentEvaluateOptions, SegmentFitOptions, SegmentPredictOptions
 from training.options.train import USUAL
-from training.prediction.arguments import check_pictures, find_pictures, parse_with_run
+from training.prediction.arguments import check_images, find_images, parse_with_run
 from training.recipes.dense import SEGMENT_RECIPES
 from training.recipes.overrides import overridden
 
@@ -69,9 +69,9 @@ def predict(arguments: Sequence[str], prog: str, about: str) -> None:
 
     from keras_vit.run import Run
 
-    check_pictures(options.run, options.pictures, serve=False, classes=None)
+    check_images(options.run, options.images, serve=False, classes=None)
     run = Run.open(options.run)
-    files = find_pictures(options.pictures)
+    files = find_images(options.images)
     output = output_folder(options.output)
     cli.require_tensorflow()
 
@@ -82,8 +82,8 @@ def predict(arguments: Sequence[str], prog: str, about: str) -> None:
     _print_next(options.run, "")
 
 
-def _print_next(run: str, picture: str) -> None:
-    """Print what to do with a run or checkpoint; `picture` is a file, or the name of a record."""
-    following = [("segment", "predict", "--run", run, "--output", "found", picture)]
+def _print_next(run: str, image: str) -> None:
+    """Print what to do with a run or checkpoint; `image` is a file, or the name of a record."""
+    following = [("segment", "predict", "--run", run, "--output", "found", image)]
     export = ("saved-model", "--run", run, "--output", "served")
-    cli.print_next([*(following if pathlib.Path(picture).is_file() else []), export])
+    cli.print_next([*(following if pathlib.Path(image).is_file() else []), export])

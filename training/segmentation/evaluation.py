@@ -75,7 +75,7 @@ def evaluate(segmenter: Segmenter, split: Split) -> Evaluation:
     right, ignored = np.zeros(split.num_examples), np.zeros(3, np.int64)
 
     def pairs() -> Iterator[tuple[Any, FoundSegments]]:
-        for index in tqdm.tqdm(range(split.num_examples), unit="picture", disable=None):
+        for index in tqdm.tqdm(range(split.num_examples), unit="image", disable=None):
             pixels, truth = _read(segmenter, split, index)
             # Average precision is a mean over all thresholds.
             answer = segmenter.segment(pixels, 0.0 if task == "instance" else SEGMENT_THRESHOLD)
@@ -245,13 +245,13 @@ _WORDS = {"mean_iou": "mean IoU", "pixel_accuracy": "pixel accuracy", "ap": "mas
 
 
 def write_report(evaluation: Evaluation, output: pathlib.Path) -> None:
-    """Write segmentation.json, segmentation.md and segmentation.html, the page of the worst pictures."""
+    """Write segmentation.json, segmentation.md and segmentation.html, the page of the worst images."""
     metrics, kind = evaluation.metrics, evaluation.segmenter.kind
     values = ", ".join(
         f"{_WORDS.get(name, name.upper())} {with_interval(metrics[name], metrics['intervals'].get(name))}"
         for name in _MAIN[kind]
     )
-    sentence = f"{values[0].upper()}{values[1:]} on {metrics['pictures']:,} evaluation pictures."
+    sentence = f"{values[0].upper()}{values[1:]} on {metrics['pictures']:,} evaluation images."
     if kind == "instance":
         sentence += f" AP is a mean over all scores; predict writes those from {SEGMENT_THRESHOLD} on."
     if kind == "panoptic":
@@ -259,7 +259,7 @@ def write_report(evaluation: Evaluation, output: pathlib.Path) -> None:
     parts = [evaluation.ignored, sentence] if metrics["ignored"] > MUCH_IGNORED else [sentence, evaluation.ignored]
     columns = {"semantic": ("iou",), "instance": ("objects", "ap", "ap50"), "panoptic": ("pq", "sq", "rq")}[kind]
     rows = [(name, *(with_interval(row[column]) for column in columns)) for name, row in metrics["classes"].items()]
-    text = [" ".join(filter(None, parts)), "Intervals hold 95% of random draws of the pictures."]
+    text = [" ".join(filter(None, parts)), "Intervals hold 95% of random draws of the images."]
     if kind == "instance":
         sizes = [(name.replace("_", " "), with_interval(metrics[name])) for name in STATS]
         text.append(markdown_table(("metric", "value"), sizes, num_text_columns=1))
@@ -276,8 +276,8 @@ def _page(evaluation: Evaluation) -> str:
         answer = segmenter.segment(pixels)
         truth_panel = panel_of("truth", pixels, (classes, segments), segmenter)
         cards.append((name, pixels, [truth_panel, panel_of("found", pixels, (answer.labels, answer.map), segmenter)]))
-    words = f"{evaluation.ignored} Pictures with the most pixels of a wrong class come first."
-    return segments_page("Worst pictures", cards, words.strip())
+    words = f"{evaluation.ignored} Images with the most pixels of a wrong class come first."
+    return segments_page("Worst images", cards, words.strip())
 
 
 def panel_of(title: str, pixels: np.ndarray, target: Target, segmenter: Segmenter) -> dict[str, Any]:
@@ -315,7 +315,7 @@ def color_of(numbers: np.ndarray) -> np.ndarray:
 
 def segments_page(title: str, cards: Sequence[tuple[str, np.ndarray, Sequence[dict]]], words: str = "") -> str:
     """Return HTML text of a page: for each image its name, pixels (h, w, C) and panels, see `panel_of`."""
-    shown = [{"name": name, "figures": [_figure("picture", pixels), *panels]} for name, pixels, panels in cards]
+    shown = [{"name": name, "figures": [_figure("image", pixels), *panels]} for name, pixels, panels in cards]
     return render("segments", title=title, words=words, cards=shown)
 
 

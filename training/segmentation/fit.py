@@ -30,7 +30,7 @@ def fit(options: SegmentFitOptions, setup: Setup) -> Run:
     assert isinstance(batches, SceneBatches)
     if recipe.head == "eomt" and batches.num_targets > recipe.num_queries:
         raise UserError(
-            f"A picture has up to {batches.num_targets} segments, but there are {recipe.num_queries} queries, each of "
+            f"An image has up to {batches.num_targets} segments, but there are {recipe.num_queries} queries, each of "
             f"which finds one; give --num-queries {batches.num_targets} or more."
         )
 

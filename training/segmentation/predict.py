@@ -18,7 +18,7 @@ from keras_vit.models.config import SegmentationConfig
 from training.data.annotations.coco import write_panoptic_png
 from training.data.annotations.masks import OBJECTS
 from training.data.dataset import check_some_read
-from training.prediction.classifier import as_utf8, batches_of_pictures
+from training.prediction.classifier import as_utf8, batches_of_images
 from training.segmentation.evaluation import mask_annotation, panel_of, segments_page
 from training.segmentation.segmenter import FoundSegments, Segmenter, class_map, names_of
 
@@ -38,7 +38,7 @@ def predict(segmenter: Segmenter, files: Sequence[pathlib.Path], output: pathlib
     read is named. Raises UserError if none can be read.
     """
     rows, problems = list[tuple[str, str]](), list[str]()
-    batches = batches_of_pictures(files, preprocessing_of(segmenter.model), problems)
+    batches = batches_of_images(files, preprocessing_of(segmenter.model), problems)
     cards: list[tuple[str, np.ndarray, list[dict]]] = []
     root = pathlib.Path(as_utf8(os.path.commonpath([file.absolute().parent for file in files])))
     with staged(output) as stage:
@@ -56,7 +56,7 @@ def predict(segmenter: Segmenter, files: Sequence[pathlib.Path], output: pathlib
         writer.finish()
         title = f"Segments of {short_name(segmenter.name)}"
         (stage / PAGE).write_text(segments_page(title, cards, "; ".join(problems)), encoding="utf-8")
-    print(markdown_table(("picture", "segments, the largest first"), rows, num_text_columns=2))
+    print(markdown_table(("image", "segments, the largest first"), rows, num_text_columns=2))
     print(f"{len(rows)} masks in {output / _MASKS}, overlays in {output / PAGE}.")
 
 

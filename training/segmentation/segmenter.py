@@ -96,18 +96,18 @@ def open_segmenter(run: Run, task: SegmentationTask | None = None) -> Segmenter:
     """
     own = task_of(run.model)
     if not isinstance(own, SegmentationConfig | LinearSegmentationConfig):
-        raise UserError(f"{run.name} does not segment pictures; train a model that does with keras-vit segment fit.")
+        raise UserError(f"{run.name} does not segment images; train a model that does with keras-vit segment fit.")
     if isinstance(own, SegmentationConfig) and task is not None:
         own = dataclasses.replace(own, task=task)
     elif task not in (None, "semantic"):
         raise UserError(f"{run.name} has a linear head, which tells classes of pixels alone; leave --task {task} out.")
     labels, model = run.labels_of(own.num_classes), run.model
     if preprocessing_of(model).resize not in ("stretch", "pad"):
-        model = _whole_pictures(model)
+        model = _whole_images(model)
     return Segmenter(run.name, model, labels, own)
 
 
-def _whole_pictures(model: keras.Model) -> keras.Model:
+def _whole_images(model: keras.Model) -> keras.Model:
     """Return the model with a preprocessing that shows whole images, where the original divides them into windows."""
     from training.loop.build import rebuilt
 

@@ -1,4 +1,4 @@
-"""Pictures with boxes: four formats, one structure; what is broken is one sentence."""
+"""Images with boxes: four formats, one structure; what is broken is one sentence."""
 
 import json
 import pathlib
@@ -12,13 +12,13 @@ from training.data.annotations.open_boxes import open_boxes
 from training.detection.fit import box_data_set
 from training.options.dense import BoxesOptions
 
-# Of each picture: left, top, right, bottom, class.
+# Of each image: left, top, right, bottom, class.
 BOXES = {"a": [(2, 3, 12, 9, "cat"), (10, 0, 30, 20, "dog")], "b": [], "c": [(0, 0, 7, 19, "cat")]}
 SIZE = {"a": (30, 20), "b": (30, 20), "c": (20, 30)}  # width, height, seen upright
 
 
-def save_pictures(folder: pathlib.Path) -> None:
-    """The picture c is stored lying, and its EXIF orientation turns it."""
+def save_images(folder: pathlib.Path) -> None:
+    """The image c is stored lying, and its EXIF orientation turns it."""
     folder.mkdir(parents=True, exist_ok=True)
     turned = PIL.Image.Exif()
     turned[0x0112] = 6
@@ -28,7 +28,7 @@ def save_pictures(folder: pathlib.Path) -> None:
 
 
 def write_yolo(root: pathlib.Path) -> str:
-    save_pictures(root / "images")
+    save_images(root / "images")
     (root / "labels").mkdir()
     for name, boxes in BOXES.items():
         (w, h), lines = SIZE[name], []
@@ -42,7 +42,7 @@ def write_yolo(root: pathlib.Path) -> str:
 
 
 def write_voc(root: pathlib.Path) -> str:
-    save_pictures(root / "JPEGImages")
+    save_images(root / "JPEGImages")
     (root / "Annotations").mkdir()
     for name, boxes in BOXES.items():
         width, height = SIZE[name]
@@ -57,7 +57,7 @@ def write_voc(root: pathlib.Path) -> str:
 
 
 def write_csv(root: pathlib.Path) -> str:
-    save_pictures(root)
+    save_images(root)
     rows = ["path,x,y,w,h,label"]
     for name, boxes in BOXES.items():
         rows += [f"{name}.jpg,{x},{y},{right - x},{bottom - y},{label}" for x, y, right, bottom, label in boxes]
@@ -67,7 +67,7 @@ def write_csv(root: pathlib.Path) -> str:
 
 
 def write_coco(root: pathlib.Path) -> str:
-    save_pictures(root)
+    save_images(root)
     numbers = {name: number for number, name in enumerate(BOXES, 5)}
     document = {
         "images": [{"id": number, "file_name": f"{name}.jpg"} for name, number in numbers.items()],
@@ -86,17 +86,15 @@ WRITERS = {"yolo": write_yolo, "voc": write_voc, "csv": write_csv, "coco": write
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_all_formats_give_the_same_boxes_of_the_upright_picture(kind, tmp_path):
+def test_all_formats_give_the_same_boxes_of_the_upright_image(kind, tmp_path):
     data = open_boxes(BoxesOptions(data=WRITERS[kind](tmp_path)))
     assert data.labels == ("cat", "dog")
-    pictures = {picture.file.stem: picture for picture in data.all}
+    photos = {photo.file.stem: photo for photo in data.all}
     assert len(data.evaluation) == 1
     for name, boxes in BOXES.items():
-        assert pictures[name].size == SIZE[name][::-1]
-        np.testing.assert_allclose(
-            pictures[name].targets[0], np.reshape([box[:4] for box in boxes], (-1, 4)), atol=1e-4
-        )
-        assert [data.labels[number] for number in pictures[name].targets[1]] == [box[4] for box in boxes]
+        assert photos[name].size == SIZE[name][::-1]
+        np.testing.assert_allclose(photos[name].targets[0], np.reshape([box[:4] for box in boxes], (-1, 4)), atol=1e-4)
+        assert [data.labels[number] for number in photos[name].targets[1]] == [box[4] for box in boxes]
 
 
 ROWS = """path,x,y,w,h,label
@@ -111,7 +109,7 @@ b.jpg,,,,,
 
 
 def test_bad_boxes_are_counted_and_named_then_refused_or_clipped(tmp_path, capsys):
-    save_pictures(tmp_path)
+    save_images(tmp_path)
     (tmp_path / "boxes.csv").write_text(ROWS)
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
     with pytest.raises(UserError) as refused:
@@ -119,13 +117,13 @@ def test_bad_boxes_are_counted_and_named_then_refused_or_clipped(tmp_path, capsy
     for words in ("Of 6 boxes", "1 with swapped corners", "2 outside of", "1 without area", "1 of an unknown class"):
         assert words in str(refused.value)
     data = open_boxes(BoxesOptions(data=f"csv:{tmp_path / 'boxes.csv'}", bad_boxes="clip"))
-    (picture,) = [each for each in data.all if each.file.stem == "a"]
-    np.testing.assert_array_equal(picture.targets[0], [[2, 3, 12, 9], [2, 3, 12, 9], [25, 15, 30, 18]])
+    (photo,) = [each for each in data.all if each.file.stem == "a"]
+    np.testing.assert_array_equal(photo.targets[0], [[2, 3, 12, 9], [2, 3, 12, 9], [25, 15, 30, 18]])
     assert "cut, sorted or left out" in capsys.readouterr().out
 
 
 def test_shares_and_pixels_are_not_mixed_up(tmp_path):
-    save_pictures(tmp_path)
+    save_images(tmp_path)
     for kind, text in (("csv", "path,x,y,w,h,label\na.jpg,0.1,0.1,0.5,0.5,cat\nb.jpg,0.2,0.2,0.9,0.9,cat\n"),
                        ("coco", _coco(annotations=[ROW | {"bbox": [0.1, 0.1, 0.5, 0.5]}]))):  # fmt: skip
         (tmp_path / "boxes").write_text(text)
@@ -145,13 +143,13 @@ def test_shares_and_pixels_are_not_mixed_up(tmp_path):
 
 def test_one_image_and_one_class_in_all_spellings(tmp_path, capsys):
     """Letters with accents are one character or two; rows that are there twice count once."""
-    save_pictures(tmp_path)
+    save_images(tmp_path)
     (tmp_path / "a.jpg").rename(tmp_path / "Z\u00fcrich.jpg")
     rows = ["Z\u00fcrich.jpg,1,1,5,5,caf\u00e9", "./Zu\u0308rich.jpg,1,1,5,5,cafe\u0301", "x/../b.jpg,2,2,5,5,on"]
     (tmp_path / "boxes.csv").write_text("\n".join(["path,x,y,w,h,label", *rows]))
     data = open_boxes(BoxesOptions(data=f"csv:{tmp_path / 'boxes.csv'}"))
     assert data.labels == ("caf\u00e9", "on")
-    assert [len(picture.boxes) for picture in sorted(data.all, key=lambda picture: picture.file.name)] == [1, 1]
+    assert [len(photo.boxes) for photo in sorted(data.all, key=lambda photo: photo.file.name)] == [1, 1]
     assert "1 rows repeat another one" in capsys.readouterr().out
 
 
@@ -287,7 +285,7 @@ def test_a_broken_file_is_one_sentence(kind, tmp_path):
         assert "\n" not in str(refused.value)
 
 
-def test_a_picture_that_is_cut_off_is_named_before_the_training(tmp_path):
+def test_an_image_that_is_cut_off_is_named_before_the_training(tmp_path):
     data = open_boxes(BoxesOptions(data=write_yolo(tmp_path)))
     file = tmp_path / "images" / "b.jpg"
     file.write_bytes(file.read_bytes()[:-40])
@@ -295,7 +293,7 @@ def test_a_picture_that_is_cut_off_is_named_before_the_training(tmp_path):
         box_data_set(data)
 
 
-def test_pictures_without_any_box_are_refused(tmp_path):
+def test_images_without_any_box_are_refused(tmp_path):
     data = write_yolo(tmp_path)
     for file in (tmp_path / "labels").iterdir():
         file.unlink()

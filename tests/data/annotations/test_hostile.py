@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies
 
 from keras_vit import UserError
-from tests.data.annotations.test_boxes import ROW, WRITERS, save_pictures
+from tests.data.annotations.test_boxes import ROW, WRITERS, save_images
 from training.data.annotations.open_boxes import open_boxes
 from training.options.dense import BoxesOptions
 
@@ -66,13 +66,13 @@ CONTENTS = {
 def refusal_of(data: str, mode: str) -> str:
     """Open the boxes, which lie in their images; the message if they are refused."""
     try:
-        pictures = open_boxes(BoxesOptions(data=data, bad_boxes=mode)).all
+        images = open_boxes(BoxesOptions(data=data, bad_boxes=mode)).all
     except UserError as refused:
         return str(refused)
-    for picture in pictures:
-        height, width = picture.size
-        assert (picture.targets[0] >= 0).all()
-        assert (picture.targets[0] <= [width, height] * 2).all()
+    for image in images:
+        height, width = image.size
+        assert (image.targets[0] >= 0).all()
+        assert (image.targets[0] <= [width, height] * 2).all()
     return ""
 
 
@@ -81,7 +81,7 @@ def refusal_of(data: str, mode: str) -> str:
 def test_any_content_is_boxes_or_a_sentence(kind, examples, tmp_path):
     name, contents = CONTENTS[kind]
     data = WRITERS["yolo" if kind == "labels" else kind](tmp_path)
-    save_pictures(tmp_path)
+    save_images(tmp_path)
 
     @hypothesis.settings(max_examples=examples, deadline=None, derandomize=True, database=None)
     @hypothesis.given(contents, strategies.sampled_from(["refuse", "clip"]))

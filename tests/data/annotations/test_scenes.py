@@ -1,4 +1,4 @@
-"""Pictures with masks of every kind of data: what is read, and what is refused by name before training."""
+"""Images with masks of every kind of data: what is read, and what is refused by name before training."""
 
 import json
 import pathlib
@@ -276,8 +276,8 @@ FOLDERS = {
     "a number too high": (_mask("001.png", np.full((SIDE, SIDE), 9, np.uint8)), "names 4 classes, 0 to 3, but"),
     "fractions": (lambda r: _tiff(r), "float32 values up to"),
     "colors": (_mask("001.png", np.zeros((SIDE, SIDE, 3), np.uint8)), "should have one channel with class numbers"),
-    "no picture": (lambda r: (r / "images" / "001.png").write_bytes(b"x"), "001.png .not JPEG, PNG"),
-    "half a picture": (lambda r: _cut(r / "images" / "001.png"), "001.png"),
+    "no image": (lambda r: (r / "images" / "001.png").write_bytes(b"x"), "001.png .not JPEG, PNG"),
+    "half an image": (lambda r: _cut(r / "images" / "001.png"), "001.png"),
     "half a mask": (lambda r: _cut(r / "masks" / "001.png"), "its mask 001.png cannot be read"),
     "two names": (lambda r: (r / "images" / "001.jpg").write_bytes((r / "images" / "001.png").read_bytes()),
                   "have the same name"),
@@ -373,7 +373,7 @@ def test_masks_of_classes_alone_have_no_objects(task, tmp_path):
         open_data(shapes.write_folder(tmp_path / "d", 4), task)
 
 
-def test_one_picture_is_too_few(tmp_path):
+def test_one_image_is_too_few(tmp_path):
     with pytest.raises(UserError, match="holds 1 images, and needs"):
         open_data(shapes.write_folder(tmp_path / "d", 1))
 

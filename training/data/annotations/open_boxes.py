@@ -22,7 +22,7 @@ from keras_vit.errors import reading, shown
 from keras_vit.files.documents import LARGEST, is_number, read_text, read_xml, read_yaml, validated
 from keras_vit.files.labels import composed, distinct_names
 from keras_vit.files.tables import cell_of_csv
-from keras_vit.images.formats import is_picture, is_picture_name, visible_files
+from keras_vit.images.formats import is_image_name, looks_like_image, visible_files
 from training.data.annotations.coco import read_coco_boxes
 from training.data.annotations.images import (
     Box,
@@ -116,7 +116,7 @@ def read_voc_boxes(folder: pathlib.Path, _: pathlib.Path, allow_outside: bool) -
     """
     annotations = folder / "Annotations" if (folder / "Annotations").is_dir() else folder
     places = [folder / name for name in ("JPEGImages", "images", "Images") if (folder / name).is_dir()] or [folder]
-    images = {composed(file.stem): file for place in places for file in place.iterdir() if is_picture_name(file.name)}
+    images = {composed(file.stem): file for place in places for file in place.iterdir() if is_image_name(file.name)}
     of_file = {file: composed(file.stem) for file in sorted(annotations.glob("*.xml"))}
     check_names({name: file for file, name in of_file.items()}, images, places[0])
     if others := images.keys() - set(of_file.values()):
@@ -180,7 +180,7 @@ def _yolo_files(places: list[str], root: pathlib.Path, file: pathlib.Path, allow
         path = next(filter(os.path.exists, paths), paths[-1])
         check_inside([path], file, file.parent, allow_outside)
         if path.is_dir():
-            images += map(pathlib.Path, map(os.path.normpath, filter(is_picture, visible_files(path))))
+            images += map(pathlib.Path, map(os.path.normpath, filter(looks_like_image, visible_files(path))))
         else:
             lines = filter(None, map(str.strip, read_text(path, LARGEST).splitlines()))
             images += [listed_file(path.parent, line) for line in lines]

@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras_vit import UserError
 from keras_vit.files.documents import LARGEST, read_text
 from keras_vit.files.labels import LABELS, composed, distinct_names
-from keras_vit.images.formats import is_picture, others_line, visible_files
+from keras_vit.images.formats import looks_like_image, others_line, visible_files
 from keras_vit.models.config import SegmentationTask
 from training.data.annotations.coco import CocoImage, PanopticImage, check_ids, read_coco, read_panoptic
 from training.data.annotations.images import check_names, own_labels, train_and_val, upright_size
@@ -274,7 +274,7 @@ def _by_name(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     images: dict[str, pathlib.Path] = {}
     others = []
     for path in visible_files(folder):
-        if not is_picture(path):
+        if not looks_like_image(path):
             others.append(path.name)
             continue
         name = composed(os.fspath(path.relative_to(folder).with_suffix("")))

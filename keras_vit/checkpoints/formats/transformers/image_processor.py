@@ -45,7 +45,7 @@ _CROPPED |= {"crop_size": _SQUARE, "image_mean": CLIP_MEAN, "image_std": CLIP_ST
 _PROCESSORS = {"ViT": _STRETCHED, "Bit": _CROPPED, "ViTHybrid": _CROPPED, "CLIP": _CROPPED, "ChineseCLIP": _CROPPED}
 _PROCESSORS |= {"DINOv3ViT": _STRETCHED | {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}}
 _PROCESSORS |= {"Siglip": _STRETCHED | {"resample": 3}}
-# Detectors and segmentation models, whose images are the whole picture.
+# Detectors and segmentation models, which see the whole image.
 _PROCESSORS |= {"OwlViT": _CROPPED | {"size": 768, "do_center_crop": False, "crop_size": None}}
 _PROCESSORS |= {"Owlv2": _PROCESSORS["OwlViT"] | {"size": 960, "resample": 2, "do_pad": True}}
 _PROCESSORS |= {"Eomt": _STRETCHED | {"size": 640, "image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}}
@@ -72,7 +72,7 @@ _OF_FAMILY: dict[str, tuple[str, dict[str, Any]]] = {
     "vit-hybrid": ("ViTHybrid", _HALF),
 }
 _DTYPE = "dtype of resized pixels"
-_FILL = "color beside a padded picture"
+_FILL = "color beside a padded image"
 _FILTER = "filter instead of resample"
 
 
@@ -129,7 +129,7 @@ def _completed(fields: dict) -> dict:
     given = {field: False if value is None and field.startswith("do_") else value for field, value in fields.items()}
     processor = _PROCESSORS[str(family)] | {field: value for field, value in given.items() if value is not None}
     if family in ("OwlViT", "Owlv2", "Eomt"):
-        return _of_whole_picture(processor, str(family))
+        return _of_whole_image(processor, str(family))
     square = family in ("ViT", "DeiT", "DINOv3ViT") and _flag(processor, "default_to_square")
     if isinstance(processor["size"], int) and not square:
         processor["size"] = {"shortest_edge": processor["size"]}
@@ -137,7 +137,7 @@ def _completed(fields: dict) -> dict:
     return processor | {_DTYPE: "float32" if family == "DINOv3ViT" else "uint8"}
 
 
-def _of_whole_picture(processor: dict, family: str) -> dict:
+def _of_whole_image(processor: dict, family: str) -> dict:
     """The fields of a processor of OWL-ViT, OWLv2 or EoMT in the terms of the others, with its padding."""
     size = processor["size"]
     if isinstance(size, dict) and size.get("shortest_edge") is not None:
@@ -146,12 +146,12 @@ def _of_whole_picture(processor: dict, family: str) -> dict:
     padded = _flag(processor, "do_pad", default=False)
     if _flag(processor, "do_split_image", default=False):
         warnings.warn(
-            "The original cuts pictures into overlapping windows (do_split_image); here the whole picture is stretched "
+            "The original cuts images into overlapping windows (do_split_image); here the whole image is stretched "
             "to the size of one.",
             stacklevel=5,
         )
     # OWLv2 as it was trained, and as the Owlv2ImageProcessor of transformers 4 is written after: gray beside the
-    # picture, then scikit-image's resize, whatever `resample` says. That of transformers 5.24 pads with black, and its
+    # image, then scikit-image's resize, whatever `resample` says. That of transformers 5.24 pads with black, and its
     # form on torch cuts the blur off at 3 standard deviations.
     fill = ("gray" if family == "Owlv2" else "black") if padded else None
     processor = processor | {"size": size, "do_pad": False, _FILL: fill, _DTYPE: "uint8"}
@@ -236,7 +236,7 @@ def processor_config(preprocessing: "Preprocessing", model_type: str) -> dict:
     }
 
 
-# Families whose images are the whole picture.
+# Families which see the whole image.
 _WHOLE = {"eomt": "Eomt", "eomt_dinov3": "Eomt", "owlvit": "OwlViT", "owlv2": "Owlv2"}
 
 
@@ -251,7 +251,7 @@ def _check_resize(is_possible: bool, preprocessing: "Preprocessing") -> None:
 
 
 def _of_whole(preprocessing: "Preprocessing", family: str) -> tuple[str, dict]:
-    """Name of the image processor and its own fields, for a model of the whole picture."""
+    """Name of the image processor and its own fields, for a model of the whole image."""
     height, width = preprocessing.image_size
     padded = preprocessing.resize == "pad" and preprocessing.padding == "after" and family != "OwlViT"
     is_possible = preprocessing.crop_from is None and (padded or preprocessing.resize == "stretch")

@@ -18,7 +18,7 @@ from apache_beam.io.filesystems import FileSystems
 
 from keras_vit import UserError
 from keras_vit.files.remote import is_remote, to_path
-from keras_vit.images.formats import is_hidden, is_picture, is_picture_name
+from keras_vit.images.formats import is_hidden, is_image_name, looks_like_image
 from training.data.dataset import check_classes_of_splits
 from training.data.listed_files import ONE_CLASS, check_several_classes, read_lines, used_splits
 from training.features.store import NO_SPLIT
@@ -58,7 +58,7 @@ class Summary:
 
 
 @dataclasses.dataclass(frozen=True)
-class PictureList:
+class ImageList:
     """A list of images."""
 
     names: tuple[str, ...] = ()
@@ -71,11 +71,11 @@ class PictureList:
     def rows(self) -> Iterator[Row]:
         """Return the images, in order. Raises UserError for what cannot be read as a list."""
         if self.table is not None:
-            yield from _table(self.table, labelled=True)
+            yield from _table(self.table, labeled=True)
             return
         for name in self.names:
             if name.lower().endswith(".csv"):
-                yield from _table(name, labelled=False)
+                yield from _table(name, labeled=False)
             else:
                 yield from (Row(path, None, NO_SPLIT) for path in _files(name))
 
@@ -107,7 +107,7 @@ class PictureList:
             if row.label is not None:
                 labels[row.split].add(row.label)
         if not counts:
-            raise UserError(f"There is no picture in {', '.join(map(repr, self.names)) or self.table}; give others.")
+            raise UserError(f"There is no image in {', '.join(map(repr, self.names)) or self.table}; give others.")
         splits = {NO_SPLIT: NO_SPLIT} if self.table is None else self._splits(counts)
         named: collections.Counter[str] = collections.Counter()
         classes: dict[str, set[str]] = {split: set() for split in splits.values()}
@@ -127,18 +127,18 @@ class PictureList:
         return {**dict.fromkeys(train, "train"), evaluation[0]: self.evaluation}
 
 
-def _table(path: str, *, labelled: bool) -> Iterator[Row]:
+def _table(path: str, *, labeled: bool) -> Iterator[Row]:
     """Return the rows of a CSV file in UTF-8 (`training/data/listed_files.py`), line by line."""
     with io.TextIOWrapper(FileSystems.open(path), "utf-8-sig", newline="") as stream:
         place_of, lines = read_lines(stream, path)
-        wanted = ("path", ONE_CLASS, "split") if labelled else ("path",)
+        wanted = ("path", ONE_CLASS, "split") if labeled else ("path",)
         if missing := [name for name in wanted if name not in place_of]:
             raise UserError(
                 f"The first line of {path} must name the columns {', '.join(wanted)}, but lacks {missing[0]}."
             )
         for _, image, label, split, _ in lines:
             file = image if is_remote(image) else str(to_path(path).parent / image)
-            yield Row(file, label if labelled else None, split if labelled else NO_SPLIT)
+            yield Row(file, label if labeled else None, split if labeled else NO_SPLIT)
 
 
 def _files(name: str) -> Iterator[str]:
@@ -148,7 +148,7 @@ def _files(name: str) -> Iterator[str]:
         return
     path = pathlib.Path(name)
     if path.is_dir():
-        yield from (str(file) for file in _walk(path) if is_picture(file))
+        yield from (str(file) for file in _walk(path) if looks_like_image(file))
     elif path.is_file():
         yield name
     else:
@@ -184,11 +184,11 @@ def _in_bucket(name: str) -> Iterator[str]:
         prefix = re.match(r"[^\[*?]*", name)[0]  # type: ignore[index]
         objects = system.match_files(system._list(os.path.dirname(prefix) if system.has_dirs() else prefix), name)
         yield from (file.path for file in objects)
-    elif is_picture_name(name):
+    elif is_image_name(name):
         yield name
     else:
         folder = name.rstrip("/") + "/"
         for file in system._list(folder):
             inside = file.path.removeprefix(folder).split("/")
-            if is_picture_name(inside[-1]) and not any(map(is_hidden, inside)):
+            if is_image_name(inside[-1]) and not any(map(is_hidden, inside)):
                 yield file.path
