@@ -337,7 +337,13 @@ def _held_out(labels: Labels, draw: _Draw) -> dict[str, Labels]:
     for name, files in of_class.items():
         by_tens = [file for first in range(HOLD_OUT) for file in files[first::HOLD_OUT]]
         of_class[name] = by_tens if draw.seed is None else sorted(files, key=draw.place)
-    kept = held_out(of_class, draw.groups([*labels]), HOLD_OUT)
+    try:
+        kept = held_out(of_class, draw.groups([*labels]), HOLD_OUT)
+    except UserError as problem:
+        if draw.group != AUTO or draw.named:
+            raise
+        print(f"Warning: {problem} Here each image is drawn alone.")
+        kept = held_out(of_class, {file: number for number, file in enumerate(labels)}, HOLD_OUT)
     counts = [len(kept.intersection(files)) for files in of_class.values()]
     each = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
     how = f"A tenth of each class, drawn with the seed {draw.seed},"
