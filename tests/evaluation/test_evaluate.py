@@ -481,7 +481,7 @@ def test_options_that_contradict_what_a_model_says_of_its_images_are_refused(nam
 
 def test_a_checkpoint_at_an_address_is_downloaded_and_evaluated(made, few_digits, tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("training.data.sources.open_source", lambda arguments, **_: few_digits)
+    monkeypatch.setattr("training.evaluation.evaluate.open_source", lambda arguments, **_: few_digits)
     monkeypatch.chdir(tmp_path)
     options = ["--data", "digits", "--output", "report"]
     heads = ["--num-heads", "3", "--resize", "resize-small", "--crop-from", "10"]
