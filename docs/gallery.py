@@ -1,9 +1,11 @@
-"""Renew the images of the gallery and of the worked example.
+r"""Renew the images of the gallery and of the worked example.
 
-    python docs/gallery.py --photos photos --new new --run runs/photos --checkpoint downloads/dinov2-small
+    python docs/gallery.py --photos photos --new new --run runs/photos --checkpoint downloads/dinov2-small \
+        --stamps /usr/share/tuxpaint/stamps --grounds skimage/data
 
 runs the commands of start/gallery.md in a temporary folder, and writes docs/images. It needs Chromium for screenshots.
-photos: a folder of class folders, on which the run was trained; new: images that it has not seen, among them horse.png.
+photos: a folder of class folders, on which the run was trained; new: images that it has not seen, among them horse.png;
+stamps and grounds: see docs/scenes.py.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import urllib.error
 import urllib.request
 
 import PIL.Image
+import scenes
 
 DOCS = pathlib.Path(__file__).resolve().parent
 PUBLISHED = "hf:facebook/dinov2-small"
@@ -30,6 +33,8 @@ SOURCES = {
     "explanation.jpg": ("new.html", (0, 470, 1000, 1332)),
     "report.jpg": ("report/report.html", (0, 0, 1000, 727)),
     "confusion.jpg": ("report/confusion.png", None),
+    "segments.jpg": ("segments/predictions.html", (0, 1362, 1000, 2650)),
+    "defects.jpg": ("defects.html", (0, 0, 1000, 810)),
     "similar.jpg": ("similar.html", (0, 0, 1000, 470)),
     "review.jpg": ("index/review/review.html", (0, 0, 1000, 890)),
     "attention.jpg": ("inside/maps.png", None),
@@ -42,7 +47,7 @@ SOURCES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("photos", "new", "run", "checkpoint"):
+    for name in ("photos", "new", "run", "checkpoint", "stamps", "grounds"):
         parser.add_argument(f"--{name}", required=True)
     options = parser.parse_args()
     checkpoint = options.checkpoint
@@ -54,6 +59,8 @@ def main() -> None:
         places = {"photos": options.photos, "new": options.new, "runs/photos": options.run, "docs": DOCS}
         for place, given in places.items():
             (folder / place).symlink_to(os.path.abspath(given))
+        scenes.make_scenes(pathlib.Path(options.stamps), pathlib.Path(options.grounds), folder)
+        scenes.make_gravel(pathlib.Path(options.stamps), pathlib.Path(options.grounds), folder)
         for line in dict.fromkeys(code(DOCS / "start" / "gallery.md", "bash").splitlines()):
             run(line.replace(PUBLISHED, checkpoint), folder)
         draw_features(code(DOCS / "explain" / "paper.md", "py").replace(PUBLISHED, checkpoint), folder)
@@ -114,12 +121,12 @@ def save(folder: pathlib.Path, image: str) -> None:
     source = folder / name
     if source.suffix == ".html":
         source = screenshot(source, part[2:])
-    picture = PIL.Image.open(source).convert("RGB")
+    photo = PIL.Image.open(source).convert("RGB")
     if part is not None:
-        picture = picture.crop(part)
-    picture.thumbnail((1000, 1000))
+        photo = photo.crop(part)
+    photo.thumbnail((1000, 1000))
     for quality in (85, 75, 65, 50, 35):
-        picture.save(DOCS / "images" / image, quality=quality, optimize=True)
+        photo.save(DOCS / "images" / image, quality=quality, optimize=True)
         if (DOCS / "images" / image).stat().st_size <= LARGEST:
             break
 
