@@ -23,7 +23,6 @@ from typing import Literal, get_args
 
 from benchmarks.case import Case, Task
 from benchmarks.comparison import LIMIT, Result, compare, flops, rate, write_results
-from benchmarks.input.__main__ import compare as compare_inputs
 from keras_vit import MODELS, ViTConfig, cli
 from keras_vit.cli import parser
 from keras_vit.cli.options import Count
@@ -160,6 +159,8 @@ def main(arguments: Sequence[str]) -> None:
         lines += shown
         measured += [dataclasses.asdict(one) | {"result": dataclasses.asdict(result)} for one, result in results]
         write_results(output, {"machine": head, "cases": measured}, lines)  # after every case, for interrupted runs
+    from benchmarks.input.__main__ import compare as compare_inputs  # a command of its own, which Python runs once
+
     cores = len(os.sched_getaffinity(0))
     lines += ["", f"The input pipeline, on {cores} cores:", "", compare_inputs(_INPUTS, 3, 32, 512, cores)]
     print("\n".join(lines[-4:]), flush=True)

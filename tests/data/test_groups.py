@@ -13,6 +13,7 @@ from keras_vit import UserError
 from keras_vit.run import Run
 from training.checks import with_data
 from training.data.groups import groups_of, held_out, look_at
+from training.data.known_images import check_held_out
 from training.data.sources import open_source
 from training.options.common import DataOptions
 
@@ -156,6 +157,24 @@ def test_lists_of_several_classes_have_each_scene_on_one_side(folder):
     assert not scenes(source.train) & scenes(source.evaluation)
 
 
+def test_a_class_of_copies_alone_is_split_as_ever_with_a_warning(tmp_path, capsys):
+    for number in range(4):
+        save(tmp_path, f"{'cat' if number < 2 else 'dog'}/{number}.png", scene(number // 2))
+    source = open_source(DataOptions(f"folder:{tmp_path}"))
+    assert (source.train.num_examples, source.evaluation.num_examples) == (2, 2)
+    assert "Warning: The 2 images of 'cat' belong together" in capsys.readouterr().out
+    with pytest.raises(UserError, match="2 images of 'cat' belong together"):
+        open_source(DataOptions(f"folder:{tmp_path}", group="folder"))
+
+
+def test_a_column_names_groups(folder):
+    files = sorted(folder.rglob("*.png"))
+    lines = [f"pictures/{file.relative_to(folder)},{file.parent.name},day {file.name[4]}" for file in files]
+    (folder.parent / "list.csv").write_text("path,label,group\n" + "\n".join(lines))
+    with pytest.raises(UserError, match="36 images of 'cat' belong together"):  # every scene was taken on every day
+        open_source(DataOptions(f"csv:{folder.parent / 'list.csv'}"))
+
+
 def test_images_without_groups_are_split_as_ever(tmp_path):
     for number in range(60):
         save(tmp_path, f"{'even' if number % 2 == 0 else 'odd'}/{number:02}.png", scene(number))
@@ -181,3 +200,10 @@ def test_old_runs_keep_their_split_and_new_ones_say_how_they_were_drawn(folder, 
     (tmp_path / "run" / "config.json").write_text(json.dumps({"settings": {"source": old}}))
     assert with_data({("run",): str(tmp_path / "run")})[("source", "group")] == "none"
     assert Run.at(tmp_path / "run").data_options[-2:] == ["--group", "none"]
+    alone = open_source(DataOptions(f"folder:{folder}", group="none"))
+    images = {"train": alone.train.num_examples, "evaluation": alone.evaluation.num_examples}
+    config = {"settings": {"source": old, "images": images}, "images_fingerprint": alone.fingerprint}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    run, options = Run.at(tmp_path / "run"), DataOptions(f"folder:{folder}")
+    with pytest.raises(UserError, match="give --group none, as in training"):
+        check_held_out(run, options, open_source(options))

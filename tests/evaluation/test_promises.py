@@ -160,38 +160,44 @@ def test_another_temperature_makes_the_promise_void(run):
     (run / "temperature.json").unlink()
 
 
-@pytest.mark.slow
-def test_all_exports_decide_alike(run, images, tmp_path):
-    files = sorted(images.glob("*.png"))
-    opened = Run.open(run)
-    images = np.stack([opened.preprocessing(opened.preprocessing.decode(file)) for file in files])
+def decisions_of(run: pathlib.Path, folder: pathlib.Path) -> tuple[list[pathlib.Path], np.ndarray, dict]:
+    """The files, the inputs of the model, and what the promise of the run decides."""
+    files, opened = sorted(folder.glob("*.png")), Run.open(run)
+    inputs = np.stack([opened.preprocessing(opened.preprocessing.decode(file)) for file in files])
     scoring = opened.scoring()
-    logits = opened.model.predict_on_batch(images)
-    expected = {
-        name: np.asarray(value) for name, value in scoring.promise.decide(scoring.probabilities(logits)).items()
-    }
-    assert expected.keys() == {"answered", "label_set"}
-    saved_model.main(["--run", str(run), "--output", str(tmp_path / "saved")])
-    onnx.main(["--run", str(run), "--output", str(tmp_path / "onnx"), "--web"])
-    tflite.main(["--run", str(run), "--output", str(tmp_path / "phone"), "--formats", "float32"])
+    decided = scoring.promise.decide(scoring.probabilities(opened.model.predict_on_batch(inputs)))
+    assert decided.keys() == {"answered", "label_set"}
+    return files, inputs, {name: np.asarray(value) for name, value in decided.items()}
 
+
+@pytest.mark.slow
+def test_a_saved_model_and_a_tflite_file_decide_as_the_model(run, images, tmp_path):
+    files, inputs, expected = decisions_of(run, images)
+    saved_model.main(["--run", str(run), "--output", str(tmp_path / "saved")])
+    tflite.main(["--run", str(run), "--output", str(tmp_path / "phone"), "--formats", "float32"])
     served = tf.saved_model.load(str(tmp_path / "saved" / "1")).signatures["serving_default"]
-    onnxruntime = pytest.importorskip("onnxruntime")
-    session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "model.onnx"))
-    outputs = [output.name for output in session.get_outputs()]
     runner = Interpreter(model_path=str(tmp_path / "phone" / "model-float32.tflite")).get_signature_runner()
     spec = importlib.util.spec_from_file_location("decide", tmp_path / "phone" / "decide.py")
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
-    answers = {
-        "saved model": served(image_bytes=tf.constant([file.read_bytes() for file in files])),
-        "onnx": dict(zip(outputs, session.run(outputs, {session.get_inputs()[0].name: images}), strict=True)),
-        "tflite": program.decide(np.concatenate([runner(image=image[None])["logits"] for image in images])),
-    }
-    for artifact, answer in answers.items():
-        for name, decisions in expected.items():
-            np.testing.assert_array_equal(answer[name], decisions, err_msg=f"{artifact}: {name}")
-    for folder in ("saved/1", "onnx", "phone"):
-        assert "promise_agreement" in (tmp_path / folder / "report.json").read_text()
-    facts = json.loads((tmp_path / "onnx" / "classify.json").read_text())
-    assert facts["promise"] == scoring.promise.sentences()
+    answer = served(image_bytes=tf.constant([file.read_bytes() for file in files]))
+    by_program = program.decide(np.concatenate([runner(image=image[None])["logits"] for image in inputs]))
+    for name, decisions in expected.items():
+        np.testing.assert_array_equal(answer[name], decisions)
+        np.testing.assert_array_equal(by_program[name], decisions)
+    for folder in ("saved/1", "phone"):
+        assert '"promise_agreement": 1.0' in (tmp_path / folder / "report.json").read_text()
+    assert (tmp_path / "saved" / "1" / "assets.extra" / PROMISE).is_file()
+
+
+@pytest.mark.slow
+def test_an_onnx_file_decides_as_the_model(run, images, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    _, inputs, expected = decisions_of(run, images)
+    onnx.main(["--run", str(run), "--output", str(tmp_path), "--web"])
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    outputs = [output.name for output in session.get_outputs()]
+    answer = dict(zip(outputs, session.run(outputs, {session.get_inputs()[0].name: inputs}), strict=True))
+    for name, decisions in expected.items():
+        np.testing.assert_array_equal(answer[name], decisions)
+    assert json.loads((tmp_path / "classify.json").read_text())["promise"] == Run.open(run).promise.sentences()

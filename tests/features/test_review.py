@@ -76,7 +76,7 @@ def _place(tmp_path_factory) -> pathlib.Path:
     (place / "data" / "bee" / "0.png").write_bytes((place / "data" / "ant" / "03.png").read_bytes())
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        embed.main(["--run", "model.keras", "--data", "folder:data", "--output", "features"])
+        embed.main(["--run", "model.keras", "--data", "folder:data", "--group", "none", "--output", "features"])
         embed.main(["--run", "model.keras", "loose", "--output", "unlabeled"])
     return place
 

@@ -136,7 +136,7 @@ def _table(path: str, *, labeled: bool) -> Iterator[Row]:
             raise UserError(
                 f"The first line of {path} must name the columns {', '.join(wanted)}, but lacks {missing[0]}."
             )
-        for _, image, label, split in lines:
+        for _, image, label, split, _ in lines:
             file = image if is_remote(image) else str(to_path(path).parent / image)
             yield Row(file, label if labeled else None, split if labeled else NO_SPLIT)
 

@@ -12,7 +12,7 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import PIL.Image
@@ -60,7 +60,13 @@ def look_at(content: bytes) -> Look | None:
     return Look(unit.astype(np.float16), " ".join(str(exif.get(tag, "")) for tag in _CAMERA), time)
 
 
-def groups_of(files: Sequence[str], root: pathlib.Path, rule: str, looks: Sequence[Look | None]) -> dict[str, int]:
+def groups_of(
+    files: Sequence[str],
+    root: pathlib.Path,
+    rule: str,
+    looks: Sequence[Look | None],
+    named: Mapping[str, str] | None = None,
+) -> dict[str, int]:
     """Return the number of the group of each file.
 
     Args:
@@ -69,18 +75,22 @@ def groups_of(files: Sequence[str], root: pathlib.Path, rule: str, looks: Sequen
         rule: auto: near copies and bursts; beside them, folder: the files of a folder; else a regular expression, whose
             first group, or the whole match, is the same for files that belong together.
         looks: of the files.
+        named: file -> the name of its group in the data, of those that have one.
 
     Raises UserError for a regular expression that is none, or fits no file.
     """
-    links = _near_copies(looks) + _bursts(looks)
+    links = _near_copies(looks) + _bursts(looks) + _same(map((named or {}).get, files))
     if rule != AUTO:
-        first: dict[str, int] = {}
-        names = map(os.path.dirname, files) if rule == FOLDER else _matches(files, root, rule)
-        links += [(first.setdefault(name, row), row) for row, name in enumerate(names) if name]
+        links += _same(map(os.path.dirname, files) if rule == FOLDER else _matches(files, root, rule))
     ends = np.array(links, np.int64).reshape(-1, 2)
     graph = scipy.sparse.coo_array((np.ones(len(ends), bool), tuple(ends.T)), shape=(len(files), len(files)))
     numbers = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
     return dict(zip(files, numbers.tolist(), strict=True))
+
+
+def _same(names: Iterable[str | None]) -> list[tuple[int, int]]:
+    first: dict[str, int] = {}
+    return [(first.setdefault(name, row), row) for row, name in enumerate(names) if name]
 
 
 def _matches(files: Sequence[str], root: pathlib.Path, rule: str) -> list[str | None]:

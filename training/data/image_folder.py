@@ -94,7 +94,7 @@ def csv_list(
     What the file holds says `training.data.listed_files`. Without a column split a tenth of each class is kept for
     evaluation, as `_held_out` says.
     """
-    column, value_of, not_used = listed = listed_files(path)
+    column, value_of, not_used, group_of = listed = listed_files(path)
     if not is_remote(path):
         check_listed(listed, path, on_bad_image)
     decisions = None if exclude is None else read_decisions(exclude)
@@ -104,7 +104,7 @@ def csv_list(
         raise UserError(f"--exclude is for images of one class each, but {path} has the column {column}.")
     _check_seed(split_seed, value_of, path)
     _say_separators(path, column, sorted({text for files in value_of.values() for text in files.values()}))
-    draw = _Draw(path.parent, split_seed, group if "" in value_of else ALONE)
+    draw = _Draw(path.parent, split_seed, group if "" in value_of else ALONE, group_of)
     reader = _Reader(on_bad_image, draw.contents)
     where = {split: f"{path} ({split})" if split else str(path) for split in value_of}
     if column != ONE_CLASS:
@@ -276,6 +276,8 @@ class _Draw:
     seed: int | None
     group: str
     """See `DataOptions.group`."""
+    named: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """File -> the name of its group, of those that have one."""
     contents: FileContents = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -291,7 +293,7 @@ class _Draw:
         """Return the number of the group of each file; print how many have more than one."""
         if self.group == ALONE:
             return {file: number for number, file in enumerate(files)}
-        groups = groups_of(files, self.root, self.group, [self.contents.looks.get(file) for file in files])
+        groups = groups_of(files, self.root, self.group, list(map(self.contents.looks.get, files)), self.named)
         self.contents.group_of.update(groups)
         sizes = [size for size in collections.Counter(groups.values()).values() if size > 1]
         if sizes:
@@ -335,7 +337,13 @@ def _held_out(labels: Labels, draw: _Draw) -> dict[str, Labels]:
     for name, files in of_class.items():
         by_tens = [file for first in range(HOLD_OUT) for file in files[first::HOLD_OUT]]
         of_class[name] = by_tens if draw.seed is None else sorted(files, key=draw.place)
-    kept = held_out(of_class, draw.groups([*labels]), HOLD_OUT)
+    try:
+        kept = held_out(of_class, draw.groups([*labels]), HOLD_OUT)
+    except UserError as problem:
+        if draw.group != AUTO or draw.named:
+            raise
+        print(f"Warning: {problem} Here each image is drawn alone.")
+        kept = held_out(of_class, {file: number for number, file in enumerate(labels)}, HOLD_OUT)
     counts = [len(kept.intersection(files)) for files in of_class.values()]
     each = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
     how = f"A tenth of each class, drawn with the seed {draw.seed},"

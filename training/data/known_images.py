@@ -102,6 +102,8 @@ def check_held_out(run: Run, options: DataOptions, source: "DataSet") -> None:
     exclude, advice = run.settings["source"].get("exclude"), "evaluate on images of another folder"
     if exclude != options.exclude:
         advice = "leave --exclude out" if exclude is None else f"give --exclude {exclude}, as in training"
+    elif (group := DataOptions.of_settings(run.settings["source"]).group) != options.group:
+        advice = f"give --group {group}, as in training"
     raise UserError(
         f"{run.name} was trained when {known.data} had {then}, so that others are kept for evaluation now, and the run "
         f"may have been trained on them; {advice}."

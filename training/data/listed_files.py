@@ -5,7 +5,8 @@ Imports neither TensorFlow nor NumPy.
 In a CSV file, the column path names the files, relative to its folder. One of the columns label (a class), labels (any
 number of classes such as "cat|dog", or none) and probabilities (shares that sum to 1, such as "cat=0.7|dog=0.3") says
 what they show. A further column split says train (or training), or test (testing, val, valid, validation); as in a
-folder, the images of test are evaluated on where there are others beside them. Other columns are ignored.
+folder, the images of test are evaluated on where there are others beside them. A column group has a name that images of
+one scene, patient or day share. Other columns are ignored.
 
 The text is UTF-8, with or without a byte order mark. Columns may have some other names, in any case (`_NAMES`), and may
 be separated by commas, semicolons, tabs or bars, as the first line says. What is ambiguous is refused.
@@ -35,6 +36,7 @@ _NAMES = {
     SEVERAL_CLASSES: ("labels", "classes", "tags"),
     CLASS_SHARES: ("probabilities",),
     "split": ("split",),
+    "group": ("group",),
 }
 _SEPARATORS = ",;\t|"
 _SPLITS = (*TRAINING_NAMES, *EVALUATION_NAMES)
@@ -54,6 +56,8 @@ class ListedFiles(NamedTuple):
     """Split ("train" and "test", or "" alone) -> file -> what the column says of it."""
     not_used: dict[str, int]
     """The further evaluation splits, and their numbers of images."""
+    group_of: dict[str, str]
+    """File -> the name of its group; without files that have none."""
 
 
 class Line(NamedTuple):
@@ -66,6 +70,8 @@ class Line(NamedTuple):
     """The value in the column of the classes; "" without one."""
     split: str
     """In lower case; "" without the column."""
+    group: str
+    """The name of the group; "" without one."""
 
 
 def listed_files(path: pathlib.Path) -> ListedFiles:
@@ -81,7 +87,8 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
         [column] = columns
         by_split: dict[str, dict[str, str]] = {}
         first_line: dict[str, str] = {}
-        for where, image, label, split in lines:
+        group_of: dict[str, str] = {}
+        for where, image, label, split, group in lines:
             file = str(listed_file(path.parent, image))
             if file in first_line:
                 raise UserError(f"{first_line[file]} and {where} are of the same image {image!r}; keep one of them.")
@@ -89,13 +96,14 @@ def listed_files(path: pathlib.Path) -> ListedFiles:
                 class_shares(label, column, where)
             first_line[file] = where
             by_split.setdefault(split, {})[file] = label
+            group_of |= {file: group} if group else {}
     _check_classes(path, column, {label for files in by_split.values() for label in files.values()})
     if "" in by_split:
-        return ListedFiles(column, by_split, {})
+        return ListedFiles(column, by_split, {}, group_of)
     train, evaluation = used_splits(by_split, path)
     used = {"train": {file: label for name in train for file, label in by_split[name].items()}}
     used["test"] = by_split[evaluation[0]]
-    return ListedFiles(column, used, {name: len(by_split[name]) for name in evaluation[1:]})
+    return ListedFiles(column, used, {name: len(by_split[name]) for name in evaluation[1:]}, group_of)
 
 
 def used_splits(names: Collection[str], path: object) -> tuple[list[str], list[str]]:
@@ -148,7 +156,7 @@ def _lines(rows: Any, path: object, num_columns: int, place_of: Mapping[str, int
                     f"train or one of {', '.join(EVALUATION_NAMES)}, and no more values than there are columns, but is "
                     f"{shown(row)}; put a value with commas in quotes, and | between several classes."
                 )
-            yield Line(where, image, label, split)
+            yield Line(where, image, label, split, values.get("group", ""))
 
 
 def _check_classes(path: pathlib.Path, column: str, texts: Collection[str]) -> None:

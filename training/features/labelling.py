@@ -178,7 +178,7 @@ def worth(values: np.ndarray, labels: np.ndarray, more: int) -> str:
 def label_next(run: Run, source: DataSet, files: Sequence[str], options: LabelNextOptions) -> Choice:
     """Choose the images to label next, write label_next.csv and label_next.html, and print what labels are worth."""
     extractor = open_extractor(run.model, run.preprocessing, batch_size=options.batch_size)
-    parts = [cached_features(extractor, split) for split in (source.train, source.evaluation)]
+    parts = [cached_features(extractor, split, options.cache) for split in (source.train, source.evaluation)]
     labelled = np.concatenate([part.values for part in parts])
     labels = np.concatenate([part.labels for part in parts])
     part = embed_rows(listing_of_files(files), NO_SPLIT, np.arange(len(files)), extractor)

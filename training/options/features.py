@@ -273,6 +273,8 @@ class LabelNextOptions(ModelOptions, CsvOptions):
     """Images to choose."""
     output: str = "label-next"
     """Folder of label_next.html and label_next.csv."""
+    cache: str | None = None
+    """Directory of computed features; default features/ in KERAS_VIT_CACHE, else in ~/.cache/keras_vit."""
     duplicate_similarity: Annotated[float, Range("(0, 1]")] = 0.95
     """Least cosine similarity, after the mean of all features is subtracted, of images that are near copies."""
     batch_size: Count = 64
