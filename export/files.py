@@ -17,6 +17,7 @@ from export.source import Provenance
 from keras_vit import UserError, config_of, preprocessing_of
 from keras_vit.checkpoints.load import changed_layer
 from keras_vit.files.labels import LABELS, labels_text
+from keras_vit.models.config import identifying_fields
 from keras_vit.promise import PROMISE
 from keras_vit.run import MONITOR
 
@@ -56,8 +57,9 @@ def fingerprint(model: keras.Model, labels: Sequence[str], origin: Provenance) -
     A new temperature is a calibration of the same model, which every file states for itself.
     """
     layers = model.get_config()["layers"] if changed_layer(model) else []
-    parts = [dataclasses.asdict(config_of(model)), dataclasses.asdict(preprocessing_of(model)), layers]
-    described = json.dumps([*parts, origin.multi_label], sort_keys=True, default=str)
+    config, preprocessing = (dataclasses.asdict(each(model)) for each in (config_of, preprocessing_of))
+    parts = [identifying_fields(config), preprocessing, layers, origin.multi_label]
+    described = json.dumps(parts, sort_keys=True, default=str)
     digest = hashlib.sha256(f"{labels_text(labels)}{described}".encode())
     for weight in model.weights:
         digest.update(weight.numpy().tobytes())

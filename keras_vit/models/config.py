@@ -542,6 +542,21 @@ class Classes:
         return dataclasses.replace(self, texts=texts, templates=self.templates if texts else ())
 
 
+# Fields that are newer than runs, exports and features on disk, which know a model by all fields of its config.
+_NEWER = {
+    "rotary_reference": None,
+    "rotary_offset": 0.0,
+    "rotary_columns_first": False,
+    "mlp_norm": False,
+    "pool_heads": None,
+}
+
+
+def identifying_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a config by which files know a model: without newer ones that are not set."""
+    return {name: value for name, value in fields.items() if name not in _NEWER or value != _NEWER[name]}
+
+
 def config_to_dict(config: ModelConfig | ConvStem | ShiftedPatches | TaskConfig) -> dict[str, Any]:
     """Convert a configuration to a dict for JSON, with its kind."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}

@@ -16,7 +16,7 @@ from keras_vit.checkpoints.formats.layout import WrittenModel
 from keras_vit.checkpoints.key_mapping import untranslate
 from keras_vit.checkpoints.load import weights_by_key
 from keras_vit.errors import nearest
-from keras_vit.models.config import ModelConfig
+from keras_vit.models.config import ModelConfig, identifying_fields
 from tests.support import FIXTURES, TINY, TINY_IMAGE, TINY_STEM, randomize
 
 # vit_jax models_test.py and facts computed from the papers' tables: parameters at 224 pixels, 1000 and 21843 classes.
@@ -480,3 +480,20 @@ def test_attention_pooling_is_big_visions():
     h = dense(normed * w["LayerNorm_0/scale"] + w["LayerNorm_0/bias"], "MlpBlock_0/Dense_0")
     h = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
     np.testing.assert_allclose(inside["pre_logits"], x + dense(h, "MlpBlock_0/Dense_1"), atol=1e-5)
+
+
+# Files that were written with fewer fields know a model by these.
+IDENTIFYING = """
+    attention_dropout_rate axial classifier distillation dropout_rate final_norm gated_mlp gelu head_bias
+    hidden_size key_bias layer_norm_epsilon layer_scale locality_attention mlp_dim norm_after_pooling
+    normalized num_heads num_layers num_registers patch_bias patch_size position_embedding position_injection
+    pre_norm prefix_positions qkv_bias representation representation_size stem stochastic_depth_rate
+    with_class_token
+"""
+
+
+def test_files_know_a_model_by_the_same_fields_until_a_newer_one_is_set():
+    config = ViTConfig(4, 12, 1, 3, 20)
+    assert identifying_fields(dataclasses.asdict(config)).keys() == set(IDENTIFYING.split())
+    newer = dataclasses.asdict(dataclasses.replace(config, mlp_norm=True))
+    assert identifying_fields(newer).keys() - set(IDENTIFYING.split()) == {"mlp_norm"}

@@ -20,6 +20,7 @@ from keras_vit import Preprocessing, UserError, ViTConfig
 from keras_vit.cli.progress import Progress
 from keras_vit.cli.start import native_stderr_silenced
 from keras_vit.files.atomic import locked, remove_temporary
+from keras_vit.models.config import identifying_fields
 from keras_vit.models.layers import PoolTokens
 from keras_vit.models.tasks import task_of
 from keras_vit.run import Run
@@ -127,7 +128,7 @@ def _token_model(model: keras.Model, features: IndexKind) -> keras.Model | None:
 def fingerprint_of(model: keras.Model, preprocessing: Preprocessing, features: IndexKind) -> str:
     """Return a hash of the weights, the architecture, the precision, the features, and what is done to the images."""
     described = [
-        dataclasses.asdict(keras_vit.config_of(model)),
+        identifying_fields(dataclasses.asdict(keras_vit.config_of(model))),
         type(preprocessing).__name__,
         dataclasses.asdict(preprocessing),
         sorted({layer.dtype_policy.name for layer in model.layers}),

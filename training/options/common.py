@@ -11,6 +11,7 @@ from keras_vit.cli.options import Aliases, Count, MayLead, Natural, Positional, 
 from keras_vit.cli.parser import arguments_of
 from keras_vit.errors import refuse_without_effect
 from keras_vit.files.remote import to_path
+from keras_vit.models.config import identifying_fields
 from training.recipes.recipe import Recipe
 
 OnBadImage = Literal["stop", "skip"]
@@ -260,6 +261,8 @@ class TrainingOptions:
             settings = {name: value for name, value in settings.items() if name not in _OF_UNLABELLED}
         recipe = settings["recipe"].items()
         settings["recipe"] = {name: value for name, value in recipe if (name, value) != _NEWER_OF_RECIPE}
+        if isinstance(model := settings["recipe"].get("model"), dict):
+            settings["recipe"]["model"] = identifying_fields(model)
         settings["source"] = self.source.settings()
         execution = {name: getattr(self.execution, name) for name in ("precision", "deterministic")}
         return {"command": command, "recipe_name": recipe_name, **execution, **settings}
