@@ -249,6 +249,8 @@ def _fitted(train: Features, c: float, max_iterations: int) -> tuple[sklearn.pip
 def cross_validated(features: FeatureSet, c: float, folds: int, groups: np.ndarray) -> dict:
     """Return the accuracy in folds of all images: `mean`, its `standard_error`, 95% `interval`, and `folds`.
 
+    Where images have a group in common, `mean_by_image` is that of folds which do not keep groups together.
+
     c: inverse strength of the penalty. groups: (n,), of the training and then the evaluation images; those of one group
     are in one fold.
     """
@@ -264,7 +266,10 @@ def cross_validated(features: FeatureSet, c: float, folds: int, groups: np.ndarr
     mean, error = float(scores.mean()), float(scores.std(ddof=1) / folds**0.5)
     low, high = mean + error * stats.t.ppf([0.025, 0.975], folds - 1)
     interval = [max(float(low), 0.0), min(float(high), 1.0)]
-    return {"mean": mean, "standard_error": error, "interval": interval, "folds": folds}
+    result = {"mean": mean, "standard_error": error, "interval": interval, "folds": folds}
+    if len(np.unique(groups)) < len(groups):
+        result["mean_by_image"] = cross_validated(features, c, folds, np.arange(len(groups)))["mean"]
+    return result
 
 
 def out_of_fold_probabilities(
@@ -327,8 +332,11 @@ def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
     }
     write_report("linear_probe", "Logistic regression", options, features, [row], {"results": results})
     if options.folds is not None:
-        mean, (low, high) = results["cross_validation"]["mean"], results["cross_validation"]["interval"]
+        measured = results["cross_validation"]
+        mean, (low, high) = measured["mean"], measured["interval"]
         print(f"All images in {options.folds} folds: accuracy {mean:.1%}, 95% interval {100 * low:.1f} to {high:.1%}.")
+        if "mean_by_image" in measured:
+            print(f"If the images of a group were in several folds, it would seem {measured['mean_by_image']:.1%}.")
     return results
 
 
