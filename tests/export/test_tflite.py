@@ -287,13 +287,13 @@ def test_the_report_measures_every_format_and_recommends_one(phone):
 
 
 def row(agreement: float, accuracy: float | None, latency: float) -> dict:
-    return {"agreement": agreement, "accuracy": accuracy, "latency_ms": {"1_threads": latency}, "bytes": 1000}
+    return {"agreement": agreement, "accuracy": accuracy, "latency_ms": {"1_threads": latency}, "bytes": 1_500_000}
 
 
 def test_the_recommended_format_is_the_fastest_accurate_one():
     rows = {"float32": row(1.0, 0.9, 9.0), "float16": row(1.0, 0.9, 5.0), "int8": row(0.98, 0.9, 1.0)}
     assert tflite_export.recommend(rows, 0.9).startswith(
-        "Recommended: float16, the fastest on one thread (5 ms, 1,000 bytes)"
+        "Recommended: float16, the fastest on one thread (5 ms, 1.50 MB)"
     )
     assert tflite_export.recommend(rows, 0.9).endswith("Not recommended for this model: int8.")
     assert "Recommended: float32" in tflite_export.recommend(rows | {"float16": row(1.0, 0.89, 5.0)}, 0.9)

@@ -158,7 +158,7 @@ def test_the_page_is_written_with_what_it_needs_to_know(tmp_path):
     assert Preprocessing(**facts.pop("preprocessing")) == RULES[3]
     assert facts == {
         "model": "birds", "weights": "augreg:B_16", "license": "Apache-2.0", "labels": list(LABELS), "temperature": 1.5,
-        "multi_label": False,
+        "multi_label": False, "promise": [],
     }  # fmt: skip
 
 

@@ -58,7 +58,7 @@ REFUSED = {
     "gzip": (lambda path: path.write_bytes(b"\x1f\x8b\x08" + bytes(99)), "is an archive of other files; unpack it"),
     "an image": (lambda path: path.write_bytes(b"\xff\xd8\xff\xe0"), "is an image; give a model"),
     "a text": (lambda path: path.write_text("Straße\n"), "is a text file; give a model"),
-    "HDF5": (hdf5, "is an HDF5 file of Keras; load it with keras.models.load_model"),
+    "damaged HDF5": (hdf5, "{} (cannot be read as Keras weights .*it may be damaged|is an HDF5 file of Keras)"),
 }
 
 
