@@ -195,7 +195,7 @@ def next_patch_model(
 
 
 class PrefixMask(keras.layers.Layer):
-    """What a patch attends to in autoregressive training, with another prefix for every image and step of training.
+    """An attention mask for autoregressive training, with another prefix for every image and step of training.
 
     Outside training, the prefix is the first half. Its length is 1 to N - 1 patches, each as likely.
 

@@ -73,7 +73,7 @@ class Scenes:
 
 
 class _Facts(NamedTuple):
-    """What an image and its mask hold."""
+    """Size and classes of an image and its mask."""
 
     size: tuple[int, int]
     """Height and width of the upright image."""
