@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import inspect
 import io
+import json
 import os
 import pathlib
 import re
@@ -59,12 +60,16 @@ def _zoo():
     yield "---\nhide: [toc]\n---\n\n# Models with checkpoints\n"
     yield "`keras_vit.from_checkpoint` and `--checkpoint` accept the names in the last column. Parameters are for"
     yield "1,000 classes, multiply-adds for one image of the size of the second column (many tables call them GFLOPs)."
-    yield "ImageNet: the best published top-1 accuracy of a checkpoint.\n"
-    yield "| model | pixels | parameters | GMACs | ImageNet | for | license | checkpoints |"
-    yield "|---|---:|---:|---:|---:|---|---|---|"
+    timed = json.loads(pathlib.Path(__file__).with_name("zoo.json").read_text())
+    yield "ImageNet: the best published top-1 accuracy of a checkpoint. CPU: milliseconds for one image in float32 on"
+    yield f"{timed['cores']} cores ({timed['processor']}, {timed['date']}; `python -m docs.zoo`), medians of"
+    yield "five, up to 100 GMACs; models with equal products differ by up to half on this machine.\n"
+    yield "| model | pixels | parameters | GMACs | CPU, ms | ImageNet | for | license | checkpoints |"
+    yield "|---|---:|---:|---:|---:|---:|---|---|---|"
     for model in find_models(pretrained=True):
         accuracy = f"{model.accuracy:.1f}%" if model.accuracy else ""
-        size = f"{model.pixels} | {model.millions:,.1f} M | {model.gmacs:,.1f}"
+        seconds = timed["milliseconds"].get(model.name, "")
+        size = f"{model.pixels} | {model.millions:,.1f} M | {model.gmacs:,.1f} | {seconds}"
         names = "<br>".join(f"`{name}`" for name in model.checkpoints)
         yield f"| {model.name} | {size} | {accuracy} | {model.purpose} | {model.license} | {names} |"
 
