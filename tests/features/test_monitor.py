@@ -1,5 +1,6 @@
 """Monitoring: false alarms at the promised rate, alarms for changed images, the expected accuracy, and the command."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -25,6 +26,16 @@ def made(rng: np.random.Generator, count: int, shift: float = 0.0, shares=(0.5, 
     values = centers[labels] + rng.normal(size=(count, 12)) + shift
     odds = np.exp(values[:, :3] * 3.0) * (0.5, 0.3, 0.2)
     return values.astype(np.float32), odds / odds.sum(axis=1, keepdims=True), labels
+
+
+@pytest.mark.parametrize(
+    "change", [{"features": np.zeros((3, 2))}, {"features": np.zeros(300)}, {"confidence": np.full(300, np.nan)}]
+)
+def test_a_summary_whose_arrays_do_not_fit_is_refused(change, tmp_path):
+    summary = summarize(*made(np.random.default_rng(0), 300))
+    dataclasses.replace(summary, **change).save(tmp_path / MONITOR)
+    with pytest.raises(UserError, match="cannot be read as a summary of features .*make it again"):
+        read_summary(tmp_path / MONITOR)
 
 
 def test_images_of_the_same_kind_raise_an_alarm_in_one_window_of_a_hundred():
@@ -112,6 +123,9 @@ def test_an_export_carries_the_summary_for_the_features_that_it_serves(run, tmp_
     probabilities = served["image_tensor_uint8"](image=tf.constant(images))["probabilities"]
     np.savez(tmp_path / "today.npz", features=features, probabilities=probabilities)
     monitor.main(["--run", str(version), str(tmp_path / "today.npz")])
+    np.savez(tmp_path / "wrong.npz", features=features + np.nan, probabilities=probabilities)
+    with pytest.raises(UserError, match="wrong.npz must have .*finite numbers of"):
+        monitor.main(["--run", str(version), str(tmp_path / "wrong.npz")])
     assert "No alarm" in capsys.readouterr().out
 
 

@@ -56,10 +56,19 @@ class Summary:
 def read_summary(path: str | os.PathLike) -> Summary:
     """Read what `Summary.save` writes. Raises UserError for any other file."""
     arrays = read_npz(path)
-    with reading(path, "a summary of features", KeyError, TypeError, advice="make it again by keras-vit monitor"):
+    with reading(
+        path, "a summary of features", KeyError, TypeError, IndexError, advice="make it again by keras-vit monitor"
+    ):
         fields = {field.name: arrays[field.name] for field in dataclasses.fields(Summary)}
         checksum = int(fields.pop("model_checksum"))
-        return Summary(**fields, model_checksum=checksum)
+        summary = Summary(**fields, model_checksum=checksum)
+        count, width = len(summary.confidence), summary.directions.shape
+        lengths = {len(each) for each in (summary.features, summary.predicted, summary.correct)}
+        if lengths != {count} or (*summary.mean.shape, summary.features.shape[1]) != width:
+            raise ValueError("its arrays do not fit each other")
+        if not all(np.isfinite(array).all() for array in fields.values()):
+            raise ValueError("it has numbers that are not finite")
+        return summary
 
 
 def summarize(values: np.ndarray, probabilities: np.ndarray, labels: np.ndarray, model_checksum: int = 0) -> Summary:

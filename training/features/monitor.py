@@ -127,6 +127,10 @@ def _outputs(
 def _saved(path: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the features (n, D) and probabilities (n, K) that a program saved from a served model."""
     arrays = read_npz(path)
-    if {"features", "probabilities"} - {*arrays} or len(arrays["features"]) != len(arrays["probabilities"]):
-        raise UserError(f"{path} must have the arrays features (n, D) and probabilities (n, K) of the same images.")
-    return arrays["features"].astype(np.float32), arrays["probabilities"].astype(np.float64)
+    both = [arrays[name] for name in ("features", "probabilities") if name in arrays]
+    are_right = all(array.ndim == 2 and array.dtype.kind == "f" and np.isfinite(array).all() for array in both)
+    if len(both) < 2 or not are_right or len(both[0]) != len(both[1]):
+        raise UserError(
+            f"{path} must have the arrays features (n, D) and probabilities (n, K), finite numbers of the same images."
+        )
+    return both[0].astype(np.float32), both[1].astype(np.float64)

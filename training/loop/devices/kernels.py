@@ -91,7 +91,7 @@ def with_padded_tokens(network: keras.Model, implementation: Literal["cudnn", "x
     The tokens are padded once, before the first block, where `fused_attention` pads query, key and value in each. The
     added tokens are masked in every attention and gone after the last block, so outputs and gradients are the same up
     to rounding. Returns the network itself if cuDNN does not compute its attention, if its number of tokens is a
-    multiple of 8, or if a layer in its blocks depends on the position of a token.
+    multiple of 8 or differs between its blocks, or if a layer in them depends on the position of a token.
 
     implementation: see jax.nn.dot_product_attention.
     """
@@ -99,8 +99,9 @@ def with_padded_tokens(network: keras.Model, implementation: Literal["cudnn", "x
     attentions = [layer for layer in blocks.values() if isinstance(layer, DotProductAttention)]
     if not attentions or not all(_takes_padding(layer) for layer in blocks.values()):
         return network
-    num_tokens, outputs = attentions[0].input[0].shape[1], {id(output) for output in network.outputs}
-    if num_tokens % MULTIPLE == 0 or any(id(layer.output) in outputs for layer in blocks.values()):
+    num_tokens, *others = {layer.input[0].shape[1] for layer in attentions}  # later blocks may have queries, too
+    outputs = {id(output) for output in network.outputs}
+    if others or num_tokens % MULTIPLE == 0 or any(id(layer.output) in outputs for layer in blocks.values()):
         return network
     attend = padded_attention(num_tokens, implementation)
 
