@@ -76,6 +76,7 @@ def evaluate(arguments: Sequence[str], prog: str, about: str) -> None:
     from keras_vit.files.remote import output_folder
     from keras_vit.run import Run
     from training.data.annotations.open_boxes import open_boxes
+    from training.data.known_images import check_group
 
     run = Run.open(options.run, image_size=options.image_size)
     output = output_folder(options.output)
@@ -87,9 +88,10 @@ def evaluate(arguments: Sequence[str], prog: str, about: str) -> None:
 
     detector = open_detector_of(run, data.labels, options.templates)
     is_trained = run.settings.get("command") == "detect"
+    check_group(run, options.source, not data.has_split)
     images = data.evaluation if data.has_split or is_trained else data.all
     if is_trained and not data.has_split:
-        print("Every tenth image is measured; the others may have trained the detector.")
+        print("A tenth of the images is measured; the others may have trained the detector.")
     evaluation.evaluate(detector, images, data.kind, output)
     folder = str(images[0].file.parent)
     cli.print_next([("detect", "predict", "--run", options.run, "--output", "objects.html", folder)])

@@ -26,7 +26,7 @@ from training.evaluation.evaluate import evaluate
 from training.evaluation.predictors import accuracy, open_predictor
 from training.experiments import by_recipe
 from training.features.extraction import open_extractor
-from training.features.linear_models import new_probe, one_thread, probe
+from training.features.linear_models import new_probe, note_split, one_thread, probe
 from training.features.probe import cached_features, save_probe
 from training.loop.build import rebuilt
 from training.options.evaluate import EvaluateOptions
@@ -276,6 +276,7 @@ def _train(options: AutoOptions, checkpoint: str | None) -> tuple[DataSet | None
     else:
         share = _accuracy(kept, source, source.evaluation, keras_vit.preprocessing_of(kept))
         save_probe(run, kept, source, dataclasses.replace(probed, resize=options.resize, folds=None), share)
+        note_split(Run.at(options.workdir), source, run)
     return source, baseline
 
 
