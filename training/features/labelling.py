@@ -45,7 +45,7 @@ class Choice:
     """The images to label next."""
 
     rows: np.ndarray
-    """Of the unlabelled images, the most useful first."""
+    """Of the unlabeled images, the most useful first."""
     suggested: np.ndarray
     """(n,) the likeliest class of each; -1 without a head."""
     margins: np.ndarray
@@ -65,7 +65,7 @@ def choose(
     """Return which images to label next.
 
     Args:
-        labelled: features (m, D) of the labelled images; m may be 0.
+        labelled: features (m, D) of the labeled images; m may be 0.
         labels: their classes (m,).
         unlabelled: features (n, D).
         count: images to choose; fewer if there are not so many that are no near copies.
