@@ -315,7 +315,7 @@ def embed_all(listing: Listing, name: str, extractor: Extractor) -> Part:
     """
     part = embed_rows(listing, name, np.arange(listing.splits[name].num_examples), extractor)
     for path, why in part.problems.items():
-        print(f"Not looked at: {path}: {why}")
+        print(f"Skipped {path}: {why}")
     check_some_read(len(part.paths))
     return part
 

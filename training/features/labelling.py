@@ -44,7 +44,7 @@ class Choice:
     """The images to label next."""
 
     rows: np.ndarray
-    """Of the unlabelled images, the most useful first."""
+    """Of the unlabeled images, the most useful first."""
     suggested: np.ndarray
     """(n,) the likeliest class of each; -1 without a head."""
     margins: np.ndarray
@@ -57,7 +57,7 @@ def choose(labelled: Features, unlabelled: np.ndarray, count: int, least_copy: f
     """Return which images to label next.
 
     Args:
-        labelled: features of the labelled images, perhaps of none.
+        labelled: features of the labeled images, perhaps of none.
         unlabelled: features (n, D).
         count: images to choose; fewer if there are not so many that are no near copies.
         least_copy: cosine, after the mean is subtracted, from which on images are near copies.
@@ -143,7 +143,7 @@ def worth(labelled: Features, more: int) -> str:
     """
     values, labels = labelled.values, labelled.labels
     if len(np.unique(labels)) < 2 or np.bincount(labels)[np.unique(labels)].min() < 4:
-        return "What more labels are worth is not known yet: it takes four labels of each class."
+        return "To estimate what more labels are worth, label four images of each class."
     errors = np.zeros((len(_SHARES), _DRAWS))
     for row, share in enumerate(_SHARES):
         splits = sklearn.model_selection.StratifiedShuffleSplit(_DRAWS, train_size=share, random_state=0)
@@ -180,12 +180,12 @@ def label_next(run: Run, source: DataSet, files: Sequence[str], options: LabelNe
         for row, label, margin in zip(choice.rows, choice.suggested, choice.margins.tolist(), strict=True)
     ]
     sentence, folder = worth(known, len(chosen)), to_path(options.output)
-    why = "typical of clusters without a label" if choice.typical else "of which a linear head is least sure"
+    why = "typical of clusters without a label" if choice.typical else "about which a linear head is least sure"
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / "label_next.csv") as temporary:
         rows = ((path, "", *suggestion) for path, *suggestion in chosen)
         write_csv(temporary, [("path", "label", "suggested", "margin"), *rows], raw=options.raw)
-    note = f"{sentence} The number is the margin between the two likeliest classes."
+    note = f"{sentence} The number is the margin between the two most likely classes."
     write_cards(folder / "label_next.html", "What to label next", f"Images {why}", chosen, note)
     print(f"{len(chosen):,} of {len(part.paths):,} images, {why}, are in {folder / 'label_next.csv'}.\n{sentence}")
     return choice

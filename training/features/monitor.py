@@ -46,9 +46,11 @@ def monitor(run: Run, files: Sequence[str], options: MonitorOptions) -> bool:
         write_text(to_path(options.metrics), _metrics(drift, options.run))
     if options.output is not None and names:
         moved = [(names[k], "", drift.distances[k]) for k in np.argsort(-drift.distances)[:_SHOWN]]
-        note = " ".join([*sentences, "The number is the distance beyond that of the evaluation images."])
-        write_cards(to_path(options.output), "Monitor", "Moved most", moved, note)
-        print(f"The images that moved most are in {options.output}.")
+        note = " ".join(
+            [*sentences, "The number says how much further than usual an image is from the evaluation images."]
+        )
+        write_cards(to_path(options.output), "Monitor", "Most different images", moved, note)
+        print(f"The most different images are in {options.output}.")
     return drift.is_alarm
 
 
@@ -56,14 +58,14 @@ def _sentences(drift: Drift, summary: Summary, names: Sequence[str]) -> list[str
     verdict = "Alarm: these images differ" if drift.is_alarm else "No alarm: these images do not differ"
     expected, low, high = (100.0 * share for share in drift.accuracy)
     changes = [
-        f"{names[label] if names else f'class {label}'} {then:.1%} then, {now:.1%} now"
+        f"{names[label] if names else f'class {label}'} {then:.1%} before, {now:.1%} now"
         for label, (then, now) in drift.shares.items()
     ]
     return [
-        f"{verdict} from those of the evaluation ({len(drift.distances):,} images, p = {drift.p_value:.3f}).",
+        f"{verdict} from the evaluation images ({len(drift.distances):,} images, p = {drift.p_value:.3f}).",
         f"Expected accuracy: {expected:.1f}% (95% interval {low:.1f} to {high:.1f}%); on the evaluation images it "
         f"was {100.0 * summary.correct.mean():.1f}%.",
-        *([f"Changed shares of the predictions: {'; '.join(changes)}."] if changes else []),
+        *([f"Predicted more or less often: {'; '.join(changes)}."] if changes else []),
     ]
 
 
@@ -90,7 +92,7 @@ def _summary_of(run: Run, options: MonitorOptions) -> Summary:
             return summary
     known = options.source.settings() if options.source.data else run.settings.get("source")
     if run.directory is None or not isinstance(known, dict):
-        raise UserError(f"{run.name} has no {MONITOR}; make it by keras-vit monitor --run with the run and its --data.")
+        raise UserError(f"{run.name} has no {MONITOR}; make it with keras-vit monitor, the run and its --data.")
     source = open_source(DataOptions.of_settings(known))
     part, values, probabilities = _outputs(run, listing_of_data(source), "test", options.batch_size)
     number_of = {name: number for number, name in enumerate(run.labels or source.labels)}
