@@ -294,6 +294,7 @@ def test_runs_on_boxes_are_measured_on_the_images_of_their_split(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"settings": {"source": old}}))
     (tmp_path / "model.keras").touch()
     assert "group" not in AnnotatedData(data="csv:boxes.csv", group="none").settings()
+    assert "group" not in SceneOptions(data="tfds:scenes").settings()
     check_group(Run.at(tmp_path), AnnotatedData(data="csv:boxes.csv"), is_drawn=False)
     check_group(Run.at(tmp_path), AnnotatedData(data="csv:boxes.csv", group="none"), is_drawn=True)
     with pytest.raises(UserError, match="give --group none, as in training"):

@@ -5,14 +5,11 @@ More labels: of the images with the smallest margin between the two likeliest cl
 by the margin, "Diverse mini-batch Active Learning" (1901.05954). Never two near copies.
 """
 
-import contextlib
 import dataclasses
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import sklearn.cluster
-import sklearn.exceptions
 import sklearn.model_selection
 
 from keras_vit.files.atomic import atomic_write
@@ -21,7 +18,7 @@ from keras_vit.files.tables import write_csv
 from keras_vit.run import Run
 from training.data.dataset import DataSet
 from training.features.extraction import embed_all, listing_of_files, open_extractor
-from training.features.linear_models import new_probe, one_thread
+from training.features.linear_models import new_probe, quiet_fits
 from training.features.lookup import nearest_rows, unit_length, write_cards
 from training.features.probe import Features, cached_features
 from training.features.store import NO_SPLIT
@@ -78,17 +75,9 @@ def choose(labelled: Features, unlabelled: np.ndarray, count: int, least_copy: f
     return Choice(rows, suggested[rows], margins[rows], bool(typical))
 
 
-@contextlib.contextmanager
-def _fitting() -> Iterator[None]:
-    """Fit with one thread, and without warnings of fits that end early or have fewer clusters."""
-    with warnings.catch_warnings(), one_thread():
-        warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)
-        yield
-
-
 def head_probabilities(labelled: Features, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the classes (K,) that there are, and the probabilities (n, K) of a linear head."""
-    with _fitting():
+    with quiet_fits():
         head = new_probe(_C, max_iterations=200).fit(labelled.values, labelled.labels)
     return head.classes_, head.predict_proba(asked)
 
@@ -97,7 +86,7 @@ def _typical(units: np.ndarray, num_known: int, free: np.ndarray, count: int, se
     """Return unlabelled rows: of the clusters with the fewest labels, the largest first, the most typical image."""
     clusters = min(num_known + count, _MOST_CLUSTERS, len(units))
     means = sklearn.cluster.MiniBatchKMeans if clusters > 50 else sklearn.cluster.KMeans
-    with _fitting():
+    with quiet_fits():
         of_row = means(clusters, n_init=1, random_state=seed).fit_predict(units)
     labels = np.bincount(of_row[:num_known], minlength=clusters)
     members = [np.flatnonzero(of_row == cluster) for cluster in range(clusters)]
@@ -121,7 +110,7 @@ def _unsure(new: np.ndarray, margins: np.ndarray, free: np.ndarray, count: int, 
     candidates = candidates[np.argsort(margins[candidates], kind="stable")][: _CANDIDATES * count]
     if len(candidates) <= count:
         return candidates.tolist()
-    with _fitting():
+    with quiet_fits():
         clusters = sklearn.cluster.KMeans(count, n_init=1, random_state=seed)
         distances = clusters.fit(new[candidates], sample_weight=1.0 - margins[candidates]).transform(new[candidates])
     centers = list(dict.fromkeys(candidates[distances.argmin(axis=0)].tolist()))

@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import sklearn.exceptions
@@ -224,6 +224,15 @@ def one_thread() -> threadpoolctl.threadpool_limits:
     return threadpoolctl.threadpool_limits(1, user_api="blas")
 
 
+@contextlib.contextmanager
+def quiet_fits() -> Iterator[None]:
+    """Fit with one thread, and without warnings of fits that end early and of classes that some folds do not have."""
+    with warnings.catch_warnings(), one_thread():
+        warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)
+        warnings.filterwarnings("ignore", "The least populated class")
+        yield
+
+
 def fit_probe(
     train: Features, strengths: Sequence[float], max_iterations: int = 1000
 ) -> tuple[sklearn.pipeline.Pipeline, dict]:
@@ -266,9 +275,7 @@ def cross_validated(features: Features, c: float, folds: int, groups: np.ndarray
     values, labels = features.values.astype(np.float64), features.labels
     splits = sklearn.model_selection.StratifiedGroupKFold(folds, shuffle=True, random_state=0)
     sentence = "--folds {} cannot be made of these images ({}); give fewer."
-    with warnings.catch_warnings(), one_thread(), explained(lambda why: sentence.format(folds, why), ValueError):
-        # Of a class with fewer images than folds, some folds have none.
-        warnings.filterwarnings("ignore", "The least populated class")
+    with quiet_fits(), explained(lambda why: sentence.format(folds, why), ValueError):
         scores = sklearn.model_selection.cross_val_score(new_probe(c), values, labels, groups=groups, cv=splits)
     mean, error = float(scores.mean()), float(scores.std(ddof=1) / folds**0.5)
     low, high = mean + error * stats.t.ppf([0.025, 0.975], folds - 1)
@@ -277,7 +284,9 @@ def cross_validated(features: Features, c: float, folds: int, groups: np.ndarray
 
 
 def note_split(run: Run | None, source: DataSet, backbone: Run, features: Features | None = None) -> None:
-    """Print what the groups of the data change, and write it for the report; nothing where each image is alone.
+    """Print what the groups of the data change, and write it for the report.
+
+    Nothing where each image is alone, where the model has no features, and where there are too few images.
 
     Args:
         run: to write into; None to print it.
@@ -290,16 +299,13 @@ def note_split(run: Run | None, source: DataSet, backbone: Run, features: Featur
     numbers, groups = np.unique(source.groups, return_inverse=True)
     order = np.random.default_rng(0).permutation(len(numbers))[groups]
     rows = np.sort(np.argsort(order, kind="stable")[:_MOST_COMPARED])  # of whole groups, but for the last
-    if features is None:
-        extractor, ends = open_extractor(backbone.model, backbone.preprocessing), source.train.num_examples
-        chosen = source.train.take(rows[rows < ends]), source.evaluation.take(rows[rows >= ends] - ends)
-        some = Features.of_all([cached_features(extractor, split) for split in chosen if split.num_examples])
-    else:
-        some = features.take(rows)
-    grouped, by_image = (
-        cross_validated(some, _C, _FOLDS, of_image)["mean"] for of_image in (groups[rows], np.arange(len(rows)))
-    )
-    if not np.isfinite(grouped):  # too few groups
+    try:
+        some = _features_of(backbone, source, rows) if features is None else features.take(rows)
+        folds = groups[rows], np.arange(len(rows))
+        grouped, by_image = (cross_validated(some, _C, _FOLDS, of_image)["mean"] for of_image in folds)
+    except UserError:
+        return
+    if not np.isfinite(grouped + by_image):
         return
     sentence = (
         f"{len(groups):,} images in {len(numbers):,} groups: a linear head on frozen features has an accuracy of "
@@ -309,6 +315,12 @@ def note_split(run: Run | None, source: DataSet, backbone: Run, features: Featur
     facts = {"groups": len(numbers), "measured": len(rows), "grouped": grouped, "by_image": by_image}
     if run is not None:
         write_text(run.path / SPLIT, json.dumps({**facts, "sentence": sentence}, indent=2) + "\n")
+
+
+def _features_of(backbone: Run, source: DataSet, rows: np.ndarray) -> Features:
+    extractor, begin = open_extractor(backbone.model, backbone.preprocessing), source.train.num_examples
+    parts = source.train.take(rows[rows < begin]), source.evaluation.take(rows[rows >= begin] - begin)
+    return Features.of_all([cached_features(extractor, part) for part in parts if part.num_examples])
 
 
 def out_of_fold_probabilities(
@@ -326,11 +338,8 @@ def out_of_fold_probabilities(
         head = new_probe(c, max_iterations=200).fit(values[rows], labels[rows])
         probabilities[np.ix_(held_out, head.classes_)] = head.predict_proba(values[held_out])
 
-    with warnings.catch_warnings(), one_thread():
-        warnings.filterwarnings("ignore", "The least populated class")
-        warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)
-        with concurrent.futures.ThreadPoolExecutor(min(_FOLDS, os.cpu_count() or 1)) as pool:
-            list(pool.map(fit, folds.split(values, labels, groups)))
+    with quiet_fits(), concurrent.futures.ThreadPoolExecutor(min(_FOLDS, os.cpu_count() or 1)) as pool:
+        list(pool.map(fit, folds.split(values, labels, groups)))
     return probabilities
 
 

@@ -93,6 +93,7 @@ class SceneOptions(AnnotatedData):
 
     def settings(self) -> dict[str, Any]:
         left_out = {"data_dir"} | ({"background"} if self.background == "class" else set())  # as in earlier runs
+        left_out |= {"group"} if self.kind == "tfds" or self.eval_data is not None else set()
         return {name: value for name, value in super().settings().items() if name not in left_out}
 
 
