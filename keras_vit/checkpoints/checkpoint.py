@@ -53,6 +53,7 @@ _UNSUPPORTED = {
     "decoder": "a decoder",
 }
 
+_REFERENCE = "rotary_reference"
 RATES = ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate")
 
 
@@ -142,7 +143,8 @@ def open_checkpoint(path: pathlib.Path, stored_grid: tuple[int, int] | None = No
     unexpected, names = tuple(sorted(set(unused) - counters)), class_names_of(path)
     classes = Classes(names) if names else None
     checkpoint = Checkpoint(format_, layout, weights, unexpected, (*ignored, *sorted(counters)), path, classes)
-    if layout.rotates_pairs and (num_heads := checkpoint.file_config.num_heads) is not None:
+    rotates = layout.rotates_pairs or (layout.rotates_pairs is None and checkpoint.file_config.settings.get(_REFERENCE))
+    if rotates and (num_heads := checkpoint.file_config.num_heads) is not None:
         checkpoint = dataclasses.replace(checkpoint, weights=in_halves(weights, num_heads))
     return checkpoint if layout.prefix_positions is not None else _without_register_positions(checkpoint, stored_grid)
 

@@ -23,7 +23,15 @@ from keras_vit.errors import explained
 from keras_vit.run import Run
 from training.data.sources import DataSet
 from training.evaluation.metrics import fit_temperature
-from training.features.probe import Features, FeatureSet, open_features, save_linear_model, write_report
+from training.features.attentive import attentive_accuracy
+from training.features.probe import (
+    Features,
+    FeatureSet,
+    measured_model,
+    open_features,
+    save_linear_model,
+    write_report,
+)
 from training.options.features import FewshotOptions, LinearProbeOptions
 
 # So large that the bias is almost unregularized (big_vision).
@@ -324,12 +332,15 @@ def probe(run: Run, source: DataSet, options: LinearProbeOptions) -> dict:
         save_linear_model(run, source, options, linear_head(fitted), results["accuracy"])
     if options.folds is not None:
         results["cross_validation"] = cross_validated(features, how["c"], options.folds, _copies(source))
+    if options.attentive is not None:
+        results["attentive"] = attentive_accuracy(measured_model(run, options), source, options)
     row = {
         "accuracy": f"{results['accuracy']:.4f}",
         "C": f"{results['c']:g}",
         "iterations": str(results["iterations"]),
         "converged": str(results["converged"]).lower(),
     }
+    row |= {} if options.attentive is None else {"attentive probe": f"{results['attentive']:.4f}"}
     write_report("linear_probe", "Logistic regression", options, features, [row], {"results": results})
     if options.folds is not None:
         measured = results["cross_validation"]
