@@ -75,7 +75,7 @@ def test_classes_and_masks_are_those_of_kmodels(name, end, unpacked):
 
 def test_a_segmentation_of_kmodels_needs_its_config_and_its_heads(unpacked, tmp_path):
     shutil.copy(unpacked("km_eomt") / "model.weights.h5", tmp_path / "x.weights.h5")
-    with pytest.raises(UserError, match="put the config.json beside the file"):
+    with pytest.raises(UserError, match="should give 'depths' as the number of blocks"):
         keras_vit.from_checkpoint(tmp_path / "x.weights.h5", num_heads=3)
     with h5py.File(tmp_path / "x.weights.h5", "a") as file:
         del file["layers/dense_9"]  # the classes

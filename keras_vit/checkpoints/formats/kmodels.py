@@ -187,7 +187,6 @@ def eomt_layout(*, gated: bool) -> Layout:
         resampler="bilinear-keras",
         settings={"classifier": "none"},
         prefix_positions=False,
-        ambiguous=("architecture",),  # the number of blocks with queries
         task="segmentation",
     )
 
