@@ -172,7 +172,7 @@ def test_the_attentive_probe_tells_apart_what_one_patch_shows():
     place = (np.arange(800), rng.integers(0, 16, 800))
     tokens[(*place, 0)] = 4.0 * (2.0 * labels - 1.0)
     tokens[(*place, 1)] = 4.0
-    model = attentive.fit_attentive(tokens[:600], labels[:600], 2, num_heads=2, epochs=250)
+    model = attentive.fit_attentive(tokens[:600], labels[:600], 2, num_heads=2, epochs=60)
     right = np.argmax(model.predict(tokens[600:], verbose=0), axis=-1) == labels[600:]
     train, evaluation = (Features(tokens[rows].mean(axis=1), labels[rows]) for rows in (slice(600), slice(600, None)))
     linear, _ = linear_models.fit_probe(train, (1.0,))

@@ -18,7 +18,7 @@ from training.options.features import LinearProbeOptions
 
 # Bytes of tokens that are kept in memory.
 _MOST = 2**32
-_BATCH, _LEARNING_RATE, _WEIGHT_DECAY = 128, 1e-3, 1e-4
+_BATCH, _LEARNING_RATE, _WEIGHT_DECAY = 128, 1e-2, 1e-4
 
 
 class AttentivePooling(keras.layers.Layer):
