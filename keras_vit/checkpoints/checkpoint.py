@@ -72,6 +72,8 @@ class Checkpoint:
     """Path of the file or folder; None for the weights of a model."""
     classes: Classes | None = None
     """The names of its classes; None if nothing names them."""
+    stored_grid: tuple[int, int] | None = None
+    """(rows, columns) of the position embeddings, where the caller knows it."""
 
     @functools.cached_property
     def file_config(self) -> FileConfig:
@@ -141,10 +143,11 @@ def open_checkpoint(path: pathlib.Path, stored_grid: tuple[int, int] | None = No
     counters = {key for key in unused if key.endswith(ends) or key.startswith(begins)}
     unexpected, names = tuple(sorted(set(unused) - counters)), class_names_of(path)
     classes = Classes(names) if names else None
-    checkpoint = Checkpoint(format_, layout, weights, unexpected, (*ignored, *sorted(counters)), path, classes)
+    used = weights, unexpected, (*ignored, *sorted(counters))
+    checkpoint = Checkpoint(format_, layout, *used, path, classes, stored_grid)
     if layout.rotates_pairs and (num_heads := checkpoint.file_config.num_heads) is not None:
         checkpoint = dataclasses.replace(checkpoint, weights=in_halves(weights, num_heads))
-    return checkpoint if layout.prefix_positions is not None else _without_register_positions(checkpoint, stored_grid)
+    return checkpoint if layout.prefix_positions is not None else _without_register_positions(checkpoint)
 
 
 def refuse_unexpected_keys(checkpoint: Checkpoint) -> None:
@@ -250,7 +253,7 @@ def _with_class_position(weights: dict[str, Weight]) -> dict[str, Weight]:
     return weights | {POSITIONS: table.mapped(shape, lambda array: np.pad(array, ((0, 0), (1, 0), (0, 0))))}
 
 
-def _without_register_positions(checkpoint: Checkpoint, grid: tuple[int, int] | None) -> Checkpoint:
+def _without_register_positions(checkpoint: Checkpoint) -> Checkpoint:
     """Add the rows of the registers in a table to the registers, where there are such rows: vit_so150m of timm.
 
     They are behind that of the class token, where the patches of the grid, or of the images that config.json names,
@@ -265,7 +268,7 @@ def _without_register_positions(checkpoint: Checkpoint, grid: tuple[int, int] | 
         return checkpoint
     first, rows = int("cls" in weights), table.shape[1]
     last = first + registers.shape[1]
-    size, without = checkpoint.file_config.image_size, (rows, rows - first)
+    size, without, grid = checkpoint.file_config.image_size, (rows, rows - first), checkpoint.stored_grid
     if grid is None and size is not None:
         grid = size[0] // patch[0], size[1] // patch[1]
     patches = None if grid is None else math.prod(grid)

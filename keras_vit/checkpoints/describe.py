@@ -20,7 +20,6 @@ from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.infer_config import (
     UnknownNumHeads,
     ambiguous_settings,
-    file_config_grid,
     infer_config,
     known_image_size,
     known_num_heads,
@@ -143,10 +142,9 @@ def describe(
     file = find_checkpoint(path)
     if is_keras_model(file):
         return _of_keras_model(file)
-    checkpoint = open_checkpoint(file, stored_grid)
+    checkpoint = open_checkpoint(file, options.stored_grid)
     weights = checkpoint.weights
     config, heads = _config(checkpoint, options)
-    grid = stored_grid or file_config_grid(checkpoint, config)
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     is_complete = heads != "unknown"
     sources = {weight.source.key: weight.source for weight in weights.values()}
@@ -156,7 +154,7 @@ def describe(
         config=config if is_complete else None,
         fields=fields if heads == "known" else fields | {"num_heads": None},
         ambiguous=tuple(name for name in ambiguous_settings(checkpoint) if getattr(options, name, None) is None),
-        image_size=known_image_size(checkpoint, config, grid),
+        image_size=known_image_size(checkpoint, config),
         num_classes=num_classes_of(weights),
         num_parameters=sum(math.prod(weight.shape) for weight in weights.values()),
         shapes={key: array.shape for key, array in sorted(sources.items())},

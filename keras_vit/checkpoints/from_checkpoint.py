@@ -27,13 +27,13 @@ from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.infer_config import (
     FIRST_CONVOLUTIONS,
-    file_config_grid,
     infer_config,
     infer_task,
     known_image_size,
     known_num_heads,
     original_preprocessing,
     refuse_ambiguous_settings,
+    stored_grid_of,
 )
 from keras_vit.checkpoints.key_mapping import POSITIONS, Weight
 from keras_vit.checkpoints.layouts import HEADS, num_classes_of
@@ -42,13 +42,9 @@ from keras_vit.files.keras_model import MODEL, is_keras_model, load_model
 from keras_vit.files.labels import LABELS, read_labels
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.images.preprocessing import Preprocessing
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.build import (
-    build,
-    classifier_activation_of,
-    config_of,
-    model_spec,
     numbers_of_classes,
-    preprocessing_of,
     saved_classes,
     set_classes,
 )
@@ -63,11 +59,9 @@ from keras_vit.models.config import (
     ResNetConfig,
     SegmentationConfig,
     ShiftedPatches,
-    TaskConfig,
     ViTConfig,
 )
 from keras_vit.models.layers import ModelSpec, no_init_weights
-from keras_vit.models.tasks import build_task, task_of
 from keras_vit.models.weight_resizing import ChannelRule, Resampler, adapt_channels, resize_patch_kernel
 
 # What to do where a model with a changed graph should be rebuilt.
@@ -196,8 +190,30 @@ def build_checkpoint(checkpoint: Checkpoint, name: str, options: LoadOptions, ed
         if options.size is not None and options.size != checkpoint.file_config.image_size:
             options.with_patch(config).check_image_size(options.size)
     task = infer_task(checkpoint)
-    grid = options.stored_grid or file_config_grid(checkpoint, config)
-    size = options.size or known_image_size(checkpoint, config, grid)
+    preprocessing = _preprocessing(checkpoint, config, name, options)
+    checkpoint = dataclasses.replace(checkpoint, stored_grid=stored_grid_of(checkpoint, config))
+    if edit is not None and task is None:
+        config, weights = edit(config, checkpoint.weights)
+        checkpoint = dataclasses.replace(checkpoint, weights=weights)
+    activation = None if options.num_classes is not None else checkpoint.file_config.classifier_activation
+    # The name of the folder or file, in letters that layers may have.
+    last = re.sub(r"\.(npz|safetensors|h5)$", "", name.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
+    own_name = re.sub(r"[^A-Za-z0-9_.-]", "_", last).strip("._-") or None
+    blueprint = Blueprint(
+        config,
+        preprocessing,
+        task=task,
+        classes=checkpoint.classes,
+        classifier_activation=options.classifier_activation or activation,
+        dtype=options.dtype,
+        name=options.name or own_name,
+    )
+    return _build_and_fill(blueprint, checkpoint, options)
+
+
+def _preprocessing(checkpoint: Checkpoint, config: ModelConfig, name: str, options: LoadOptions) -> Preprocessing:
+    """Return that of the model; say what is assumed, and warn where the original makes other images."""
+    size = options.size or known_image_size(checkpoint, config)
     if size is None:
         if POSITIONS in checkpoint.weights and isinstance(config, ViTConfig):
             raise not_square_error(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions)
@@ -207,16 +223,7 @@ def build_checkpoint(checkpoint: Checkpoint, name: str, options: LoadOptions, ed
     preprocessing = original_preprocessing(checkpoint, size, num_channels)
     if assumed := _assumed(checkpoint, config, options, preprocessing):
         print(f"Not in the files of {checkpoint.path}, and assumed: {'; '.join(assumed)}.")
-    if edit is not None and task is None:
-        config, weights = edit(config, checkpoint.weights)
-        checkpoint = dataclasses.replace(checkpoint, weights=weights)
-    if options.num_classes is None and options.classifier_activation is None:
-        options = dataclasses.replace(options, classifier_activation=checkpoint.file_config.classifier_activation)
-    # The name of the folder or file, in letters that layers may have.
-    last = re.sub(r"\.(npz|safetensors|h5)$", "", name.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
-    own_name = re.sub(r"[^A-Za-z0-9_.-]", "_", last).strip("._-") or None
-    options = dataclasses.replace(options, name=options.name or own_name)
-    return _build_and_fill(checkpoint, config, preprocessing, grid, options, task)
+    return preprocessing
 
 
 def load_named_model(path: pathlib.Path) -> keras.Model:
@@ -274,18 +281,24 @@ _IN_KERAS_MODEL = (
 
 def _from_keras_model(model: keras.Model, options: LoadOptions) -> keras.Model:
     options.refuse(dict.fromkeys(_IN_KERAS_MODEL, "a .keras file contains it"))
-    config = config_of(model)
+    blueprint = Blueprint.of(model)
+    config = blueprint.config
     if options == LoadOptions():
         is_as_asked = not any(getattr(config, rate, 0.0) for rate in options.rates)
-        policy = model_spec(model).dtype_policy.name
-        if (is_as_asked and policy == keras.config.dtype_policy().name) or changed_layer(model):
+        if (is_as_asked and blueprint.dtype == keras.config.dtype_policy().name) or changed_layer(model):
             return model
     else:
         check_unchanged(model, _CHANGE_FIRST)
     if isinstance(config, ViTConfig):
         config = dataclasses.replace(config, **options.rates)
-    activation = options.classifier_activation or classifier_activation_of(model)
-    return _adapted(model, config, dataclasses.replace(options, classifier_activation=activation))
+    blueprint = dataclasses.replace(
+        blueprint,
+        config=config,
+        classifier_activation=options.classifier_activation or blueprint.classifier_activation,
+        dtype=options.dtype,
+        name=options.name,
+    )
+    return _adapted(model, blueprint, options)
 
 
 def _inapplicable(checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions) -> dict[str, str]:
@@ -330,7 +343,6 @@ def adapt(
     Raises UserError for a model with other layers than its config says, which no new model would have.
     """
     check_unchanged(model, _CHANGE_FIRST)
-    dtype = model.get_layer("spec").dtype_policy.name
     options = LoadOptions(
         image_size=image_size,
         num_classes=num_classes,
@@ -340,11 +352,11 @@ def adapt(
         channel_rule=channel_rule,
         resampler=resampler,
         keep_pre_logits=keep_pre_logits,
-        classifier_activation=classifier_activation_of(model),
-        dtype=None if dtype == "float32" else dtype,
-        name=model.name,
     )
-    adapted = _adapted(model, config_of(model), options)
+    blueprint = Blueprint.of(model)
+    if blueprint.dtype == "float32":  # then the global policy decides
+        blueprint = dataclasses.replace(blueprint, dtype=None)
+    adapted = _adapted(model, blueprint, options)
     frozen = {layer.name for layer in model.layers if not layer.trainable}
     for layer in adapted.layers:
         if layer.name in frozen and not (num_classes is not None and f"{layer.name}.".startswith(_HEAD_LAYERS)):
@@ -352,17 +364,18 @@ def adapt(
     return adapted
 
 
-def _adapted(model: keras.Model, config: ModelConfig, options: LoadOptions) -> keras.Model:
-    """Build a model with the changes and copy the weights; `config` may differ from the model's in its drop rates."""
-    preprocessing = preprocessing_of(model)
+def _adapted(model: keras.Model, blueprint: Blueprint, options: LoadOptions) -> keras.Model:
+    """Build a model with the changes and copy the weights; the blueprint may differ from the model in its rates."""
     weights = {key: weight_of(key, value) for key, value in values_by_key(model).items()}
-    grid = config.grid(preprocessing.image_size) if isinstance(config, ViTConfig) and POSITIONS in weights else None
+    config, preprocessing, grid = blueprint.config, blueprint.preprocessing, None
+    if isinstance(config, ViTConfig) and POSITIONS in weights:
+        grid = config.grid(preprocessing.image_size)
     if options.image_size is not None:
         size, preprocessing = preprocessing.image_size, preprocessing.for_image_size(options.image_size)
         if isinstance(config, ViTConfig) and preprocessing.image_size != size:
             options.with_patch(config).check_image_size(preprocessing.image_size)
-    checkpoint = Checkpoint(None, Layout(()), weights, classes=saved_classes(model))
-    return _build_and_fill(checkpoint, config, preprocessing, grid, options, task_of(model))
+    checkpoint = Checkpoint(None, Layout(()), weights, stored_grid=grid)
+    return _build_and_fill(dataclasses.replace(blueprint, preprocessing=preprocessing), checkpoint, options)
 
 
 def weight_of(key: str, value: Any) -> Weight:
@@ -373,55 +386,42 @@ def weight_of(key: str, value: Any) -> Weight:
     return Weight(array, array.shape, np.asarray)
 
 
-def _build_and_fill(
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    preprocessing: Preprocessing,
-    stored_grid: tuple[int, int] | None,
-    options: LoadOptions,
-    task: TaskConfig | None = None,
-) -> keras.Model:
+def _build_and_fill(blueprint: Blueprint, checkpoint: Checkpoint, options: LoadOptions) -> keras.Model:
     """Build the model of a checkpoint, from a file or a model, with the changes, and load the weights."""
-    options.refuse(_without_effect(config, task, options))
-    options, classes, rows = options.for_classes(checkpoint.classes)
-    weights, num_classes = _with_rows(checkpoint.weights, rows), options.num_classes
-    new_head = num_classes is not None
-    if not new_head:
-        num_classes = num_classes_of(weights)
-    drops_pre_logits = new_head and not options.keep_pre_logits
-    if isinstance(config, ViTConfig) and new_head and task is None:  # a new head is no projection
-        config = dataclasses.replace(config, head_bias=True)
-        if drops_pre_logits:
-            config = dataclasses.replace(config, representation_size=None, representation="tanh", normalized=False)
-    config, weights, preprocessing = _with_input(config, weights, preprocessing, options)
+    options.refuse(_without_effect(blueprint, options))
+    options, classes, rows = options.for_classes(blueprint.classes)
+    weights = _with_rows(checkpoint.weights, rows)
+    blueprint = dataclasses.replace(blueprint, classes=classes, num_classes=num_classes_of(weights))
+    drop: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    if options.num_classes is not None:
+        blueprint, keep = _with_new_head(blueprint, options), HEADS if blueprint.task is None else ("class_head/",)
+        drop = keep if options.keep_pre_logits else (*keep, "pre_logits/")
+    blueprint, weights = _with_input(blueprint, weights, options)
     with no_init_weights():
-        if task is not None and isinstance(config, ViTConfig):
-            if isinstance(task, SegmentationConfig) and num_classes:
-                task = dataclasses.replace(task, num_classes=num_classes)
-            model = build_task(config, task, preprocessing, dtype=options.dtype, name=options.name)
-            config = config_of(model)  # without what reads the tokens
-        else:
-            model = build(
-                config,
-                preprocessing=preprocessing,
-                num_classes=num_classes,
-                classifier_activation=options.classifier_activation,
-                dtype=options.dtype,
-                name=options.name,
-            )
-    keep = () if not new_head else HEADS if task is None else ("class_head/",)
-    drop = (*keep, "pre_logits/") if drops_pre_logits else keep
+        model = blueprint.build()
     checkpoint = dataclasses.replace(checkpoint, weights=weights)
-    matched, _ = match_weights(model, config, checkpoint, options.resampler, stored_grid, drop=drop, keep=keep)
+    matched, _ = match_weights(model, checkpoint, options.resampler, drop=drop, keep=keep)
     assign(model, matched)
-    if classes is not None and len(classes.labels) in numbers_of_classes(model):
-        set_classes(model, classes)
     return model
 
 
+def _with_new_head(blueprint: Blueprint, options: LoadOptions) -> Blueprint:
+    config, task, number = blueprint.config, blueprint.task, options.num_classes or 0
+    if isinstance(task, SegmentationConfig):
+        task = dataclasses.replace(task, num_classes=number)
+    elif task is None and isinstance(config, ViTConfig):  # a new head is no projection
+        config = dataclasses.replace(config, head_bias=True)
+        if not options.keep_pre_logits:
+            config = dataclasses.replace(config, representation_size=None, representation="tanh", normalized=False)
+    return dataclasses.replace(blueprint, config=config, task=task, num_classes=number)
+
+
 def _with_input(
-    config: ModelConfig, weights: Mapping[str, Weight], preprocessing: Preprocessing, options: LoadOptions
-) -> tuple[ModelConfig, Mapping[str, Weight], Preprocessing]:
+    blueprint: Blueprint, weights: Mapping[str, Weight], options: LoadOptions
+) -> tuple[Blueprint, Mapping[str, Weight]]:
+    """Return both for the patches and channels that the options name."""
+    config, preprocessing = blueprint.config, blueprint.preprocessing
     if options.patch_size is not None and isinstance(config, ViTConfig):
         config = options.with_patch(config)
         config.check_image_size(preprocessing.image_size)
@@ -433,12 +433,12 @@ def _with_input(
         shape = (*kernel.shape[:2], channels, kernel.shape[3])
         adapted = kernel.mapped(shape, lambda array: adapt_channels(array, channels, options.channel_rule))
         weights, preprocessing = {**weights, key: adapted}, preprocessing.for_channels(channels)
-    return config, weights, preprocessing
+    return dataclasses.replace(blueprint, config=config, preprocessing=preprocessing), weights
 
 
-def _without_effect(config: ModelConfig, task: TaskConfig | None, options: LoadOptions) -> dict[str, str]:
+def _without_effect(blueprint: Blueprint, options: LoadOptions) -> dict[str, str]:
     """Options that do not apply to any model of this config and task, and why."""
-    reasons = {}
+    reasons, config, task = {}, blueprint.config, blueprint.task
     if task is not None:
         names = ["classifier", "classifier_activation", "classes", "keep_pre_logits"]
         names += ["num_classes"] if isinstance(task, DetectionConfig) or options.num_classes == 0 else []

@@ -265,7 +265,7 @@ def _with_prefix_positions(checkpoint: Checkpoint, config: ViTConfig, options: L
     possible = (rows, rows - config.num_class_tokens)
     stated = _num_patches(file_config.image_size, config.patch, possible)
     square = next((number for number in possible if square_grid(number) is not None), None)
-    known = None if options.stored_grid is None else math.prod(options.stored_grid)
+    known = None if checkpoint.stored_grid is None else math.prod(checkpoint.stored_grid)
     if known not in possible and (file_config.image_size_is_exact or stated == square):
         known = stated
     if known in possible:
@@ -383,8 +383,12 @@ def _shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
     return shape_of(checkpoint.weights, checkpoint.layout.rules, name, rank)
 
 
-def file_config_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int] | None:
-    """(rows, columns) of the stored position embeddings according to config.json; None if it does not say."""
+def stored_grid_of(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int] | None:
+    """(rows, columns) of the stored position embeddings, as given or by config.json; None if neither says so."""
+    return checkpoint.stored_grid or _file_config_grid(checkpoint, config)
+
+
+def _file_config_grid(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int] | None:
     file_config = checkpoint.file_config
     size = file_config.position_size or file_config.image_size
     if size is None or isinstance(config, ResNetConfig) or POSITIONS not in checkpoint.weights:
@@ -412,16 +416,15 @@ def resampler_of(checkpoint: Checkpoint, config: ModelConfig) -> Resampler:
     return (layout.patch_resampler if patches_alone else None) or layout.resampler
 
 
-def known_image_size(
-    checkpoint: Checkpoint, config: ModelConfig, grid: tuple[int, int] | None
-) -> tuple[int, int] | None:
+def known_image_size(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, int] | None:
     """The (height, width) of the grid of the position embeddings, or without any of config.json; None if unknown."""
     if isinstance(config, ResNetConfig) or POSITIONS not in checkpoint.weights:
         return checkpoint.file_config.image_size
-    grid = grid or square_grid(checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions)
+    rows = checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions
+    grid = stored_grid_of(checkpoint, config) or square_grid(rows)
     if grid is None:
         return None
-    if checkpoint.file_config.image_size is not None and grid == file_config_grid(checkpoint, config):
+    if checkpoint.file_config.image_size is not None and grid == _file_config_grid(checkpoint, config):
         return checkpoint.file_config.image_size  # whose last pixels may fill no patch
     stride = 1 if config.stem is None else config.stem.total_stride
     return grid[0] * config.patch[0] * stride, grid[1] * config.patch[1] * stride

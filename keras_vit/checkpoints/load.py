@@ -18,25 +18,17 @@ import numpy as np
 from keras_vit.checkpoints.checkpoint import Checkpoint, not_square_error, open_checkpoint, refuse_keys, square_grid
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
-from keras_vit.checkpoints.infer_config import check_heads, file_config_grid, has_norm_after_pooling, resampler_of
+from keras_vit.checkpoints.infer_config import check_heads, has_norm_after_pooling, resampler_of, stored_grid_of
 from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, check_rank, heads_in, key_of
-from keras_vit.checkpoints.layouts import num_classes_of
 from keras_vit.errors import UserError, check_integers, refuse_first
 from keras_vit.files.hdf5 import open_keras_weights
 from keras_vit.files.kinds import kind_of
 from keras_vit.files.lazy_array import check_all
-from keras_vit.models.build import (
-    build,
-    classifier_activation_of,
-    classifier_head,
-    config_of,
-    has_own_call,
-    preprocessing_of,
-)
-from keras_vit.models.config import ModelConfig, ViTConfig
+from keras_vit.models.blueprint import Blueprint
+from keras_vit.models.build import classifier_head, config_of, has_own_call, model_spec, preprocessing_of
+from keras_vit.models.config import ViTConfig
 from keras_vit.models.layers import ModelSpec, TokenDense, no_init_weights, zero_copy
 from keras_vit.models.positions import PositionEmbedding
-from keras_vit.models.tasks import build_task, task_of
 from keras_vit.models.weight_resizing import Resampler, check_resampler, resize_position_embedding
 
 # Settings of a layer that do not change what it computes from given weights, up to rounding.
@@ -95,15 +87,15 @@ def load_checkpoint(
     check_integers("stored_grid", stored_grid, length=2)
     drop, keep = ((each,) if isinstance(each, str) else tuple(each) for each in (drop, keep))
     file = find_checkpoint(path)
-    checkpoint = _keras_weights(file, model) if kind_of(file) == "h5" else open_checkpoint(file, stored_grid)
-    config = config_of(model)
-    weights, report = match_weights(model, config, checkpoint, resampler, stored_grid, drop=drop, keep=keep)
+    is_keras = kind_of(file) == "h5"
+    checkpoint = _keras_weights(file, model, stored_grid) if is_keras else open_checkpoint(file, stored_grid)
+    weights, report = match_weights(model, checkpoint, resampler, drop=drop, keep=keep)
     check_all({weight.source.key: weight.source for weight in weights.values()}.values())
     assign(model, weights)
     return report
 
 
-def _keras_weights(path: pathlib.Path, model: keras.Model) -> Checkpoint:
+def _keras_weights(path: pathlib.Path, model: keras.Model, stored_grid: tuple[int, int] | None) -> Checkpoint:
     """A .weights.h5 file, which has the variables of a layer in the order that the layer has, without their names."""
     arrays, weights = open_keras_weights(path), {}
     keys = {id(variable): key for key, variable in weights_by_key(model).items()}
@@ -111,7 +103,8 @@ def _keras_weights(path: pathlib.Path, model: keras.Model) -> Checkpoint:
         for index, variable in enumerate(layer.weights):
             if (array := arrays.pop(f"{layer.name}/{index}", None)) is not None:
                 weights[keys[id(variable)]] = Weight(array, array.shape, np.asarray)
-    return Checkpoint(None, Layout(()), weights, unexpected_keys=tuple(sorted(arrays)), path=path)
+    unexpected = tuple(sorted(arrays))
+    return Checkpoint(None, Layout(()), weights, unexpected, path=path, stored_grid=stored_grid)
 
 
 def weights_by_key(model: keras.Model) -> dict[str, keras.Variable]:
@@ -160,16 +153,14 @@ def values_by_key(model: keras.Model) -> dict:
 
 def match_weights(
     model: keras.Model,
-    config: ModelConfig,
     checkpoint: Checkpoint,
     resampler: Resampler | None,
-    stored_grid: tuple[int, int] | None,
     *,
     drop: tuple[str, ...],
     keep: tuple[str, ...],
 ) -> tuple[dict[str, Weight], LoadReport]:
-    """Return the weights that fit a model of this config, all of them checked; nothing is read or assigned yet."""
-    weights = weights_by_key(model)
+    """Return the weights that fit a model, all of them checked; nothing is read or assigned yet."""
+    config, weights = config_of(model), weights_by_key(model)
     left_out = {
         key for key, weight in checkpoint.weights.items() if key.startswith(drop) or weight.source.key.startswith(drop)
     }
@@ -187,7 +178,7 @@ def match_weights(
         _check_settings(checkpoint, config)
     if POSITIONS in matched:
         stored, how = matched[POSITIONS], resampler or resampler_of(checkpoint, config)
-        matched[POSITIONS] = _fit_positions(model, checkpoint, how, stored_grid or file_config_grid(checkpoint, config))
+        matched[POSITIONS] = _fit_positions(model, checkpoint, how, stored_grid_of(checkpoint, config))
         resized = (POSITIONS,) if matched[POSITIONS] is not stored else ()
     check_shapes(matched, weights, config.num_heads if isinstance(config, ViTConfig) else None)
     loaded = {key: weight.source.key for key, weight in sorted(matched.items())}
@@ -288,25 +279,14 @@ def _fit_positions(
 
 def changed_layer(model: keras.Model) -> str | None:
     """Return the first layer by which a model differs from what its config describes; None for no such layer."""
-    spec = next((layer.dtype_policy.name for layer in model.layers if isinstance(layer, ModelSpec)), None)
-    config, preprocessing = config_of(model), preprocessing_of(model)
+    model_spec(model)  # raises UserError for a model of others
     if has_own_call(model):
         return model.name
-    values = values_by_key(model)
-    task = task_of(model)
+    blueprint, values = Blueprint.of(model), values_by_key(model)
     with no_init_weights():
-        if task is not None and isinstance(config, ViTConfig):
-            built = build_task(config, task, preprocessing, dtype=spec)
-        else:
-            built = build(
-                config,
-                preprocessing=preprocessing,
-                num_classes=num_classes_of(values),
-                classifier_activation=classifier_activation_of(model),
-                dtype=spec,
-            )
+        built = blueprint.build()
     name = _first_difference(model, built)
-    return None if name is None or (task is None and _same_outputs(model, values, built)) else name
+    return None if name is None or (blueprint.task is None and _same_outputs(model, values, built)) else name
 
 
 def check_unchanged(model: keras.Model, way_out: str) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ from keras_vit.models.config import (
     Classes,
     ModelConfig,
     ResNetConfig,
+    TaskConfig,
     ViTConfig,
     check_blocks,
     config_from_dict,
@@ -72,7 +73,7 @@ def build(
         classifier_activation="softmax".
     """
     rates = {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate}
-    config = _with_rates(model_config(model), {**rates, "stochastic_depth_rate": stochastic_depth_rate})
+    config = with_rates(model_config(model), {**rates, "stochastic_depth_rate": stochastic_depth_rate})
     preprocessing = preprocessing or _default_preprocessing(config, image_size, channels)
     num_classes = python_numbers(num_classes)
     check_integers("num_classes", num_classes, least=0)
@@ -82,11 +83,14 @@ def build(
         return _with_activation(network, classifier_activation, num_classes) if classifier_activation else network
 
 
-def _with_rates(config: ModelConfig, rates: dict[str, float | None]) -> ModelConfig:
+def with_rates(config: ModelConfig, rates: Mapping[str, float | None]) -> ModelConfig:
+    """The config with these rates for training; a rate of None is kept. Raises UserError for a ResNet and any but 0."""
     changes: dict[str, Any] = {name: rate for name, rate in rates.items() if rate is not None}
-    if changes and not isinstance(config, ViTConfig):
+    if isinstance(config, ViTConfig):
+        return dataclasses.replace(config, **changes)
+    if any(changes.values()):
         raise UserError(f"{', '.join(changes)} do not apply to a ResNet, which has no dropout; leave them out.")
-    return dataclasses.replace(config, **changes)
+    return config
 
 
 def _default_preprocessing(config: ModelConfig, image_size: int | tuple[int, int], channels: int) -> Preprocessing:
@@ -208,6 +212,12 @@ def config_of(model: keras.Model) -> ModelConfig:
 def preprocessing_of(model: keras.Model) -> Preprocessing:
     """Return the preprocessing of a model. Call it on a decoded image."""
     return Preprocessing.saved(model_spec(model).preprocessing)
+
+
+def task_of(model: keras.Model) -> TaskConfig | None:
+    """The configuration of the further task of a model; None for a classifier, or features."""
+    task = model_spec(model).task
+    return None if task is None else config_from_dict(task)
 
 
 def classes_of(model: keras.Model) -> tuple[str, ...] | None:

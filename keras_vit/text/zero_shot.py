@@ -18,9 +18,8 @@ from keras_vit.checkpoints.from_checkpoint import build_source, weight_of
 from keras_vit.checkpoints.key_mapping import Weight
 from keras_vit.cli.progress import Progress
 from keras_vit.errors import UserError
-from keras_vit.models.build import dtype_policy, set_classes
+from keras_vit.models.build import dtype_policy, set_classes, task_of
 from keras_vit.models.config import Classes, ModelConfig, ViTConfig
-from keras_vit.models.tasks import task_of
 from keras_vit.text.checkpoint import TextCheckpoint, open_text
 from keras_vit.text.classes import text_classes
 from keras_vit.text.tokenizer import Tokenizer, open_tokenizer

@@ -27,11 +27,12 @@ from keras_vit.checkpoints.formats.file_config import (
     pair,
     part,
 )
-from keras_vit.checkpoints.formats.layout import DEFAULTS, QUERY_BIAS, Format, Layout, WrittenModel
+from keras_vit.checkpoints.formats.layout import DEFAULTS, QUERY_BIAS, Format, Layout
 from keras_vit.errors import UserError
 from keras_vit.files.hdf5 import open_hdf5, write_hdf5
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.safetensors import read_json
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import Gelu, ViTConfig
 
 CONFIG, TASK = "config.json", "task.json"
@@ -439,7 +440,7 @@ def _head(files: Mapping[str, dict], *, has_class_token: bool) -> dict[str, Any]
 # Writing
 
 
-def _family(model: WrittenModel) -> str | None:
+def _family(model: Blueprint) -> str | None:
     """The class of keras-hub for a model; None if there is none."""
     config = model.config
     if not isinstance(config, ViTConfig) or model.task is not None:
@@ -455,7 +456,7 @@ def _family(model: WrittenModel) -> str | None:
     return "DeiTBackbone" if config.distillation != "none" else "ViTBackbone"
 
 
-def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
+def _expressible(model: Blueprint) -> dict[str, tuple | None] | None:
     family = _family(model)
     if family is None:
         return None
@@ -497,7 +498,7 @@ def _expressible(model: WrittenModel) -> dict[str, tuple | None] | None:
     return {**DEFAULTS, "prefix_positions": None, **own[family]}
 
 
-def _layout_for(model: WrittenModel) -> Layout:
+def _layout_for(model: Blueprint) -> Layout:
     config, family = model.vit, _family(model)
     grid = config.grid(model.preprocessing.image_size)
     if family == "DINOV3Backbone":
@@ -511,7 +512,7 @@ def _layout_for(model: WrittenModel) -> Layout:
     return _vit_layout(distilled=family == "DeiTBackbone", two_heads=config.representation_size is not None)
 
 
-def _write_config(model: WrittenModel) -> dict[str, dict]:
+def _write_config(model: Blueprint) -> dict[str, dict]:
     config, family, channels = model.vit, str(_family(model)), model.preprocessing.channels
     size, is_vit = model.preprocessing.image_size, family in ("ViTBackbone", "DeiTBackbone")
     is_square = size[0] == size[1] or family == "DINOV3Backbone"

@@ -12,20 +12,16 @@ from keras_vit.checkpoints.key_mapping import ATTENTION, Rule
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.safetensors import write_safetensors
+from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import (
-    DetectionConfig,
     Gelu,
-    ModelConfig,
     PositionEmbeddingKind,
-    ResNetConfig,
-    SegmentationConfig,
-    TaskConfig,
     ViTConfig,
 )
 from keras_vit.models.weight_resizing import Resampler
 
 if TYPE_CHECKING:
-    from keras_vit.images.preprocessing import Preprocessing
+    pass
 
 # Biases of heads, which most codes always have, and of the first query.
 HEAD_BIASES = ("head/bias", "head_distillation/bias")
@@ -85,46 +81,6 @@ class Layout:
     """Note for the user of a saved file."""
 
 
-@dataclasses.dataclass(frozen=True)
-class WrittenModel:
-    """A model to write, as a format sees it."""
-
-    config: ModelConfig
-    preprocessing: "Preprocessing"
-    num_classes: int
-    """Width of the head; 0 without a head."""
-    labels: tuple[str, ...] = ()
-    """Class names; empty if they are unknown."""
-    task: TaskConfig | None = None
-    """The further task of the model; None for a classifier or features."""
-    classifier_activation: str | None = None
-    """Activation of the head; None for logits."""
-
-    @property
-    def vit(self) -> ViTConfig:
-        """The config of a Vision Transformer."""
-        assert isinstance(self.config, ViTConfig)
-        return self.config
-
-    @property
-    def resnet(self) -> ResNetConfig:
-        """The config of a ResNet."""
-        assert isinstance(self.config, ResNetConfig)
-        return self.config
-
-    @property
-    def segmentation(self) -> SegmentationConfig:
-        """The task of a model that segments."""
-        assert isinstance(self.task, SegmentationConfig)
-        return self.task
-
-    @property
-    def detection(self) -> DetectionConfig:
-        """The task of a model that detects."""
-        assert isinstance(self.task, DetectionConfig)
-        return self.task
-
-
 _UNRESTRICTED = {
     *("patch_size", "hidden_size", "num_layers", "mlp_dim"),  # in the shapes
     *("num_heads", "layer_norm_epsilon"),  # in the shapes, config.json or an option of from_checkpoint
@@ -155,11 +111,11 @@ class Format:
     """Its configs, by name of the file -> what they say. Raises UserError for unsupported settings."""
     suffixes: tuple[str, ...] = ()
     """Suffix of its files; "" is a folder with configs."""
-    expressible: Callable[[WrittenModel], dict[str, tuple | None] | None] = lambda model: None
+    expressible: Callable[[Blueprint], dict[str, tuple | None] | None] = lambda model: None
     """The values that it can express, by field of ViTConfig; None if it is for other kinds of models."""
-    layout_for: Callable[[WrittenModel], Layout] | None = None
+    layout_for: Callable[[Blueprint], Layout] | None = None
     """The rules and numerics for writing a model that it can express."""
-    write_config: Callable[[WrittenModel], dict[str, dict]] = lambda model: {}
+    write_config: Callable[[Blueprint], dict[str, dict]] = lambda model: {}
     """The configs, by name of the file. Raises UserError for what they cannot express."""
     write_weights: Callable[[pathlib.Path, Mapping[str, np.ndarray]], None] = _write_safetensors
     """Writes the arrays into a folder."""
