@@ -15,21 +15,22 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, not_square_error, open_checkpoint, refuse_keys, square_grid
+from keras_vit.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
-from keras_vit.checkpoints.infer_config import check_heads, has_norm_after_pooling, resampler_of, stored_grid_of
-from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, check_rank, heads_in, key_of
+from keras_vit.checkpoints.infer_config import has_norm_after_pooling
+from keras_vit.checkpoints.key_mapping import POSITIONS, Rule, Weight, heads_in, key_of, refuse_keys
+from keras_vit.checkpoints.positions import fit_positions
 from keras_vit.errors import UserError, check_integers, refuse_first
 from keras_vit.files.hdf5 import open_keras_weights
 from keras_vit.files.kinds import kind_of
 from keras_vit.files.lazy_array import check_all
 from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.build import classifier_head, config_of, has_own_call, model_spec, preprocessing_of
-from keras_vit.models.config import ViTConfig
+from keras_vit.models.config import ModelConfig, ViTConfig
 from keras_vit.models.layers import ModelSpec, TokenDense, no_init_weights, zero_copy
 from keras_vit.models.positions import PositionEmbedding
-from keras_vit.models.weight_resizing import Resampler, check_resampler, resize_position_embedding
+from keras_vit.models.weight_resizing import Resampler, check_resampler
 
 # Settings of a layer that do not change what it computes from given weights, up to rounding.
 _NOT_COMPUTED = ("dtype", "lora_alpha", "lora_rank", "quantization_config", "seed", "stddev", "trainable")
@@ -89,7 +90,7 @@ def load_checkpoint(
     file = find_checkpoint(path)
     is_keras = kind_of(file) == "h5"
     checkpoint = _keras_weights(file, model, stored_grid) if is_keras else open_checkpoint(file, stored_grid)
-    weights, report = match_weights(model, checkpoint, resampler, drop=drop, keep=keep)
+    weights, report = match_weights(model, config_of(model), checkpoint, resampler, drop=drop, keep=keep)
     check_all({weight.source.key: weight.source for weight in weights.values()}.values())
     assign(model, weights)
     return report
@@ -153,14 +154,15 @@ def values_by_key(model: keras.Model) -> dict:
 
 def match_weights(
     model: keras.Model,
+    config: ModelConfig,
     checkpoint: Checkpoint,
     resampler: Resampler | None,
     *,
     drop: tuple[str, ...],
     keep: tuple[str, ...],
 ) -> tuple[dict[str, Weight], LoadReport]:
-    """Return the weights that fit a model, all of them checked; nothing is read or assigned yet."""
-    config, weights = config_of(model), weights_by_key(model)
+    """Return the weights that fit a model of this config, all of them checked; nothing is read or assigned yet."""
+    weights = weights_by_key(model)
     left_out = {
         key for key, weight in checkpoint.weights.items() if key.startswith(drop) or weight.source.key.startswith(drop)
     }
@@ -177,9 +179,11 @@ def match_weights(
     if checkpoint.format is not None and isinstance(config, ViTConfig):
         _check_settings(checkpoint, config)
     if POSITIONS in matched:
-        stored, how = matched[POSITIONS], resampler or resampler_of(checkpoint, config)
-        matched[POSITIONS] = _fit_positions(model, checkpoint, how, stored_grid_of(checkpoint, config))
-        resized = (POSITIONS,) if matched[POSITIONS] is not stored else ()
+        layer = next(layer for layer in model.layers if isinstance(layer, PositionEmbedding))
+        rows, columns = layer.grid
+        fitted = fit_positions(checkpoint, config, (rows, columns), layer.num_prefix_tokens, resampler)
+        resized = (POSITIONS,) if fitted is not matched[POSITIONS] else ()
+        matched[POSITIONS] = fitted
     check_shapes(matched, weights, config.num_heads if isinstance(config, ViTConfig) else None)
     loaded = {key: weight.source.key for key, weight in sorted(matched.items())}
     report = LoadReport(loaded, resized, tuple(sorted((*dropped, *checkpoint.unused))), tuple(sorted(kept)))
@@ -207,7 +211,7 @@ def check_shapes(matched: Mapping[str, Weight], weights: Mapping[str, keras.Vari
                 f"The array {weight.source.key!r} has shape {weight.source.shape}{read_as}, but the model needs "
                 f"{needed}."
             )
-        check_heads(weight, heads_in(key, weight), num_heads)
+        heads_in(key, weight, num_heads)
 
 
 def _check_settings(checkpoint: Checkpoint, config: ViTConfig) -> None:
@@ -244,37 +248,6 @@ def assign(model: keras.Model, weights: Mapping[str, Weight]) -> None:
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(fill, by_source.values()):
             pass
-
-
-def _fit_positions(
-    model: keras.Model, checkpoint: Checkpoint, resampler: Resampler, stored_grid: tuple[int, int] | None
-) -> Weight:
-    """The position embeddings, resized to the grid of the model if the stored grid differs.
-
-    Without a `stored_grid`, an equal number of tokens means the same grid in vit_jax; in PyTorch codes a square number
-    of tokens means a square grid.
-    """
-    layer = next(layer for layer in model.layers if isinstance(layer, PositionEmbedding))
-    table = checkpoint.weights[POSITIONS]
-    check_rank(table.source.key, table.shape, (3,))
-    rows, columns = layer.grid
-    num_tokens = table.shape[1] - layer.num_prefix_tokens
-    if stored_grid is None:
-        square = square_grid(num_tokens)
-        same_number = num_tokens == rows * columns
-        is_grid = same_number and (square is None or not checkpoint.layout.torch)
-        stored_grid = (rows, columns) if is_grid else square
-    if stored_grid is None:
-        raise not_square_error(num_tokens)
-    old_grid = (stored_grid[0], stored_grid[1])
-    if old_grid[0] * old_grid[1] != num_tokens:
-        raise UserError(f"The file has position embeddings for {num_tokens} patches, not for a grid of {stored_grid}.")
-    if old_grid == (rows, columns):
-        return table
-    prefix = layer.num_prefix_tokens
-    shape = (table.shape[0], prefix + rows * columns, table.shape[2])
-    new_grid = rows, columns
-    return table.mapped(shape, lambda array: resize_position_embedding(array, old_grid, new_grid, prefix, resampler))
 
 
 def changed_layer(model: keras.Model) -> str | None:

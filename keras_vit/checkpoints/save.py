@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions, join_keys, open_checkpoint
+from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions, open_checkpoint
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
-from keras_vit.checkpoints.from_checkpoint import build_checkpoint, build_source
+from keras_vit.checkpoints.from_checkpoint import build_checkpoint, from_keras_model, load_named_model
 from keras_vit.checkpoints.infer_config import original_preprocessing
-from keras_vit.checkpoints.key_mapping import POSITIONS, in_pairs, untranslate
+from keras_vit.checkpoints.key_mapping import POSITIONS, in_pairs, join_keys, untranslate
 from keras_vit.checkpoints.layouts import HEADS, check_target, format_for, is_folder
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
 from keras_vit.errors import UserError
@@ -185,8 +185,10 @@ def convert(source: str | os.PathLike, target: pathlib.Path, layout: str, option
     check_target(target, layout, is_new=True)
     source = find_checkpoint(source)
     checkpoint = None if is_keras_model(source) else open_checkpoint(source, options.stored_grid)
-    name = os.fspath(source)
-    model = build_source(source, options) if checkpoint is None else build_checkpoint(checkpoint, name, options)
+    if checkpoint is None:
+        model = from_keras_model(load_named_model(source), options)
+    else:
+        model = build_checkpoint(checkpoint, os.fspath(source), options)
     with warnings.catch_warnings(record=True) as caught:  # printed below
         warnings.simplefilter("always")
         save_checkpoint(model, target, layout=layout)

@@ -32,9 +32,8 @@ _OF_DAMAGE = (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedE
 _LARGEST_RATIO = 20
 
 
-def is_keras_model(path: str | os.PathLike) -> bool:
+def is_keras_model(path: pathlib.Path) -> bool:
     """Return whether a path is a .keras file, or a run directory, finished or not, and no published checkpoint."""
-    path = to_path(path)
     if path.is_file():
         return kind_of(path) == "keras"
     if (path / MODEL).is_file():  # beside which an export may have the name of a published file
@@ -75,8 +74,8 @@ def load_model(run: str | os.PathLike) -> "keras.Model":
     import keras  # lazy: importing Keras takes seconds
 
     path = to_path(run)
-    path = path if path.is_file() and kind_of(path) == "keras" else find(path)
-    shown, path = path, local_copy(path)
+    shown = path if path.is_file() else find(path)
+    path = local_copy(shown)
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())

@@ -29,14 +29,14 @@ from keras_vit.checkpoints.formats.file_config import (
 )
 from keras_vit.checkpoints.formats.layout import DEFAULTS, QUERY_BIAS, Format, Layout
 from keras_vit.errors import UserError
-from keras_vit.files.hdf5 import open_hdf5, write_hdf5
+from keras_vit.files.hdf5 import WEIGHTS, open_hdf5, write_hdf5
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.files.safetensors import read_json
 from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import Gelu, ViTConfig
 
 CONFIG, TASK = "config.json", "task.json"
-WEIGHTS, TASK_WEIGHTS = "model.weights.h5", "task.weights.h5"
+TASK_WEIGHTS = "task.weights.h5"
 _OF_TASK = "task/"
 _TEXT_TOWERS = ("layers/clip_text_encoder/", "layers/sig_lip_text_encoder/")
 _HEADS = ("layers/clip_head/", "layers/sig_lip_head/", f"{_OF_TASK}optimizer/")

@@ -11,7 +11,7 @@ from keras_vit.checkpoints.formats.file_config import FileConfig, ImageProcessin
 from keras_vit.checkpoints.key_mapping import ATTENTION, Rule
 from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
-from keras_vit.files.safetensors import write_safetensors
+from keras_vit.files.safetensors import json_files, write_safetensors
 from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import (
     Gelu,
@@ -107,6 +107,8 @@ class Format:
     """Arrays by key -> the layout, or None for another format. Raises UserError for a model that is not supported."""
     config_files: tuple[str, ...] = ()
     """Names of the configs beside the weights; without the first one, the others say nothing."""
+    own_configs: Callable[[pathlib.Path], Mapping[str, dict]] | None = None
+    """The configs by name where they are not, or not only, such files."""
     read_config: Callable[[Mapping[str, dict], Layout], FileConfig] = lambda files, layout: FileConfig()
     """Its configs, by name of the file -> what they say. Raises UserError for unsupported settings."""
     suffixes: tuple[str, ...] = ()
@@ -121,6 +123,10 @@ class Format:
     """Writes the arrays into a folder."""
     has_task: bool = False
     """Whether it is for models with a further task, which no other format can write."""
+
+    def open_configs(self, path: pathlib.Path) -> Mapping[str, dict]:
+        """Read its configs in a folder, or beside a file of weights, by name."""
+        return self.own_configs(path) if self.own_configs is not None else json_files(path, self.config_files)
 
 
 def unsupported(what: str, advice: str) -> UserError:

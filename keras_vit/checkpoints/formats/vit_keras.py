@@ -33,22 +33,22 @@ _TOWER = {"InputLayer", "Conv2D", "Reshape", "ClassToken", "AddPositionEmbs", "T
 _EXAMPLES = {"Patches", "PatchEncoder", "ShiftedPatchTokenization", "MultiHeadAttentionLSA", "CCTTokenizer"}
 
 
-def is_model(path: pathlib.Path) -> bool:
-    """Whether an HDF5 file is of vit-keras, or of a model of Keras 2 that is refused with its reason."""
-    arrays = open_hdf5(path)
-    return any(_BLOCK.search(key) for key in arrays) or bool(_EXAMPLES & {*_class_names(read_model_config(path))})
+def open_model(path: pathlib.Path) -> dict[str, LazyArray] | None:
+    """The arrays of an HDF5 file by their names in vit-keras, with ":0" as in Keras 2, and "head"; None for another.
 
-
-def open_model(path: pathlib.Path) -> dict[str, LazyArray]:
-    """The arrays of a file by their names in vit-keras, with ":0" as in Keras 2, and "head". Raises UserError."""
-    description, arrays, others = read_model_config(path), dict[str, LazyArray](), dict[str, LazyArray]()
+    Raises UserError for what is no model here, with its reason.
+    """
+    stored, description = open_hdf5(path), read_model_config(path)
+    arrays, others = dict[str, LazyArray](), dict[str, LazyArray]()
     if examples := sorted(_EXAMPLES & {*_class_names(description)}):
         raise unsupported(
             f"a Vision Transformer of Keras' examples (its layer {examples[0]})",
             "each of its heads is as wide as the model, its MLPs end in a GELU and its head reads all tokens; train a "
             "model of keras_vit, such as ViT-Ti_16, on the same data instead",
         )
-    for key, array in open_hdf5(path).items():
+    if not any(_BLOCK.search(key) for key in stored):
+        return None
+    for key, array in stored.items():
         if not array.is_float or key.startswith("optimizer_weights/"):
             continue
         name = _name(key)
@@ -226,4 +226,9 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
     )
 
 
-VIT_KERAS = Format("vit_keras", _identify, config_files=(MODEL_CONFIG,), read_config=_read_config)
+def _description(path: pathlib.Path) -> dict[str, dict]:
+    description = read_model_config(path)
+    return {MODEL_CONFIG: description} if description else {}
+
+
+VIT_KERAS = Format("vit_keras", _identify, (MODEL_CONFIG,), _description, _read_config)
