@@ -115,8 +115,9 @@ def weights_by_key(model: keras.Model) -> dict[str, keras.Variable]:
     head = classifier_head(model)
     for layer in model.layers:
         names = {} if layer.name.endswith(("group_norm", "batch_norm")) else flax  # BiT has TensorFlow's names
+        path = "head" if layer.name != "resnet.head.conv2d" and layer is head else layer.name.replace(".", "/")
         for weight in layer.weights:
-            key = f"{_path(layer, head)}/{names.get(weight.name, weight.name)}"
+            key = f"{path}/{names.get(weight.name, weight.name)}"
             weights["cls" if key == "cls/cls" else key] = weight
     return weights
 
@@ -129,11 +130,6 @@ def fill_from(model: keras.Model, source: keras.Model) -> None:
             variable.assign(values[key])
 
 
-def _path(layer: keras.layers.Layer, head: keras.layers.Layer | None) -> str:
-    is_renamed = layer is head and head.name != "resnet.head.conv2d"
-    return "head" if is_renamed else layer.name.replace(".", "/")
-
-
 def check_not_quantized(model: keras.Model) -> None:
     """Raise UserError for a model that Keras has quantized."""
     if any(layer.quantization_mode for layer in model.layers):
@@ -144,11 +140,12 @@ def values_by_key(model: keras.Model) -> dict:
     """The values that a model computes with, by key; with LoRA the merged kernel. Not of a quantized model."""
     check_not_quantized(model)
     weights = weights_by_key(model)
+    paths = {id(weight): key.rpartition("/")[0] for key, weight in weights.items()}
     for layer in model.layers:
         if isinstance(layer, TokenDense) and layer.lora_enabled:
-            key = _path(layer, classifier_head(model))
-            weights[f"{key}/kernel"] = layer.kernel
-            del weights[f"{key}/lora_kernel_a"], weights[f"{key}/lora_kernel_b"]
+            path = paths[id(layer.lora_kernel_a)]
+            weights[f"{path}/kernel"] = layer.kernel
+            del weights[f"{path}/lora_kernel_a"], weights[f"{path}/lora_kernel_b"]
     return weights
 
 
@@ -338,15 +335,15 @@ def _same_outputs(model: keras.Model, values: Mapping[str, Any], built: keras.Mo
         key: tuple(variable.shape) for key, variable in variables.items()
     } or (model.input_shape, model.output_shape) != (built.input_shape, built.output_shape):
         return False
-    preprocessing = preprocessing_of(model)
+    preprocessing = preprocessing_of(built)
     pixels = np.random.default_rng(0).uniform(
         0.0, 255.0, (_NUM_IMAGES, *preprocessing.image_size, preprocessing.channels)
     )
     images = preprocessing.normalize(pixels)
     expected = keras.ops.convert_to_numpy(keras.ops.cast(model(images, training=False), "float32"))
     with keras.StatelessScope([(variable, values[key]) for key, variable in variables.items()]):
-        found = keras.ops.convert_to_numpy(keras.ops.cast(built(images, training=False), "float32"))
+        rebuilt = keras.ops.convert_to_numpy(keras.ops.cast(built(images, training=False), "float32"))
     if not np.ptp(expected, axis=0).any():  # a new head of zeros hides everything before it
         return False
     tolerance = max(_TOLERANCES.get(layer.compute_dtype, _HALF_TOLERANCE) for layer in model.layers)
-    return bool(np.abs(found - expected).max() <= tolerance * np.abs(expected).max())
+    return bool(np.abs(rebuilt - expected).max() <= tolerance * np.abs(expected).max())
