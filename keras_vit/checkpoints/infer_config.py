@@ -180,9 +180,19 @@ def check_numbered(what: str, numbers: Collection[int], first: int = 0) -> None:
 
 
 def count(weights: Iterable[str], pattern: str, what: str) -> int:
-    """The number of things that the keys count from 0."""
-    numbers = {int(match[1]) for key in weights if (match := re.match(pattern, key))}
+    """The number of things, such as blocks, that the keys count from 0 and that all have the same parts.
+
+    pattern: of the beginning of a key, with the number as its group. Raises UserError for gaps and missing parts.
+    """
+    numbers: set[int] = set()
+    parts: dict[str, set[str]] = {}
+    for key in weights:
+        if match := re.match(pattern, key):
+            numbers.add(int(match[1]))
+            parts.setdefault(match[0], set()).add(key[match.end() :])
     check_numbered(what, numbers)
+    every = sorted(set().union(*parts.values()))
+    refuse_keys("is incomplete", [f"{one}{part}" for one, own in parts.items() for part in every if part not in own])
     return len(numbers)
 
 
@@ -198,7 +208,6 @@ def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
         norms = [weight for key, weight in weights.items() if first_norm.fullmatch(key)]
         if all(float(abs(norm.read()).mean()) < _LEAST_SCALE for norm in norms):
             raise delta_error()
-        refuse_keys("is incomplete", _missing_in_blocks(weights, r"(upscale_\d+/)(.*)"))
         config = SegmentationConfig(
             num_classes=_shape(checkpoint, "class_head/kernel", 2)[1] - 1,
             num_queries=_shape(checkpoint, "queries/tokens", 3)[1],
@@ -283,7 +292,6 @@ def _refuse_other_widths(weights: Mapping[str, Weight], file_config: FileConfig)
 def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOptions) -> ViTConfig:
     weights, layout, position_embedding = checkpoint.weights, checkpoint.layout, options.position_embedding
     num_layers = count(weights, r"Transformer/encoderblock_(\d+)/", "encoder blocks")
-    refuse_keys("is incomplete", _missing_in_blocks(weights, r"(Transformer/encoderblock_\d+/)(.*)"))
     first = "Transformer/encoderblock_0/"
     patch = _shape(checkpoint, "embedding/kernel", 4)
     _shape(checkpoint, f"{_FIRST_QUERY}/kernel", 2)
@@ -354,15 +362,6 @@ def _infer_classifier(
 def _optional_size(checkpoint: Checkpoint, name: str, rank: int) -> int | None:
     """The second axis of an array; None if there is no such array."""
     return _shape(checkpoint, name, rank)[1] if name in checkpoint.weights else None
-
-
-def _missing_in_blocks(weights: Mapping[str, Weight], pattern: str) -> list[str]:
-    parts: dict[str, set[str]] = {}
-    for key in weights:
-        if match := re.fullmatch(pattern, key):
-            parts.setdefault(match[1], set()).add(match[2])
-    all_parts = set().union(*parts.values())
-    return [f"{block}{part}" for block, present in parts.items() for part in sorted(all_parts - present)]
 
 
 class UnknownNumHeads(UserError):

@@ -23,13 +23,13 @@ def with_prefix_positions(checkpoint: Checkpoint, config: ViTConfig, wanted_size
     rows, file_config = checkpoint.weights[POSITIONS].shape[1], checkpoint.file_config
     possible = (rows, rows - config.num_class_tokens)
     stated = _num_patches(file_config.image_size, config.patch, possible)
+    wanted = _num_patches(wanted_size, config.patch, possible) or stated
     square = next((number for number in possible if square_grid(number) is not None), None)
     known = None if checkpoint.stored_grid is None else math.prod(checkpoint.stored_grid)
     if known not in possible and (file_config.image_size_is_exact or stated == square):
         known = stated
     if known in possible:
         return dataclasses.replace(config, prefix_positions=known != rows)
-    wanted = _num_patches(wanted_size, config.patch, possible) or stated
     if None not in (square, wanted) and wanted != square:
         raise UserError(
             f"The {rows} rows of {checkpoint.weights[POSITIONS].source.key!r} may be for {square} or for {wanted} "
@@ -83,10 +83,11 @@ def known_image_size(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, 
     if isinstance(config, ResNetConfig) or POSITIONS not in checkpoint.weights:
         return checkpoint.file_config.image_size
     rows = checkpoint.weights[POSITIONS].shape[1] - config.num_prefix_positions
-    grid = stored_grid_of(checkpoint, config) or square_grid(rows)
+    stated = _file_config_grid(checkpoint, config)
+    grid = checkpoint.stored_grid or stated or square_grid(rows)
     if grid is None:
         return None
-    if checkpoint.file_config.image_size is not None and grid == _file_config_grid(checkpoint, config):
+    if checkpoint.file_config.image_size is not None and grid == stated:
         return checkpoint.file_config.image_size  # whose last pixels may fill no patch
     stride = 1 if config.stem is None else config.stem.total_stride
     return grid[0] * config.patch[0] * stride, grid[1] * config.patch[1] * stride

@@ -57,13 +57,13 @@ def _what_is_wrong(run: pathlib.Path, name: str) -> str:
     if run.is_file():
         return f"A run is a directory, but {run} is a file; give the directory that it is in."
     if not run.is_dir():
-        advice = "" if is_remote(run) else near_path(run, os.path.isdir)
-        return f"There is no run directory {str(run)!r}{advice or '; give the --workdir of a training command.'}"
+        advice = near_path(run, os.path.isdir) or "; give the --workdir of a training command."
+        return f"There is no run directory {str(run)!r}{advice}"
     if inside := sorted(run.glob(f"*/{name}")):
         return f"{run} is not a run, but holds runs; give one of them, such as {inside[0].parent}."
     if phone := sorted(run.glob("*.tflite")):
         return f"{run} is not a run, but holds TFLite files; give one of them, such as {phone[0]}."
-    if not is_remote(run) and (run.parent / name).is_file():
+    if (run.parent / name).is_file():
         return f"{run} is a folder of a run, but not the run itself; give {run.parent}."
     waits = "; wait for its training, or repeat the command, which continues it"
     return f"{run} is not a finished run: it has no {name}{waits if (run / LABELS).is_file() else ''}."
