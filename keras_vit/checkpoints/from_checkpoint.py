@@ -235,7 +235,7 @@ def weight_of(key: str, value: Any) -> Weight:
 
 @dataclasses.dataclass(frozen=True)
 class Original:
-    """What a new model begins with: what the model of a file, or another model, is, and its weights."""
+    """The start of a new model: the blueprint of a file, or of another model, and its weights."""
 
     blueprint: Blueprint
     checkpoint: Checkpoint

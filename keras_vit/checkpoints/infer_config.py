@@ -55,7 +55,7 @@ _FIRST_CONVOLUTIONS = ("conv_root/kernel", "conv_stem/0/conv/kernel", "resnet/ro
 
 
 def infer_blueprint(checkpoint: Checkpoint, name: str, options: LoadOptions) -> Blueprint:
-    """What the model of a checkpoint is, with what the caller gave; prints what is assumed.
+    """Infer what the model of a checkpoint is, with what the caller gave; print what is assumed.
 
     Args:
         checkpoint: of a published layout.
