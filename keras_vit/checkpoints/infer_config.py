@@ -268,11 +268,7 @@ def _missing(checkpoint: Checkpoint, config: ViTConfig) -> list[str]:
 def refuse_contradictions(config: object, sizes: Mapping[str, tuple[str, object]]) -> None:
     """Raise UserError unless the sizes of a config.json, by field of the config, are those of the arrays' config."""
     for field, (name, value) in sizes.items():
-        if getattr(config, field) != value:
-            raise UserError(
-                f"config.json says {name}={value!s:.80}, but the arrays are of a model with {getattr(config, field)}; "
-                "replace it by the one that belongs to them."
-            )
+        _check_stated(name, value, getattr(config, field), "a model with ")
 
 
 def _refuse_other_widths(weights: Mapping[str, Weight], file_config: FileConfig) -> None:
@@ -282,11 +278,16 @@ def _refuse_other_widths(weights: Mapping[str, Weight], file_config: FileConfig)
         (file_config.num_classes, -1, ("head/kernel", "resnet/head/conv2d/kernel")),
     ):
         weight = next((weights[key] for key in keys if key in weights and len(weights[key].shape) >= 2), None)
-        if counted is not None and weight is not None and weight.shape[axis] != counted[1]:
-            raise UserError(
-                f"config.json says {counted[0]}={counted[1]}, but {weight.source.key!r} has {weight.shape[axis]}; "
-                "replace it by the one that belongs to the arrays."
-            )
+        if counted is not None and weight is not None:
+            _check_stated(*counted, weight.shape[axis], f"a {weight.source.key!r} of ")
+
+
+def _check_stated(name: str, stated: object, actual: object, of: str) -> None:
+    if stated != actual:
+        raise UserError(
+            f"config.json says {name}={stated!s:.80}, but the arrays are of {of}{actual}; replace it by the one that "
+            "belongs to them."
+        )
 
 
 def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOptions) -> ViTConfig:

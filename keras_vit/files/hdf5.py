@@ -65,11 +65,11 @@ def _opened(path: pathlib.Path, is_named: Callable[[list[str]], bool]) -> dict[s
         layer = dataset.parent.attrs.get("name")
         parts = name.split("/")
         key = f"{layer}/{parts[-1]}" if isinstance(layer, str) and is_named(parts) else name
-        it = f"The array {key!r} of {path.name}"
-        if dataset.external or dataset.is_virtual:
-            raise UserError(f"{it} is in another file; give one that holds its arrays.")
-        if total > size or key in arrays:
-            raise UserError(f"{it} cannot be of this file; the file is damaged.")
+        is_outside = dataset.external or dataset.is_virtual
+        if is_outside or total > size or key in arrays:
+            outside = "is in another file; give one that holds its arrays"
+            problem = outside if is_outside else "cannot be of this file; the file is damaged"
+            raise UserError(f"The array {key!r} of {path.name} {problem}.")
         is_bfloat16 = dataset.attrs.get("dtype") == "bfloat16" and dataset.dtype.itemsize == 2
         dtype = _BFLOAT16 if is_bfloat16 else dataset.dtype
         arrays[key] = LazyArray(key, dataset.shape, dtype, functools.partial(_open, path, name))

@@ -57,16 +57,17 @@ def _open_member(path: pathlib.Path, archive: zipfile.ZipFile, member: zipfile.Z
         shape, fortran_order, dtype = read_header(stream)
         start = stream.tell()
     key = member.filename.removesuffix(".npy")
-    it, expected = f"The array {member.filename!r}", start + int(np.prod(shape, dtype=object)) * dtype.itemsize
+    expected = start + int(np.prod(shape, dtype=object)) * dtype.itemsize
     is_numeric = dtype.kind in "fiub" or dtype == np.dtype("V2")
+    problem = ""
     if dtype.hasobject:
-        raise UserError(f"{it} holds pickled objects, which are never loaded; save numbers.")
-    if not is_numeric or min(shape, default=0) < 0:
-        raise UserError(f"{it} should be numeric, but has shape {shape} of {dtype}.")
-    if expected != member.file_size:
-        raise UserError(
-            f"{it} claims shape {shape} of {dtype}, {expected} bytes, but the archive holds {member.file_size}."
-        )
+        problem = "holds pickled objects, which are never loaded; save numbers"
+    elif not is_numeric or min(shape, default=0) < 0:
+        problem = f"should be numeric, but has shape {shape} of {dtype}"
+    elif expected != member.file_size:
+        problem = f"claims shape {shape} of {dtype}, {expected} bytes, but the archive holds {member.file_size}"
+    if problem:
+        raise UserError(f"The array {member.filename!r} {problem}.")
     return LazyArray(
         key, shape, dtype, functools.partial(_open_values, path, member, start), fortran_order=fortran_order
     )

@@ -27,7 +27,7 @@ from keras_vit.checkpoints.formats.file_config import (
     pair,
     part,
 )
-from keras_vit.checkpoints.formats.layout import DEFAULTS, QUERY_BIAS, Format, Layout
+from keras_vit.checkpoints.formats.layout import DEFAULTS, QUERY_BIAS, Format, Layout, check_square
 from keras_vit.errors import UserError
 from keras_vit.files.hdf5 import WEIGHTS, open_hdf5, write_hdf5
 from keras_vit.files.lazy_array import LazyArray
@@ -515,9 +515,8 @@ def _layout_for(model: Blueprint) -> Layout:
 def _write_config(model: Blueprint) -> dict[str, dict]:
     config, family, channels = model.vit, str(_family(model)), model.preprocessing.channels
     size, is_vit = model.preprocessing.image_size, family in ("ViTBackbone", "DeiTBackbone")
-    is_square = size[0] == size[1] or family == "DINOV3Backbone"
-    if not is_vit and not (is_square and config.patch[0] == config.patch[1]):
-        raise UserError(f"{family} of keras-hub has square images and patches; adapt the model to square images.")
+    if not is_vit:
+        check_square(f"{family} of keras-hub", *([] if family == "DINOV3Backbone" else [size]), config.patch)
     fields = {
         "image_shape": [*size, channels],
         "patch_size": list(config.patch) if is_vit else config.patch[0],

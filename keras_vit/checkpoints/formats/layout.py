@@ -132,3 +132,12 @@ class Format:
 def unsupported(what: str, advice: str) -> UserError:
     """Return the error for a file of a model that is not supported."""
     return UserError(f"The file is {what}, which is not supported; {advice}.")
+
+
+def check_square(name: str, *sizes: tuple[int, int]) -> None:
+    """Raise UserError for images or patches that the config of a family takes for square ones."""
+    if any(height != width for height, width in sizes):
+        raise UserError(
+            f"{name} has square images and patches, but these are {' and '.join(map(str, sizes))}; "
+            "adapt the model to square images, or choose another layout."
+        )

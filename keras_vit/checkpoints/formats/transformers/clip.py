@@ -5,7 +5,7 @@ from typing import Any
 
 from keras_vit.checkpoints import key_mapping as keys
 from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, check_field, part
-from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Layout, unsupported
+from keras_vit.checkpoints.formats.layout import DEFAULTS, HEAD_BIASES, QUERY_BIAS, Layout, check_square, unsupported
 from keras_vit.checkpoints.formats.transformers import config_json
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.blueprint import Blueprint
@@ -132,7 +132,7 @@ def _vision_config(fields: dict) -> dict:
 def _write_config(model: Blueprint) -> dict[str, dict]:
     model_type, name = ("clip", "CLIPVisionModel") if model.vit.pre_norm else ("siglip", "SiglipVisionModel")
     fields = config_json.vit_fields(model, f"{model_type}_vision_model", name)
-    config_json.check_square(f"A {name}", model.preprocessing.image_size, model.vit.patch)
+    check_square(f"A {name} of transformers", model.preprocessing.image_size, model.vit.patch)
     if model.num_classes:
         fields |= {"architectures": [f"{name}WithProjection"], "projection_dim": model.num_classes}
     return config_json.written(model, fields)
@@ -217,7 +217,7 @@ def _read_owl_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
 def _write_owl_config(model: Blueprint) -> dict[str, dict]:
     name, width = _owl_type(model), model.detection.embedding_size
     vision = config_json.vit_fields(model, f"{name}_vision_model", _OWL_NAMES[name])
-    config_json.check_square(f"A {_OWL_NAMES[name]}", model.preprocessing.image_size, model.vit.patch)
+    check_square(f"A {_OWL_NAMES[name]} of transformers", model.preprocessing.image_size, model.vit.patch)
     del vision["architectures"]
     vision["num_channels"] = model.preprocessing.channels
     text = {"model_type": f"{name}_text_model", "hidden_size": width, "intermediate_size": 4 * width}

@@ -111,15 +111,6 @@ def check_values(config: dict, supported: Mapping[str, object]) -> None:
         check_supported(name, config.get(name, value), [value])
 
 
-def check_square(name: str, *sizes: tuple[int, int]) -> None:
-    """Raise UserError for images or patches that the config of a family in transformers takes for square ones."""
-    if any(height != width for height, width in sizes):
-        raise UserError(
-            f"{name} of transformers has square images and patches, but these are {' and '.join(map(str, sizes))}; "
-            "adapt the model to square images, or choose another layout."
-        )
-
-
 def num_labels(config: dict) -> tuple[str, int] | None:
     """(name in config.json, width of the head), if it says so."""
     names = config.get("id2label")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, check_field, number, same_fields
-from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout
+from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, check_square
 from keras_vit.checkpoints.formats.transformers import config_json
 from keras_vit.checkpoints.formats.transformers.vit import STORED_ATTENTION
 from keras_vit.checkpoints.key_mapping import CONV, POSITIONS, Rule, block_rules, dense, norm, packed_mlp
@@ -113,7 +113,7 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
 
 def _write_config(model: Blueprint) -> dict[str, dict]:
     config = model.vit
-    config_json.check_square("DINOv2", model.preprocessing.image_size)
+    check_square("DINOv2 of transformers", model.preprocessing.image_size)
     name = _type(config)
     fields = config_json.vit_fields(
         model, name, _NAMES[name] + ("ForImageClassification" if model.num_classes else "Model")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, check_field, number, part, same_fields
-from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, unsupported
+from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, check_square, unsupported
 from keras_vit.checkpoints.formats.transformers import config_json
 from keras_vit.checkpoints.formats.transformers.dino import GATED, SCALES, mlp_ratio, mlp_size, v3_fields, v3_sizes
 from keras_vit.checkpoints.key_mapping import CONV, DEPTHWISE, POSITIONS, TABLE, Rule, block_rules, dense, norm
@@ -144,7 +144,7 @@ def _read_config(files: Mapping[str, dict], layout: Layout) -> FileConfig:
 
 def _write_config(model: Blueprint) -> dict[str, dict]:
     config, task = model.vit, model.segmentation
-    config_json.check_square("EoMT", model.preprocessing.image_size, config.patch)
+    check_square("EoMT of transformers", model.preprocessing.image_size, config.patch)
     name = "eomt_dinov3" if config.position_embedding == "rotary" else "eomt"
     if task.gelu != config.gelu and not (name == "eomt" and config.gated_mlp):
         raise UserError(
