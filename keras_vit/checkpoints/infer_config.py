@@ -153,7 +153,7 @@ def _warn_of_images(checkpoint: Checkpoint, path: str, size: tuple[int, int] | N
 
 
 def _assumed(
-    checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions, preprocessing: Preprocessing
+    checkpoint: Checkpoint, config: ModelConfig, options: LoadOptions, preprocessing: "Preprocessing"
 ) -> list[str]:
     """Return the settings that the files do not contain, although models of this format differ in them."""
     if checkpoint.format is None or not checkpoint.format.config_files:
