@@ -39,7 +39,6 @@ from keras_vit.models.config import (
     Classes,
     Classifier,
     Gelu,
-    ModelConfig,
     PositionEmbeddingKind,
     ViTConfig,
     convert_fields,
@@ -54,7 +53,7 @@ IN_FOLDER = ("model.safetensors", "model.keras", WEIGHTS)
 # What training keeps beside a model, by the beginning of its keys.
 _OF_TRAINING = ("epoch", "global_step", "iteration", "lr_scheduler", "n_averaged", "optim", "scaler", "step")
 
-RATES = ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate")
+_RATES = ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,7 +295,7 @@ class LoadOptions:
     @property
     def rates(self) -> dict[str, typing.Any]:
         """The rates for further training, by field of ViTConfig."""
-        return {name: getattr(self, name) for name in RATES}
+        return {name: getattr(self, name) for name in _RATES}
 
     def for_classes(self, known: Classes | None) -> tuple["LoadOptions", Classes | None, list[int | None]]:
         """Return the options with `num_classes`, the classes of the model, and the row of each in a head that stays."""
@@ -308,10 +307,6 @@ class LoadOptions:
             number = len(self.classes)
             return dataclasses.replace(self, classes=None, num_classes=number), Classes(self.classes), []
         return self, dataclasses.replace(known.selected(rows), labels=self.classes), rows
-
-    def with_rates(self, config: ModelConfig) -> ModelConfig:
-        """The config with the rates for further training; a ResNet has none."""
-        return dataclasses.replace(config, **self.rates) if isinstance(config, ViTConfig) else config
 
     def refuse(self, reasons: typing.Mapping[str, str]) -> None:
         """Raise UserError for an option that was given and does not apply; the reasons by its name."""

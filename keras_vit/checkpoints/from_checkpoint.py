@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.checkpoints.checkpoint import RATES, Checkpoint, LoadOptions, open_checkpoint
+from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions, open_checkpoint
 from keras_vit.checkpoints.find import find_checkpoint
 from keras_vit.checkpoints.formats.layout import Layout
 from keras_vit.checkpoints.infer_config import first_kernel, infer_blueprint
@@ -35,6 +35,7 @@ from keras_vit.models.config import (
     SegmentationConfig,
     ShiftedPatches,
     ViTConfig,
+    with_rates,
 )
 from keras_vit.models.layers import ModelSpec, no_init_weights
 from keras_vit.models.weight_resizing import ChannelRule, Resampler, adapt_channels, resize_patch_kernel
@@ -162,15 +163,16 @@ def from_keras_model(model: keras.Model, options: LoadOptions) -> keras.Model:
     """The model of a .keras file with the changes of the options; itself, where none is asked for."""
     options.refuse(dict.fromkeys(_IN_KERAS_MODEL, "a .keras file contains it"))
     blueprint = Blueprint.of(model)
+    config = with_rates(blueprint.config, options.rates)
     if options == LoadOptions():
-        is_as_asked = not any(getattr(blueprint.config, rate, 0.0) for rate in options.rates)
-        if (is_as_asked and blueprint.dtype == keras.config.dtype_policy().name) or changed_layer(model):
+        is_as_asked = config == blueprint.config and blueprint.dtype == keras.config.dtype_policy().name
+        if is_as_asked or changed_layer(model):
             return model
     else:
         check_unchanged(model, _CHANGE_FIRST)
     blueprint = dataclasses.replace(
         blueprint,
-        config=options.with_rates(blueprint.config),
+        config=config,
         classifier_activation=options.classifier_activation or blueprint.classifier_activation,
         dtype=options.dtype,
         name=options.name,
@@ -313,7 +315,7 @@ def _without_effect(blueprint: Blueprint, options: LoadOptions) -> dict[str, str
         names += ["num_classes"] if isinstance(task, DetectionConfig) or options.num_classes == 0 else []
         reasons = dict.fromkeys(names, f"the model is of a {type(task).__name__}, not of a classifier")
     if not isinstance(config, ViTConfig):
-        return reasons | dict.fromkeys(("patch_size", *RATES), "the file is of a ResNet")
+        return reasons | {"patch_size": "the file is of a ResNet"}
     if isinstance(config.stem, ShiftedPatches):
         reasons["channels"] = "shifted patches are normalized over all of them"
     return reasons

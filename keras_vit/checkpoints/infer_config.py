@@ -25,6 +25,7 @@ from keras_vit.models.config import (
     SegmentationConfig,
     TaskConfig,
     ViTConfig,
+    with_rates,
 )
 from keras_vit.models.named_models import MODELS
 
@@ -79,7 +80,7 @@ def infer_blueprint(checkpoint: Checkpoint, name: str, options: LoadOptions) -> 
     last = re.sub(r"\.(npz|safetensors|h5)$", "", name.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
     activation = checkpoint.file_config.classifier_activation if options.num_classes is None else None
     return Blueprint(
-        options.with_rates(config),
+        with_rates(config, options.rates),
         preprocessing,
         task=infer_task(checkpoint),
         classes=checkpoint.classes,

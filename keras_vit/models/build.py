@@ -3,8 +3,7 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import keras
 
@@ -20,6 +19,7 @@ from keras_vit.models.config import (
     check_blocks,
     config_from_dict,
     python_numbers,
+    with_rates,
 )
 from keras_vit.models.image_model import ImageModel
 from keras_vit.models.layers import ModelSpec, PoolTokens
@@ -81,16 +81,6 @@ def build(
     with dtype_policy(dtype):
         network = _network(config, preprocessing, num_classes, name)
         return _with_activation(network, classifier_activation, num_classes) if classifier_activation else network
-
-
-def with_rates(config: ModelConfig, rates: Mapping[str, float | None]) -> ModelConfig:
-    """The config with these rates for training; a rate of None is kept. Raises UserError for a ResNet and any but 0."""
-    changes: dict[str, Any] = {name: rate for name, rate in rates.items() if rate is not None}
-    if isinstance(config, ViTConfig):
-        return dataclasses.replace(config, **changes)
-    if any(changes.values()):
-        raise UserError(f"{', '.join(changes)} do not apply to a ResNet, which has no dropout; leave them out.")
-    return config
 
 
 def _default_preprocessing(config: ModelConfig, image_size: int | tuple[int, int], channels: int) -> Preprocessing:

@@ -11,8 +11,8 @@ import keras_vit
 from keras_vit import UserError
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
 from keras_vit.models.blueprint import Blueprint
-from keras_vit.models.build import dtype_policy, with_rates
-from keras_vit.models.config import DetectionConfig, SegmentationConfig
+from keras_vit.models.build import dtype_policy
+from keras_vit.models.config import DetectionConfig, SegmentationConfig, with_rates
 from keras_vit.models.detection import CLASSES, max_overlap_of, with_classes
 from keras_vit.models.layers import TokenDense, no_init_weights
 from training.loop.devices.jax_devices import assign_whole, whole
