@@ -27,7 +27,7 @@ from keras_vit.checkpoints.formats.file_config import (
     pair,
     part,
 )
-from keras_vit.checkpoints.formats.layout import DEFAULTS, QUERY_BIAS, Format, Layout, check_square
+from keras_vit.checkpoints.formats.layout import DEFAULTS, QUERY_BIAS, Format, Layout, check_square, inexpressible
 from keras_vit.errors import UserError
 from keras_vit.files.hdf5 import WEIGHTS, open_hdf5, write_hdf5
 from keras_vit.files.lazy_array import LazyArray
@@ -563,7 +563,7 @@ def _own_fields(family: str, config: ViTConfig, size: tuple[int, int], channels:
     if family == "DINOV2Backbone":
         hidden = next((n for n in range(1, 2 * config.mlp_dim) if (n * 2 // 3 + 7) // 8 * 8 == config.mlp_dim), None)
         if config.gated_mlp and hidden is None:
-            raise UserError(f"DINOV2Backbone of keras-hub has gated MLPs of a multiple of 8, not of {config.mlp_dim}.")
+            raise inexpressible("DINOV2Backbone of keras-hub has MLPs of multiples of 8", f"{config.mlp_dim}")
         own |= {"intermediate_dim": hidden} if config.gated_mlp else {}
         return {**own, "use_swiglu_ffn": config.gated_mlp, "position_embedding_shape": [*size, channels]}
     return own | {

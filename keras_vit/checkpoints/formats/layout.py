@@ -129,6 +129,11 @@ class Format:
         return self.own_configs(path) if self.own_configs is not None else json_files(path, self.config_files)
 
 
+def inexpressible(what: str, but: str) -> UserError:
+    """Return the error for a model that a layout cannot express."""
+    return UserError(f"{what}, but this model has {but}; adapt it, choose another layout, or save a .keras file.")
+
+
 def unsupported(what: str, advice: str) -> UserError:
     """Return the error for a file of a model that is not supported."""
     return UserError(f"The file is {what}, which is not supported; {advice}.")
@@ -137,7 +142,4 @@ def unsupported(what: str, advice: str) -> UserError:
 def check_square(name: str, *sizes: tuple[int, int]) -> None:
     """Raise UserError for images or patches that the config of a family takes for square ones."""
     if any(height != width for height, width in sizes):
-        raise UserError(
-            f"{name} has square images and patches, but these are {' and '.join(map(str, sizes))}; "
-            "adapt the model to square images, or choose another layout."
-        )
+        raise inexpressible(f"{name} has square images and patches", f"{' and '.join(map(str, sizes))}")

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, check_field, number, same_fields
-from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, check_square
+from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, check_square, inexpressible
 from keras_vit.checkpoints.formats.transformers import config_json
 from keras_vit.checkpoints.formats.transformers.vit import STORED_ATTENTION
 from keras_vit.checkpoints.key_mapping import CONV, POSITIONS, Rule, block_rules, dense, norm, packed_mlp
-from keras_vit.errors import UserError
 from keras_vit.files.lazy_array import LazyArray
 from keras_vit.models.blueprint import Blueprint
 from keras_vit.models.config import ViTConfig
@@ -145,10 +144,8 @@ def mlp_ratio(config: ViTConfig) -> int:
     for ratio in range(1, 65):
         if _mlp_dim(config.hidden_size, ratio, gated=config.gated_mlp) == config.mlp_dim:
             return ratio
-    raise UserError(
-        f"DINOv2 of transformers has an MLP that is a multiple of the width, but {config.mlp_dim} does not follow from "
-        f"{config.hidden_size}; choose another layout."
-    )
+    own = f"one of {config.mlp_dim} at {config.hidden_size}"
+    raise inexpressible("DINOv2 of transformers has an MLP that is a multiple of the width", own)
 
 
 DINOV2 = config_json.HuggingFace(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit.checkpoints.formats.file_config import FileConfig, Sizes, check_field, number, part, same_fields
-from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, check_square, unsupported
+from keras_vit.checkpoints.formats.layout import DEFAULTS, Layout, check_square, inexpressible, unsupported
 from keras_vit.checkpoints.formats.transformers import config_json
 from keras_vit.checkpoints.formats.transformers.dino import GATED, SCALES, mlp_ratio, mlp_size, v3_fields, v3_sizes
 from keras_vit.checkpoints.key_mapping import CONV, DEPTHWISE, POSITIONS, TABLE, Rule, block_rules, dense, norm
@@ -147,10 +147,8 @@ def _write_config(model: Blueprint) -> dict[str, dict]:
     check_square("EoMT of transformers", model.preprocessing.image_size, config.patch)
     name = "eomt_dinov3" if config.position_embedding == "rotary" else "eomt"
     if task.gelu != config.gelu and not (name == "eomt" and config.gated_mlp):
-        raise UserError(
-            f"EoMT of transformers has one activation, but this model has {config.gelu!r} in its blocks and "
-            f"{task.gelu!r} in its heads; save it as a .keras file."
-        )
+        own = f"{config.gelu!r} in its blocks and {task.gelu!r} in its heads"
+        raise inexpressible("EoMT of transformers has one activation", own)
     fields = config_json.vit_fields(model, name, _NAMES[name]) | {
         "num_register_tokens": config.num_registers,
         "layerscale_value": config.layer_scale,
