@@ -75,6 +75,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/proselint --config .proselintrc.json check README.md CONTRIBUTING.md SECURITY.md docs
+	$(BIN)/python docs/prose.py README.md CONTRIBUTING.md SECURITY.md docs
 
 # The documentation site, in the folder site.
 docs: .venv-docs/installed

@@ -1,9 +1,10 @@
-"""Make images with masks for the gallery: stamps of Tux Paint on photos of the ground.
+"""Make images with masks and boxes for the gallery: stamps of Tux Paint on photos of the ground.
 
 stamps: the folder share/tuxpaint/stamps of Debian's package tuxpaint-stamps-default. grounds: the folder skimage/data
 of scikit-image, with gravel.png, grass.png and brick.png.
 """
 
+import csv
 import pathlib
 
 import numpy as np
@@ -15,7 +16,7 @@ GROUNDS = ("gravel", "grass", "brick")
 
 
 def make_scenes(stamps: pathlib.Path, grounds: pathlib.Path, folder: pathlib.Path, count: int = 240) -> None:
-    """Write scenes/images, scenes/masks and scenes/labels.txt, and new-scenes with other stamps."""
+    """Write scenes/images, scenes/masks, scenes/labels.txt and boxes.csv, and new-scenes with other stamps."""
     rng = np.random.default_rng(0)
     photos = [PIL.Image.open(grounds / f"{name}.png").convert("RGB") for name in GROUNDS]
     objects = {name: sorted((stamps / place).rglob("*.png")) for name, place in CLASSES.items()}
@@ -24,30 +25,39 @@ def make_scenes(stamps: pathlib.Path, grounds: pathlib.Path, folder: pathlib.Pat
     places = [folder / "scenes" / "images", folder / "scenes" / "masks", folder / "new-scenes"]
     for place in places:
         place.mkdir(parents=True)
+    rows = []
     for number in range(count):
-        scene, mask = draw_scene(rng, photos, seen)
+        scene, mask, boxes = draw_scene(rng, photos, seen)
         scene.save(places[0] / f"{number:03}.png")
         mask.save(places[1] / f"{number:03}.png")
+        rows += [(f"scenes/images/{number:03}.png", *box) for box in boxes]
     for number in range(6):
         draw_scene(rng, photos, unseen)[0].save(places[2] / f"{number}.png")
+    with (folder / "boxes.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "x", "y", "w", "h", "label"), *rows])
     (folder / "scenes" / "labels.txt").write_text("\n".join(["ground", *CLASSES]) + "\n")
 
 
-def draw_scene(rng: np.random.Generator, photos: list, objects: dict) -> tuple[PIL.Image.Image, PIL.Image.Image]:
-    """Return a scene of two to four objects, and its mask of class numbers."""
+def draw_scene(
+    rng: np.random.Generator, photos: list, objects: dict
+) -> tuple[PIL.Image.Image, PIL.Image.Image, list[tuple[int, int, int, int, str]]]:
+    """Return a scene of two to four objects, its mask of class numbers, and each object's box and class."""
     scene = cut(rng, photos[rng.integers(len(photos))], SIDE, (0, 512 - SIDE))
     mask = PIL.Image.new("L", scene.size)
+    boxes = []
     corners = [(x, y) for x in (0, SIDE // 2) for y in (0, SIDE // 2)]
     for corner in rng.permutation(corners)[: rng.integers(2, 5)]:
         label = int(rng.integers(len(CLASSES)))
-        files = objects[list(CLASSES)[label]]
+        name = list(CLASSES)[label]
+        files = objects[name]
         stamp = open_stamp(files[rng.integers(len(files))], int(rng.integers(60, 105)))
         left, top = (
             int(rng.integers(low, low + SIDE // 2 - side + 1)) for low, side in zip(corner, stamp.size, strict=True)
         )
         scene.paste(stamp, (left, top), stamp)
         mask.paste(label + 1, (left, top), stamp.getchannel("A").point(lambda value: 255 * (value > 127)))
-    return scene, mask
+        boxes.append((left, top, *stamp.size, name))
+    return scene, mask, boxes
 
 
 def make_gravel(stamps: pathlib.Path, grounds: pathlib.Path, folder: pathlib.Path, count: int = 40) -> None:

@@ -431,10 +431,9 @@ class Run:
         if (command := self.settings.get("command")) in ("segment", "detect"):
             evaluate = (command, "evaluate", *model, *data, "--output", f"{name}/evaluation")
             return [*([evaluate] if data else []), ("saved-model", *model, "--output", "served")]
-        images = [text.removeprefix("folder:") for text in data[1:2] if text.startswith("folder:")] or ["--serve"]
         commands = {
             "evaluate": ("evaluate", *model, *data) if data else None,
-            "predict": ("predict", *model, *images),
+            "predict": ("predict", *model, "--serve"),
             "inspect": ("inspect", *model, "--output", f"{name}/inspection") if self.file(SAMPLES) else None,
             "saved-model": ("saved-model", *model, "--output", served if can_be_saved_model(served) else "saved_model"),
         }

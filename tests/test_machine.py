@@ -40,7 +40,7 @@ def test_a_sound_machine_has_no_problem_and_trains_on_its_gpu():
     ("machine", "changes", "words", "command"),
     [
         (BLIND, {"driver": "470.57.02"}, "driver 470.57.02 is too old", "nvidia-open"),
-        (BLIND, {"tensorflow": {"is_cuda_build": False, "gpus": 0}}, "build for CPUs", "uninstall -y tensorflow-cpu"),
+        (BLIND, {"tensorflow": {"is_cuda_build": False, "gpus": 0}}, "built for CPUs", "uninstall -y tensorflow-cpu"),
         (BLIND, {"packages": {"nvidia-cublas": "13.0.2"}}, "CUDA 12, .* only those of CUDA 13", "and-cuda"),
         (BLIND, {"packages": {}}, "CUDA 12, which are not installed", "and-cuda"),
         (BLIND, {}, "does not see the GPU", "jax[cuda13]"),

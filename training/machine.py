@@ -97,7 +97,7 @@ def problems(machine: Machine) -> list[tuple[str, str]]:
     """Return what is wrong, each as a sentence and the command that repairs it."""
     listed = [(sentence, f'pip install "{requirement}"') for sentence, requirement in machine.unmet]
     if "keras" in machine.packages and "keras-nightly" in machine.packages:
-        sentence = "keras and keras-nightly are installed, which write to the same folder."
+        sentence = "keras and keras-nightly are both installed, and overwrite each other's files."
         listed.append((sentence, "pip uninstall -y keras keras-nightly && pip install keras"))
     if machine.uses_legacy_keras:
         listed.append(("TF_USE_LEGACY_KERAS makes TensorFlow use Keras 2.", "unset TF_USE_LEGACY_KERAS"))
@@ -121,14 +121,14 @@ def _why_tensorflow_sees_no_gpu(machine: Machine) -> tuple[str, str]:
         )
     if not (machine.tensorflow or {}).get("is_cuda_build"):
         return (
-            "There is a GPU, but TensorFlow is the build for CPUs.",
+            "There is a GPU, but this TensorFlow is built for CPUs.",
             f"pip uninstall -y tensorflow-cpu && {_WITH_CUDA}",
         )
     if 12 not in machine.cuda:
         others = "" if not machine.cuda else f", only those of CUDA {', '.join(map(str, sorted(machine.cuda)))}"
         return f"TensorFlow needs the libraries of CUDA 12, which are not installed{others}.", _WITH_CUDA
     return (
-        "TensorFlow does not see the GPU, as if it is newer than TensorFlow's CUDA libraries; JAX may know it.",
+        "TensorFlow does not see the GPU, which may be too new for its CUDA libraries; JAX may support it.",
         f'pip uninstall -y tensorflow && pip install "tensorflow-cpu=={_TENSORFLOW}" "jax[cuda{cuda}]"',
     )
 
@@ -151,7 +151,7 @@ def description(machine: Machine) -> list[tuple[str, str]]:
         ("GPU", "; ".join(machine.gpus) or "none"),
         ("Driver", machine.driver or "none"),
         ("GPUs seen by", ", ".join(seen)),
-        ("Hugging Face hub", "answers" if machine.reaches_hub else "does not answer; give paths of local checkpoints"),
+        ("Hugging Face hub", "reachable" if machine.reaches_hub else "not reachable; pass local checkpoints by path"),
         ("Training runs on", _place(machine)),
         (
             "keras-vit auto",

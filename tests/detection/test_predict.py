@@ -79,7 +79,7 @@ def test_words_are_found_where_the_model_sees_them(place, capsys):
     assert [each["name"] for each in document["categories"]] == WORDS
     printed = capsys.readouterr().out
     assert "| pictures/a.png | w" in printed
-    assert "Not looked at: pictures/broken.jpg" in printed
+    assert "Skipped pictures/broken.jpg" in printed
 
 
 def test_boxes_are_those_of_the_upright_image():

@@ -66,7 +66,7 @@ def test_more_labels_are_worth_something_until_they_are_not():
     assert "raise the accuracy" in few
     assert "hardly help" not in few
     assert "More labels will hardly help" in worth(values, labels, 50)
-    assert "not known yet" in worth(values[:12], labels[:12], 10)
+    assert "label four images of each class" in worth(values[:12], labels[:12], 10)
 
 
 def test_the_command_writes_a_list_and_a_page(tmp_path, monkeypatch, capsys):

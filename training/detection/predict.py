@@ -61,7 +61,7 @@ def detect(detector: Detector, files: Sequence[pathlib.Path], options: DetectPre
     if empty := sum(not len(objects.scores) for _, objects in results):
         print(f"Nothing with a score of {options.threshold:g} or more on {empty} of {len(results)} images.")
     for problem in problems:
-        print(f"Not looked at: {problem}")
+        print(f"Skipped {problem}")
     output = options.output
     if output is not None and results:
         with atomic_write(pathlib.Path(output)) as temporary:
@@ -108,5 +108,5 @@ def _page(detector: Detector, results: Results, problems: Sequence[str]) -> str:
             for corners, label, score in rows
         ]
         images.append((image.name, image.pixels, boxes))
-    words = [*(f"Not looked at: {problem}" for problem in problems), f"Model: {short_name(detector.name)}."]
+    words = [*(f"Skipped {problem}" for problem in problems), f"Model: {short_name(detector.name)}."]
     return boxes_page("Objects on images", images, words)

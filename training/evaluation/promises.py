@@ -88,8 +88,8 @@ def answer_threshold(confidence: np.ndarray, correct: np.ndarray, max_error: flo
         kept, broken = (kept, middle) if _answer_threshold(confidence, correct, middle) is None else (middle, broken)
     least = math.ceil(1e3 * kept) / 1e3
     raise UserError(
-        f"These {len(correct):,} images allow no promise of at most {max_error:.2%} errors, of which "
-        f"{np.mean(~correct):.2%} are wrong; the smallest is --max-error {least:.3f}, else give more images."
+        f"At most {max_error:.2%} errors cannot be promised with {len(correct):,} images, of which "
+        f"{np.mean(~correct):.2%} are wrong. Use --max-error {least:.3f}, or add images."
     )
 
 
@@ -146,8 +146,8 @@ def _list_thresholds(probabilities: np.ndarray, labels: np.ndarray, coverage: fl
     count, num_classes, missing = len(labels), probabilities.shape[1], 1.0 - coverage
     if (count + 1) * missing < 1.0:
         raise UserError(
-            f"{count:,} images allow no promise that {coverage:.2%} have their class in the list; the largest "
-            f"is --coverage {math.floor(1e3 * count / (count + 1)) / 1e3:.3f}, else give more images."
+            f"A coverage of {coverage:.2%} cannot be promised with {count:,} images. "
+            f"Use --coverage {math.floor(1e3 * count / (count + 1)) / 1e3:.3f}, or add images."
         )
     if labels.ndim == 2:
         truth = labels > 0.5

@@ -61,8 +61,8 @@ def usable_checkpoint(name: str | None) -> str | None:
         find_checkpoint(DEFAULT_CHECKPOINT)
     except UserError as error:
         print(
-            f"Could not download {DEFAULT_CHECKPOINT} ({str(error).rstrip('.')}). Training a small model from scratch "
-            "instead. For better accuracy, download the checkpoint elsewhere and pass --checkpoint FOLDER."
+            f"Could not download {DEFAULT_CHECKPOINT}, so a small model is trained from scratch, which is usually less "
+            f"accurate than --checkpoint FOLDER. {error}"
         )
         return None
     return DEFAULT_CHECKPOINT

@@ -66,7 +66,7 @@ def _positions(left, right, rows, shots: int) -> None:
             _point(left, row[measure], height, color=color, marker=mark, linestyle="", label=name)
     left.set_yticks(list(heights), names)
     left.set(xlabel="%", title="here, with 95% intervals")
-    left.legend()
+    left.legend(loc="center left")
     known = [(height, _TABLE_8[key]) for height, row in zip(heights, rows, strict=True)
              if (key := (row["line"], row["setting"])) in _TABLE_8]  # fmt: skip
     right.plot([value for _, value in known], [height for height, _ in known], "o", color=_COLORS[0])

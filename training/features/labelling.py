@@ -45,7 +45,7 @@ class Choice:
     """The images to label next."""
 
     rows: np.ndarray
-    """Of the unlabelled images, the most useful first."""
+    """Of the unlabeled images, the most useful first."""
     suggested: np.ndarray
     """(n,) the likeliest class of each; -1 without a head."""
     margins: np.ndarray
@@ -65,7 +65,7 @@ def choose(
     """Return which images to label next.
 
     Args:
-        labelled: features (m, D) of the labelled images; m may be 0.
+        labelled: features (m, D) of the labeled images; m may be 0.
         labels: their classes (m,).
         unlabelled: features (n, D).
         count: images to choose; fewer if there are not so many that are no near copies.
@@ -151,7 +151,7 @@ def worth(values: np.ndarray, labels: np.ndarray, more: int) -> str:
     A head is fitted to shares of the labels and measured on the others; its error falls with a power of their number.
     """
     if len(np.unique(labels)) < 2 or np.bincount(labels)[np.unique(labels)].min() < 4:
-        return "What more labels are worth is not known yet: it takes four labels of each class."
+        return "To estimate what more labels are worth, label four images of each class."
     errors = np.zeros((len(_SHARES), _DRAWS))
     for row, share in enumerate(_SHARES):
         splits = sklearn.model_selection.StratifiedShuffleSplit(_DRAWS, train_size=share, random_state=0)
@@ -183,7 +183,7 @@ def label_next(run: Run, source: DataSet, files: Sequence[str], options: LabelNe
     labels = np.concatenate([part.labels for part in parts])
     part = embed_rows(listing_of_files(files), NO_SPLIT, np.arange(len(files)), extractor)
     for path, why in part.problems.items():
-        print(f"Not looked at: {path}: {why}")
+        print(f"Skipped {path}: {why}")
     check_some_read(len(part.paths))
     choice = choose(labelled, labels, part.embeddings, options.count, options.duplicate_similarity, options.seed)
     folder, rows = to_path(options.output), choice.rows.tolist()
@@ -192,9 +192,9 @@ def label_next(run: Run, source: DataSet, files: Sequence[str], options: LabelNe
         for row, label, margin in zip(rows, choice.suggested.tolist(), choice.margins.tolist(), strict=True)
     ]
     sentence = worth(labelled, labels, len(rows))
-    why = "typical of clusters without a label" if choice.typical else "of which a linear head is least sure"
+    why = "typical of clusters without a label" if choice.typical else "about which a linear head is least sure"
     queries = [{"name": f"Images {why}", "file": "", "address": "", "cards": [image_card(*each) for each in found]}]
-    note = f"{sentence} The number is the margin between the two likeliest classes."
+    note = f"{sentence} The number is the margin between the two most likely classes."
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / "label_next.csv") as temporary:
         header = ("path", "label", "suggested", "margin")

@@ -49,10 +49,12 @@ def monitor(run: Run, files: Sequence[str], options: MonitorOptions) -> bool:
     if options.output is not None and names:
         order = np.argsort(-drift.distances)[:_SHOWN]
         cards = [image_card(names[k], "", drift.distances[k]) for k in order.tolist()]
-        queries = [{"name": "Moved most", "file": "", "address": "", "cards": cards}]
-        note = " ".join([*sentences, "The number is the distance beyond that of the evaluation images."])
+        queries = [{"name": "Most different images", "file": "", "address": "", "cards": cards}]
+        note = " ".join(
+            [*sentences, "The number says how much further than usual an image is from the evaluation images."]
+        )
         write_text(to_path(options.output), render("similar", title="Monitor", queries=queries, note=note))
-        print(f"The images that moved most are in {options.output}.")
+        print(f"The most different images are in {options.output}.")
     return drift.is_alarm
 
 
@@ -61,14 +63,14 @@ def describe(drift: Drift, summary: Summary, names: Sequence[str]) -> list[str]:
     verdict = "Alarm: these images differ" if drift.is_alarm else "No alarm: these images do not differ"
     expected, low, high = (100.0 * share for share in drift.accuracy)
     changes = [
-        f"{names[label] if names else f'class {label}'} {then:.1%} then, {now:.1%} now"
+        f"{names[label] if names else f'class {label}'} {then:.1%} before, {now:.1%} now"
         for label, (then, now) in drift.shares.items()
     ]
     return [
-        f"{verdict} from those of the evaluation ({drift.count:,} images, p = {drift.p_value:.3f}).",
+        f"{verdict} from the evaluation images ({drift.count:,} images, p = {drift.p_value:.3f}).",
         f"Expected accuracy: {expected:.1f}% (95% interval {low:.1f} to {high:.1f}%); on the evaluation images it "
         f"was {100.0 * summary.correct.mean():.1f}%.",
-        *([f"Changed shares of the predictions: {'; '.join(changes)}."] if changes else []),
+        *([f"Predicted more or less often: {'; '.join(changes)}."] if changes else []),
     ]
 
 
@@ -95,7 +97,7 @@ def _summary_of(run: Run, options: MonitorOptions) -> Summary:
             return summary
     known = options.source.settings() if options.source.data else run.settings.get("source")
     if run.directory is None or not isinstance(known, dict):
-        raise UserError(f"{run.name} has no {MONITOR}; make it by keras-vit monitor --run with the run and its --data.")
+        raise UserError(f"{run.name} has no {MONITOR}; make it with keras-vit monitor, the run and its --data.")
     source = open_source(DataOptions.of_settings(known))
     names, values, probabilities, labels = _outputs(run, listing_of_data(source), "test", options.batch_size)
     number_of = {name: number for number, name in enumerate(run.labels or source.labels)}
@@ -117,7 +119,7 @@ def _outputs(
     extractor = Extractor(model, run.preprocessing, "pre_logits", "", batch_size)
     part = embed_rows(listing, split, np.arange(listing.splits[split].num_examples), extractor)
     for path, why in part.problems.items():
-        print(f"Not compared: {path}: {why}")
+        print(f"Skipped {path}: {why}")
     check_some_read(len(part.paths))
     width = parts[0].shape[-1]
     probabilities = dataclasses.replace(run.scoring(), promise=None).probabilities(part.embeddings[:, width:])

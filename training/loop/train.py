@@ -83,7 +83,8 @@ def run_training(
         _train(Training(plan, _started(plan, run, make_model, checkpoint), run, callbacks))
     if plan.writes:
         last = sorted(run.metrics()[-1].items())
-        metrics = ", ".join(f"{name[4:]} {value:.4f}" for name, value in last if name.startswith("val_"))
+        measured = [(name[4:], value) for name, value in last if name.startswith("val_")]
+        metrics = ", ".join(f"{name} {value:{'.1%' if 'accuracy' in name else '.4f'}}" for name, value in measured)
         print(f"Trained: {metrics} on the evaluation images; see {run.path}.")
     return run
 

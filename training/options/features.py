@@ -266,7 +266,7 @@ class LabelNextOptions(ModelOptions, CsvOptions):
     """Choose the images to label next."""
 
     source: DataOptions
-    """The labelled images."""
+    """The labeled images."""
     unlabelled: str
     """Folder of images without labels."""
     count: Count = 50

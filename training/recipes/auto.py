@@ -19,7 +19,7 @@ _IMAGES_SEEN, _FEWEST_EPOCHS, _MOST_EPOCHS = 45_000, 8, 64
 _SIDES = (32, 48, 64, 96, 128)
 _FEW_IMAGES, _LARGEST_SIDE_OF_FEW = 10_000, 64
 _PAD_REASON = "Resize: pad, the whole image on white, since most images have a transparent background."
-_FLIPS = "flips; give --no-flip if mirroring changes the class, as for letters"
+_FLIPS = "flips; if mirroring changes the class, as for letters, use keras-vit {} --no-flip"
 # How many times as long the sides may get in fine-tuning: the patches of a checkpoint for tiny images are far too small
 # for 224 pixels, and the memory of attention grows with the fourth power of the side.
 _MOST_GROWTH = 2
@@ -97,9 +97,9 @@ def auto_reasons(facts: DataFacts, recipe: PretrainRecipe, used: PretrainRecipe)
     changes = [f"shifts by up to {used.shift} pixels"] if "shift" in stays else []
     changes += ["label smoothing"] if "label_smoothing" in stays else []
     if "flip" in stays and used.flip:
-        changes.append(_FLIPS)
+        changes.append(cli.as_typed(_FLIPS.format("pretrain auto")))
     elif "flip" in stays and changes:
-        changes[-1] += "; add --flip if a mirrored image keeps its class"
+        changes[-1] += cli.as_typed("; if a mirrored image keeps its class, use keras-vit pretrain auto --flip")
     if changes:
         listed = " and ".join([", ".join(changes[:-1]), changes[-1]]) if changes[1:] else changes[0]
         reasons.append(f"Augmentation: {listed}.")
@@ -147,7 +147,7 @@ def auto_finetune_reasons(facts: DataFacts, recipe: Recipe, used: Recipe) -> lis
     if "steps" in stays:
         reasons.append(f"Steps: {used.steps:,}, about 20 epochs of {facts.num_examples:,} images, but 100 to 10,000.")
     changes = ["random windows"] if "inception_crop" in stays else []
-    changes += [_FLIPS] if "flip" in stays else []
+    changes += [cli.as_typed(_FLIPS.format("finetune --recipe auto"))] if "flip" in stays else []
     return [*reasons, f"Augmentation: {' and '.join(changes)}."] if changes else reasons
 
 
