@@ -269,7 +269,7 @@ def _missing(checkpoint: Checkpoint, config: ViTConfig) -> list[str]:
 def refuse_contradictions(config: object, sizes: Mapping[str, tuple[str, object]]) -> None:
     """Raise UserError unless the sizes of a config.json, by field of the config, are those of the arrays' config."""
     for field, (name, value) in sizes.items():
-        _check_stated(name, value, getattr(config, field), "a model with ")
+        _check_stated(name, value, getattr(config, field), "the arrays are of a model with")
 
 
 def _refuse_other_widths(weights: Mapping[str, Weight], file_config: FileConfig) -> None:
@@ -280,14 +280,14 @@ def _refuse_other_widths(weights: Mapping[str, Weight], file_config: FileConfig)
     ):
         weight = next((weights[key] for key in keys if key in weights and len(weights[key].shape) >= 2), None)
         if counted is not None and weight is not None:
-            _check_stated(*counted, weight.shape[axis], f"a {weight.source.key!r} of ")
+            _check_stated(*counted, weight.shape[axis], f"{weight.source.key!r} has")
 
 
-def _check_stated(name: str, stated: object, actual: object, of: str) -> None:
+def _check_stated(name: str, stated: object, actual: object, have: str) -> None:
     if stated != actual:
         raise UserError(
-            f"config.json says {name}={stated!s:.80}, but the arrays are of {of}{actual}; replace it by the one that "
-            "belongs to them."
+            f"config.json says {name}={stated!s:.80}, but {have} {actual}; replace it by the one that belongs to the "
+            "arrays."
         )
 
 
