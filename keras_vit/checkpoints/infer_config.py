@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 from keras_vit.checkpoints.checkpoint import Checkpoint, LoadOptions
 from keras_vit.checkpoints.formats.file_config import FileConfig
 from keras_vit.checkpoints.formats.transformers.eomt import delta_error
-from keras_vit.checkpoints.key_mapping import POSITIONS, Weight, heads_in, join_keys, key_of, refuse_keys, shape_of
+from keras_vit.checkpoints.key_mapping import (
+    POSITIONS,
+    Rule,
+    Weight,
+    heads_in,
+    join_keys,
+    key_of,
+    refuse_keys,
+    shape_of,
+)
 from keras_vit.checkpoints.layouts import NUM_GROUPS, TORCH_STAGES
 from keras_vit.checkpoints.positions import known_image_size, with_prefix_positions
 from keras_vit.errors import UserError
@@ -180,10 +189,11 @@ def check_numbered(what: str, numbers: Collection[int], first: int = 0) -> None:
         raise UserError(f"The {what} should be numbered from {first} without gaps, but are [{shown}].")
 
 
-def count(weights: Iterable[str], pattern: str, what: str) -> int:
+def count(weights: Iterable[str], rules: Iterable[Rule], pattern: str, what: str) -> int:
     """The number of things, such as blocks, that the keys count from 0 and that all have the same parts.
 
-    pattern: of the beginning of a key, with the number as its group. Raises UserError for gaps and missing parts.
+    pattern: of the beginning of a key, with the number as its group. Raises UserError for gaps and missing parts, with
+    the keys that these have in the file.
     """
     numbers: set[int] = set()
     parts: dict[str, set[str]] = {}
@@ -193,7 +203,8 @@ def count(weights: Iterable[str], pattern: str, what: str) -> int:
             parts.setdefault(match[0], set()).add(key[match.end() :])
     check_numbered(what, numbers)
     every = sorted(set().union(*parts.values()))
-    refuse_keys("is incomplete", [f"{one}{part}" for one, own in parts.items() for part in every if part not in own])
+    missing = [f"{one}{part}" for one, own in parts.items() for part in every if part not in own]
+    refuse_keys("is incomplete", [key_of(name, rules) for name in missing])
     return len(numbers)
 
 
@@ -213,7 +224,7 @@ def infer_task(checkpoint: Checkpoint) -> TaskConfig | None:
             num_classes=_shape(checkpoint, "class_head/kernel", 2)[1] - 1,
             num_queries=_shape(checkpoint, "queries/tokens", 3)[1],
             num_blocks=_shape(checkpoint, "mask_attention/probabilities", 1)[0],
-            num_upscale_blocks=count(weights, r"upscale_(\d+)/", "blocks of upscaling"),
+            num_upscale_blocks=count(weights, checkpoint.layout.rules, r"upscale_(\d+)/", "blocks of upscaling"),
             mask_attention=bool(weights["mask_attention/probabilities"].read().any()),
             **settings,
         )
@@ -293,7 +304,7 @@ def _check_stated(name: str, stated: object, actual: object, have: str) -> None:
 
 def _infer_vit(checkpoint: Checkpoint, file_config: FileConfig, options: LoadOptions) -> ViTConfig:
     weights, layout, position_embedding = checkpoint.weights, checkpoint.layout, options.position_embedding
-    num_layers = count(weights, r"Transformer/encoderblock_(\d+)/", "encoder blocks")
+    num_layers = count(weights, layout.rules, r"Transformer/encoderblock_(\d+)/", "encoder blocks")
     first = "Transformer/encoderblock_0/"
     patch = _shape(checkpoint, "embedding/kernel", 4)
     _shape(checkpoint, f"{_FIRST_QUERY}/kernel", 2)

@@ -340,7 +340,7 @@ def _text_config(weights: Mapping[str, Weight], layout: TextLayout, content: dic
             "vocab_size": vocab_size,
             "length": shape("embedding/positions", 2)[0],
             "hidden_size": hidden_size,
-            "num_layers": count(weights, r"encoderblock_(\d+)/", "blocks of the text tower"),
+            "num_layers": count(weights, layout.rules, r"encoderblock_(\d+)/", "blocks of the text tower"),
             "mlp_dim": shape(f"{_FIRST}MlpBlock_3/Dense_0/kernel", 2)[1],
             "output_size": shape("head/kernel", 2)[1],
             "num_heads": heads_in(query, weights[query]) or 1,  # of flax alone
