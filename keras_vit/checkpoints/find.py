@@ -25,10 +25,13 @@ from keras_vit.files.atomic import write_text
 from keras_vit.files.remote import RemoteError, is_remote, local_copy
 from keras_vit.files.transfer import download_file, is_local, sha256_of
 
-CACHE_VARIABLE = "KERAS_VIT_CACHE"
-
 _LONGEST_NAME = 160  # characters; file systems allow 255 bytes, and a suffix follows
 _LONGEST_PATH = 4096  # characters that are compared with what there is
+
+
+def cache_folder() -> pathlib.Path:
+    """Return the folder for what can be downloaded or computed again: KERAS_VIT_CACHE, else ~/.cache/keras_vit."""
+    return pathlib.Path(os.environ.get("KERAS_VIT_CACHE") or "~/.cache/keras_vit").expanduser()
 
 
 def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = None) -> pathlib.Path:
@@ -60,7 +63,7 @@ def find_checkpoint(name: str | os.PathLike, cache: str | os.PathLike | None = N
         return _download(hub_name, pathlib.Path(cache) if cache else None)
     if (handle := parse_kaggle_name(source)) is not None:
         return _download_from_kaggle(handle)
-    folder = pathlib.Path(cache or os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser()
+    folder = pathlib.Path(cache).expanduser() if cache else cache_folder()
     if is_remote(source) and not source.startswith(("gs://", "https://", "http://")):
         try:
             return local_copy(source)

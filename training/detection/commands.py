@@ -64,9 +64,8 @@ def fit(arguments: Sequence[str], prog: str, about: str) -> None:
     with report_interruption():
         fit.fit(options, data, open_setup(options, lambda: fit.box_data_set(data)))
     if not options.dry_run:
-        run, folder = options.workdir, str(data.evaluation[0].file.parent)
-        following = ("detect", "predict", "--run", run, "--output", "objects.html", folder)
-        cli.print_next([following, ("saved-model", "--run", run, "--output", "served")])
+        served = ("detect", "predict", "--run", options.workdir, "--serve")
+        cli.print_next([served, ("saved-model", "--run", options.workdir, "--output", "served")])
 
 
 def evaluate(arguments: Sequence[str], prog: str, about: str) -> None:
@@ -91,5 +90,4 @@ def evaluate(arguments: Sequence[str], prog: str, about: str) -> None:
     if is_trained and not data.has_split:
         print("Every tenth image is measured; the others may have trained the detector.")
     evaluation.evaluate(detector, images, data.kind, output)
-    folder = str(images[0].file.parent)
-    cli.print_next([("detect", "predict", "--run", options.run, "--output", "objects.html", folder)])
+    cli.print_next([("detect", "predict", "--run", options.run, "--serve")])

@@ -113,7 +113,7 @@ def finetuning_epochs(run: Run, source: DataSet, minutes: float | None, resize: 
         images = count + source.evaluation.num_examples + compared
         print(
             f"The backbone stays frozen, because there is no GPU; its features take about "
-            f"{duration(images * image_seconds(run.model))} here. --minutes 30 fine-tunes it if that time suffices."
+            f"{duration(images * image_seconds(run.model))} here. --minutes 30 fine-tunes it if 30 minutes are enough."
         )
         return 0
     seconds = step_seconds(run.model, recipe.batch_size)

@@ -19,7 +19,7 @@ import numpy as np
 import keras_vit
 from keras_vit import Preprocessing, UserError, ViTConfig, preprocessing_of
 from keras_vit.checkpoints.describe import license_of
-from keras_vit.checkpoints.find import CACHE_VARIABLE
+from keras_vit.checkpoints.find import cache_folder
 from keras_vit.checkpoints.layouts import HEADS
 from keras_vit.checkpoints.load import check_unchanged, values_by_key, weights_by_key
 from keras_vit.files.atomic import locked, staged
@@ -131,8 +131,8 @@ def cached_features(extractor: Extractor, split: Split, cache: str | os.PathLike
     description = extractor.describe(extractor.model.name, (), {NO_SPLIT: split.num_examples}, int(key, 16))
     listing = Listing((), {NO_SPLIT: split}, description.checksum)
     extractor = dataclasses.replace(extractor, batch_size=min(extractor.batch_size, split.num_examples))
-    usual = pathlib.Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/keras_vit").expanduser() / "features"
-    folder = (usual if cache is None else output_folder(cache)) / f"{extractor.fingerprint}-{key}"
+    parent = cache_folder() / "features" if cache is None else output_folder(cache)
+    folder = parent / f"{extractor.fingerprint}-{key}"
     try:
         values = write_features(folder, description, listing, extractor).embeddings()
     except UserError as problem:

@@ -49,3 +49,17 @@ def test_training_takes_jax_where_it_alone_sees_the_gpu_unless_the_user_chose(mo
     backend.prepare_backend(options)
     assert os.environ["KERAS_BACKEND"] == "jax"
     assert capsys.readouterr().out.count("\n") == 1
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_on_gpus_jax_keeps_what_it_compiled_where_the_user_wants_it(has_gpu, monkeypatch, tmp_path):
+    options = PretrainOptions(source=DataOptions("digits"), workdir=f"{tmp_path}/run", recipe=find_recipe("digits"))
+    monkeypatch.setattr(backend, "_has_nvidia_gpu", lambda: has_gpu)
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "mine")
+    backend.prepare_backend(options)
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "mine"
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    backend.prepare_backend(options)
+    assert os.environ.get("JAX_COMPILATION_CACHE_DIR") == (str(tmp_path / "jax") if has_gpu else None)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from keras_vit import UserError, cli
+from keras_vit.checkpoints.find import cache_folder
 from keras_vit.cli.options import option_name
 from keras_vit.errors import refuse_without_effect
 from training.options.common import StrategyOptions, TrainingOptions
@@ -54,12 +55,15 @@ def prepare_backend(options: TrainingOptions) -> None:
     """Prepare the environment for the backend of Keras. Raises UserError for options that it does not support.
 
     Unless KERAS_BACKEND is set or Keras is imported, the backend is JAX where only JAX can use the GPU of this machine.
+    On GPUs JAX keeps what it compiled, so that a second run begins sooner.
     """
     if "KERAS_BACKEND" not in os.environ and "keras" not in sys.modules and only_jax_sees_gpu():
         os.environ["KERAS_BACKEND"] = "jax"
         print("Training runs on the GPU with JAX: this TensorFlow is for CPUs (KERAS_BACKEND=tensorflow trains there).")
     if os.environ.get("KERAS_BACKEND") == "jax":
         _check_jax(options)
+        if _has_nvidia_gpu():  # what is compiled for a CPU may not run on another one
+            os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder() / "jax"))
         return
     refuse_without_effect(options, [(_NEED_JAX, False, "KERAS_BACKEND=jax in the environment")])
     prepare_tpu(options.devices)
@@ -87,12 +91,16 @@ def only_jax_sees_gpu(
 
     root: the directory of dev and usr. `packages` are the directories of installed packages, by default Python's own.
     """
-    has_gpu = any(pathlib.Path(root, "dev").glob("nvidia[0-9]*")) or pathlib.Path(root, _DRIVER_OF_WSL).exists()
-    if not has_gpu or environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+    if not _has_nvidia_gpu(environ, root):
         return False
     # There are no GPU libraries in TensorFlow for ARM.
     for_cpus = not _installed("tensorflow", packages) or platform.machine() == "aarch64"
     return for_cpus and any(_installed(name, packages) for name in _JAX_WITH_CUDA)
+
+
+def _has_nvidia_gpu(environ: Mapping[str, str] = os.environ, root: str | os.PathLike = "/") -> bool:
+    has_gpu = any(pathlib.Path(root, "dev").glob("nvidia[0-9]*")) or pathlib.Path(root, _DRIVER_OF_WSL).exists()
+    return has_gpu and environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
 
 
 def _installed(name: str, packages: Sequence[str] | None) -> importlib.metadata.Distribution | None:
