@@ -174,7 +174,7 @@ class Classification(Task):
         if origin.multi_label:
             text += f"; {SEVERAL_CLASSES}"
         text += "" if origin.temperature == 1.0 else calibration_text(origin.temperature)
-        return text if origin.promise is None else f"{text}; promise: {json.dumps(origin.promise.as_json())}"
+        return text if origin.promise is None else f"{text}; promise: {json.dumps(dataclasses.asdict(origin.promise))}"
 
     def report(self, directory, artifact, expected, files, extra) -> None:
         origin, columns = self.exported.origin, extra.columns

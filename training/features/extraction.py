@@ -307,6 +307,18 @@ def embed_rows(
     )
 
 
+def embed_all(listing: Listing, name: str, extractor: Extractor) -> Part:
+    """Return the features of all images of a split that can be read, and print why others cannot.
+
+    Raises UserError if none can.
+    """
+    part = embed_rows(listing, name, np.arange(listing.splits[name].num_examples), extractor)
+    for path, why in part.problems.items():
+        print(f"Skipped {path}: {why}")
+    check_some_read(len(part.paths))
+    return part
+
+
 def _problems(files: Sequence[str], contents: FileContents) -> dict[str, str]:
     """Return why files are no images; the contents of the others are noted."""
     image_warnings = ImageWarnings()
